@@ -1,0 +1,64 @@
+#include "dtensor/dtensor_impl.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/interpose.h"
+
+#include <c10/core/TensorImpl.h>
+#include <c10/core/TensorOptions.h>
+
+#include <string>
+#include <utility>
+
+namespace fsdp {
+
+bool is_dtensor(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(internal::kDTensorKey);
+}
+
+}  // namespace fsdp
+
+namespace fsdp::internal {
+namespace {
+
+constexpr const char* kNoStorage =
+    "A DTensor has no storage of its own, so its data cannot be read or written directly. Use "
+    "fsdp::DTensor(tensor).to_local() for this rank's part (local), or .full_tensor() for the whole value "
+    "(collective over the mesh).";
+
+struct DTensorMeta final : c10::BackendMeta {
+  DTensorMeta(at::Tensor local_tensor, DTensorSpecPtr spec_ptr, c10::intrusive_ptr<DTensorOwner> owner_ptr)
+      : local(std::move(local_tensor)), spec(std::move(spec_ptr)), owner(std::move(owner_ptr)) {}
+
+  at::Tensor local;
+  DTensorSpecPtr spec;
+  c10::intrusive_ptr<DTensorOwner> owner;
+};
+
+const DTensorMeta& meta_of(const at::Tensor& tensor) {
+  TORCH_INTERNAL_ASSERT(is_dtensor(tensor), "not a DTensor");
+  auto* const meta = tensor.unsafeGetTensorImpl()->get_backend_meta();
+  TORCH_INTERNAL_ASSERT(meta != nullptr, "a DTensor lost its metadata");
+  return *static_cast<const DTensorMeta*>(meta);
+}
+
+}  // namespace
+
+at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec, c10::intrusive_ptr<DTensorOwner> owner) {
+  install_interposition();
+  // The constructor adds the device's autograd keys (and leaves them out in inference mode).
+  auto keys = c10::DispatchKeySet(
+      c10::computeDispatchKey(local.scalar_type(), c10::kStrided, local.device()));
+  keys = keys.add(kDTensorKey);
+  if (owner) keys = keys.add(kGateKey);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(keys, local.dtype(), local.device());
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoStorage);
+  impl->set_sizes_and_strides(spec->shape, spec->stride);
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), std::move(owner)));
+  return at::Tensor(std::move(impl));
+}
+
+const DTensorSpecPtr& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
+const at::Tensor& local_of(const at::Tensor& tensor) { return meta_of(tensor).local; }
+DTensorOwner* owner_of(const at::Tensor& tensor) { return meta_of(tensor).owner.get(); }
+
+}  // namespace fsdp::internal

@@ -1,0 +1,30 @@
+#include "dtensor/shard_layout.h"
+
+#include <algorithm>
+
+namespace fsdp::internal {
+
+int64_t chunk_capacity(int64_t size, int64_t parts) { return (size + parts - 1) / parts; }
+
+Chunk chunk_of(int64_t size, int64_t parts, int64_t index) {
+  const int64_t capacity = chunk_capacity(size, parts);
+  const int64_t begin = std::min(size, capacity * index);
+  const int64_t end = std::min(size, capacity * (index + 1));
+  return {.offset = begin, .length = end - begin};
+}
+
+std::vector<Chunk> local_box(const std::vector<int64_t>& shape, const std::vector<int64_t>& mesh_shape,
+                             const std::vector<int64_t>& shard_dims, const std::vector<int64_t>& coordinate) {
+  std::vector<Chunk> box;
+  box.reserve(shape.size());
+  for (int64_t size : shape) box.push_back({.offset = 0, .length = size});
+  for (size_t m = 0; m < shard_dims.size(); ++m) {
+    if (shard_dims[m] == kNotSharded) continue;
+    Chunk& outer = box[shard_dims[m]];
+    const Chunk inner = chunk_of(outer.length, mesh_shape[m], coordinate[m]);
+    outer = {.offset = outer.offset + inner.offset, .length = inner.length};
+  }
+  return box;
+}
+
+}  // namespace fsdp::internal
