@@ -1,0 +1,53 @@
+// A DTensor is an at::Tensor of global shape of which each rank of a mesh holds a part.
+//
+//   auto weight = fsdp::distribute_tensor(full, mesh, {fsdp::Shard{0}});
+//   weight.sizes();              // the global shape
+//   weight.to_local();           // this rank's rows
+//   weight.full_tensor();        // everything, on every rank
+//
+// Operators work on DTensors where a rule says how (docs/design.md lists them); others throw and name themselves. A
+// DTensor has no storage of its own: raw access throws.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "dtensor/placement.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <optional>
+#include <vector>
+
+namespace fsdp {
+
+bool is_dtensor(const at::Tensor& tensor);
+
+// A view of an at::Tensor that is distributed; no extra state.
+class DTensor : public at::Tensor {
+ public:
+  explicit DTensor(const at::Tensor& tensor);  // throws TypeError unless is_dtensor(tensor)
+
+  // This rank's part; shares memory. Local. Differentiable.
+  at::Tensor to_local() const;
+  // The whole value as a plain tensor. Collective over the mesh. Differentiable.
+  at::Tensor full_tensor() const;
+  // The same value with other placements. Collective over the mesh dimensions that change. Differentiable.
+  DTensor redistribute(std::vector<Placement> placements) const;
+
+  const DeviceMesh& device_mesh() const;
+  const std::vector<Placement>& placements() const;
+};
+
+// Every rank passes the same full tensor; each keeps its part (a copy). Local: nothing is sent.
+// Throws ValueError for placements that do not fit the mesh or the tensor, or are Partial.
+DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, std::vector<Placement> placements);
+
+struct FromLocalOptions {
+  std::optional<std::vector<int64_t>> shape = {};   // global; default: even shards of this rank's size
+  std::optional<std::vector<int64_t>> stride = {};  // global; default: contiguous
+  bool check = false;                               // compare shapes across the mesh (collective) and throw on mismatch
+};
+// Wraps what each rank already holds; shares memory. Local unless check. Differentiable.
+DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::vector<Placement> placements,
+                   FromLocalOptions options = {});
+
+}  // namespace fsdp

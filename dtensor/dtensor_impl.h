@@ -1,0 +1,30 @@
+// How a DTensor is made of LibTorch's parts: a TensorImpl of global shape without storage, with the DTensor dispatch key
+// and a c10::BackendMeta that holds {local tensor, spec, owner}. detach(), set_data() and shallow_copy_from() keep it.
+#pragma once
+
+#include "dtensor/dtensor_spec.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace fsdp::internal {
+
+// Who manages the storage behind a registry entry. Implemented by fully_shard/.
+class DTensorOwner : public c10::intrusive_ptr_target {
+ public:
+  // Called before an operator writes the DTensor's local tensor in place.
+  virtual void before_write(const at::Tensor& dtensor) = 0;
+  // The tensor that stands for `dtensor` in differentiable operators (called by the gate), or undefined for none.
+  virtual at::Tensor substitute(const at::Tensor& dtensor) = 0;
+};
+
+// A new DTensor over `local`, a leaf that does not require grad. Shares memory with `local`. Local; no check. With an
+// owner it also carries the gate's key (see dtensor/interpose.h).
+at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
+                        c10::intrusive_ptr<DTensorOwner> owner = {});
+
+// REQUIRES: is_dtensor(tensor).
+const DTensorSpecPtr& spec_of(const at::Tensor& tensor);
+const at::Tensor& local_of(const at::Tensor& tensor);
+DTensorOwner* owner_of(const at::Tensor& tensor);  // null for none
+
+}  // namespace fsdp::internal

@@ -1,0 +1,257 @@
+// The gate: the kernel under kGateKey, the first thing any operator does with an on-demand tensor, in forward and (through
+// autograd's saved views) in backward. It replaces registry entries by what stands for them, brings requires_grad up to
+// date, makes every touched group readable for the length of the operator, and runs the operator.
+//
+// The key is excluded only while aten operators run: a custom operator's body may touch other parameters.
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/interpose.h"
+#include "dtensor/on_demand_storage.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue.h>
+#include <ATen/core/stack.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+using c10::DispatchKeySet;
+using c10::IValue;
+
+bool meets_gate(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(kGateKey);
+}
+
+thread_local int64_t operator_depth = 0;
+
+// The groups of one operator: collected and pinned first, then filled, unpinned when the operator is done.
+class TouchedGroups {
+ public:
+  TouchedGroups() { ++operator_depth; }
+  ~TouchedGroups() {
+    --operator_depth;
+    for (auto* group : groups_) group->unpin();
+    if (operator_depth == 0 && evict_after_every_operator()) {
+      for (auto* group : groups_) group->evict_and_poison();
+    }
+    for (auto* group : groups_) c10::raw::intrusive_ptr::decref(group);
+  }
+  TouchedGroups(const TouchedGroups&) = delete;
+
+  void add(OnDemandStorage& storage, bool writes) {
+    auto* group = &storage.group();
+    c10::raw::intrusive_ptr::incref(group);
+    group->pin();
+    groups_.push_back(group);
+    if (writes) written_.push_back(&storage);
+  }
+  void fill() {
+    for (auto* group : groups_) group->touch();
+    for (auto* storage : written_) storage->group().mark_written(storage->index());
+  }
+
+ private:
+  c10::SmallVector<OnDemandGroup*, 8> groups_;
+  c10::SmallVector<OnDemandStorage*, 2> written_;
+};
+
+// Operators that make a new tensor of the same geometry: no value is read, so nothing is replaced.
+bool is_factory(std::string_view name) {
+  return name.starts_with("aten::new_") || (name.starts_with("aten::") && name.ends_with("_like"));
+}
+
+class GateCall {
+ public:
+  GateCall(const c10::OperatorHandle& op, torch::jit::Stack& stack)
+      : schema_(op.schema()), arguments_(stack.end() - static_cast<int64_t>(schema_.arguments().size())) {}
+
+  template <class Visit>
+  void for_each_tensor(const Visit& visit) {
+    for (size_t i = 0; i < schema_.arguments().size(); ++i) {
+      auto& value = arguments_[static_cast<int64_t>(i)];
+      const auto* alias = schema_.arguments()[i].alias_info();
+      const bool writes = alias != nullptr && alias->isWrite();
+      if (value.isTensor()) {
+        visit(value, writes);
+      } else if (value.isTensorList() || (value.isList() && !value.toListRef().empty())) {
+        visit_list(value, writes, visit);
+      }
+    }
+  }
+
+  // Replaces registry entries that require grad by their members, under grad mode.
+  void substitute_entries() {
+    if (!c10::GradMode::is_enabled()) return;
+    for_each_tensor([this](IValue& value, bool) {
+      const auto& tensor = value.toTensor();
+      if (!meets_gate(tensor) || !is_registry_entry(tensor) || !tensor.requires_grad() || keeps_entries()) return;
+      auto member = owner_of(tensor)->substitute(tensor);
+      if (member.defined()) value = std::move(member);
+    });
+  }
+
+  void synchronize_metadata() {
+    for_each_tensor([](IValue& value, bool) {
+      const auto& tensor = value.toTensor();
+      if (!meets_gate(tensor)) return;
+      auto* impl = tensor.unsafeGetTensorImpl();
+      if (auto* storage = OnDemandStorage::of(impl)) storage->group().synchronize_metadata(storage->index(), impl);
+    });
+  }
+
+  void collect(TouchedGroups& groups) {
+    for_each_tensor([&groups](IValue& value, bool writes) {
+      const auto& tensor = value.toTensor();
+      if (!meets_gate(tensor)) return;
+      auto* impl = tensor.unsafeGetTensorImpl();
+      if (auto* storage = OnDemandStorage::of(impl)) {
+        storage->group().synchronize_metadata(storage->index(), impl);
+        groups.add(*storage, writes);
+      }
+    });
+  }
+
+ private:
+  static bool is_registry_entry(const at::Tensor& tensor) {
+    return tensor.unsafeGetTensorImpl()->key_set().has(kDTensorKey) && owner_of(tensor) != nullptr;
+  }
+
+  bool keeps_entries() {
+    if (!keeps_entries_) keeps_entries_ = schema_.is_mutable() || is_factory(schema_.name());
+    return *keeps_entries_;
+  }
+
+  // Lists are visited by a copy that is put back only when an element was replaced.
+  template <class Visit>
+  static void visit_list(IValue& value, bool writes, const Visit& visit) {
+    std::vector<IValue> elements = value.toListRef().vec();
+    bool replaced = false;
+    for (auto& element : elements) {
+      if (!element.isTensor()) continue;
+      const auto* before = element.toTensor().unsafeGetTensorImpl();
+      visit(element, writes);
+      replaced |= element.toTensor().unsafeGetTensorImpl() != before;
+    }
+    if (!replaced) return;
+    auto list = c10::impl::GenericList(value.toList().elementType());
+    for (auto& element : elements) list.push_back(std::move(element));
+    value = IValue(std::move(list));
+  }
+
+  const c10::FunctionSchema& schema_;
+  torch::jit::Stack::iterator arguments_;
+  std::optional<bool> keeps_entries_;
+};
+
+DispatchKeySet below_gate(DispatchKeySet keys) { return keys & DispatchKeySet(DispatchKeySet::FULL_AFTER, kGateKey); }
+
+void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
+  if (std::string_view(op.schema().name()).starts_with("aten::")) excluded.emplace(kGateKey);
+  op.redispatchBoxed(below_gate(keys), stack);
+}
+
+void gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  TouchedGroups groups;
+  {
+    GateCall call(op, *stack);
+    call.substitute_entries();
+    call.collect(groups);
+  }
+  groups.fill();
+  run_below(op, keys, stack);
+}
+
+// For operators that only alias: printing a shape through a view is not a collective.
+void view_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  {
+    GateCall call(op, *stack);
+    call.substitute_entries();
+    call.synchronize_metadata();
+  }
+  run_below(op, keys, stack);
+}
+
+// set_(), resize_() and set_data() would part a parameter from its sharded storage without a trace.
+void refuse_new_storage(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  GateCall(op, *stack).for_each_tensor([&op](IValue& value, bool) {
+    const auto& tensor = value.toTensor();
+    if (!meets_gate(tensor)) return;
+    auto* storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
+    TORCH_CHECK_VALUE(storage == nullptr, op.schema().name(), " on parameter '",
+                      storage->group().parameter_name(storage->index()),
+                      "': a sharded parameter's storage can not be replaced or resized; use copy_(), or copy_() on its "
+                      "registry entry");
+  });
+  run_below(op, keys, stack);
+}
+
+// Tensor::set_data is not dispatched, but asks this first.
+bool compatible_for_set_data(const at::Tensor& self, const at::Tensor& from) {
+  for (const auto* tensor : {&self, &from}) {
+    if (!meets_gate(*tensor)) continue;
+    auto* storage = OnDemandStorage::of(tensor->unsafeGetTensorImpl());
+    TORCH_CHECK_VALUE(storage == nullptr, "set_data on or from parameter '",
+                      storage->group().parameter_name(storage->index()),
+                      "': a sharded parameter's storage can not be replaced; use copy_()");
+    TORCH_CHECK_VALUE(owner_of(*tensor) == nullptr || !self.is_same(*tensor),
+                      "set_data on the registry entry of a sharded parameter (Module::to after fully_shard): convert "
+                      "the module before fully_shard, or write with copy_()");
+  }
+  c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
+  static auto op = c10::Dispatcher::singleton()
+                       .findSchemaOrThrow("aten::_has_compatible_shallow_copy_type", "")
+                       .typed<bool(const at::Tensor&, const at::Tensor&)>();
+  return op.call(self, from);
+}
+
+constexpr const char* kViewOperators[] = {
+    "t",         "transpose.int", "view",         "view.dtype", "expand",       "expand_as",       "slice.Tensor",
+    "select.int", "as_strided",   "permute",      "unsqueeze",  "squeeze",      "squeeze.dim",     "_unsafe_view",
+    "_reshape_alias", "split.Tensor", "split_with_sizes", "unbind.int", "unfold", "diagonal",      "view_as",
+    "view_as_real", "view_as_complex", "_conj",   "_neg_view",  "narrow",       "chunk",           "numpy_T",
+    "movedim.int", "unflatten.int", "mT", "squeeze.dims"};
+
+constexpr const char* kIgnoredOperators[] = {"detach", "alias", "size.int", "sym_size.int", "stride.int", "is_leaf",
+                                             "requires_grad_", "_version", "output_nr", "retain_grad",
+                                             "is_floating_point", "is_complex", "is_same_size", "is_conj", "is_neg"};
+
+constexpr const char* kStorageOperators[] = {"set_", "set_.source_Tensor", "set_.source_Storage",
+                                             "set_.source_Storage_storage_offset",
+                                             "set_.source_Tensor_storage_offset", "resize_", "resize_as_"};
+
+c10::OperatorName aten_name(std::string_view name) {
+  const auto dot = name.find('.');
+  return {"aten::" + std::string(name.substr(0, dot)),
+          dot == std::string_view::npos ? std::string() : std::string(name.substr(dot + 1))};
+}
+
+}  // namespace
+
+void install_gate_kernels() {
+  // Leaked on purpose: kernels stay for the life of the process.
+  auto& handles = *new std::vector<c10::RegistrationHandleRAII>();
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto add = [&](std::string_view name, c10::KernelFunction kernel) {
+    const auto full_name = aten_name(name);
+    if (!dispatcher.findOp(full_name)) return;
+    handles.push_back(dispatcher.registerImpl(full_name, kGateKey, std::move(kernel), std::nullopt, nullptr, "fsdp"));
+  };
+  for (const auto* name : kViewOperators) add(name, c10::KernelFunction::makeFromBoxedFunction<&view_gate>());
+  for (const auto* name : kIgnoredOperators) add(name, c10::KernelFunction::makeFallthrough());
+  for (const auto* name : kStorageOperators) {
+    add(name, c10::KernelFunction::makeFromBoxedFunction<&refuse_new_storage>());
+  }
+  add("_has_compatible_shallow_copy_type",
+      c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_for_set_data));
+  handles.push_back(
+      dispatcher.registerFallback(kGateKey, c10::KernelFunction::makeFromBoxedFunction<&gate>(), "fsdp"));
+}
+
+}  // namespace fsdp::internal

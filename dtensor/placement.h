@@ -1,0 +1,59 @@
+// How a DTensor lies along one mesh dimension: cut into chunks (Shard), copied (Replicate), or as terms still to be
+// reduced (Partial).
+//
+//   std::vector<fsdp::Placement> placements = {fsdp::Shard{0}, fsdp::Replicate{}};
+#pragma once
+
+#include <cstdint>
+#include <ostream>
+#include <string>
+#include <variant>
+
+namespace fsdp {
+
+// Chunk i of torch.chunk(size) of tensor dimension `dim` lies on mesh coordinate i; trailing chunks may be empty.
+struct Shard {
+  int64_t dim = 0;
+  bool operator==(const Shard&) const = default;
+};
+
+struct Replicate {
+  bool operator==(const Replicate&) const = default;
+};
+
+// The value is the reduction of all coordinates' tensors.
+struct Partial {
+  enum class Op { kSum, kAvg, kMin, kMax, kProduct };
+  Op op = Op::kSum;
+  bool operator==(const Partial&) const = default;
+};
+
+class Placement {
+ public:
+  Placement(Shard shard) : value_(shard) {}
+  Placement(Replicate replicate) : value_(replicate) {}
+  Placement(Partial partial) : value_(partial) {}
+
+  bool is_shard() const { return std::holds_alternative<Shard>(value_); }
+  bool is_shard(int64_t dim) const { return is_shard() && std::get<Shard>(value_).dim == dim; }
+  bool is_replicate() const { return std::holds_alternative<Replicate>(value_); }
+  bool is_partial() const { return std::holds_alternative<Partial>(value_); }
+  int64_t shard_dim() const { return std::get<Shard>(value_).dim; }         // REQUIRES: is_shard()
+  Partial::Op partial_op() const { return std::get<Partial>(value_).op; }  // REQUIRES: is_partial()
+
+  bool operator==(const Placement&) const = default;
+  size_t hash() const;
+
+ private:
+  std::variant<Shard, Replicate, Partial> value_;
+};
+
+std::string to_string(const Placement& placement);  // "Shard(0)", "Replicate()", "Partial(sum)"
+std::ostream& operator<<(std::ostream& out, const Placement& placement);
+
+}  // namespace fsdp
+
+template <>
+struct std::hash<fsdp::Placement> {
+  size_t operator()(const fsdp::Placement& placement) const { return placement.hash(); }
+};
