@@ -1,0 +1,2 @@
+// Included by LibTorch's ProcessGroupGloo.hpp, which uses nothing from it.
+#pragma once

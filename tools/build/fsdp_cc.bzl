@@ -1,0 +1,40 @@
+"""The C++ rules of this project: warnings are errors here, and only here (LibTorch's headers are system headers)."""
+
+load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+
+_WARNINGS = [
+    "-Wall",
+    "-Wextra",
+    "-Werror",
+    # Fields left out of a designated initialiser have the default that the struct gives them.
+    "-Wno-missing-field-initializers",
+]
+
+def fsdp_cc_library(name, copts = [], **kwargs):
+    """A library. It is always linked whole: its dispatcher kernels are registered by static initialisers."""
+    cc_library(
+        name = name,
+        alwayslink = True,
+        copts = _WARNINGS + ["-O2"] + copts,
+        linkstatic = True,
+        **kwargs
+    )
+
+def fsdp_cc_binary(name, copts = [], **kwargs):
+    """A program."""
+    cc_binary(
+        name = name,
+        copts = _WARNINGS + ["-O1"] + copts,
+        **kwargs
+    )
+
+def fsdp_cc_test(name, copts = [], deps = [], size = "large", **kwargs):
+    """A GoogleTest program with GoogleTest's own main."""
+    cc_test(
+        name = name,
+        size = size,
+        copts = _WARNINGS + ["-O1"] + copts,
+        linkstatic = True,
+        deps = deps + ["@googletest//:gtest_main"],
+        **kwargs
+    )
