@@ -1,0 +1,167 @@
+#include "device_mesh/collectives.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <exception>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+using c10d::ProcessGroup;
+
+c10d::ReduceOp::RedOpType to_c10d(ReduceOp op) {
+  switch (op) {
+    case ReduceOp::kSum:
+      return c10d::ReduceOp::SUM;
+    case ReduceOp::kAvg:
+      return c10d::ReduceOp::AVG;
+    case ReduceOp::kMin:
+      return c10d::ReduceOp::MIN;
+    case ReduceOp::kMax:
+      return c10d::ReduceOp::MAX;
+    case ReduceOp::kProduct:
+      return c10d::ReduceOp::PRODUCT;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown ReduceOp ", static_cast<int>(op));
+}
+
+// Gloo has no average: there it is a sum, divided once it has arrived. (An "nccl" group serves CPU tensors by gloo.)
+struct PlannedReduction {
+  c10d::ReduceOp::RedOpType op;
+  std::function<void()> completion;
+};
+
+PlannedReduction plan_reduction(const Group& group, ReduceOp op, const at::Tensor& result) {
+  const auto type = group->getBackendType();
+  const bool through_gloo = result.is_cpu() && (type == ProcessGroup::GLOO || type == ProcessGroup::NCCL);
+  if (op != ReduceOp::kAvg || !through_gloo) return {to_c10d(op), {}};
+  return {c10d::ReduceOp::SUM, [result, size = group->getSize()]() mutable { result.div_(size); }};
+}
+
+void check_operands(const Group& group, const char* operation, const at::Tensor& whole, const at::Tensor& part) {
+  TORCH_CHECK_VALUE(whole.is_contiguous() && part.is_contiguous(), operation, ": tensors must be contiguous (rank ",
+                    group->getRank(), ")");
+  TORCH_CHECK_VALUE(whole.numel() == part.numel() * group->getSize(), operation, ": ", whole.numel(),
+                    " elements, expected ", group->getSize(), " ranks times ", part.numel(), " (rank ",
+                    group->getRank(), ")");
+  TORCH_CHECK_VALUE(whole.scalar_type() == part.scalar_type(), operation, ": dtypes ", whole.scalar_type(), " and ",
+                    part.scalar_type(), " differ (rank ", group->getRank(), ")");
+}
+
+std::string backend_message(const std::exception& error) {
+  const auto* rich = dynamic_cast<const c10::Error*>(&error);
+  return rich ? rich->what_without_backtrace() : error.what();
+}
+
+[[noreturn]] void throw_failure(const Group& group, const std::string& what, const std::string& reason) {
+  C10_THROW_ERROR(DistBackendError,
+                  c10::str(what, " failed on rank ", group->getRank(), " of ", group->getSize(), " in group '",
+                           group->getGroupDesc(), "' (", group_backend(group), "): ", reason,
+                           ". Other ranks may hang until their timeout"));
+}
+
+}  // namespace
+
+int64_t group_rank(const Group& group) { return group->getRank(); }
+int64_t group_size(const Group& group) { return group->getSize(); }
+
+std::string group_backend(const Group& group) {
+  if (group->getBackendType() != ProcessGroup::CUSTOM) return group->getBackendName();
+  return group->getDefaultBackend()->getBackendName();
+}
+
+Pending::Pending() = default;
+Pending::Pending(Group group, c10::intrusive_ptr<c10d::Work> work, std::function<void()> completion)
+    : group_(std::move(group)), work_(std::move(work)), completion_(std::move(completion)) {}
+Pending::Pending(Pending&&) noexcept = default;
+
+Pending& Pending::operator=(Pending&& other) noexcept {
+  if (this == &other) return *this;
+  this->~Pending();
+  return *new (this) Pending(std::move(other));
+}
+
+Pending::~Pending() {
+  if (!work_) return;
+  try {
+    work_->wait();
+  } catch (const std::exception&) {
+    // Abandoned: whoever cares about the outcome calls wait().
+  }
+}
+
+bool Pending::in_flight() const { return work_.defined(); }
+
+void Pending::wait(const std::string& what) {
+  if (!work_) return;
+  const Group group = std::move(group_);
+  const auto work = std::move(work_);
+  const auto completion = std::move(completion_);
+  bool finished = false;
+  try {
+    finished = work->wait();
+  } catch (const std::exception& error) {
+    throw_failure(group, what, backend_message(error));
+  }
+  if (!finished) throw_failure(group, what, "the collective was aborted");
+  if (completion) completion();
+}
+
+Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
+  check_operands(group, "all_gather", output, input);
+  if (input.numel() == 0) return {};
+  return {group, group->_allgather_base(output, input)};
+}
+
+Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
+  check_operands(group, "reduce_scatter", input, output);
+  if (output.numel() == 0) return {};
+  auto plan = plan_reduction(group, op, output);
+  c10d::ReduceScatterOptions options;
+  options.reduceOp = plan.op;
+  return {group, group->_reduce_scatter_base(output, input, options), std::move(plan.completion)};
+}
+
+Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
+  if (tensor.numel() == 0) return {};
+  auto plan = plan_reduction(group, op, tensor);
+  c10d::AllreduceOptions options;
+  options.reduceOp = plan.op;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return {group, group->allreduce(tensors, options), std::move(plan.completion)};
+}
+
+Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank) {
+  TORCH_CHECK_VALUE(root_group_rank >= 0 && root_group_rank < group->getSize(), "broadcast: root ", root_group_rank,
+                    ", expected 0 to ", group->getSize() - 1, " (rank ", group->getRank(), ")");
+  if (tensor.numel() == 0) return {};
+  c10d::BroadcastOptions options;
+  options.rootRank = root_group_rank;
+  std::vector<at::Tensor> tensors{std::move(tensor)};
+  return {group, group->broadcast(tensors, options)};
+}
+
+Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
+  TORCH_CHECK_VALUE(output.numel() == input.numel() && input.numel() % group->getSize() == 0, "all_to_all: ",
+                    output.numel(), " and ", input.numel(), " elements, expected equal multiples of the ",
+                    group->getSize(), " ranks (rank ", group->getRank(), ")");
+  if (input.numel() == 0) return {};
+  std::vector<int64_t> equal_rows;
+  return {group, group->alltoall_base(output, input, equal_rows, equal_rows)};
+}
+
+void barrier(const Group& group) {
+  // Not ProcessGroup::barrier: it keeps its tensor in a function-level static, which ranks that are threads would share.
+  c10d::BarrierOptions options;
+  if (group->getBackendType() == ProcessGroup::NCCL) {
+    options.device = c10::impl::getDeviceGuardImpl(c10::kCUDA)->getDevice();
+    options.device_ids = {options.device->index()};
+  }
+  Pending(group, group->getDefaultBackend()->barrier(options)).wait("barrier");
+}
+
+}  // namespace fsdp::internal

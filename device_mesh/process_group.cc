@@ -1,0 +1,144 @@
+#include "device_mesh/process_group.h"
+
+#include "device_mesh/dimension_groups.h"
+#include "device_mesh/process_group_factory.h"
+#include "device_mesh/rendezvous.h"
+
+#include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+
+#include <memory>
+#include <mutex>
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+using internal::DimensionGroups;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+std::mutex process_default_mutex;
+
+// Leaked: at exit, backends must not be torn down after the libraries they use.
+std::shared_ptr<DimensionGroups>& process_default() {
+  static auto* slot = new std::shared_ptr<DimensionGroups>();
+  return *slot;
+}
+
+thread_local std::shared_ptr<DimensionGroups> thread_default;
+
+StorePtr connect_store(const LaunchEnvironment& here, std::chrono::milliseconds timeout) {
+  if (here.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
+  TORCH_CHECK_VALUE(!here.master_addr.empty(), "environment variable MASTER_ADDR is not set: a world of ",
+                    here.world_size, " ranks needs the host name of rank 0 there (and MASTER_PORT, default 29500); rank ",
+                    here.rank);
+  const internal::StoreHost host = internal::parse_store_host(internal::process_environment());
+  c10d::TCPStoreOptions options;
+  options.port = static_cast<uint16_t>(here.master_port);
+  options.isServer = here.rank == 0 && !host.served_by_launcher;
+  options.numWorkers = static_cast<size_t>(here.world_size);
+  options.waitWorkers = false;
+  options.timeout = timeout;
+  auto store = c10::make_intrusive<c10d::TCPStore>(here.master_addr, options);
+  return c10::make_intrusive<c10d::PrefixStore>(host.key_prefix, store);
+}
+
+// Where this rank is, from the options first and the environment second.
+LaunchEnvironment locate(const ProcessGroupOptions& options) {
+  const bool given = options.rank >= 0 || options.world_size >= 0;
+  TORCH_CHECK_VALUE(given || !options.store, "ProcessGroupOptions: rank and world_size are required with a store");
+  LaunchEnvironment here = given && options.store ? LaunchEnvironment{} : launch_environment();
+  if (!given) return here;
+  TORCH_CHECK_VALUE(options.world_size >= 1, "ProcessGroupOptions: world_size=", options.world_size,
+                    ": expected at least 1 (rank=", options.rank, ")");
+  TORCH_CHECK_VALUE(options.rank >= 0 && options.rank < options.world_size, "ProcessGroupOptions: rank=", options.rank,
+                    ": expected 0 to ", options.world_size - 1, " (world_size=", options.world_size, ")");
+  here.rank = options.rank;
+  here.world_size = options.world_size;
+  return here;
+}
+
+// One GPU per local rank; leaves the device alone where ranks are threads.
+void select_cuda_device(int64_t local_rank) {
+  const auto* guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
+  const int64_t count = guard->deviceCount();
+  TORCH_CHECK_VALUE(count > 0, "backend 'nccl': no CUDA device is visible to local rank ", local_rank);
+  guard->setDevice(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count)));
+}
+
+std::shared_ptr<DimensionGroups> current_default() {
+  if (thread_default) return thread_default;
+  std::lock_guard<std::mutex> lock(process_default_mutex);
+  return process_default();
+}
+
+std::shared_ptr<DimensionGroups> make_default(const ProcessGroupOptions& options) {
+  const LaunchEnvironment here = locate(options);
+  internal::GroupRequest request;
+  request.backend = options.backend.empty() ? internal::preferred_backend() : options.backend;
+  request.rank = here.rank;
+  request.world_size = here.world_size;
+  request.timeout = options.timeout;
+  if (options.store) {
+    request.store = options.store.get();
+  } else if (request.backend == "fake") {
+    request.store = c10::make_intrusive<c10d::HashStore>();
+  } else {
+    request.store = connect_store(here, options.timeout);
+  }
+  if (request.backend == "nccl" && !options.store) select_cuda_device(here.local_rank);
+  return std::make_shared<DimensionGroups>(internal::make_world_group(request));
+}
+
+}  // namespace
+
+StoreHandle::StoreHandle() = default;
+StoreHandle::StoreHandle(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
+StoreHandle::StoreHandle(const StoreHandle&) = default;
+StoreHandle& StoreHandle::operator=(const StoreHandle&) = default;
+StoreHandle::~StoreHandle() = default;
+StoreHandle::operator bool() const { return store_.defined(); }
+const c10::intrusive_ptr<c10d::Store>& StoreHandle::get() const { return store_; }
+
+void init_process_group(ProcessGroupOptions options) {
+  if (options.store) {
+    TORCH_CHECK_VALUE(!thread_default, "init_process_group: this thread has a default group already (rank ",
+                      thread_default->group()->getRank(), "); call destroy_process_group() first");
+    thread_default = make_default(options);
+    return;
+  }
+  {
+    std::lock_guard<std::mutex> lock(process_default_mutex);
+    TORCH_CHECK_VALUE(!process_default(), "init_process_group: this process has a default group already (rank ",
+                      process_default()->group()->getRank(), "); call destroy_process_group() first");
+  }
+  auto made = make_default(options);
+  std::lock_guard<std::mutex> lock(process_default_mutex);
+  process_default() = std::move(made);
+}
+
+bool is_process_group_initialized() { return current_default() != nullptr; }
+
+c10::intrusive_ptr<c10d::ProcessGroup> default_process_group() {
+  auto current = current_default();
+  TORCH_CHECK_VALUE(current, "there is no default process group; call fsdp::init_process_group() first");
+  return current->group();
+}
+
+void destroy_process_group() {
+  std::shared_ptr<DimensionGroups> leaving = std::move(thread_default);
+  thread_default = nullptr;
+  if (!leaving) {
+    std::lock_guard<std::mutex> lock(process_default_mutex);
+    leaving = std::move(process_default());
+    process_default() = nullptr;
+  }
+  if (leaving) leaving->shut_down();
+}
+
+std::shared_ptr<DimensionGroups> internal::default_dimension() { return current_default(); }
+
+}  // namespace fsdp

@@ -1,0 +1,95 @@
+#include "tests/support/thread_ranks.h"
+
+#include "device_mesh/process_group.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fsdp::testing {
+namespace {
+
+constexpr std::chrono::milliseconds kCollectiveTimeout = std::chrono::seconds(20);
+
+// What the rank threads tell the thread that waits for them.
+class Outcome {
+ public:
+  explicit Outcome(int64_t world_size) : running_(static_cast<size_t>(world_size), true), left_(world_size) {}
+
+  void fail(int64_t rank, const std::string& text) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (!failure_) failure_ = "rank " + std::to_string(rank) + ": " + text;
+  }
+
+  void end(int64_t rank) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    running_[static_cast<size_t>(rank)] = false;
+    if (--left_ == 0) all_ended_.notify_all();
+  }
+
+  void await(std::chrono::milliseconds timeout) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (all_ended_.wait_for(lock, timeout, [this] { return left_ == 0; })) return;
+    std::fprintf(stderr, "run_ranks: still running after %lld ms: ranks", static_cast<long long>(timeout.count()));
+    for (size_t rank = 0; rank < running_.size(); ++rank) {
+      if (running_[rank]) std::fprintf(stderr, " %zu", rank);
+    }
+    std::fprintf(stderr, "; first failure: %s\n", failure_ ? failure_->c_str() : "none");
+    std::abort();  // A thread cannot be ended from outside.
+  }
+
+  const std::optional<std::string>& failure() const { return failure_; }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable all_ended_;
+  std::vector<bool> running_;
+  int64_t left_;
+  std::optional<std::string> failure_;
+};
+
+std::string text_of(const std::exception& error) {
+  const auto* rich = dynamic_cast<const c10::Error*>(&error);
+  return rich ? rich->what_without_backtrace() : error.what();
+}
+
+void run_rank(int64_t rank, const ProcessGroupOptions& options, const std::function<void(int64_t)>& body,
+              Outcome& outcome) {
+  try {
+    at::set_num_threads(1);
+    init_process_group(options);
+    body(rank);
+  } catch (const std::exception& error) {
+    outcome.fail(rank, text_of(error));
+  }
+  destroy_process_group();
+  outcome.end(rank);
+}
+
+}  // namespace
+
+void run_ranks(int64_t world_size, const std::function<void(int64_t rank)>& body, std::chrono::milliseconds timeout) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  store->setTimeout(kCollectiveTimeout);
+  Outcome outcome(world_size);
+  std::vector<std::thread> threads;
+  for (int64_t rank = 0; rank < world_size; ++rank) {
+    ProcessGroupOptions options{
+        .backend = "gloo", .store = store, .rank = rank, .world_size = world_size, .timeout = kCollectiveTimeout};
+    threads.emplace_back([rank, options, &body, &outcome] { run_rank(rank, options, body, outcome); });
+  }
+  outcome.await(timeout);
+  for (auto& thread : threads) thread.join();
+  TORCH_CHECK(!outcome.failure(), *outcome.failure());
+}
+
+}  // namespace fsdp::testing
