@@ -1,0 +1,38 @@
+#include "examples/rank_metrics.h"
+
+#include "dtensor/dtensor.h"
+
+#include <ATen/Functions.h>
+#include <sys/resource.h>
+
+namespace examples {
+
+std::vector<RankMetrics> exchange(const RankMetrics& mine, const fsdp::DeviceMesh& mesh) {
+  // Row r of a distributed [ranks, metrics] tensor is rank r's.
+  auto row = at::tensor({mine.loss, mine.training_seconds, mine.waiting_seconds, mine.shard_bytes,
+                         mine.sharding_peak_bytes, mine.resident_peak_bytes},
+                        at::kDouble);
+  auto rows = fsdp::from_local(row.unsqueeze(0).to(mesh.device_type()), mesh, {fsdp::Shard{0}});
+  auto all = rows.full_tensor().cpu();
+  auto value = all.accessor<double, 2>();
+  std::vector<RankMetrics> ranks;
+  for (int64_t rank = 0; rank < all.size(0); ++rank) {
+    auto metrics = value[rank];
+    ranks.push_back({metrics[0], metrics[1], metrics[2], metrics[3], metrics[4], metrics[5]});
+  }
+  return ranks;
+}
+
+double mean_loss(const std::vector<RankMetrics>& ranks) {
+  double sum = 0;
+  for (const auto& rank : ranks) sum += rank.loss;
+  return sum / static_cast<double>(ranks.size());
+}
+
+double resident_peak_bytes() {
+  rusage usage = {};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<double>(usage.ru_maxrss) * 1024;
+}
+
+}  // namespace examples
