@@ -1,5 +1,8 @@
 #include "device_mesh/collectives.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/sum.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -29,17 +32,27 @@ c10d::ReduceOp::RedOpType to_c10d(ReduceOp op) {
   TORCH_INTERNAL_ASSERT(false, "unknown ReduceOp ", static_cast<int>(op));
 }
 
-// Gloo has no average: there it is a sum, divided once it has arrived. (An "nccl" group serves CPU tensors by gloo.)
-struct PlannedReduction {
-  c10d::ReduceOp::RedOpType op;
-  std::function<void()> completion;
-};
-
-PlannedReduction plan_reduction(const Group& group, ReduceOp op, const at::Tensor& result) {
+// An "nccl" group serves CPU tensors through gloo.
+bool through_gloo(const Group& group, const at::Tensor& tensor) {
   const auto type = group->getBackendType();
-  const bool through_gloo = result.is_cpu() && (type == ProcessGroup::GLOO || type == ProcessGroup::NCCL);
-  if (op != ReduceOp::kAvg || !through_gloo) return {to_c10d(op), {}};
-  return {c10d::ReduceOp::SUM, [result, size = group->getSize()]() mutable { result.div_(size); }};
+  return tensor.is_cpu() && (type == ProcessGroup::GLOO || type == ProcessGroup::NCCL);
+}
+
+bool is_sum(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; }
+
+// Gloo's reduce-scatter is an all-reduce of a copy of the input, of which all but one row is thrown away. Exchanging the
+// rows and adding them here moves half the bytes, needs no more memory, and always adds in the order of the ranks.
+Pending reduce_scatter_by_exchange(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
+  const int64_t size = group->getSize();
+  at::Tensor rows = at::empty({size, output.numel()}, input.options());
+  auto add_rows = [rows, output, size, op]() mutable {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    at::Tensor flat = output.view({-1});
+    at::sum_out(flat, rows, /*dim=*/0);
+    if (op == ReduceOp::kAvg) flat.div_(size);
+  };
+  std::vector<int64_t> equal_rows;
+  return {group, group->alltoall_base(rows, input, equal_rows, equal_rows), std::move(add_rows)};
 }
 
 void check_operands(const Group& group, const char* operation, const at::Tensor& whole, const at::Tensor& part) {
@@ -120,19 +133,20 @@ Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
 Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
   check_operands(group, "reduce_scatter", input, output);
   if (output.numel() == 0) return {};
-  auto plan = plan_reduction(group, op, output);
+  if (through_gloo(group, input) && is_sum(op) && input.is_floating_point()) {
+    return reduce_scatter_by_exchange(group, std::move(output), std::move(input), op);
+  }
   c10d::ReduceScatterOptions options;
-  options.reduceOp = plan.op;
-  return {group, group->_reduce_scatter_base(output, input, options), std::move(plan.completion)};
+  options.reduceOp = to_c10d(op);
+  return {group, group->_reduce_scatter_base(output, input, options)};
 }
 
 Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
   if (tensor.numel() == 0) return {};
-  auto plan = plan_reduction(group, op, tensor);
   c10d::AllreduceOptions options;
-  options.reduceOp = plan.op;
+  options.reduceOp = to_c10d(op);
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return {group, group->allreduce(tensors, options), std::move(plan.completion)};
+  return {group, group->allreduce(tensors, options)};
 }
 
 Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank) {

@@ -58,8 +58,10 @@ class DeviceMesh {
   DeviceMesh operator[](const std::string& dim_name) const;
   DeviceMesh operator[](const std::vector<std::string>& dim_names) const;
 
-  // Merges the named dimensions into one dimension called `name` (default: the names joined by "_"). Collective over the
-  // ranks of those dimensions the first time, local afterwards.
+  // This mesh with the named dimensions merged into one called `name` (default: the names joined by "_"), whose index is
+  // row-major over them in the given order. It stands where the first of them stood; the other dimensions stay. Slice
+  // the result by `name` for the 1-D mesh. Collective over the ranks of those dimensions the first time, local
+  // afterwards. Throws ValueError for an unknown name, or where no default group contains the mesh's ranks.
   DeviceMesh flatten(const std::vector<std::string>& dim_names, std::string name = {}) const;
 
   friend bool operator==(const DeviceMesh&, const DeviceMesh&);
@@ -70,6 +72,7 @@ class DeviceMesh {
   struct State;
   explicit DeviceMesh(std::shared_ptr<const State> state);
   friend DeviceMesh init_device_mesh(c10::DeviceType, std::vector<int64_t>, std::vector<std::string>);
+  friend std::string to_string(const DeviceMesh&);
 
   std::shared_ptr<const State> state_;
 };

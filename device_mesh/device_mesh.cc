@@ -1,0 +1,307 @@
+#include "device_mesh/device_mesh.h"
+
+#include "device_mesh/collectives.h"
+#include "device_mesh/dimension_groups.h"
+#include "device_mesh/mesh_layout.h"
+#include "device_mesh/process_group.h"
+#include "device_mesh/process_group_factory.h"
+
+#include <ATen/Context.h>
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <set>
+#include <sstream>
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+using internal::DimensionGroups;
+using internal::MeshLayout;
+using Indices = std::vector<int64_t>;
+using Names = std::vector<std::string>;
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// What a mesh and all meshes cut from it share: the ranks it was made of, and the groups made for flattened dimensions.
+struct Family {
+  Indices ranks;                           // global, by position in the layout
+  std::shared_ptr<DimensionGroups> world;  // null where there was no default group
+  std::mutex mutex;
+  std::map<Indices, std::shared_ptr<DimensionGroups>> flattened;  // by global ranks
+};
+
+std::string join(const Names& names, const char* separator) {
+  std::ostringstream text;
+  for (size_t i = 0; i < names.size(); ++i) text << (i ? separator : "") << names[i];
+  return text.str();
+}
+
+bool serves(const Group& group, c10::DeviceType device_type) {
+  const auto devices = group->getDeviceTypes();
+  return std::any_of(devices.begin(), devices.end(), [&](c10::Device d) { return d.type() == device_type; });
+}
+
+void check_device_type(const Group& group, c10::DeviceType device_type, int64_t rank) {
+  TORCH_CHECK_VALUE(device_type == c10::kCPU || device_type == c10::kCUDA, "DeviceMesh: device_type ", device_type,
+                    ": allowed are cpu and cuda (rank ", rank, ")");
+  TORCH_CHECK_VALUE(serves(group, device_type) || group->getDeviceTypes().empty(), "DeviceMesh: device_type ",
+                    device_type, ", but the process group's backend '", internal::group_backend(group),
+                    "' does not serve it (rank ", rank, ")");
+}
+
+void check_shape(const Indices& shape, int64_t size, const char* size_is, int64_t rank) {
+  TORCH_CHECK_VALUE(!shape.empty(), "DeviceMesh: shape is empty (rank ", rank, ")");
+  int64_t product = 1;
+  for (int64_t extent : shape) {
+    TORCH_CHECK_VALUE(extent >= 1, "DeviceMesh: shape ", c10::IntArrayRef(shape),
+                      ": every dimension must be at least 1 (rank ", rank, ")");
+    product *= extent;
+  }
+  TORCH_CHECK_VALUE(product == size, "DeviceMesh: shape ", c10::IntArrayRef(shape), " has ", product,
+                    " places, expected ", size, " (", size_is, ") (rank ", rank, ")");
+}
+
+void check_names(const Names& names, size_t ndim, int64_t rank) {
+  if (names.empty()) return;
+  TORCH_CHECK_VALUE(names.size() == ndim, "DeviceMesh: dim_names (", join(names, ", "), "): expected ", ndim,
+                    " names or none (rank ", rank, ")");
+  std::set<std::string> seen;
+  for (const auto& name : names) {
+    TORCH_CHECK_VALUE(!name.empty() && seen.insert(name).second, "DeviceMesh: dim_names (", join(names, ", "),
+                      "): '", name, "' is empty or not unique (rank ", rank, ")");
+  }
+}
+
+}  // namespace
+
+struct DeviceMesh::State {
+  c10::DeviceType device_type = c10::kCPU;
+  MeshLayout layout = MeshLayout::row_major({});
+  Names dim_names;
+  Indices coordinate;
+  std::vector<std::shared_ptr<DimensionGroups>> dims;
+  std::shared_ptr<Family> family;
+  Indices ranks;
+  int64_t rank = 0;
+
+  // Fills in what follows from the other members.
+  std::shared_ptr<const State> complete() && {
+    ranks = layout.positions();
+    for (int64_t& rank : ranks) rank = family->ranks[static_cast<size_t>(rank)];
+    rank = family->ranks[static_cast<size_t>(layout.position_of(coordinate))];
+    return std::make_shared<const State>(std::move(*this));
+  }
+
+  size_t index_of(int64_t dim) const {
+    const int64_t ndim = layout.ndim();
+    TORCH_CHECK_INDEX(dim >= -ndim && dim < ndim, "DeviceMesh: dimension ", dim, ": expected ", -ndim, " to ", ndim - 1,
+                      " (rank ", rank, ")");
+    return static_cast<size_t>(dim < 0 ? dim + ndim : dim);
+  }
+
+  Indices indices_of(const Names& names) const {
+    TORCH_CHECK_VALUE(!names.empty(), "DeviceMesh: no dimension named (rank ", rank, ")");
+    Indices dims_named;
+    for (const auto& name : names) {
+      const auto found = std::find(dim_names.begin(), dim_names.end(), name);
+      TORCH_CHECK_VALUE(found != dim_names.end(), "DeviceMesh: dimension '", name, "' is unknown; this mesh has ",
+                        dim_names.empty() ? "no dimension names" : "(" + join(dim_names, ", ") + ")", " (rank ", rank,
+                        ")");
+      const int64_t dim = found - dim_names.begin();
+      TORCH_CHECK_VALUE(std::find(dims_named.begin(), dims_named.end(), dim) == dims_named.end(),
+                        "DeviceMesh: dimension '", name, "' is named twice (rank ", rank, ")");
+      dims_named.push_back(dim);
+    }
+    return dims_named;
+  }
+
+  // The groups of the dimension that `dims_named` merge into. Collective over its ranks the first time.
+  std::shared_ptr<DimensionGroups> merged_groups(const Indices& dims_named, const std::string& name) const {
+    if (dims_named.size() == 1) return dims[static_cast<size_t>(dims_named.front())];
+    Indices members = layout.merged(dims_named).along({layout.merged_position(dims_named)}, merged_coordinate(dims_named))
+                          .positions();
+    for (int64_t& member : members) member = family->ranks[static_cast<size_t>(member)];
+    const auto& world = family->world;
+    const int64_t last = *std::max_element(members.begin(), members.end());
+    TORCH_CHECK_VALUE(world && last < world->group()->getSize() && world->group()->getRank() == rank,
+                      "DeviceMesh: flatten to '", name, "' needs a default process group that contains the mesh's ranks (",
+                      "rank ", rank, ")");
+    std::lock_guard<std::mutex> lock(family->mutex);
+    auto& groups = family->flattened[members];
+    if (!groups) {
+      groups = members == internal::global_ranks(world->group()) ? world : world->make_subset(members, "mesh_" + name);
+    }
+    return groups;
+  }
+
+  Indices merged_coordinate(const Indices& dims_named) const {
+    return *layout.merged(dims_named).coordinate_of(layout.position_of(coordinate));
+  }
+};
+
+DeviceMesh::DeviceMesh(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+
+DeviceMesh DeviceMesh::from_group(Group group, c10::DeviceType device_type, Indices ranks, std::string dim_name) {
+  TORCH_CHECK_VALUE(group, "DeviceMesh::from_group: group is null");
+  if (ranks.empty()) ranks = internal::global_ranks(group);
+  const int64_t size = group->getSize();
+  return from_groups({std::move(group)}, device_type, std::move(ranks), {size},
+                     dim_name.empty() ? Names{} : Names{std::move(dim_name)});
+}
+
+DeviceMesh DeviceMesh::from_groups(std::vector<Group> groups, c10::DeviceType device_type, Indices ranks,
+                                   Indices shape, Names dim_names) {
+  TORCH_CHECK_VALUE(!groups.empty() && groups.size() == shape.size(), "DeviceMesh::from_groups: ", groups.size(),
+                    " groups for shape ", c10::IntArrayRef(shape), ": expected one group per dimension");
+  State state;
+  state.layout = MeshLayout::row_major(shape);
+  const auto world = internal::default_dimension();
+  for (size_t d = 0; d < groups.size(); ++d) {
+    TORCH_CHECK_VALUE(groups[d], "DeviceMesh::from_groups: the group of dimension ", d, " is null");
+    const int64_t local_rank = groups[d]->getRank();
+    TORCH_CHECK_VALUE(groups[d]->getSize() == shape[d], "DeviceMesh::from_groups: the group of dimension ", d, " has ",
+                      groups[d]->getSize(), " ranks, expected ", shape[d], " as in shape ", c10::IntArrayRef(shape),
+                      " (rank ", local_rank, " of that group)");
+    check_device_type(groups[d], device_type, local_rank);
+    state.coordinate.push_back(local_rank);
+    const bool is_world = world && world->group() == groups[d];
+    state.dims.push_back(is_world ? world : std::make_shared<DimensionGroups>(groups[d]));
+  }
+  check_shape(shape, static_cast<int64_t>(ranks.size()), "the number of ranks given", state.coordinate.front());
+  const int64_t rank = ranks[static_cast<size_t>(state.layout.position_of(state.coordinate))];
+  TORCH_CHECK_VALUE(std::set<int64_t>(ranks.begin(), ranks.end()).size() == ranks.size(),
+                    "DeviceMesh::from_groups: ranks ", c10::IntArrayRef(ranks), " are not unique (rank ", rank, ")");
+  check_names(dim_names, shape.size(), rank);
+  state.device_type = device_type;
+  state.dim_names = std::move(dim_names);
+  state.family = std::make_shared<Family>();
+  state.family->ranks = std::move(ranks);
+  state.family->world = world;
+  return DeviceMesh(std::move(state).complete());
+}
+
+c10::DeviceType DeviceMesh::device_type() const { return state_->device_type; }
+int64_t DeviceMesh::ndim() const { return state_->layout.ndim(); }
+int64_t DeviceMesh::size() const { return state_->layout.size(); }
+int64_t DeviceMesh::size(int64_t dim) const { return shape()[state_->index_of(dim)]; }
+const Indices& DeviceMesh::shape() const { return state_->layout.sizes(); }
+const Names& DeviceMesh::dim_names() const { return state_->dim_names; }
+const Indices& DeviceMesh::ranks() const { return state_->ranks; }
+int64_t DeviceMesh::rank() const { return state_->rank; }
+int64_t DeviceMesh::local_rank(int64_t dim) const { return state_->coordinate[state_->index_of(dim)]; }
+const Indices& DeviceMesh::coordinate() const { return state_->coordinate; }
+const Group& DeviceMesh::group(int64_t dim) const { return state_->dims[state_->index_of(dim)]->group(); }
+
+Group DeviceMesh::side_group(int64_t dim, const std::string& purpose) const {
+  return state_->dims[state_->index_of(dim)]->side_group(purpose);
+}
+
+DeviceMesh DeviceMesh::operator[](const std::string& dim_name) const { return (*this)[Names{dim_name}]; }
+
+DeviceMesh DeviceMesh::operator[](const Names& dim_names) const {
+  const Indices dims = state_->indices_of(dim_names);
+  State slice;
+  slice.device_type = state_->device_type;
+  slice.layout = state_->layout.along(dims, state_->coordinate);
+  slice.dim_names = dim_names;
+  slice.family = state_->family;
+  for (int64_t dim : dims) {
+    slice.coordinate.push_back(state_->coordinate[static_cast<size_t>(dim)]);
+    slice.dims.push_back(state_->dims[static_cast<size_t>(dim)]);
+  }
+  return DeviceMesh(std::move(slice).complete());
+}
+
+DeviceMesh DeviceMesh::flatten(const Names& dim_names, std::string name) const {
+  const Indices dims = state_->indices_of(dim_names);
+  if (name.empty()) name = join(dim_names, "_");
+  State flat;
+  flat.device_type = state_->device_type;
+  flat.layout = state_->layout.merged(dims);
+  flat.coordinate = state_->merged_coordinate(dims);
+  flat.family = state_->family;
+  for (int64_t dim = 0; dim < ndim(); ++dim) {
+    const bool is_merged = std::find(dims.begin(), dims.end(), dim) != dims.end();
+    if (dim == state_->layout.merged_position(dims)) flat.dim_names.push_back(name);
+    if (!is_merged) flat.dim_names.push_back(state_->dim_names[static_cast<size_t>(dim)]);
+  }
+  check_names(flat.dim_names, flat.dim_names.size(), rank());
+  const auto merged = state_->merged_groups(dims, name);
+  for (int64_t dim = 0; dim < ndim(); ++dim) {
+    const bool is_merged = std::find(dims.begin(), dims.end(), dim) != dims.end();
+    if (dim == state_->layout.merged_position(dims)) flat.dims.push_back(merged);
+    if (!is_merged) flat.dims.push_back(state_->dims[static_cast<size_t>(dim)]);
+  }
+  return DeviceMesh(std::move(flat).complete());
+}
+
+bool operator==(const DeviceMesh& a, const DeviceMesh& b) {
+  return a.state_ == b.state_ || (a.device_type() == b.device_type() && a.shape() == b.shape() &&
+                                  a.ranks() == b.ranks() && a.dim_names() == b.dim_names());
+}
+
+size_t DeviceMesh::hash() const {
+  return c10::get_hash(static_cast<int>(device_type()), shape(), ranks(), join(dim_names(), "\n"));
+}
+
+DeviceMesh init_device_mesh(c10::DeviceType device_type, Indices shape, Names dim_names) {
+  if (!is_process_group_initialized()) init_process_group();
+  const auto world = internal::default_dimension();
+  const int64_t rank = world->group()->getRank();
+  const int64_t world_size = world->group()->getSize();
+  check_device_type(world->group(), device_type, rank);
+  check_shape(shape, world_size, "the size of the default process group", rank);
+  check_names(dim_names, shape.size(), rank);
+
+  DeviceMesh::State state;
+  state.device_type = device_type;
+  state.layout = MeshLayout::row_major(shape);
+  state.coordinate = *state.layout.coordinate_of(rank);
+  state.family = std::make_shared<Family>();
+  state.family->ranks = state.layout.positions();
+  state.family->world = world;
+  bool made_groups = false;
+  for (int64_t dim = 0; dim < state.layout.ndim(); ++dim) {
+    const Indices members = state.layout.along({dim}, state.coordinate).positions();
+    if (shape[static_cast<size_t>(dim)] == world_size) {
+      state.dims.push_back(world);
+      continue;
+    }
+    const std::string name = dim_names.empty() ? std::to_string(dim) : dim_names[static_cast<size_t>(dim)];
+    state.dims.push_back(world->make_subset(members, "mesh_" + name));
+    made_groups = true;
+  }
+  state.dim_names = std::move(dim_names);
+  // Nobody goes on, or ends and takes the store along, while others still connect.
+  if (made_groups) internal::barrier(world->group());
+  return DeviceMesh(std::move(state).complete());
+}
+
+DeviceMesh default_mesh() {
+  if (!is_process_group_initialized()) init_process_group();
+  const Group group = default_process_group();
+  const bool on_cuda = at::globalContext().hasCUDA() && serves(group, c10::kCUDA);
+  return init_device_mesh(on_cuda ? c10::kCUDA : c10::kCPU, {group->getSize()});
+}
+
+std::string to_string(const DeviceMesh& mesh) {
+  std::ostringstream text;
+  text << "DeviceMesh((";
+  for (size_t dim = 0; dim < mesh.shape().size(); ++dim) {
+    if (dim > 0) text << ", ";
+    if (!mesh.dim_names().empty()) text << mesh.dim_names()[dim] << "=";
+    text << mesh.shape()[dim];
+  }
+  text << "), '" << c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true) << "', stride="
+       << mesh.state_->layout.strides_text() << ")";
+  return text.str();
+}
+
+std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) { return out << to_string(mesh); }
+
+}  // namespace fsdp
