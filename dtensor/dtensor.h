@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <optional>
+#include <ostream>
 #include <vector>
 
 namespace fsdp {
@@ -36,6 +37,9 @@ class DTensor : public at::Tensor {
   const DeviceMesh& device_mesh() const;
   const std::vector<Placement>& placements() const;
 };
+
+// Shape, placements, mesh and this rank's part. Local. (Printing it as an at::Tensor throws: raw access.)
+std::ostream& operator<<(std::ostream& out, const DTensor& dtensor);
 
 // Every rank passes the same full tensor; each keeps its part (a copy). Local: nothing is sent.
 // Throws ValueError for placements that do not fit the mesh or the tensor, or are Partial.

@@ -27,4 +27,10 @@ std::vector<Chunk> local_box(const std::vector<int64_t>& shape, const std::vecto
   return box;
 }
 
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(shape[d], 1);
+  return strides;
+}
+
 }  // namespace fsdp::internal

@@ -28,4 +28,7 @@ inline constexpr int64_t kNotSharded = -1;
 std::vector<Chunk> local_box(const std::vector<int64_t>& shape, const std::vector<int64_t>& mesh_shape,
                              const std::vector<int64_t>& shard_dims, const std::vector<int64_t>& coordinate);
 
+// Row-major strides, as at::empty(shape) has them.
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape);
+
 }  // namespace fsdp::internal

@@ -1,0 +1,97 @@
+#include "dtensor/differentiable.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/redistribute.h"
+
+#include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/custom_function.h>
+
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::tensor_list;
+using torch::autograd::variable_list;
+
+// Carries a spec through an AutogradContext.
+struct SavedSpec final : torch::CustomClassHolder {
+  explicit SavedSpec(DTensorSpecPtr saved) : spec(std::move(saved)) {}
+  DTensorSpecPtr spec;
+};
+
+void save_spec(AutogradContext* context, DTensorSpecPtr spec) {
+  context->saved_data["spec"] = c10::IValue::make_capsule(c10::make_intrusive<SavedSpec>(std::move(spec)));
+}
+
+DTensorSpecPtr saved_spec(AutogradContext* context) {
+  return c10::static_intrusive_pointer_cast<SavedSpec>(context->saved_data["spec"].toCapsule())->spec;
+}
+
+DTensorSpecPtr gradient_spec(const DTensorSpec& spec) {
+  DTensorSpec gradient = spec;
+  gradient.placements = without_partials(spec.placements);
+  return intern_spec(std::move(gradient));
+}
+
+// A gradient that arrives as `grad`, placed as `spec`. Collective where it must move.
+at::Tensor placed_gradient(const at::Tensor& grad, const DTensorSpec& spec) {
+  if (!is_dtensor(grad)) return local_part(grad, spec);
+  return redistribute_local(local_of(grad), *spec_of(grad), spec.placements);
+}
+
+class ToLocal : public torch::autograd::Function<ToLocal> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& dtensor) {
+    save_spec(context, gradient_spec(*spec_of(dtensor)));
+    return local_of(dtensor).detach();
+  }
+  static tensor_list backward(AutogradContext* context, const variable_list& grads) {
+    return {make_dtensor(grads[0], saved_spec(context))};
+  }
+};
+
+class FromLocal : public torch::autograd::Function<FromLocal> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& local, const DTensorSpecPtr& spec) {
+    save_spec(context, gradient_spec(*spec));
+    return make_dtensor(local.detach(), spec);
+  }
+  static tensor_list backward(AutogradContext* context, const variable_list& grads) {
+    return {placed_gradient(grads[0], *saved_spec(context)), at::Tensor()};
+  }
+};
+
+class Redistribute : public torch::autograd::Function<Redistribute> {
+ public:
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& dtensor,
+                            const std::vector<Placement>& placements) {
+    save_spec(context, gradient_spec(*spec_of(dtensor)));
+    return redistribute_dtensor(dtensor, placements);
+  }
+  static tensor_list backward(AutogradContext* context, const variable_list& grads) {
+    const auto spec = saved_spec(context);
+    return {make_dtensor(placed_gradient(grads[0], *spec), spec), at::Tensor()};
+  }
+};
+
+bool records(const at::Tensor& tensor) { return at::GradMode::is_enabled() && tensor.requires_grad(); }
+
+}  // namespace
+
+at::Tensor differentiable_to_local(const at::Tensor& dtensor) {
+  return records(dtensor) ? ToLocal::apply(dtensor) : local_of(dtensor).detach();
+}
+
+at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpecPtr& spec) {
+  return records(local) ? FromLocal::apply(local, spec) : make_dtensor(local.detach(), spec);
+}
+
+at::Tensor differentiable_redistribute(const at::Tensor& dtensor, const std::vector<Placement>& placements) {
+  if (spec_of(dtensor)->placements == placements) return dtensor;
+  return records(dtensor) ? Redistribute::apply(dtensor, placements) : redistribute_dtensor(dtensor, placements);
+}
+
+}  // namespace fsdp::internal

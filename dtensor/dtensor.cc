@@ -1,0 +1,163 @@
+#include "dtensor/dtensor.h"
+
+#include "device_mesh/collectives.h"
+#include "dtensor/differentiable.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/dtensor_spec.h"
+#include "dtensor/redistribute.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+using internal::DTensorSpec;
+using internal::DTensorSpecPtr;
+
+void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* function) {
+  TORCH_CHECK_VALUE(tensor.device().type() == mesh.device_type(), function, ": the tensor is on ", tensor.device(),
+                    ", the mesh on ", mesh.device_type(), "; move the tensor there first (rank ", mesh.rank(), ")");
+}
+
+// Shard(-1) means the last dimension.
+std::vector<Placement> without_negative_dims(std::vector<Placement> placements, int64_t ndim) {
+  for (auto& placement : placements) {
+    if (placement.is_shard() && placement.shard_dim() < 0) placement = Shard{placement.shard_dim() + ndim};
+  }
+  return placements;
+}
+
+// Global shape when every rank's part is as large as this one's.
+std::vector<int64_t> even_shape(const at::Tensor& local, const DeviceMesh& mesh,
+                                const std::vector<Placement>& placements) {
+  auto shape = local.sizes().vec();
+  for (size_t m = 0; m < placements.size() && static_cast<int64_t>(m) < mesh.ndim(); ++m) {
+    if (!placements[m].is_shard()) continue;
+    const int64_t dim = placements[m].shard_dim();
+    TORCH_CHECK_VALUE(dim >= 0 && dim < local.dim(), "from_local: placements: ", placements[m], " is out of range for ",
+                      "a local tensor of shape ", local.sizes(), " (rank ", mesh.rank(), ")");
+    shape[static_cast<size_t>(dim)] *= mesh.size(static_cast<int64_t>(m));
+  }
+  return shape;
+}
+
+std::vector<int64_t> box_shape(const DTensorSpec& spec) {
+  std::vector<int64_t> shape;
+  for (const auto& chunk : internal::local_box(spec)) shape.push_back(chunk.length);
+  return shape;
+}
+
+std::string agreement_error(const at::Tensor& local, const DTensorSpec& spec) {
+  const auto expected = box_shape(spec);
+  if (local.sizes() == at::IntArrayRef(expected)) return {};
+  std::ostringstream out;
+  out << "from_local: local: shape " << local.sizes() << " does not fit " << to_string(spec) << ", of which rank "
+      << spec.mesh.rank() << " holds " << at::IntArrayRef(expected);
+  return out.str();
+}
+
+// Geometry as numbers: every rank must pass the same.
+at::Tensor fingerprint(const at::Tensor& local, const DTensorSpec& spec, bool agrees) {
+  std::vector<int64_t> numbers{agrees ? 1 : 0, static_cast<int64_t>(local.scalar_type()),
+                               static_cast<int64_t>(spec.shape.size())};
+  size_t hash = 0;
+  for (int64_t size : spec.shape) hash = hash * 1000003 ^ static_cast<size_t>(size);
+  for (int64_t stride : spec.stride) hash = hash * 1000003 ^ static_cast<size_t>(stride);
+  for (const auto& placement : spec.placements) hash = hash * 1000003 ^ placement.hash();
+  numbers.push_back(static_cast<int64_t>(hash));
+  return at::tensor(numbers, at::TensorOptions(at::kLong).device(local.device()));
+}
+
+// Collective over every dimension of the mesh.
+void check_across_ranks(const at::Tensor& local, const DTensorSpec& spec) {
+  const std::string own_error = agreement_error(local, spec);
+  bool agrees = own_error.empty();
+  for (int64_t m = 0; m < spec.mesh.ndim(); ++m) {
+    const at::Tensor own = fingerprint(local, spec, agrees);
+    const at::Tensor all = at::empty({spec.mesh.size(m) * own.numel()}, own.options());
+    internal::all_gather(spec.mesh.group(m), all, own).wait("from_local(check)");
+    agrees = agrees && all.view({-1, own.numel()}).eq(own).all().item<bool>();
+  }
+  TORCH_CHECK_VALUE(own_error.empty(), own_error);
+  TORCH_CHECK_VALUE(agrees, "from_local: shape, stride, dtype or placements differ across ", spec.mesh, "; rank ",
+                    spec.mesh.rank(), " passed ", local.scalar_type(), ", ", to_string(spec),
+                    ". Every rank of the mesh sees this error.");
+}
+
+}  // namespace
+
+DTensor::DTensor(const at::Tensor& tensor) : at::Tensor(tensor) {
+  TORCH_CHECK_TYPE(is_dtensor(tensor), "DTensor: the tensor is not distributed",
+                   tensor.defined() ? "" : " (it is undefined)",
+                   "; make one with fsdp::distribute_tensor or fsdp::from_local");
+}
+
+at::Tensor DTensor::to_local() const { return internal::differentiable_to_local(*this); }
+
+at::Tensor DTensor::full_tensor() const {
+  const std::vector<Placement> whole(placements().size(), Replicate{});
+  return internal::differentiable_to_local(internal::differentiable_redistribute(*this, whole));
+}
+
+DTensor DTensor::redistribute(std::vector<Placement> placements) const {
+  placements = without_negative_dims(std::move(placements), dim());
+  DTensorSpec target = *internal::spec_of(*this);
+  target.placements = placements;
+  internal::intern_spec(std::move(target));  // throws before anything is sent
+  return DTensor(internal::differentiable_redistribute(*this, placements));
+}
+
+const DeviceMesh& DTensor::device_mesh() const { return internal::spec_of(*this)->mesh; }
+const std::vector<Placement>& DTensor::placements() const { return internal::spec_of(*this)->placements; }
+
+DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, std::vector<Placement> placements) {
+  TORCH_CHECK_VALUE(tensor.defined(), "distribute_tensor: tensor: undefined (rank ", mesh.rank(), ")");
+  TORCH_CHECK_VALUE(!is_dtensor(tensor), "distribute_tensor: tensor: it is distributed already; use "
+                    "DTensor::redistribute (rank ", mesh.rank(), ")");
+  check_device(tensor, mesh, "distribute_tensor");
+  for (const auto& placement : placements) {
+    TORCH_CHECK_VALUE(!placement.is_partial(), "distribute_tensor: placements: ", placement, " is not a way to "
+                      "distribute a value; allowed: Shard, Replicate (rank ", mesh.rank(), ")");
+  }
+  placements = without_negative_dims(std::move(placements), tensor.dim());
+  auto spec = internal::intern_spec({mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()});
+  at::NoGradGuard no_grad;
+  const at::Tensor local = internal::local_part(tensor.detach(), *spec).clone();
+  at::Tensor result = internal::make_dtensor(local, std::move(spec));
+  return DTensor(result.set_requires_grad(tensor.requires_grad()));
+}
+
+DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::vector<Placement> placements,
+                   FromLocalOptions options) {
+  TORCH_CHECK_VALUE(local.defined(), "from_local: local: undefined (rank ", mesh.rank(), ")");
+  TORCH_CHECK_VALUE(!is_dtensor(local), "from_local: local: it is a DTensor; pass its .to_local() (rank ", mesh.rank(),
+                    ")");
+  check_device(local, mesh, "from_local");
+  const auto ndim = options.shape.has_value() ? static_cast<int64_t>(options.shape->size()) : local.dim();
+  placements = without_negative_dims(std::move(placements), ndim);
+  auto shape = options.shape.has_value() ? *options.shape : even_shape(local, mesh, placements);
+  auto stride = options.stride.has_value() ? *options.stride : internal::contiguous_strides(shape);
+  const DTensorSpecPtr spec =
+      internal::intern_spec({mesh, std::move(placements), std::move(shape), std::move(stride)});
+  if (options.check) {
+    check_across_ranks(local, *spec);
+  } else {
+    const std::string error = agreement_error(local, *spec);
+    TORCH_CHECK_VALUE(error.empty(), error);
+  }
+  return DTensor(internal::differentiable_from_local(local, spec));
+}
+
+std::ostream& operator<<(std::ostream& out, const DTensor& dtensor) {
+  return out << "DTensor of " << to_string(*internal::spec_of(dtensor)) << ", this rank's part:\n"
+             << internal::local_of(dtensor);
+}
+
+}  // namespace fsdp

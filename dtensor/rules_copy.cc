@@ -1,0 +1,104 @@
+// Copies: clone, to(dtype), copy_ and set_. A plain tensor of the global shape stands for the whole value: each rank
+// takes its part, which is how a file saved without sharding loads into DTensors.
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/redistribute.h"
+#include "dtensor/rules.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+bool has_partial(const DTensorSpec& spec) {
+  return std::any_of(spec.placements.begin(), spec.placements.end(), [](const auto& p) { return p.is_partial(); });
+}
+
+// The spec of a fresh copy: dense, in the memory format the caller asked for.
+DTensorSpecPtr copied_spec(const at::Tensor& self, const c10::IValue* memory_format) {
+  const DTensorSpecPtr& spec = spec_of(self);
+  const bool contiguous = memory_format != nullptr && !memory_format->isNone() &&
+                          memory_format->toMemoryFormat() == at::MemoryFormat::Contiguous;
+  if (!contiguous || self.is_contiguous()) return spec;
+  DTensorSpec dense = *spec;
+  dense.stride = contiguous_strides(dense.shape);
+  return intern_spec(std::move(dense));
+}
+
+void clone_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  auto spec = copied_spec(self, call.find_argument("memory_format"));
+  call.argument(0) = local_of(self);
+  auto results = call.run();
+  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
+}
+
+void to_copy_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const c10::IValue* device = call.find_argument("device");
+  TORCH_CHECK_NOT_IMPLEMENTED(device->isNone() || device->toDevice().type() == self.device().type(), call.description(),
+                              ": a DTensor stays on its mesh's device type, ", self.device().type(), ", got ",
+                              device->toDevice(), ". Move .to_local() or .full_tensor() instead.");
+  const c10::IValue* dtype = call.find_argument("dtype");
+  const bool exact = dtype->isNone() || dtype->toScalarType() == self.scalar_type();
+  // Rounding before a reduction is not rounding after it.
+  const at::Tensor whole = exact ? self : redistribute_dtensor(self, without_partials(spec_of(self)->placements));
+  auto spec = copied_spec(whole, call.find_argument("memory_format"));
+  call.argument(0) = local_of(whole);
+  auto results = call.run();
+  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
+}
+
+// This rank's part of `source`, placed as `self`.
+at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const OperatorCall& call) {
+  const DTensorSpec& spec = *spec_of(self);
+  if (is_dtensor(source)) {
+    TORCH_CHECK_VALUE(spec_of(source)->mesh == spec.mesh, call.description(), ": the meshes differ; copy from ",
+                      ".full_tensor() instead (rank ", spec.mesh.rank(), ")");
+    TORCH_CHECK_VALUE(source.sizes() == self.sizes(), call.description(), ": the shapes differ (rank ",
+                      spec.mesh.rank(), ")");
+    return redistribute_local(local_of(source), *spec_of(source), spec.placements);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(!has_partial(spec), call.description(), ": a plain value cannot be written to a Partial "
+                              "tensor. Call .redistribute({Replicate()}) on it first (collective).");
+  if (source.numel() == 1 && self.numel() != 1) return source;
+  TORCH_CHECK_VALUE(source.sizes() == self.sizes(), call.description(), ": a plain source must have the global shape ",
+                    self.sizes(), ", got ", source.sizes(), "; write this rank's part through .to_local() (rank ",
+                    spec.mesh.rank(), ")");
+  return local_part(source, spec);
+}
+
+void copy_into_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const at::Tensor source = call.argument(1).toTensor();
+  TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(self), call.description(), ": a plain tensor cannot take a DTensor's value. "
+                              "Copy from .full_tensor() (collective) or .to_local().");
+  call.argument(1) = part_for(self, source, call);
+  call.argument(0) = local_of(self);
+  call.run();
+  call.finish(self);
+}
+
+// A DTensor's memory belongs to its mesh: what would replace it is copied into it.
+void set_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const at::Tensor source = call.argument(1).toTensor();
+  TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(self), call.description(), ": a plain tensor cannot share a DTensor's memory. "
+                              "Use .full_tensor() (collective) or .to_local().");
+  local_of(self).copy_(part_for(self, source, call));
+  call.finish(self);
+}
+
+}  // namespace
+
+void add_copy_rules(RuleTable& table) {
+  table["clone"] = clone_rule;
+  table["_to_copy"] = to_copy_rule;
+  table["copy_"] = copy_into_rule;
+  table["set_.source_Tensor"] = set_rule;
+}
+
+}  // namespace fsdp::internal
