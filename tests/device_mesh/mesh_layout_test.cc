@@ -1,0 +1,106 @@
+#include "device_mesh/mesh_layout.h"
+
+#include <gtest/gtest.h>
+
+#include <numeric>
+
+namespace fsdp::internal {
+namespace {
+
+using Indices = MeshLayout::Indices;
+
+// Every shape of up to four dimensions of sizes 1 to 3.
+std::vector<Indices> all_shapes() {
+  std::vector<Indices> shapes{{}};
+  for (size_t begin = 0, ndim = 0; ndim < 4; ++ndim) {
+    const size_t end = shapes.size();
+    for (size_t i = begin; i < end; ++i) {
+      for (int64_t size = 1; size <= 3; ++size) {
+        Indices longer = shapes[i];
+        longer.push_back(size);
+        shapes.push_back(longer);
+      }
+    }
+    begin = end;
+  }
+  return shapes;
+}
+
+// Row-major position, written down independently of the layout.
+int64_t horner(const Indices& sizes, const Indices& coordinate) {
+  int64_t position = 0;
+  for (size_t d = 0; d < sizes.size(); ++d) position = position * sizes[d] + coordinate[d];
+  return position;
+}
+
+TEST(MeshLayout, RowMajorRoundTripsEveryPosition) {
+  for (const Indices& sizes : all_shapes()) {
+    const MeshLayout layout = MeshLayout::row_major(sizes);
+    Indices iota(static_cast<size_t>(layout.size()));
+    std::iota(iota.begin(), iota.end(), int64_t{0});
+    ASSERT_EQ(layout.positions(), iota);
+    for (int64_t position : iota) {
+      const Indices coordinate = *layout.coordinate_of(position);
+      ASSERT_EQ(horner(sizes, coordinate), position);
+      ASSERT_EQ(layout.position_of(coordinate), position);
+    }
+    EXPECT_FALSE(layout.coordinate_of(layout.size()).has_value());
+    EXPECT_FALSE(layout.coordinate_of(-1).has_value());
+  }
+}
+
+TEST(MeshLayout, SliceHoldsExactlyThePositionsThatShareTheOtherCoordinates) {
+  for (const Indices& sizes : all_shapes()) {
+    const MeshLayout layout = MeshLayout::row_major(sizes);
+    for (int64_t d = 0; d < layout.ndim(); ++d) {
+      for (int64_t position : layout.positions()) {
+        const Indices coordinate = *layout.coordinate_of(position);
+        const MeshLayout slice = layout.along({d}, coordinate);
+        Indices expected;
+        for (int64_t index = 0; index < sizes[static_cast<size_t>(d)]; ++index) {
+          Indices other = coordinate;
+          other[static_cast<size_t>(d)] = index;
+          expected.push_back(horner(sizes, other));
+        }
+        ASSERT_EQ(slice.positions(), expected);
+      }
+    }
+  }
+}
+
+TEST(MeshLayout, MergedDimensionIsRowMajorInTheGivenOrder) {
+  for (const Indices& sizes : all_shapes()) {
+    const MeshLayout layout = MeshLayout::row_major(sizes);
+    for (int64_t a = 0; a < layout.ndim(); ++a) {
+      for (int64_t b = 0; b < layout.ndim(); ++b) {
+        if (a == b) continue;
+        const MeshLayout merged = layout.merged({a, b});
+        const auto at = static_cast<size_t>(layout.merged_position({a, b}));
+        ASSERT_EQ(merged.ndim(), layout.ndim() - 1);
+        for (int64_t position : layout.positions()) {
+          const Indices before = *layout.coordinate_of(position);
+          const Indices after = *merged.coordinate_of(position);
+          const auto size_b = sizes[static_cast<size_t>(b)];
+          ASSERT_EQ(after[at], before[static_cast<size_t>(a)] * size_b + before[static_cast<size_t>(b)]);
+          ASSERT_EQ(merged.position_of(after), position);
+        }
+      }
+    }
+  }
+}
+
+TEST(MeshLayout, SliceInReversedOrderTransposes) {
+  const MeshLayout layout = MeshLayout::row_major({2, 3});
+  EXPECT_EQ(layout.along({1, 0}, {0, 0}).positions(), (Indices{0, 3, 1, 4, 2, 5}));
+}
+
+TEST(MeshLayout, PrintsStrides) {
+  const MeshLayout layout = MeshLayout::row_major({2, 3, 4});
+  EXPECT_EQ(layout.strides_text(), "(12, 4, 1)");
+  EXPECT_EQ(layout.along({1}, {0, 0, 0}).strides_text(), "(4,)");
+  EXPECT_EQ(layout.merged({0, 1}).strides_text(), "(4, 1)");
+  EXPECT_EQ(layout.merged({0, 2}).strides_text(), "((12, 1), 4)");
+}
+
+}  // namespace
+}  // namespace fsdp::internal
