@@ -1,0 +1,96 @@
+#include "fully_shard/c10d_transport.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstring>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// rows: [world, row bytes]; the part before the stamp room, as elements of dtype: [world, elements].
+at::Tensor payload(const at::Tensor& rows, at::ScalarType dtype) {
+  return rows.narrow(1, 0, rows.size(1) - kStampRoom).view(dtype);
+}
+
+class AllToAllReduction final : public PendingReduction {
+ public:
+  AllToAllReduction(const Group& group, at::Tensor rows, at::ScalarType dtype)
+      : rows_(std::move(rows)),
+        received_(at::empty_like(rows_)),
+        dtype_(dtype),
+        pending_(all_to_all(group, received_.view({-1}), rows_.view({-1}))) {}
+
+  int64_t staging_bytes() const override { return 2 * rows_.numel(); }
+
+  ReducedRow wait(const std::string& what) override {
+    pending_.wait(what);
+    rows_.reset();
+    ReducedRow result;
+    for (int64_t rank = 0; rank < received_.size(0); ++rank) {
+      std::memcpy(&result.stamps.emplace_back(),
+                  static_cast<const char*>(received_.const_data_ptr()) + (rank + 1) * received_.size(1) - kStampRoom,
+                  sizeof(Stamp));
+    }
+    const auto terms = payload(received_, dtype_);
+    auto sum = terms.size(0) > 1 ? terms[0].add(terms[1]) : terms[0].clone();
+    for (int64_t rank = 2; rank < terms.size(0); ++rank) sum.add_(terms[rank]);
+    result.row = sum.view(at::kByte);
+    return result;
+  }
+
+ private:
+  at::Tensor rows_, received_;
+  at::ScalarType dtype_;
+  Pending pending_;  // last: waits before the buffers go
+};
+
+class ReduceScatterReduction final : public PendingReduction {
+ public:
+  ReduceScatterReduction(const Group& group, const at::Tensor& rows, at::ScalarType dtype)
+      : rows_(payload(rows, dtype).contiguous()),
+        sum_(at::empty({rows_.size(1)}, rows_.options())),
+        pending_(reduce_scatter(group, sum_, rows_.view({-1}), ReduceOp::kSum)) {}
+
+  int64_t staging_bytes() const override { return static_cast<int64_t>(rows_.nbytes() + sum_.nbytes()); }
+
+  ReducedRow wait(const std::string& what) override {
+    pending_.wait(what);
+    return {sum_.view(at::kByte), {}};
+  }
+
+ private:
+  at::Tensor rows_, sum_;
+  Pending pending_;  // last: waits before the buffers go
+};
+
+class C10dTransport final : public Transport {
+ public:
+  C10dTransport(Group gather_group, Group reduce_group)
+      : gather_group_(std::move(gather_group)), reduce_group_(std::move(reduce_group)) {}
+
+  int64_t rank() const override { return group_rank(gather_group_); }
+  int64_t world() const override { return group_size(gather_group_); }
+  Pending gather(const at::Tensor& output, const at::Tensor& input) override {
+    return all_gather(gather_group_, output, input);
+  }
+  std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype) override {
+    if (rows.is_cpu()) return std::make_unique<AllToAllReduction>(reduce_group_, std::move(rows), dtype);
+    return std::make_unique<ReduceScatterReduction>(reduce_group_, rows, dtype);
+  }
+
+ private:
+  Group gather_group_, reduce_group_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> make_c10d_transport(const DeviceMesh& mesh, int64_t dim) {
+  const auto& gather_group = mesh.group(dim);
+  return std::make_unique<C10dTransport>(gather_group, mesh.size(dim) == 1 ? gather_group : mesh.side_group(dim, "reduce"));
+}
+
+}  // namespace fsdp::internal

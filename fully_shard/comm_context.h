@@ -1,0 +1,53 @@
+// What the groups of one rank on one mesh dimension share: the transport, the order of what was issued, the schedule, the
+// running backward, and the counters. Lives as long as a group does. Used by one thread at a time.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/backward_pass.h"
+#include "fully_shard/counters.h"
+#include "fully_shard/schedule.h"
+#include "fully_shard/stamp.h"
+#include "fully_shard/transport.h"
+
+#include <memory>
+#include <string>
+
+namespace fsdp::internal {
+
+class CommContext {
+ public:
+  // The context of the mesh's group; created at the first call, which is collective over the mesh.
+  static std::shared_ptr<CommContext> of(const DeviceMesh& mesh);
+  // Null when no group lives on the mesh. Local.
+  static std::shared_ptr<CommContext> find(const DeviceMesh& mesh);
+
+  explicit CommContext(const DeviceMesh& mesh);
+
+  int64_t rank() const { return rank_; }
+  int64_t world() const { return world_; }
+  Transport& transport() { return *transport_; }
+  Schedule& schedule() { return schedule_; }
+  BackwardPass& backward() { return backward_; }
+  Counters& counters() { return counters_; }
+  IssueOrder& issue_order() { return issue_order_; }
+
+  uint32_t next_unit_number() { return unit_number_++; }
+  // Adds to a byte counter and keeps the high-water mark.
+  void account(int64_t Counters::*counter, int64_t bytes);
+  // Throws, naming both units, unless every rank's stamp equals this rank's.
+  void check_stamps(const Stamp& mine, const std::vector<Stamp>& all, const std::string& unit) const;
+
+ private:
+  std::string describe(const Stamp& stamp) const;
+
+  std::unique_ptr<Transport> transport_;
+  int64_t rank_;
+  int64_t world_;
+  uint32_t unit_number_ = 0;
+  IssueOrder issue_order_;
+  Schedule schedule_;
+  Counters counters_;
+  BackwardPass backward_;
+};
+
+}  // namespace fsdp::internal

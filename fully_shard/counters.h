@@ -1,0 +1,35 @@
+// What the runtime has done and holds: numbers for progress lines, benchmarks and tests.
+//
+//   auto counters = fsdp::counters(mesh);
+//   counters.all_gathers;         // issued by this rank since the start
+//   counters.peak_bytes();        // high-water mark of unsharded + staging + gradient bytes
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+
+#include <cstdint>
+
+namespace fsdp {
+
+struct Counters {
+  // Events since the start, of all units that share the mesh's group.
+  int64_t all_gathers = 0;
+  int64_t reduce_scatters = 0;
+  int64_t prefetched_all_gathers = 0;  // of all_gathers, those issued before they were needed
+  int64_t reshards = 0;
+  double wait_seconds = 0;  // the calling thread blocked on a collective
+
+  // Bytes held now.
+  int64_t sharded_bytes = 0;    // parameter shards, padded
+  int64_t unsharded_bytes = 0;  // full parameters
+  int64_t staging_bytes = 0;    // gather buffers, reduce inputs in flight and their received rows
+  int64_t gradient_bytes = 0;   // full gradients accumulating
+  int64_t peak_bytes = 0;       // high-water mark of unsharded + staging + gradient bytes since reset_peak
+};
+
+// Local. All zero when no unit lives on this mesh's group.
+Counters counters(const DeviceMesh& mesh);
+// Sets peak_bytes to what is held now. Local.
+void reset_peak(const DeviceMesh& mesh);
+
+}  // namespace fsdp

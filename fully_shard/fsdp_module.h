@@ -1,0 +1,82 @@
+// The handle of a unit: what FSDP2 gives as methods of the module. Cheap to copy; does not keep the module alive. Once the
+// unit's parameters died, methods on them do nothing.
+#pragma once
+
+#include "fully_shard/policies.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+namespace internal {
+class Unit;
+class ParamGroup;
+}  // namespace internal
+
+// The end of an unshard_async.
+class UnshardHandle {
+ public:
+  explicit UnshardHandle(std::weak_ptr<internal::Unit> unit) : unit_(std::move(unit)) {}
+  // Waits for the all-gather; the parameters are unsharded afterwards. Idempotent.
+  void wait();
+
+ private:
+  std::weak_ptr<internal::Unit> unit_;
+};
+
+class FSDPModule {
+ public:
+  explicit FSDPModule(std::shared_ptr<internal::Unit> unit) : unit_(std::move(unit)) {}
+
+  // Path of this unit from its root; empty for a root.
+  const std::string& name() const;
+  // No enclosing unit. Local.
+  bool is_root() const;
+
+  // Gathers this unit's parameters now. Collective over the mesh unless they are unsharded.
+  void unshard();
+  // Issues the all-gather and returns; touching a parameter waits as well. Collective over the mesh.
+  UnshardHandle unshard_async();
+  // Frees the unsharded parameters, writing back what was written to them. Local.
+  void reshard();
+
+  // False: backward leaves gradients unreduced on this rank; they join the next synchronised backward.
+  void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true);
+  // False: the ends of the next backwards leave reductions in flight and .grad unset until a last one.
+  void set_is_last_backward(bool is_last_backward);
+  void set_reshard_after_forward(ReshardAfterForward reshard_after_forward, bool recurse = true);
+  // False: unsharded parameters stay after backward.
+  void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true);
+  // False: no prefetch of this unit in backward; a touch still gathers.
+  void set_unshard_in_backward(bool unshard_in_backward);
+  // The units whose all-gathers are issued when this one is entered, instead of the expected successor.
+  void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules);
+  void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules);
+  // Gradients are summed over the ranks and divided by `factor` instead of the number of ranks. REQUIRES: factor > 0.
+  void set_gradient_divide_factor(double factor);
+  // Drops gradients of earlier backwards that were not synchronised. Local.
+  void zero_pending_gradients(bool recurse = true);
+  // Forgets what the schedule learned; the next steps learn it anew. Collective in effect: call it on all ranks.
+  void reset_lazy_init();
+
+  // Not implemented yet: these throw NotImplementedError.
+  void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true);
+  void set_force_sum_reduction_for_comms(bool enable);
+  void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook);
+  void set_post_optim_event(std::shared_ptr<void> event);
+  void set_allocate_memory_from_process_group_for_comm(bool enable);
+  void set_reduce_scatter_unused_params(bool enable, bool recurse = true);
+
+  bool operator==(const FSDPModule&) const = default;
+
+ private:
+  void for_each_unit(bool recurse, const std::function<void(internal::Unit&)>& visit);
+  std::shared_ptr<internal::Unit> unit_;
+};
+
+}  // namespace fsdp

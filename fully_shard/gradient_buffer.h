@@ -1,0 +1,56 @@
+// The full gradients of one group and dtype on their way: each is packed into the rows of the coming reduction as soon as
+// autograd delivers it, so a complete group is ready to leave without another copy.
+//
+// A row: the chunks of all trainable parameters, one used-flag per parameter (1 or 0, so that their sum tells how many
+// ranks used it), and room for the stamp.
+#pragma once
+
+#include "fully_shard/packed_layout.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::internal {
+
+struct TrainableParam {
+  int64_t index = 0;  // in the group
+  DimZeroExtent extent = {};
+};
+
+class GradientBuffer {
+ public:
+  GradientBuffer(std::vector<TrainableParam> params, at::ScalarType dtype, int64_t world, c10::Device device);
+
+  at::ScalarType dtype() const { return dtype_; }
+  int64_t nbytes() const { return static_cast<int64_t>(rows_.nbytes()); }
+  bool complete() const { return arrived_count_ == static_cast<int64_t>(params_.size()); }
+  bool empty() const { return arrived_count_ == 0; }
+  // Position of group parameter `index` here, or -1.
+  int64_t position(int64_t index) const;
+
+  // REQUIRES: `gradient` is full size and of this dtype. Adds to what arrived before.
+  void add(int64_t position, const at::Tensor& gradient);
+  // Fills what has not arrived with zeros and hands the rows over (uint8, [world, row bytes]).
+  at::Tensor release_rows();
+
+  // Of a reduced row: this rank's part of parameter `position`, [elements]; and whether any rank used it.
+  at::Tensor part(const at::Tensor& row, int64_t position, int64_t rank) const;
+  std::vector<bool> used(const at::Tensor& row) const;
+  const std::vector<TrainableParam>& params() const { return params_; }
+
+ private:
+  char* row_data() { return static_cast<char*>(rows_.data_ptr()); }
+  void write_flags();
+
+  std::vector<TrainableParam> params_;
+  PackedLayout layout_;
+  at::ScalarType dtype_;
+  int64_t world_;
+  at::Tensor rows_;
+  std::vector<bool> arrived_;
+  int64_t arrived_count_ = 0;
+};
+
+}  // namespace fsdp::internal

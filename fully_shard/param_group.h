@@ -1,0 +1,149 @@
+// The parameters of one unit, which are gathered, freed and reduced together.
+//
+//   member  -> on-demand storage -> group -> shard buffer        (strong)
+//   registry entry -> owner -> group                             (strong)
+//   group -> members, entries, storages                          (weak)
+//
+// States: sharded -> (issue_all_gather) gathering -> (touch) unsharded -> (reshard) sharded. In a world of one the members
+// borrow the shard buffer for good, and nothing is ever gathered or freed.
+#pragma once
+
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/on_demand_storage.h"
+#include "fully_shard/comm_context.h"
+#include "fully_shard/gradient_buffer.h"
+#include "fully_shard/packed_layout.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal {
+
+class Unit;
+using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+struct ManagedParam {
+  std::string name;
+  WeakTensor member;
+  WeakTensor entry;
+  OnDemandStorage* storage;  // null once its last tensor died
+  DTensorSpecPtr spec;
+  at::ScalarType dtype;
+  bool written;  // the unsharded copy was written and not yet written back
+
+  at::Tensor lock_member() const { return at::Tensor(member.lock()); }
+  at::Tensor lock_entry() const { return at::Tensor(entry.lock()); }
+};
+
+// What the backward pass keeps per group.
+struct BackwardNotes {
+  bool touched_in_forward = false;   // stands in the next backward's order
+  bool touched_in_backward = false;  // takes part in the running backward
+  bool sent = false;                 // its reduction left in the running backward
+};
+
+class ParamGroup final : public OnDemandGroup {
+ public:
+  // Shards `tensors` (distinct, valid) over `mesh`: changes them in place into members and makes the registry entries.
+  // Local, but for the first group on a mesh.
+  static c10::intrusive_ptr<ParamGroup> create(const DeviceMesh& mesh, const std::vector<at::Tensor>& tensors,
+                                               std::vector<std::string> names, std::shared_ptr<Unit> unit);
+  ParamGroup(const DeviceMesh& mesh, std::shared_ptr<CommContext> context, std::shared_ptr<Unit> unit);
+  ~ParamGroup() override;
+
+  // OnDemandGroup. touch() is collective over the mesh unless the group is unsharded and fresh.
+  void touch() override;
+  void synchronize_metadata(int64_t index, c10::TensorImpl* impl) override;
+  void mark_written(int64_t index) override;
+  void evict_and_poison() override;
+  void storage_destroyed(int64_t index) noexcept override;
+  const std::string& parameter_name(int64_t index) const override { return params_[static_cast<size_t>(index)].name; }
+
+  // Collective, does not block; nothing when unsharded or gathering.
+  void issue_all_gather();
+  // Local. Writes back what was written; nothing when pinned.
+  void reshard();
+  bool unsharded() const { return unsharded_.defined(); }
+  bool unsharded_for_inference() const { return unsharded_in_ == Pass::kInference; }
+
+  // An operator is about to write the shard of parameter `index`: waits for a gather in flight and marks what is
+  // unsharded as stale.
+  void before_write(int64_t index);
+
+  // Autograd's hook: the member's full gradient is there.
+  void gradient_arrived(int64_t index);
+  // Nothing more to wait for before a reduction.
+  bool gradients_complete() const;
+  // Packs gradients left on the members: delivered with synchronisation off, or after the group was sent.
+  void collect_pending();
+  // Drops gradients left on the members.
+  void drop_pending();
+  std::vector<GradientBuffer> take_gradients();
+  void drop_gradients();
+  // Adds this rank's part of parameter `index`'s reduced gradient to its registry entry.
+  void accumulate_gradient(int64_t index, const at::Tensor& part);
+  double divisor() const;
+  BackwardNotes& notes() { return notes_; }
+
+  // The registry entries made by create(), once: the group itself only knows them weakly.
+  std::vector<at::Tensor> release_entries();
+
+  const std::string& name() const;
+  void rename(const std::string& prefix);
+  uint32_t unit_number() const { return unit_number_; }
+  const std::vector<ManagedParam>& params() const { return params_; }
+  const std::shared_ptr<CommContext>& context() const { return context_; }
+  const DeviceMesh& mesh() const { return mesh_; }
+  int64_t padded_bytes() const { return context_->world() * layout_->row_bytes(); }
+
+  // The unit's policies, as the schedule asks.
+  bool reshards_after_forward() const;
+  bool reshards_after_backward() const;
+  bool prefetched_in_backward() const;
+  std::vector<ParamGroup*> explicit_prefetch(bool backward) const;
+  bool related_to(const ParamGroup& other) const;  // ancestor or descendant
+
+ private:
+  void adopt(const std::vector<at::Tensor>& tensors, std::vector<std::string> names);
+  at::Tensor shard_of(const at::Tensor& tensor, int64_t index);
+  void make_member(const at::Tensor& tensor, int64_t index);
+  void check_graph_is_current(Pass pass) const;
+  void unshard();
+  void wait_and_copy_out();
+  void check_gathered_stamps(const at::Tensor& gathered);
+  void write_back();
+  void free_unsharded();
+  bool any_written() const;
+  bool stale() const { return filled_writes_ != writes_; }
+  std::vector<int64_t> trainable() const;
+  void open_buffers();
+  void pack(int64_t index);
+  char* shard_data(int64_t index) const;
+  char* unsharded_data(int64_t index) const;
+
+  DeviceMesh mesh_;
+  std::shared_ptr<CommContext> context_;
+  std::shared_ptr<Unit> unit_;
+  uint32_t unit_number_;
+  std::vector<ManagedParam> params_;
+  std::unique_ptr<PackedLayout> layout_;
+  std::vector<at::Tensor> new_entries_;  // between create() and release_entries()
+  at::Tensor shards_;     // uint8, [row bytes + stamp room]: this rank's row, sent as it is
+  at::Tensor gathered_;   // uint8, [world, row bytes + stamp room], while gathering
+  at::Tensor unsharded_;  // uint8, [world * row bytes], while unsharded
+  Pending gather_;
+  Stamp gather_stamp_;
+  Pass unsharded_in_ = Pass::kTraining;
+  // Staleness counts write calls, never versions, so that it is the same on every rank.
+  uint64_t writes_ = 0;          // to shards
+  uint64_t issued_writes_ = 0;   // when the gather in flight was issued
+  uint64_t filled_writes_ = 0;   // in the unsharded copy
+  uint64_t forward_writes_ = 0;  // when a forward last recorded gradients
+  std::vector<GradientBuffer> gradients_;  // one per dtype, while a backward fills them
+  BackwardNotes notes_;
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,125 @@
+// A ParamGroup's gradients: from autograd's hook into the rows of a reduction, and from a reduced row into the registry.
+#include "fully_shard/param_group.h"
+#include "fully_shard/unit.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+
+double ParamGroup::divisor() const {
+  return unit_->gradient_divide_factor.value_or(static_cast<double>(context_->world()));
+}
+
+// By the registry entries, which the user freezes and unfreezes; by the members where entries died.
+std::vector<int64_t> ParamGroup::trainable() const {
+  std::vector<int64_t> indices;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto entry = params_[i].entry.lock();
+    const auto deciding = entry ? entry : params_[i].member.lock();
+    if (deciding && deciding->requires_grad()) indices.push_back(static_cast<int64_t>(i));
+  }
+  return indices;
+}
+
+void ParamGroup::open_buffers() {
+  if (!gradients_.empty()) return;
+  std::vector<at::ScalarType> dtypes;
+  const auto indices = trainable();
+  for (const auto index : indices) {
+    const auto dtype = params_[static_cast<size_t>(index)].dtype;
+    if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
+  }
+  for (const auto dtype : dtypes) {
+    std::vector<TrainableParam> members;
+    for (const auto index : indices) {
+      const auto& param = params_[static_cast<size_t>(index)];
+      if (param.dtype != dtype) continue;
+      const auto rows = param.spec->shape.front();
+      members.push_back({index, {rows, rows == 0 ? 0 : layout_->chunk(index).total_bytes / rows}});
+    }
+    gradients_.emplace_back(std::move(members), dtype, context_->world(), shards_.device());
+    context_->account(&Counters::gradient_bytes, gradients_.back().nbytes());
+  }
+}
+
+void ParamGroup::gradient_arrived(int64_t index) {
+  if (!unit_->synchronize_gradients) return;  // stays on the member
+  c10::InferenceMode no_inference(false);
+  c10::NoGradGuard no_grad;
+  if (context_->world() == 1) {
+    auto member = params_[static_cast<size_t>(index)].lock_member();
+    auto gradient = std::exchange(member.mutable_grad(), {}).detach();
+    if (divisor() != 1) gradient = gradient.div(divisor());
+    accumulate_gradient(index, gradient);
+    return;
+  }
+  auto& pass = context_->backward();
+  pass.note_backward(*this);
+  if (notes_.sent) return;  // late: reduced once more at the end
+  open_buffers();
+  pack(index);
+  pass.send_ready();
+}
+
+void ParamGroup::pack(int64_t index) {
+  auto member = params_[static_cast<size_t>(index)].lock_member();
+  if (!member.defined() || !member.grad().defined()) return;
+  const auto gradient = std::exchange(member.mutable_grad(), {});
+  const auto& param = params_[static_cast<size_t>(index)];
+  TORCH_CHECK_NOT_IMPLEMENTED(gradient.layout() == at::kStrided, "parameter '", param.name, "' has a gradient of layout ",
+                              gradient.layout(), "; sharded parameters take strided gradients only (use sparse=false; rank ",
+                              context_->rank(), ")");
+  for (auto& buffer : gradients_) {
+    const auto position = buffer.position(index);
+    if (position >= 0) buffer.add(position, gradient);
+  }
+}
+
+bool ParamGroup::gradients_complete() const {
+  if (!unit_->synchronize_gradients) return true;
+  if (gradients_.empty()) return trainable().empty();
+  return std::all_of(gradients_.begin(), gradients_.end(), [](const auto& buffer) { return buffer.complete(); });
+}
+
+void ParamGroup::collect_pending() {
+  if (!unit_->synchronize_gradients || context_->world() == 1) return;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto member = params_[i].lock_member();
+    if (!member.defined() || !member.grad().defined()) continue;
+    open_buffers();
+    pack(static_cast<int64_t>(i));
+  }
+}
+
+void ParamGroup::drop_pending() {
+  for (auto& param : params_) {
+    auto member = param.lock_member();
+    if (member.defined()) member.mutable_grad().reset();
+  }
+}
+
+std::vector<GradientBuffer> ParamGroup::take_gradients() {
+  for (const auto& buffer : gradients_) context_->account(&Counters::gradient_bytes, -buffer.nbytes());
+  return std::exchange(gradients_, {});
+}
+
+void ParamGroup::drop_gradients() { take_gradients(); }
+
+void ParamGroup::accumulate_gradient(int64_t index, const at::Tensor& part) {
+  auto& param = params_[static_cast<size_t>(index)];
+  auto entry = param.lock_entry();
+  if (!entry.defined()) return;  // its module is gone; the reduction was issued all the same
+  auto local = part.view(local_of(entry).sizes());
+  if (entry.grad().defined()) {
+    local_of(entry.grad()).add_(local);
+  } else {
+    entry.mutable_grad() = make_dtensor(local, param.spec);
+  }
+}
+
+}  // namespace fsdp::internal

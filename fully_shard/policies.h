@@ -1,0 +1,59 @@
+// What a user may ask of one fully_shard call.
+#pragma once
+
+#include "dtensor/placement.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <concepts>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <variant>
+#include <vector>
+
+namespace fsdp {
+
+// What becomes of the unsharded parameters after forward: freed (true), kept for backward (false), or kept as a 1/n piece
+// on n neighbouring ranks (to_world(n)). Takes a bool and nothing else: an int would be ambiguous.
+class ReshardAfterForward {
+ public:
+  template <std::same_as<bool> Bool>
+  ReshardAfterForward(Bool reshard) : value_(reshard) {}
+  static ReshardAfterForward to_world(int64_t n) { return ReshardAfterForward(World{n}); }
+
+  bool reshards() const { return !std::holds_alternative<bool>(value_) || std::get<bool>(value_); }
+  std::optional<int64_t> world() const {
+    return std::holds_alternative<World>(value_) ? std::optional(std::get<World>(value_).n) : std::nullopt;
+  }
+
+ private:
+  struct World {
+    int64_t n;
+  };
+  explicit ReshardAfterForward(World world) : value_(world) {}
+  std::variant<bool, World> value_;
+};
+
+struct MixedPrecisionPolicy {
+  std::optional<at::ScalarType> param_dtype = {}, reduce_dtype = {}, output_dtype = {};
+  bool cast_forward_inputs = true;
+};
+
+struct OffloadPolicy {
+  bool offload_to_cpu = false;
+  bool pin_memory = true;
+};
+
+struct FullyShardOptions {
+  std::optional<ReshardAfterForward> reshard_after_forward = {};  // unset: true, and false for the root
+  // Called once per managed parameter; nothing: Shard(0).
+  std::function<std::optional<Shard>(const std::string& fqn, const at::Tensor&)> shard_placement_fn = {};
+  MixedPrecisionPolicy mp_policy = {};
+  OffloadPolicy offload_policy = {};
+  std::vector<at::Tensor> ignored_params = {};  // by identity: neither sharded nor reduced
+};
+
+}  // namespace fsdp
