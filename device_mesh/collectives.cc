@@ -6,9 +6,12 @@
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <chrono>
 #include <exception>
+#include <thread>
 #include <utility>
 
 namespace fsdp::internal {
@@ -45,6 +48,7 @@ bool is_sum(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; 
 Pending reduce_scatter_by_exchange(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
   const int64_t size = group->getSize();
   at::Tensor rows = at::empty({size, output.numel()}, input.options());
+  at::Tensor flat_input = input.view({size, -1});
   auto add_rows = [rows, output, size, op]() mutable {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     at::Tensor flat = output.view({-1});
@@ -52,7 +56,7 @@ Pending reduce_scatter_by_exchange(const Group& group, at::Tensor output, at::Te
     if (op == ReduceOp::kAvg) flat.div_(size);
   };
   std::vector<int64_t> equal_rows;
-  return {group, group->alltoall_base(rows, input, equal_rows, equal_rows), std::move(add_rows)};
+  return {group, group->alltoall_base(rows, flat_input, equal_rows, equal_rows), std::move(add_rows)};
 }
 
 void check_operands(const Group& group, const char* operation, const at::Tensor& whole, const at::Tensor& part) {
@@ -70,10 +74,35 @@ std::string backend_message(const std::exception& error) {
   return rich ? rich->what_without_backtrace() : error.what();
 }
 
+// Leaves word of this rank's failure in the group's store and lists the ranks that leave none within a second: as a rule
+// those that never came to the collective. Empty when the store cannot be asked.
+std::string silent_ranks(const Group& group) {
+  constexpr auto kGrace = std::chrono::seconds(1);
+  const auto key = [](int64_t rank) { return "failed/" + std::to_string(rank); };
+  std::string silent;
+  try {
+    const auto store = group->getStore();
+    if (!store) return "";
+    store->set(key(group->getRank()), std::vector<uint8_t>{1});
+    const auto deadline = std::chrono::steady_clock::now() + kGrace;
+    for (int64_t rank = 0; rank < group->getSize(); ++rank) {
+      while (!store->check({key(rank)}) && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      if (!store->check({key(rank)})) silent += (silent.empty() ? "" : ", ") + std::to_string(rank);
+    }
+  } catch (const std::exception&) {
+    return "";  // The rank that serves the store is gone.
+  }
+  return silent;
+}
+
 [[noreturn]] void throw_failure(const Group& group, const std::string& what, const std::string& reason) {
+  const std::string silent = silent_ranks(group);
   C10_THROW_ERROR(DistBackendError,
                   c10::str(what, " failed on rank ", group->getRank(), " of ", group->getSize(), " in group '",
                            group->getGroupDesc(), "' (", group_backend(group), "): ", reason,
+                           silent.empty() ? "" : ". No word from group ranks " + silent,
                            ". Other ranks may hang until their timeout"));
 }
 
@@ -127,7 +156,9 @@ void Pending::wait(const std::string& what) {
 Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
   check_operands(group, "all_gather", output, input);
   if (input.numel() == 0) return {};
-  return {group, group->_allgather_base(output, input)};
+  at::Tensor flat_output = output.view({-1});  // Backends compare shapes; the contract here is about elements.
+  at::Tensor flat_input = input.view({-1});
+  return {group, group->_allgather_base(flat_output, flat_input)};
 }
 
 Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
@@ -138,7 +169,9 @@ Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, 
   }
   c10d::ReduceScatterOptions options;
   options.reduceOp = to_c10d(op);
-  return {group, group->_reduce_scatter_base(output, input, options)};
+  at::Tensor flat_output = output.view({-1});
+  at::Tensor flat_input = input.view({-1});
+  return {group, group->_reduce_scatter_base(flat_output, flat_input, options)};
 }
 
 Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
@@ -163,9 +196,13 @@ Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
   TORCH_CHECK_VALUE(output.numel() == input.numel() && input.numel() % group->getSize() == 0, "all_to_all: ",
                     output.numel(), " and ", input.numel(), " elements, expected equal multiples of the ",
                     group->getSize(), " ranks (rank ", group->getRank(), ")");
+  TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(),
+                    "all_to_all: tensors must be contiguous (rank ", group->getRank(), ")");
   if (input.numel() == 0) return {};
+  at::Tensor output_rows = output.view({group->getSize(), -1});
+  at::Tensor input_rows = input.view({group->getSize(), -1});
   std::vector<int64_t> equal_rows;
-  return {group, group->alltoall_base(output, input, equal_rows, equal_rows)};
+  return {group, group->alltoall_base(output_rows, input_rows, equal_rows, equal_rows)};
 }
 
 void barrier(const Group& group) {

@@ -37,8 +37,9 @@ class Pending {
   Pending& operator=(Pending&&) noexcept;
   ~Pending();
   bool in_flight() const;
-  // Throws c10::Error that carries `what` (operation and unit), the rank, the group's description and the backend's
-  // text when the collective failed or timed out. Idempotent.
+  // Throws c10::DistBackendError that carries `what` (operation and unit), the rank, the group's description, the
+  // backend's text and the ranks that did not report a failure within a second, when the collective failed or timed out.
+  // Idempotent.
   void wait(const std::string& what);
 
  private:

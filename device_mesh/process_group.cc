@@ -10,8 +10,10 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <map>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <utility>
 
 namespace fsdp {
@@ -35,6 +37,14 @@ StorePtr connect_store(const LaunchEnvironment& here, std::chrono::milliseconds 
   TORCH_CHECK_VALUE(!here.master_addr.empty(), "environment variable MASTER_ADDR is not set: a world of ",
                     here.world_size, " ranks needs the host name of rank 0 there (and MASTER_PORT, default 29500); rank ",
                     here.rank);
+  // Kept for the life of the process: a rank that makes the default group again must not meet the server of one that has
+  // not destroyed its own yet. Group names in the store never repeat.
+  static auto* connected = new std::map<std::pair<std::string, int64_t>, StorePtr>();
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  StorePtr& kept = (*connected)[{here.master_addr, here.master_port}];
+  if (kept) return kept;
+
   const internal::StoreHost host = internal::parse_store_host(internal::process_environment());
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(here.master_port);
@@ -43,7 +53,8 @@ StorePtr connect_store(const LaunchEnvironment& here, std::chrono::milliseconds 
   options.waitWorkers = false;
   options.timeout = timeout;
   auto store = c10::make_intrusive<c10d::TCPStore>(here.master_addr, options);
-  return c10::make_intrusive<c10d::PrefixStore>(host.key_prefix, store);
+  kept = c10::make_intrusive<c10d::PrefixStore>(host.key_prefix, store);
+  return kept;
 }
 
 // Where this rank is, from the options first and the environment second.
