@@ -1,15 +1,9 @@
-// Times training steps (forward, backward, AdamW) of the example's transformer, plain or sharded, and prints one line of
-// JSON on rank 0. One process is one rank, as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say; `run` starts them.
+// Times training steps (forward, backward, AdamW) of the example's transformer, plain or sharded, and prints one line
+// of JSON on rank 0. One process is one rank, as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say; `run` starts them.
 //
 //   step_time --implementation=sharded --width=64 --blocks=4 --tokens=32
 //
 // "plain" ranks do not communicate: they keep each other's cores busy as the sharded ones do.
-#include "device_mesh/device_mesh.h"
-#include "device_mesh/process_group.h"
-#include "examples/transformer.h"
-#include "fully_shard/counters.h"
-#include "fully_shard/fully_shard.h"
-
 #include <absl/flags/flag.h>
 #include <absl/flags/parse.h>
 #include <torch/torch.h>
@@ -22,6 +16,12 @@
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "device_mesh/device_mesh.h"
+#include "device_mesh/process_group.h"
+#include "examples/transformer.h"
+#include "fully_shard/counters.h"
+#include "fully_shard/fully_shard.h"
 
 ABSL_FLAG(std::string, implementation, "sharded", "plain or sharded");
 ABSL_FLAG(int64_t, width, 64, "width of the model");
@@ -88,10 +88,11 @@ std::vector<double> timed_steps(Training& training) {
 
 void print_json(std::vector<double> seconds, double waiting) {
   std::sort(seconds.begin(), seconds.end());
-  std::printf("{\"implementation\": \"%s\", \"median_seconds\": %.9f, \"min_seconds\": %.9f, \"max_seconds\": %.9f, "
-              "\"waiting_seconds\": %.6f}\n",
-              absl::GetFlag(FLAGS_implementation).c_str(), seconds[seconds.size() / 2], seconds.front(), seconds.back(),
-              waiting);
+  std::printf(
+      "{\"implementation\": \"%s\", \"median_seconds\": %.9f, \"min_seconds\": %.9f, \"max_seconds\": %.9f, "
+      "\"waiting_seconds\": %.6f}\n",
+      absl::GetFlag(FLAGS_implementation).c_str(), seconds[seconds.size() / 2], seconds.front(), seconds.back(),
+      waiting);
 }
 
 void run() {

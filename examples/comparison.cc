@@ -1,12 +1,12 @@
 #include "examples/comparison.h"
 
-#include "dtensor/dtensor.h"
-
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
 #include <utility>
+
+#include "dtensor/dtensor.h"
 
 namespace examples {
 namespace {
@@ -85,10 +85,14 @@ void Comparison::forward_backward(const std::vector<Batch>& micro_batches) {
     for (size_t i = 0; i < parameters.size(); ++i) {
       const auto& gradient = parameters[i].grad();
       const bool first = sums.size() == i;
-      if (first) absolute_sums_.push_back(gradient.abs());
-      else absolute_sums_[i].add_(gradient.abs());
-      if (first) sums.push_back(gradient);
-      else sums[i].add_(gradient);
+      if (first)
+        absolute_sums_.push_back(gradient.abs());
+      else
+        absolute_sums_[i].add_(gradient.abs());
+      if (first)
+        sums.push_back(gradient);
+      else
+        sums[i].add_(gradient);
     }
   }
   for (size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = sums[i].div_(world_);

@@ -2,14 +2,14 @@
 // changes nothing.
 #pragma once
 
-#include "examples/text_data.h"
-#include "examples/transformer.h"
-
 #include <torch/torch.h>
 
 #include <memory>
 #include <string>
 #include <vector>
+
+#include "examples/text_data.h"
+#include "examples/transformer.h"
 
 namespace examples {
 

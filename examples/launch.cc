@@ -75,7 +75,7 @@ std::vector<char*> pointers(std::vector<std::string>& strings) {
 
 std::vector<std::string> rank_environment(int64_t rank, int64_t ranks, int port) {
   std::vector<std::string> environment = {
-      "RANK=" + std::to_string(rank),     "LOCAL_RANK=" + std::to_string(rank),
+      "RANK=" + std::to_string(rank),        "LOCAL_RANK=" + std::to_string(rank),
       "WORLD_SIZE=" + std::to_string(ranks), "MASTER_ADDR=127.0.0.1",
       "MASTER_PORT=" + std::to_string(port), kLauncherVariable + ("=" + std::to_string(getpid()))};
   const size_t ours = environment.size();

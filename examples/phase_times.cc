@@ -4,14 +4,22 @@ namespace examples {
 
 const char* name(Phase phase) {
   switch (phase) {
-    case Phase::kData: return "data";
-    case Phase::kForward: return "forward";
-    case Phase::kBackward: return "backward";
-    case Phase::kOptimizer: return "optimizer";
-    case Phase::kMetrics: return "exchange of losses";
-    case Phase::kUnsharded: return "unsharded model";
-    case Phase::kValidation: return "validation";
-    case Phase::kGeneration: return "generation";
+    case Phase::kData:
+      return "data";
+    case Phase::kForward:
+      return "forward";
+    case Phase::kBackward:
+      return "backward";
+    case Phase::kOptimizer:
+      return "optimizer";
+    case Phase::kMetrics:
+      return "exchange of losses";
+    case Phase::kUnsharded:
+      return "unsharded model";
+    case Phase::kValidation:
+      return "validation";
+    case Phase::kGeneration:
+      return "generation";
   }
   return "";
 }

@@ -78,9 +78,10 @@ void Report::memory_table(const std::vector<RankMetrics>& ranks, double unsharde
     std::printf("  rank %-14zu %18.2f %17.2f %14.0f\n", rank, ranks[rank].shard_bytes / kMiB,
                 ranks[rank].sharding_peak_bytes / kMiB, ranks[rank].resident_peak_bytes / kMiB);
   }
-  std::printf("  the whole model's parameters: %.2f MiB; its gradients and AdamW's two moments add three times that, all\n"
-              "  of it sharded. Sharding's peak: parameters gathered, staging and full gradients at one moment.\n",
-              unsharded_bytes / kMiB);
+  std::printf(
+      "  the whole model's parameters: %.2f MiB; its gradients and AdamW's two moments add three times that, all\n"
+      "  of it sharded. Sharding's peak: parameters gathered, staging and full gradients at one moment.\n",
+      unsharded_bytes / kMiB);
   std::fflush(stdout);
 }
 

@@ -1,13 +1,13 @@
 // What a training run prints: rank 0 writes to stdout, the others nothing.
 #pragma once
 
-#include "examples/phase_times.h"
-#include "examples/rank_metrics.h"
-
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
+
+#include "examples/phase_times.h"
+#include "examples/rank_metrics.h"
 
 namespace examples {
 
@@ -32,8 +32,8 @@ class Report {
   const bool terminal_;
   const int64_t steps_;
   const int64_t tokens_per_step_;
-  bool line_open_ = false;     // the live line has no newline yet
-  int64_t shown_step_ = 0;     // the step of the last live line, and what rank 0's clock said then
+  bool line_open_ = false;  // the live line has no newline yet
+  int64_t shown_step_ = 0;  // the step of the last live line, and what rank 0's clock said then
   double shown_seconds_ = 0;
   double shown_waiting_ = 0;
 };

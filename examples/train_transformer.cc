@@ -3,10 +3,6 @@
 //   train_transformer --ranks 2                 starts two local processes
 //   torchrun --nproc-per-node 2 --no-python train_transformer
 //   train_transformer --help
-#include "examples/launch.h"
-#include "examples/text_data.h"
-#include "examples/training.h"
-
 #include <ATen/Parallel.h>
 #include <absl/flags/flag.h>
 #include <absl/flags/parse.h>
@@ -19,9 +15,14 @@
 #include <string>
 #include <vector>
 
-ABSL_FLAG(int64_t, ranks, 2, "local processes to start; ignored under torchrun, srun and mpirun, which say it themselves");
+#include "examples/launch.h"
+#include "examples/text_data.h"
+#include "examples/training.h"
+
+ABSL_FLAG(int64_t, ranks, 2,
+          "local processes to start; ignored under torchrun, srun and mpirun, which say it themselves");
 ABSL_FLAG(std::string, data, "", "text to train on, a file or a folder; default: the LibTorch headers on this machine");
-ABSL_FLAG(int64_t, steps, 200, "training steps");
+ABSL_FLAG(int64_t, steps, 300, "training steps");
 ABSL_FLAG(int64_t, batch, 8, "sequences per rank and step");
 ABSL_FLAG(int64_t, tokens, 128, "tokens (bytes) per sequence");
 ABSL_FLAG(int64_t, width, 128, "width of the model");
@@ -55,8 +56,8 @@ c10::DeviceType device_type(const std::string& name) {
 
 int64_t at_least(int64_t least, const absl::Flag<int64_t>& flag) {
   const int64_t value = absl::GetFlag(flag);
-  TORCH_CHECK_VALUE(value >= least, "--", absl::GetFlagReflectionHandle(flag).Name(), ": ", value,
-                    ", allowed is ", least, " or more");
+  TORCH_CHECK_VALUE(value >= least, "--", absl::GetFlagReflectionHandle(flag).Name(), ": ", value, ", allowed is ",
+                    least, " or more");
   return value;
 }
 
@@ -106,7 +107,7 @@ void show_own_flags_in_help() {
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
       "trains a byte-level transformer, sharded over the ranks, on real text, and lets it write some.\n"
-      "Usage: train_transformer [--ranks=2] [--steps=200] [--compare] ...");
+      "Usage: train_transformer [--ranks=2] [--steps=300] [--compare] ...");
   show_own_flags_in_help();
   absl::ParseCommandLine(argc, argv);
   try {

@@ -1,36 +1,36 @@
 // Trains the transformer of transformer.h, sharded over the ranks of a job, on byte-level text.
 #pragma once
 
-#include "examples/transformer.h"
-
 #include <c10/core/DeviceType.h>
 
 #include <cstdint>
 #include <string>
+
+#include "examples/transformer.h"
 
 namespace examples {
 
 enum class OptimizerKind { kAdamW, kSgd };
 
 struct TrainingOptions {
-  std::string data;                // file or folder
+  std::string data;  // file or folder
   TransformerConfig model;
-  int64_t batch = 8;               // sequences per rank and step
-  int64_t tokens = 128;            // per sequence
-  int64_t steps = 200;
+  int64_t batch = 8;     // sequences per rank and step
+  int64_t tokens = 128;  // per sequence
+  int64_t steps = 300;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
-  double lr = 1e-3;
+  double lr = 2e-3;
   uint64_t seed = 1;
-  int64_t validate_every = 100;    // steps; 0: at the start and the end only
-  bool compare = false;            // train the unsharded model alongside
+  int64_t validate_every = 100;  // steps; 0: at the start and the end only
+  bool compare = false;          // train the unsharded model alongside
   std::string prompt = "#include <";
-  int64_t generate = 200;          // tokens
+  int64_t generate = 200;  // tokens
   double temperature = 0.7;
   c10::DeviceType device = c10::DeviceType::CPU;
 };
 
-// One rank's part; every rank calls it with the same options. Returns the exit code: 1 when `compare` found a difference
-// that rounding does not explain. Collective over the world.
+// One rank's part; every rank calls it with the same options. Returns the exit code: 1 when `compare` found a
+// difference that rounding does not explain. Collective over the world.
 int train(const TrainingOptions& options);
 
 }  // namespace examples

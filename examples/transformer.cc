@@ -26,10 +26,10 @@ torch::Tensor rotate(const torch::Tensor& x, const torch::Tensor& cos, const tor
 }
 
 void check(const TransformerConfig& config) {
-  TORCH_CHECK_VALUE(config.heads > 0 && config.width % (2 * config.heads) == 0, "width must be a multiple of 2 * heads = ",
-                    2 * config.heads, ", got ", config.width);
-  TORCH_CHECK_VALUE(config.kv_heads > 0 && config.heads % config.kv_heads == 0, "kv_heads must divide heads = ",
-                    config.heads, ", got ", config.kv_heads);
+  TORCH_CHECK_VALUE(config.heads > 0 && config.width % (2 * config.heads) == 0,
+                    "width must be a multiple of 2 * heads = ", 2 * config.heads, ", got ", config.width);
+  TORCH_CHECK_VALUE(config.kv_heads > 0 && config.heads % config.kv_heads == 0,
+                    "kv_heads must divide heads = ", config.heads, ", got ", config.kv_heads);
   TORCH_CHECK_VALUE(config.vocab > 0 && config.blocks > 0 && config.max_tokens > 0,
                     "vocab, blocks and max_tokens must be positive, got ", config.vocab, ", ", config.blocks, " and ",
                     config.max_tokens);
@@ -106,8 +106,8 @@ TransformerImpl::TransformerImpl(const TransformerConfig& config) : config_(conf
 }
 
 torch::Tensor TransformerImpl::forward(const torch::Tensor& tokens) {
-  TORCH_CHECK_VALUE(tokens.dim() == 2 && tokens.size(1) <= config_.max_tokens, "tokens must be [batch, <= ",
-                    config_.max_tokens, "], got ", tokens.sizes());
+  TORCH_CHECK_VALUE(tokens.dim() == 2 && tokens.size(1) <= config_.max_tokens,
+                    "tokens must be [batch, <= ", config_.max_tokens, "], got ", tokens.sizes());
   auto cos = cos_.narrow(0, 0, tokens.size(1)), sin = sin_.narrow(0, 0, tokens.size(1));
   auto x = embedding(tokens);
   for (auto& block : blocks) x = block(x, cos, sin);
@@ -115,7 +115,8 @@ torch::Tensor TransformerImpl::forward(const torch::Tensor& tokens) {
 }
 
 torch::Tensor TransformerImpl::generate(const torch::Tensor& prompt, int64_t n, double temperature) {
-  TORCH_CHECK_VALUE(prompt.dim() == 1 && prompt.size(0) > 0, "prompt must be a non-empty [tokens], got ", prompt.sizes());
+  TORCH_CHECK_VALUE(prompt.dim() == 1 && prompt.size(0) > 0, "prompt must be a non-empty [tokens], got ",
+                    prompt.sizes());
   torch::NoGradGuard no_grad;
   auto text = prompt;
   for (int64_t i = 0; i < n; ++i) {

@@ -12,11 +12,11 @@ namespace examples {
 
 struct TransformerConfig {
   int64_t vocab = 256;
-  int64_t width = 128;      // of the residual stream; a multiple of 2 * heads
+  int64_t width = 128;  // of the residual stream; a multiple of 2 * heads
   int64_t blocks = 4;
   int64_t heads = 4;
-  int64_t kv_heads = 2;     // divides heads
-  int64_t max_tokens = 128; // longest sequence
+  int64_t kv_heads = 2;      // divides heads
+  int64_t max_tokens = 128;  // longest sequence
 };
 
 class RmsNormImpl : public torch::nn::Module {
