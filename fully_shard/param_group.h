@@ -1,7 +1,7 @@
 // The parameters of one unit, which are gathered, freed and reduced together.
 //
 //   member  -> on-demand storage -> group -> shard buffer        (strong)
-//   registry entry -> owner -> group                             (strong)
+//   registry entry -> owner -> group, member                     (strong)
 //   group -> members, entries, storages                          (weak)
 //
 // States: sharded -> (issue_all_gather) gathering -> (touch) unsharded -> (reshard) sharded. In a world of one the members

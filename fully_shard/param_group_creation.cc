@@ -16,17 +16,17 @@
 namespace fsdp::internal {
 namespace {
 
-// Connects a registry entry to its group.
+// Connects a registry entry to its group, and keeps its member alive: a ParameterList has no other handle of it.
 class EntryOwner final : public DTensorOwner {
  public:
-  EntryOwner(c10::intrusive_ptr<ParamGroup> group, int64_t index) : group_(std::move(group)), index_(index) {}
+  EntryOwner(c10::intrusive_ptr<ParamGroup> group, at::Tensor member, int64_t index)
+      : group_(std::move(group)), member_(std::move(member)), index_(index) {}
   void before_write(const at::Tensor&) override { group_->before_write(index_); }
-  at::Tensor substitute(const at::Tensor&) override {
-    return group_->params()[static_cast<size_t>(index_)].lock_member();
-  }
+  at::Tensor substitute(const at::Tensor&) override { return member_; }
 
  private:
   c10::intrusive_ptr<ParamGroup> group_;
+  at::Tensor member_;
   int64_t index_;
 };
 
@@ -65,7 +65,7 @@ void ParamGroup::adopt(const std::vector<at::Tensor>& tensors, std::vector<std::
     const auto local = shard_of(tensor, index);
     auto entry = make_dtensor(local, std::move(spec),
                               c10::make_intrusive<EntryOwner>(
-                                  c10::intrusive_ptr<ParamGroup>::reclaim_copy(this), index));
+                                  c10::intrusive_ptr<ParamGroup>::reclaim_copy(this), tensor, index));
     entry.set_requires_grad(tensor.requires_grad());
     params_.back().entry = WeakTensor(entry.getIntrusivePtr());
     new_entries_.push_back(std::move(entry));
