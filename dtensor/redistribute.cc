@@ -151,6 +151,7 @@ class Journey {
 
   at::Tensor run(const std::vector<Placement>& to) && {
     undo_inner_cuts(to);
+    reduce_before_splitting(to);
     for (size_t m = 0; m < to.size(); ++m) move(m, to[m]);
     return std::move(local_);
   }
@@ -171,6 +172,17 @@ class Journey {
       if (placements_[outer].is_shard(dim) != to[outer].is_shard(dim)) return true;
     }
     return false;
+  }
+
+  // Terms that become whole anyway do so before the value is split into terms of another kind, which need not commute.
+  void reduce_before_splitting(const std::vector<Placement>& to) {
+    const auto is_new_partial = [&](size_t m) { return to[m].is_partial() && to[m] != placements_[m]; };
+    bool splits = false;
+    for (size_t m = 0; m < to.size(); ++m) splits = splits || is_new_partial(m);
+    if (!splits) return;
+    for (size_t m = 0; m < to.size(); ++m) {
+      if (placements_[m].is_partial() && placements_[m] != to[m]) move(m, Replicate{});
+    }
   }
 
   void move(size_t m, const Placement& to) {
