@@ -5,13 +5,13 @@
 #include <ATen/ops/sum.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <chrono>
 #include <exception>
 #include <thread>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 #include <utility>
 
 namespace fsdp::internal {
@@ -43,8 +43,8 @@ bool through_gloo(const Group& group, const at::Tensor& tensor) {
 
 bool is_sum(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; }
 
-// Gloo's reduce-scatter is an all-reduce of a copy of the input, of which all but one row is thrown away. Exchanging the
-// rows and adding them here moves half the bytes, needs no more memory, and always adds in the order of the ranks.
+// Gloo's reduce-scatter is an all-reduce of a copy of the input, of which all but one row is thrown away. Exchanging
+// the rows and adding them here moves half the bytes, needs no more memory, and always adds in the order of the ranks.
 Pending reduce_scatter_by_exchange(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
   const int64_t size = group->getSize();
   at::Tensor rows = at::empty({size, output.numel()}, input.options());
@@ -74,8 +74,8 @@ std::string backend_message(const std::exception& error) {
   return rich ? rich->what_without_backtrace() : error.what();
 }
 
-// Leaves word of this rank's failure in the group's store and lists the ranks that leave none within a second: as a rule
-// those that never came to the collective. Empty when the store cannot be asked.
+// Leaves word of this rank's failure in the group's store and lists the ranks that leave none within a second: as a
+// rule those that never came to the collective. Empty when the store cannot be asked.
 std::string silent_ranks(const Group& group) {
   constexpr auto kGrace = std::chrono::seconds(1);
   const auto key = [](int64_t rank) { return "failed/" + std::to_string(rank); };
@@ -99,11 +99,10 @@ std::string silent_ranks(const Group& group) {
 
 [[noreturn]] void throw_failure(const Group& group, const std::string& what, const std::string& reason) {
   const std::string silent = silent_ranks(group);
-  C10_THROW_ERROR(DistBackendError,
-                  c10::str(what, " failed on rank ", group->getRank(), " of ", group->getSize(), " in group '",
-                           group->getGroupDesc(), "' (", group_backend(group), "): ", reason,
-                           silent.empty() ? "" : ". No word from group ranks " + silent,
-                           ". Other ranks may hang until their timeout"));
+  C10_THROW_ERROR(DistBackendError, c10::str(what, " failed on rank ", group->getRank(), " of ", group->getSize(),
+                                             " in group '", group->getGroupDesc(), "' (", group_backend(group), "): ",
+                                             reason, silent.empty() ? "" : ". No word from group ranks " + silent,
+                                             ". Other ranks may hang until their timeout"));
 }
 
 }  // namespace
@@ -193,11 +192,12 @@ Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank
 }
 
 Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
-  TORCH_CHECK_VALUE(output.numel() == input.numel() && input.numel() % group->getSize() == 0, "all_to_all: ",
-                    output.numel(), " and ", input.numel(), " elements, expected equal multiples of the ",
-                    group->getSize(), " ranks (rank ", group->getRank(), ")");
-  TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(),
-                    "all_to_all: tensors must be contiguous (rank ", group->getRank(), ")");
+  TORCH_CHECK_VALUE(output.numel() == input.numel() && input.numel() % group->getSize() == 0,
+                    "all_to_all: ", output.numel(), " and ", input.numel(),
+                    " elements, expected equal multiples of the ", group->getSize(), " ranks (rank ", group->getRank(),
+                    ")");
+  TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(), "all_to_all: tensors must be contiguous (rank ",
+                    group->getRank(), ")");
   if (input.numel() == 0) return {};
   at::Tensor output_rows = output.view({group->getSize(), -1});
   at::Tensor input_rows = input.view({group->getSize(), -1});
@@ -206,7 +206,8 @@ Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
 }
 
 void barrier(const Group& group) {
-  // Not ProcessGroup::barrier: it keeps its tensor in a function-level static, which ranks that are threads would share.
+  // Not ProcessGroup::barrier: it keeps its tensor in a function-level static, which ranks that are threads would
+  // share.
   c10d::BarrierOptions options;
   if (group->getBackendType() == ProcessGroup::NCCL) {
     options.device = c10::impl::getDeviceGuardImpl(c10::kCUDA)->getDevice();

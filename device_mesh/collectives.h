@@ -2,8 +2,9 @@
 // ProcessGroup's call conventions, so that nobody else includes c10d's heavy headers.
 //
 // Every function here is collective over `group`: all its ranks must call in the same order with the same sizes. Each
-// returns at once with a Pending; the tensors must stay alive and untouched until wait() returns. On CUDA the collective
-// is ordered after the work on the current stream, and wait() makes the current stream wait without blocking the host.
+// returns at once with a Pending; the tensors must stay alive and untouched until wait() returns. On CUDA the
+// collective is ordered after the work on the current stream, and wait() makes the current stream wait without blocking
+// the host.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -38,8 +39,8 @@ class Pending {
   ~Pending();
   bool in_flight() const;
   // Throws c10::DistBackendError that carries `what` (operation and unit), the rank, the group's description, the
-  // backend's text and the ranks that did not report a failure within a second, when the collective failed or timed out.
-  // Idempotent.
+  // backend's text and the ranks that did not report a failure within a second, when the collective failed or timed
+  // out. Idempotent.
   void wait(const std::string& what);
 
  private:

@@ -1,22 +1,22 @@
 #include "device_mesh/device_mesh.h"
 
-#include "device_mesh/collectives.h"
-#include "device_mesh/dimension_groups.h"
-#include "device_mesh/mesh_layout.h"
-#include "device_mesh/process_group.h"
-#include "device_mesh/process_group_factory.h"
-
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
 #include <sstream>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
+
+#include "device_mesh/collectives.h"
+#include "device_mesh/dimension_groups.h"
+#include "device_mesh/mesh_layout.h"
+#include "device_mesh/process_group.h"
+#include "device_mesh/process_group_factory.h"
 
 namespace fsdp {
 namespace {
@@ -72,8 +72,8 @@ void check_names(const Names& names, size_t ndim, int64_t rank) {
                     " names or none (rank ", rank, ")");
   std::set<std::string> seen;
   for (const auto& name : names) {
-    TORCH_CHECK_VALUE(!name.empty() && seen.insert(name).second, "DeviceMesh: dim_names (", join(names, ", "),
-                      "): '", name, "' is empty or not unique (rank ", rank, ")");
+    TORCH_CHECK_VALUE(!name.empty() && seen.insert(name).second, "DeviceMesh: dim_names (", join(names, ", "), "): '",
+                      name, "' is empty or not unique (rank ", rank, ")");
   }
 }
 
@@ -123,14 +123,15 @@ struct DeviceMesh::State {
   // The groups of the dimension that `dims_named` merge into. Collective over its ranks the first time.
   std::shared_ptr<DimensionGroups> merged_groups(const Indices& dims_named, const std::string& name) const {
     if (dims_named.size() == 1) return dims[static_cast<size_t>(dims_named.front())];
-    Indices members = layout.merged(dims_named).along({layout.merged_position(dims_named)}, merged_coordinate(dims_named))
+    Indices members = layout.merged(dims_named)
+                          .along({layout.merged_position(dims_named)}, merged_coordinate(dims_named))
                           .positions();
     for (int64_t& member : members) member = family->ranks[static_cast<size_t>(member)];
     const auto& world = family->world;
     const int64_t last = *std::max_element(members.begin(), members.end());
     TORCH_CHECK_VALUE(world && last < world->group()->getSize() && world->group()->getRank() == rank,
-                      "DeviceMesh: flatten to '", name, "' needs a default process group that contains the mesh's ranks (",
-                      "rank ", rank, ")");
+                      "DeviceMesh: flatten to '", name,
+                      "' needs a default process group that contains the mesh's ranks (", "rank ", rank, ")");
     std::lock_guard<std::mutex> lock(family->mutex);
     auto& groups = family->flattened[members];
     if (!groups) {
@@ -154,8 +155,8 @@ DeviceMesh DeviceMesh::from_group(Group group, c10::DeviceType device_type, Indi
                      dim_name.empty() ? Names{} : Names{std::move(dim_name)});
 }
 
-DeviceMesh DeviceMesh::from_groups(std::vector<Group> groups, c10::DeviceType device_type, Indices ranks,
-                                   Indices shape, Names dim_names) {
+DeviceMesh DeviceMesh::from_groups(std::vector<Group> groups, c10::DeviceType device_type, Indices ranks, Indices shape,
+                                   Names dim_names) {
   TORCH_CHECK_VALUE(!groups.empty() && groups.size() == shape.size(), "DeviceMesh::from_groups: ", groups.size(),
                     " groups for shape ", c10::IntArrayRef(shape), ": expected one group per dimension");
   State state;
@@ -225,18 +226,18 @@ DeviceMesh DeviceMesh::flatten(const Names& dim_names, std::string name) const {
   flat.layout = state_->layout.merged(dims);
   flat.coordinate = state_->merged_coordinate(dims);
   flat.family = state_->family;
+  const int64_t merged_dim = state_->layout.merged_position(dims);
   for (int64_t dim = 0; dim < ndim(); ++dim) {
-    const bool is_merged = std::find(dims.begin(), dims.end(), dim) != dims.end();
-    if (dim == state_->layout.merged_position(dims)) flat.dim_names.push_back(name);
-    if (!is_merged) flat.dim_names.push_back(state_->dim_names[static_cast<size_t>(dim)]);
+    if (dim == merged_dim) {
+      flat.dim_names.push_back(name);
+      flat.dims.push_back(nullptr);  // made below, once the names are known to be good
+    } else if (std::find(dims.begin(), dims.end(), dim) == dims.end()) {
+      flat.dim_names.push_back(state_->dim_names[static_cast<size_t>(dim)]);
+      flat.dims.push_back(state_->dims[static_cast<size_t>(dim)]);
+    }
   }
   check_names(flat.dim_names, flat.dim_names.size(), rank());
-  const auto merged = state_->merged_groups(dims, name);
-  for (int64_t dim = 0; dim < ndim(); ++dim) {
-    const bool is_merged = std::find(dims.begin(), dims.end(), dim) != dims.end();
-    if (dim == state_->layout.merged_position(dims)) flat.dims.push_back(merged);
-    if (!is_merged) flat.dims.push_back(state_->dims[static_cast<size_t>(dim)]);
-  }
+  flat.dims[static_cast<size_t>(merged_dim)] = state_->merged_groups(dims, name);
   return DeviceMesh(std::move(flat).complete());
 }
 
@@ -297,8 +298,8 @@ std::string to_string(const DeviceMesh& mesh) {
     if (!mesh.dim_names().empty()) text << mesh.dim_names()[dim] << "=";
     text << mesh.shape()[dim];
   }
-  text << "), '" << c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true) << "', stride="
-       << mesh.state_->layout.strides_text() << ")";
+  text << "), '" << c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true)
+       << "', stride=" << mesh.state_->layout.strides_text() << ")";
   return text.str();
 }
 

@@ -32,9 +32,9 @@ class DeviceMesh {
 
   // An n-D mesh of `shape` over `ranks` (global, row-major) with one existing group per dimension. Local.
   // Throws ValueError unless there is one group per dimension and each group's size matches the dimension's.
-  static DeviceMesh from_groups(std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups,
-                                c10::DeviceType device_type, std::vector<int64_t> ranks,
-                                std::vector<int64_t> shape, std::vector<std::string> dim_names);
+  static DeviceMesh from_groups(std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups, c10::DeviceType device_type,
+                                std::vector<int64_t> ranks, std::vector<int64_t> shape,
+                                std::vector<std::string> dim_names);
 
   c10::DeviceType device_type() const;
   int64_t ndim() const;
@@ -44,8 +44,8 @@ class DeviceMesh {
   const std::vector<std::string>& dim_names() const;  // empty when unnamed
   const std::vector<int64_t>& ranks() const;          // global ranks, row-major
 
-  int64_t rank() const;                          // this process's (or thread's) global rank
-  int64_t local_rank(int64_t dim = 0) const;     // this rank's index along `dim`
+  int64_t rank() const;                            // this process's (or thread's) global rank
+  int64_t local_rank(int64_t dim = 0) const;       // this rank's index along `dim`
   const std::vector<int64_t>& coordinate() const;  // this rank's index along every dimension
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(int64_t dim = 0) const;
 
@@ -58,9 +58,9 @@ class DeviceMesh {
   DeviceMesh operator[](const std::string& dim_name) const;
   DeviceMesh operator[](const std::vector<std::string>& dim_names) const;
 
-  // This mesh with the named dimensions merged into one called `name` (default: the names joined by "_"), whose index is
-  // row-major over them in the given order. It stands where the first of them stood; the other dimensions stay. Slice
-  // the result by `name` for the 1-D mesh. Collective over the ranks of those dimensions the first time, local
+  // This mesh with the named dimensions merged into one called `name` (default: the names joined by "_"), whose index
+  // is row-major over them in the given order. It stands where the first of them stood; the other dimensions stay.
+  // Slice the result by `name` for the 1-D mesh. Collective over the ranks of those dimensions the first time, local
   // afterwards. Throws ValueError for an unknown name, or where no default group contains the mesh's ranks.
   DeviceMesh flatten(const std::vector<std::string>& dim_names, std::string name = {}) const;
 
@@ -78,7 +78,8 @@ class DeviceMesh {
 };
 
 // Arranges ranks 0 .. product(shape)-1 of the default group row-major. Initialises the default group when nobody has.
-// Collective over the default group. Throws ValueError for a bad shape or names, or a mesh that is not the world's size.
+// Collective over the default group. Throws ValueError for a bad shape or names, or a mesh that is not the world's
+// size.
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
                             std::vector<std::string> dim_names = {});
 

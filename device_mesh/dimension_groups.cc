@@ -1,11 +1,10 @@
 #include "device_mesh/dimension_groups.h"
 
-#include "device_mesh/process_group_factory.h"
-
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
 #include <numeric>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
+
+#include "device_mesh/process_group_factory.h"
 
 namespace fsdp::internal {
 

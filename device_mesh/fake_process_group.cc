@@ -2,8 +2,8 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
-#include <torch/csrc/distributed/c10d/Backend.hpp>
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <utility>
 
 namespace fsdp::internal {

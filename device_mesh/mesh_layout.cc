@@ -49,7 +49,8 @@ int64_t MeshLayout::offset(const Dimension& dim, int64_t index) {
   return total;
 }
 
-// Joins the step to the last one where the two walk the positions evenly, so that most flattened dimensions stay simple.
+// Joins the step to the last one where the two walk the positions evenly, so that most flattened dimensions stay
+// simple.
 void MeshLayout::append(Dimension& dim, Step step) {
   if (!dim.empty() && step.size == 1) return;
   if (!dim.empty() && dim.back().size == 1) dim.pop_back();

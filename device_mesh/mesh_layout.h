@@ -1,7 +1,7 @@
 // The integers of a mesh: which position each coordinate has. No tensors, no groups, no ranks' meaning.
 //
-// A layout maps coordinates (i_0, ..., i_{n-1}) to positions in a list of ranks: base + sum of i_d * stride_d. A dimension
-// that was flattened from others may need several (size, stride) steps, the last varying fastest.
+// A layout maps coordinates (i_0, ..., i_{n-1}) to positions in a list of ranks: base + sum of i_d * stride_d. A
+// dimension that was flattened from others may need several (size, stride) steps, the last varying fastest.
 //
 //   MeshLayout grid = MeshLayout::row_major({2, 4});      // positions 0..7
 //   grid.along({1}, grid.coordinate_of(6)).positions();   // {4, 5, 6, 7}: the row through position 6

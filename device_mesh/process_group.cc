@@ -1,20 +1,20 @@
 #include "device_mesh/process_group.h"
 
-#include "device_mesh/dimension_groups.h"
-#include "device_mesh/process_group_factory.h"
-#include "device_mesh/rendezvous.h"
-
 #include <c10/core/impl/DeviceGuardImplInterface.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
+
+#include "device_mesh/dimension_groups.h"
+#include "device_mesh/process_group_factory.h"
+#include "device_mesh/rendezvous.h"
 
 namespace fsdp {
 namespace {
@@ -35,10 +35,10 @@ thread_local std::shared_ptr<DimensionGroups> thread_default;
 StorePtr connect_store(const LaunchEnvironment& here, std::chrono::milliseconds timeout) {
   if (here.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
   TORCH_CHECK_VALUE(!here.master_addr.empty(), "environment variable MASTER_ADDR is not set: a world of ",
-                    here.world_size, " ranks needs the host name of rank 0 there (and MASTER_PORT, default 29500); rank ",
-                    here.rank);
-  // Kept for the life of the process: a rank that makes the default group again must not meet the server of one that has
-  // not destroyed its own yet. Group names in the store never repeat.
+                    here.world_size,
+                    " ranks needs the host name of rank 0 there (and MASTER_PORT, default 29500); rank ", here.rank);
+  // Kept for the life of the process: a rank that makes the default group again must not meet the server of one that
+  // has not destroyed its own yet. Group names in the store never repeat.
   static auto* connected = new std::map<std::pair<std::string, int64_t>, StorePtr>();
   static std::mutex mutex;
   std::lock_guard<std::mutex> lock(mutex);
@@ -72,7 +72,7 @@ LaunchEnvironment locate(const ProcessGroupOptions& options) {
   return here;
 }
 
-// One GPU per local rank; leaves the device alone where ranks are threads.
+// One GPU per local rank.
 void select_cuda_device(int64_t local_rank) {
   const auto* guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
   const int64_t count = guard->deviceCount();

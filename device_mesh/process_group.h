@@ -42,9 +42,9 @@ class StoreHandle {
 };
 
 struct ProcessGroupOptions {
-  std::string backend = {};   // "gloo", "nccl" or "fake"; empty: nccl where CUDA is available, else gloo
-  StoreHandle store = {};     // explicit rendezvous; the group then belongs to the calling thread
-  int64_t rank = -1;          // with `world_size`: replaces what the environment says; required with a store
+  std::string backend = {};  // "gloo", "nccl" or "fake"; empty: nccl where CUDA is available, else gloo
+  StoreHandle store = {};    // explicit rendezvous; the group then belongs to the calling thread
+  int64_t rank = -1;         // with `world_size`: replaces what the environment says; required with a store
   int64_t world_size = -1;
   std::chrono::milliseconds timeout = std::chrono::minutes(10);  // of the rendezvous and of one collective
 };

@@ -1,20 +1,20 @@
 #include "device_mesh/process_group_factory.h"
 
-#include "device_mesh/fake_process_group.h"
-
 #include <ATen/Context.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include "device_mesh/fake_process_group.h"
 #ifdef USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
 #endif
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
-
 #include <algorithm>
 #include <cstdlib>
 #include <numeric>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 namespace fsdp::internal {
 namespace {

@@ -38,8 +38,8 @@ bool launched_by(const Launcher& launcher, const Environment& environment) {
   const bool has_rank = environment(launcher.rank).has_value();
   const bool has_size = environment(launcher.world_size).has_value();
   if (has_size && !has_rank && launcher.rank == std::string("SLURM_PROCID")) return false;
-  TORCH_CHECK_VALUE(has_rank == has_size, "environment variable ", has_rank ? launcher.rank : launcher.world_size,
-                    "='", *environment(has_rank ? launcher.rank : launcher.world_size), "' is set but ",
+  TORCH_CHECK_VALUE(has_rank == has_size, "environment variable ", has_rank ? launcher.rank : launcher.world_size, "='",
+                    *environment(has_rank ? launcher.rank : launcher.world_size), "' is set but ",
                     has_rank ? launcher.world_size : launcher.rank, " is not; set both, or neither for a world of one");
   return has_rank;
 }
@@ -79,8 +79,6 @@ StoreHost parse_store_host(const Environment& environment) {
 
 }  // namespace internal
 
-LaunchEnvironment launch_environment() {
-  return internal::parse_launch_environment(internal::process_environment());
-}
+LaunchEnvironment launch_environment() { return internal::parse_launch_environment(internal::process_environment()); }
 
 }  // namespace fsdp

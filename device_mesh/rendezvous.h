@@ -3,11 +3,11 @@
 //   LaunchEnvironment here = internal::parse_launch_environment(internal::process_environment());
 #pragma once
 
-#include "device_mesh/process_group.h"
-
 #include <functional>
 #include <optional>
 #include <string>
+
+#include "device_mesh/process_group.h"
 
 namespace fsdp::internal {
 

@@ -1,8 +1,5 @@
 #include "device_mesh/collectives.h"
 
-#include "device_mesh/process_group.h"
-#include "tests/support/thread_ranks.h"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
@@ -10,7 +7,11 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "device_mesh/process_group.h"
+#include "tests/support/thread_ranks.h"
 
 namespace fsdp::internal {
 namespace {
@@ -80,7 +81,8 @@ TEST(Collectives, ReduceEveryOperationDtypeAndWorld) {
       auto bytes = contribution(rank, world, at::kByte);
       auto row = at::empty({1}, at::kByte);
       reduce_scatter(group, row, bytes, ReduceOp::kSum).wait("reduce-scatter of bytes");
-      EXPECT_TRUE(at::equal(row, reduced(all_contributions(world, world, at::kByte), ReduceOp::kSum).narrow(0, rank, 1)));
+      EXPECT_TRUE(
+          at::equal(row, reduced(all_contributions(world, world, at::kByte), ReduceOp::kSum).narrow(0, rank, 1)));
     });
   }
 }

@@ -1,15 +1,15 @@
 #include "device_mesh/device_mesh.h"
 
-#include "device_mesh/collectives.h"
-#include "device_mesh/process_group.h"
-#include "tests/support/thread_ranks.h"
-
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
 #include <sstream>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "device_mesh/collectives.h"
+#include "device_mesh/process_group.h"
+#include "tests/support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
@@ -29,9 +29,9 @@ std::string value_error(const std::function<void()>& call) {
   return "no error";
 }
 
-#define EXPECT_VALUE_ERROR(call, part)                                              \
-  do {                                                                              \
-    const std::string text = value_error([&] { (void)(call); });                    \
+#define EXPECT_VALUE_ERROR(call, part)                                                          \
+  do {                                                                                          \
+    const std::string text = value_error([&] { (void)(call); });                                \
     EXPECT_NE(text.find(part), std::string::npos) << "expected: " << part << "\ngot: " << text; \
   } while (false)
 
@@ -187,7 +187,8 @@ TEST(DeviceMesh, ErrorsNameTheArgumentItsValueAndTheRank) {
                        "shape [3] has 3 places, expected 2 (the size of the default process group) " + here);
     EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {}), "shape is empty " + here);
     EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {-2}), "shape [-2]: every dimension must be at least 1 " + here);
-    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {2}, {"a", "b"}), "dim_names (a, b): expected 1 names or none " + here);
+    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {2}, {"a", "b"}),
+                       "dim_names (a, b): expected 1 names or none " + here);
     EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {2, 1}, {"a", "a"}), "'a' is empty or not unique " + here);
     EXPECT_VALUE_ERROR(init_device_mesh(c10::kCUDA, {2}), "backend 'gloo' does not serve it " + here);
 

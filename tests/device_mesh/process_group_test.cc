@@ -1,20 +1,20 @@
 #include "device_mesh/process_group.h"
 
-#include "device_mesh/collectives.h"
-#include "device_mesh/device_mesh.h"
-#include "tests/support/process_ranks.h"
-#include "tests/support/thread_ranks.h"
-
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include "device_mesh/collectives.h"
+#include "device_mesh/device_mesh.h"
+#include "tests/support/process_ranks.h"
+#include "tests/support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
@@ -91,8 +91,9 @@ TEST(ProcessGroup, LateRankIsATimeout) {
 }
 
 TEST(ProcessGroup, WorldWithoutMasterAddressIsAnError) {
-  EXPECT_NE(value_error([] { init_process_group({.backend = "gloo", .rank = 1, .world_size = 2}); })
-                .find("environment variable MASTER_ADDR is not set: a world of 2 ranks needs"),
+  EXPECT_NE(value_error([] {
+              init_process_group({.backend = "gloo", .rank = 1, .world_size = 2});
+            }).find("environment variable MASTER_ADDR is not set: a world of 2 ranks needs"),
             std::string::npos);
 }
 

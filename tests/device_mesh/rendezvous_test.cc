@@ -44,8 +44,13 @@ TEST(Rendezvous, NoLauncherIsAWorldOfOne) {
 }
 
 TEST(Rendezvous, Torchrun) {
-  const auto here = parse({{"RANK", "3"}, {"WORLD_SIZE", "4"}, {"LOCAL_RANK", "1"}, {"MASTER_ADDR", "node0"},
-                           {"MASTER_PORT", "1234"}, {"SLURM_PROCID", "0"}, {"SLURM_NTASKS", "2"}});
+  const auto here = parse({{"RANK", "3"},
+                           {"WORLD_SIZE", "4"},
+                           {"LOCAL_RANK", "1"},
+                           {"MASTER_ADDR", "node0"},
+                           {"MASTER_PORT", "1234"},
+                           {"SLURM_PROCID", "0"},
+                           {"SLURM_NTASKS", "2"}});
   expect_place(here, 3, 4, 1);
   EXPECT_EQ(here.master_addr, "node0");
   EXPECT_EQ(here.master_port, 1234);
@@ -58,9 +63,9 @@ TEST(Rendezvous, Srun) {
 TEST(Rendezvous, SlurmBatchScriptWithoutSrunIsAWorldOfOne) { expect_place(parse({{"SLURM_NTASKS", "6"}}), 0, 1, 0); }
 
 TEST(Rendezvous, OpenMpi) {
-  expect_place(parse({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"},
-                      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}),
-               1, 2, 1);
+  expect_place(
+      parse({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}), 1, 2,
+      1);
 }
 
 TEST(Rendezvous, Mpich) { expect_place(parse({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}}), 1, 3, 0); }
@@ -90,8 +95,8 @@ TEST(Rendezvous, BadValuesNameTheVariableTheValueAndTheRange) {
 TEST(Rendezvous, TorchrunsAgentServesTheStore) {
   const auto alone = parse_store_host(environment_of({}));
   EXPECT_FALSE(alone.served_by_launcher);
-  const auto agent = parse_store_host(
-      environment_of({{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}}));
+  const auto agent =
+      parse_store_host(environment_of({{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}}));
   EXPECT_TRUE(agent.served_by_launcher);
   EXPECT_EQ(agent.key_prefix, "attempt_2");
 }

@@ -1,8 +1,7 @@
 #include "tests/support/process_ranks.h"
 
-#include <c10/util/Exception.h>
-
 #include <arpa/inet.h>
+#include <c10/util/Exception.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>

@@ -19,8 +19,8 @@
 
 namespace fsdp::testing {
 
-// Registers `body` under `name`; its result is the child's exit code, and an exception prints its text and exits with 1.
-// Only for objects of static storage duration.
+// Registers `body` under `name`; its result is the child's exit code, and an exception prints its text and exits
+// with 1. Only for objects of static storage duration.
 class ChildCase {
  public:
   ChildCase(std::string name, std::function<int()> body);

@@ -1,10 +1,7 @@
 #include "tests/support/thread_ranks.h"
 
-#include "device_mesh/process_group.h"
-
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <condition_variable>
 #include <cstdio>
@@ -13,7 +10,10 @@
 #include <optional>
 #include <string>
 #include <thread>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
+
+#include "device_mesh/process_group.h"
 
 namespace fsdp::testing {
 namespace {
