@@ -57,6 +57,14 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec, c10::intru
   return at::Tensor(std::move(impl));
 }
 
+at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpecPtr spec) {
+  auto* const source = base.unsafeGetTensorImpl();
+  auto impl = source->shallow_copy_and_detach(source->version_counter(), /*allow_tensor_metadata_change=*/true);
+  impl->set_sizes_and_strides(spec->shape, spec->stride);
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta_of(base).owner));
+  return at::Tensor(std::move(impl));
+}
+
 const DTensorSpecPtr& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
 const at::Tensor& local_of(const at::Tensor& tensor) { return meta_of(tensor).local; }
 DTensorOwner* owner_of(const at::Tensor& tensor) { return meta_of(tensor).owner.get(); }

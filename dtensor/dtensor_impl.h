@@ -22,6 +22,9 @@ class DTensorOwner : public c10::intrusive_ptr_target {
 at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
                         c10::intrusive_ptr<DTensorOwner> owner = {});
 
+// A DTensor that is a view of `base`: its keys, version counter and owner, over a view of its local tensor.
+at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpecPtr spec);
+
 // REQUIRES: is_dtensor(tensor).
 const DTensorSpecPtr& spec_of(const at::Tensor& tensor);
 const at::Tensor& local_of(const at::Tensor& tensor);

@@ -62,6 +62,10 @@ void equal_rule(OperatorCall& call) {
 void add_value_rules(RuleTable& table) {
   table["_local_scalar_dense"] = item_rule;
   table["equal"] = equal_rule;
+  table["allclose"] = decompose_rule;
+  for (const char* name : {"__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__"}) {
+    table[name] = decompose_rule;
+  }
 }
 
 }  // namespace fsdp::internal

@@ -6,7 +6,6 @@
 
 #include <ATen/ops/empty_strided.h>
 #include <ATen/InferSize.h>
-#include <c10/core/TensorImpl.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/Exception.h>
 
@@ -18,17 +17,8 @@
 namespace fsdp::internal {
 namespace {
 
-c10::intrusive_ptr<DTensorOwner> shared_owner(const at::Tensor& self) {
-  auto* const owner = owner_of(self);
-  return owner == nullptr ? c10::intrusive_ptr<DTensorOwner>()
-                          : c10::intrusive_ptr<DTensorOwner>::reclaim_copy(owner);
-}
-
 // The same DTensor in a new tensor object, owner and all.
-at::Tensor aliased(const at::Tensor& self) {
-  auto* const impl = self.unsafeGetTensorImpl();
-  return at::Tensor(impl->shallow_copy_and_detach(impl->version_counter(), /*allow_tensor_metadata_change=*/false));
-}
+at::Tensor aliased(const at::Tensor& self) { return make_dtensor_view(self, local_of(self), spec_of(self)); }
 
 void alias_rule(OperatorCall& call) { call.finish(aliased(call.argument(0).toTensor())); }
 
@@ -59,7 +49,7 @@ void finish_view(OperatorCall& call, const DimMap& dim_map) {
   auto interned = intern_spec(std::move(spec));
   call.argument(0) = local_of(self);
   auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), std::move(interned), shared_owner(self)));
+  call.finish(make_dtensor_view(self, results[0].toTensor(), std::move(interned)));
 }
 
 int64_t wrapped(const c10::IValue& dim, int64_t ndim) { return c10::maybe_wrap_dim(dim.toInt(), ndim); }
@@ -149,7 +139,7 @@ void expand_rule(OperatorCall& call) {
   call.argument(0) = local_of(self);
   call.argument(1) = size;
   auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), std::move(interned)));
+  call.finish(make_dtensor_view(self, results[0].toTensor(), std::move(interned)));
 }
 
 int64_t product(const std::vector<int64_t>& sizes, size_t begin, size_t end) {
@@ -198,7 +188,7 @@ void view_rule(OperatorCall& call) {
   auto interned = intern_spec(std::move(spec));
   std::vector<int64_t> local_shape;
   for (const Chunk& chunk : local_box(*interned)) local_shape.push_back(chunk.length);
-  call.finish(make_dtensor(local_of(self).view(local_shape), std::move(interned), shared_owner(self)));
+  call.finish(make_dtensor_view(self, local_of(self).view(local_shape), std::move(interned)));
 }
 
 void as_strided_rule(OperatorCall& call) {

@@ -1,0 +1,154 @@
+// Every refusal of the DTensor layer, with its message.
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_spec.h"
+#include "tests/dtensor/partial_values.h"
+#include "tests/support/thread_ranks.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <sstream>
+
+namespace fsdp {
+namespace {
+
+using ::testing::HasSubstr;
+using testing::known_dtensor;
+
+std::string error_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+class DTensorErrors : public ::testing::Test {
+ protected:
+  // On both ranks of a world of two: a tensor of shape {4, 2} cut along dimension 0, and what the test says of it.
+  static void on_two_ranks(const std::function<void(const DeviceMesh&, const at::Tensor&)>& body) {
+    testing::run_ranks(2, [&](int64_t) {
+      const auto mesh = init_device_mesh(c10::kCPU, {2});
+      body(mesh, known_dtensor(mesh, {Shard{0}}, {4, 2}, 1).dtensor);
+    });
+  }
+};
+
+TEST_F(DTensorErrors, OperatorWithoutRule) {
+  on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
+    const auto error = error_of([&] { at::mm(t, t.t()); });
+    EXPECT_THAT(error, HasSubstr("No sharding rule for aten::mm"));
+    EXPECT_THAT(error, HasSubstr("Shard(0)"));
+    EXPECT_THAT(error, HasSubstr(".to_local()"));
+    EXPECT_THAT(error, HasSubstr(".full_tensor()"));
+  });
+}
+
+TEST_F(DTensorErrors, RawStorage) {
+  on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
+    for (const auto& access : std::vector<std::function<void()>>{
+             [&] { t.data_ptr<float>(); }, [&] { t.const_data_ptr<float>(); }, [&] { t.storage(); },
+             [&] { t.accessor<float, 2>(); }, [&] { std::ostringstream() << at::Tensor(t); }}) {
+      EXPECT_THAT(error_of(access), HasSubstr("A DTensor has no storage of its own"));
+    }
+  });
+}
+
+TEST_F(DTensorErrors, NotADTensor) {
+  EXPECT_THAT(error_of([] { DTensor(at::ones({2})); }), HasSubstr("not distributed"));
+  EXPECT_THAT(error_of([] { DTensor{at::Tensor()}; }), HasSubstr("undefined"));
+}
+
+TEST_F(DTensorErrors, DistributeTensor) {
+  on_two_ranks([](const DeviceMesh& mesh, const at::Tensor& t) {
+    const at::Tensor plain = at::ones({4, 2});
+    EXPECT_THAT(error_of([&] { distribute_tensor(plain, mesh, {Partial{}}); }), HasSubstr("Partial(sum)"));
+    EXPECT_THAT(error_of([&] { distribute_tensor(plain, mesh, {Shard{2}}); }), HasSubstr("Shard(2) is out of range"));
+    EXPECT_THAT(error_of([&] { distribute_tensor(plain, mesh, {Shard{0}, Replicate{}}); }), HasSubstr("got 2"));
+    EXPECT_THAT(error_of([&] { distribute_tensor(t, mesh, {Shard{0}}); }), HasSubstr("distributed already"));
+    EXPECT_THAT(error_of([&] { distribute_tensor({}, mesh, {Shard{0}}); }), HasSubstr("undefined"));
+    EXPECT_THAT(error_of([&] { distribute_tensor(at::ones({2}, at::kMeta), mesh, {Shard{0}}); }), HasSubstr("meta"));
+  });
+}
+
+TEST_F(DTensorErrors, FromLocal) {
+  on_two_ranks([](const DeviceMesh& mesh, const at::Tensor& t) {
+    const at::Tensor local = at::ones({2, 2});
+    const FromLocalOptions uneven{.shape = std::vector<int64_t>{7, 2}};
+    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, uneven); }), HasSubstr("does not fit"));
+    EXPECT_THAT(error_of([&] { from_local(t, mesh, {Shard{0}}); }), HasSubstr("it is a DTensor"));
+    EXPECT_THAT(error_of([&] { from_local({}, mesh, {Shard{0}}); }), HasSubstr("undefined"));
+    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{5}}); }), HasSubstr("out of range"));
+    const FromLocalOptions bad_stride{.shape = std::vector<int64_t>{4, 2}, .stride = std::vector<int64_t>{1}};
+    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, bad_stride); }), HasSubstr("stride"));
+    const at::Tensor ragged = at::ones({2 + mesh.rank(), 2});
+    EXPECT_THAT(error_of([&] { from_local(ragged, mesh, {Shard{0}}, {.check = true}); }), HasSubstr("differ across"));
+    const FromLocalOptions wrong_here{.shape = std::vector<int64_t>{mesh.rank() == 0 ? 4 : 9, 2}, .check = true};
+    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, wrong_here); }), HasSubstr("from_local"));
+  });
+}
+
+TEST_F(DTensorErrors, Redistribute) {
+  on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
+    EXPECT_THAT(error_of([&] { DTensor(t).redistribute({Shard{3}}); }), HasSubstr("out of range"));
+    EXPECT_THAT(error_of([&] { DTensor(t).redistribute({}); }), HasSubstr("expected one per mesh dimension"));
+  });
+}
+
+TEST_F(DTensorErrors, PartialsThatDoNotCommute) {
+  testing::run_ranks(4, [](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2, 2});
+    const std::vector<Placement> mixed{Partial{}, Partial{Partial::Op::kMax}};
+    EXPECT_THAT(error_of([&] { from_local(at::ones({2}), mesh, mixed); }), HasSubstr("do not commute"));
+  });
+}
+
+TEST_F(DTensorErrors, Pointwise) {
+  on_two_ranks([](const DeviceMesh& mesh, const at::Tensor& t) {
+    const at::Tensor plain = at::ones({4, 2});
+    EXPECT_THAT(error_of([&] { t.add(plain); }), HasSubstr("mixes DTensors with a plain tensor"));
+    EXPECT_THAT(error_of([&] { plain.add_(t); }), HasSubstr("writes a plain tensor"));
+    EXPECT_THAT(error_of([&] { t.narrow(1, 0, 1).add_(t); }), HasSubstr("does not fit"));
+    const at::Tensor partial = known_dtensor(mesh, {Partial{}}, {4, 2}, 2).dtensor;
+    EXPECT_THAT(error_of([&] { partial.sqrt_(); }), HasSubstr("cannot do term by term"));
+    EXPECT_THAT(error_of([&] { partial.fill_(1); }), HasSubstr("cannot do term by term"));
+    const auto other_mesh = init_device_mesh(c10::kCPU, {2, 1});
+    const at::Tensor elsewhere = distribute_tensor(plain, other_mesh, {Shard{0}, Replicate{}});
+    EXPECT_THAT(error_of([&] { t.add(elsewhere); }), HasSubstr("different meshes"));
+    EXPECT_THAT(error_of([&] { t.copy_(elsewhere); }), HasSubstr("the meshes differ"));
+    EXPECT_THAT(error_of([&] { at::equal(t, elsewhere); }), HasSubstr("the meshes differ"));
+  });
+}
+
+TEST_F(DTensorErrors, Copies) {
+  on_two_ranks([](const DeviceMesh& mesh, const at::Tensor& t) {
+    EXPECT_THAT(error_of([&] { t.copy_(at::ones({2, 2})); }), HasSubstr("must have the global shape"));
+    EXPECT_THAT(error_of([&] { t.set_(at::ones({2, 2})); }), HasSubstr("must have the global shape"));
+    EXPECT_THAT(error_of([&] { at::ones({4, 2}).copy_(t); }), HasSubstr(".full_tensor()"));
+    const at::Tensor partial = known_dtensor(mesh, {Partial{}}, {4, 2}, 2).dtensor;
+    EXPECT_THAT(error_of([&] { partial.copy_(at::ones({4, 2})); }), HasSubstr("Partial"));
+    EXPECT_THAT(error_of([&] { partial.normal_(); }), HasSubstr("Partial"));
+    EXPECT_THAT(error_of([&] { t.to(at::kMeta); }), HasSubstr("stays on its mesh's device type"));
+    EXPECT_THAT(error_of([&] { at::zeros_like(t, at::kMeta); }), HasSubstr("stays on its mesh's device type"));
+  });
+}
+
+TEST_F(DTensorErrors, ViewsAndReductionsOfCutDimensions) {
+  on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
+    EXPECT_THAT(error_of([&] { t.select(0, 1); }), HasSubstr("cut across ranks"));
+    EXPECT_THAT(error_of([&] { t.narrow(0, 1, 2); }), HasSubstr("cut across ranks"));
+    const at::Tensor columns = DTensor(t).redistribute({Shard{1}});
+    EXPECT_THAT(error_of([&] { columns.view({8}); }), HasSubstr("no dimension with the same chunks"));
+    EXPECT_THAT(error_of([&] { t.as_strided({2}, {1}); }), HasSubstr("no memory to stride over"));
+    EXPECT_THAT(error_of([&] { t.argmax(0); }), HasSubstr("cut across ranks"));
+    EXPECT_THAT(error_of([&] { t.select(1, 0).expand({2, 9}); }), HasSubstr("cannot be expanded"));
+    EXPECT_THAT(error_of([&] { t.item(); }), HasSubstr("cannot be converted to Scalar"));
+    EXPECT_THAT(error_of([&] { t.to(at::kInt).mean(); }), HasSubstr("floating"));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
