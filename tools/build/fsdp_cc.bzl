@@ -29,12 +29,12 @@ def fsdp_cc_binary(name, copts = [], **kwargs):
     )
 
 def fsdp_cc_test(name, copts = [], deps = [], size = "large", **kwargs):
-    """A GoogleTest program with GoogleTest's own main."""
+    """A GoogleTest program. Its main function is in //tests:support."""
     cc_test(
         name = name,
         size = size,
         copts = _WARNINGS + ["-O1"] + copts,
         linkstatic = True,
-        deps = deps + ["@googletest//:gtest_main"],
+        deps = deps + ["@googletest//:gtest"],
         **kwargs
     )
