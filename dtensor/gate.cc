@@ -85,15 +85,20 @@ class GateCall {
     }
   }
 
-  // Replaces registry entries that require grad by their members, under grad mode.
-  void substitute_entries() {
-    if (!c10::GradMode::is_enabled()) return;
-    for_each_tensor([this](IValue& value, bool) {
+  // Replaces registry entries that require grad by their members, under grad mode. True when there were any: the operator
+  // must then be dispatched anew, since its key set was that of the entries.
+  bool substitute_entries() {
+    bool substituted = false;
+    if (!c10::GradMode::is_enabled()) return false;
+    for_each_tensor([this, &substituted](IValue& value, bool) {
       const auto& tensor = value.toTensor();
       if (!meets_gate(tensor) || !is_registry_entry(tensor) || !tensor.requires_grad() || keeps_entries()) return;
       auto member = owner_of(tensor)->substitute(tensor);
-      if (member.defined()) value = std::move(member);
+      if (!member.defined()) return;
+      value = std::move(member);
+      substituted = true;
     });
+    return substituted;
   }
 
   void synchronize_metadata() {
@@ -158,23 +163,19 @@ void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::S
 }
 
 void gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  GateCall call(op, *stack);
+  if (call.substitute_entries()) return op.callBoxed(stack);
   TouchedGroups groups;
-  {
-    GateCall call(op, *stack);
-    call.substitute_entries();
-    call.collect(groups);
-  }
+  call.collect(groups);
   groups.fill();
   run_below(op, keys, stack);
 }
 
 // For operators that only alias: printing a shape through a view is not a collective.
 void view_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  {
-    GateCall call(op, *stack);
-    call.substitute_entries();
-    call.synchronize_metadata();
-  }
+  GateCall call(op, *stack);
+  if (call.substitute_entries()) return op.callBoxed(stack);
+  call.synchronize_metadata();
   run_below(op, keys, stack);
 }
 
