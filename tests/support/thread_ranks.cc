@@ -75,9 +75,14 @@ void run_rank(int64_t rank, const ProcessGroupOptions& options, const std::funct
   outcome.end(rank);
 }
 
+// c10d records collectives in one table per process, to which the first collective of each group adds an entry without
+// a lock: ranks that are threads would race for it. Read once, at the process's first collective.
+void switch_off_flight_recorder() { setenv("TORCH_FR_BUFFER_SIZE", "0", /*replace=*/1); }
+
 }  // namespace
 
 void run_ranks(int64_t world_size, const std::function<void(int64_t rank)>& body, std::chrono::milliseconds timeout) {
+  switch_off_flight_recorder();
   auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(kCollectiveTimeout);
   Outcome outcome(world_size);
