@@ -41,6 +41,17 @@ const DTensorMeta& meta_of(const at::Tensor& tensor) {
   return *static_cast<const DTensorMeta*>(meta);
 }
 
+// Lets go of what the metadata owns with the last tensor, even while weak references remain: the owner refers to its
+// DTensor weakly, and a plain TensorImpl keeps its metadata until the last weak reference is gone.
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  using c10::TensorImpl::TensorImpl;
+  void release_resources() override {
+    c10::TensorImpl::release_resources();
+    extra_meta_.reset();
+  }
+};
+
 }  // namespace
 
 at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec, c10::intrusive_ptr<DTensorOwner> owner) {
@@ -50,7 +61,7 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec, c10::intru
       c10::computeDispatchKey(local.scalar_type(), c10::kStrided, local.device()));
   keys = keys.add(kDTensorKey);
   if (owner) keys = keys.add(kGateKey);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(keys, local.dtype(), local.device());
+  auto impl = c10::make_intrusive<DTensorImpl>(keys, local.dtype(), local.device());
   impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoStorage);
   impl->set_sizes_and_strides(spec->shape, spec->stride);
   impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), std::move(owner)));

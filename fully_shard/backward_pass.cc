@@ -178,6 +178,7 @@ void BackwardPass::abort() noexcept {
     group->drop_gradients();
     if (group->notes().sent || group->notes().touched_in_backward) group->drop_pending();
     group->notes() = {};
+    group->discard_all_gather();
     group->reshard();
   }
   forward_order_.clear();

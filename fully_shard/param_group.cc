@@ -199,14 +199,20 @@ void ParamGroup::free_unsharded() {
   unsharded_.reset();
 }
 
+void ParamGroup::discard_all_gather() noexcept {
+  if (!gathered_.defined()) return;
+  gather_ = {};  // waits
+  context_->account(&Counters::staging_bytes, -gathered_.numel());
+  gathered_.reset();
+}
+
 void ParamGroup::before_write(int64_t index) {
   const auto& param = params_[static_cast<size_t>(index)];
   if (const auto member = param.member.lock()) member->bump_version();
   if (context_->world() == 1) return;
   if (gathered_.defined()) {
     gather_.wait("all-gather of unit '" + name() + "', before a write to parameter '" + param.name + "'");
-    context_->account(&Counters::staging_bytes, -gathered_.numel());
-    gathered_.reset();
+    discard_all_gather();
   }
   if (any_written()) reshard();
   ++writes_;

@@ -64,6 +64,8 @@ class ParamGroup final : public OnDemandGroup {
 
   // Collective, does not block; nothing when unsharded or gathering.
   void issue_all_gather();
+  // Waits for an all-gather in flight and drops what it brought, failed or not.
+  void discard_all_gather() noexcept;
   // Local. Writes back what was written; nothing when pinned.
   void reshard();
   bool unsharded() const { return unsharded_.defined(); }

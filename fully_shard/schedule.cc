@@ -21,6 +21,7 @@ void Schedule::remove(ParamGroup& group) {
   });
   if (current_ == &group) current_ = nullptr;
   if (previous_ == &group) previous_ = nullptr;
+  if (first_ == &group) first_ = nullptr;
 }
 
 bool Schedule::may_leave(const ParamGroup& group, const ParamGroup& entered, bool inference_ended) const {
@@ -38,6 +39,7 @@ void Schedule::advance(ParamGroup& group, Pass pass) {
   const bool inference_ended = kind_ == Kind::kInference && kind != Kind::kInference;
   if (same_kind) successors_[{kind, previous_, current_}] = &group;
   previous_ = same_kind ? current_ : nullptr;
+  if (!same_kind) first_ = &group;
   current_ = &group;
   kind_ = kind;
   for (auto* other : groups_) {
@@ -61,7 +63,8 @@ void Schedule::prefetch() {
     return;
   }
   auto* next = expected_successor();
-  if (next == nullptr || (kind_ == Kind::kBackward && !next->prefetched_in_backward())) return;
+  // The first group again: a new round may begin, or not.
+  if (next == nullptr || next == first_ || (kind_ == Kind::kBackward && !next->prefetched_in_backward())) return;
   next->issue_all_gather();
 }
 
@@ -69,12 +72,12 @@ void Schedule::end_backward() {
   for (auto* group : groups_) {
     if (group->unsharded() && group->reshards_after_backward()) group->reshard();
   }
-  current_ = previous_ = nullptr;
+  current_ = previous_ = first_ = nullptr;
 }
 
 void Schedule::forget() {
   successors_.clear();
-  current_ = previous_ = nullptr;
+  current_ = previous_ = first_ = nullptr;
 }
 
 }  // namespace fsdp::internal

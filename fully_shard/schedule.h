@@ -45,6 +45,7 @@ class Schedule {
   Kind kind_ = Kind::kTraining;
   ParamGroup* current_ = nullptr;
   ParamGroup* previous_ = nullptr;
+  ParamGroup* first_ = nullptr;  // touched first since the kind changed
 };
 
 }  // namespace fsdp::internal

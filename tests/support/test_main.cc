@@ -8,7 +8,6 @@
 int main(int argc, char** argv) {
   // c10d's process-wide flight recorder is not made for several ranks in one process: it crashes on concurrent records.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
-  setenv("TORCH_NCCL_TRACE_BUFFER_SIZE", "0", /*overwrite=*/1);
   if (auto exit_code = fsdp::testing::run_selected_child(argc, argv)) return *exit_code;
   ::testing::InitGoogleTest(&argc, argv);
   return RUN_ALL_TESTS();
