@@ -75,7 +75,7 @@ TEST(ProcessGroup, ProcessesMeetThroughTheEnvironment) {
 }
 
 TEST(ProcessGroup, DeadRankEndsTheOthersAtOnce) {
-  const auto ends = run_processes("last_rank_dies", 2, std::chrono::seconds(8));
+  const auto ends = run_processes("last_rank_dies", 2, std::chrono::seconds(20));
   EXPECT_EQ(ends[1].exit_code, 42);
   EXPECT_EQ(ends[0].exit_code, 1) << ends[0].output;
   EXPECT_NE(ends[0].output.find("sum of ranks failed on rank 0 of 2 in group 'world' (gloo)"), std::string::npos)

@@ -77,7 +77,7 @@ void expect_gradients(const torch::nn::Module& sharded, const ExpectedGradients&
   }
 }
 
-void expect_parity(int64_t world, const BuildModel& build, const Shard& shard, const std::string& what) {
+void expect_parity(int64_t world, const BuildModel& build, const ShardModel& shard, const std::string& what) {
   run_ranks(world, [&](int64_t rank) {
     const auto mesh = init_device_mesh(torch::kCPU, {world});
     const auto plain = build_seeded(build);

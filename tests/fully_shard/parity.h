@@ -45,8 +45,8 @@ void expect_gradients(const torch::nn::Module& sharded, const ExpectedGradients&
                       const std::string& what);
 
 // Two steps with an SGD update between on `world` thread ranks, sharded against unsharded; `shard` applies fully_shard.
-using Shard = std::function<void(torch::nn::Module&, const DeviceMesh&)>;
-void expect_parity(int64_t world, const BuildModel& build, const Shard& shard, const std::string& what);
+using ShardModel = std::function<void(torch::nn::Module&, const DeviceMesh&)>;
+void expect_parity(int64_t world, const BuildModel& build, const ShardModel& shard, const std::string& what);
 
 // fully_shard on the module itself only.
 void shard_whole(torch::nn::Module& module, const DeviceMesh& mesh);

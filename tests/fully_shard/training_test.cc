@@ -142,7 +142,7 @@ TEST_P(Training, ParametersTiedWithinAndAcrossUnitsStayTied) {
     return {model, [model](const Data& data) { return model->out->forward(model->in(data.index)).pow(2).sum(); }};
   };
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
-    for (const auto& shard : {Shard(shard_whole), Shard(shard_children)}) {
+    for (const auto& shard : {ShardModel(shard_whole), ShardModel(shard_children)}) {
       auto plain = build_seeded(build);
       auto sharded = build_seeded(build);
       shard(*sharded.module, mesh);

@@ -1,0 +1,164 @@
+// Every refusal names what was wrong, and leaves the module as it was.
+#include "tests/fully_shard/decoder.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+template <class Error, class Body, class Matcher>
+void expect_error(const Body& body, const Matcher& matcher) {
+  try {
+    body();
+    ADD_FAILURE() << "nothing was thrown";
+  } catch (const Error& error) {
+    EXPECT_THAT(error.what_without_backtrace(), matcher);
+  }
+}
+
+class Errors : public ::testing::Test {
+ protected:
+  void on_one_rank(const std::function<void(const DeviceMesh&)>& body) {
+    run_ranks(1, [&](int64_t) { body(init_device_mesh(torch::kCPU, {1})); });
+  }
+};
+
+struct OneParameter : torch::nn::Module {
+  explicit OneParameter(torch::Tensor tensor) : weight(register_parameter("weight", std::move(tensor))) {}
+  torch::Tensor weight;
+};
+
+TEST_F(Errors, AModuleOnTheStack) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    torch::nn::LinearImpl linear(2, 2);
+    expect_error<c10::ValueError>([&] { fully_shard(linear, mesh); },
+                                  AllOf(HasSubstr("LinearImpl"), HasSubstr("std::make_shared")));
+  });
+}
+
+TEST_F(Errors, AContainerWithoutForward) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    torch::nn::ModuleList list(torch::nn::Linear(2, 2));
+    expect_error<c10::ValueError>([&] { fully_shard(list, mesh); }, HasSubstr("container without forward"));
+  });
+}
+
+TEST_F(Errors, ASecondApplication) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    torch::nn::Linear linear(2, 2);
+    fully_shard(linear, mesh);
+    expect_error<c10::ValueError>([&] { fully_shard(linear, mesh); }, HasSubstr("already applied"));
+  });
+}
+
+TEST_F(Errors, TopDownOrder) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    Decoder model(4, 1);
+    fully_shard(model, mesh);
+    expect_error<c10::ValueError>([&] { fully_shard(model->blocks[0], mesh); },
+                                  AllOf(HasSubstr("bottom-up"), HasSubstr("norm.weight")));
+  });
+}
+
+TEST_F(Errors, AScalarParameterLeavesTheModuleAsItWas) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    auto module = std::make_shared<OneParameter>(torch::ones({}));
+    expect_error<c10::ValueError>([&] { fully_shard(module, mesh); }, AllOf(HasSubstr("'weight'"), HasSubstr("scalar")));
+    EXPECT_FALSE(is_fsdp_module(*module));
+    EXPECT_FALSE(is_dtensor(module->parameters()[0]));
+  });
+}
+
+TEST_F(Errors, ANonContiguousParameter) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    auto module = std::make_shared<OneParameter>(torch::ones({3, 2}).t());
+    expect_error<c10::ValueError>([&] { fully_shard(module, mesh); }, HasSubstr("not contiguous"));
+  });
+}
+
+TEST_F(Errors, ParametersThatShareMemoryOnly) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    auto module = std::make_shared<OneParameter>(torch::ones({4}));
+    module->register_parameter("alias", module->weight.detach().view({2, 2}));
+    expect_error<c10::ValueError>([&] { fully_shard(module, mesh); },
+                                  AllOf(HasSubstr("'weight'"), HasSubstr("'alias'"), HasSubstr("share memory")));
+  });
+}
+
+TEST_F(Errors, AParameterWithAGradient) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    auto module = std::make_shared<OneParameter>(torch::ones({4}));
+    module->weight.sum().backward();
+    expect_error<c10::ValueError>([&] { fully_shard(module, mesh); }, HasSubstr("zero_grad()"));
+  });
+}
+
+TEST_F(Errors, AnIgnoredTensorThatIsNoParameter) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    torch::nn::Linear linear(2, 2);
+    expect_error<c10::ValueError>([&] { fully_shard(linear, mesh, {.ignored_params = {torch::ones({2})}}); },
+                                  HasSubstr("ignored_params[0]"));
+  });
+}
+
+TEST_F(Errors, RawAccessToAShardedMember) {
+  run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    Decoder model(4, 1);
+    shard_decoder(*model, mesh);
+    auto& weight = model->blocks[0]->up->weight;
+    expect_error<c10::Error>([&] { weight.data_ptr<float>(); },
+                             AllOf(HasSubstr("block0.up.weight"), HasSubstr("full_tensor()")));
+    expect_error<c10::ValueError>([&] { weight.set_data(torch::ones({8, 4})); }, HasSubstr("block0.up.weight"));
+  });
+}
+
+TEST_F(Errors, WhatIsNotImplementedYetSaysSo) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    torch::nn::Linear linear(2, 2);
+    const auto refused = [&](FullyShardOptions options, const char* name) {
+      expect_error<c10::NotImplementedError>([&] { fully_shard(linear, mesh, options); }, HasSubstr(name));
+      EXPECT_FALSE(is_fsdp_module(*linear));
+    };
+    refused({.reshard_after_forward = ReshardAfterForward::to_world(2)}, "to_world");
+    refused({.mp_policy = {.param_dtype = torch::kBFloat16}}, "mp_policy");
+    refused({.offload_policy = {.offload_to_cpu = true}}, "offload_to_cpu");
+    refused({.shard_placement_fn = [](const std::string&, const at::Tensor& t) { return Shard{t.dim() - 1}; }},
+            "Shard(1)");
+    auto module = fully_shard(linear, mesh);
+    const auto method = [&](auto call, const char* name) {
+      expect_error<c10::NotImplementedError>(call, HasSubstr(name));
+    };
+    method([&] { module.set_requires_all_reduce(false); }, "set_requires_all_reduce");
+    method([&] { module.set_force_sum_reduction_for_comms(true); }, "set_force_sum_reduction_for_comms");
+    method([&] { module.set_all_reduce_hook({}); }, "set_all_reduce_hook");
+    method([&] { module.set_post_optim_event({}); }, "set_post_optim_event");
+    method([&] { module.set_allocate_memory_from_process_group_for_comm(true); },
+           "set_allocate_memory_from_process_group_for_comm");
+    method([&] { module.set_reduce_scatter_unused_params(true); }, "set_reduce_scatter_unused_params");
+    method([&] { module.set_reshard_after_forward(ReshardAfterForward::to_world(2)); }, "to_world");
+    method([&] { SummonFullParams summon(module); }, "SummonFullParams");
+    method([&] { Unsharded unsharded(linear->weight); }, "Unsharded");
+  });
+}
+
+TEST_F(Errors, EqualSizedUnitsTouchedInOppositeOrderAreNamedOnEveryRank) {
+  run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    auto model = build_seeded([] { return decoder_model(4, 2); });
+    shard_decoder(*model.module, mesh);
+    auto& blocks = dynamic_cast<DecoderImpl&>(*model.module).blocks;
+    for (auto unit : fsdp_modules(*model.module)) unit.set_modules_to_forward_prefetch({unit});  // no other prefetch
+    torch::NoGradGuard no_grad;
+    expect_error<c10::Error>([&] { blocks[static_cast<size_t>(rank)]->up->weight.sum(); },
+                             AllOf(HasSubstr("'block0'"), HasSubstr("'block1'"), HasSubstr("out of order")));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::testing
