@@ -102,7 +102,7 @@ void BackwardPass::send(ParamGroup& group) {
   for (auto& buffer : group.take_gradients()) {
     receive_in_flight();  // one at a time bounds the memory
     auto rows = buffer.release_rows();
-    auto stamp = context_.issue_order().next(group.unit_number(), CollectiveKind::kReduceScatter, rows.numel());
+    auto stamp = context_.stamp_next(group, CollectiveKind::kReduceScatter, rows.numel());
     if (rows.is_cpu()) {
       for (int64_t rank = 1; rank <= rows.size(0); ++rank) {
         std::memcpy(static_cast<char*>(rows.data_ptr()) + rank * rows.size(1) - kStampRoom, &stamp, sizeof stamp);

@@ -1,6 +1,7 @@
 #include "fully_shard/comm_context.h"
 
 #include "fully_shard/c10d_transport.h"
+#include "fully_shard/last_issued.h"
 #include "fully_shard/param_group.h"
 
 #include <c10/util/Exception.h>
@@ -44,6 +45,12 @@ CommContext::CommContext(const DeviceMesh& mesh)
       rank_(transport_->rank()),
       world_(transport_->world()),
       backward_(*this) {}
+
+Stamp CommContext::stamp_next(const ParamGroup& group, CollectiveKind kind, int64_t bytes) {
+  const auto stamp = issue_order_.next(group.unit_number(), kind, bytes);
+  record_issued(kind, group.name(), stamp.sequence(), rank_);
+  return stamp;
+}
 
 void CommContext::account(int64_t Counters::*counter, int64_t bytes) {
   counters_.*counter += bytes;

@@ -29,8 +29,9 @@ class CommContext {
   Schedule& schedule() { return schedule_; }
   BackwardPass& backward() { return backward_; }
   Counters& counters() { return counters_; }
-  IssueOrder& issue_order() { return issue_order_; }
 
+  // The stamp of the collective that is being issued for `group`; keeps it for diagnosis.
+  Stamp stamp_next(const ParamGroup& group, CollectiveKind kind, int64_t bytes);
   uint32_t next_unit_number() { return unit_number_++; }
   // Adds to a byte counter and keeps the high-water mark.
   void account(int64_t Counters::*counter, int64_t bytes);

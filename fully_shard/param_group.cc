@@ -105,7 +105,7 @@ void ParamGroup::issue_all_gather() {
   if (evict_after_every_operator() && !pinned()) return;  // a prefetch: this mode is about touches only
   RuntimeMode runtime_mode;
   const auto bytes = shards_.numel();
-  gather_stamp_ = context_->issue_order().next(unit_number_, CollectiveKind::kAllGather, bytes);
+  gather_stamp_ = context_->stamp_next(*this, CollectiveKind::kAllGather, bytes);
   if (shards_.is_cpu()) {
     std::memcpy(static_cast<char*>(shards_.data_ptr()) + layout_->row_bytes(), &gather_stamp_, sizeof gather_stamp_);
   }

@@ -43,6 +43,8 @@ TEST_P(Training, CollectiveCountsAreTheseFromTheFirstStepOn) {
       EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, world() == 1 ? 0 : blocks + 3) << "step " << step;
       torch::NoGradGuard no_grad;  // evaluation in between changes nothing
       for (int i = 0; i < step; ++i) model.loss(make_data(6));
+      auto token = make_data(7).index.slice(1, 0, 1);  // and so does generation, one token after another
+      for (int i = 0; i < 2 * step; ++i) token = dynamic_cast<DecoderImpl&>(*model.module).forward(token).argmax(-1);
     }
   });
 }
