@@ -136,6 +136,7 @@ Pending::~Pending() {
 }
 
 bool Pending::in_flight() const { return work_.defined(); }
+bool Pending::finished() const { return !work_ || work_->isCompleted(); }
 
 void Pending::wait(const std::string& what) {
   if (!work_) return;
@@ -203,6 +204,21 @@ Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
   at::Tensor input_rows = input.view({group->getSize(), -1});
   std::vector<int64_t> equal_rows;
   return {group, group->alltoall_base(output_rows, input_rows, equal_rows, equal_rows)};
+}
+
+Pending send_receive(const Group& group, at::Tensor received, int64_t from, at::Tensor sent, int64_t to) {
+  const int64_t size = group->getSize();
+  TORCH_CHECK_VALUE(from >= 0 && from < size && to >= 0 && to < size, "send_receive: from ", from, " to ", to,
+                    ", expected 0 to ", size - 1, " (rank ", group->getRank(), ")");
+  TORCH_CHECK_VALUE(received.is_contiguous() && sent.is_contiguous(), "send_receive: tensors must be contiguous (rank ",
+                    group->getRank(), ")");
+  // Of the backends' operations only this one both sends and receives, and says when it is finished.
+  std::vector<int64_t> received_from(static_cast<size_t>(size), 0), sent_to(static_cast<size_t>(size), 0);
+  received_from[static_cast<size_t>(from)] = received.numel();
+  sent_to[static_cast<size_t>(to)] = sent.numel();
+  at::Tensor flat_received = received.view({-1});
+  at::Tensor flat_sent = sent.view({-1});
+  return {group, group->alltoall_base(flat_received, flat_sent, received_from, sent_to)};
 }
 
 void barrier(const Group& group) {

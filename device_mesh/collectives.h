@@ -38,6 +38,8 @@ class Pending {
   Pending& operator=(Pending&&) noexcept;
   ~Pending();
   bool in_flight() const;
+  // wait() would not block: nothing is in flight, or the backend has finished.
+  bool finished() const;
   // Throws c10::DistBackendError that carries `what` (operation and unit), the rank, the group's description, the
   // backend's text and the ranks that did not report a failure within a second, when the collective failed or timed
   // out. Idempotent.
@@ -57,6 +59,8 @@ Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op);
 Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank);
 // Row i of `input` goes to rank i; row i of `output` comes from rank i. Equal rows.
 Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input);
+// `sent` goes to rank `to`; `received` comes from rank `from`, and is as large as what that rank sends here. Contiguous.
+Pending send_receive(const Group& group, at::Tensor received, int64_t from, at::Tensor sent, int64_t to);
 void barrier(const Group& group);
 
 }  // namespace fsdp::internal

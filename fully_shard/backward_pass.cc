@@ -86,6 +86,7 @@ void BackwardPass::end_graph_task(int id, bool completed) {
 }
 
 void BackwardPass::send_ready() {
+  for (auto& sent : in_flight_) sent->pending->progress();
   for (; next_ < order_.size(); ++next_) {
     auto& group = *order_[next_];
     if (!group.gradients_complete() && next_ >= forced_) return;

@@ -1,57 +1,20 @@
 #include "fully_shard/c10d_transport.h"
 
+#include "fully_shard/row_exchange.h"
+
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <cstring>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-// rows: [world, row bytes]; the part before the stamp room, as elements of dtype: [world, elements].
-at::Tensor payload(const at::Tensor& rows, at::ScalarType dtype) {
-  return rows.narrow(1, 0, rows.size(1) - kStampRoom).view(dtype);
-}
-
-class AllToAllReduction final : public PendingReduction {
- public:
-  AllToAllReduction(const Group& group, at::Tensor rows, at::ScalarType dtype)
-      : rows_(std::move(rows)),
-        received_(at::empty_like(rows_)),
-        dtype_(dtype),
-        pending_(all_to_all(group, received_.view({-1}), rows_.view({-1}))) {}
-
-  int64_t staging_bytes() const override { return 2 * rows_.numel(); }
-
-  ReducedRow wait(const std::string& what) override {
-    pending_.wait(what);
-    rows_.reset();
-    ReducedRow result;
-    for (int64_t rank = 0; rank < received_.size(0); ++rank) {
-      std::memcpy(&result.stamps.emplace_back(),
-                  static_cast<const char*>(received_.const_data_ptr()) + (rank + 1) * received_.size(1) - kStampRoom,
-                  sizeof(Stamp));
-    }
-    const auto terms = payload(received_, dtype_);
-    auto sum = terms.size(0) > 1 ? terms[0].add(terms[1]) : terms[0].clone();
-    for (int64_t rank = 2; rank < terms.size(0); ++rank) sum.add_(terms[rank]);
-    result.row = sum.view(at::kByte);
-    return result;
-  }
-
- private:
-  at::Tensor rows_, received_;
-  at::ScalarType dtype_;
-  Pending pending_;  // last: waits before the buffers go
-};
-
 class ReduceScatterReduction final : public PendingReduction {
  public:
   ReduceScatterReduction(const Group& group, const at::Tensor& rows, at::ScalarType dtype)
-      : rows_(payload(rows, dtype).contiguous()),
+      : rows_(rows.narrow(1, 0, rows.size(1) - kStampRoom).view(dtype).contiguous()),
         sum_(at::empty({rows_.size(1)}, rows_.options())),
         pending_(reduce_scatter(group, sum_, rows_.view({-1}), ReduceOp::kSum)) {}
 
@@ -78,7 +41,7 @@ class C10dTransport final : public Transport {
     return all_gather(gather_group_, output, input);
   }
   std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype) override {
-    if (rows.is_cpu()) return std::make_unique<AllToAllReduction>(reduce_group_, std::move(rows), dtype);
+    if (rows.is_cpu()) return std::make_unique<RowExchange>(reduce_group_, rows, dtype);
     return std::make_unique<ReduceScatterReduction>(reduce_group_, rows, dtype);
   }
 

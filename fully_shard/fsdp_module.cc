@@ -125,9 +125,4 @@ void FSDPModule::set_reduce_scatter_unused_params(bool, bool) { not_implemented(
 NoSyncGuard::NoSyncGuard(FSDPModule module) : module_(std::move(module)) { module_.set_requires_gradient_sync(false); }
 NoSyncGuard::~NoSyncGuard() { module_.set_requires_gradient_sync(true); }
 
-SummonFullParams::SummonFullParams(FSDPModule, SummonOptions) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "SummonFullParams is not implemented yet");
-}
-Unsharded::Unsharded(const at::Tensor&) { TORCH_CHECK_NOT_IMPLEMENTED(false, "Unsharded is not implemented yet"); }
-
 }  // namespace fsdp

@@ -73,6 +73,7 @@ class FSDPModule {
   void set_reduce_scatter_unused_params(bool enable, bool recurse = true);
 
   bool operator==(const FSDPModule&) const = default;
+  const std::shared_ptr<internal::Unit>& unit() const { return unit_; }
 
  private:
   void for_each_unit(bool recurse, const std::function<void(internal::Unit&)>& visit);

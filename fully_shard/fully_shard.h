@@ -18,7 +18,11 @@
 #include "dtensor/dtensor.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fsdp_module.h"
+#include "fully_shard/full_params.h"
+#include "fully_shard/grad.h"
 #include "fully_shard/policies.h"
+#include "fully_shard/raw_access.h"
+#include "fully_shard/summon_full_params.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -80,26 +84,6 @@ class NoSyncGuard {
 
  private:
   FSDPModule module_;
-};
-
-struct SummonOptions {
-  bool recurse = true;
-  bool writeback = true;
-  bool rank0_only = false;
-  bool offload_to_cpu = false;
-  bool with_grads = false;
-};
-// Full parameters for a scope. Not implemented yet: the constructor throws NotImplementedError.
-class SummonFullParams {
- public:
-  explicit SummonFullParams(FSDPModule module, SummonOptions options = {});
-};
-
-// Keeps a tensor's group unsharded for a scope, for raw data access. Not implemented yet: the constructor throws
-// NotImplementedError.
-class Unsharded {
- public:
-  explicit Unsharded(const at::Tensor& parameter);
 };
 
 // The module boundary of FSDP2, for its input casts and output_dtype. Without mixed precision it is module.forward().

@@ -81,7 +81,7 @@ void ParamGroup::touch() {
   if (in_backward(pass)) context_->backward().note_backward(*this);
   if (records_gradients(pass)) {
     context_->backward().note_forward(*this);
-    if (any_written()) {
+    if (any_written() && !held()) {
       write_back();
       free_unsharded();
     }
@@ -98,6 +98,30 @@ void ParamGroup::touch() {
     unsharded_in_ = pass;
   }
   if (!current) context_->schedule().prefetch();
+}
+
+void ParamGroup::hold() {
+  pin();
+  try {
+    if (context_->world() > 1) refill();
+  } catch (...) {
+    unpin();
+    throw;
+  }
+  ++holds_;
+}
+
+void ParamGroup::refill() {
+  RuntimeMode runtime_mode;
+  if (unsharded() && stale()) free_unsharded();
+  issue_all_gather();
+  if (!unsharded()) wait_and_copy_out();
+}
+
+void ParamGroup::release() {
+  --holds_;
+  unpin();
+  if (!held()) reshard();
 }
 
 void ParamGroup::issue_all_gather() {
@@ -162,6 +186,14 @@ void ParamGroup::mark_written(int64_t index) {
   if (context_->world() > 1) params_[static_cast<size_t>(index)].written = true;
 }
 
+void ParamGroup::mark_all_written() {
+  for (size_t i = 0; i < params_.size(); ++i) mark_written(static_cast<int64_t>(i));
+}
+
+void ParamGroup::forget_writes() {
+  for (auto& param : params_) param.written = false;
+}
+
 void ParamGroup::write_back() {
   RuntimeMode runtime_mode;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -208,6 +240,9 @@ void ParamGroup::discard_all_gather() noexcept {
 
 void ParamGroup::before_write(int64_t index) {
   const auto& param = params_[static_cast<size_t>(index)];
+  TORCH_CHECK_VALUE(!held() || context_->world() == 1, "write to the registry entry of parameter '", param.name,
+                    "' while its unit is held unsharded (SummonFullParams, Unsharded): write to the member instead (rank ",
+                    context_->rank(), ")");
   if (const auto member = param.member.lock()) member->bump_version();
   if (context_->world() == 1) return;
   if (gathered_.defined()) {

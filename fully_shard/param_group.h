@@ -68,6 +68,14 @@ class ParamGroup final : public OnDemandGroup {
   void discard_all_gather() noexcept;
   // Local. Writes back what was written; nothing when pinned.
   void reshard();
+  // Unsharded until release(), whatever the schedule says, for raw access; nests. Collective unless unsharded.
+  void hold();
+  // The last one reshards, writing back what was marked as written. Local.
+  void release();
+  bool held() const { return holds_ > 0; }
+  void mark_all_written();
+  // Drops what was written to the unsharded copy.
+  void forget_writes();
   bool unsharded() const { return unsharded_.defined(); }
   bool unsharded_for_inference() const { return unsharded_in_ == Pass::kInference; }
 
@@ -113,7 +121,7 @@ class ParamGroup final : public OnDemandGroup {
   at::Tensor shard_of(const at::Tensor& tensor, int64_t index);
   void make_member(const at::Tensor& tensor, int64_t index);
   void check_graph_is_current(Pass pass) const;
-  void unshard();
+  void refill();
   void wait_and_copy_out();
   void check_gathered_stamps(const at::Tensor& gathered);
   void write_back();
@@ -146,6 +154,7 @@ class ParamGroup final : public OnDemandGroup {
   uint64_t forward_writes_ = 0;  // when a forward last recorded gradients
   std::vector<GradientBuffer> gradients_;  // one per dtype, while a backward fills them
   BackwardNotes notes_;
+  int64_t holds_ = 0;
 };
 
 }  // namespace fsdp::internal

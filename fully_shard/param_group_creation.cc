@@ -2,6 +2,7 @@
 #include "fully_shard/gradient_hook.h"
 #include "fully_shard/packed_copy.h"
 #include "fully_shard/param_group.h"
+#include "fully_shard/registry_entry.h"
 #include "fully_shard/unit.h"
 
 #include "dtensor/interpose.h"
@@ -15,20 +16,6 @@
 
 namespace fsdp::internal {
 namespace {
-
-// Connects a registry entry to its group, and keeps its member alive: a ParameterList has no other handle of it.
-class EntryOwner final : public DTensorOwner {
- public:
-  EntryOwner(c10::intrusive_ptr<ParamGroup> group, at::Tensor member, int64_t index)
-      : group_(std::move(group)), member_(std::move(member)), index_(index) {}
-  void before_write(const at::Tensor&) override { group_->before_write(index_); }
-  at::Tensor substitute(const at::Tensor&) override { return member_; }
-
- private:
-  c10::intrusive_ptr<ParamGroup> group_;
-  at::Tensor member_;
-  int64_t index_;
-};
 
 DimZeroExtent extent_of(const at::Tensor& tensor) {
   const auto rows = tensor.size(0);
@@ -64,7 +51,7 @@ void ParamGroup::adopt(const std::vector<at::Tensor>& tensors, std::vector<std::
                        nullptr, spec, tensor.scalar_type(), false});
     const auto local = shard_of(tensor, index);
     auto entry = make_dtensor(local, std::move(spec),
-                              c10::make_intrusive<EntryOwner>(
+                              c10::make_intrusive<RegistryEntry>(
                                   c10::intrusive_ptr<ParamGroup>::reclaim_copy(this), tensor, index));
     entry.set_requires_grad(tensor.requires_grad());
     params_.back().entry = WeakTensor(entry.getIntrusivePtr());

@@ -10,6 +10,10 @@
 #include <string>
 #include <vector>
 
+namespace torch::nn {
+class Module;
+}
+
 namespace fsdp::internal {
 
 class ParamGroup;
@@ -19,6 +23,7 @@ class Unit {
   explicit Unit(FullyShardOptions options) : reshard_after_forward(options.reshard_after_forward) {}
 
   std::string name;            // path from the outermost unit; "" for a root
+  std::vector<std::weak_ptr<torch::nn::Module>> modules;  // what fully_shard was applied to
   std::weak_ptr<Unit> parent;  // the nearest enclosing unit; none for a root
   std::vector<std::weak_ptr<Unit>> children;
   ParamGroup* group = nullptr;  // owned by the parameters; null without parameters or once they died

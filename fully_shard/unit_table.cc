@@ -49,7 +49,8 @@ std::shared_ptr<Unit> find_unit(const torch::nn::Module& module) {
 void attach_unit(torch::nn::Module& module, std::shared_ptr<Unit> unit) {
   std::lock_guard lock(table().mutex);
   table().sweep();
-  table().units[&module] = {std::as_const(module).shared_from_this(), std::move(unit)};
+  unit->modules.push_back(module.weak_from_this());
+  table().units[&module] = {module.weak_from_this(), std::move(unit)};
 }
 
 }  // namespace fsdp::internal

@@ -104,6 +104,21 @@ TEST(Collectives, BroadcastAllToAllAndBarrier) {
   }
 }
 
+TEST(Collectives, SendReceiveMovesUnequalSizesAroundARing) {
+  for (int64_t world : {2, 3}) {
+    run_ranks(world, [&](int64_t rank) {
+      const auto group = default_process_group();
+      const auto from = (rank + world - 1) % world;
+      auto received = at::empty({from + 1}, at::kLong);
+      auto pending = send_receive(group, received, from, at::full({rank + 1}, rank, at::kLong), (rank + 1) % world);
+      pending.wait("ring");
+      EXPECT_TRUE(pending.finished());
+      EXPECT_TRUE(at::equal(received, at::full({from + 1}, from, at::kLong)));
+      EXPECT_THROW(send_receive(group, received, world, received, 0), c10::ValueError);
+    });
+  }
+}
+
 TEST(Collectives, SeveralInFlightMeetInIssueOrder) {
   run_ranks(2, [](int64_t rank) {
     const auto group = default_process_group();

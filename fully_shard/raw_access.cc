@@ -1,0 +1,40 @@
+#include "fully_shard/raw_access.h"
+
+#include "fully_shard/registry_entry.h"
+
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+internal::ManagedTensor require_managed(const at::Tensor& tensor, const char* what) {
+  auto managed = internal::find_managed_tensor(tensor);
+  if (!tensor.defined()) TORCH_CHECK_VALUE(false, what, ": the tensor is undefined");
+  TORCH_CHECK_VALUE(managed.group, what, ": the tensor of shape ", tensor.sizes(),
+                    " is no parameter of a module that fully_shard was applied to");
+  return managed;
+}
+
+}  // namespace
+
+struct Unsharded::State {
+  internal::ManagedTensor managed;
+};
+
+Unsharded::Unsharded(const at::Tensor& parameter)
+    : state_(std::make_unique<State>(State{require_managed(parameter, "Unsharded")})) {
+  state_->managed.group->hold();
+}
+
+Unsharded::~Unsharded() { state_->managed.group->release(); }
+
+void Unsharded::mark_written() { state_->managed.group->mark_written(state_->managed.index); }
+
+void mark_written(const at::Tensor& parameter) {
+  const auto managed = require_managed(parameter, "mark_written");
+  managed.group->before_write(managed.index);
+}
+
+}  // namespace fsdp
