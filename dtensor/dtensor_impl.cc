@@ -23,7 +23,8 @@ namespace {
 constexpr const char* kNoStorage =
     "A DTensor has no storage of its own, so its data cannot be read or written directly. Use "
     "fsdp::DTensor(tensor).to_local() for this rank's part (local), or .full_tensor() for the whole value "
-    "(collective over the mesh).";
+    "(collective over the mesh). To save a whole "
+    "model, call torch::save while a fsdp::SummonFullParams lives.";
 
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_tensor, DTensorSpecPtr spec_ptr, c10::intrusive_ptr<DTensorOwner> owner_ptr)
@@ -74,6 +75,11 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   impl->set_sizes_and_strides(spec->shape, spec->stride);
   impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta_of(base).owner));
   return at::Tensor(std::move(impl));
+}
+
+void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
+  const auto& meta = meta_of(dtensor);
+  dtensor.unsafeGetTensorImpl()->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, meta.spec, meta.owner));
 }
 
 const DTensorSpecPtr& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }

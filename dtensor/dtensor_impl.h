@@ -13,6 +13,9 @@ class DTensorOwner : public c10::intrusive_ptr_target {
  public:
   // Called before an operator writes the DTensor's local tensor in place.
   virtual void before_write(const at::Tensor& dtensor) = 0;
+  // Called before set_data gives `dtensor` the data of `from`, which it may change into what the DTensor is to become;
+  // throws to refuse.
+  virtual void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) = 0;
   // The tensor that stands for `dtensor` in differentiable operators (called by the gate), or undefined for none.
   virtual at::Tensor substitute(const at::Tensor& dtensor) = 0;
 };
@@ -24,6 +27,9 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
 
 // A DTensor that is a view of `base`: its keys, version counter and owner, over a view of its local tensor.
 at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpecPtr spec);
+
+// Puts another local tensor of the same shape behind `dtensor`, and behind nothing else that shares the old one.
+void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
 
 // REQUIRES: is_dtensor(tensor).
 const DTensorSpecPtr& spec_of(const at::Tensor& tensor);

@@ -3,6 +3,7 @@
 // date, makes every touched group readable for the length of the operator, and runs the operator.
 //
 // The key is excluded only while aten operators run: a custom operator's body may touch other parameters.
+#include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/interpose.h"
 #include "dtensor/on_demand_storage.h"
@@ -201,9 +202,9 @@ bool compatible_for_set_data(const at::Tensor& self, const at::Tensor& from) {
     TORCH_CHECK_VALUE(storage == nullptr, "set_data on or from parameter '",
                       storage->group().parameter_name(storage->index()),
                       "': a sharded parameter's storage can not be replaced; use copy_()");
-    TORCH_CHECK_VALUE(owner_of(*tensor) == nullptr || !self.is_same(*tensor),
-                      "set_data on the registry entry of a sharded parameter (Module::to after fully_shard): convert "
-                      "the module before fully_shard, or write with copy_()");
+  }
+  if (is_dtensor(self) && !self.is_same(from)) {
+    if (auto* const owner = owner_of(self)) owner->before_set_data(self, from);
   }
   c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
   static auto op = c10::Dispatcher::singleton()

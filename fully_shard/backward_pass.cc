@@ -5,6 +5,7 @@
 #include "fully_shard/pass.h"
 #include "fully_shard/wait_clock.h"
 
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -101,6 +102,7 @@ void BackwardPass::send(ParamGroup& group) {
   group.notes().sent = true;
   group.collect_pending();
   for (auto& buffer : group.take_gradients()) {
+    RECORD_FUNCTION("fsdp::reduce_scatter(" + group.name() + ")", {});
     receive_in_flight();  // one at a time bounds the memory
     auto rows = buffer.release_rows();
     auto stamp = context_.stamp_next(group, CollectiveKind::kReduceScatter, rows.numel());

@@ -5,6 +5,7 @@
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/backward_pass.h"
 #include "fully_shard/counters.h"
+#include "fully_shard/exclusive_use.h"
 #include "fully_shard/schedule.h"
 #include "fully_shard/stamp.h"
 #include "fully_shard/transport.h"
@@ -29,6 +30,7 @@ class CommContext {
   Schedule& schedule() { return schedule_; }
   BackwardPass& backward() { return backward_; }
   Counters& counters() { return counters_; }
+  User& user() { return user_; }
 
   // The stamp of the collective that is being issued for `group`; keeps it for diagnosis.
   Stamp stamp_next(const ParamGroup& group, CollectiveKind kind, int64_t bytes);
@@ -48,6 +50,7 @@ class CommContext {
   IssueOrder issue_order_;
   Schedule schedule_;
   Counters counters_;
+  User user_;
   BackwardPass backward_;
 };
 

@@ -6,6 +6,7 @@
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>
@@ -43,6 +44,10 @@ ParamGroup::~ParamGroup() {
   drop_gradients();
 }
 
+void ParamGroup::release_resources() {
+  for (auto& param : params_) param.tripwire.reset();
+}
+
 const std::string& ParamGroup::name() const {
   static const std::string root = "(root)";
   return unit_->name.empty() ? root : unit_->name;
@@ -74,9 +79,27 @@ void ParamGroup::check_graph_is_current(Pass pass) const {
               context_->rank(), "; every rank that writes and runs backward fails alike)");
 }
 
+// A write through an alias of the local tensor, which no operator on the entry announced.
+void ParamGroup::check_shards_are_announced() {
+#ifndef NDEBUG
+  for (auto& param : params_) {
+    const auto entry = param.lock_entry();
+    if (!entry.defined()) continue;
+    const auto version = static_cast<uint32_t>(local_of(entry)._version());
+    const auto seen = std::exchange(param.shard_version, version);
+    TORCH_CHECK(!seen || *seen == version, "the shard of parameter '", param.name,
+                "' was written through an alias (to_local()), which nothing announced, so unsharded copies are stale. Write "
+                "through the registry entry, or call fsdp::mark_written(parameter) on every rank (rank ",
+                context_->rank(), ")");
+  }
+#endif
+}
+
 void ParamGroup::touch() {
   const auto pass = current_pass();
   if (context_->world() == 1) return;
+  const ExclusiveUse use(context_->user());
+  check_shards_are_announced();
   check_graph_is_current(pass);
   if (in_backward(pass)) context_->backward().note_backward(*this);
   if (records_gradients(pass)) {
@@ -127,6 +150,7 @@ void ParamGroup::release() {
 void ParamGroup::issue_all_gather() {
   if (context_->world() == 1 || unsharded() || gathered_.defined()) return;
   if (evict_after_every_operator() && !pinned()) return;  // a prefetch: this mode is about touches only
+  RECORD_FUNCTION("fsdp::all_gather(" + name() + ")", {});
   RuntimeMode runtime_mode;
   const auto bytes = shards_.numel();
   gather_stamp_ = context_->stamp_next(*this, CollectiveKind::kAllGather, bytes);
@@ -141,6 +165,7 @@ void ParamGroup::issue_all_gather() {
 }
 
 void ParamGroup::wait_and_copy_out() {
+  RECORD_FUNCTION("fsdp::all_gather_copy_out(" + name() + ")", {});
   {
     WaitClock clock(context_->counters());
     gather_.wait("all-gather of unit '" + name() + "'");
@@ -194,6 +219,12 @@ void ParamGroup::forget_writes() {
   for (auto& param : params_) param.written = false;
 }
 
+void ParamGroup::discard_writes() {
+  if (!any_written()) return;
+  forget_writes();
+  filled_writes_ = writes_ - 1;
+}
+
 void ParamGroup::write_back() {
   RuntimeMode runtime_mode;
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -239,10 +270,11 @@ void ParamGroup::discard_all_gather() noexcept {
 }
 
 void ParamGroup::before_write(int64_t index) {
-  const auto& param = params_[static_cast<size_t>(index)];
+  auto& param = params_[static_cast<size_t>(index)];
   TORCH_CHECK_VALUE(!held() || context_->world() == 1, "write to the registry entry of parameter '", param.name,
                     "' while its unit is held unsharded (SummonFullParams, Unsharded): write to the member instead (rank ",
                     context_->rank(), ")");
+  param.shard_version.reset();
   if (const auto member = param.member.lock()) member->bump_version();
   if (context_->world() == 1) return;
   if (gathered_.defined()) {

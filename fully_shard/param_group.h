@@ -17,6 +17,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -32,7 +33,9 @@ struct ManagedParam {
   OnDemandStorage* storage;  // null once its last tensor died
   DTensorSpecPtr spec;
   at::ScalarType dtype;
-  bool written;  // the unsharded copy was written and not yet written back
+  bool written = false;  // the unsharded copy was written and not yet written back
+  std::optional<uint32_t> shard_version = {};  // debug builds: of the local tensor when last seen; none after a write
+  at::Tensor tripwire = {};  // made for the first gradient
 
   at::Tensor lock_member() const { return at::Tensor(member.lock()); }
   at::Tensor lock_entry() const { return at::Tensor(entry.lock()); }
@@ -53,6 +56,8 @@ class ParamGroup final : public OnDemandGroup {
                                                std::vector<std::string> names, std::shared_ptr<Unit> unit);
   ParamGroup(const DeviceMesh& mesh, std::shared_ptr<CommContext> context, std::shared_ptr<Unit> unit);
   ~ParamGroup() override;
+  // The tripwires know the group weakly, and would keep it from being destroyed.
+  void release_resources() override;
 
   // OnDemandGroup. touch() is collective over the mesh unless the group is unsharded and fresh.
   void touch() override;
@@ -76,6 +81,8 @@ class ParamGroup final : public OnDemandGroup {
   void mark_all_written();
   // Drops what was written to the unsharded copy.
   void forget_writes();
+  // The same, and gathers anew before the next read. A world of one has no copy: there it does nothing.
+  void discard_writes();
   bool unsharded() const { return unsharded_.defined(); }
   bool unsharded_for_inference() const { return unsharded_in_ == Pass::kInference; }
 
@@ -98,6 +105,10 @@ class ParamGroup final : public OnDemandGroup {
   double divisor() const;
   BackwardNotes& notes() { return notes_; }
 
+  // Gives parameter `index` the dtype and this rank's values of `from`, a DTensor, which becomes what the registry entry is
+  // to be. Throws ValueError while a graph, a gradient or a pointer may still use the old one. Local.
+  void change_dtype(int64_t index, const at::Tensor& from);
+
   // The registry entries made by create(), once: the group itself only knows them weakly.
   std::vector<at::Tensor> release_entries();
 
@@ -118,9 +129,13 @@ class ParamGroup final : public OnDemandGroup {
 
  private:
   void adopt(const std::vector<at::Tensor>& tensors, std::vector<std::string> names);
-  at::Tensor shard_of(const at::Tensor& tensor, int64_t index);
+  void open_shards(c10::Device device);
+  at::Tensor local_view(int64_t index) const;
+  void check_dtype_may_change(int64_t index) const;
   void make_member(const at::Tensor& tensor, int64_t index);
+  void attach_hooks(const at::Tensor& member, int64_t index);
   void check_graph_is_current(Pass pass) const;
+  void check_shards_are_announced();
   void refill();
   void wait_and_copy_out();
   void check_gathered_stamps(const at::Tensor& gathered);
@@ -131,6 +146,7 @@ class ParamGroup final : public OnDemandGroup {
   std::vector<int64_t> trainable() const;
   void open_buffers();
   void pack(int64_t index);
+  at::Tensor take_gradient(int64_t index);
   char* shard_data(int64_t index) const;
   char* unsharded_data(int64_t index) const;
 

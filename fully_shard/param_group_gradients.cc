@@ -1,4 +1,5 @@
 // A ParamGroup's gradients: from autograd's hook into the rows of a reduction, and from a reduced row into the registry.
+#include "fully_shard/optimizer_tripwire.h"
 #include "fully_shard/param_group.h"
 #include "fully_shard/unit.h"
 
@@ -51,9 +52,9 @@ void ParamGroup::gradient_arrived(int64_t index) {
   if (!unit_->synchronize_gradients) return;  // stays on the member
   c10::InferenceMode no_inference(false);
   c10::NoGradGuard no_grad;
+  const ExclusiveUse use(context_->user());
   if (context_->world() == 1) {
-    auto member = params_[static_cast<size_t>(index)].lock_member();
-    auto gradient = std::exchange(member.mutable_grad(), {}).detach();
+    auto gradient = take_gradient(index).detach();
     if (divisor() != 1) gradient = gradient.div(divisor());
     accumulate_gradient(index, gradient);
     return;
@@ -66,10 +67,18 @@ void ParamGroup::gradient_arrived(int64_t index) {
   pass.send_ready();
 }
 
+// What autograd left on the member; undefined for nothing.
+at::Tensor ParamGroup::take_gradient(int64_t index) {
+  auto& param = params_[static_cast<size_t>(index)];
+  const auto member = param.lock_member();
+  if (!member.defined() || !member.grad().defined() || is_tripwire(member.grad())) return {};
+  if (!param.tripwire.defined()) param.tripwire = make_tripwire(member, *this, index);
+  return std::exchange(member.mutable_grad(), param.tripwire);
+}
+
 void ParamGroup::pack(int64_t index) {
-  auto member = params_[static_cast<size_t>(index)].lock_member();
-  if (!member.defined() || !member.grad().defined()) return;
-  const auto gradient = std::exchange(member.mutable_grad(), {});
+  const auto gradient = take_gradient(index);
+  if (!gradient.defined()) return;
   const auto& param = params_[static_cast<size_t>(index)];
   TORCH_CHECK_NOT_IMPLEMENTED(gradient.layout() == at::kStrided, "parameter '", param.name, "' has a gradient of layout ",
                               gradient.layout(), "; sharded parameters take strided gradients only (use sparse=false; rank ",
@@ -90,7 +99,7 @@ void ParamGroup::collect_pending() {
   if (!unit_->synchronize_gradients || context_->world() == 1) return;
   for (size_t i = 0; i < params_.size(); ++i) {
     const auto member = params_[i].lock_member();
-    if (!member.defined() || !member.grad().defined()) continue;
+    if (!member.defined() || !member.grad().defined() || is_tripwire(member.grad())) continue;
     open_buffers();
     pack(static_cast<int64_t>(i));
   }

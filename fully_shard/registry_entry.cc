@@ -2,10 +2,26 @@
 
 #include "dtensor/dtensor.h"
 
+#include <c10/util/Exception.h>
+
 namespace fsdp::internal {
 
 RegistryEntry* RegistryEntry::of(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? dynamic_cast<RegistryEntry*>(owner_of(tensor)) : nullptr;
+}
+
+void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor& from) {
+  const auto& name = group_->parameter_name(index_);
+  const auto rank = group_->context()->rank();
+  TORCH_CHECK_VALUE(group_->params()[static_cast<size_t>(index_)].lock_entry().is_same(dtensor), "set_data on an alias of "
+                    "the registry entry of parameter '", name, "': its data can not be replaced (rank ", rank, ")");
+  TORCH_CHECK_VALUE(is_dtensor(from) && spec_of(from)->placements == spec_of(dtensor)->placements &&
+                        from.sizes() == dtensor.sizes() && from.device().type() == dtensor.device().type(),
+                    "set_data on the registry entry of parameter '", name, "' from ",
+                    is_dtensor(from) ? "another DTensor" : "a plain tensor", " of shape ", from.sizes(), " on ",
+                    from.device(), ": only its dtype can change (Module::to(dtype)); write values with copy_(), and load "
+                    "files on the mesh's device (rank ", rank, ")");
+  group_->change_dtype(index_, from);
 }
 
 ManagedTensor find_managed_tensor(const at::Tensor& tensor) {

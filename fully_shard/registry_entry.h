@@ -21,6 +21,7 @@ class RegistryEntry final : public DTensorOwner {
   static RegistryEntry* of(const at::Tensor& tensor);
 
   void before_write(const at::Tensor&) override { group_->before_write(index_); }
+  void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
   at::Tensor substitute(const at::Tensor&) override { return member_; }
 
   const c10::intrusive_ptr<ParamGroup>& group() const { return group_; }

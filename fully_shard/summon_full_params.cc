@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "fully_shard/managed_modules.h"
+#include "fully_shard/optimizer_tripwire.h"
 #include "fully_shard/pass.h"
 #include "fully_shard/registry_entry.h"
 #include "fully_shard/unit.h"
@@ -58,12 +59,17 @@ void check_options(const SummonOptions& options) {
   }
 }
 
-void check_unit(const SummonedUnit& unit, bool with_grads) {
-  const auto& group = *unit.group;
+void check_not_held(const ParamGroup& group) {
   TORCH_CHECK_VALUE(!group.held(), "SummonFullParams: unit '", group.name(), "' is held unsharded already (rank ",
                     group.context()->rank(), ")");
+}
+
+void check_unit(const SummonedUnit& unit, bool with_grads) {
+  const auto& group = *unit.group;
+  check_not_held(group);
   for (const auto& param : unit.params) {
-    TORCH_CHECK_VALUE(!with_grads || !param.member().grad().defined(), "SummonFullParams: with_grads while parameter '",
+    const auto& gradient = param.member().grad();
+    TORCH_CHECK_VALUE(!with_grads || !gradient.defined() || internal::is_tripwire(gradient), "SummonFullParams: with_grads while parameter '",
                       group.parameter_name(RegistryEntry::of(param.entry)->index()),
                       "' has a gradient that waits for synchronisation; run a synchronised backward, or "
                       "zero_pending_gradients(), first (rank ", group.context()->rank(), ")");
@@ -90,7 +96,11 @@ std::vector<SummonedUnit> find_units(torch::nn::Module& module) {
   std::vector<SummonedUnit> units;
   for (const auto& below : module.modules()) {
     for (const auto& item : below->named_parameters(/*recurse=*/false)) {
-      if (RegistryEntry::of(item.value()) != nullptr) add_slot(units, item.value(), {below, item.key()});
+      if (RegistryEntry::of(item.value()) != nullptr) {
+        add_slot(units, item.value(), {below, item.key()});
+      } else if (const auto group = internal::find_managed_tensor(item.value()).group) {
+        check_not_held(*group);
+      }
     }
   }
   return units;

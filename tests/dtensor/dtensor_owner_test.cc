@@ -19,6 +19,7 @@ class CountingOwner final : public internal::DTensorOwner {
     EXPECT_TRUE(is_dtensor(dtensor));
     ++writes;
   }
+  void before_set_data(const at::Tensor&, const at::Tensor&) override {}
   at::Tensor substitute(const at::Tensor&) override { return {}; }
 
   int writes = 0;

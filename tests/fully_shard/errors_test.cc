@@ -142,8 +142,6 @@ TEST_F(Errors, WhatIsNotImplementedYetSaysSo) {
            "set_allocate_memory_from_process_group_for_comm");
     method([&] { module.set_reduce_scatter_unused_params(true); }, "set_reduce_scatter_unused_params");
     method([&] { module.set_reshard_after_forward(ReshardAfterForward::to_world(2)); }, "to_world");
-    method([&] { SummonFullParams summon(module); }, "SummonFullParams");
-    method([&] { Unsharded unsharded(linear->weight); }, "Unsharded");
   });
 }
 

@@ -1,0 +1,152 @@
+// What users do to a model besides training it: save and load, convert, copy, average.
+#include "tests/fully_shard/decoder.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <sstream>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+class UnshardedFiles : public ::testing::TestWithParam<int64_t> {
+ protected:
+  int64_t world() const { return GetParam(); }
+  void on_ranks(const std::function<void(int64_t, const DeviceMesh&)>& body) const {
+    run_ranks(world(), [&](int64_t rank) { body(rank, init_device_mesh(torch::kCPU, {world()})); });
+  }
+};
+
+torch::Tensor full(const torch::Tensor& tensor) { return DTensor(tensor).full_tensor(); }
+
+TEST_P(UnshardedFiles, APlainFileLoadsIntoAShardedModelAndBack) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    Decoder plain(5, 2), sharded(5, 2), again(5, 2);
+    {
+      torch::NoGradGuard no_grad;
+      double value = 0;
+      for (auto& parameter : plain->parameters()) parameter.fill_(value += 0.25);
+    }
+    std::stringstream file, saved;
+    torch::save(plain, file);
+    shard_decoder(*sharded, mesh);
+    torch::load(sharded, file);
+    for (size_t i = 0; i < plain->parameters().size(); ++i) {
+      ASSERT_TRUE(is_dtensor(sharded->parameters()[i]));
+      EXPECT_TRUE(torch::equal(full(sharded->parameters()[i]), plain->parameters()[i]));
+    }
+    const auto data = make_data(1);
+    EXPECT_TRUE(torch::equal(loss_of(sharded, data), loss_of(plain, data)));
+    {
+      SummonFullParams summon(sharded, {.writeback = false});
+      torch::save(sharded, saved);
+    }
+    torch::load(again, saved);
+    for (size_t i = 0; i < plain->parameters().size(); ++i) {
+      EXPECT_TRUE(torch::equal(again->parameters()[i], plain->parameters()[i]));
+    }
+  });
+}
+
+TEST_P(UnshardedFiles, SavingAShardedModelSaysWhatToDo) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    Decoder model(5, 1);
+    shard_decoder(*model, mesh);
+    std::stringstream file;
+    try {
+      torch::save(model, file);
+      ADD_FAILURE() << "saved";
+    } catch (const std::exception& error) {
+      EXPECT_THAT(error.what(), HasSubstr("SummonFullParams"));
+    }
+  });
+}
+
+TEST_P(UnshardedFiles, ToAnotherDtypeTrainsOnAsThePlainModel) {
+  on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
+    auto plain = build_seeded([] { return decoder_model(5, 2); });
+    auto sharded = build_seeded([] { return decoder_model(5, 2); });
+    shard_decoder(*sharded.module, mesh);
+    sharded.loss(make_data(1)).backward();
+    sharded.module->zero_grad();
+    const auto before = sharded.module->parameters();
+    plain.module->to(torch::kDouble);
+    sharded.module->to(torch::kDouble);
+    for (size_t i = 0; i < before.size(); ++i) {
+      EXPECT_TRUE(before[i].is_same(sharded.module->parameters()[i]));
+      EXPECT_EQ(before[i].scalar_type(), torch::kDouble);
+      EXPECT_TRUE(torch::equal(full(before[i]), plain.module->parameters()[i]));
+    }
+    EXPECT_EQ(dynamic_cast<DecoderImpl&>(*sharded.module).head->weight.scalar_type(), torch::kDouble);
+    auto expected = expected_gradients(plain, world(), 4);
+    sharded.loss(make_data(407 + static_cast<uint64_t>(rank))).backward();
+    expect_gradients(*sharded.module, expected, world(), "double");
+  });
+}
+
+TEST_P(UnshardedFiles, ToTheSameDtypeChangesNothing) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    Decoder model(5, 1);
+    shard_decoder(*model, mesh);
+    EXPECT_NO_THROW(model->to(torch::kFloat));
+    EXPECT_NO_THROW(model->to(torch::kCPU));
+  });
+}
+
+TEST_P(UnshardedFiles, TheDtypeCanNotChangeUnderALivingGraph) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    auto model = build_seeded([] { return decoder_model(5, 1); });
+    shard_decoder(*model.module, mesh);
+    const auto loss = model.loss(make_data(1));
+    try {
+      model.module->to(torch::kDouble);
+      ADD_FAILURE() << "converted";
+    } catch (const c10::ValueError& error) {
+      EXPECT_THAT(error.what_without_backtrace(), HasSubstr("a graph that uses it is alive"));
+    }
+    EXPECT_NO_THROW(loss.backward());
+  });
+}
+
+TEST_P(UnshardedFiles, CloningAShardedModuleIsAnErrorAndLeavesItAlone) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    torch::nn::Linear linear(3, 5);
+    fully_shard(linear, mesh);
+    EXPECT_THROW(linear->clone(), c10::Error);
+    EXPECT_NO_THROW(linear(torch::ones({1, 3})).sum().backward());
+  });
+}
+
+TEST_P(UnshardedFiles, AnAverageOfRegistryEntriesEqualsThatOfThePlainModel) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    auto plain = build_seeded([] { return decoder_model(5, 1); });
+    auto sharded = build_seeded([] { return decoder_model(5, 1); });
+    shard_decoder(*sharded.module, mesh);
+    const auto train = [](Model& model) {
+      std::vector<torch::Tensor> average;
+      for (const auto& parameter : model.module->parameters()) average.push_back(parameter.detach().clone());
+      torch::optim::SGD optimizer(model.module->parameters(), 0.5);
+      for (uint64_t step = 0; step < 3; ++step) {
+        optimizer.zero_grad();
+        model.loss(make_data(step)).backward();
+        optimizer.step();
+        torch::NoGradGuard no_grad;
+        for (size_t i = 0; i < average.size(); ++i) average[i].lerp_(model.module->parameters()[i], 0.1);
+      }
+      return average;
+    };
+    const auto expected = train(plain), actual = train(sharded);
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(torch::allclose(full(actual[i]), expected[i], 1e-5, 1e-7));
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, UnshardedFiles, ::testing::Values(1, 2, 3),
+                         [](const auto& info) { return "World" + std::to_string(info.param); });
+
+}  // namespace
+}  // namespace fsdp::testing
