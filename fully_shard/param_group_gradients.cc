@@ -10,6 +10,14 @@
 #include <utility>
 
 namespace fsdp::internal {
+namespace {
+
+// A gradient may alias a parameter (w.backward(v.detach())), whose memory is on demand: then a copy, by an operator.
+at::Tensor owned(const at::Tensor& gradient) {
+  return OnDemandStorage::of(gradient.unsafeGetTensorImpl()) == nullptr ? gradient : gradient.clone();
+}
+
+}  // namespace
 
 double ParamGroup::divisor() const {
   return unit_->gradient_divide_factor.value_or(static_cast<double>(context_->world()));
@@ -53,7 +61,7 @@ void ParamGroup::gradient_arrived(int64_t index) {
   c10::NoGradGuard no_grad;
   if (context_->world() == 1) {
     auto member = params_[static_cast<size_t>(index)].lock_member();
-    auto gradient = std::exchange(member.mutable_grad(), {}).detach();
+    auto gradient = owned(std::exchange(member.mutable_grad(), {}).detach());
     if (divisor() != 1) gradient = gradient.div(divisor());
     accumulate_gradient(index, gradient);
     return;
@@ -69,7 +77,7 @@ void ParamGroup::gradient_arrived(int64_t index) {
 void ParamGroup::pack(int64_t index) {
   auto member = params_[static_cast<size_t>(index)].lock_member();
   if (!member.defined() || !member.grad().defined()) return;
-  const auto gradient = std::exchange(member.mutable_grad(), {});
+  const auto gradient = owned(std::exchange(member.mutable_grad(), {}));
   const auto& param = params_[static_cast<size_t>(index)];
   TORCH_CHECK_NOT_IMPLEMENTED(gradient.layout() == at::kStrided, "parameter '", param.name, "' has a gradient of layout ",
                               gradient.layout(), "; sharded parameters take strided gradients only (use sparse=false; rank ",
