@@ -21,6 +21,8 @@ class OnDemandGroup : public c10::intrusive_ptr_target {
   virtual void touch() = 0;
   // Brings what autograd reads of parameter `index` (requires_grad) up to date, if `impl` is the parameter itself.
   virtual void synchronize_metadata(int64_t index, c10::TensorImpl* impl) = 0;
+  // Whether `impl` is parameter `index` itself, not a view of it.
+  virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
   // An operator is about to write parameter `index` in place.
   virtual void mark_written(int64_t index) = 0;
   // Test mode: empties the group and poisons its bytes unless it is pinned.
