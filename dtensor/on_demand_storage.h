@@ -21,14 +21,14 @@ class OnDemandGroup : public c10::intrusive_ptr_target {
   virtual void touch() = 0;
   // Brings what autograd reads of parameter `index` (requires_grad) up to date, if `impl` is the parameter itself.
   virtual void synchronize_metadata(int64_t index, c10::TensorImpl* impl) = 0;
-  // Whether `impl` is parameter `index` itself, not a view of it.
-  virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
   // An operator is about to write parameter `index` in place.
   virtual void mark_written(int64_t index) = 0;
   // Test mode: empties the group and poisons its bytes unless it is pinned.
   virtual void evict_and_poison() = 0;
   virtual void storage_destroyed(int64_t index) noexcept = 0;
   virtual const std::string& parameter_name(int64_t index) const = 0;
+  // Whether `impl` is parameter `index` itself, not a view of it.
+  virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
 
   // A pinned group is not emptied.
   void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }

@@ -5,6 +5,7 @@
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/backward_pass.h"
 #include "fully_shard/counters.h"
+#include "fully_shard/raw_writes.h"
 #include "fully_shard/schedule.h"
 #include "fully_shard/stamp.h"
 #include "fully_shard/transport.h"
@@ -29,6 +30,7 @@ class CommContext {
   Schedule& schedule() { return schedule_; }
   BackwardPass& backward() { return backward_; }
   Counters& counters() { return counters_; }
+  RawWrites& raw_writes() { return raw_writes_; }
 
   // The stamp of the collective that is being issued for `group`; keeps it for diagnosis.
   Stamp stamp_next(const ParamGroup& group, CollectiveKind kind, int64_t bytes);
@@ -49,6 +51,7 @@ class CommContext {
   Schedule schedule_;
   Counters counters_;
   BackwardPass backward_;
+  RawWrites raw_writes_;
 };
 
 }  // namespace fsdp::internal
