@@ -1,7 +1,7 @@
 // Writes through raw pointers bypass the gate, and are lost when their group is emptied. Debug builds (without NDEBUG)
-// notice them there, by comparing this rank's part of the unsharded copy with its shard. Emptying happens where nothing may
-// throw (destructors, an aborted backward), so the error waits here for the next place that may: a touch of any group of
-// the context, reshard(), or the end of a backward.
+// notice them there, by comparing this rank's part of the unsharded copy with its shard. Emptying happens where nothing
+// may throw (destructors, an aborted backward), so the error waits here for the next place that may: a touch of any
+// group of the context, reshard(), or the end of a backward.
 #pragma once
 
 #include <cstdint>
