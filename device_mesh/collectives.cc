@@ -3,6 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/sum.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 
@@ -105,6 +106,12 @@ std::string silent_ranks(const Group& group) {
                                              ". Other ranks may hang until their timeout"));
 }
 
+// Backends compare shapes, and Gloo has no complex numbers; the contract here is about elements.
+at::Tensor elements(const at::Tensor& tensor) {
+  const auto flat = tensor.view({-1});
+  return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat;
+}
+
 }  // namespace
 
 int64_t group_rank(const Group& group) { return group->getRank(); }
@@ -156,8 +163,8 @@ void Pending::wait(const std::string& what) {
 Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
   check_operands(group, "all_gather", output, input);
   if (input.numel() == 0) return {};
-  at::Tensor flat_output = output.view({-1});  // Backends compare shapes; the contract here is about elements.
-  at::Tensor flat_input = input.view({-1});
+  at::Tensor flat_output = elements(output);
+  at::Tensor flat_input = elements(input);
   return {group, group->_allgather_base(flat_output, flat_input)};
 }
 

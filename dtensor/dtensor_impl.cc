@@ -83,7 +83,11 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
 }
 
 const DTensorSpecPtr& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
-const at::Tensor& local_of(const at::Tensor& tensor) { return meta_of(tensor).local; }
+const at::Tensor& local_of(const at::Tensor& tensor) {
+  const auto& meta = meta_of(tensor);
+  if (meta.owner) meta.owner->before_read(tensor);
+  return meta.local;
+}
 DTensorOwner* owner_of(const at::Tensor& tensor) { return meta_of(tensor).owner.get(); }
 
 }  // namespace fsdp::internal

@@ -18,6 +18,8 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   virtual void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) = 0;
   // The tensor that stands for `dtensor` in differentiable operators (called by the gate), or undefined for none.
   virtual at::Tensor substitute(const at::Tensor& dtensor) = 0;
+  // Called before the DTensor's local tensor is handed out: it must be up to date. Local.
+  virtual void before_read(const at::Tensor& /*dtensor*/) {}
 };
 
 // A new DTensor over `local`, a leaf that does not require grad. Shares memory with `local`. Local; no check. With an

@@ -62,6 +62,39 @@ class TouchedGroups {
   c10::SmallVector<OnDemandStorage*, 2> written_;
 };
 
+// The parameters that one operator writes. It may change their values, not their shape: out= with a result of another size
+// and transpose_() would part a parameter from its shards.
+class WrittenMembers {
+ public:
+  void add(OnDemandStorage& storage, c10::TensorImpl* impl) {
+    if (!storage.group().is_member(storage.index(), impl)) return;
+    members_.push_back({&storage, impl, impl->sizes().vec(), impl->strides().vec()});
+  }
+  // Gives every parameter its shape back, and throws for the first that lost it.
+  void check_shapes(const c10::OperatorHandle& op) const {
+    for (const auto& member : members_) {
+      if (member.impl->sizes() == at::IntArrayRef(member.sizes) &&
+          member.impl->strides() == at::IntArrayRef(member.strides)) {
+        continue;
+      }
+      const auto changed = member.impl->sizes().vec();
+      member.impl->set_sizes_and_strides(member.sizes, member.strides);
+      TORCH_CHECK_VALUE(false, op.schema().name(), " would change the shape of parameter '",
+                        member.storage->group().parameter_name(member.storage->index()), "' from ",
+                        at::IntArrayRef(member.sizes), " to ", at::IntArrayRef(changed),
+                        ": a sharded parameter keeps its shape; change it before fully_shard, or write to a view");
+    }
+  }
+
+ private:
+  struct Member {
+    OnDemandStorage* storage;
+    c10::TensorImpl* impl;
+    std::vector<int64_t> sizes, strides;
+  };
+  c10::SmallVector<Member, 1> members_;
+};
+
 // Operators that make a new tensor of the same geometry: no value is read, so nothing is replaced.
 bool is_factory(std::string_view name) {
   return name.starts_with("aten::new_") || (name.starts_with("aten::") && name.ends_with("_like"));
@@ -111,14 +144,15 @@ class GateCall {
     });
   }
 
-  void collect(TouchedGroups& groups) {
-    for_each_tensor([&groups](IValue& value, bool writes) {
+  void collect(TouchedGroups& groups, WrittenMembers& written) {
+    for_each_tensor([&groups, &written](IValue& value, bool writes) {
       const auto& tensor = value.toTensor();
       if (!meets_gate(tensor)) return;
       auto* impl = tensor.unsafeGetTensorImpl();
       if (auto* storage = OnDemandStorage::of(impl)) {
         storage->group().synchronize_metadata(storage->index(), impl);
         groups.add(*storage, writes);
+        if (writes) written.add(*storage, impl);
       }
     });
   }
@@ -129,8 +163,21 @@ class GateCall {
   }
 
   bool keeps_entries() {
-    if (!keeps_entries_) keeps_entries_ = schema_.is_mutable() || is_factory(schema_.name());
+    if (!keeps_entries_) keeps_entries_ = schema_.is_mutable() || is_factory(schema_.name()) || converts_nothing();
     return *keeps_entries_;
+  }
+
+  // to() that has nothing to convert returns its argument: Module::to(dtype) of the same dtype.
+  bool converts_nothing() const {
+    if (schema_.name() != "aten::to") return false;
+    const auto& self = arguments_->toTensor();
+    const auto asks_for = [this](const char* name) {
+      const auto index = schema_.argumentIndexWithName(name);
+      return index ? arguments_[*index] : IValue();
+    };
+    const auto dtype = asks_for("dtype"), device = asks_for("device"), copy = asks_for("copy"), other = asks_for("other");
+    return other.isNone() && (dtype.isNone() || dtype.toScalarType() == self.scalar_type()) &&
+           (device.isNone() || device.toDevice().type() == self.device().type()) && (copy.isNone() || !copy.toBool());
   }
 
   // Lists are visited by a copy that is put back only when an element was replaced.
@@ -167,9 +214,16 @@ void gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack*
   GateCall call(op, *stack);
   if (call.substitute_entries()) return op.callBoxed(stack);
   TouchedGroups groups;
-  call.collect(groups);
+  WrittenMembers written;
+  call.collect(groups, written);
   groups.fill();
-  run_below(op, keys, stack);
+  try {
+    run_below(op, keys, stack);
+  } catch (...) {
+    written.check_shapes(op);  // what resized a parameter says so, by name
+    throw;
+  }
+  written.check_shapes(op);
 }
 
 // For operators that only alias: printing a shape through a view is not a collective.
@@ -180,7 +234,7 @@ void view_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::S
   run_below(op, keys, stack);
 }
 
-// set_(), resize_() and set_data() would part a parameter from its sharded storage without a trace.
+// set_(), resize_(), set_data() and copy-on-write clones would part a parameter from its sharded storage without a trace.
 void refuse_new_storage(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   GateCall(op, *stack).for_each_tensor([&op](IValue& value, bool) {
     const auto& tensor = value.toTensor();
@@ -188,29 +242,10 @@ void refuse_new_storage(const c10::OperatorHandle& op, DispatchKeySet keys, torc
     auto* storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
     TORCH_CHECK_VALUE(storage == nullptr, op.schema().name(), " on parameter '",
                       storage->group().parameter_name(storage->index()),
-                      "': a sharded parameter's storage can not be replaced or resized; use copy_(), or copy_() on its "
-                      "registry entry");
+                      "': a sharded parameter's storage can not be replaced, resized or shared copy-on-write; use copy_() "
+                      "or clone()");
   });
   run_below(op, keys, stack);
-}
-
-// Tensor::set_data is not dispatched, but asks this first.
-bool compatible_for_set_data(const at::Tensor& self, const at::Tensor& from) {
-  for (const auto* tensor : {&self, &from}) {
-    if (!meets_gate(*tensor)) continue;
-    auto* storage = OnDemandStorage::of(tensor->unsafeGetTensorImpl());
-    TORCH_CHECK_VALUE(storage == nullptr, "set_data on or from parameter '",
-                      storage->group().parameter_name(storage->index()),
-                      "': a sharded parameter's storage can not be replaced; use copy_()");
-  }
-  if (is_dtensor(self) && !self.is_same(from)) {
-    if (auto* const owner = owner_of(self)) owner->before_set_data(self, from);
-  }
-  c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
-  static auto op = c10::Dispatcher::singleton()
-                       .findSchemaOrThrow("aten::_has_compatible_shallow_copy_type", "")
-                       .typed<bool(const at::Tensor&, const at::Tensor&)>();
-  return op.call(self, from);
 }
 
 constexpr const char* kViewOperators[] = {
@@ -226,7 +261,7 @@ constexpr const char* kIgnoredOperators[] = {"detach", "alias", "size.int", "sym
 
 constexpr const char* kStorageOperators[] = {"set_", "set_.source_Tensor", "set_.source_Storage",
                                              "set_.source_Storage_storage_offset",
-                                             "set_.source_Tensor_storage_offset", "resize_", "resize_as_"};
+                                             "set_.source_Tensor_storage_offset", "resize_", "resize_as_", "_lazy_clone"};
 
 c10::OperatorName aten_name(std::string_view name) {
   const auto dot = name.find('.');
@@ -250,8 +285,6 @@ void install_gate_kernels() {
   for (const auto* name : kStorageOperators) {
     add(name, c10::KernelFunction::makeFromBoxedFunction<&refuse_new_storage>());
   }
-  add("_has_compatible_shallow_copy_type",
-      c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_for_set_data));
   handles.push_back(
       dispatcher.registerFallback(kGateKey, c10::KernelFunction::makeFromBoxedFunction<&gate>(), "fsdp"));
 }

@@ -9,6 +9,7 @@ void install_interposition() {
   std::call_once(once, [] {
     install_dtensor_kernels();
     install_gate_kernels();
+    install_set_data_kernels();
   });
 }
 

@@ -20,5 +20,6 @@ inline constexpr c10::DispatchKey kDTensorKey = c10::DispatchKey::CustomRNGKeyId
 void install_interposition();
 void install_dtensor_kernels();  // dtensor/dispatch.cc
 void install_gate_kernels();     // dtensor/gate.cc
+void install_set_data_kernels();  // dtensor/set_data_gate.cc
 
 }  // namespace fsdp::internal

@@ -27,6 +27,8 @@ class OnDemandGroup : public c10::intrusive_ptr_target {
   virtual void evict_and_poison() = 0;
   virtual void storage_destroyed(int64_t index) noexcept = 0;
   virtual const std::string& parameter_name(int64_t index) const = 0;
+  // Whether `impl` is parameter `index` itself, not a view of it.
+  virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
 
   // A pinned group is not emptied.
   void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }

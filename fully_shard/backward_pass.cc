@@ -158,6 +158,7 @@ void BackwardPass::finish() {
   receive_in_flight();
   publish_results();
   context_.schedule().end_backward();
+  context_.raw_writes().raise(context_.rank());
 }
 
 void BackwardPass::publish_results() {

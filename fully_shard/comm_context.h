@@ -6,6 +6,7 @@
 #include "fully_shard/backward_pass.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/exclusive_use.h"
+#include "fully_shard/raw_writes.h"
 #include "fully_shard/schedule.h"
 #include "fully_shard/stamp.h"
 #include "fully_shard/transport.h"
@@ -31,6 +32,7 @@ class CommContext {
   BackwardPass& backward() { return backward_; }
   Counters& counters() { return counters_; }
   User& user() { return user_; }
+  RawWrites& raw_writes() { return raw_writes_; }
 
   // The stamp of the collective that is being issued for `group`; keeps it for diagnosis.
   Stamp stamp_next(const ParamGroup& group, CollectiveKind kind, int64_t bytes);
@@ -52,6 +54,7 @@ class CommContext {
   Counters counters_;
   User user_;
   BackwardPass backward_;
+  RawWrites raw_writes_;
 };
 
 }  // namespace fsdp::internal

@@ -61,7 +61,10 @@ UnshardHandle FSDPModule::unshard_async() {
 }
 
 void FSDPModule::reshard() {
-  if (unit_->group != nullptr) unit_->group->reshard();
+  if (unit_->group == nullptr) return;
+  unit_->group->reshard();
+  const auto& context = unit_->group->context();
+  context->raw_writes().raise(context->rank());
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) {

@@ -20,7 +20,7 @@ class Tripwire final : public OnDemandGroup {
       : group_(c10::intrusive_ptr<ParamGroup>::reclaim_copy(&group)), name_(std::move(name)) {}
 
   void touch() override {
-    if (const auto group = group_.lock()) group->discard_writes();
+    if (const auto group = group_.lock()) group->forget_writes();
     TORCH_CHECK_VALUE(false, "the .grad of the member '", name_, "' was read. Gradients of sharded parameters are on "
                       "module->parameters(), as DTensors. Was the optimizer built before fully_shard? Build it after, "
                       "from module->parameters()");

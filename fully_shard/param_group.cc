@@ -63,7 +63,7 @@ char* ParamGroup::unsharded_data(int64_t index) const {
 
 void ParamGroup::synchronize_metadata(int64_t index, c10::TensorImpl* impl) {
   auto& param = params_[static_cast<size_t>(index)];
-  if (param.member._unsafe_get_target() != impl) return;
+  if (!is_member(index, impl)) return;
   const auto entry = param.entry.lock();
   if (!entry || entry->requires_grad() == impl->requires_grad()) return;
   impl->set_requires_grad(entry->requires_grad());
@@ -100,6 +100,7 @@ void ParamGroup::touch() {
   if (context_->world() == 1) return;
   const ExclusiveUse use(context_->user());
   check_shards_are_announced();
+  context_->raw_writes().raise(context_->rank());
   check_graph_is_current(pass);
   if (in_backward(pass)) context_->backward().note_backward(*this);
   if (records_gradients(pass)) {
@@ -121,6 +122,7 @@ void ParamGroup::touch() {
     unsharded_in_ = pass;
   }
   if (!current) context_->schedule().prefetch();
+  context_->raw_writes().raise(context_->rank());  // what advance() found
 }
 
 void ParamGroup::hold() {
@@ -217,12 +219,13 @@ void ParamGroup::mark_all_written() {
 
 void ParamGroup::forget_writes() {
   for (auto& param : params_) param.written = false;
+  filled_writes_ = kDiscarded;  // what was written must not be used, nor taken for a raw write
 }
 
-void ParamGroup::discard_writes() {
-  if (!any_written()) return;
-  forget_writes();
-  filled_writes_ = writes_ - 1;
+void ParamGroup::copy_to_shard(int64_t index) {
+  const auto& chunk = layout_->chunk(index);
+  const auto rank = context_->rank();
+  copy_bytes(shard_data(index), unsharded_data(index) + chunk.first(rank), chunk.length(rank), shards_.device());
 }
 
 void ParamGroup::write_back() {
@@ -230,17 +233,30 @@ void ParamGroup::write_back() {
   for (size_t i = 0; i < params_.size(); ++i) {
     auto& param = params_[i];
     if (!std::exchange(param.written, false)) continue;
-    const auto index = static_cast<int64_t>(i);
-    const auto& chunk = layout_->chunk(index);
-    const auto rank = context_->rank();
-    copy_bytes(shard_data(index), unsharded_data(index) + chunk.first(rank), chunk.length(rank), shards_.device());
+    copy_to_shard(static_cast<int64_t>(i));
     if (const auto entry = param.entry.lock()) entry->bump_version();
   }
   ++writes_;
 }
 
+void ParamGroup::note_raw_writes() {
+  if (!RawWrites::kDetected || stale() || !shards_.is_cpu()) return;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto& param = params_[i];
+    if (param.written || param.storage == nullptr) continue;
+    const auto index = static_cast<int64_t>(i);
+    const auto& chunk = layout_->chunk(index);
+    const auto rank = context_->rank();
+    const auto bytes = static_cast<size_t>(chunk.length(rank));
+    if (std::memcmp(shard_data(index), unsharded_data(index) + chunk.first(rank), bytes) != 0) {
+      context_->raw_writes().note(param.name);
+    }
+  }
+}
+
 void ParamGroup::reshard() {
   if (!unsharded() || pinned() || context_->world() == 1) return;
+  note_raw_writes();
   if (any_written()) write_back();
   free_unsharded();
   ++context_->counters().reshards;
@@ -248,8 +264,10 @@ void ParamGroup::reshard() {
 
 void ParamGroup::evict_and_poison() {
   if (!unsharded() || pinned() || context_->world() == 1) return;
+  note_raw_writes();
   if (any_written()) write_back();
   if (unsharded_.is_cpu()) std::memset(unsharded_.data_ptr(), 0xff, static_cast<size_t>(unsharded_.numel()));
+  poisoned_ = unsharded_;
   free_unsharded();
   ++context_->counters().reshards;
 }
@@ -269,6 +287,12 @@ void ParamGroup::discard_all_gather() noexcept {
   gathered_.reset();
 }
 
+void ParamGroup::before_read(int64_t index) {
+  if (!params_[static_cast<size_t>(index)].written || held()) return;
+  RuntimeMode runtime_mode;
+  copy_to_shard(index);
+}
+
 void ParamGroup::before_write(int64_t index) {
   auto& param = params_[static_cast<size_t>(index)];
   TORCH_CHECK_VALUE(!held() || context_->world() == 1, "write to the registry entry of parameter '", param.name,
@@ -281,7 +305,7 @@ void ParamGroup::before_write(int64_t index) {
     gather_.wait("all-gather of unit '" + name() + "', before a write to parameter '" + param.name + "'");
     discard_all_gather();
   }
-  if (any_written()) reshard();
+  if (any_written()) write_back();
   ++writes_;
 }
 

@@ -62,6 +62,9 @@ class ParamGroup final : public OnDemandGroup {
   // OnDemandGroup. touch() is collective over the mesh unless the group is unsharded and fresh.
   void touch() override;
   void synchronize_metadata(int64_t index, c10::TensorImpl* impl) override;
+  bool is_member(int64_t index, const c10::TensorImpl* impl) const override {
+    return params_[static_cast<size_t>(index)].member._unsafe_get_target() == impl;
+  }
   void mark_written(int64_t index) override;
   void evict_and_poison() override;
   void storage_destroyed(int64_t index) noexcept override;
@@ -81,11 +84,13 @@ class ParamGroup final : public OnDemandGroup {
   void mark_all_written();
   // Drops what was written to the unsharded copy.
   void forget_writes();
-  // The same, and gathers anew before the next read. A world of one has no copy: there it does nothing.
-  void discard_writes();
   bool unsharded() const { return unsharded_.defined(); }
   bool unsharded_for_inference() const { return unsharded_in_ == Pass::kInference; }
 
+  // The shard of parameter `index` is about to be read: it receives what was written to the unsharded copy. That stays to be
+  // written back all the same, since whether a rank reads its shard must not decide a gather. While the group is held, the
+  // shard stays as it was. Local.
+  void before_read(int64_t index);
   // An operator is about to write the shard of parameter `index`: waits for a gather in flight and marks what is
   // unsharded as stale.
   void before_write(int64_t index);
@@ -105,8 +110,7 @@ class ParamGroup final : public OnDemandGroup {
   double divisor() const;
   BackwardNotes& notes() { return notes_; }
 
-  // Gives parameter `index` the dtype and this rank's values of `from`, a DTensor, which becomes what the registry entry is
-  // to be. Throws ValueError while a graph, a gradient or a pointer may still use the old one. Local.
+  // Gives parameter `index` the dtype and this rank's part of `from`, which becomes what the registry entry is to be. Throws ValueError while a graph, a gradient or a pointer may still use the old one. Local.
   void change_dtype(int64_t index, const at::Tensor& from);
 
   // The registry entries made by create(), once: the group itself only knows them weakly.
@@ -131,7 +135,7 @@ class ParamGroup final : public OnDemandGroup {
   void adopt(const std::vector<at::Tensor>& tensors, std::vector<std::string> names);
   void open_shards(c10::Device device);
   at::Tensor local_view(int64_t index) const;
-  void check_dtype_may_change(int64_t index) const;
+  void check_dtype_may_change(int64_t index, const at::Tensor& from) const;
   void make_member(const at::Tensor& tensor, int64_t index);
   void attach_hooks(const at::Tensor& member, int64_t index);
   void check_graph_is_current(Pass pass) const;
@@ -140,8 +144,11 @@ class ParamGroup final : public OnDemandGroup {
   void wait_and_copy_out();
   void check_gathered_stamps(const at::Tensor& gathered);
   void write_back();
+  void copy_to_shard(int64_t index);
   void free_unsharded();
   bool any_written() const;
+  // Debug builds: looks for writes that no operator made. The error waits in the context (raw_writes.h).
+  void note_raw_writes();
   bool stale() const { return filled_writes_ != writes_; }
   std::vector<int64_t> trainable() const;
   void open_buffers();
@@ -166,11 +173,13 @@ class ParamGroup final : public OnDemandGroup {
   // Staleness counts write calls, never versions, so that it is the same on every rank.
   uint64_t writes_ = 0;          // to shards
   uint64_t issued_writes_ = 0;   // when the gather in flight was issued
+  static constexpr uint64_t kDiscarded = ~uint64_t{0};
   uint64_t filled_writes_ = 0;   // in the unsharded copy
   uint64_t forward_writes_ = 0;  // when a forward last recorded gradients
   std::vector<GradientBuffer> gradients_;  // one per dtype, while a backward fills them
   BackwardNotes notes_;
   int64_t holds_ = 0;
+  at::Tensor poisoned_;  // test mode: what was emptied last, kept so that pointers into it read poison
 };
 
 }  // namespace fsdp::internal

@@ -1,4 +1,6 @@
 // How a parameter of a group changes its dtype in place: Module::to(dtype) on a sharded module.
+#include "dtensor/dtensor.h"
+#include "dtensor/redistribute.h"
 #include "fully_shard/packed_copy.h"
 #include "fully_shard/param_group.h"
 #include "fully_shard/registry_entry.h"
@@ -12,19 +14,21 @@
 
 namespace fsdp::internal {
 
-void ParamGroup::check_dtype_may_change(int64_t index) const {
+void ParamGroup::check_dtype_may_change(int64_t index, const at::Tensor& from) const {
   const auto& param = params_[static_cast<size_t>(index)];
   const auto member = param.lock_member();
   const char* in_the_way = nullptr;
   if (held()) in_the_way = "its unit is held unsharded (SummonFullParams, Unsharded)";
   if (pinned() || !gradients_.empty()) in_the_way = "an operator or a backward is using its unit";
-  if (torch::autograd::impl::try_get_grad_accumulator(member)) in_the_way = "a graph that uses it is alive";
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(member);
+  const auto graphs = accumulator ? accumulator.use_count() - 1 : 0;
+  if (graphs > (from.grad_fn() ? 1 : 0)) in_the_way = "a graph that uses it is alive";  // `from` may be member.to(dtype)
   TORCH_CHECK_VALUE(in_the_way == nullptr, "the dtype of sharded parameter '", param.name, "' can not change while ",
                     in_the_way, " (rank ", context_->rank(), ")");
 }
 
 void ParamGroup::change_dtype(int64_t index, const at::Tensor& from) {
-  check_dtype_may_change(index);
+  check_dtype_may_change(index, from);
   c10::InferenceMode no_inference(false);
   c10::NoGradGuard no_grad;
   discard_all_gather();
@@ -46,7 +50,7 @@ void ParamGroup::change_dtype(int64_t index, const at::Tensor& from) {
     if (context_->world() == 1 && param.storage != nullptr) param.storage->fill(shard_data(position));
   }
   const auto local = local_view(index);
-  local.copy_(local_of(from));
+  local.copy_(is_dtensor(from) ? local_of(from) : local_part(from.detach(), *changed.spec));
   make_member(changed.lock_member(), index);
   auto owner = c10::intrusive_ptr<DTensorOwner>::reclaim_copy(owner_of(changed.lock_entry()));
   const auto becomes = make_dtensor(local, changed.spec, std::move(owner));

@@ -11,6 +11,14 @@
 #include <utility>
 
 namespace fsdp::internal {
+namespace {
+
+// A gradient may alias a parameter (w.backward(v.detach())), whose memory is on demand: then a copy, by an operator.
+at::Tensor owned(const at::Tensor& gradient) {
+  return OnDemandStorage::of(gradient.unsafeGetTensorImpl()) == nullptr ? gradient : gradient.clone();
+}
+
+}  // namespace
 
 double ParamGroup::divisor() const {
   return unit_->gradient_divide_factor.value_or(static_cast<double>(context_->world()));
@@ -54,7 +62,7 @@ void ParamGroup::gradient_arrived(int64_t index) {
   c10::NoGradGuard no_grad;
   const ExclusiveUse use(context_->user());
   if (context_->world() == 1) {
-    auto gradient = take_gradient(index).detach();
+    auto gradient = owned(take_gradient(index).detach());
     if (divisor() != 1) gradient = gradient.div(divisor());
     accumulate_gradient(index, gradient);
     return;
@@ -77,8 +85,9 @@ at::Tensor ParamGroup::take_gradient(int64_t index) {
 }
 
 void ParamGroup::pack(int64_t index) {
-  const auto gradient = take_gradient(index);
+  auto gradient = take_gradient(index);
   if (!gradient.defined()) return;
+  gradient = owned(std::move(gradient));
   const auto& param = params_[static_cast<size_t>(index)];
   TORCH_CHECK_NOT_IMPLEMENTED(gradient.layout() == at::kStrided, "parameter '", param.name, "' has a gradient of layout ",
                               gradient.layout(), "; sharded parameters take strided gradients only (use sparse=false; rank ",

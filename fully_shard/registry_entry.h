@@ -20,9 +20,14 @@ class RegistryEntry final : public DTensorOwner {
   // Null unless `tensor` is a registry entry, or a view of one.
   static RegistryEntry* of(const at::Tensor& tensor);
 
+  void before_read(const at::Tensor&) override { group_->before_read(index_); }
   void before_write(const at::Tensor&) override { group_->before_write(index_); }
   void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
-  at::Tensor substitute(const at::Tensor&) override { return member_; }
+  // Views of the entry have this owner too, and stand for themselves.
+  at::Tensor substitute(const at::Tensor& dtensor) override {
+    const auto& entry = group_->params()[static_cast<size_t>(index_)].entry;
+    return entry._unsafe_get_target() == dtensor.unsafeGetTensorImpl() ? member_ : at::Tensor();
+  }
 
   const c10::intrusive_ptr<ParamGroup>& group() const { return group_; }
   const at::Tensor& member() const { return member_; }
