@@ -230,7 +230,7 @@ Pending send_receive(const Group& group, at::Tensor received, int64_t from, at::
   sent_to[static_cast<size_t>(to)] = sent.numel();
   at::Tensor flat_received = received.view({-1});
   at::Tensor flat_sent = sent.view({-1});
-  return {group, group->alltoall_base(flat_received, flat_sent, received_from, sent_to)};
+  return {group, ((*group).*kAllToAll)(flat_received, flat_sent, received_from, sent_to, {})};
 }
 
 void barrier(const Group& group) {
