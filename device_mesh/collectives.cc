@@ -13,12 +13,24 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
+#include <torch/headeronly/version.h>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
 using c10d::ProcessGroup;
+
+// The collectives of one tensor on each side: LibTorch 2.15 renamed them.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+constexpr auto kAllGather = &ProcessGroup::_allgather_base;
+constexpr auto kReduceScatter = &ProcessGroup::_reduce_scatter_base;
+constexpr auto kAllToAll = &ProcessGroup::alltoall_base;
+#else
+constexpr auto kAllGather = &ProcessGroup::all_gather_single;
+constexpr auto kReduceScatter = &ProcessGroup::reduce_scatter_single;
+constexpr auto kAllToAll = &ProcessGroup::all_to_all_single;
+#endif
 
 c10d::ReduceOp::RedOpType to_c10d(ReduceOp op) {
   switch (op) {
@@ -57,7 +69,7 @@ Pending reduce_scatter_by_exchange(const Group& group, at::Tensor output, at::Te
     if (op == ReduceOp::kAvg) flat.div_(size);
   };
   std::vector<int64_t> equal_rows;
-  return {group, group->alltoall_base(rows, flat_input, equal_rows, equal_rows), std::move(add_rows)};
+  return {group, ((*group).*kAllToAll)(rows, flat_input, equal_rows, equal_rows, {}), std::move(add_rows)};
 }
 
 void check_operands(const Group& group, const char* operation, const at::Tensor& whole, const at::Tensor& part) {
@@ -165,7 +177,7 @@ Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
   if (input.numel() == 0) return {};
   at::Tensor flat_output = elements(output);
   at::Tensor flat_input = elements(input);
-  return {group, group->_allgather_base(flat_output, flat_input)};
+  return {group, ((*group).*kAllGather)(flat_output, flat_input, {})};
 }
 
 Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
@@ -178,7 +190,7 @@ Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, 
   options.reduceOp = to_c10d(op);
   at::Tensor flat_output = output.view({-1});
   at::Tensor flat_input = input.view({-1});
-  return {group, group->_reduce_scatter_base(flat_output, flat_input, options)};
+  return {group, ((*group).*kReduceScatter)(flat_output, flat_input, options)};
 }
 
 Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
@@ -210,7 +222,7 @@ Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
   at::Tensor output_rows = output.view({group->getSize(), -1});
   at::Tensor input_rows = input.view({group->getSize(), -1});
   std::vector<int64_t> equal_rows;
-  return {group, group->alltoall_base(output_rows, input_rows, equal_rows, equal_rows)};
+  return {group, ((*group).*kAllToAll)(output_rows, input_rows, equal_rows, equal_rows, {})};
 }
 
 Pending send_receive(const Group& group, at::Tensor received, int64_t from, at::Tensor sent, int64_t to) {
@@ -225,7 +237,7 @@ Pending send_receive(const Group& group, at::Tensor received, int64_t from, at::
   sent_to[static_cast<size_t>(to)] = sent.numel();
   at::Tensor flat_received = received.view({-1});
   at::Tensor flat_sent = sent.view({-1});
-  return {group, group->alltoall_base(flat_received, flat_sent, received_from, sent_to)};
+  return {group, ((*group).*kAllToAll)(flat_received, flat_sent, received_from, sent_to, {})};
 }
 
 void barrier(const Group& group) {

@@ -2,13 +2,16 @@
 
 #include "dtensor/interpose.h"
 
+#include <torch/headeronly/version.h>
+
 #include <typeinfo>
 
 namespace fsdp::internal {
 namespace {
 
-// torch 2.11 can set the flag that makes raw access throw, but not clear it. Naming a private member in an explicit
-// instantiation is allowed, and gives us a pointer to it.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+// LibTorch can set the flag that makes raw access throw, but not clear it before 2.15. Naming a private member in an
+// explicit instantiation is allowed, and gives us a pointer to it.
 struct ThrowFlag {
   friend constexpr auto member_of(ThrowFlag);
 };
@@ -17,6 +20,11 @@ struct Expose {
   friend constexpr auto member_of(ThrowFlag) { return Member; }
 };
 template struct Expose<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
+
+void allow_raw_access(c10::StorageImpl& storage) { storage.*member_of(ThrowFlag{}) = false; }
+#else
+void allow_raw_access(c10::StorageImpl& storage) { storage.clear_data_ptr_access_error_msg_(); }
+#endif
 
 std::atomic<bool> evict_after_operator{false};
 
@@ -40,7 +48,7 @@ OnDemandStorage* OnDemandStorage::of(const c10::TensorImpl* impl) {
 }
 
 void OnDemandStorage::fill(void* data) {
-  this->*member_of(ThrowFlag{}) = false;
+  allow_raw_access(*this);
   set_data_ptr_noswap(c10::DataPtr(data, device()));
 }
 

@@ -28,6 +28,16 @@ def fsdp_cc_binary(name, copts = [], **kwargs):
         **kwargs
     )
 
+def fsdp_cc_shared_library(name, deps, **kwargs):
+    """A shared library that holds all of `deps`, with the registrations of their kernels."""
+    cc_binary(
+        name = name,
+        linkopts = ["-Wl,-soname," + name],
+        linkshared = True,
+        deps = deps,
+        **kwargs
+    )
+
 def fsdp_cc_test(name, copts = [], deps = [], size = "large", **kwargs):
     """A GoogleTest program. Its main function is in //tests:support."""
     cc_test(
