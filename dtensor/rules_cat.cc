@@ -93,13 +93,14 @@ void cat_rule(OperatorCall& call) {
 
 // cat of what has one more dimension.
 void stack_rule(OperatorCall& call) {
-  auto tensors = call.argument(0).toTensorVector();
+  const auto tensors = call.argument(0).toTensorVector();
   const int64_t dim = c10::maybe_wrap_dim(call.argument(1).toInt(), tensors[0].dim() + 1);
-  for (at::Tensor& tensor : tensors) {
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& tensor : tensors) {
     TORCH_CHECK_VALUE(tensor.sizes() == tensors[0].sizes(), call.description(), ": tensors of one shape expected");
-    tensor = tensor.unsqueeze(dim);
+    rows.push_back(tensor.unsqueeze(dim));
   }
-  call.finish(at::cat(tensors, dim));
+  call.finish(at::cat(rows, dim));
 }
 
 }  // namespace

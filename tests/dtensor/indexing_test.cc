@@ -107,8 +107,8 @@ TEST(Indexing, WritesThroughViewsReachTheTensor) {
         x.index_put_({Slice(), Slice(1, 3)}, 5);
         x.split(2, 1)[1].mul_(2);
         x.index_fill_(1, columns, -1);
-        x.index_add_(1, columns, x.narrow(1, 0, 2), 0.5);
-        x.index_copy_(1, columns, x.narrow(1, 1, 2));
+        x.index_add_(1, columns, x.narrow(1, 0, 2).clone(), 0.5);
+        x.index_copy_(1, columns, x.narrow(1, 1, 2).clone());
         x.unbind(1)[3].add_(1);
       }
       EXPECT_TRUE(whole(t).equal(plain));

@@ -61,7 +61,10 @@ TEST(StateOperators, Elementwise) {
        [](const auto& t) {
          return Tensors{at::where(t > 0, t, 0), t.masked_fill(t < 0, 3)};
        }},
-      {"tril", [](const auto& t) { return Tensors{t.unsqueeze(2).unsqueeze(3).expand({-1, -1, 3, 3}).tril()}; }},
+      {"tril",
+       [](const auto& t) {
+         return Tensors{t.unsqueeze(2).unsqueeze(3).expand({-1, -1, 3, 3}).tril()};
+       }},
       {"square root of a sum", [](const auto& t) { return Tensors{t.square().sum().sqrt().add(t)}; }},
   });
 }
@@ -121,29 +124,28 @@ TEST(StateOperators, Reductions) {
 
 TEST(StateOperators, AlongAWholeDimension) {
   for (int64_t dim : {0, 1}) {
-    expect_same_unless_cut(dim,
-                           {
-                               {"cumsum", [dim](const auto& t) { return Tensors{t.cumsum(dim)}; }},
-                               {"cumprod", [dim](const auto& t) { return Tensors{t.sign().cumprod(dim)}; }},
-                               {"softmax", [dim](const auto& t) { return Tensors{t.softmax(dim)}; }},
-                               {"log_softmax", [dim](const auto& t) { return Tensors{t.log_softmax(dim)}; }},
-                               {"logsumexp", [dim](const auto& t) { return Tensors{t.logsumexp(dim)}; }},
-                               {"sort",
-                                [dim](const auto& t) {
-                                  return Tensors{std::get<0>(t.sort(dim)), std::get<0>(t.sort(dim, true))};
-                                }},
-                               {"topk", [dim](const auto& t) { return Tensors{std::get<0>(t.topk(2, dim))}; }},
-                               {"max",
-                                [dim](const auto& t) {
-                                  return Tensors{std::get<0>(t.max(dim)), std::get<0>(t.min(dim, true))};
-                                }},
-                               {"median",
-                                [dim](const auto& t) {
-                                  return Tensors{std::get<0>(t.median(dim)), std::get<0>(t.kthvalue(1, dim))};
-                                }},
-                               {"flip", [dim](const auto& t) { return Tensors{t.flip(dim)}; }},
-                               {"roll", [dim](const auto& t) { return Tensors{t.roll(1, dim)}; }},
-                           });
+    expect_same_unless_cut(dim, {
+                                    {"cumsum", [dim](const auto& t) { return Tensors{t.cumsum(dim)}; }},
+                                    {"cumprod", [dim](const auto& t) { return Tensors{t.sign().cumprod(dim)}; }},
+                                    {"softmax", [dim](const auto& t) { return Tensors{t.softmax(dim)}; }},
+                                    {"log_softmax", [dim](const auto& t) { return Tensors{t.log_softmax(dim)}; }},
+                                    {"logsumexp", [dim](const auto& t) { return Tensors{t.logsumexp(dim)}; }},
+                                    {"sort",
+                                     [dim](const auto& t) {
+                                       return Tensors{std::get<0>(t.sort(dim)), std::get<0>(t.sort(dim, true))};
+                                     }},
+                                    {"topk", [dim](const auto& t) { return Tensors{std::get<0>(t.topk(2, dim))}; }},
+                                    {"max",
+                                     [dim](const auto& t) {
+                                       return Tensors{std::get<0>(t.max(dim)), std::get<0>(t.min(dim, true))};
+                                     }},
+                                    {"median",
+                                     [dim](const auto& t) {
+                                       return Tensors{std::get<0>(t.median(dim)), std::get<0>(t.kthvalue(1, dim))};
+                                     }},
+                                    {"flip", [dim](const auto& t) { return Tensors{t.flip(dim)}; }},
+                                    {"roll", [dim](const auto& t) { return Tensors{t.roll(1, dim)}; }},
+                                });
   }
 }
 
