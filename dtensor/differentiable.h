@@ -1,6 +1,6 @@
 // The edges between DTensors and plain tensors, and between placements, as autograd sees them. Each works without
-// autograd too, and is differentiable twice. A gradient lies as the value it belongs to, whole (Replicate) where that is
-// Partial.
+// autograd too, and is differentiable twice. A gradient lies as the value it belongs to, whole (Replicate) where that
+// is Partial.
 #pragma once
 
 #include "dtensor/dtensor_spec.h"

@@ -51,8 +51,8 @@ class DTensorImpl final : public c10::TensorImpl {
   // What Tensor::set_data comes to. A plain tensor's data would turn a DTensor into a plain tensor without a word.
   void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& impl) override {
     TORCH_CHECK_VALUE(impl->key_set().has(kDTensorKey), "set_data on a DTensor of shape ", sizes(), " with a plain ",
-                      "tensor of shape ", impl->sizes(), ": a DTensor's memory belongs to its mesh. Write with copy_(), "
-                      "which takes this rank's part of a plain tensor of the global shape.");
+                      "tensor of shape ", impl->sizes(), ": a DTensor's memory belongs to its mesh. Write with "
+                      "copy_(), which takes this rank's part of a plain tensor of the global shape.");
     c10::TensorImpl::shallow_copy_from(impl);
   }
 
