@@ -5,6 +5,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <sstream>
+
 #include "dtensor/dtensor.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/support/thread_ranks.h"
@@ -120,6 +122,18 @@ TEST(Layouts, EveryCommonDtypeMoves) {
       EXPECT_TRUE(whole(t.to(at::kFloat).mul(2)).equal(plain.to(at::kFloat).mul(2)));
     });
   }
+}
+
+TEST(Layouts, PrintingIsLocal) {
+  testing::run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const DTensor t = distribute_tensor(at::arange(3, at::kFloat), mesh, {Shard{0}});
+    if (rank == 0) return;
+    std::ostringstream out;
+    out << t;
+    EXPECT_THAT(out.str(), HasSubstr("shape [3] placed (Shard(0)) on DeviceMesh((2)"));
+    EXPECT_THAT(out.str(), HasSubstr("this rank's part:\n 2"));
+  });
 }
 
 TEST(Modes, AutocastLeavesArithmeticAlone) {
