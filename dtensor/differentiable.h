@@ -1,5 +1,6 @@
 // The edges between DTensors and plain tensors, and between placements, as autograd sees them. Each works without
-// autograd too. A gradient lies as the value it belongs to, whole (Replicate) where that is Partial.
+// autograd too, and is differentiable twice. A gradient lies as the value it belongs to, whole (Replicate) where that
+// is Partial.
 #pragma once
 
 #include "dtensor/dtensor_spec.h"
@@ -11,6 +12,7 @@
 namespace fsdp::internal {
 
 at::Tensor differentiable_to_local(const at::Tensor& dtensor);
+// Throws NotImplementedError where `local` requires grad and is a term of a minimum, maximum or product.
 at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpecPtr& spec);
 // Collective, and its backward too.
 at::Tensor differentiable_redistribute(const at::Tensor& dtensor, const std::vector<Placement>& placements);

@@ -50,7 +50,8 @@ struct FromLocalOptions {
   std::optional<std::vector<int64_t>> stride = {};  // global; default: contiguous
   bool check = false;                               // compare shapes across the mesh (collective) and throw on mismatch
 };
-// Wraps what each rank already holds; shares memory. Local unless check. Differentiable.
+// Wraps what each rank already holds; shares memory. Local unless check. Differentiable, but for Partial min, max and
+// product (NotImplementedError). A term of a Partial sum gets the whole gradient, one of an average its part.
 DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::vector<Placement> placements,
                    FromLocalOptions options = {});
 

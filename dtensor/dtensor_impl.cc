@@ -5,6 +5,7 @@
 
 #include <c10/core/TensorImpl.h>
 #include <c10/core/TensorOptions.h>
+#include <c10/util/Exception.h>
 
 #include <string>
 #include <utility>
@@ -47,6 +48,15 @@ const DTensorMeta& meta_of(const at::Tensor& tensor) {
 class DTensorImpl final : public c10::TensorImpl {
  public:
   using c10::TensorImpl::TensorImpl;
+
+  // What Tensor::set_data comes to. A plain tensor's data would turn a DTensor into a plain tensor without a word.
+  void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& impl) override {
+    TORCH_CHECK_VALUE(impl->key_set().has(kDTensorKey), "set_data on a DTensor of shape ", sizes(), " with a plain ",
+                      "tensor of shape ", impl->sizes(), ": a DTensor's memory belongs to its mesh. Write with "
+                      "copy_(), which takes this rank's part of a plain tensor of the global shape.");
+    c10::TensorImpl::shallow_copy_from(impl);
+  }
+
   void release_resources() override {
     c10::TensorImpl::release_resources();
     extra_meta_.reset();
@@ -71,6 +81,11 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec, c10::intru
 
 at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpecPtr spec) {
   auto* const source = base.unsafeGetTensorImpl();
+  if (local.scalar_type() != base.scalar_type()) {
+    at::Tensor view = make_dtensor(local, std::move(spec), meta_of(base).owner);
+    view.unsafeGetTensorImpl()->set_version_counter(source->version_counter());
+    return view;
+  }
   auto impl = source->shallow_copy_and_detach(source->version_counter(), /*allow_tensor_metadata_change=*/true);
   impl->set_sizes_and_strides(spec->shape, spec->stride);
   impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta_of(base).owner));

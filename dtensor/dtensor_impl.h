@@ -1,5 +1,6 @@
-// How a DTensor is made of LibTorch's parts: a TensorImpl of global shape without storage, with the DTensor dispatch key
-// and a c10::BackendMeta that holds {local tensor, spec, owner}. detach(), set_data() and shallow_copy_from() keep it.
+// How a DTensor is made of LibTorch's parts: a TensorImpl of global shape without storage, with the DTensor dispatch
+// key and a c10::BackendMeta that holds {local tensor, spec, owner}. detach(), set_data() and shallow_copy_from() keep
+// it.
 #pragma once
 
 #include "dtensor/dtensor_spec.h"

@@ -64,6 +64,11 @@ c10::IValue* OperatorCall::find_argument(const char* name) {
   return index.has_value() ? &argument(static_cast<size_t>(*index)) : nullptr;
 }
 
+void OperatorCall::run_in_place() {
+  op_.callBoxed(stack_);
+  argument_count_ = 0;
+}
+
 std::vector<c10::IValue> OperatorCall::run() {
   op_.callBoxed(stack_);
   std::vector<c10::IValue> results(std::make_move_iterator(stack_->begin() + static_cast<std::ptrdiff_t>(base_)),

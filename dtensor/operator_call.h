@@ -33,11 +33,14 @@ class OperatorCall {
   // A copy of all arguments.
   torch::jit::Stack arguments() const;
   const c10::OperatorHandle& handle() const { return op_; }
-  // By schema name; null when the operator has no such argument.
+  // By schema name; null when the operator has no such argument. Slow: compares names.
   c10::IValue* find_argument(const char* name);
 
   // Runs the operator on the arguments as they are now and returns its results; the arguments are gone.
   std::vector<c10::IValue> run();
+  // The same without a list: the results take the arguments' place, for result(), and the call is finished.
+  void run_in_place();
+  c10::IValue& result(size_t index) { return (*stack_)[base_ + index]; }
   // Runs the operator's composite kernel, whose own operators come back here one by one. Leaves the results in place.
   void decompose();
   // Replaces the arguments, if they are still there, by the results.

@@ -2,7 +2,6 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
-#include "dtensor/operator_call.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/shard_layout.h"
 
@@ -28,16 +27,19 @@ bool is_idempotent(const Placement& placement) {
 
 class Planner {
  public:
-  Planner(const PointwiseProblem& problem, const std::string& operator_name)
-      : operands_(problem.operands),
+  explicit Planner(const PointwiseProblem& problem)
+      : call_(problem.call),
+        operands_(problem.operands),
         written_(problem.written),
         linearity_(problem.linearity),
-        name_(operator_name),
         leader_(problem.written.has_value() ? *problem.written : most_sharded()) {}
 
   PointwisePlan plan() {
     check_operands();
-    if (all_lie_alike()) return alike();
+    if (all_lie_alike()) {
+      shape_ = spec(leader_).shape;
+      return alike();
+    }
     shape_ = result_shape();
     const auto target = written_.has_value() ? written_placements() : target_placements();
     PointwisePlan plan{.result = result_spec(target), .locals = {}};
@@ -52,7 +54,7 @@ class Planner {
 
   std::string what() const {
     std::ostringstream out;
-    out << name_ << " on (";
+    out << call_.name() << " on (";
     for (size_t i = 0; i < operands_.size(); ++i) out << (i == 0 ? "" : "; ") << describe(operands_[i]);
     out << ")";
     return out.str();
@@ -104,7 +106,8 @@ class Planner {
   }
 
   PointwisePlan alike() const {
-    PointwisePlan plan{.result = spec_of(operands_[leader_]), .locals = {}};
+    PointwisePlan plan{.result = result_spec(placements(leader_)), .locals = {}};
+    plan.locals.reserve(operands_.size());
     for (const at::Tensor& operand : operands_) {
       plan.locals.push_back(is_dtensor(operand) ? local_of(operand) : operand);
     }
@@ -174,8 +177,10 @@ class Planner {
     if (written_.has_value()) return spec_of(operands_[*written_]);
     const DTensorSpecPtr& leader = spec_of(operands_[leader_]);
     const bool same_shape = leader->shape == shape_;
-    if (same_shape && leader->placements == target) return leader;
-    return intern_spec({leader->mesh, target, shape_, same_shape ? leader->stride : contiguous_strides(shape_)});
+    const bool dense = operands_[leader_].is_non_overlapping_and_dense();
+    if (same_shape && dense && leader->placements == target) return leader;
+    auto strides = same_shape ? dense_strides(shape_, leader->stride) : contiguous_strides(shape_);
+    return intern_spec({leader->mesh, target, shape_, std::move(strides)});
   }
 
   at::Tensor local_operand(size_t i, const std::vector<Placement>& target) const {
@@ -193,18 +198,43 @@ class Planner {
     return redistribute_local(local_of(operand), spec(i), wanted);
   }
 
+  const OperatorCall& call_;
   const std::vector<at::Tensor>& operands_;
   std::optional<size_t> written_;
   Linearity linearity_;
-  const std::string& name_;
   size_t leader_;
   std::vector<int64_t> shape_ = {};
 };
 
 }  // namespace
 
-PointwisePlan plan_pointwise(const PointwiseProblem& problem, const std::string& operator_name) {
-  return Planner(problem, operator_name).plan();
+PointwiseOperands::PointwiseOperands(const OperatorCall& call) {
+  TORCH_CHECK_NOT_IMPLEMENTED(call.traits().written.size() <= 1, call.description(), ": no sharding rule for ",
+                              "operators with several outputs written in place; use the functional form");
+  for (size_t i = 0; i < call.argument_count(); ++i) {
+    const c10::IValue& argument = call.argument(i);
+    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
+    if (!call.traits().written.empty() && call.traits().written[0] == i) written = tensors.size();
+    arguments.push_back(i);
+    tensors.push_back(argument.toTensor());
+  }
+}
+
+PointwisePlan plan_pointwise(const PointwiseProblem& problem) { return Planner(problem).plan(); }
+
+void run_pointwise(OperatorCall& call, const PointwiseOperands& operands, PointwisePlan plan) {
+  for (size_t i = 0; i < operands.arguments.size(); ++i) {
+    call.argument(operands.arguments[i]) = std::move(plan.locals[i]);
+  }
+  auto results = call.run();
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (call.traits().returned_argument[i].has_value()) {
+      results[i] = operands.tensors[*operands.written];
+    } else {
+      results[i] = make_dtensor(results[i].toTensor(), plan.result);
+    }
+  }
+  call.finish(std::move(results));
 }
 
 }  // namespace fsdp::internal

@@ -2,11 +2,11 @@
 #pragma once
 
 #include "dtensor/dtensor_spec.h"
+#include "dtensor/operator_call.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <optional>
-#include <string>
 #include <vector>
 
 namespace fsdp::internal {
@@ -26,15 +26,31 @@ struct PointwisePlan {
   std::vector<at::Tensor> locals;  // one per operand
 };
 
-// The operands, broadcast against each other, redistributed to where the result lies: where the written operand lies,
-// else where the operand with the most shards does. Collective over the mesh dimensions that must move.
-// `what` gives the operator and its operands for errors. Throws ValueError for operands on different meshes or plain
-// tensors of more than one element among DTensors, NotImplementedError for an in-place write that a Partial cannot take.
+// The tensors among one call's arguments.
+struct PointwiseOperands {
+  // Throws NotImplementedError for an operator that writes several arguments in place.
+  explicit PointwiseOperands(const OperatorCall& call);
+
+  std::vector<size_t> arguments;  // by operand: its place among the call's arguments
+  std::vector<at::Tensor> tensors;
+  std::optional<size_t> written;  // index into tensors
+};
+
 struct PointwiseProblem {
+  const OperatorCall& call;  // for messages
   const std::vector<at::Tensor>& operands;
   std::optional<size_t> written;  // index into operands
   Linearity linearity;
 };
-PointwisePlan plan_pointwise(const PointwiseProblem& problem, const std::string& operator_name);
+
+// The operands, broadcast against each other, redistributed to where the result lies: where the written operand lies,
+// else where the operand with the most shards does. Collective over the mesh dimensions that must move.
+// Throws ValueError for operands on different meshes or plain tensors of more than one element among DTensors,
+// NotImplementedError for an in-place write that a Partial cannot take.
+PointwisePlan plan_pointwise(const PointwiseProblem& problem);
+
+// Runs the operator on the local operands and finishes the call: written operands come back as they are, other
+// results lie as the plan says.
+void run_pointwise(OperatorCall& call, const PointwiseOperands& operands, PointwisePlan plan);
 
 }  // namespace fsdp::internal

@@ -7,6 +7,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/full_like.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -61,6 +63,24 @@ class Step {
 
   at::Tensor run(const at::Tensor& local, const Placement& from, const Placement& to) const {
     if (from == to || parts_ == 1) return local;
+    const at::Tensor plain = local.resolve_neg().resolve_conj();
+    return plain.is_complex() ? moved_as_pairs(plain, from, to) : moved(plain, from, to);
+  }
+
+ private:
+  // Backends know no complex numbers: they move as pairs of real ones.
+  at::Tensor moved_as_pairs(const at::Tensor& local, const Placement& from, const Placement& to) const {
+    for (const Placement& placement : {from, to}) {
+      const bool linear = !placement.is_partial() || placement.partial_op() == Partial::Op::kSum ||
+                          placement.partial_op() == Partial::Op::kAvg;
+      TORCH_CHECK_NOT_IMPLEMENTED(linear, what_, ": ", placement, " of complex numbers; only sum and avg are reduced");
+    }
+    Step pairs = *this;
+    pairs.shape_.push_back(2);
+    return at::view_as_complex(pairs.moved(at::view_as_real(local), from, to));
+  }
+
+  at::Tensor moved(const at::Tensor& local, const Placement& from, const Placement& to) const {
     if (from.is_shard() && to.is_shard()) return all_to_all_shards(local, from.shard_dim(), to.shard_dim());
     if (from.is_partial() && to.is_shard()) return reduce_shard(local, from.partial_op(), to.shard_dim());
     const at::Tensor whole = replicated(local, from);
@@ -69,7 +89,6 @@ class Step {
     return whole;
   }
 
- private:
   at::Tensor replicated(const at::Tensor& local, const Placement& from) const {
     if (from.is_shard()) return gather(local, from.shard_dim());
     if (from.is_partial()) return reduce(local, from.partial_op());
@@ -143,6 +162,14 @@ std::vector<int64_t> shard_dims(const std::vector<Placement>& placements) {
   return dims;
 }
 
+// `tensor` with its dimensions in `order` in memory: steps make row-major parts, whatever the strides.
+at::Tensor in_memory_order(const at::Tensor& tensor, const std::vector<int64_t>& order) {
+  if (std::is_sorted(order.begin(), order.end())) return tensor;
+  std::vector<int64_t> inverse(order.size());
+  for (size_t i = 0; i < order.size(); ++i) inverse[order[i]] = static_cast<int64_t>(i);
+  return tensor.permute(order).contiguous().permute(inverse);
+}
+
 // The sequence of steps from one list of placements to another.
 class Journey {
  public:
@@ -153,7 +180,7 @@ class Journey {
     undo_inner_cuts(to);
     reduce_before_splitting(to);
     for (size_t m = 0; m < to.size(); ++m) move(m, to[m]);
-    return std::move(local_);
+    return in_memory_order(local_, memory_order(spec_.shape, spec_.stride));
   }
 
  private:
@@ -229,6 +256,7 @@ at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Pla
   if (from.placements == to) return dtensor;
   DTensorSpec target = from;
   target.placements = to;
+  if (!dtensor.is_non_overlapping_and_dense()) target.stride = dense_strides(from.shape, from.stride);
   auto spec = intern_spec(std::move(target));
   return make_dtensor(redistribute_local(local_of(dtensor), from, to), std::move(spec));
 }

@@ -24,6 +24,13 @@ const RuleTable& table() {
     add_norm_rules(*table);
     add_view_rules(*table);
     add_value_rules(*table);
+    add_reshape_rules(*table);
+    add_along_rules(*table);
+    add_variance_rules(*table);
+    add_product_rules(*table);
+    add_cat_rules(*table);
+    add_index_rules(*table);
+    add_fused_rules(*table);
     return table;
   }();
   return *rules;
@@ -72,6 +79,14 @@ at::Tensor replicated_dtensor(const at::Tensor& local, const DeviceMesh& mesh) {
   return make_dtensor(local, std::move(spec));
 }
 
+void check_one_mesh(const OperatorCall& call, const std::vector<at::Tensor>& tensors, const DeviceMesh& mesh) {
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(!is_dtensor(tensor) || spec_of(tensor)->mesh == mesh, call.description(), " has operands on ",
+                      "different meshes; bring them to one mesh with .full_tensor() and fsdp::distribute_tensor (rank ",
+                      mesh.rank(), ")");
+  }
+}
+
 bool may_run_replicated(const OperatorCall& call) {
   return call.traits().written.empty() && !call.traits().draws_random_numbers;
 }
@@ -107,6 +122,7 @@ void no_rule(OperatorCall& call) {
                               "fsdp::from_local or fsdp::distribute_tensor.");
   const auto dtensor = std::find_if(tensors.begin(), tensors.end(), is_dtensor);
   const DTensorSpecPtr spec = spec_of(*dtensor);
+  check_one_mesh(call, tensors, spec->mesh);
   for (size_t i = 0; i < call.argument_count(); ++i) {
     for_each_tensor(call.argument(i), [](const at::Tensor& t) { return is_dtensor(t) ? local_of(t) : t; });
   }

@@ -1,10 +1,12 @@
 // Copies: clone, to(dtype), copy_ and set_. A plain tensor of the global shape stands for the whole value: each rank
 // takes its part, which is how a file saved without sharding loads into DTensors.
+#include "dtensor/copy_layout.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rules.h"
 
+#include <ATen/ExpandUtils.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -17,15 +19,13 @@ bool has_partial(const DTensorSpec& spec) {
   return std::any_of(spec.placements.begin(), spec.placements.end(), [](const auto& p) { return p.is_partial(); });
 }
 
-// The spec of a fresh copy: dense, in the memory format the caller asked for.
+// The spec of a fresh copy in the memory format the caller asked for.
 DTensorSpecPtr copied_spec(const at::Tensor& self, const c10::IValue* memory_format) {
-  const DTensorSpecPtr& spec = spec_of(self);
-  const bool contiguous = memory_format != nullptr && !memory_format->isNone() &&
-                          memory_format->toMemoryFormat() == at::MemoryFormat::Contiguous;
-  if (!contiguous || self.is_contiguous()) return spec;
-  DTensorSpec dense = *spec;
-  dense.stride = contiguous_strides(dense.shape);
-  return intern_spec(std::move(dense));
+  auto strides = strides_of_copy(self, memory_format);
+  if (strides == spec_of(self)->stride) return spec_of(self);
+  DTensorSpec copied = *spec_of(self);
+  copied.stride = std::move(strides);
+  return intern_spec(std::move(copied));
 }
 
 void clone_rule(OperatorCall& call) {
@@ -52,23 +52,23 @@ void to_copy_rule(OperatorCall& call) {
   call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
 }
 
-// This rank's part of `source`, placed as `self`.
+// This rank's part of `source`, placed as `self`. A plain number stays one.
 at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const OperatorCall& call) {
   const DTensorSpec& spec = *spec_of(self);
+  const bool same_shape = source.sizes() == self.sizes();
+  const bool fits = same_shape || at::is_expandable_to(source.sizes(), self.sizes());
   if (is_dtensor(source)) {
     TORCH_CHECK_VALUE(spec_of(source)->mesh == spec.mesh, call.description(), ": the meshes differ; copy from ",
                       ".full_tensor() instead (rank ", spec.mesh.rank(), ")");
-    TORCH_CHECK_VALUE(source.sizes() == self.sizes(), call.description(), ": the shapes differ (rank ",
-                      spec.mesh.rank(), ")");
-    return redistribute_local(local_of(source), *spec_of(source), spec.placements);
+    TORCH_CHECK_VALUE(fits, call.description(), ": the shapes differ (rank ", spec.mesh.rank(), ")");
+    const at::Tensor whole = same_shape ? source : source.expand(self.sizes());
+    return redistribute_local(local_of(whole), *spec_of(whole), spec.placements);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(!has_partial(spec), call.description(), ": a plain value cannot be written to a Partial "
                               "tensor. Call .redistribute({Replicate()}) on it first (collective).");
-  if (source.numel() == 1 && self.numel() != 1) return source;
-  TORCH_CHECK_VALUE(source.sizes() == self.sizes(), call.description(), ": a plain source must have the global shape ",
-                    self.sizes(), ", got ", source.sizes(), "; write this rank's part through .to_local() (rank ",
-                    spec.mesh.rank(), ")");
-  return local_part(source, spec);
+  TORCH_CHECK_VALUE(fits, call.description(), ": a plain source must have the global shape ", self.sizes(), ", got ",
+                    source.sizes(), "; write this rank's part through .to_local() (rank ", spec.mesh.rank(), ")");
+  return source.numel() == 1 ? source : local_part(source.expand(self.sizes()), spec);
 }
 
 void copy_into_rule(OperatorCall& call) {
@@ -88,6 +88,8 @@ void set_rule(OperatorCall& call) {
   const at::Tensor source = call.argument(1).toTensor();
   TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(self), call.description(), ": a plain tensor cannot share a DTensor's memory. "
                               "Use .full_tensor() (collective) or .to_local().");
+  TORCH_CHECK_VALUE(source.sizes() == self.sizes(), call.description(), ": the source must have the global shape ",
+                    self.sizes(), ", got ", source.sizes(), " (rank ", spec_of(self)->mesh.rank(), ")");
   local_of(self).copy_(part_for(self, source, call));
   call.finish(self);
 }

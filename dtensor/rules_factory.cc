@@ -1,11 +1,11 @@
 // New tensors made from a DTensor: *_like and new_*. A Partial model gives a Replicate result.
+#include "dtensor/copy_layout.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute.h"
 #include "dtensor/rules.h"
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace fsdp::internal {
@@ -19,39 +19,42 @@ void check_device(OperatorCall& call, const at::Tensor& self) {
                               device->toDevice());
 }
 
-bool asks_for_contiguous(OperatorCall& call) {
-  const c10::IValue* format = call.find_argument("memory_format");
-  return format != nullptr && !format->isNone() && format->toMemoryFormat() == at::MemoryFormat::Contiguous;
-}
-
 // zeros_like, empty_like, full_like, ...: lies as its model.
 void like_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   check_device(call, self);
   DTensorSpec spec = *spec_of(self);
   spec.placements = without_partials(spec.placements);
-  if (asks_for_contiguous(call)) spec.stride = contiguous_strides(spec.shape);
+  spec.stride = strides_of_copy(self, call.find_argument("memory_format"));
   call.argument(0) = local_of(self);
   auto results = call.run();
   call.finish(make_dtensor(results[0].toTensor(), intern_spec(std::move(spec))));
 }
 
-// new_zeros(size), new_empty_strided(size, stride), ...: of the model's shape it lies as the model, of another shape it
-// is replicated.
+// A new tensor of `size` lies as its model where that is cut along dimensions that both have, else it is replicated.
+std::vector<Placement> placements_like(const DTensorSpec& model, const std::vector<int64_t>& size) {
+  auto placements = without_partials(model.placements);
+  for (auto& placement : placements) {
+    if (!placement.is_shard()) continue;
+    const auto dim = static_cast<size_t>(placement.shard_dim());
+    if (size.size() != model.shape.size() || size[dim] != model.shape[dim]) placement = Replicate{};
+  }
+  return placements;
+}
+
+// new_zeros(size), new_empty_strided(size, stride), ...
 void new_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   check_device(call, self);
   DTensorSpec spec = *spec_of(self);
   auto size = call.find_argument("size")->toIntVector();
-  const bool same_shape = size == spec.shape;
   c10::IValue* const stride = call.find_argument("stride");
   spec.stride = stride != nullptr ? stride->toIntVector() : contiguous_strides(size);
+  spec.placements = placements_like(spec, size);
   spec.shape = std::move(size);
-  spec.placements = without_partials(spec.placements);
-  if (!same_shape) std::fill(spec.placements.begin(), spec.placements.end(), Replicate{});
   std::vector<int64_t> local_shape;
   for (const Chunk& chunk : local_box(spec)) local_shape.push_back(chunk.length);
-  if (stride != nullptr) *stride = local_shape == spec.shape ? spec.stride : contiguous_strides(local_shape);
+  if (stride != nullptr) *stride = local_shape == spec.shape ? spec.stride : dense_strides(local_shape, spec.stride);
   *call.find_argument("size") = local_shape;
   call.argument(0) = local_of(self);
   auto results = call.run();

@@ -4,6 +4,9 @@
 #include "dtensor/pointwise.h"
 #include "dtensor/rules.h"
 
+#include <ATen/ops/max.h>
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -19,7 +22,7 @@ class Lists {
       if (argument.isTensorList()) {
         list_arguments_.push_back(i);
         lists_.push_back(argument.toTensorVector());
-      } else if (argument.isTensor() && argument.toTensor().defined()) {
+      } else if (argument.isTensor() && argument.toTensor().defined() && !is_scalar_list(call, i)) {
         single_arguments_.push_back(i);
         singles_.push_back(argument.toTensor());
       }
@@ -33,12 +36,13 @@ class Lists {
   size_t length() const { return lists_[0].size(); }
 
   // Replaces element i by local tensors. Returns the result's spec, null where no DTensor is involved.
-  DTensorSpecPtr localize(size_t i, Linearity linearity, const std::string& name) {
+  DTensorSpecPtr localize(size_t i, Linearity linearity, const OperatorCall& call) {
     std::vector<at::Tensor> operands;
+    operands.reserve(lists_.size() + singles_.size());
     for (const auto& list : lists_) operands.push_back(list.at(i));
     operands.insert(operands.end(), singles_.begin(), singles_.end());
     if (std::none_of(operands.begin(), operands.end(), is_dtensor)) return nullptr;
-    auto plan = plan_pointwise({operands, written_, linearity}, name);
+    auto plan = plan_pointwise({call, operands, written_, linearity});
     for (size_t k = 0; k < lists_.size(); ++k) lists_[k][i] = std::move(plan.locals[k]);
     local_singles_.assign(plan.locals.begin() + static_cast<std::ptrdiff_t>(lists_.size()), plan.locals.end());
     return plan.result;
@@ -50,6 +54,14 @@ class Lists {
   }
 
  private:
+  // _foreach_addcmul.Tensor and its like take their scalars, one per element, as a plain tensor.
+  static bool is_scalar_list(const OperatorCall& call, size_t i) {
+    if (call.handle().schema().arguments()[i].name() != "scalars") return false;
+    TORCH_CHECK_VALUE(!is_dtensor(call.argument(i).toTensor()), call.name(), ": scalars: a DTensor; pass ",
+                      ".full_tensor() (collective)");
+    return true;
+  }
+
   std::vector<size_t> list_arguments_;
   std::vector<size_t> single_arguments_;
   std::vector<std::vector<at::Tensor>> lists_;
@@ -60,10 +72,10 @@ class Lists {
 
 template <Linearity linearity>
 void foreach_rule(OperatorCall& call) {
-  const std::string name = call.name();
   Lists lists(call);
   std::vector<DTensorSpecPtr> specs;
-  for (size_t i = 0; i < lists.length(); ++i) specs.push_back(lists.localize(i, linearity, name));
+  specs.reserve(lists.length());
+  for (size_t i = 0; i < lists.length(); ++i) specs.push_back(lists.localize(i, linearity, call));
   lists.put_back(call);
   auto results = call.run();
   if (!results.empty()) {
@@ -81,6 +93,12 @@ void foreach_copy_rule(OperatorCall& call) {
   const auto source = call.argument(1).toTensorVector();
   for (size_t i = 0; i < written.size(); ++i) written[i].copy_(source.at(i));
   call.finish(std::vector<c10::IValue>{});
+}
+
+void foreach_max_rule(OperatorCall& call) {
+  auto maxima = call.argument(0).toTensorVector();
+  for (at::Tensor& tensor : maxima) tensor = tensor.max();
+  call.finish(std::move(maxima));
 }
 
 constexpr const char* kPlain[] = {"abs", "acos", "addcdiv", "addcmul", "asin", "atan", "ceil", "clamp_max",
@@ -103,6 +121,7 @@ void add_foreach_rules(RuleTable& table) {
   add("neg", foreach_rule<Linearity::kUnary>);
   add("zero", foreach_rule<Linearity::kAny>);
   table["_foreach_copy_"] = foreach_copy_rule;
+  table["_foreach_max."] = foreach_max_rule;
 }
 
 }  // namespace fsdp::internal

@@ -1,51 +1,83 @@
 // Elementwise operators, functional, in-place and out=.
+#include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/pointwise.h"
 #include "dtensor/rules.h"
 
-#include <c10/util/Exception.h>
-
+#include <algorithm>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-struct Operands {
-  std::vector<size_t> arguments;
-  std::vector<at::Tensor> tensors;
-  std::optional<size_t> written;
-};
+bool is_partial(const Placement& placement) { return placement.is_partial(); }
 
-Operands operands_of(const OperatorCall& call) {
-  TORCH_CHECK_NOT_IMPLEMENTED(call.traits().written.size() <= 1, call.description(), ": no sharding rule for operators ",
-                              "with several outputs written in place; use the functional form");
-  Operands operands;
+// Whether every DTensor among the arguments has the same spec, without Partial, and every other tensor is a number:
+// the operator can then run where the arguments stand. The common case, kept free of allocations.
+bool lies_alike(const OperatorCall& call) {
+  const DTensorSpec* common = nullptr;
   for (size_t i = 0; i < call.argument_count(); ++i) {
-    const c10::IValue& argument = call.argument(i);
-    if (!argument.isTensor() || !argument.toTensor().defined()) continue;
-    if (!call.traits().written.empty() && call.traits().written[0] == i) operands.written = operands.tensors.size();
-    operands.arguments.push_back(i);
-    operands.tensors.push_back(argument.toTensor());
+    if (!call.argument(i).isTensor()) continue;
+    const at::Tensor& tensor = call.argument(i).toTensor();
+    if (!is_dtensor(tensor)) {
+      if (tensor.defined() && tensor.dim() > 0) return false;
+      continue;
+    }
+    const DTensorSpec* spec = spec_of(tensor).get();
+    if (common != nullptr && common != spec) return false;
+    common = spec;
   }
-  return operands;
+  return common != nullptr && std::none_of(common->placements.begin(), common->placements.end(), is_partial);
+}
+
+void localize_arguments(OperatorCall& call) {
+  for (size_t i = 0; i < call.argument_count(); ++i) {
+    c10::IValue& argument = call.argument(i);
+    if (argument.isTensor() && is_dtensor(argument.toTensor())) argument = local_of(argument.toTensor());
+  }
+}
+
+// The first DTensor, if it lies in memory without gaps.
+const at::Tensor* find_dense(const OperatorCall& call) {
+  for (size_t i = 0; i < call.argument_count(); ++i) {
+    if (!call.argument(i).isTensor() || !is_dtensor(call.argument(i).toTensor())) continue;
+    const at::Tensor& tensor = call.argument(i).toTensor();
+    return tensor.is_non_overlapping_and_dense() ? &tensor : nullptr;
+  }
+  return nullptr;
+}
+
+// True when it could: an operator that writes one DTensor, hands it back, and needs nothing moved.
+bool run_in_place(OperatorCall& call) {
+  const OperatorTraits& traits = call.traits();
+  if (traits.written.size() != 1 || traits.returned_argument.size() != 1) return false;
+  const c10::IValue& written = call.argument(traits.written[0]);
+  if (!written.isTensor() || !is_dtensor(written.toTensor()) || !lies_alike(call)) return false;
+  at::Tensor self = written.toTensor();
+  localize_arguments(call);
+  call.run_in_place();
+  call.result(0) = std::move(self);
+  return true;
+}
+
+// The same for an operator that writes nothing and has one result.
+bool run_alike(OperatorCall& call) {
+  const OperatorTraits& traits = call.traits();
+  if (!traits.written.empty() || traits.returned_argument.size() != 1 || !lies_alike(call)) return false;
+  const auto* const model = find_dense(call);
+  if (model == nullptr) return false;
+  DTensorSpecPtr spec = spec_of(*model);
+  localize_arguments(call);
+  call.run_in_place();
+  call.result(0) = make_dtensor(call.result(0).toTensor(), std::move(spec));
+  return true;
 }
 
 template <Linearity linearity>
 void pointwise_rule(OperatorCall& call) {
-  Operands operands = operands_of(call);
-  auto plan = plan_pointwise({operands.tensors, operands.written, linearity}, call.name());
-  for (size_t i = 0; i < operands.arguments.size(); ++i) {
-    call.argument(operands.arguments[i]) = std::move(plan.locals[i]);
-  }
-  auto results = call.run();
-  for (size_t i = 0; i < results.size(); ++i) {
-    if (call.traits().returned_argument[i].has_value()) {
-      results[i] = operands.tensors[*operands.written];
-    } else {
-      results[i] = make_dtensor(results[i].toTensor(), plan.result);
-    }
-  }
-  call.finish(std::move(results));
+  if (run_in_place(call) || run_alike(call)) return;
+  const PointwiseOperands operands(call);
+  run_pointwise(call, operands, plan_pointwise({call, operands.tensors, operands.written, linearity}));
 }
 
 // Operators that need whole operands.

@@ -6,6 +6,8 @@
 #include "dtensor/rules.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/ops/amax.h>
+#include <ATen/ops/amin.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/sum.h>
 #include <c10/util/Exception.h>
@@ -49,11 +51,11 @@ void finish_reduced(OperatorCall& call, const at::Tensor& local, const DTensorSp
   call.finish(make_dtensor(local, reduced_spec(spec, dims, Partial{across})));
 }
 
-// The operator itself on the local part; it knows its neutral element.
-template <Partial::Op across>
+// The operator itself on the local part; it knows its neutral element. A linear one takes terms of a sum one by one.
+template <Partial::Op across, bool is_linear = false>
 void reduction_rule(OperatorCall& call) {
   const at::Tensor given = call.argument(0).toTensor();
-  const at::Tensor self = across == Partial::Op::kSum ? linear_terms(given) : whole_terms(given);
+  const at::Tensor self = is_linear ? linear_terms(given) : whole_terms(given);
   const auto dims = ReducedDims::of(call, self);
   call.argument(0) = local_of(self);
   auto results = call.run();
@@ -92,7 +94,15 @@ void extremum_rule(OperatorCall& call) {
   finish_reduced(call, results[0].toTensor(), *spec_of(self), dims, across);
 }
 
-// max.dim, argmax, cumsum, ...: the dimension itself must not be cut.
+void aminmax_rule(OperatorCall& call) {
+  const at::Tensor self = whole_terms(call.argument(0).toTensor());
+  const auto dims = ReducedDims::of(call, self);
+  const at::Tensor lowest = at::amin(self, dims.dims, dims.keepdim);
+  const at::Tensor highest = at::amax(self, dims.dims, dims.keepdim);
+  call.finish(std::vector<c10::IValue>{lowest, highest});
+}
+
+// max.dim, argmax, median, ...: the dimension itself must not be cut.
 void whole_dimension_rule(OperatorCall& call) {
   const at::Tensor self = whole_terms(call.argument(0).toTensor());
   const auto dims = ReducedDims::of(call, self);
@@ -108,14 +118,21 @@ void whole_dimension_rule(OperatorCall& call) {
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
-  for (const char* name : {"sum.", "sum.dim_IntList"}) table[name] = reduction_rule<Partial::Op::kSum>;
+  for (const char* name : {"sum.", "sum.dim_IntList"}) table[name] = reduction_rule<Partial::Op::kSum, true>;
+  for (const char* name : {"nansum.", "count_nonzero.", "count_nonzero.dim_IntList"}) {
+    table[name] = reduction_rule<Partial::Op::kSum>;
+  }
   for (const char* name : {"prod.", "prod.dim_int"}) table[name] = reduction_rule<Partial::Op::kProduct>;
   for (const char* name : {"any.", "any.dim", "any.dims"}) table[name] = reduction_rule<Partial::Op::kMax>;
   for (const char* name : {"all.", "all.dim", "all.dims"}) table[name] = reduction_rule<Partial::Op::kMin>;
   for (const char* name : {"mean.", "mean.dim"}) table[name] = mean_rule;
   for (const char* name : {"max.", "amax."}) table[name] = extremum_rule<Partial::Op::kMax>;
   for (const char* name : {"min.", "amin."}) table[name] = extremum_rule<Partial::Op::kMin>;
-  for (const char* name : {"max.dim", "min.dim", "argmax.", "argmin."}) table[name] = whole_dimension_rule;
+  for (const char* name : {"max.dim", "min.dim", "argmax.", "argmin.", "logsumexp.", "kthvalue.", "median.",
+                           "median.dim", "nanmedian.", "nanmedian.dim", "mode."}) {
+    table[name] = whole_dimension_rule;
+  }
+  table["aminmax."] = aminmax_rule;
 }
 
 }  // namespace fsdp::internal

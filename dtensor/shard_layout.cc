@@ -1,6 +1,7 @@
 #include "dtensor/shard_layout.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace fsdp::internal {
 
@@ -31,6 +32,27 @@ std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
   std::vector<int64_t> strides(shape.size(), 1);
   for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * std::max<int64_t>(shape[d], 1);
   return strides;
+}
+
+std::vector<int64_t> memory_order(const std::vector<int64_t>& shape, const std::vector<int64_t>& stride) {
+  std::vector<int64_t> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (stride[d] == 0 && shape[d] > 1) return order;
+  }
+  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
+  return order;
+}
+
+std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape, const std::vector<int64_t>& stride) {
+  std::vector<int64_t> dense(shape.size(), 1);
+  const auto order = memory_order(shape, stride);
+  int64_t next = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    dense[order[i]] = next;
+    next *= std::max<int64_t>(shape[order[i]], 1);
+  }
+  return dense;
 }
 
 }  // namespace fsdp::internal

@@ -1,12 +1,14 @@
 // Every refusal of the DTensor layer, with its message.
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_spec.h"
+#include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/api/include/torch/serialize.h>
 
 #include <functional>
 #include <sstream>
@@ -15,16 +17,8 @@ namespace fsdp {
 namespace {
 
 using ::testing::HasSubstr;
+using testing::error_of;
 using testing::known_dtensor;
-
-std::string error_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
 
 class DTensorErrors : public ::testing::Test {
  protected:
@@ -54,6 +48,24 @@ TEST_F(DTensorErrors, RawStorage) {
              [&] { t.accessor<float, 2>(); }, [&] { std::ostringstream() << at::Tensor(t); }}) {
       EXPECT_THAT(error_of(access), HasSubstr("A DTensor has no storage of its own"));
     }
+  });
+}
+
+TEST_F(DTensorErrors, Serialization) {
+  on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
+    std::ostringstream out;
+    EXPECT_THAT(error_of([&] { torch::save(t, out); }), HasSubstr("A DTensor has no storage of its own"));
+    EXPECT_THAT(error_of([&] { torch::pickle_save(t); }), HasSubstr("A DTensor has no storage of its own"));
+    torch::save(DTensor(t).to_local(), out);
+  });
+}
+
+TEST_F(DTensorErrors, SetData) {
+  on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
+    EXPECT_THAT(error_of([&] { t.set_data(at::ones({4, 2})); }), HasSubstr("belongs to its mesh"));
+    EXPECT_TRUE(is_dtensor(t));
+    t.set_data(t.to(at::kDouble));
+    EXPECT_EQ(DTensor(t).to_local().scalar_type(), at::kDouble);
   });
 }
 

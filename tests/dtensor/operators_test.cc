@@ -1,5 +1,6 @@
 // Operators on DTensors against the same operators on plain tensors, on worlds of 1 to 3 with empty shards.
 #include "dtensor/dtensor.h"
+#include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/support/thread_ranks.h"
 
@@ -14,44 +15,16 @@
 namespace fsdp {
 namespace {
 
-using testing::known_dtensor;
-using testing::run_ranks;
+using testing::on_placements;
+using testing::on_worlds;
+using testing::whole;
 using Placements = std::vector<Placement>;
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-at::Tensor whole(const at::Tensor& tensor) { return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor; }
-
-void on_worlds(const std::function<void(const DeviceMesh&)>& body) {
-  for (int64_t world = 1; world <= 3; ++world) {
-    run_ranks(world, [&](int64_t) { body(init_device_mesh(c10::kCPU, {world})); });
-  }
-}
-
-// One whole value in every 1-D placement that keeps it exact; two rows leave ranks of a world of 3 empty.
-void on_placements(const DeviceMesh& mesh, const std::function<void(const at::Tensor&, const at::Tensor&)>& body) {
-  for (const auto& placement : testing::every_placement(2)) {
-    for (int64_t rows : {2, 5}) {
-      const auto known = known_dtensor(mesh, {placement}, {rows, 4}, 5);
-      SCOPED_TRACE(to_string(placement) + " of world " + std::to_string(mesh.size()));
-      body(known.dtensor, known.whole);
-    }
-  }
-}
-
-using Unary = std::function<at::Tensor(const at::Tensor&)>;
-
-void expect_same(const char* name, const Unary& function, double tolerance = 1e-6) {
-  on_worlds([&](const DeviceMesh& mesh) {
-    on_placements(mesh, [&](const at::Tensor& dtensor, const at::Tensor& plain) {
-      const at::Tensor result = function(dtensor);
-      EXPECT_TRUE(is_dtensor(result)) << name;
-      const at::Tensor expected = function(plain);
-      const at::Tensor actual = whole(result);
-      EXPECT_EQ(actual.sizes(), expected.sizes()) << name;
-      EXPECT_EQ(actual.scalar_type(), expected.scalar_type()) << name;
-      EXPECT_TRUE(at::allclose(actual.to(at::kDouble), expected.to(at::kDouble), tolerance, tolerance)) << name;
-    });
-  });
+void expect_same(const char* name, const std::function<at::Tensor(const at::Tensor&)>& function,
+                 double tolerance = 1e-6) {
+  const auto as_list = [&function](const at::Tensor& t) { return std::vector<at::Tensor>{function(t)}; };
+  testing::expect_same({{name, as_list}}, tolerance);
 }
 
 TEST(Operators, Pointwise) {

@@ -1,10 +1,13 @@
 // Stock optimizers on DTensors: the same bits as on plain tensors.
 #include "dtensor/dtensor.h"
+#include "tests/dtensor/compare_with_plain.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ATen.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn/utils/clip_grad.h>
+#include <torch/nn/utils/convert_parameters.h>
 #include <torch/optim.h>
 
 #include <functional>
@@ -14,6 +17,8 @@
 namespace fsdp {
 namespace {
 
+using ::testing::HasSubstr;
+using testing::error_of;
 using testing::run_ranks;
 using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
@@ -80,6 +85,82 @@ TEST(StockOptimizers, AdamW) {
   expect_same_bits([](auto parameters) {
     return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.1).amsgrad(true));
   });
+}
+
+TEST(StockOptimizers, Adagrad) {
+  expect_same_bits([](auto parameters) {
+    return std::make_unique<torch::optim::Adagrad>(
+        parameters,
+        torch::optim::AdagradOptions(0.1).lr_decay(0.01).weight_decay(0.01).initial_accumulator_value(0.1));
+  });
+}
+
+TEST(StockOptimizers, RmsProp) {
+  expect_same_bits([](auto parameters) {
+    return std::make_unique<torch::optim::RMSprop>(
+        parameters, torch::optim::RMSpropOptions(0.1).momentum(0.9).centered(true).weight_decay(0.01));
+  });
+  expect_same_bits([](auto parameters) { return std::make_unique<torch::optim::RMSprop>(parameters, 0.1); });
+}
+
+// Minimises sum((p - 1)^2); the gradient is that of the loss on plain tensors, placed as the parameter.
+double lbfgs_loss(const std::vector<at::Tensor>& parameters, const Placement& placement) {
+  torch::optim::LBFGS optimizer(parameters, torch::optim::LBFGSOptions(0.5).max_iter(4).history_size(3));
+  return optimizer.step([&] {
+    at::Tensor loss = at::zeros({});
+    for (const at::Tensor& parameter : parameters) {
+      at::NoGradGuard no_grad;
+      const bool distributed = is_dtensor(parameter);
+      const at::Tensor away = (distributed ? DTensor(parameter).full_tensor() : parameter).sub(1);
+      loss = loss + away.square().sum();
+      const at::Tensor gradient = away.mul(2);
+      parameter.mutable_grad() = distributed
+                                     ? distribute_tensor(gradient, DTensor(parameter).device_mesh(), {placement})
+                                     : gradient;
+    }
+    return loss;
+  }).item<double>();
+}
+
+TEST(StockOptimizers, LbfgsNeedsReplicatedParameters) {
+  for (int64_t world = 1; world <= 3; ++world) {
+    run_ranks(world, [&](int64_t) {
+      const auto mesh = init_device_mesh(c10::kCPU, {world});
+      const auto plain = plain_parameters();
+      std::vector<at::Tensor> replicated;
+      std::vector<at::Tensor> sharded;
+      for (const at::Tensor& parameter : plain) {
+        replicated.push_back(distribute_tensor(parameter, mesh, {Replicate{}}));
+        sharded.push_back(distribute_tensor(parameter, mesh, {Shard{0}}));
+      }
+      EXPECT_EQ(lbfgs_loss(plain, Replicate{}), lbfgs_loss(replicated, Replicate{}));
+      for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(DTensor(replicated[i]).full_tensor().equal(plain[i]));
+      const auto refusal = world == 1 ? HasSubstr("no error") : HasSubstr("torch::optim::LBFGS");
+      EXPECT_THAT(error_of([&] { torch::nn::utils::parameters_to_vector(sharded); }), refusal);
+      EXPECT_THAT(error_of([&] { lbfgs_loss(sharded, Shard{0}); }), refusal);
+      EXPECT_TRUE(DTensor(torch::nn::utils::parameters_to_vector(replicated)).full_tensor().equal(
+          torch::nn::utils::parameters_to_vector(plain)));
+      EXPECT_THAT(error_of([&] {
+        torch::nn::utils::vector_to_parameters(torch::nn::utils::parameters_to_vector(plain), sharded);
+      }), HasSubstr("set_data"));
+      EXPECT_TRUE(is_dtensor(sharded[0]));
+    });
+  }
+}
+
+TEST(StockOptimizers, ClippingByValue) {
+  for (int64_t world = 1; world <= 3; ++world) {
+    run_ranks(world, [&](int64_t) {
+      const auto mesh = init_device_mesh(c10::kCPU, {world});
+      const at::Tensor plain = plain_parameters()[0];
+      const at::Tensor sharded = distribute_tensor(plain, mesh, {Shard{0}});
+      plain.mutable_grad() = gradient_of(plain, 1);
+      sharded.mutable_grad() = distribute_tensor(plain.grad(), mesh, {Shard{0}});
+      torch::nn::utils::clip_grad_value_(plain, 0.25);
+      torch::nn::utils::clip_grad_value_(sharded, 0.25);
+      EXPECT_TRUE(DTensor(sharded.grad()).full_tensor().equal(plain.grad()));
+    });
+  }
 }
 
 TEST(StockOptimizers, ClippingAndZeroGrad) {

@@ -11,7 +11,8 @@
 namespace fsdp::testing {
 namespace {
 
-// The term that the mesh coordinate `coordinate` contributes; coordinates of dimensions that are not Partial count as 0.
+// The term that the mesh coordinate `coordinate` contributes; coordinates of dimensions that are not Partial count as
+// 0.
 at::Tensor term(const std::vector<int64_t>& shape, const std::vector<int64_t>& coordinate, bool product,
                 uint64_t seed) {
   for (int64_t c : coordinate) seed = seed * 31 + static_cast<uint64_t>(c);

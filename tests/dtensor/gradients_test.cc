@@ -1,0 +1,239 @@
+// Gradients through redistribution, through the edges to plain tensors, and through operators.
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
+
+#include <algorithm>
+#include <random>
+#include <sstream>
+
+#include "dtensor/differentiable.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/dtensor_impl.h"
+#include "dtensor/redistribute.h"
+#include "tests/dtensor/compare_with_plain.h"
+#include "tests/dtensor/partial_values.h"
+#include "tests/support/thread_ranks.h"
+
+namespace fsdp {
+namespace {
+
+using testing::error_of;
+using testing::every_placement;
+using ::testing::HasSubstr;
+using testing::known_dtensor;
+using testing::on_worlds;
+using testing::run_ranks;
+using testing::whole;
+using Placements = std::vector<Placement>;
+
+bool is_linear(const Placement& placement) {
+  return !placement.is_partial() || placement.partial_op() == Partial::Op::kSum ||
+         placement.partial_op() == Partial::Op::kAvg;
+}
+
+// Partials of one list commute: all linear, or all of one kind.
+bool commute(const Placements& placements) {
+  std::vector<Placement> partials;
+  for (const auto& placement : placements) {
+    if (placement.is_partial()) partials.push_back(placement);
+  }
+  return std::all_of(partials.begin(), partials.end(), is_linear) ||
+         std::all_of(partials.begin(), partials.end(), [&](const auto& p) { return p == partials[0]; });
+}
+
+Placements random_placements(std::mt19937& random, int64_t mesh_ndim, int64_t ndim) {
+  const auto choices = every_placement(ndim);
+  for (;;) {
+    Placements placements;
+    for (int64_t m = 0; m < mesh_ndim; ++m) placements.push_back(choices[random() % choices.size()]);
+    if (commute(placements)) return placements;
+  }
+}
+
+at::Tensor weights(const std::vector<int64_t>& shape) {
+  return at::arange(c10::multiply_integers(shape), at::kFloat).mul(0.37).sin().view(shape);
+}
+
+std::string text(const Placements& from, const Placements& to, const std::vector<int64_t>& shape) {
+  std::ostringstream out;
+  out << at::IntArrayRef(shape);
+  for (const auto& placement : from) out << " " << placement;
+  out << " ->";
+  for (const auto& placement : to) out << " " << placement;
+  return out.str();
+}
+
+// value -> redistribute -> sum(value * weights): the gradient is the weights, whole where the source was Partial.
+void expect_gradient_of_value(const DeviceMesh& mesh, const Placements& from, const Placements& to,
+                              const std::vector<int64_t>& shape) {
+  const at::Tensor leaf = known_dtensor(mesh, from, shape, 3).dtensor.detach().set_requires_grad(true);
+  const at::Tensor w = weights(shape);
+  DTensor(leaf).redistribute(to).full_tensor().mul(w).sum().backward();
+  ASSERT_TRUE(is_dtensor(leaf.grad()));
+  EXPECT_EQ(DTensor(leaf.grad()).placements(), internal::without_partials(from));
+  EXPECT_TRUE(whole(leaf.grad()).equal(w));
+}
+
+// The same from what each rank holds: a term of a sum counts fully, a term of an average for its part.
+void expect_gradient_of_terms(const DeviceMesh& mesh, const Placements& from, const Placements& to,
+                              const std::vector<int64_t>& shape) {
+  const at::Tensor local = known_dtensor(mesh, from, shape, 3).dtensor.to_local().clone().set_requires_grad(true);
+  const auto distribute = [&] { return from_local(local, mesh, from, {.shape = shape}); };
+  bool has_gradient = true;
+  double share = 1;
+  for (size_t m = 0; m < from.size(); ++m) {
+    const int64_t size = mesh.size(static_cast<int64_t>(m));
+    has_gradient = has_gradient && (is_linear(from[m]) || size == 1);
+    if (from[m] == Placement(Partial{Partial::Op::kAvg})) share /= static_cast<double>(size);
+  }
+  if (!has_gradient) {
+    EXPECT_THAT(error_of(distribute), HasSubstr("have no gradient rule"));
+    return;
+  }
+  const at::Tensor w = weights(shape);
+  distribute().redistribute(to).full_tensor().mul(w).sum().backward();
+  const internal::DTensorSpec spec{mesh, internal::without_partials(from), shape, w.strides().vec()};
+  EXPECT_TRUE(local.grad().allclose(internal::local_part(w, spec).mul(share)));
+}
+
+void random_transitions(const std::vector<int64_t>& mesh_shape, int count, unsigned seed) {
+  run_ranks(c10::multiply_integers(mesh_shape), [&](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, mesh_shape);
+    std::mt19937 random(seed);
+    for (int i = 0; i < count; ++i) {
+      std::vector<int64_t> shape(1 + random() % 3);
+      for (auto& size : shape) size = static_cast<int64_t>(random() % 7);
+      const auto ndim = static_cast<int64_t>(shape.size());
+      const auto from = random_placements(random, mesh.ndim(), ndim);
+      const auto to = random_placements(random, mesh.ndim(), ndim);
+      SCOPED_TRACE(text(from, to, shape));
+      expect_gradient_of_value(mesh, from, to, shape);
+      expect_gradient_of_terms(mesh, from, to, shape);
+    }
+  });
+}
+
+TEST(RedistributeGradients, OneDimension) {
+  random_transitions({1}, 50, 1);
+  random_transitions({2}, 100, 2);
+  random_transitions({3}, 100, 3);
+}
+
+TEST(RedistributeGradients, TwoDimensions) { random_transitions({2, 2}, 150, 4); }
+
+TEST(RedistributeGradients, ThreeDimensions) {
+  random_transitions({2, 1, 2}, 150, 5);
+  random_transitions({2, 2, 1}, 150, 6);
+}
+
+// The loss of all ranks is the sum of what each computes from its own part.
+TEST(RedistributeGradients, LocalPartsAddUp) {
+  for (int64_t world : {1, 2, 3}) {
+    run_ranks(world, [&](int64_t) {
+      const auto mesh = init_device_mesh(c10::kCPU, {world});
+      for (const Placement& from :
+           {Placement(Shard{0}), Placement(Shard{1}), Placement(Replicate{}), Placement(Partial{})}) {
+        for (const Placement& to : {Placement(Shard{0}), Placement(Shard{1})}) {
+          const at::Tensor leaf = known_dtensor(mesh, {from}, {5, 4}, 3).dtensor.detach().set_requires_grad(true);
+          const DTensor moved = DTensor(leaf).redistribute({to});
+          const at::Tensor w = weights({5, 4});
+          moved.to_local().mul(internal::local_part(w, *internal::spec_of(moved))).sum().backward();
+          EXPECT_TRUE(whole(leaf.grad()).equal(w)) << from << " to " << to;
+        }
+      }
+    });
+  }
+}
+
+TEST(RedistributeGradients, SecondDerivatives) {
+  on_worlds([](const DeviceMesh& mesh) {
+    const at::Tensor plain = weights({5, 4});
+    const at::Tensor leaf = distribute_tensor(plain, mesh, {Shard{0}}).set_requires_grad(true);
+    const at::Tensor loss = DTensor(leaf).redistribute({Shard{1}}).full_tensor().pow(3).sum();
+    const at::Tensor grad = torch::autograd::grad({loss}, {leaf}, {}, std::nullopt, /*create_graph=*/true)[0];
+    ASSERT_TRUE(grad.requires_grad());
+    const at::Tensor second = torch::autograd::grad({DTensor(grad).full_tensor().sum()}, {leaf})[0];
+    EXPECT_TRUE(whole(second).allclose(plain.mul(6)));
+    const at::Tensor local = DTensor(distribute_tensor(plain, mesh, {Shard{0}})).to_local().set_requires_grad(true);
+    const at::Tensor sum =
+        from_local(local, mesh, {Shard{0}}, {.shape = std::vector<int64_t>{5, 4}}).full_tensor().pow(3).sum();
+    const at::Tensor first = torch::autograd::grad({sum}, {local}, {}, std::nullopt, /*create_graph=*/true)[0];
+    EXPECT_TRUE(torch::autograd::grad({first.sum()}, {local})[0].allclose(local.mul(6)));
+  });
+}
+
+struct LossCase {
+  const char* name;
+  std::function<at::Tensor(const at::Tensor&)> loss;
+};
+
+// Gradients of losses of {5, 4} tensors, cut along dimension 0 or replicated, beside the plain ones.
+void expect_same_gradients(const std::vector<LossCase>& cases) {
+  testing::on_meshes([&](const DeviceMesh& mesh) {
+    Placements rows(static_cast<size_t>(mesh.ndim()), Replicate{});
+    const Placements replicated = rows;
+    rows[0] = Shard{0};
+    for (const Placements& placements : {rows, replicated}) {
+      for (const auto& test : cases) {
+        SCOPED_TRACE(std::string(test.name) + " " + to_string(mesh) + " " + to_string(placements[0]));
+        const at::Tensor plain = weights({5, 4}).set_requires_grad(true);
+        const at::Tensor leaf = distribute_tensor(plain.detach(), mesh, placements).set_requires_grad(true);
+        const at::Tensor loss = test.loss(leaf);
+        const at::Tensor expected = test.loss(plain);
+        EXPECT_NEAR(whole(loss).item<double>(), expected.item<double>(), 1e-5);
+        loss.backward();
+        expected.backward();
+        EXPECT_TRUE(whole(leaf.grad()).allclose(plain.grad(), 1e-5, 1e-6));
+      }
+    }
+  });
+}
+
+TEST(OperatorGradients, AreThoseOfPlainTensors) {
+  const at::Tensor columns = at::tensor({3, 0, 0}, at::kLong);
+  expect_same_gradients({
+      {"square", [](const auto& t) { return t.square().sum(); }},
+      {"sum", [](const auto& t) { return t.sum(); }},
+      {"mean", [](const auto& t) { return t.mul(t.exp()).mean(); }},
+      {"norm", [](const auto& t) { return t.norm(); }},
+      {"norm of rows", [](const auto& t) { return at::linalg_vector_norm(t, 2, 1).sum(); }},
+      {"variance", [](const auto& t) { return t.var(); }},
+      {"variance of columns", [](const auto& t) { return t.std(0).sum(); }},
+      {"broadcast", [](const auto& t) { return t.div(t.abs().add(1).sum(0)).sum(); }},
+      {"where", [](const auto& t) { return at::where(t > 0, t.square(), t.neg()).sum(); }},
+      {"clamp", [](const auto& t) { return t.clamp(-0.5, 0.5).mul(t).sum(); }},
+      {"lerp", [](const auto& t) { return t.lerp(t.square(), 0.3).sum(); }},
+      {"softmax", [](const auto& t) { return t.softmax(1).square().sum(); }},
+      {"log_softmax", [](const auto& t) { return t.log_softmax(1).select(1, 0).mean(); }},
+      {"logsumexp", [](const auto& t) { return t.logsumexp(1).sum(); }},
+      {"cumsum", [](const auto& t) { return t.cumsum(1).square().sum(); }},
+      {"select", [](const auto& t) { return t.select(1, 2).square().sum(); }},
+      {"slice", [](const auto& t) { return t.narrow(1, 1, 2).square().sum(); }},
+      {"index_select", [columns](const auto& t) { return t.index_select(1, columns).square().sum(); }},
+      {"split",
+       [](const auto& t) {
+         const auto parts = t.split(3, 1);
+         return parts[0].square().sum().add(parts[1].exp().sum());
+       }},
+      {"cat",
+       [](const auto& t) {
+         return at::cat({t, t.square()}, 1).cumsum(1).sum();
+       }},
+      {"stack",
+       [](const auto& t) {
+         return at::stack({t, t.square()}).square().sum();
+       }},
+      {"reshape",
+       [](const auto& t) {
+         return t.reshape({5, 2, 2}).permute({1, 0, 2}).select(0, 1).square().sum();
+       }},
+      {"to double", [](const auto& t) { return t.to(at::kDouble).square().sum().to(at::kFloat); }},
+      {"flip", [](const auto& t) { return t.flip(1).mul(t).sum(); }},
+      {"dot", [](const auto& t) { return at::dot(t.select(1, 0), t.select(1, 1).exp()); }},
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
