@@ -25,6 +25,7 @@ class Tripwire final : public OnDemandGroup {
                       "module->parameters(), as DTensors. Was the optimizer built before fully_shard? Build it after, "
                       "from module->parameters()");
   }
+  bool is_member(int64_t, const c10::TensorImpl*) const override { return false; }
   void synchronize_metadata(int64_t, c10::TensorImpl*) override {}
   void mark_written(int64_t) override {}
   void evict_and_poison() override {}
