@@ -124,6 +124,16 @@ at::Tensor elements(const at::Tensor& tensor) {
   return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat;
 }
 
+// What the backend throws at once is told by wait(), which knows the operation's name.
+template <class Call>
+Pending issue(const Group& group, const Call& call) {
+  try {
+    return {group, call()};
+  } catch (const std::exception&) {
+    return {group, std::current_exception()};
+  }
+}
+
 }  // namespace
 
 int64_t group_rank(const Group& group) { return group->getRank(); }
@@ -154,16 +164,20 @@ Pending::~Pending() {
   }
 }
 
-bool Pending::in_flight() const { return work_.defined(); }
+Pending::Pending(Group group, std::exception_ptr failure) : group_(std::move(group)), failure_(std::move(failure)) {}
+
+bool Pending::in_flight() const { return work_.defined() || failure_ != nullptr; }
 bool Pending::finished() const { return !work_ || work_->isCompleted(); }
 
 void Pending::wait(const std::string& what) {
-  if (!work_) return;
+  if (!in_flight()) return;
   const Group group = std::move(group_);
   const auto work = std::move(work_);
+  const auto failure = std::exchange(failure_, nullptr);
   const auto completion = std::move(completion_);
   bool finished = false;
   try {
+    if (failure) std::rethrow_exception(failure);
     finished = work->wait();
   } catch (const std::exception& error) {
     throw_failure(group, what, backend_message(error));
@@ -177,7 +191,7 @@ Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
   if (input.numel() == 0) return {};
   at::Tensor flat_output = elements(output);
   at::Tensor flat_input = elements(input);
-  return {group, ((*group).*kAllGather)(flat_output, flat_input, {})};
+  return issue(group, [&] { return ((*group).*kAllGather)(flat_output, flat_input, {}); });
 }
 
 Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
@@ -190,7 +204,7 @@ Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, 
   options.reduceOp = to_c10d(op);
   at::Tensor flat_output = output.view({-1});
   at::Tensor flat_input = input.view({-1});
-  return {group, ((*group).*kReduceScatter)(flat_output, flat_input, options)};
+  return issue(group, [&] { return ((*group).*kReduceScatter)(flat_output, flat_input, options); });
 }
 
 Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
@@ -198,7 +212,7 @@ Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
   c10d::AllreduceOptions options;
   options.reduceOp = to_c10d(op);
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return {group, group->allreduce(tensors, options)};
+  return issue(group, [&] { return group->allreduce(tensors, options); });
 }
 
 Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank) {
@@ -208,7 +222,7 @@ Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank
   c10d::BroadcastOptions options;
   options.rootRank = root_group_rank;
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return {group, group->broadcast(tensors, options)};
+  return issue(group, [&] { return group->broadcast(tensors, options); });
 }
 
 Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
@@ -222,7 +236,7 @@ Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
   at::Tensor output_rows = output.view({group->getSize(), -1});
   at::Tensor input_rows = input.view({group->getSize(), -1});
   std::vector<int64_t> equal_rows;
-  return {group, ((*group).*kAllToAll)(output_rows, input_rows, equal_rows, equal_rows, {})};
+  return issue(group, [&] { return ((*group).*kAllToAll)(output_rows, input_rows, equal_rows, equal_rows, {}); });
 }
 
 Pending send_receive(const Group& group, at::Tensor received, int64_t from, at::Tensor sent, int64_t to) {
@@ -237,7 +251,7 @@ Pending send_receive(const Group& group, at::Tensor received, int64_t from, at::
   sent_to[static_cast<size_t>(to)] = sent.numel();
   at::Tensor flat_received = received.view({-1});
   at::Tensor flat_sent = sent.view({-1});
-  return {group, ((*group).*kAllToAll)(flat_received, flat_sent, received_from, sent_to, {})};
+  return issue(group, [&] { return ((*group).*kAllToAll)(flat_received, flat_sent, received_from, sent_to, {}); });
 }
 
 void barrier(const Group& group) {

@@ -10,6 +10,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <string>
 
@@ -37,6 +38,8 @@ class Pending {
   Pending(Pending&&) noexcept;
   Pending& operator=(Pending&&) noexcept;
   ~Pending();
+  // A collective that could not even be issued: wait() tells.
+  Pending(Group group, std::exception_ptr failure);
   bool in_flight() const;
   // wait() would not block: nothing is in flight, or the backend has finished.
   bool finished() const;
@@ -48,6 +51,7 @@ class Pending {
  private:
   Group group_;
   c10::intrusive_ptr<c10d::Work> work_;
+  std::exception_ptr failure_;
   std::function<void()> completion_;
 };
 

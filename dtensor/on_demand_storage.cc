@@ -38,7 +38,7 @@ OnDemandStorage::OnDemandStorage(c10::intrusive_ptr<OnDemandGroup> group, int64_
   empty();
 }
 
-OnDemandStorage::~OnDemandStorage() { group_->storage_destroyed(index_); }
+OnDemandStorage::~OnDemandStorage() { group_->storage_destroyed(index_, this); }
 
 OnDemandStorage* OnDemandStorage::of(const c10::TensorImpl* impl) {
   if (!impl->has_storage()) return nullptr;

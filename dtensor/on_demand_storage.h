@@ -25,7 +25,8 @@ class OnDemandGroup : public c10::intrusive_ptr_target {
   virtual void mark_written(int64_t index) = 0;
   // Test mode: empties the group and poisons its bytes unless it is pinned.
   virtual void evict_and_poison() = 0;
-  virtual void storage_destroyed(int64_t index) noexcept = 0;
+  // `storage` stood for parameter `index`, which may have another one by now.
+  virtual void storage_destroyed(int64_t index, const class OnDemandStorage* storage) noexcept = 0;
   virtual const std::string& parameter_name(int64_t index) const = 0;
   // Whether `impl` is parameter `index` itself, not a view of it.
   virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;

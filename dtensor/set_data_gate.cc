@@ -59,9 +59,12 @@ void install_set_data_kernels() {
   handles.push_back(dispatcher.registerImpl(
       name, kGateKey, c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_at_gate), std::nullopt, nullptr,
       "fsdp"));
-  handles.push_back(dispatcher.registerImpl(
-      name, c10::DispatchKey::Autograd, c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_at_autograd),
-      std::nullopt, nullptr, "fsdp"));
+  // Not under the alias Autograd, before which the composite kernel would win.
+  for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA}) {
+    handles.push_back(dispatcher.registerImpl(
+        name, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_at_autograd), std::nullopt, nullptr,
+        "fsdp"));
+  }
 }
 
 }  // namespace fsdp::internal

@@ -25,6 +25,7 @@ struct BackwardPass::Sent {
   std::unique_ptr<PendingReduction> pending;
   at::Tensor row;
   std::vector<bool> used;
+  bool late = false;
 
   std::string describe() const { return "reduce-scatter of unit '" + group->name() + "'"; }
 };
@@ -67,13 +68,15 @@ void BackwardPass::note_backward(ParamGroup& group) {
   const auto position = static_cast<size_t>(here - order_.begin());
   // What stands two groups before this one leaves now, complete or not: its gradients are as good as done.
   if (position >= 1) forced_ = std::max(forced_, position - 1);
+  last_touched_ = std::max(last_touched_, position);
   send_ready();
 }
 
 void BackwardPass::begin_graph_task(ParamGroup& group, int task) {
   if (graph_tasks_.empty()) {
     order_.assign(forward_order_.rbegin(), forward_order_.rend());
-    next_ = forced_ = 0;
+    next_ = forced_ = last_touched_ = 0;
+    late_ = GradientBuffer::Late::kNone;
   }
   auto end = std::make_shared<EndOfGraphTask>(group.context(), task);
   graph_tasks_.push_back(task);
@@ -87,10 +90,11 @@ void BackwardPass::end_graph_task(int id, bool completed) {
 }
 
 void BackwardPass::send_ready() {
-  for (auto& sent : in_flight_) sent->pending->progress();
+  for (auto& sent : in_flight_) sent->pending->progress(sent->describe());
   for (; next_ < order_.size(); ++next_) {
     auto& group = *order_[next_];
-    if (!group.gradients_complete() && next_ >= forced_) return;
+    // The last reduction tells all ranks whether one of them has late gradients, so it leaves when all have arrived.
+    if (next_ >= forced_ && (next_ >= last_touched_ || !group.gradients_complete())) return;
     // A group that took no part so far belongs to another graph; finish() looks at it again.
     if (group.notes().touched_in_backward && !group.notes().sent) send(group);
   }
@@ -104,7 +108,7 @@ void BackwardPass::send(ParamGroup& group) {
   for (auto& buffer : group.take_gradients()) {
     RECORD_FUNCTION("fsdp::reduce_scatter(" + group.name() + ")", {});
     receive_in_flight();  // one at a time bounds the memory
-    auto rows = buffer.release_rows();
+    auto rows = buffer.release_rows(late_);
     auto stamp = context_.stamp_next(group, CollectiveKind::kReduceScatter, rows.numel());
     if (rows.is_cpu()) {
       for (int64_t rank = 1; rank <= rows.size(0); ++rank) {
@@ -132,6 +136,7 @@ void BackwardPass::receive_in_flight() {
     }
     context_.check_stamps(sent->stamp, reduced.stamps, sent->group->name());
     sent->used = sent->buffer.used(reduced.row);
+    sent->late = sent->buffer.late(reduced.row);
     if (sent->group->divisor() != 1) reduced.row.view(sent->buffer.dtype()).div_(sent->group->divisor());
     sent->row = std::move(reduced.row);
     results_.push_back(std::move(sent));
@@ -143,8 +148,10 @@ void BackwardPass::finish() {
   c10::NoGradGuard no_grad;
   forced_ = order_.size();
   send_ready();
-  // Late gradients, and gradients left by earlier backwards without synchronisation.
+  send_late();
+  // Left by earlier backwards without synchronisation.
   for (auto* group : context_.schedule().groups()) {
+    if (group->notes().touched_in_backward) continue;
     group->collect_pending();
     send(*group);
   }
@@ -159,6 +166,21 @@ void BackwardPass::finish() {
   publish_results();
   context_.schedule().end_backward();
   context_.raw_writes().raise(context_.rank());
+}
+
+// Ranks whose graphs differ may differ in what came late: where one has late gradients, all reduce once more.
+void BackwardPass::send_late() {
+  receive_in_flight();
+  const bool somewhere = !results_.empty() && results_.back()->late;
+  const bool here = late_ == GradientBuffer::Late::kSome;
+  const bool on_cpu = !results_.empty() && results_.back()->row.is_cpu();
+  if (!somewhere && (on_cpu || !here)) return;
+  for (auto* group : order_) {
+    if (!group->notes().touched_in_backward) continue;
+    if (somewhere) group->open_buffers();
+    group->collect_pending();
+    send(*group);
+  }
 }
 
 void BackwardPass::publish_results() {

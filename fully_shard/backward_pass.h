@@ -29,6 +29,8 @@ class BackwardPass {
   void note_backward(ParamGroup& group);
   // Sends what the fixed order allows by now.
   void send_ready();
+  // A gradient came after its group's reduction had left; its group waits for the end.
+  void note_late() { late_ = GradientBuffer::Late::kSome; }
   void remove(ParamGroup& group);
 
   // False: the end of the next backwards leaves results invisible and groups unsharded, until one that is the last.
@@ -42,6 +44,7 @@ class BackwardPass {
   void begin_graph_task(ParamGroup& group, int task);
   void end_graph_task(int id, bool completed);
   void finish();
+  void send_late();
   void abort() noexcept;
   void send(ParamGroup& group);
   void receive_in_flight();
@@ -53,6 +56,8 @@ class BackwardPass {
   std::vector<ParamGroup*> order_;          // of this backward's reductions
   size_t next_ = 0;                         // in order_: everything before has left
   size_t forced_ = 0;                       // in order_: everything before leaves, complete or not
+  size_t last_touched_ = 0;                 // in order_: stays for the end, whatever is complete
+  GradientBuffer::Late late_ = GradientBuffer::Late::kNone;  // on this rank
   std::vector<std::unique_ptr<Sent>> in_flight_;
   std::vector<std::unique_ptr<Sent>> results_;
   bool is_last_backward_ = true;

@@ -119,6 +119,8 @@ void FSDPModule::reset_lazy_init() {
 void FSDPModule::set_requires_all_reduce(bool, bool) { not_implemented("set_requires_all_reduce"); }
 void FSDPModule::set_force_sum_reduction_for_comms(bool) { not_implemented("set_force_sum_reduction_for_comms"); }
 void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)>) { not_implemented("set_all_reduce_hook"); }
+void FSDPModule::set_custom_all_gather(Communicate) { not_implemented("set_custom_all_gather"); }
+void FSDPModule::set_custom_reduce_scatter(Communicate) { not_implemented("set_custom_reduce_scatter"); }
 void FSDPModule::set_post_optim_event(std::shared_ptr<void>) { not_implemented("set_post_optim_event"); }
 void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool) {
   not_implemented("set_allocate_memory_from_process_group_for_comm");

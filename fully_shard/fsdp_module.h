@@ -11,6 +11,10 @@
 #include <string>
 #include <vector>
 
+namespace c10d {
+class Work;
+}
+
 namespace fsdp {
 
 namespace internal {
@@ -47,7 +51,7 @@ class FSDPModule {
 
   // False: backward leaves gradients unreduced on this rank; they join the next synchronised backward.
   void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true);
-  // False: the ends of the next backwards leave reductions in flight and .grad unset until a last one.
+  // False: the ends of the next backwards leave .grad unset and parameters unsharded, until that of a last one.
   void set_is_last_backward(bool is_last_backward);
   void set_reshard_after_forward(ReshardAfterForward reshard_after_forward, bool recurse = true);
   // False: unsharded parameters stay after backward.
@@ -68,6 +72,10 @@ class FSDPModule {
   void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true);
   void set_force_sum_reduction_for_comms(bool enable);
   void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook);
+  // A user's own collectives: from `input` into `output`, finished when the work is.
+  using Communicate = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& output, const at::Tensor& input)>;
+  void set_custom_all_gather(Communicate all_gather);
+  void set_custom_reduce_scatter(Communicate reduce_scatter);
   void set_post_optim_event(std::shared_ptr<void> event);
   void set_allocate_memory_from_process_group_for_comm(bool enable);
   void set_reduce_scatter_unused_params(bool enable, bool recurse = true);

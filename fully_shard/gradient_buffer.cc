@@ -4,6 +4,7 @@
 #include "fully_shard/transport.h"
 
 #include <ATen/ops/empty.h>
+#include <ATen/ops/real.h>
 #include <ATen/ops/tensor.h>
 
 #include <utility>
@@ -27,7 +28,7 @@ GradientBuffer::GradientBuffer(std::vector<TrainableParam> params, at::ScalarTyp
       dtype_(dtype),
       world_(world),
       arrived_(params_.size(), false) {
-  const auto flag_bytes = align_up(static_cast<int64_t>(params_.size() * c10::elementSize(dtype)));
+  const auto flag_bytes = align_up(flag_count() * static_cast<int64_t>(c10::elementSize(dtype)));
   rows_ = at::empty({world, layout_.row_bytes() + flag_bytes + kStampRoom},
                     at::TensorOptions().dtype(at::kByte).device(device));
 }
@@ -51,21 +52,22 @@ void GradientBuffer::add(int64_t position, const at::Tensor& gradient) {
   ++arrived_count_;
 }
 
-void GradientBuffer::write_flags() {
+void GradientBuffer::write_flags(Late late) {
   std::vector<double> flags(arrived_.begin(), arrived_.end());
+  flags.push_back(late == Late::kSome ? 1 : 0);
   const auto values = at::tensor(flags, at::TensorOptions().dtype(at::kDouble))
                           .to(rows_.device(), dtype_)
                           .view(at::kByte);
   rows_.narrow(1, layout_.row_bytes(), values.numel()).copy_(values.unsqueeze(0));
 }
 
-at::Tensor GradientBuffer::release_rows() {
+at::Tensor GradientBuffer::release_rows(Late late) {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (arrived_[i]) continue;
     const auto& chunk = layout_.chunk(static_cast<int64_t>(i));
     rows_.narrow(1, chunk.offset, chunk.capacity_bytes).zero_();
   }
-  write_flags();
+  write_flags(late);
   return std::move(rows_);
 }
 
@@ -74,15 +76,24 @@ at::Tensor GradientBuffer::part(const at::Tensor& row, int64_t position, int64_t
   return row.narrow(0, chunk.offset, chunk.length(rank)).view(dtype_);
 }
 
+std::vector<double> GradientBuffer::read_flags(const at::Tensor& row) const {
+  const auto bytes = flag_count() * static_cast<int64_t>(c10::elementSize(dtype_));
+  auto flags = row.narrow(0, layout_.row_bytes(), bytes).view(dtype_);
+  if (flags.is_complex()) flags = at::real(flags);
+  flags = flags.to(at::kDouble).contiguous();
+  const auto* values = flags.const_data_ptr<double>();
+  return {values, values + flag_count()};
+}
+
 std::vector<bool> GradientBuffer::used(const at::Tensor& row) const {
   // On CUDA reading the flags would stall the host: there every parameter of a reduced group counts as used.
-  if (!row.is_cpu()) return std::vector<bool>(params_.size(), true);
-  const auto bytes = static_cast<int64_t>(params_.size() * c10::elementSize(dtype_));
-  const auto flags = row.narrow(0, layout_.row_bytes(), bytes).view(dtype_).to(at::kDouble);
-  const auto* values = flags.const_data_ptr<double>();
-  std::vector<bool> used;
-  for (size_t i = 0; i < params_.size(); ++i) used.push_back(values[i] > 0);
+  std::vector<bool> used(params_.size(), true);
+  if (!row.is_cpu()) return used;
+  const auto flags = read_flags(row);
+  for (size_t i = 0; i < used.size(); ++i) used[i] = flags[i] > 0;
   return used;
 }
+
+bool GradientBuffer::late(const at::Tensor& row) const { return row.is_cpu() && read_flags(row).back() > 0; }
 
 }  // namespace fsdp::internal

@@ -1,8 +1,8 @@
 // The full gradients of one group and dtype on their way: each is packed into the rows of the coming reduction as soon as
 // autograd delivers it, so a complete group is ready to leave without another copy.
 //
-// A row: the chunks of all trainable parameters, one used-flag per parameter (1 or 0, so that their sum tells how many
-// ranks used it), and room for the stamp.
+// A row: the chunks of all trainable parameters; flags, which add up to how many ranks raised them: one per parameter that
+// was used, and one for gradients that came after their reduction had left; and room for the stamp.
 #pragma once
 
 #include "fully_shard/packed_layout.h"
@@ -33,16 +33,21 @@ class GradientBuffer {
   // REQUIRES: `gradient` is full size and of this dtype. Adds to what arrived before.
   void add(int64_t position, const at::Tensor& gradient);
   // Fills what has not arrived with zeros and hands the rows over (uint8, [world, row bytes]).
-  at::Tensor release_rows();
+  enum class Late { kNone, kSome };
+  at::Tensor release_rows(Late late);
 
   // Of a reduced row: this rank's part of parameter `position`, [elements]; and whether any rank used it.
   at::Tensor part(const at::Tensor& row, int64_t position, int64_t rank) const;
   std::vector<bool> used(const at::Tensor& row) const;
+  // Whether some rank had late gradients. Never on CUDA, where reading the flag would stall the host.
+  bool late(const at::Tensor& row) const;
   const std::vector<TrainableParam>& params() const { return params_; }
 
  private:
   char* row_data() { return static_cast<char*>(rows_.data_ptr()); }
-  void write_flags();
+  void write_flags(Late late);
+  int64_t flag_count() const { return static_cast<int64_t>(params_.size()) + 1; }
+  std::vector<double> read_flags(const at::Tensor& row) const;
 
   std::vector<TrainableParam> params_;
   PackedLayout layout_;

@@ -29,7 +29,7 @@ class Tripwire final : public OnDemandGroup {
   void synchronize_metadata(int64_t, c10::TensorImpl*) override {}
   void mark_written(int64_t) override {}
   void evict_and_poison() override {}
-  void storage_destroyed(int64_t) noexcept override {}
+  void storage_destroyed(int64_t, const OnDemandStorage*) noexcept override {}
   const std::string& parameter_name(int64_t) const override { return name_; }
 
  private:

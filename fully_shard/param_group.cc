@@ -69,7 +69,10 @@ void ParamGroup::synchronize_metadata(int64_t index, c10::TensorImpl* impl) {
   impl->set_requires_grad(entry->requires_grad());
 }
 
-void ParamGroup::storage_destroyed(int64_t index) noexcept { params_[static_cast<size_t>(index)].storage = nullptr; }
+void ParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* storage) noexcept {
+  auto& param = params_[static_cast<size_t>(index)];
+  if (param.storage == storage) param.storage = nullptr;
+}
 
 void ParamGroup::check_graph_is_current(Pass pass) const {
   TORCH_CHECK(pass != Pass::kBackward || forward_writes_ == writes_, "backward through unit '", name(),
@@ -170,7 +173,12 @@ void ParamGroup::wait_and_copy_out() {
   RECORD_FUNCTION("fsdp::all_gather_copy_out(" + name() + ")", {});
   {
     WaitClock clock(context_->counters());
-    gather_.wait("all-gather of unit '" + name() + "'");
+    try {
+      gather_.wait("all-gather of unit '" + name() + "'");
+    } catch (...) {
+      discard_all_gather();
+      throw;
+    }
   }
   const auto gathered = std::exchange(gathered_, {});
   context_->account(&Counters::unsharded_bytes, padded_bytes());

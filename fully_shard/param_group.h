@@ -67,7 +67,7 @@ class ParamGroup final : public OnDemandGroup {
   }
   void mark_written(int64_t index) override;
   void evict_and_poison() override;
-  void storage_destroyed(int64_t index) noexcept override;
+  void storage_destroyed(int64_t index, const OnDemandStorage* storage) noexcept override;
   const std::string& parameter_name(int64_t index) const override { return params_[static_cast<size_t>(index)].name; }
 
   // Collective, does not block; nothing when unsharded or gathering.
@@ -99,6 +99,8 @@ class ParamGroup final : public OnDemandGroup {
   void gradient_arrived(int64_t index);
   // Nothing more to wait for before a reduction.
   bool gradients_complete() const;
+  // Makes room for this backward's gradients, if that was not done. A group without synchronisation needs none.
+  void open_buffers();
   // Packs gradients left on the members: delivered with synchronisation off, or after the group was sent.
   void collect_pending();
   // Drops gradients left on the members.
@@ -151,7 +153,6 @@ class ParamGroup final : public OnDemandGroup {
   void note_raw_writes();
   bool stale() const { return filled_writes_ != writes_; }
   std::vector<int64_t> trainable() const;
-  void open_buffers();
   void pack(int64_t index);
   at::Tensor take_gradient(int64_t index);
   char* shard_data(int64_t index) const;

@@ -36,7 +36,7 @@ std::vector<int64_t> ParamGroup::trainable() const {
 }
 
 void ParamGroup::open_buffers() {
-  if (!gradients_.empty()) return;
+  if (!gradients_.empty() || !unit_->synchronize_gradients) return;
   std::vector<at::ScalarType> dtypes;
   const auto indices = trainable();
   for (const auto index : indices) {
@@ -69,7 +69,7 @@ void ParamGroup::gradient_arrived(int64_t index) {
   }
   auto& pass = context_->backward();
   pass.note_backward(*this);
-  if (notes_.sent) return;  // late: reduced once more at the end
+  if (notes_.sent) return pass.note_late();
   open_buffers();
   pack(index);
   pass.send_ready();

@@ -25,7 +25,7 @@ RowExchange::~RowExchange() {
   try {
     while (round_ < world_) end_round("reduce-scatter that nobody waits for");
   } catch (const std::exception&) {
-    // The group has failed; its next user is told.
+    // The group's next user is told.
   }
 }
 
@@ -40,14 +40,19 @@ void RowExchange::start_round() {
 }
 
 void RowExchange::end_round(const std::string& what) {
-  pending_.wait(what);
+  try {
+    pending_.wait(what);
+  } catch (...) {
+    round_ = world_;  // the group has failed: no further rounds
+    throw;
+  }
   received_[static_cast<size_t>(peer(-round_))] = spare_;
   spare_ = rows_[static_cast<size_t>(peer(round_))];
   start_round();
 }
 
-void RowExchange::progress() {
-  while (round_ < world_ && pending_.finished()) end_round("reduce-scatter");
+void RowExchange::progress(const std::string& what) {
+  while (round_ < world_ && pending_.finished()) end_round(what);
 }
 
 ReducedRow RowExchange::wait(const std::string& what) {

@@ -20,7 +20,7 @@ class RowExchange final : public PendingReduction {
   ~RowExchange() override;
 
   int64_t staging_bytes() const override;
-  void progress() override;
+  void progress(const std::string& what) override;
   ReducedRow wait(const std::string& what) override;
 
  private:

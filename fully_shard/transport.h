@@ -26,8 +26,8 @@ class PendingReduction {
  public:
   virtual ~PendingReduction() = default;
   virtual int64_t staging_bytes() const = 0;
-  // Starts what can be started by now; does not block.
-  virtual void progress() {}
+  // Starts what can be started by now; does not block. `what` as for wait().
+  virtual void progress(const std::string& what) { static_cast<void>(what); }
   // REQUIRES: called once. `what` names the operation and unit in the error thrown on failure or timeout.
   virtual ReducedRow wait(const std::string& what) = 0;
 };

@@ -137,6 +137,8 @@ TEST_F(Errors, WhatIsNotImplementedYetSaysSo) {
     method([&] { module.set_requires_all_reduce(false); }, "set_requires_all_reduce");
     method([&] { module.set_force_sum_reduction_for_comms(true); }, "set_force_sum_reduction_for_comms");
     method([&] { module.set_all_reduce_hook({}); }, "set_all_reduce_hook");
+    method([&] { module.set_custom_all_gather({}); }, "set_custom_all_gather");
+    method([&] { module.set_custom_reduce_scatter({}); }, "set_custom_reduce_scatter");
     method([&] { module.set_post_optim_event({}); }, "set_post_optim_event");
     method([&] { module.set_allocate_memory_from_process_group_for_comm(true); },
            "set_allocate_memory_from_process_group_for_comm");

@@ -1,0 +1,104 @@
+// Every collective of a step fails once on every rank: all ranks say which one, soon, and go on after a new start.
+#include "tests/fully_shard/decoder.h"
+#include "tests/support/faulty_backend.h"
+#include "tests/support/process_ranks.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <mutex>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+using std::chrono::seconds;
+
+constexpr auto kTimeout = std::chrono::milliseconds(700);
+
+// One training step of one rank, with `fault` in the way of its collectives; the error's text, or none.
+std::string step_with_fault(const DeviceMesh& mesh, const std::shared_ptr<Fault>& fault) {
+  auto model = build_seeded([] { return decoder_model(4, 1); });
+  shard_decoder(*model.module, mesh);
+  inject_fault(mesh.group(0), fault, kTimeout);
+  inject_fault(mesh.side_group(0, "reduce"), fault, kTimeout);
+  try {
+    model.loss(make_data(static_cast<uint64_t>(mesh.rank()))).backward();
+    return "";
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+class FaultInjection : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(FaultInjection, AFailureAtAnyCollectiveOfAnyRankIsNamedOnAllRanksAndTheNextStartIsClean) {
+  const auto world = GetParam();
+  int64_t collectives = 0;
+  run_ranks(world, [&](int64_t rank) {
+    const auto none = std::make_shared<Fault>();
+    EXPECT_EQ(step_with_fault(init_device_mesh(torch::kCPU, {world}), none), "");
+    if (rank == 0) collectives = none->issued;
+  });
+  ASSERT_GE(collectives, 9);
+  for (int64_t at = 0; at < collectives; ++at) {
+    for (int64_t faulty = 0; faulty < world; ++faulty) {
+      run_ranks(world, [&](int64_t rank) {
+        const auto kind = rank == faulty ? Fault::Kind::kError : Fault::Kind::kNone;
+        const auto mesh = init_device_mesh(torch::kCPU, {world});
+        const auto begin = std::chrono::steady_clock::now();
+        const auto error = step_with_fault(mesh, std::make_shared<Fault>(Fault{.kind = kind, .at = at}));
+        EXPECT_THAT(error, AnyOf(HasSubstr("all-gather of unit '"), HasSubstr("reduce-scatter of unit '")))
+            << "rank " << rank << ", collective " << at << " of rank " << faulty;
+        EXPECT_LE(std::chrono::steady_clock::now() - begin, kTimeout + seconds(5));
+      });
+    }
+  }
+  expect_parity(world, [] { return decoder_model(4, 1); }, shard_decoder, "after the failures");
+}
+
+TEST_P(FaultInjection, ADelayAtAnyCollectiveChangesNoNumber) {
+  const auto world = GetParam();
+  for (int64_t at = 0; at < 9; at += 2) {
+    run_ranks(world, [&](int64_t rank) {
+      const auto mesh = init_device_mesh(torch::kCPU, {world});
+      auto plain = build_seeded([] { return decoder_model(4, 1); });
+      auto sharded = build_seeded([] { return decoder_model(4, 1); });
+      shard_decoder(*sharded.module, mesh);
+      const auto kind = rank == world - 1 ? Fault::Kind::kDelay : Fault::Kind::kNone;
+      const auto fault = std::make_shared<Fault>(Fault{.kind = kind, .at = at});
+      inject_fault(mesh.group(0), fault, seconds(20));
+      inject_fault(mesh.side_group(0, "reduce"), fault, seconds(20));
+      const auto expected = expected_gradients(plain, world, 4);
+      sharded.loss(make_data(407 + static_cast<uint64_t>(rank))).backward();
+      expect_gradients(*sharded.module, expected, world, "delayed");
+    });
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, FaultInjection, ::testing::Values(2, 3),
+                         [](const auto& info) { return "World" + std::to_string(info.param); });
+
+const ChildCase kDiesAtACollective("dies_at_a_collective", [] {
+  init_process_group({.backend = "gloo", .timeout = seconds(5)});
+  const auto mesh = init_device_mesh(torch::kCPU, {2});
+  const auto kind = mesh.rank() == 1 ? Fault::Kind::kDeath : Fault::Kind::kNone;
+  const auto error = step_with_fault(mesh, std::make_shared<Fault>(Fault{.kind = kind, .at = 6}));
+  std::printf("error: %s\n", error.c_str());
+  return error.empty() ? 0 : 1;
+});
+
+TEST(FaultInjection, ADeadRankIsAnErrorThatNamesTheCollective) {
+  const auto ends = run_processes("dies_at_a_collective", 2, seconds(40));
+  EXPECT_EQ(ends[1].exit_code, 3) << ends[1].output;
+  EXPECT_NE(ends[0].exit_code, 0) << ends[0].output;
+  EXPECT_FALSE(ends[0].killed_at_deadline);
+  EXPECT_THAT(ends[0].output, HasSubstr("of unit '"));
+}
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,64 @@
+// Gradients that arrive after their group's reduction has left, on some ranks only.
+#include "tests/fully_shard/parity.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gtest/gtest.h>
+
+namespace fsdp::testing {
+namespace {
+
+using torch::autograd::AutogradContext;
+using torch::autograd::variable_list;
+
+// The identity, whose backward touches `weight` on every rank and adds a gradient to it on rank 0: the last thing that
+// happens in a backward.
+struct LateUse : torch::autograd::Function<LateUse> {
+  static torch::Tensor forward(AutogradContext* context, const torch::Tensor& x, std::function<torch::Tensor()> use,
+                               bool differentiate) {
+    context->saved_data["differentiate"] = differentiate;
+    pending_use() = std::move(use);
+    return x.clone();
+  }
+  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
+    torch::AutoGradMode grad_mode(true);
+    const auto value = pending_use()();
+    if (context->saved_data["differentiate"].toBool()) value.backward();
+    return {gradients[0], {}, {}};
+  }
+  static std::function<torch::Tensor()>& pending_use() {
+    thread_local std::function<torch::Tensor()> use;
+    return use;
+  }
+};
+
+class LateGradients : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(LateGradients, OfOneRankAreReducedOnAll) {
+  const auto world = GetParam();
+  run_ranks(world, [&](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {world});
+    torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    {
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) parameter.fill_(0.5);
+    }
+    auto last = model->ptr<torch::nn::LinearImpl>(2);
+    for (const auto& layer : model->children()) fully_shard(*layer, mesh);
+    const auto run = [&](bool late_somewhere) {
+      for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
+      const auto x = torch::ones({1, 4}, torch::requires_grad());
+      auto y = LateUse::apply(x, [last] { return (last->weight * 3).sum(); }, late_somewhere && rank == 0);
+      model->forward(y).sum().backward();
+      return DTensor(last->parameters()[0].grad()).full_tensor();
+    };
+    const auto usual = run(false), with_late = run(true);
+    EXPECT_TRUE(torch::allclose(with_late, usual + 3.0 / static_cast<double>(world))) << with_late;
+    EXPECT_TRUE(torch::equal(run(false), usual));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, LateGradients, ::testing::Values(1, 2, 3),
+                         [](const auto& info) { return "World" + std::to_string(info.param); });
+
+}  // namespace
+}  // namespace fsdp::testing
