@@ -69,7 +69,6 @@ void add_gloo(ProcessGroup& group, const Membership& members, GlooDevices device
   options->threads = 2;
   auto store = c10::make_intrusive<c10d::PrefixStore>("gloo", members.store);
   auto backend = c10::make_intrusive<ProcessGroupGloo>(store, members.rank, members.size, options);
-  backend->setSequenceNumberForGroup();
   group.setBackend(c10::kCPU, ProcessGroup::BackendType::GLOO, backend);
 }
 

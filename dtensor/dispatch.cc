@@ -76,8 +76,8 @@ void register_rules(Handles& handles) {
 }  // namespace
 
 void install_dtensor_kernels() {
-  // Leaked on purpose: tensors may outlive static destruction, and the dispatcher may be gone by then.
-  auto* const handles = new Handles;
+  // Never destroyed: tensors may outlive static destruction, and the dispatcher may be gone by then.
+  static auto* const handles = new Handles;
   register_rules(*handles);
   handles->push_back(c10::Dispatcher::singleton().registerFallback(
       kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "fsdp DTensor"));

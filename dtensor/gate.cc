@@ -272,8 +272,8 @@ c10::OperatorName aten_name(std::string_view name) {
 }  // namespace
 
 void install_gate_kernels() {
-  // Leaked on purpose: kernels stay for the life of the process.
-  auto& handles = *new std::vector<c10::RegistrationHandleRAII>();
+  // Never destroyed: kernels stay for the life of the process.
+  static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto add = [&](std::string_view name, c10::KernelFunction kernel) {
     const auto full_name = aten_name(name);

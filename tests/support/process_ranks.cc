@@ -1,5 +1,7 @@
 #include "tests/support/process_ranks.h"
 
+#include "tests/support/slowdown.h"
+
 #include <arpa/inet.h>
 #include <c10/util/Exception.h>
 #include <fcntl.h>
@@ -173,7 +175,7 @@ std::vector<ProcessEnd> run_processes(const std::string& child, int64_t world_si
     variables["RANK"] = variables["LOCAL_RANK"] = std::to_string(rank);
     children.emplace_back(child, variables);
   }
-  follow(children, Clock::now() + deadline);
+  follow(children, Clock::now() + kSlowdown * deadline);
   std::vector<ProcessEnd> ends;
   for (Child& running : children) ends.push_back(running.reap());
   return ends;

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "device_mesh/process_group.h"
+#include "tests/support/slowdown.h"
 
 namespace fsdp::testing {
 namespace {
@@ -92,7 +93,7 @@ void run_ranks(int64_t world_size, const std::function<void(int64_t rank)>& body
         .backend = "gloo", .store = store, .rank = rank, .world_size = world_size, .timeout = kCollectiveTimeout};
     threads.emplace_back([rank, options, &body, &outcome] { run_rank(rank, options, body, outcome); });
   }
-  outcome.await(timeout);
+  outcome.await(kSlowdown * timeout);
   for (auto& thread : threads) thread.join();
   TORCH_CHECK(!outcome.failure(), *outcome.failure());
 }
