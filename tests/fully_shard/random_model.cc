@@ -133,8 +133,12 @@ class RandomBlock : public torch::nn::Module {
       case Use::kMasked:
         return x + static_cast<double>((forward.rank + param.id) % 2) * p.sum().to(at::kFloat);
       case Use::kNoGrad: {
-        at::NoGradGuard no_grad;
-        return x + 0.01 * sum_of_squares(slot.member);
+        Tensor offset;
+        {
+          at::NoGradGuard no_grad;
+          offset = 0.01 * sum_of_squares(slot.member);
+        }
+        return x + offset;
       }
       default:
         return x;
