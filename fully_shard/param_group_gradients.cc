@@ -57,6 +57,8 @@ void ParamGroup::open_buffers() {
 }
 
 void ParamGroup::gradient_arrived(int64_t index) {
+  // Takes part, synchronised or not: else its touch in this forward would stand in the next backward's order.
+  if (context_->world() > 1) context_->backward().note_backward(*this);
   if (!unit_->synchronize_gradients) return;  // stays on the member
   c10::InferenceMode no_inference(false);
   c10::NoGradGuard no_grad;
@@ -67,12 +69,10 @@ void ParamGroup::gradient_arrived(int64_t index) {
     accumulate_gradient(index, gradient);
     return;
   }
-  auto& pass = context_->backward();
-  pass.note_backward(*this);
   if (notes_.sent) return;  // late: reduced once more at the end
   open_buffers();
   pack(index);
-  pass.send_ready();
+  context_->backward().send_ready();
 }
 
 // What autograd left on the member; undefined for nothing.

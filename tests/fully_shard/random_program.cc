@@ -103,8 +103,9 @@ class Generator {
     if (chance(15)) unit.divide_factor = pick({0.5, 1.0, 2.0, 8.0});
   }
 
+  // Only where the root is a unit: fully_shard does not see the registry slots of modules outside all units.
   void draw_ties() {
-    if (!chance(30)) return;
+    if (!program_.root.is_unit || !chance(35)) return;
     std::vector<ParamSpec> candidates;
     std::vector<Node*> nodes;
     for_each_node(program_.root, [&](Node& node) {
