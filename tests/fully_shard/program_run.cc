@@ -546,10 +546,11 @@ class SideBySide {
     follow_gradients();
   }
 
+  // A write to a member reaches the shard, which weight decay reads, at the next forward or reshard.
   void optimizer_step() {
+    write_members_back();
     for (auto& optimizer : plain_optimizers_) optimizer->step();
     sharded_optimizer_->step();
-    write_members_back();
     compare_parameters("after the optimizer");
   }
 
