@@ -30,7 +30,8 @@ TEST_P(ShrunkPrograms, ARecomputationReadsAUnitUnderNoGradAfterAnOptimizerStep) 
   Program program{.root = anchored_root()};
   program.root.children = {
       {.id = 1,
-       .children = {{.id = 2, .params = {{.id = 1, .rows = 2}}, .is_unit = true, .no_grad = true}},
+       .children = {{.id = 2, .params = {{.id = 1, .rows = 2}}, .is_unit = true, .no_grad = true},
+                    {.id = 3, .params = {{.id = 2, .rows = 2}}, .is_unit = true, .joins_previous = true}},
        .checkpoint = true}};
   program.actions = {{.kind = ActionKind::kTrain}, {.kind = ActionKind::kStep}, {.kind = ActionKind::kTrain}};
   expect_unsharded_numbers(program);
