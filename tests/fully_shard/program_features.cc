@@ -151,9 +151,9 @@ std::vector<Feature> model_features() {
                       }),
       program_feature("an empty shard",
                       [](const Program& p) {
-                        return param_feature("", [&](const ParamSpec& q) {
-                                 return rows_of(p, q) > 0 && rows_of(p, q) < p.world;
-                               }).has(p);
+                        return param_feature(
+                                   "", [&](const ParamSpec& q) { return rows_of(p, q) > 0 && rows_of(p, q) < p.world; })
+                            .has(p);
                       }),
       param_feature("a parameter of no elements",
                     [](const ParamSpec& p) { return p.rows == 0 && p.use != Use::kBias; }),

@@ -1,8 +1,5 @@
 #include "tests/fully_shard/program_run.h"
 
-#include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/random_model.h"
-
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>
 #include <c10/core/GradMode.h>
@@ -22,6 +19,9 @@
 #include <sstream>
 #include <utility>
 #include <vector>
+
+#include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/random_model.h"
 
 namespace fsdp::testing {
 namespace {
@@ -106,12 +106,12 @@ class CountArrivals final : public torch::autograd::PostAccumulateGradHook {
 // One parameter tensor, on both sides.
 struct Compared {
   int id = 0;
-  int unit = -1;  // that shards it; none: local to the rank
+  int unit = -1;                     // that shards it; none: local to the rank
   std::vector<ModelTensor> plain;    // per rank
   std::vector<Tensor> pending = {};  // per rank: gradients not synchronised yet
   ModelTensor sharded = {};
   std::vector<std::unique_ptr<int>> arrivals = {};  // per rank: gradients that one backward adds up
-  Tensor bound = {};  // what the last synchronised backward may differ by
+  Tensor bound = {};                                // what the last synchronised backward may differ by
 };
 
 class SideBySide {
@@ -166,7 +166,8 @@ class SideBySide {
     for (size_t i = 0; i < node.children.size(); ++i) {
       if (!node.children[i].is_unit) continue;
       std::vector<const Node*> together{&node.children[i]};
-      while (i + 1 < node.children.size() && node.children[i + 1].joins_previous) together.push_back(&node.children[++i]);
+      while (i + 1 < node.children.size() && node.children[i + 1].joins_previous)
+        together.push_back(&node.children[++i]);
       shard_together(together);
     }
   }
@@ -302,7 +303,8 @@ class SideBySide {
       }
       // LibTorch rounds bfloat16 between the steps of an update or not, by an element's place in the tensor.
       const bool rounds = expected.scalar_type() == at::kBFloat16;
-      const auto bound = rounds ? expected.abs() * (4 * kBFloat16Epsilon) + kLearningRate * 4 * kBFloat16Epsilon : Tensor();
+      const auto bound =
+          rounds ? expected.abs() * (4 * kBFloat16Epsilon) + kLearningRate * 4 * kBFloat16Epsilon : Tensor();
       compare_shard(what, tensor.sharded.entry().detach(), expected, bound);
       if (rounds) follow_value(tensor);
     }
@@ -403,20 +405,21 @@ class SideBySide {
     if (divisor != 1) sum.div_(divisor);
     const auto total = before.front().defined() ? before.front() + sum : sum;
     for (auto& plain : tensor.plain) plain.member.mutable_grad() = total.clone();
-    set_bound(tensor, magnitude, total, divisor);
+    const auto accumulated = before.front().defined() ? total.abs() + before.front().abs() : total.abs();
+    set_bound(tensor, magnitude, accumulated, divisor);
   }
 
   // Beyond two ranks a sum may be in another order; so may it be where a parameter has several gradients to add up (of
   // nested backwards, or of earlier ones without synchronisation), which may leave in several reductions.
-  void set_bound(Compared& tensor, const Tensor& magnitude, const Tensor& total, double divisor) const {
+  void set_bound(Compared& tensor, const Tensor& magnitude, const Tensor& accumulated, double divisor) const {
     int arrivals = 1;
     for (const auto& count : tensor.arrivals) arrivals = std::max(arrivals, *count);
     if (program_.world <= 2 && arrivals == 1) return;
     const int terms = program_.world * arrivals - 1;
-    const double eps = magnitude.scalar_type() == at::kDouble   ? std::numeric_limits<double>::epsilon()
+    const double eps = magnitude.scalar_type() == at::kDouble  ? std::numeric_limits<double>::epsilon()
                        : magnitude.scalar_type() == at::kFloat ? std::numeric_limits<float>::epsilon()
                                                                : kBFloat16Epsilon;
-    tensor.bound = magnitude * (terms * eps / std::min(divisor, 1.0)) + total.abs() * eps;
+    tensor.bound = magnitude * (terms * eps / std::min(divisor, 1.0)) + accumulated * (arrivals * eps);
   }
 
   // The sharded gradients themselves where they may be rounded otherwise, so that this does not spread.

@@ -1,9 +1,9 @@
 // Makes a failing program small.
 #pragma once
 
-#include "tests/fully_shard/random_program.h"
-
 #include <functional>
+
+#include "tests/fully_shard/random_program.h"
 
 namespace fsdp::testing {
 

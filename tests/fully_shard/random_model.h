@@ -1,8 +1,6 @@
 // The module that a random program describes.
 #pragma once
 
-#include "tests/fully_shard/random_program.h"
-
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -10,6 +8,8 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
+
+#include "tests/fully_shard/random_program.h"
 
 namespace fsdp::testing {
 

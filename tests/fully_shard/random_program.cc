@@ -26,9 +26,7 @@ class Generator {
   }
 
  private:
-  int between(int low, int high) {
-    return low + static_cast<int>(random_() % static_cast<uint64_t>(high - low + 1));
-  }
+  int between(int low, int high) { return low + static_cast<int>(random_() % static_cast<uint64_t>(high - low + 1)); }
   bool chance(int percent) { return between(1, 100) <= percent; }
   template <class T>
   T pick(std::initializer_list<T> values) {
@@ -149,8 +147,7 @@ class Generator {
 
   void add_backward() {
     add({.kind = pick({ActionKind::kTrain, ActionKind::kTrain, ActionKind::kTrain, ActionKind::kSeveralForwards,
-                       ActionKind::kSeveralBackwards, ActionKind::kInterleaved,
-                       ActionKind::kEvaluateBeforeBackward})});
+                       ActionKind::kSeveralBackwards, ActionKind::kInterleaved, ActionKind::kEvaluateBeforeBackward})});
   }
 
   void draw_between() {
@@ -285,7 +282,8 @@ void print_action(std::ostream& out, const Action& action) {
   if (runs_backward(action.kind) && !action.condition) out << " (condition false)";
   if (action.kind == ActionKind::kSetSync) out << " " << action.flag;
   if (action.kind == ActionKind::kClip) out << " to " << action.value << (action.flag ? " maximum norm" : "");
-  if (action.kind == ActionKind::kWriteMember || action.kind == ActionKind::kWriteEntry) out << " times " << action.value;
+  if (action.kind == ActionKind::kWriteMember || action.kind == ActionKind::kWriteEntry)
+    out << " times " << action.value;
   out << "\n";
 }
 

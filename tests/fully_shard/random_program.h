@@ -1,6 +1,6 @@
-// Models and training programs drawn from a seed, as plain values: what to build, what to shard and how, and what to do.
-// Nodes, parameters and actions refer to each other by id, so a part may be removed without touching the rest; what refers
-// to something that is not there does nothing.
+// Models and training programs drawn from a seed, as plain values: what to build, what to shard and how, and what to
+// do. Nodes, parameters and actions refer to each other by id, so a part may be removed without touching the rest; what
+// refers to something that is not there does nothing.
 //
 //   const auto program = generate(17);
 //   std::cout << to_string(program);
@@ -43,7 +43,7 @@ struct UnitSpec {
   std::optional<bool> reshard_after_forward = {};
   bool reshard_after_backward = true;
   bool unshard_in_backward = true;
-  double divide_factor = 0;  // 0: unset
+  double divide_factor = 0;                                        // 0: unset
   std::vector<int> forward_prefetch = {}, backward_prefetch = {};  // node ids
 };
 

@@ -1,12 +1,5 @@
-// Models and training programs that nobody thought of, sharded against unsharded. FSDP_PROGRAMS and FSDP_FIRST_SEED in the
-// environment choose how many and which.
-#include "device_mesh/device_mesh.h"
-#include "dtensor/on_demand_storage.h"
-#include "tests/fully_shard/program_features.h"
-#include "tests/fully_shard/program_run.h"
-#include "tests/fully_shard/program_shrink.h"
-#include "tests/support/thread_ranks.h"
-
+// Models and training programs that nobody thought of, sharded against unsharded. FSDP_PROGRAMS and FSDP_FIRST_SEED in
+// the environment choose how many and which.
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -19,6 +12,13 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "device_mesh/device_mesh.h"
+#include "dtensor/on_demand_storage.h"
+#include "tests/fully_shard/program_features.h"
+#include "tests/fully_shard/program_run.h"
+#include "tests/fully_shard/program_shrink.h"
+#include "tests/support/thread_ranks.h"
 
 namespace fsdp::testing {
 namespace {
@@ -38,7 +38,7 @@ std::string text_of(const std::exception& error) {
 }
 
 struct Outcome {
-  size_t ended = 0;                       // programs that this world ran: all, unless an exception broke it
+  size_t ended = 0;                        // programs that this world ran: all, unless an exception broke it
   std::map<size_t, std::string> failures;  // by position
 };
 
@@ -102,9 +102,9 @@ void report(const Failures& failures) {
       ADD_FAILURE() << "seed " << program.seed << ": " << text;
       continue;
     }
-    const auto small = shrink(program, [kind = kind_of(text)](const Program& p) { return kind_of(failure_of(p)) == kind; });
-    ADD_FAILURE() << "seed " << program.seed << ": " << text << "\nshrunk to " << to_string(small)
-                  << failure_of(small);
+    const auto small =
+        shrink(program, [kind = kind_of(text)](const Program& p) { return kind_of(failure_of(p)) == kind; });
+    ADD_FAILURE() << "seed " << program.seed << ": " << text << "\nshrunk to " << to_string(small) << failure_of(small);
   }
 }
 

@@ -1,10 +1,10 @@
 // Programs that random seeds found and shrinking made small, each a bug once.
-#include "tests/fully_shard/program_run.h"
-#include "tests/support/thread_ranks.h"
-
 #include <gtest/gtest.h>
 
 #include <mutex>
+
+#include "tests/fully_shard/program_run.h"
+#include "tests/support/thread_ranks.h"
 
 namespace fsdp::testing {
 namespace {
