@@ -75,6 +75,8 @@ void ParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* storage
 }
 
 void ParamGroup::check_graph_is_current(Pass pass) const {
+  // Without a forward that recorded this group there is no graph: code under no_grad in a recomputation reads it.
+  if (!notes_.touched_in_forward) return;
   TORCH_CHECK(pass != Pass::kBackward || forward_writes_ == writes_, "backward through unit '", name(),
               "' whose parameters (the first is '", params_.front().name,
               "') were written after the forward that recorded this graph, so its gradients would be wrong; run the "

@@ -57,22 +57,16 @@ void ParamGroup::open_buffers() {
 }
 
 void ParamGroup::gradient_arrived(int64_t index) {
-  if (!unit_->synchronize_gradients) return;  // stays on the member
   c10::InferenceMode no_inference(false);
   c10::NoGradGuard no_grad;
   const ExclusiveUse use(context_->user());
-  if (context_->world() == 1) {
-    auto gradient = owned(take_gradient(index).detach());
-    if (divisor() != 1) gradient = gradient.div(divisor());
-    accumulate_gradient(index, gradient);
-    return;
-  }
+  // Takes part, synchronised or not: else its touch in this forward would stand in the next backward's order.
   auto& pass = context_->backward();
   pass.note_backward(*this);
-  if (notes_.sent) return pass.note_late();
-  open_buffers();
+  if (!unit_->synchronize_gradients) return;  // stays on the member
+  if (notes_.sent && context_->world() > 1) return pass.note_late();
   pack(index);
-  pass.send_ready();
+  if (context_->world() > 1) pass.send_ready();
 }
 
 // What autograd left on the member; undefined for nothing.
@@ -87,7 +81,12 @@ at::Tensor ParamGroup::take_gradient(int64_t index) {
 void ParamGroup::pack(int64_t index) {
   auto gradient = take_gradient(index);
   if (!gradient.defined()) return;
+  if (context_->world() == 1) {  // nothing to reduce
+    gradient = owned(gradient.detach());
+    return accumulate_gradient(index, divisor() != 1 ? gradient.div(divisor()) : gradient);
+  }
   gradient = owned(std::move(gradient));
+  open_buffers();
   const auto& param = params_[static_cast<size_t>(index)];
   TORCH_CHECK_NOT_IMPLEMENTED(gradient.layout() == at::kStrided, "parameter '", param.name, "' has a gradient of layout ",
                               gradient.layout(), "; sharded parameters take strided gradients only (use sparse=false; rank ",
@@ -105,13 +104,8 @@ bool ParamGroup::gradients_complete() const {
 }
 
 void ParamGroup::collect_pending() {
-  if (!unit_->synchronize_gradients || context_->world() == 1) return;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    const auto member = params_[i].lock_member();
-    if (!member.defined() || !member.grad().defined() || is_tripwire(member.grad())) continue;
-    open_buffers();
-    pack(static_cast<int64_t>(i));
-  }
+  if (!unit_->synchronize_gradients) return;
+  for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
 }
 
 void ParamGroup::drop_pending() {

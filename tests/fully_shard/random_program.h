@@ -1,0 +1,122 @@
+// Models and training programs drawn from a seed, as plain values: what to build, what to shard and how, and what to
+// do. Nodes, parameters and actions refer to each other by id, so a part may be removed without touching the rest; what
+// refers to something that is not there does nothing.
+//
+//   const auto program = generate(17);
+//   std::cout << to_string(program);
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::testing {
+
+// How a parameter enters the forward.
+enum class Use {
+  kMatmul,  // [rows, width]: x + tanh(x w^T) w
+  kBias,    // [width]: x + b
+  kGain,    // [rows]: x * (1 + sum of squares)
+  kMasked,  // [rows]: x + sum, times zero on every other rank
+  kNoGrad,  // [rows]: x + sum of squares, under no_grad
+  kUnused,  // [rows]
+};
+
+enum class Dtype { kFloat, kDouble, kBFloat16 };
+
+struct ParamSpec {
+  int id = 0;
+  Use use = Use::kBias;
+  int rows = 1;
+  Dtype dtype = Dtype::kFloat;
+  bool frozen = false;     // from the start
+  bool ignored = false;    // given to fully_shard as ignored_params
+  bool in_list = false;    // lives in a ParameterList, which has registry entries only
+  bool penalised = false;  // its squares, read through named_parameters(), are added
+  int tied_to = -1;        // is the tensor of this parameter
+  bool anchor = false;     // trained in every backward: neither frozen nor removed
+};
+
+struct UnitSpec {
+  std::optional<bool> reshard_after_forward = {};
+  bool reshard_after_backward = true;
+  bool unshard_in_backward = true;
+  double divide_factor = 0;                                        // 0: unset
+  std::vector<int> forward_prefetch = {}, backward_prefetch = {};  // node ids
+};
+
+struct Node {
+  int id = 0;
+  std::vector<ParamSpec> params = {};
+  std::vector<Node> children = {};
+  bool is_unit = false;
+  bool joins_previous = false;  // one unit with the sibling before
+  UnitSpec unit = {};
+  int calls = 1;             // in one forward
+  bool checkpoint = false;   // recomputed in backward
+  bool conditional = false;  // runs only in steps whose condition holds
+  bool no_grad = false;      // runs under no_grad
+};
+
+enum class ActionKind {
+  kTrain,                   // forward, backward
+  kSeveralForwards,         // the sum of two losses, one backward
+  kSeveralBackwards,        // two losses of one forward, two backwards, the first with retain_graph
+  kInterleaved,             // two forwards, then their backwards
+  kEvaluateBeforeBackward,  // forward, an evaluation under no_grad, backward
+  kEvaluate,                // under no_grad
+  kInference,               // under InferenceMode
+  kThrowInForward,          // at node `target`
+  kThrowInBackward,         // at the output of node `target`; then zero_grad
+  kSetSync,                 // of unit `target`, or all when negative, to `flag`
+  kFreeze,                  // parameter `target`
+  kUnfreeze,
+  kWriteMember,  // under no_grad, times `value`
+  kWriteEntry,   // under no_grad, times `value`
+  kUnshard,      // unit `target`
+  kUnshardAsync,
+  kReshard,
+  kClip,  // to the norm `value`; `flag`: the maximum norm instead of the 2-norm
+  kStep,
+  kZeroGrad,
+  kZeroGradInPlace,
+};
+
+struct Action {
+  ActionKind kind = ActionKind::kTrain;
+  int target = -1;
+  uint64_t data = 0;      // seed of the inputs
+  bool condition = true;  // of the conditional nodes
+  bool flag = false;
+  double value = 0;
+};
+
+enum class Optimizer { kSgd, kMomentum, kAdam, kAdamW };
+
+struct Program {
+  uint64_t seed = 0;
+  int world = 2;
+  bool evict = false;  // empty and poison every group after every operator
+  int width = 4;
+  Optimizer optimizer = Optimizer::kSgd;
+  Node root = {};
+  std::vector<Action> actions = {};
+};
+
+Program generate(uint64_t seed);
+std::string to_string(const Program& program);
+
+// In pre-order.
+void for_each_node(const Node& root, const std::function<void(const Node&)>& visit);
+void for_each_node(Node& root, const std::function<void(Node&)>& visit);
+// The parameter with this id, or null.
+const ParamSpec* find_param(const Program& program, int id);
+// The parameter whose tensor `param` is: the last of its chain of ties.
+const ParamSpec& tensor_of(const Program& program, const ParamSpec& param);
+// Elements along dimension 0.
+int64_t rows_of(const Program& program, const ParamSpec& param);
+bool runs_backward(ActionKind kind);
+
+}  // namespace fsdp::testing
