@@ -167,6 +167,10 @@ Pending::~Pending() {
 Pending::Pending(Group group, std::exception_ptr failure) : group_(std::move(group)), failure_(std::move(failure)) {}
 
 bool Pending::in_flight() const { return work_.defined() || failure_ != nullptr; }
+void Pending::throw_if_not_issued(const std::string& what) {
+  if (failure_) wait(what);
+}
+
 bool Pending::finished() const { return !work_ || work_->isCompleted(); }
 
 void Pending::wait(const std::string& what) {

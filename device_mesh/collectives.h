@@ -41,6 +41,8 @@ class Pending {
   // A collective that could not even be issued: wait() tells.
   Pending(Group group, std::exception_ptr failure);
   bool in_flight() const;
+  // What wait() would throw for a collective that could not be issued; otherwise nothing.
+  void throw_if_not_issued(const std::string& what);
   // wait() would not block: nothing is in flight, or the backend has finished.
   bool finished() const;
   // Throws c10::DistBackendError that carries `what` (operation and unit), the rank, the group's description, the

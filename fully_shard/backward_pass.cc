@@ -90,7 +90,9 @@ void BackwardPass::end_graph_task(int id, bool completed) {
 }
 
 void BackwardPass::send_ready() {
-  for (auto& sent : in_flight_) sent->pending->progress(sent->describe());
+  context_.watch([this] {
+    for (auto& sent : in_flight_) sent->pending->progress(sent->describe());
+  });
   for (; next_ < order_.size(); ++next_) {
     auto& group = *order_[next_];
     // The last reduction tells all ranks whether one of them has late gradients, so it leaves when all have arrived.
@@ -132,7 +134,7 @@ void BackwardPass::receive_in_flight() {
       WaitClock clock(context_.counters());
       const auto pending = std::exchange(sent->pending, nullptr);
       context_.account(&Counters::staging_bytes, -bytes);
-      reduced = pending->wait(sent->describe());
+      context_.watch([&] { reduced = pending->wait(sent->describe()); });
     }
     context_.check_stamps(sent->stamp, reduced.stamps, sent->group->name());
     sent->used = sent->buffer.used(reduced.row);
@@ -148,13 +150,13 @@ void BackwardPass::finish() {
   c10::NoGradGuard no_grad;
   forced_ = order_.size();
   send_ready();
-  send_late();
-  // Left by earlier backwards without synchronisation.
+  // What was touched after its turn, and what earlier backwards left without synchronisation.
   for (auto* group : context_.schedule().groups()) {
-    if (group->notes().touched_in_backward) continue;
+    if (group->notes().sent) continue;
     group->collect_pending();
     send(*group);
   }
+  send_late();
   std::erase_if(forward_order_, [](auto* group) { return group->notes().touched_in_backward; });
   for (auto* group : context_.schedule().groups()) {
     if (group->notes().touched_in_backward) group->notes().touched_in_forward = false;

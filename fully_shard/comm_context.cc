@@ -46,7 +46,14 @@ CommContext::CommContext(const DeviceMesh& mesh)
       world_(transport_->world()),
       backward_(*this) {}
 
+void CommContext::note_failure(const std::exception& error) {
+  const auto* rich = dynamic_cast<const c10::Error*>(&error);
+  if (failure_.empty()) failure_ = rich != nullptr ? rich->what_without_backtrace() : error.what();
+}
+
 Stamp CommContext::stamp_next(const ParamGroup& group, CollectiveKind kind, int64_t bytes) {
+  TORCH_CHECK(failure_.empty(), "unit '", group.name(), "' can not communicate: an earlier collective of its mesh failed (",
+              failure_, "). Destroy the process group and start anew on every rank (rank ", rank_, ")");
   const auto stamp = issue_order_.next(group.unit_number(), kind, bytes);
   record_issued(kind, group.name(), stamp.sequence(), rank_);
   return stamp;

@@ -11,6 +11,7 @@
 #include "fully_shard/stamp.h"
 #include "fully_shard/transport.h"
 
+#include <exception>
 #include <memory>
 #include <string>
 
@@ -34,7 +35,18 @@ class CommContext {
   User& user() { return user_; }
   RawWrites& raw_writes() { return raw_writes_; }
 
-  // The stamp of the collective that is being issued for `group`; keeps it for diagnosis.
+  // Runs `wait`, which waits for a collective. After one that failed the ranks no longer agree on what was sent, and
+  // nothing more is issued.
+  template <class Wait>
+  void watch(const Wait& wait) {
+    try {
+      wait();
+    } catch (const std::exception& error) {
+      note_failure(error);
+      throw;
+    }
+  }
+  // The stamp of the collective that is being issued for `group`; keeps it for diagnosis. Throws after a failure.
   Stamp stamp_next(const ParamGroup& group, CollectiveKind kind, int64_t bytes);
   uint32_t next_unit_number() { return unit_number_++; }
   // Adds to a byte counter and keeps the high-water mark.
@@ -43,6 +55,7 @@ class CommContext {
   void check_stamps(const Stamp& mine, const std::vector<Stamp>& all, const std::string& unit) const;
 
  private:
+  void note_failure(const std::exception& error);
   std::string describe(const Stamp& stamp) const;
 
   std::unique_ptr<Transport> transport_;
@@ -50,6 +63,7 @@ class CommContext {
   int64_t world_;
   uint32_t unit_number_ = 0;
   IssueOrder issue_order_;
+  std::string failure_;  // the first one
   Schedule schedule_;
   Counters counters_;
   User user_;

@@ -167,6 +167,12 @@ void ParamGroup::issue_all_gather() {
   gathered_ = at::empty({context_->world(), bytes}, shards_.options());
   context_->account(&Counters::staging_bytes, gathered_.numel());
   gather_ = context_->transport().gather(gathered_.view({-1}), shards_);
+  try {
+    context_->watch([this] { gather_.throw_if_not_issued("all-gather of unit '" + name() + "'"); });
+  } catch (...) {
+    discard_all_gather();
+    throw;
+  }
   ++context_->counters().all_gathers;
   if (!pinned()) ++context_->counters().prefetched_all_gathers;
 }
@@ -176,7 +182,7 @@ void ParamGroup::wait_and_copy_out() {
   {
     WaitClock clock(context_->counters());
     try {
-      gather_.wait("all-gather of unit '" + name() + "'");
+      context_->watch([this] { gather_.wait("all-gather of unit '" + name() + "'"); });
     } catch (...) {
       discard_all_gather();
       throw;

@@ -1,4 +1,5 @@
 // Every collective of a step fails once on every rank: all ranks say which one, soon, and go on after a new start.
+#include "device_mesh/process_group.h"
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/process_ranks.h"
@@ -7,7 +8,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
-#include <mutex>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace fsdp::testing {
 namespace {
