@@ -98,6 +98,8 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
 }
 
 const DTensorSpecPtr& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
+uint32_t local_version_of(const at::Tensor& tensor) { return static_cast<uint32_t>(meta_of(tensor).local._version()); }
+
 const at::Tensor& local_of(const at::Tensor& tensor) {
   const auto& meta = meta_of(tensor);
   if (meta.owner) meta.owner->before_read(tensor);

@@ -37,6 +37,8 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
 // REQUIRES: is_dtensor(tensor).
 const DTensorSpecPtr& spec_of(const at::Tensor& tensor);
 const at::Tensor& local_of(const at::Tensor& tensor);
+// The version counter of the local tensor; reads no values.
+uint32_t local_version_of(const at::Tensor& tensor);
 DTensorOwner* owner_of(const at::Tensor& tensor);  // null for none
 
 }  // namespace fsdp::internal

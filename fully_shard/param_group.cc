@@ -90,7 +90,7 @@ void ParamGroup::check_shards_are_announced() {
   for (auto& param : params_) {
     const auto entry = param.lock_entry();
     if (!entry.defined()) continue;
-    const auto version = static_cast<uint32_t>(local_of(entry)._version());
+    const auto version = local_version_of(entry);
     const auto seen = std::exchange(param.shard_version, version);
     TORCH_CHECK(!seen || *seen == version, "the shard of parameter '", param.name,
                 "' was written through an alias (to_local()), which nothing announced, so unsharded copies are stale. Write "
