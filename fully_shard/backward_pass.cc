@@ -148,6 +148,7 @@ void BackwardPass::receive_in_flight() {
 void BackwardPass::finish() {
   c10::InferenceMode no_inference(false);
   c10::NoGradGuard no_grad;
+  next_ = 0;  // again from the start: some were passed over before they took part
   forced_ = order_.size();
   send_ready();
   // What was touched after its turn, and what earlier backwards left without synchronisation.

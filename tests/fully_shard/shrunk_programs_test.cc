@@ -47,6 +47,16 @@ TEST_P(ShrunkPrograms, GradientsLeftUnsynchronisedJoinABackwardThatDoesNotUseThe
   expect_unsharded_numbers(program);
 }
 
+TEST_P(ShrunkPrograms, AUnitThatTakesPartAfterItsPlaceInTheOrderIsReduced) {
+  Program program{.root = anchored_root()};
+  program.root.params.push_back({.id = 1});
+  program.root.children = {
+      {.id = 1, .params = {{.id = 2}}, .is_unit = true},
+      {.id = 2, .children = {{.id = 3, .params = {{.id = 3}}, .is_unit = true}}, .checkpoint = true}};
+  program.actions = {{.kind = ActionKind::kTrain}};
+  expect_unsharded_numbers(program);
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, ShrunkPrograms, ::testing::Values(1, 2, 3),
                          [](const auto& info) { return "World" + std::to_string(info.param); });
 
