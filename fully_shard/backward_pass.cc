@@ -151,7 +151,7 @@ void BackwardPass::finish() {
   next_ = 0;  // again from the start: some were passed over before they took part
   forced_ = order_.size();
   send_ready();
-  // What was touched after its turn, and what earlier backwards left without synchronisation.
+  // Left by earlier backwards without synchronisation.
   for (auto* group : context_.schedule().groups()) {
     if (group->notes().sent) continue;
     group->collect_pending();
