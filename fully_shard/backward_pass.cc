@@ -77,6 +77,7 @@ void BackwardPass::begin_graph_task(ParamGroup& group, int task) {
     order_.assign(forward_order_.rbegin(), forward_order_.rend());
     next_ = forced_ = last_touched_ = 0;
     late_ = GradientBuffer::Late::kNone;
+    accumulates_ = accumulates_everywhere();
   }
   auto end = std::make_shared<EndOfGraphTask>(group.context(), task);
   graph_tasks_.push_back(task);
@@ -106,6 +107,8 @@ void BackwardPass::send(ParamGroup& group) {
   c10::InferenceMode no_inference(false);
   c10::NoGradGuard no_grad;
   group.notes().sent = true;
+  // Zeros where no gradient arrived: on another rank some may have.
+  if (accumulates_ && group.notes().touched_in_backward) group.open_buffers();
   group.collect_pending();
   for (auto& buffer : group.take_gradients()) {
     RECORD_FUNCTION("fsdp::reduce_scatter(" + group.name() + ")", {});

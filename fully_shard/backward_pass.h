@@ -61,6 +61,7 @@ class BackwardPass {
   std::vector<std::unique_ptr<Sent>> in_flight_;
   std::vector<std::unique_ptr<Sent>> results_;
   bool is_last_backward_ = true;
+  bool accumulates_ = true;  // into every leaf of the graph: not autograd::grad, nor backward with inputs
 };
 
 }  // namespace fsdp::internal

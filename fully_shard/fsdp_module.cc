@@ -22,24 +22,13 @@ void for_each_below(internal::Unit& unit, const std::function<void(internal::Uni
   TORCH_CHECK_NOT_IMPLEMENTED(false, "FSDPModule::", method, " is not implemented yet");
 }
 
-// Outside any operator nothing else pins the group.
-void touch_pinned(internal::ParamGroup& group) {
-  group.pin();
-  try {
-    group.touch();
-  } catch (...) {
-    group.unpin();
-    throw;
-  }
-  group.unpin();
-}
 
 }  // namespace
 
 void UnshardHandle::wait() {
   const auto unit = unit_.lock();
   unit_.reset();
-  if (unit && unit->group != nullptr) touch_pinned(*unit->group);
+  if (unit && unit->group != nullptr) unit->group->unshard();
 }
 
 const std::string& FSDPModule::name() const { return unit_->name; }

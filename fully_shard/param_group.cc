@@ -18,6 +18,16 @@
 namespace fsdp::internal {
 namespace {
 
+class Pinned {
+ public:
+  explicit Pinned(OnDemandGroup& group) : group_(group) { group_.pin(); }
+  ~Pinned() { group_.unpin(); }
+  Pinned(const Pinned&) = delete;
+
+ private:
+  OnDemandGroup& group_;
+};
+
 // The runtime's own tensors are ordinary ones, whatever mode the user's code runs in.
 struct RuntimeMode {
   c10::InferenceMode no_inference{false};
@@ -131,17 +141,15 @@ void ParamGroup::touch() {
 }
 
 void ParamGroup::hold() {
+  unshard();
   pin();
-  try {
-    if (context_->world() > 1) refill();
-  } catch (...) {
-    unpin();
-    throw;
-  }
   ++holds_;
 }
 
-void ParamGroup::refill() {
+void ParamGroup::unshard() {
+  if (context_->world() == 1) return;
+  const ExclusiveUse use(context_->user());
+  const Pinned pinned(*this);
   RuntimeMode runtime_mode;
   if (unsharded() && stale()) free_unsharded();
   issue_all_gather();

@@ -76,6 +76,8 @@ class ParamGroup final : public OnDemandGroup {
   void discard_all_gather() noexcept;
   // Local. Writes back what was written; nothing when pinned.
   void reshard();
+  // Gathers unless unsharded and fresh, without taking part in a forward or the schedule. Collective.
+  void unshard();
   // Unsharded until release(), whatever the schedule says, for raw access; nests. Collective unless unsharded.
   void hold();
   // The last one reshards, writing back what was marked as written. Local.
@@ -142,7 +144,6 @@ class ParamGroup final : public OnDemandGroup {
   void attach_hooks(const at::Tensor& member, int64_t index);
   void check_graph_is_current(Pass pass) const;
   void check_shards_are_announced();
-  void refill();
   void wait_and_copy_out();
   void check_gathered_stamps(const at::Tensor& gathered);
   void write_back();

@@ -36,7 +36,7 @@ std::vector<int64_t> ParamGroup::trainable() const {
 }
 
 void ParamGroup::open_buffers() {
-  if (!gradients_.empty() || !unit_->synchronize_gradients) return;
+  if (!gradients_.empty() || !unit_->synchronize_gradients || context_->world() == 1) return;
   std::vector<at::ScalarType> dtypes;
   const auto indices = trainable();
   for (const auto index : indices) {

@@ -57,6 +57,25 @@ TEST_P(LateGradients, OfOneRankAreReducedOnAll) {
   });
 }
 
+TEST_P(LateGradients, AParameterThatOnlyOneRankDifferentiatesHasAGradientOnAll) {
+  const auto world = GetParam();
+  run_ranks(world, [&](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {world});
+    torch::nn::Linear first(torch::nn::LinearOptions(4, 4).bias(false)), second(torch::nn::LinearOptions(4, 4).bias(false));
+    {
+      torch::NoGradGuard no_grad;
+      first->weight.fill_(0.5);
+      second->weight.fill_(0.25);
+    }
+    fully_shard(first, mesh);
+    fully_shard(second, mesh);
+    const auto weight = rank == 0 ? second->weight : second->weight.detach();
+    torch::linear(first(torch::ones({1, 4})), weight).sum().backward();
+    const auto gradient = DTensor(second->parameters()[0].grad()).full_tensor();
+    EXPECT_TRUE(torch::allclose(gradient, torch::full({4, 4}, 2.0 / static_cast<double>(world)))) << gradient;
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Worlds, LateGradients, ::testing::Values(1, 2, 3),
                          [](const auto& info) { return "World" + std::to_string(info.param); });
 
