@@ -156,9 +156,7 @@ void BackwardPass::finish() {
   send_ready();
   // Left by earlier backwards without synchronisation.
   for (auto* group : context_.schedule().groups()) {
-    if (group->notes().sent) continue;
-    group->collect_pending();
-    send(*group);
+    if (!group->notes().sent) send(*group);
   }
   send_late();
   std::erase_if(forward_order_, [](auto* group) { return group->notes().touched_in_backward; });
@@ -184,7 +182,6 @@ void BackwardPass::send_late() {
   for (auto* group : order_) {
     if (!group->notes().touched_in_backward) continue;
     if (somewhere) group->open_buffers();
-    group->collect_pending();
     send(*group);
   }
 }

@@ -35,7 +35,6 @@ class BackwardPass {
 
   // False: the end of the next backwards leaves results invisible and groups unsharded, until one that is the last.
   void set_is_last_backward(bool is_last) { is_last_backward_ = is_last; }
-  bool running() const { return !graph_tasks_.empty(); }
 
  private:
   class EndOfGraphTask;

@@ -1,7 +1,7 @@
 // The transport over c10d process groups: any backend, any number of hosts.
 //
 // Gathers and reductions have a group each, so that they do not queue behind one another. On CPU a reduction is an
-// all-to-all whose rows are added in rank order: the same bits on every run, and every row's stamp can be checked. On
+// exchange of rows (row_exchange.h): the same bits on every run, and every row's stamp can be checked. On
 // other devices it is the backend's reduce-scatter.
 #pragma once
 

@@ -162,6 +162,17 @@ void ParamGroup::release() {
   if (!held()) reshard();
 }
 
+// After a failure nothing of the gather is left.
+template <class Wait>
+void ParamGroup::watch_gather(const Wait& wait) {
+  try {
+    context_->watch(wait);
+  } catch (...) {
+    discard_all_gather();
+    throw;
+  }
+}
+
 void ParamGroup::issue_all_gather() {
   if (context_->world() == 1 || unsharded() || gathered_.defined()) return;
   if (evict_after_every_operator() && !pinned()) return;  // a prefetch: this mode is about touches only
@@ -175,12 +186,7 @@ void ParamGroup::issue_all_gather() {
   gathered_ = at::empty({context_->world(), bytes}, shards_.options());
   context_->account(&Counters::staging_bytes, gathered_.numel());
   gather_ = context_->transport().gather(gathered_.view({-1}), shards_);
-  try {
-    context_->watch([this] { gather_.throw_if_not_issued("all-gather of unit '" + name() + "'"); });
-  } catch (...) {
-    discard_all_gather();
-    throw;
-  }
+  watch_gather([this] { gather_.throw_if_not_issued("all-gather of unit '" + name() + "'"); });
   ++context_->counters().all_gathers;
   if (!pinned()) ++context_->counters().prefetched_all_gathers;
 }
@@ -189,12 +195,7 @@ void ParamGroup::wait_and_copy_out() {
   RECORD_FUNCTION("fsdp::all_gather_copy_out(" + name() + ")", {});
   {
     WaitClock clock(context_->counters());
-    try {
-      context_->watch([this] { gather_.wait("all-gather of unit '" + name() + "'"); });
-    } catch (...) {
-      discard_all_gather();
-      throw;
-    }
+    watch_gather([this] { gather_.wait("all-gather of unit '" + name() + "'"); });
   }
   const auto gathered = std::exchange(gathered_, {});
   context_->account(&Counters::unsharded_bytes, padded_bytes());
@@ -326,7 +327,9 @@ void ParamGroup::before_write(int64_t index) {
   if (const auto member = param.member.lock()) member->bump_version();
   if (context_->world() == 1) return;
   if (gathered_.defined()) {
-    gather_.wait("all-gather of unit '" + name() + "', before a write to parameter '" + param.name + "'");
+    watch_gather([&] {
+      gather_.wait("all-gather of unit '" + name() + "', before a write to parameter '" + param.name + "'");
+    });
     discard_all_gather();
   }
   if (any_written()) write_back();

@@ -144,6 +144,8 @@ class ParamGroup final : public OnDemandGroup {
   void attach_hooks(const at::Tensor& member, int64_t index);
   void check_graph_is_current(Pass pass) const;
   void check_shards_are_announced();
+  template <class Wait>
+  void watch_gather(const Wait& wait);
   void wait_and_copy_out();
   void check_gathered_stamps(const at::Tensor& gathered);
   void write_back();
@@ -174,7 +176,6 @@ class ParamGroup final : public OnDemandGroup {
   Pass unsharded_in_ = Pass::kTraining;
   // Staleness counts write calls, never versions, so that it is the same on every rank.
   uint64_t writes_ = 0;          // to shards
-  uint64_t issued_writes_ = 0;   // when the gather in flight was issued
   static constexpr uint64_t kDiscarded = ~uint64_t{0};
   uint64_t filled_writes_ = 0;   // in the unsharded copy
   uint64_t forward_writes_ = 0;  // when a forward last recorded gradients
