@@ -2,7 +2,7 @@
 //
 //   auto counters = fsdp::counters(mesh);
 //   counters.all_gathers;         // issued by this rank since the start
-//   counters.peak_bytes();        // high-water mark of unsharded + staging + gradient bytes
+//   counters.peak_bytes;          // high-water mark of unsharded + staging + gradient bytes
 #pragma once
 
 #include "device_mesh/device_mesh.h"
