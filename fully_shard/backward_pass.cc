@@ -65,6 +65,8 @@ void BackwardPass::note_backward(ParamGroup& group) {
   if (std::exchange(group.notes().touched_in_backward, true)) return;
   auto here = std::find(order_.begin(), order_.end(), &group);
   if (here == order_.end()) here = order_.insert(order_.end(), &group);
+  group.keep_unsynchronized();
+  if (!group.reduces()) return;  // nothing of it leaves, so it can neither force others nor be the last
   const auto position = static_cast<size_t>(here - order_.begin());
   // What stands two groups before this one leaves now, complete or not: its gradients are as good as done.
   if (position >= 1) forced_ = std::max(forced_, position - 1);
@@ -175,13 +177,13 @@ void BackwardPass::finish() {
 // Ranks whose graphs differ may differ in what came late: where one has late gradients, all reduce once more.
 void BackwardPass::send_late() {
   receive_in_flight();
-  const bool somewhere = !results_.empty() && results_.back()->late;
   const bool here = late_ == GradientBuffer::Late::kSome;
-  const bool on_cpu = !results_.empty() && results_.back()->row.is_cpu();
-  if (!somewhere && (on_cpu || !here)) return;
+  // Without zeros the last reduction need not have left last, and ranks must agree anyway.
+  const bool announced = accumulates_ && !results_.empty() && results_.back()->row.is_cpu();
+  if (!(announced ? results_.back()->late : here)) return;
   for (auto* group : order_) {
     if (!group->notes().touched_in_backward) continue;
-    if (somewhere) group->open_buffers();
+    if (announced) group->open_buffers();
     send(*group);
   }
 }

@@ -33,6 +33,7 @@ struct ManagedParam {
   OnDemandStorage* storage;  // null once its last tensor died
   DTensorSpecPtr spec;
   at::ScalarType dtype;
+  bool unsynchronized = false;  // trained by a backward without synchronisation since its last reduction
   bool written = false;  // the unsharded copy was written and not yet written back
   std::optional<uint32_t> shard_version = {};  // debug builds: of the local tensor when last seen; none after a write
   at::Tensor tripwire = {};  // made for the first gradient
@@ -101,6 +102,10 @@ class ParamGroup final : public OnDemandGroup {
   void gradient_arrived(int64_t index);
   // Nothing more to wait for before a reduction.
   bool gradients_complete() const;
+  // Takes part in backwards' reductions: synchronises, and has something to reduce. The same on every rank.
+  bool reduces() const;
+  // Without synchronisation: what this backward trains is reduced with the next synchronised one, frozen by then or not.
+  void keep_unsynchronized();
   // Makes room for this backward's gradients, if that was not done. A group without synchronisation needs none.
   void open_buffers();
   // Packs gradients left on the members: delivered with synchronisation off, or after the group was sent.
@@ -114,7 +119,8 @@ class ParamGroup final : public OnDemandGroup {
   double divisor() const;
   BackwardNotes& notes() { return notes_; }
 
-  // Gives parameter `index` the dtype and this rank's part of `from`, which becomes what the registry entry is to be. Throws ValueError while a graph, a gradient or a pointer may still use the old one. Local.
+  // Gives parameter `index` the dtype and this rank's part of `from`, which becomes what the registry entry is to be.
+  // Throws ValueError while a graph, a gradient or a pointer may still use the old one. Local.
   void change_dtype(int64_t index, const at::Tensor& from);
 
   // The registry entries made by create(), once: the group itself only knows them weakly.
@@ -155,7 +161,8 @@ class ParamGroup final : public OnDemandGroup {
   // Debug builds: looks for writes that no operator made. The error waits in the context (raw_writes.h).
   void note_raw_writes();
   bool stale() const { return filled_writes_ != writes_; }
-  std::vector<int64_t> trainable() const;
+  static bool is_trainable(const ManagedParam& param);
+  std::vector<int64_t> reduced_params() const;
   void pack(int64_t index);
   at::Tensor take_gradient(int64_t index);
   char* shard_data(int64_t index) const;

@@ -24,21 +24,32 @@ double ParamGroup::divisor() const {
   return unit_->gradient_divide_factor.value_or(static_cast<double>(context_->world()));
 }
 
-// By the registry entries, which the user freezes and unfreezes; by the members where entries died.
-std::vector<int64_t> ParamGroup::trainable() const {
+// By the registry entry, which the user freezes and unfreezes; by the member where the entry died.
+bool ParamGroup::is_trainable(const ManagedParam& param) {
+  const auto entry = param.entry.lock();
+  const auto deciding = entry ? entry : param.member.lock();
+  return deciding && deciding->requires_grad();
+}
+
+std::vector<int64_t> ParamGroup::reduced_params() const {
   std::vector<int64_t> indices;
   for (size_t i = 0; i < params_.size(); ++i) {
-    const auto entry = params_[i].entry.lock();
-    const auto deciding = entry ? entry : params_[i].member.lock();
-    if (deciding && deciding->requires_grad()) indices.push_back(static_cast<int64_t>(i));
+    if (params_[i].unsynchronized || is_trainable(params_[i])) indices.push_back(static_cast<int64_t>(i));
   }
   return indices;
+}
+
+bool ParamGroup::reduces() const { return unit_->synchronize_gradients && !reduced_params().empty(); }
+
+void ParamGroup::keep_unsynchronized() {
+  if (unit_->synchronize_gradients) return;
+  for (auto& param : params_) param.unsynchronized |= is_trainable(param);
 }
 
 void ParamGroup::open_buffers() {
   if (!gradients_.empty() || !unit_->synchronize_gradients || context_->world() == 1) return;
   std::vector<at::ScalarType> dtypes;
-  const auto indices = trainable();
+  const auto indices = reduced_params();
   for (const auto index : indices) {
     const auto dtype = params_[static_cast<size_t>(index)].dtype;
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
@@ -99,17 +110,19 @@ void ParamGroup::pack(int64_t index) {
 
 bool ParamGroup::gradients_complete() const {
   if (!unit_->synchronize_gradients) return true;
-  if (gradients_.empty()) return trainable().empty();
+  if (gradients_.empty()) return reduced_params().empty();
   return std::all_of(gradients_.begin(), gradients_.end(), [](const auto& buffer) { return buffer.complete(); });
 }
 
 void ParamGroup::collect_pending() {
   if (!unit_->synchronize_gradients) return;
   for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
+  for (auto& param : params_) param.unsynchronized = false;
 }
 
 void ParamGroup::drop_pending() {
   for (auto& param : params_) {
+    param.unsynchronized = false;
     auto member = param.lock_member();
     if (member.defined()) member.mutable_grad().reset();
   }
