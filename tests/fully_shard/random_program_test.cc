@@ -10,6 +10,7 @@
 #include <map>
 #include <mutex>
 #include <string>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
 
@@ -18,6 +19,7 @@
 #include "tests/fully_shard/program_features.h"
 #include "tests/fully_shard/program_run.h"
 #include "tests/fully_shard/program_shrink.h"
+#include "tests/support/shared_memory_backend.h"
 #include "tests/support/thread_ranks.h"
 
 namespace fsdp::testing {
@@ -49,8 +51,12 @@ Outcome run_in_one_world(const std::vector<Program>& programs) {
   const auto fail = [&](size_t position, int64_t rank, const std::string& text) {
     outcome.failures.emplace(position, "rank " + std::to_string(rank) + ", " + text);
   };
+  const auto world = programs.front().world;
+  const auto gathers = make_shared_memory(world), reductions = make_shared_memory(world);
   const auto body = [&](int64_t rank) {
-    const auto mesh = init_device_mesh(c10::kCPU, {programs.front().world});
+    const auto mesh = init_device_mesh(c10::kCPU, {world});
+    use_shared_memory(mesh.group(0), gathers);
+    use_shared_memory(mesh.side_group(0, "reduce"), reductions);
     for (size_t i = 0; i < programs.size(); ++i) {
       try {
         const auto difference = run_program(programs[i], rank, mesh);
@@ -65,7 +71,7 @@ Outcome run_in_one_world(const std::vector<Program>& programs) {
     }
   };
   internal::set_evict_after_every_operator(programs.front().evict);
-  run_ranks(programs.front().world, body, std::chrono::minutes(5));
+  run_ranks(world, body, std::chrono::minutes(5));
   internal::set_evict_after_every_operator(false);
   outcome.failures.erase(outcome.failures.lower_bound(outcome.ended), outcome.failures.end());
   return outcome;
