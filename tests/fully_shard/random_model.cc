@@ -129,7 +129,7 @@ class RandomBlock : public torch::nn::Module {
       case Use::kBias:
         return x + p.to(at::kFloat);
       case Use::kGain:
-        return x * (1 + 0.05 * sum_of_squares(p));
+        return x * (1 + 0.05 * sum_of_squares(p).tanh());  // bounded: training must not diverge
       case Use::kMasked:
         return x + static_cast<double>((forward.rank + param.id) % 2) * p.sum().to(at::kFloat);
       case Use::kNoGrad: {

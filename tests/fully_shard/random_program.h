@@ -18,7 +18,7 @@ namespace fsdp::testing {
 enum class Use {
   kMatmul,  // [rows, width]: x + tanh(x w^T) w
   kBias,    // [width]: x + b
-  kGain,    // [rows]: x * (1 + sum of squares)
+  kGain,    // [rows]: x * (1 + tanh of the sum of squares)
   kMasked,  // [rows]: x + sum, times zero on every other rank
   kNoGrad,  // [rows]: x + sum of squares, under no_grad
   kUnused,  // [rows]
