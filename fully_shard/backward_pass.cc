@@ -1,6 +1,7 @@
 #include "fully_shard/backward_pass.h"
 
 #include "fully_shard/comm_context.h"
+#include "fully_shard/member_watch.h"
 #include "fully_shard/param_group.h"
 #include "fully_shard/pass.h"
 #include "fully_shard/wait_clock.h"
@@ -172,6 +173,7 @@ void BackwardPass::finish() {
   publish_results();
   context_.schedule().end_backward();
   context_.raw_writes().raise(context_.rank());
+  check_members_are_held(context_.schedule().groups());
 }
 
 // Ranks whose graphs differ may differ in what came late: where one has late gradients, all reduce once more.

@@ -2,6 +2,7 @@
 
 #include "fully_shard/managed_modules.h"
 #include "fully_shard/param_group.h"
+#include "fully_shard/registry_entry.h"
 #include "fully_shard/unit.h"
 #include "fully_shard/unit_table.h"
 #include "fully_shard/validation.h"
@@ -46,6 +47,17 @@ void adopt_units(const std::shared_ptr<Unit>& unit, const ManagedModules& manage
   }
 }
 
+// The handles of the member that are not the model's, once the registry has the entry: the found parameter, the vector
+// it was sharded from, and the entry.
+constexpr size_t kHandlesOfOurs = 3;
+
+void register_entry(const FoundParam& param, const at::Tensor& entry) {
+  for (const auto& slot : param.slots) internal::replace_parameter(slot, entry);
+  if (param.tensor.use_count() > kHandlesOfOurs) {
+    internal::RegistryEntry::of(entry)->watch_member(internal::MemberWatch(param));
+  }
+}
+
 void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed, const std::shared_ptr<Unit>& unit) {
   std::vector<at::Tensor> tensors;
   std::vector<std::string> names;
@@ -62,9 +74,7 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed, con
   if (tensors.empty()) return;
   const auto group = internal::ParamGroup::create(mesh, tensors, std::move(names), unit);
   const auto entries = group->release_entries();
-  for (size_t i = 0; i < fresh.size(); ++i) {
-    for (const auto& slot : fresh[i]->slots) internal::replace_parameter(slot, entries[i]);
-  }
+  for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
 
 void collect_units(torch::nn::Module& module, bool root_only, std::vector<std::shared_ptr<Unit>>& units) {

@@ -67,4 +67,9 @@ void replace_parameter(const ParamSlot& slot, const at::Tensor& entry) {
   RegistryAccess::of(*slot.module)[slot.key] = entry;
 }
 
+bool is_registered(const ParamSlot& slot, const at::Tensor& entry) {
+  const auto* registered = RegistryAccess::of(*slot.module).find(slot.key);
+  return registered != nullptr && registered->is_same(entry);
+}
+
 }  // namespace fsdp::internal

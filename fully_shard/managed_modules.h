@@ -43,5 +43,6 @@ ManagedModules find_managed(const std::vector<torch::nn::Module*>& modules, cons
 
 // Puts `entry` into a registry slot.
 void replace_parameter(const ParamSlot& slot, const at::Tensor& entry);
+bool is_registered(const ParamSlot& slot, const at::Tensor& entry);
 
 }  // namespace fsdp::internal

@@ -1,8 +1,9 @@
-// What a registry entry, the DTensor in a module's parameter list, knows of its unit: the group, and the member that stands
-// for it in model code. It keeps the member alive: a ParameterList has no other handle of it.
+// What a registry entry, the DTensor in a module's parameter list, knows of its unit: the group, and the member that
+// stands for it in model code. It keeps the member alive: a ParameterList has no other handle of it.
 #pragma once
 
 #include "dtensor/dtensor_impl.h"
+#include "fully_shard/member_watch.h"
 #include "fully_shard/param_group.h"
 
 #include <ATen/core/Tensor.h>
@@ -26,21 +27,26 @@ class RegistryEntry final : public DTensorOwner {
   // Views of the entry have this owner too, and stand for themselves.
   at::Tensor substitute(const at::Tensor& dtensor) override {
     const auto& entry = group_->params()[static_cast<size_t>(index_)].entry;
-    return entry._unsafe_get_target() == dtensor.unsafeGetTensorImpl() ? member_ : at::Tensor();
+    if (entry._unsafe_get_target() != dtensor.unsafeGetTensorImpl()) return {};
+    watch_.entry_was_used();
+    return member_;
   }
 
   const c10::intrusive_ptr<ParamGroup>& group() const { return group_; }
   const at::Tensor& member() const { return member_; }
   int64_t index() const { return index_; }
+  void watch_member(MemberWatch watch) { watch_ = std::move(watch); }
+  const MemberWatch& watch() const { return watch_; }
 
  private:
   c10::intrusive_ptr<ParamGroup> group_;
   at::Tensor member_;
   int64_t index_;
+  MemberWatch watch_;
 };
 
-// The group behind a member, a registry entry, or a view of either, and the parameter's place there; a null group for any
-// other tensor.
+// The group behind a member, a registry entry, or a view of either, and the parameter's place there; a null group for
+// any other tensor.
 struct ManagedTensor {
   c10::intrusive_ptr<ParamGroup> group;
   int64_t index = 0;

@@ -19,13 +19,6 @@
 namespace fsdp::internal {
 namespace {
 
-bool is_container_without_forward(const torch::nn::Module& module) {
-  return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
-         dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr ||
-         dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
-         dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
-}
-
 void validate_module(const torch::nn::Module& module, const DeviceMesh& mesh) {
   const auto type = module_type_name(module);
   TORCH_CHECK_VALUE(!module.weak_from_this().expired(), "fully_shard: module ", type,
@@ -40,10 +33,12 @@ void validate_module(const torch::nn::Module& module, const DeviceMesh& mesh) {
 
 void validate_options(const FullyShardOptions& options) {
   const auto& policy = options.mp_policy;
-  TORCH_CHECK_NOT_IMPLEMENTED(!options.reshard_after_forward || !options.reshard_after_forward->world(),
-                              "fully_shard: ReshardAfterForward::to_world(n) is not implemented yet; use true or false");
-  TORCH_CHECK_NOT_IMPLEMENTED(!policy.param_dtype && !policy.reduce_dtype && !policy.output_dtype,
-                              "fully_shard: mp_policy (param_dtype, reduce_dtype, output_dtype) is not implemented yet");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !options.reshard_after_forward || !options.reshard_after_forward->world(),
+      "fully_shard: ReshardAfterForward::to_world(n) is not implemented yet; use true or false");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !policy.param_dtype && !policy.reduce_dtype && !policy.output_dtype,
+      "fully_shard: mp_policy (param_dtype, reduce_dtype, output_dtype) is not implemented yet");
   TORCH_CHECK_NOT_IMPLEMENTED(!options.offload_policy.offload_to_cpu,
                               "fully_shard: offload_policy.offload_to_cpu is not implemented yet");
 }
@@ -86,9 +81,11 @@ void validate_distinct_storage(const ManagedModules& managed, const DeviceMesh& 
     const auto* storage = param.tensor.storage().unsafeGetStorageImpl();
     const auto& name = param.slots.front().path;
     const auto [found, is_new] = names.emplace(storage, name);
-    TORCH_CHECK_VALUE(is_new, "fully_shard: parameters '", found->second, "' and '", name,
-                      "' share memory without being one tensor; register the same tensor twice to tie them, or clone one "
-                      "(rank ", mesh.rank(), ")");
+    TORCH_CHECK_VALUE(
+        is_new, "fully_shard: parameters '", found->second, "' and '", name,
+        "' share memory without being one tensor; register the same tensor twice to tie them, or clone one "
+        "(rank ",
+        mesh.rank(), ")");
   }
 }
 
@@ -98,12 +95,19 @@ void validate_ignored(const std::vector<torch::nn::Module*>& modules, const Full
     for (const auto& tensor : module->parameters()) known.insert(tensor.unsafeGetTensorImpl());
   }
   for (size_t i = 0; i < options.ignored_params.size(); ++i) {
-    TORCH_CHECK_VALUE(known.contains(options.ignored_params[i].unsafeGetTensorImpl()), "fully_shard: ignored_params[", i,
-                      "] of shape ", options.ignored_params[i].sizes(), " is no parameter of the module");
+    TORCH_CHECK_VALUE(known.contains(options.ignored_params[i].unsafeGetTensorImpl()), "fully_shard: ignored_params[",
+                      i, "] of shape ", options.ignored_params[i].sizes(), " is no parameter of the module");
   }
 }
 
 }  // namespace
+
+bool is_container_without_forward(const torch::nn::Module& module) {
+  return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
+         dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
+}
 
 std::string module_type_name(const torch::nn::Module& module) { return c10::demangle(typeid(module).name()); }
 
