@@ -1,0 +1,88 @@
+// Profilers see FSDP's ranges by name: fsdp::all_gather(unit), fsdp::all_gather_copy_out(unit),
+// fsdp::reduce_scatter(unit).
+#include <ATen/record_function.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include "tests/fully_shard/decoder.h"
+#include "tests/support/thread_ranks.h"
+
+#include <map>
+
+namespace fsdp::testing {
+namespace {
+
+using Counts = std::map<std::string, int>;
+
+// Counts this thread's ranges of FSDP while it lives, and how many of them are open.
+class Ranges {
+ public:
+  Ranges() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&begin, &end))) { counts = {}; }
+  ~Ranges() { at::removeCallback(handle_); }
+  Ranges(const Ranges&) = delete;
+  Counts take() { return std::exchange(counts, {}); }
+
+  static thread_local Counts counts;
+  static thread_local int open;
+
+ private:
+  static bool is_ours(const at::RecordFunction& call) { return std::string_view(call.name()).starts_with("fsdp::"); }
+  static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
+    if (!is_ours(call)) return nullptr;
+    ++counts[call.name()];
+    ++open;
+    return nullptr;
+  }
+  static void end(const at::RecordFunction& call, at::ObserverContext*) {
+    if (is_ours(call)) --open;
+  }
+  at::CallbackHandle handle_;
+};
+thread_local Counts Ranges::counts;
+thread_local int Ranges::open = 0;
+
+void step(const Model& model) {
+  for (auto& parameter : model.module->parameters()) parameter.mutable_grad().reset();
+  model.loss(make_data(1)).backward();
+}
+
+// The head's gradients come first in backward, where it stays from forward; so do the root's.
+TEST(ProfilerRanges, NameEveryCollectiveOfEveryUnitOfATrainingStep) {
+  for (const int64_t world : {2, 3}) {
+    run_ranks(world, [&](int64_t) {
+      const auto mesh = init_device_mesh(torch::kCPU, {world});
+      const auto model = build_seeded([] { return decoder_model(4, 2); });
+      shard_decoder(*model.module, mesh);
+      Ranges ranges;
+      for (int i = 0; i < 3; ++i) {
+        const auto before = counters(mesh);
+        step(model);
+        Counts expected;
+        for (const auto* unit : {"embedding", "block0", "block1", "head", "(root)"}) {
+          const std::string name = "(" + std::string(unit) + ")";
+          const bool again = std::string_view(unit).starts_with("block");  // gathered anew for backward
+          expected["fsdp::all_gather" + name] = expected["fsdp::all_gather_copy_out" + name] = again ? 2 : 1;
+          expected["fsdp::reduce_scatter" + name] = 1;
+        }
+        EXPECT_EQ(ranges.take(), expected) << "step " << i;
+        EXPECT_EQ(Ranges::open, 0);
+        EXPECT_EQ(counters(mesh).all_gathers - before.all_gathers, 7);
+        EXPECT_EQ(counters(mesh).reduce_scatters - before.reduce_scatters, 5);
+      }
+    });
+  }
+}
+
+TEST(ProfilerRanges, AWorldOfOneHasNone) {
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {1});
+    const auto model = build_seeded([] { return decoder_model(4, 2); });
+    shard_decoder(*model.module, mesh);
+    Ranges ranges;
+    step(model);
+    EXPECT_EQ(ranges.take(), Counts{});
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::testing
