@@ -1,4 +1,5 @@
-// A ParamGroup's gradients: from autograd's hook into the rows of a reduction, and from a reduced row into the registry.
+// A ParamGroup's gradients: from autograd's hook into the rows of a reduction, and from a reduced row into the
+// registry.
 #include "fully_shard/optimizer_tripwire.h"
 #include "fully_shard/param_group.h"
 #include "fully_shard/unit.h"
@@ -92,16 +93,16 @@ at::Tensor ParamGroup::take_gradient(int64_t index) {
 void ParamGroup::pack(int64_t index) {
   auto gradient = take_gradient(index);
   if (!gradient.defined()) return;
+  const auto& param = params_[static_cast<size_t>(index)];
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      gradient.layout() == at::kStrided, "parameter '", param.name, "' has a gradient of layout ", gradient.layout(),
+      "; sharded parameters take strided gradients only (use sparse=false; rank ", context_->rank(), ")");
   if (context_->world() == 1) {  // nothing to reduce
     gradient = owned(gradient.detach());
     return accumulate_gradient(index, divisor() != 1 ? gradient.div(divisor()) : gradient);
   }
   gradient = owned(std::move(gradient));
   open_buffers();
-  const auto& param = params_[static_cast<size_t>(index)];
-  TORCH_CHECK_NOT_IMPLEMENTED(gradient.layout() == at::kStrided, "parameter '", param.name, "' has a gradient of layout ",
-                              gradient.layout(), "; sharded parameters take strided gradients only (use sparse=false; rank ",
-                              context_->rank(), ")");
   for (auto& buffer : gradients_) {
     const auto position = buffer.position(index);
     if (position >= 0) buffer.add(position, gradient);

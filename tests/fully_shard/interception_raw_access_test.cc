@@ -289,14 +289,23 @@ TEST(InterceptionRawAccess, BuffersAreNeverOnDemand) {
   });
 }
 
-TEST(InterceptionRawAccess, SparseGradientsAreRefusedByName) {
-  run_ranks(2, [](int64_t) {
-    torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(10, 4).sparse(true));
-    fully_shard(embedding, init_device_mesh(torch::kCPU, {2}));
-    const auto loss = embedding->forward(torch::tensor({1, 2})).sum();
-    EXPECT_THAT(message_of([&] { loss.backward(); }),
-                ::testing::AllOf(HasSubstr("'weight'"), HasSubstr("sparse=false")));
-  });
+// As in FSDP2, whose packing has no kernel for them.
+TEST(InterceptionRawAccess, SparseGradientsAreRefusedByNameAndTheNextStepIsClean) {
+  for (const int64_t world : {1, 2, 3}) {
+    run_ranks(world, [&](int64_t) {
+      torch::nn::Embedding embedding(torch::nn::EmbeddingOptions(10, 4).sparse(true));
+      fully_shard(embedding, init_device_mesh(torch::kCPU, {world}));
+      const auto step = [&] { embedding->forward(torch::tensor({1, 2})).sum().backward(); };
+      for (int i = 0; i < 2; ++i) {
+        EXPECT_THAT(message_of(step), ::testing::AllOf(HasSubstr("'weight'"), HasSubstr("sparse=false")));
+        EXPECT_FALSE(embedding->parameters()[0].grad().defined());
+      }
+      embedding->options.sparse(false);
+      step();
+      const auto gradient = DTensor(embedding->parameters()[0].grad()).full_tensor();
+      EXPECT_TRUE(torch::equal(gradient.sum(1), torch::tensor({0, 4, 4, 0, 0, 0, 0, 0, 0, 0}, torch::kFloat)));
+    });
+  }
 }
 
 TEST(InterceptionRawAccess, ChannelsLastParametersAreRefusedByName) {
