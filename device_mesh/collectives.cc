@@ -56,6 +56,16 @@ bool through_gloo(const Group& group, const at::Tensor& tensor) {
 
 bool is_sum(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; }
 
+// What the backend throws at once is told by wait(), which knows the operation's name.
+template <class Call>
+Pending issue(const Group& group, const Call& call, std::function<void()> completion = {}) {
+  try {
+    return {group, call(), std::move(completion)};
+  } catch (const std::exception&) {
+    return {group, std::current_exception()};
+  }
+}
+
 // Gloo's reduce-scatter is an all-reduce of a copy of the input, of which all but one row is thrown away. Exchanging
 // the rows and adding them here moves half the bytes, needs no more memory, and always adds in the order of the ranks.
 Pending reduce_scatter_by_exchange(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
@@ -69,7 +79,8 @@ Pending reduce_scatter_by_exchange(const Group& group, at::Tensor output, at::Te
     if (op == ReduceOp::kAvg) flat.div_(size);
   };
   std::vector<int64_t> equal_rows;
-  return {group, ((*group).*kAllToAll)(rows, flat_input, equal_rows, equal_rows, {}), std::move(add_rows)};
+  return issue(
+      group, [&] { return ((*group).*kAllToAll)(rows, flat_input, equal_rows, equal_rows, {}); }, std::move(add_rows));
 }
 
 void check_operands(const Group& group, const char* operation, const at::Tensor& whole, const at::Tensor& part) {
@@ -122,16 +133,6 @@ std::string silent_ranks(const Group& group) {
 at::Tensor elements(const at::Tensor& tensor) {
   const auto flat = tensor.view({-1});
   return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat;
-}
-
-// What the backend throws at once is told by wait(), which knows the operation's name.
-template <class Call>
-Pending issue(const Group& group, const Call& call) {
-  try {
-    return {group, call()};
-  } catch (const std::exception&) {
-    return {group, std::current_exception()};
-  }
 }
 
 }  // namespace

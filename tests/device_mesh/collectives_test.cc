@@ -8,9 +8,15 @@
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include "device_mesh/process_group.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/thread_ranks.h"
 
 namespace fsdp::internal {
@@ -166,6 +172,40 @@ TEST(Collectives, FailureNamesOperationRankGroupAndBackend) {
                 std::string::npos)
           << text;
     }
+  });
+}
+
+TEST(Collectives, WhatCanNotBeIssuedIsToldByWaitWithTheOperationsName) {
+  run_ranks(2, [](int64_t rank) {
+    const auto group = default_process_group();
+    const auto fault = std::make_shared<testing::Fault>(testing::Fault{.kind = testing::Fault::Kind::kError});
+    testing::inject_fault(group, fault, std::chrono::seconds(20));
+    auto two = at::ones({2}), one = at::ones({1});
+    const std::pair<const char*, std::function<Pending()>> collectives[] = {
+        {"gather", [&] { return all_gather(group, two, one); }},
+        {"sum of rows", [&] { return reduce_scatter(group, one, two, ReduceOp::kSum); }},
+        {"smallest row", [&] { return reduce_scatter(group, one, two, ReduceOp::kMin); }},
+        {"sum", [&] { return all_reduce(group, one, ReduceOp::kSum); }},
+        {"broadcast", [&] { return broadcast(group, one, 0); }},
+        {"exchange", [&] { return all_to_all(group, at::empty({2}), two); }},
+        {"swap", [&] { return send_receive(group, at::empty({1}), 1 - rank, one, 1 - rank); }}};
+    for (const auto& [name, issue] : collectives) {
+      fault->at = fault->issued;
+      Pending pending;
+      EXPECT_NO_THROW(pending = issue()) << name;
+      EXPECT_TRUE(pending.in_flight()) << name;
+      try {
+        pending.wait(name);
+        ADD_FAILURE() << name << ": expected an error";
+      } catch (const c10::DistBackendError& error) {
+        const std::string text = error.what_without_backtrace();
+        EXPECT_TRUE(text.starts_with(std::string(name) + " failed on rank ")) << text;
+        EXPECT_NE(text.find("injected failure"), std::string::npos) << text;
+      }
+    }
+    two.fill_(3);
+    reduce_scatter(group, one, two, ReduceOp::kSum).wait("sum of rows");
+    EXPECT_EQ(one.item<float>(), 6) << "the completion still runs";
   });
 }
 
