@@ -4,23 +4,19 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/autograd.h>
 
-#include <algorithm>
-#include <random>
-#include <sstream>
-
 #include "dtensor/differentiable.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
+#include "tests/dtensor/random_transitions.h"
 #include "tests/support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
 
 using testing::error_of;
-using testing::every_placement;
 using ::testing::HasSubstr;
 using testing::known_dtensor;
 using testing::on_worlds;
@@ -28,41 +24,8 @@ using testing::run_ranks;
 using testing::whole;
 using Placements = std::vector<Placement>;
 
-bool is_linear(const Placement& placement) {
-  return !placement.is_partial() || placement.partial_op() == Partial::Op::kSum ||
-         placement.partial_op() == Partial::Op::kAvg;
-}
-
-// Partials of one list commute: all linear, or all of one kind.
-bool commute(const Placements& placements) {
-  std::vector<Placement> partials;
-  for (const auto& placement : placements) {
-    if (placement.is_partial()) partials.push_back(placement);
-  }
-  return std::all_of(partials.begin(), partials.end(), is_linear) ||
-         std::all_of(partials.begin(), partials.end(), [&](const auto& p) { return p == partials[0]; });
-}
-
-Placements random_placements(std::mt19937& random, int64_t mesh_ndim, int64_t ndim) {
-  const auto choices = every_placement(ndim);
-  for (;;) {
-    Placements placements;
-    for (int64_t m = 0; m < mesh_ndim; ++m) placements.push_back(choices[random() % choices.size()]);
-    if (commute(placements)) return placements;
-  }
-}
-
 at::Tensor weights(const std::vector<int64_t>& shape) {
   return at::arange(c10::multiply_integers(shape), at::kFloat).mul(0.37).sin().view(shape);
-}
-
-std::string text(const Placements& from, const Placements& to, const std::vector<int64_t>& shape) {
-  std::ostringstream out;
-  out << at::IntArrayRef(shape);
-  for (const auto& placement : from) out << " " << placement;
-  out << " ->";
-  for (const auto& placement : to) out << " " << placement;
-  return out.str();
 }
 
 // value -> redistribute -> sum(value * weights): the gradient is the weights, whole where the source was Partial.
@@ -85,7 +48,7 @@ void expect_gradient_of_terms(const DeviceMesh& mesh, const Placements& from, co
   double share = 1;
   for (size_t m = 0; m < from.size(); ++m) {
     const int64_t size = mesh.size(static_cast<int64_t>(m));
-    has_gradient = has_gradient && (is_linear(from[m]) || size == 1);
+    has_gradient = has_gradient && (testing::is_linear(from[m]) || size == 1);
     if (from[m] == Placement(Partial{Partial::Op::kAvg})) share /= static_cast<double>(size);
   }
   if (!has_gradient) {
@@ -99,19 +62,9 @@ void expect_gradient_of_terms(const DeviceMesh& mesh, const Placements& from, co
 }
 
 void random_transitions(const std::vector<int64_t>& mesh_shape, int count, unsigned seed) {
-  run_ranks(c10::multiply_integers(mesh_shape), [&](int64_t) {
-    const auto mesh = init_device_mesh(c10::kCPU, mesh_shape);
-    std::mt19937 random(seed);
-    for (int i = 0; i < count; ++i) {
-      std::vector<int64_t> shape(1 + random() % 3);
-      for (auto& size : shape) size = static_cast<int64_t>(random() % 7);
-      const auto ndim = static_cast<int64_t>(shape.size());
-      const auto from = random_placements(random, mesh.ndim(), ndim);
-      const auto to = random_placements(random, mesh.ndim(), ndim);
-      SCOPED_TRACE(text(from, to, shape));
-      expect_gradient_of_value(mesh, from, to, shape);
-      expect_gradient_of_terms(mesh, from, to, shape);
-    }
+  testing::on_random_transitions(mesh_shape, count, seed, [](const DeviceMesh& mesh, const auto& transition) {
+    expect_gradient_of_value(mesh, transition.from, transition.to, transition.shape);
+    expect_gradient_of_terms(mesh, transition.from, transition.to, transition.shape);
   });
 }
 
