@@ -65,7 +65,8 @@ Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op);
 Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank);
 // Row i of `input` goes to rank i; row i of `output` comes from rank i. Equal rows.
 Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input);
-// `sent` goes to rank `to`; `received` comes from rank `from`, and is as large as what that rank sends here. Contiguous.
+// `sent` goes to rank `to`; `received` comes from rank `from`, and is as large as what that rank sends here.
+// Contiguous.
 Pending send_receive(const Group& group, at::Tensor received, int64_t from, at::Tensor sent, int64_t to);
 void barrier(const Group& group);
 

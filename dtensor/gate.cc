@@ -1,6 +1,6 @@
-// The gate: the kernel under kGateKey, the first thing any operator does with an on-demand tensor, in forward and (through
-// autograd's saved views) in backward. It replaces registry entries by what stands for them, brings requires_grad up to
-// date, makes every touched group readable for the length of the operator, and runs the operator.
+// The gate: the kernel under kGateKey, the first thing any operator does with an on-demand tensor, in forward and
+// (through autograd's saved views) in backward. It replaces registry entries by what stands for them, brings
+// requires_grad up to date, makes every touched group readable for the length of the operator, and runs the operator.
 //
 // The key is excluded only while aten operators run: a custom operator's body may touch other parameters.
 #include "dtensor/dtensor.h"
@@ -62,8 +62,8 @@ class TouchedGroups {
   c10::SmallVector<OnDemandStorage*, 2> written_;
 };
 
-// The parameters that one operator writes. It may change their values, not their shape: out= with a result of another size
-// and transpose_() would part a parameter from its shards.
+// The parameters that one operator writes. It may change their values, not their shape: out= with a result of another
+// size and transpose_() would part a parameter from its shards.
 class WrittenMembers {
  public:
   void add(OnDemandStorage& storage, c10::TensorImpl* impl) {
@@ -119,8 +119,8 @@ class GateCall {
     }
   }
 
-  // Replaces registry entries that require grad by their members, under grad mode. True when there were any: the operator
-  // must then be dispatched anew, since its key set was that of the entries.
+  // Replaces registry entries that require grad by their members, under grad mode. True when there were any: the
+  // operator must then be dispatched anew, since its key set was that of the entries.
   bool substitute_entries() {
     bool substituted = false;
     if (!c10::GradMode::is_enabled()) return false;
@@ -175,7 +175,8 @@ class GateCall {
       const auto index = schema_.argumentIndexWithName(name);
       return index ? arguments_[*index] : IValue();
     };
-    const auto dtype = asks_for("dtype"), device = asks_for("device"), copy = asks_for("copy"), other = asks_for("other");
+    const auto dtype = asks_for("dtype"), device = asks_for("device");
+    const auto copy = asks_for("copy"), other = asks_for("other");
     return other.isNone() && (dtype.isNone() || dtype.toScalarType() == self.scalar_type()) &&
            (device.isNone() || device.toDevice().type() == self.device().type()) && (copy.isNone() || !copy.toBool());
   }
@@ -234,16 +235,17 @@ void view_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::S
   run_below(op, keys, stack);
 }
 
-// set_(), resize_(), set_data() and copy-on-write clones would part a parameter from its sharded storage without a trace.
+// set_(), resize_(), set_data() and copy-on-write clones would part a parameter from its sharded storage without a
+// trace.
 void refuse_new_storage(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   GateCall(op, *stack).for_each_tensor([&op](IValue& value, bool) {
     const auto& tensor = value.toTensor();
     if (!meets_gate(tensor)) return;
     auto* storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
-    TORCH_CHECK_VALUE(storage == nullptr, op.schema().name(), " on parameter '",
-                      storage->group().parameter_name(storage->index()),
-                      "': a sharded parameter's storage can not be replaced, resized or shared copy-on-write; use copy_() "
-                      "or clone()");
+    TORCH_CHECK_VALUE(
+        storage == nullptr, op.schema().name(), " on parameter '", storage->group().parameter_name(storage->index()),
+        "': a sharded parameter's storage can not be replaced, resized or shared copy-on-write; use copy_() "
+        "or clone()");
   });
   run_below(op, keys, stack);
 }
@@ -259,9 +261,9 @@ constexpr const char* kIgnoredOperators[] = {"detach", "alias", "size.int", "sym
                                              "requires_grad_", "_version", "output_nr", "retain_grad",
                                              "is_floating_point", "is_complex", "is_same_size", "is_conj", "is_neg"};
 
-constexpr const char* kStorageOperators[] = {"set_", "set_.source_Tensor", "set_.source_Storage",
-                                             "set_.source_Storage_storage_offset",
-                                             "set_.source_Tensor_storage_offset", "resize_", "resize_as_", "_lazy_clone"};
+constexpr const char* kStorageOperators[] = {
+    "set_",    "set_.source_Tensor", "set_.source_Storage", "set_.source_Storage_storage_offset",
+    "resize_", "resize_as_",         "_lazy_clone",         "set_.source_Tensor_storage_offset"};
 
 c10::OperatorName aten_name(std::string_view name) {
   const auto dot = name.find('.');

@@ -1,6 +1,6 @@
-// Tensor::set_data replaces a tensor's data behind the dispatcher's back, but asks _has_compatible_shallow_copy_type first.
-// Here it is refused where it would part a parameter from its sharded storage, and made right for registry entries, which
-// is how Module::to(dtype) works on a sharded module.
+// Tensor::set_data replaces a tensor's data behind the dispatcher's back, but asks _has_compatible_shallow_copy_type
+// first. Here it is refused where it would part a parameter from its sharded storage, and made right for registry
+// entries, which is how Module::to(dtype) works on a sharded module.
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/interpose.h"
@@ -43,9 +43,10 @@ bool compatible_at_gate(const at::Tensor& self, const at::Tensor& from) {
 
 // Above the operator's composite kernel, for all tensors.
 bool compatible_at_autograd(c10::DispatchKeySet keys, const at::Tensor& self, const at::Tensor& from) {
-  TORCH_CHECK_VALUE(is_dtensor(self) || !is_dtensor(from), "set_data on a plain tensor of shape ", self.sizes(),
-                    " from a DTensor (Module::clone of a sharded module?): a copy would not be sharded as a unit. Build a "
-                    "new module, apply fully_shard to it and copy the registry entries");
+  TORCH_CHECK_VALUE(
+      is_dtensor(self) || !is_dtensor(from), "set_data on a plain tensor of shape ", self.sizes(),
+      " from a DTensor (Module::clone of a sharded module?): a copy would not be sharded as a unit. Build a "
+      "new module, apply fully_shard to it and copy the registry entries");
   return compatible_operator().redispatch(keys & c10::after_autograd_keyset, self, from);
 }
 

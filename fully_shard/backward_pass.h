@@ -1,8 +1,8 @@
-// One backward over the groups of a context: reductions leave in one fixed order, and the end of the outermost graph task
-// makes their results visible. See docs/design.md, "Backward".
+// One backward over the groups of a context: reductions leave in one fixed order, and the end of the outermost graph
+// task makes their results visible. See docs/design.md, "Backward".
 //
-// A backward that throws never reaches its end; it is aborted instead: partial gradients are dropped, what is in flight is
-// waited for, and the groups go back to sharded, so the next step is clean.
+// A backward that throws never reaches its end; it is aborted instead: partial gradients are dropped, what is in flight
+// is waited for, and the groups go back to sharded, so the next step is clean.
 #pragma once
 
 #include "fully_shard/gradient_buffer.h"

@@ -53,7 +53,8 @@ class C10dTransport final : public Transport {
 
 std::unique_ptr<Transport> make_c10d_transport(const DeviceMesh& mesh, int64_t dim) {
   const auto& gather_group = mesh.group(dim);
-  return std::make_unique<C10dTransport>(gather_group, mesh.size(dim) == 1 ? gather_group : mesh.side_group(dim, "reduce"));
+  return std::make_unique<C10dTransport>(gather_group,
+                                         mesh.size(dim) == 1 ? gather_group : mesh.side_group(dim, "reduce"));
 }
 
 }  // namespace fsdp::internal

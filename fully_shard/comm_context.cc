@@ -52,8 +52,9 @@ void CommContext::note_failure(const std::exception& error) {
 }
 
 Stamp CommContext::stamp_next(const ParamGroup& group, CollectiveKind kind, int64_t bytes) {
-  TORCH_CHECK(failure_.empty(), "unit '", group.name(), "' can not communicate: an earlier collective of its mesh failed (",
-              failure_, "). Destroy the process group and start anew on every rank (rank ", rank_, ")");
+  TORCH_CHECK(failure_.empty(), "unit '", group.name(),
+              "' can not communicate: an earlier collective of its mesh failed (", failure_,
+              "). Destroy the process group and start anew on every rank (rank ", rank_, ")");
   const auto stamp = issue_order_.next(group.unit_number(), kind, bytes);
   record_issued(kind, group.name(), stamp.sequence(), rank_);
   return stamp;

@@ -1,5 +1,5 @@
-// What the groups of one rank on one mesh dimension share: the transport, the order of what was issued, the schedule, the
-// running backward, and the counters. Lives as long as a group does. Used by one thread at a time.
+// What the groups of one rank on one mesh dimension share: the transport, the order of what was issued, the schedule,
+// the running backward, and the counters. Lives as long as a group does. Used by one thread at a time.
 #pragma once
 
 #include "device_mesh/device_mesh.h"

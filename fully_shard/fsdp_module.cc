@@ -76,7 +76,9 @@ void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool re
   for_each_unit(recurse, [=](auto& unit) { unit.reshard_after_backward = reshard_after_backward; });
 }
 
-void FSDPModule::set_unshard_in_backward(bool unshard_in_backward) { unit_->prefetch_in_backward = unshard_in_backward; }
+void FSDPModule::set_unshard_in_backward(bool unshard_in_backward) {
+  unit_->prefetch_in_backward = unshard_in_backward;
+}
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
   unit_->forward_prefetch.clear();

@@ -1,5 +1,5 @@
-// The handle of a unit: what FSDP2 gives as methods of the module. Cheap to copy; does not keep the module alive. Once the
-// unit's parameters died, methods on them do nothing.
+// The handle of a unit: what FSDP2 gives as methods of the module. Cheap to copy; does not keep the module alive. Once
+// the unit's parameters died, methods on them do nothing.
 #pragma once
 
 #include "fully_shard/policies.h"

@@ -46,7 +46,8 @@ struct NamedParam {
 std::vector<NamedParam> find_params(const torch::nn::Module& module) {
   std::vector<NamedParam> params;
   std::unordered_set<const torch::nn::Module*> visited;
-  const std::function<void(const torch::nn::Module&, const std::string&)> walk = [&](const auto& below, const auto& path) {
+  const std::function<void(const torch::nn::Module&, const std::string&)> walk = [&](const auto& below,
+                                                                                     const auto& path) {
     if (!visited.insert(&below).second) return;
     for (const auto& item : below.named_parameters(/*recurse=*/false)) {
       params.push_back({path + item.key(), item.value(), internal::find_managed_tensor(item.value()).group});

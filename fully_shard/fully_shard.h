@@ -8,8 +8,8 @@
 //   optimizer.step();
 //
 // After the call module->parameters() holds DTensors, this rank's dim-0 shards, with sharded .grad; the module's own
-// members (linear->weight) keep their identity and global shape and hold memory only while used. An operator that reads a
-// member of a sharded unit is a collective over the mesh: every rank must run the same ones in the same order.
+// members (linear->weight) keep their identity and global shape and hold memory only while used. An operator that reads
+// a member of a sharded unit is a collective over the mesh: every rank must run the same ones in the same order.
 //
 // Nothing here is thread-safe; ranks may be threads of one process, each with its own modules.
 #pragma once
@@ -38,12 +38,12 @@ class ModuleHolder;
 namespace fsdp {
 
 // Makes `module` a unit: all its parameters that no deeper unit manages are sharded over the 1-D mesh, in place, and
-// travel together. Every rank must hold the same values before. Local, except that the first call on a mesh is collective.
-// Throws ValueError, leaving the module as it was, for: a module not owned by a shared_ptr, a container without forward
-// (ModuleList, ModuleDict, ParameterList, ParameterDict), a second application, a submodule of a sharded unit (top-down),
-// a scalar, non-contiguous, differently placed or storage-sharing parameter, one that has a .grad, an ignored tensor that
-// is no parameter of the module. Throws NotImplementedError for meshes of more than one dimension, to_world(n), mixed
-// precision, offloading and shards of another dimension than 0.
+// travel together. Every rank must hold the same values before. Local, except that the first call on a mesh is
+// collective. Throws ValueError, leaving the module as it was, for: a module not owned by a shared_ptr, a container
+// without forward (ModuleList, ModuleDict, ParameterList, ParameterDict), a second application, a submodule of a
+// sharded unit (top-down), a scalar, non-contiguous, differently placed or storage-sharing parameter, one that has a
+// .grad, an ignored tensor that is no parameter of the module. Throws NotImplementedError for meshes of more than one
+// dimension, to_world(n), mixed precision, offloading and shards of another dimension than 0.
 FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
                        FullyShardOptions options = {});
 // Several modules as one unit.
@@ -68,10 +68,10 @@ FSDPModule get_fsdp_module(torch::nn::Module& module);
 // The units at and below `module`, in pre-order; root_only: those without an enclosing unit. Local.
 std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module, bool root_only = false);
 
-// Scales the gradients of `params` so that their joint p-norm is at most `max_norm`, and returns the norm before: a plain
-// 0-dim tensor, the same on all ranks. Takes DTensors of any meshes and plain tensors (replicated) alike; parameters
-// without a gradient are skipped. One all-reduce per distinct mesh: collective over each. Throws ValueError for a negative
-// max_norm or a norm_type that is not positive.
+// Scales the gradients of `params` so that their joint p-norm is at most `max_norm`, and returns the norm before: a
+// plain 0-dim tensor, the same on all ranks. Takes DTensors of any meshes and plain tensors (replicated) alike;
+// parameters without a gradient are skipped. One all-reduce per distinct mesh: collective over each. Throws ValueError
+// for a negative max_norm or a norm_type that is not positive.
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm, double norm_type = 2.0);
 
 // Runs backwards without reducing gradients while it lives (no_sync); the gradients add up on this rank.

@@ -1,8 +1,8 @@
-// The full gradients of one group and dtype on their way: each is packed into the rows of the coming reduction as soon as
-// autograd delivers it, so a complete group is ready to leave without another copy.
+// The full gradients of one group and dtype on their way: each is packed into the rows of the coming reduction as soon
+// as autograd delivers it, so a complete group is ready to leave without another copy.
 //
-// A row: the chunks of all trainable parameters; flags, which add up to how many ranks raised them: one per parameter that
-// was used, and one for gradients that came after their reduction had left; and room for the stamp.
+// A row: the chunks of all trainable parameters; flags, which add up to how many ranks raised them: one per parameter
+// that was used, and one for gradients that came after their reduction had left; and room for the stamp.
 #pragma once
 
 #include "fully_shard/packed_layout.h"

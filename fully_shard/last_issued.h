@@ -1,5 +1,5 @@
-// The collective this process issued last, for the case that the transport ends the process instead of throwing (Gloo does
-// when two ranks' messages differ in size): it is then printed to stderr before the process ends. Thread-safe.
+// The collective this process issued last, for the case that the transport ends the process instead of throwing (Gloo
+// does when two ranks' messages differ in size): it is then printed to stderr before the process ends. Thread-safe.
 #pragma once
 
 #include "fully_shard/stamp.h"

@@ -53,11 +53,11 @@ class RemoveTripwire final : public torch::autograd::FunctionPreHook {
 }  // namespace
 
 at::Tensor make_tripwire(const at::Tensor& member, ParamGroup& group, int64_t index) {
-  auto storage = c10::make_intrusive<OnDemandStorage>(c10::make_intrusive<Tripwire>(group, group.parameter_name(index)), 0,
-                                                      static_cast<int64_t>(member.nbytes()), member.device());
+  auto storage = c10::make_intrusive<OnDemandStorage>(c10::make_intrusive<Tripwire>(group, group.parameter_name(index)),
+                                                      0, static_cast<int64_t>(member.nbytes()), member.device());
   const auto keys = c10::DispatchKeySet(c10::computeDispatchKey(member.scalar_type(), c10::kStrided, member.device()));
-  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(std::move(storage))),
-                                                   keys.add(kGateKey), member.dtype());
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(std::move(storage))), keys.add(kGateKey), member.dtype());
   impl->set_sizes_and_strides(member.sizes(), member.strides());
   return at::Tensor(std::move(impl));
 }

@@ -1,5 +1,5 @@
-// Moves bytes between whole tensors and the rows of a packed collective buffer. Local. On CUDA the copies are ordered on
-// the current stream.
+// Moves bytes between whole tensors and the rows of a packed collective buffer. Local. On CUDA the copies are ordered
+// on the current stream.
 #pragma once
 
 #include "fully_shard/packed_layout.h"

@@ -102,10 +102,11 @@ void ParamGroup::check_shards_are_announced() {
     if (!entry.defined()) continue;
     const auto version = local_version_of(entry);
     const auto seen = std::exchange(param.shard_version, version);
-    TORCH_CHECK(!seen || *seen == version, "the shard of parameter '", param.name,
-                "' was written through an alias (to_local()), which nothing announced, so unsharded copies are stale. Write "
-                "through the registry entry, or call fsdp::mark_written(parameter) on every rank (rank ",
-                context_->rank(), ")");
+    TORCH_CHECK(
+        !seen || *seen == version, "the shard of parameter '", param.name,
+        "' was written through an alias (to_local()), which nothing announced, so unsharded copies are stale. Write "
+        "through the registry entry, or call fsdp::mark_written(parameter) on every rank (rank ",
+        context_->rank(), ")");
   }
 #endif
 }
@@ -218,7 +219,8 @@ void ParamGroup::check_gathered_stamps(const at::Tensor& gathered) {
   if (!gathered.is_cpu()) return;
   std::vector<Stamp> stamps(static_cast<size_t>(gathered.size(0)));
   for (size_t rank = 0; rank < stamps.size(); ++rank) {
-    const auto* row = static_cast<const char*>(gathered.const_data_ptr()) + static_cast<int64_t>(rank) * gathered.size(1);
+    const auto* row =
+        static_cast<const char*>(gathered.const_data_ptr()) + static_cast<int64_t>(rank) * gathered.size(1);
     std::memcpy(&stamps[rank], row + layout_->row_bytes(), sizeof(Stamp));
   }
   try {
@@ -320,9 +322,10 @@ void ParamGroup::before_read(int64_t index) {
 
 void ParamGroup::before_write(int64_t index) {
   auto& param = params_[static_cast<size_t>(index)];
-  TORCH_CHECK_VALUE(!held() || context_->world() == 1, "write to the registry entry of parameter '", param.name,
-                    "' while its unit is held unsharded (SummonFullParams, Unsharded): write to the member instead (rank ",
-                    context_->rank(), ")");
+  TORCH_CHECK_VALUE(
+      !held() || context_->world() == 1, "write to the registry entry of parameter '", param.name,
+      "' while its unit is held unsharded (SummonFullParams, Unsharded): write to the member instead (rank ",
+      context_->rank(), ")");
   param.shard_version.reset();
   if (const auto member = param.member.lock()) member->bump_version();
   if (context_->world() == 1) return;

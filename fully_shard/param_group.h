@@ -4,8 +4,8 @@
 //   registry entry -> owner -> group, member                     (strong)
 //   group -> members, entries, storages                          (weak)
 //
-// States: sharded -> (issue_all_gather) gathering -> (touch) unsharded -> (reshard) sharded. In a world of one the members
-// borrow the shard buffer for good, and nothing is ever gathered or freed.
+// States: sharded -> (issue_all_gather) gathering -> (touch) unsharded -> (reshard) sharded. In a world of one the
+// members borrow the shard buffer for good, and nothing is ever gathered or freed.
 #pragma once
 
 #include "dtensor/dtensor_impl.h"
@@ -90,9 +90,9 @@ class ParamGroup final : public OnDemandGroup {
   bool unsharded() const { return unsharded_.defined(); }
   bool unsharded_for_inference() const { return unsharded_in_ == Pass::kInference; }
 
-  // The shard of parameter `index` is about to be read: it receives what was written to the unsharded copy. That stays to be
-  // written back all the same, since whether a rank reads its shard must not decide a gather. While the group is held, the
-  // shard stays as it was. Local.
+  // The shard of parameter `index` is about to be read: it receives what was written to the unsharded copy. That stays
+  // to be written back all the same, since whether a rank reads its shard must not decide a gather. While the group is
+  // held, the shard stays as it was. Local.
   void before_read(int64_t index);
   // An operator is about to write the shard of parameter `index`: waits for a gather in flight and marks what is
   // unsharded as stale.

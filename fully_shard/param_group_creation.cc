@@ -43,7 +43,8 @@ void ParamGroup::adopt(const std::vector<at::Tensor>& tensors, std::vector<std::
     const auto& chunk = layout_->chunk(index);
     copy_bytes(shard_data(index), static_cast<const char*>(tensors[i].const_data_ptr()) + chunk.first(context_->rank()),
                chunk.length(context_->rank()), shards_.device());
-    auto owner = c10::make_intrusive<RegistryEntry>(c10::intrusive_ptr<ParamGroup>::reclaim_copy(this), tensors[i], index);
+    auto owner =
+        c10::make_intrusive<RegistryEntry>(c10::intrusive_ptr<ParamGroup>::reclaim_copy(this), tensors[i], index);
     auto entry = make_dtensor(local_view(index), params_[i].spec, std::move(owner));
     entry.set_requires_grad(tensors[i].requires_grad());
     params_[i].entry = WeakTensor(entry.getIntrusivePtr());

@@ -13,7 +13,8 @@ enum class Pass {
 Pass current_pass();
 // The id of the running backward's graph task, or -1.
 int current_graph_task();
-// Whether the running backward accumulates into all leaves of its graph: it is neither autograd::grad nor was given inputs.
+// Whether the running backward accumulates into all leaves of its graph: it is neither autograd::grad nor was given
+// inputs.
 bool accumulates_everywhere();
 
 inline bool in_backward(Pass pass) { return pass == Pass::kBackward || pass == Pass::kRecompute; }

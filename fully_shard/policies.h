@@ -16,8 +16,8 @@
 
 namespace fsdp {
 
-// What becomes of the unsharded parameters after forward: freed (true), kept for backward (false), or kept as a 1/n piece
-// on n neighbouring ranks (to_world(n)). Takes a bool and nothing else: an int would be ambiguous.
+// What becomes of the unsharded parameters after forward: freed (true), kept for backward (false), or kept as a 1/n
+// piece on n neighbouring ranks (to_world(n)). Takes a bool and nothing else: an int would be ambiguous.
 class ReshardAfterForward {
  public:
   template <std::same_as<bool> Bool>

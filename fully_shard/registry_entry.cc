@@ -13,14 +13,17 @@ RegistryEntry* RegistryEntry::of(const at::Tensor& tensor) {
 void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor& from) {
   const auto& name = group_->parameter_name(index_);
   const auto rank = group_->context()->rank();
-  TORCH_CHECK_VALUE(group_->params()[static_cast<size_t>(index_)].lock_entry().is_same(dtensor), "set_data on an alias of "
-                    "the registry entry of parameter '", name, "': its data can not be replaced (rank ", rank, ")");
+  TORCH_CHECK_VALUE(group_->params()[static_cast<size_t>(index_)].lock_entry().is_same(dtensor),
+                    "set_data on an alias of the registry entry of parameter '", name,
+                    "': its data can not be replaced (rank ", rank, ")");
   const bool fits = from.sizes() == dtensor.sizes() && from.device() == dtensor.device() &&
                     (!is_dtensor(from) || spec_of(from)->placements == spec_of(dtensor)->placements);
-  TORCH_CHECK_VALUE(fits, "set_data on the registry entry of parameter '", name, "' of shape ", dtensor.sizes(), " on ",
-                    dtensor.device(), " from a tensor of shape ", from.sizes(), " on ", from.device(),
-                    ": shape, device and placements of a sharded parameter stay (Module::to can change its dtype; load files "
-                    "with the mesh's device; rank ", rank, ")");
+  TORCH_CHECK_VALUE(
+      fits, "set_data on the registry entry of parameter '", name, "' of shape ", dtensor.sizes(), " on ",
+      dtensor.device(), " from a tensor of shape ", from.sizes(), " on ", from.device(),
+      ": shape, device and placements of a sharded parameter stay (Module::to can change its dtype; load files "
+      "with the mesh's device; rank ",
+      rank, ")");
   group_->change_dtype(index_, from);
 }
 

@@ -59,8 +59,8 @@ ReducedRow RowExchange::wait(const std::string& what) {
   while (round_ < world_) end_round(what);
   ReducedRow result;
   for (const auto& row : received_) {
-    std::memcpy(&result.stamps.emplace_back(), static_cast<const char*>(row.const_data_ptr()) + row.numel() - kStampRoom,
-                sizeof(Stamp));
+    std::memcpy(&result.stamps.emplace_back(),
+                static_cast<const char*>(row.const_data_ptr()) + row.numel() - kStampRoom, sizeof(Stamp));
   }
   result.row = sum().view(at::kByte);
   return result;

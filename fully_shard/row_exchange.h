@@ -1,9 +1,9 @@
-// A reduction whose rows are exchanged with one peer after another and then added in the order of the ranks: the sum is the
-// same whatever the timing, every row keeps its sender's stamp, and on Gloo it is two to eight times faster than the
-// backend's own reduce-scatter.
+// A reduction whose rows are exchanged with one peer after another and then added in the order of the ranks: the sum is
+// the same whatever the timing, every row keeps its sender's stamp, and on Gloo it is two to eight times faster than
+// the backend's own reduce-scatter.
 //
-// The memory of a row that was sent takes the row that is received next, so one spare row is all that it needs beyond the
-// rows themselves. CPU only. Collective over the group.
+// The memory of a row that was sent takes the row that is received next, so one spare row is all that it needs beyond
+// the rows themselves. CPU only. Collective over the group.
 #pragma once
 
 #include "fully_shard/transport.h"

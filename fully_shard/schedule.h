@@ -1,5 +1,5 @@
-// When groups go and what is gathered ahead: guesses that cost time when wrong, never values. They depend on the sequence
-// of touches only, so every rank guesses alike.
+// When groups go and what is gathered ahead: guesses that cost time when wrong, never values. They depend on the
+// sequence of touches only, so every rank guesses alike.
 //
 // There are no pass boundaries to rely on (evaluation, generation, recomputation), so the schedule keeps a successor
 // table: per kind of pass, previous group and group, the group that followed last time. See docs/design.md, "Schedule".

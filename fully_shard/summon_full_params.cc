@@ -48,9 +48,10 @@ struct SummonedUnit {
 };
 
 void check_options(const SummonOptions& options) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!options.rank0_only || !options.writeback,
-                              "SummonFullParams: rank0_only with writeback: only rank 0 has something to write back; set "
-                              "writeback = false");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !options.rank0_only || !options.writeback,
+      "SummonFullParams: rank0_only with writeback: only rank 0 has something to write back; set "
+      "writeback = false");
   TORCH_CHECK_NOT_IMPLEMENTED(!options.offload_to_cpu || !options.with_grads,
                               "SummonFullParams: offload_to_cpu with with_grads is not supported");
   TORCH_CHECK_VALUE(internal::current_graph_task() == -1, "SummonFullParams: not allowed inside a backward");
@@ -69,10 +70,12 @@ void check_unit(const SummonedUnit& unit, bool with_grads) {
   check_not_held(group);
   for (const auto& param : unit.params) {
     const auto& gradient = param.member().grad();
-    TORCH_CHECK_VALUE(!with_grads || !gradient.defined() || internal::is_tripwire(gradient), "SummonFullParams: with_grads while parameter '",
+    TORCH_CHECK_VALUE(!with_grads || !gradient.defined() || internal::is_tripwire(gradient),
+                      "SummonFullParams: with_grads while parameter '",
                       group.parameter_name(RegistryEntry::of(param.entry)->index()),
                       "' has a gradient that waits for synchronisation; run a synchronised backward, or "
-                      "zero_pending_gradients(), first (rank ", group.context()->rank(), ")");
+                      "zero_pending_gradients(), first (rank ",
+                      group.context()->rank(), ")");
   }
 }
 
@@ -214,7 +217,8 @@ SummonFullParams::SummonFullParams(const FSDPModule& unit, SummonOptions options
     const auto module = weak.lock();
     TORCH_CHECK_VALUE(module, "SummonFullParams: a module of unit '", unit.name(), "' died");
     for (auto& found : find_units(*module, options.recurse)) {
-      const bool known = std::any_of(units.begin(), units.end(), [&](auto& other) { return other.group == found.group; });
+      const bool known =
+          std::any_of(units.begin(), units.end(), [&](auto& other) { return other.group == found.group; });
       if (!known) units.push_back(std::move(found));
     }
   }

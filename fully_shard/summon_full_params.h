@@ -3,7 +3,7 @@
 //   {
 //     fsdp::SummonFullParams full(model);                    // collective
 //     torch::save(model, "model.pt");                        // module->parameters() are full tensors here
-//   }                                                        // sharded again; this rank's part of what changed persists
+//   }                                                        // sharded again; changes persist
 #pragma once
 
 #include "fully_shard/fsdp_module.h"
@@ -29,10 +29,11 @@ struct SummonOptions {
 // While it lives, the module's registry (parameters(), named_parameters()) holds full tensors: the members, readable by
 // pointer, or copies with offload_to_cpu. For looking, saving and editing; not for training.
 //
-// The constructor is collective over the meshes of the units, and leaves everything as it was when it throws: ValueError
-// inside a backward, where a unit is summoned already, or with_grads while gradients wait for synchronisation;
-// NotImplementedError for rank0_only with writeback and for offload_to_cpu with with_grads, as in FSDP1. The destructor is
-// local. With writeback it counts as a write to every parameter: graphs recorded before can not run backward after it.
+// The constructor is collective over the meshes of the units, and leaves everything as it was when it throws:
+// ValueError inside a backward, where a unit is summoned already, or with_grads while gradients wait for
+// synchronisation; NotImplementedError for rank0_only with writeback and for offload_to_cpu with with_grads, as in
+// FSDP1. The destructor is local. With writeback it counts as a write to every parameter: graphs recorded before can
+// not run backward after it.
 class SummonFullParams {
  public:
   explicit SummonFullParams(torch::nn::Module& module, SummonOptions options = {});

@@ -1,5 +1,5 @@
-// Which modules are units: attaches a Unit to a module from outside. Process-wide, thread-safe. Holds modules weakly and
-// verifies them at every look-up, since a new module may reuse a dead one's address.
+// Which modules are units: attaches a Unit to a module from outside. Process-wide, thread-safe. Holds modules weakly
+// and verifies them at every look-up, since a new module may reuse a dead one's address.
 #pragma once
 
 #include <memory>

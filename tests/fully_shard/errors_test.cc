@@ -68,7 +68,8 @@ TEST_F(Errors, TopDownOrder) {
 TEST_F(Errors, AScalarParameterLeavesTheModuleAsItWas) {
   on_one_rank([](const DeviceMesh& mesh) {
     auto module = std::make_shared<OneParameter>(torch::ones({}));
-    expect_error<c10::ValueError>([&] { fully_shard(module, mesh); }, AllOf(HasSubstr("'weight'"), HasSubstr("scalar")));
+    expect_error<c10::ValueError>([&] { fully_shard(module, mesh); },
+                                  AllOf(HasSubstr("'weight'"), HasSubstr("scalar")));
     EXPECT_FALSE(is_fsdp_module(*module));
     EXPECT_FALSE(is_dtensor(module->parameters()[0]));
   });

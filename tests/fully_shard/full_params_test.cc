@@ -73,8 +73,9 @@ TEST_P(FullParams, EachRanksPartOfAChangePersistsWithWriteback) {
     EXPECT_TRUE(torch::equal(DTensor(linear->parameters()[1]).to_local(), expected));
     EXPECT_TRUE(torch::equal(DTensor(linear->parameters()[0]).to_local(), expected.unsqueeze(1).expand({-1, 3})));
     const auto x = torch::ones({1, 3});
-    EXPECT_TRUE(torch::equal(linear(x).detach(), torch::linear(x, DTensor(linear->parameters()[0]).full_tensor().detach(),
-                                                               DTensor(linear->parameters()[1]).full_tensor().detach())));
+    EXPECT_TRUE(
+        torch::equal(linear(x).detach(), torch::linear(x, DTensor(linear->parameters()[0]).full_tensor().detach(),
+                                                       DTensor(linear->parameters()[1]).full_tensor().detach())));
   });
 }
 
@@ -162,12 +163,15 @@ TEST_P(FullParams, RefusalsLeaveEverythingSharded) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
     auto sharded = build_seeded([] { return decoder_model(5, 1); });
     shard_decoder(*sharded.module, mesh);
-    const auto summon = [&](SummonOptions options) { return [&, options] { SummonFullParams full(sharded.module, options); }; };
+    const auto summon = [&](SummonOptions options) {
+      return [&, options] { SummonFullParams full(sharded.module, options); };
+    };
     expect_error<c10::NotImplementedError>(summon({.rank0_only = true}), "rank0_only with writeback");
     expect_error<c10::NotImplementedError>(summon({.offload_to_cpu = true, .with_grads = true}), "offload_to_cpu");
     {
       SummonFullParams full(sharded.module);
-      expect_error<c10::ValueError>([&] { SummonFullParams again(get_fsdp_module(*sharded.module)); }, "held unsharded");
+      expect_error<c10::ValueError>([&] { SummonFullParams again(get_fsdp_module(*sharded.module)); },
+                                    "held unsharded");
     }
     const auto x = torch::ones({2}, torch::requires_grad());
     x.register_hook([&](const torch::Tensor&) { expect_error<c10::ValueError>(summon({}), "inside a backward"); });

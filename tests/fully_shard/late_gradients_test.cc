@@ -61,7 +61,8 @@ TEST_P(LateGradients, AParameterThatOnlyOneRankDifferentiatesHasAGradientOnAll) 
   const auto world = GetParam();
   run_ranks(world, [&](int64_t rank) {
     const auto mesh = init_device_mesh(torch::kCPU, {world});
-    torch::nn::Linear first(torch::nn::LinearOptions(4, 4).bias(false)), second(torch::nn::LinearOptions(4, 4).bias(false));
+    torch::nn::Linear first(torch::nn::LinearOptions(4, 4).bias(false)),
+        second(torch::nn::LinearOptions(4, 4).bias(false));
     {
       torch::NoGradGuard no_grad;
       first->weight.fill_(0.5);
