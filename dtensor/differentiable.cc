@@ -6,6 +6,7 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <utility>
 
@@ -119,5 +120,7 @@ at::Tensor differentiable_redistribute(const at::Tensor& dtensor, const std::vec
   if (spec_of(dtensor)->placements == placements) return dtensor;
   return records(dtensor) ? Redistribute::apply(dtensor, placements) : redistribute_dtensor(dtensor, placements);
 }
+
+bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }
 
 }  // namespace fsdp::internal

@@ -17,4 +17,7 @@ at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpecP
 // Collective, and its backward too.
 at::Tensor differentiable_redistribute(const at::Tensor& dtensor, const std::vector<Placement>& placements);
 
+// Autograd is running a backward. Its formulas make plain zeros, the same on all ranks, where they mean DTensors.
+bool inside_backward();
+
 }  // namespace fsdp::internal

@@ -30,6 +30,7 @@ const RuleTable& table() {
     add_product_rules(*table);
     add_cat_rules(*table);
     add_index_rules(*table);
+    add_scatter_rules(*table);
     add_fused_rules(*table);
     return table;
   }();

@@ -40,6 +40,7 @@ void add_variance_rules(RuleTable& table);
 void add_product_rules(RuleTable& table);
 void add_cat_rules(RuleTable& table);
 void add_index_rules(RuleTable& table);
+void add_scatter_rules(RuleTable& table);
 void add_fused_rules(RuleTable& table);
 
 }  // namespace fsdp::internal

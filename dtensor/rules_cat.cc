@@ -1,5 +1,7 @@
 // Joining tensors: cat along a dimension that is whole, and stack along a new one. All parts come to lie as the one
-// with the most shards; terms of a Partial stay terms where all parts are.
+// with the most shards; terms of a Partial stay terms where all parts are. In a backward plain parts stand for the
+// whole: they are the zeros for outputs of split and unbind that nothing used.
+#include "dtensor/differentiable.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/dtensor_impl.h"
 #include "dtensor/redistribute.h"
@@ -37,9 +39,9 @@ std::vector<Placement> common_placements(const OperatorCall& call, const std::ve
   const DTensorSpec& leader = *spec_of(most_sharded(tensors));
   auto placements = leader.placements;
   for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK_VALUE(is_dtensor(tensor) || tensor.numel() <= 1, call.description(), " mixes DTensors with a plain ",
-                      "tensor of more than one element. Distribute it first: fsdp::distribute_tensor(t, mesh, "
-                      "placements) (rank ", leader.mesh.rank(), ")");
+    TORCH_CHECK_VALUE(is_dtensor(tensor) || tensor.numel() <= 1 || inside_backward(), call.description(),
+                      " mixes DTensors with a plain tensor of more than one element. Distribute it first: "
+                      "fsdp::distribute_tensor(t, mesh, placements) (rank ", leader.mesh.rank(), ")");
     TORCH_CHECK_VALUE(!is_dtensor(tensor) || spec_of(tensor)->mesh == leader.mesh, call.description(), " has operands ",
                       "on different meshes; bring them to one mesh with .full_tensor() and fsdp::distribute_tensor "
                       "(rank ", leader.mesh.rank(), ")");
@@ -52,13 +54,16 @@ std::vector<Placement> common_placements(const OperatorCall& call, const std::ve
 }
 
 // Collective where a tensor must move.
-std::vector<at::Tensor> local_parts(const std::vector<at::Tensor>& tensors, const std::vector<Placement>& placements) {
+at::Tensor placed_part(const at::Tensor& tensor, const DeviceMesh& mesh, const std::vector<Placement>& placements) {
+  if (is_placeholder(tensor)) return is_dtensor(tensor) ? local_of(tensor) : tensor;
+  if (is_dtensor(tensor)) return redistribute_local(local_of(tensor), *spec_of(tensor), placements);
+  return local_part(tensor, {mesh, placements, tensor.sizes().vec(), tensor.strides().vec()});
+}
+
+std::vector<at::Tensor> local_parts(const std::vector<at::Tensor>& tensors, const DeviceMesh& mesh,
+                                    const std::vector<Placement>& placements) {
   std::vector<at::Tensor> locals;
-  for (const at::Tensor& tensor : tensors) {
-    const bool moves = is_dtensor(tensor) && !is_placeholder(tensor);
-    locals.push_back(moves ? redistribute_local(local_of(tensor), *spec_of(tensor), placements)
-                           : is_dtensor(tensor) ? local_of(tensor) : tensor);
-  }
+  for (const at::Tensor& tensor : tensors) locals.push_back(placed_part(tensor, mesh, placements));
   return locals;
 }
 
@@ -84,7 +89,7 @@ void cat_rule(OperatorCall& call) {
   int64_t& length = shape[static_cast<size_t>(dim)];
   length = 0;
   for (const at::Tensor& tensor : tensors) length += is_placeholder(tensor) ? 0 : tensor.size(dim);
-  call.argument(0) = local_parts(tensors, placements);
+  call.argument(0) = local_parts(tensors, mesh, placements);
   auto results = call.run();
   auto strides = contiguous_strides(shape);
   auto spec = intern_spec({mesh, std::move(placements), std::move(shape), std::move(strides)});

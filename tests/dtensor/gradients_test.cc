@@ -170,6 +170,26 @@ TEST(OperatorGradients, AreThoseOfPlainTensors) {
          const auto parts = t.split(3, 1);
          return parts[0].square().sum().add(parts[1].exp().sum());
        }},
+      {"split with an unused part", [](const auto& t) { return t.split(3, 1)[0].square().sum(); }},
+      {"split with unused sizes", [](const auto& t) { return t.split_with_sizes({1, 2, 1}, 1)[1].exp().sum(); }},
+      {"chunk with an unused part", [](const auto& t) { return t.chunk(2, 1)[1].square().mean(); }},
+      {"unbind with unused columns", [](const auto& t) { return t.unbind(1)[2].mul(t.select(1, 0)).sum(); }},
+      {"maxima of rows", [](const auto& t) { return std::get<0>(t.max(1)).square().sum(); }},
+      {"minima of rows", [](const auto& t) { return std::get<0>(t.min(1, true)).mul(t).sum(); }},
+      {"median of rows", [](const auto& t) { return std::get<0>(t.median(1)).square().sum(); }},
+      {"second smallest of rows", [](const auto& t) { return std::get<0>(t.kthvalue(2, 1)).exp().sum(); }},
+      {"topk", [](const auto& t) { return std::get<0>(t.topk(2, 1)).square().sum(); }},
+      {"sort", [](const auto& t) { return std::get<0>(t.sort(1)).select(1, 1).square().sum(); }},
+      {"cummax", [](const auto& t) { return std::get<0>(t.cummax(1)).square().sum(); }},
+      {"gather", [](const auto& t) { return t.gather(1, at::tensor({3, 0, 0}).expand({5, 3})).square().sum(); }},
+      {"scatter",
+       [](const auto& t) {
+         return t.scatter(1, at::tensor({3, 0}).expand({5, 2}), t.narrow(1, 1, 2).exp()).square().sum();
+       }},
+      {"scatter_add",
+       [](const auto& t) {
+         return t.scatter_add(1, at::tensor({3, 3}).expand({5, 2}), t.narrow(1, 1, 2)).square().sum();
+       }},
       {"cat",
        [](const auto& t) {
          return at::cat({t, t.square()}, 1).cumsum(1).sum();
@@ -185,6 +205,32 @@ TEST(OperatorGradients, AreThoseOfPlainTensors) {
       {"to double", [](const auto& t) { return t.to(at::kDouble).square().sum().to(at::kFloat); }},
       {"flip", [](const auto& t) { return t.flip(1).mul(t).sum(); }},
       {"dot", [](const auto& t) { return at::dot(t.select(1, 0), t.select(1, 1).exp()); }},
+  });
+}
+
+// The scatter of a gradient is differentiable itself.
+TEST(OperatorGradients, OfSelectionsHaveGradients) {
+  const auto second_derivative = [](const at::Tensor& t) {
+    const at::Tensor loss = std::get<0>(t.topk(2, 1)).pow(3).sum().add(t.split(3, 1)[0].pow(4).sum());
+    const at::Tensor first = torch::autograd::grad({loss}, {t}, {}, std::nullopt, /*create_graph=*/true)[0];
+    return torch::autograd::grad({first.mul(t).sum()}, {t})[0];
+  };
+  on_worlds([&](const DeviceMesh& mesh) {
+    const at::Tensor plain = weights({5, 4}).set_requires_grad(true);
+    const at::Tensor leaf = distribute_tensor(plain.detach(), mesh, {Shard{0}}).set_requires_grad(true);
+    EXPECT_TRUE(whole(second_derivative(leaf)).allclose(second_derivative(plain), 1e-5, 1e-6));
+  });
+}
+
+// As in PyTorch: sum's formula expands the loss's gradient, which is replicated.
+TEST(OperatorGradients, LieAsTheirFormulaMadeThem) {
+  on_worlds([](const DeviceMesh& mesh) {
+    const at::Tensor leaf = distribute_tensor(weights({5, 4}), mesh, {Shard{0}}).set_requires_grad(true);
+    leaf.sum().backward();
+    EXPECT_EQ(DTensor(leaf.grad()).placements(), Placements{Replicate{}});
+    leaf.mutable_grad().reset();
+    leaf.square().sum().backward();
+    EXPECT_EQ(DTensor(leaf.grad()).placements(), Placements{Shard{0}});
   });
 }
 

@@ -37,6 +37,26 @@ TEST(Indexing, OfColumns) {
                                  [&](const auto& t) {
                                    return Tensors{t.index({Slice(), columns.view({3, 1}).expand({3, 2})})};
                                  }},
+                                {"gather",
+                                 [](const auto& t) {
+                                   const auto picked = at::tensor({3, 0, 0}, at::kLong).expand({t.size(0), 3});
+                                   return Tensors{t.gather(1, picked), t.gather(1, std::get<1>(t.topk(2, 1)))};
+                                 }},
+                                {"scatter",
+                                 [](const auto& t) {
+                                   const auto picked = at::tensor({3, 0}, at::kLong).expand({t.size(0), 2});
+                                   const auto source = t.narrow(1, 1, 2).clone();
+                                   return Tensors{t.scatter(1, picked, source), t.scatter(1, picked, 7),
+                                                  t.scatter_add(1, picked, source)};
+                                 }},
+                                {"scatter in place",
+                                 [](const auto& t) {
+                                   const auto picked = at::tensor({3, 0}, at::kLong).expand({t.size(0), 2});
+                                   const auto written = at::zeros_like(t);
+                                   written.scatter_(1, picked, t.narrow(1, 1, 2).clone());
+                                   written.scatter_add_(1, picked, t.narrow(1, 0, 2).clone());
+                                   return Tensors{written};
+                                 }},
                                 {"split", [](const auto& t) { return t.split(3, 1); }},
                                 {"split with sizes",
                                  [](const auto& t) {
