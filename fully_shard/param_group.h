@@ -104,7 +104,8 @@ class ParamGroup final : public OnDemandGroup {
   bool gradients_complete() const;
   // Takes part in backwards' reductions: synchronises, and has something to reduce. The same on every rank.
   bool reduces() const;
-  // Without synchronisation: what this backward trains is reduced with the next synchronised one, frozen by then or not.
+  // Without synchronisation: what this backward trains is reduced with the next synchronised one, frozen by then or
+  // not.
   void keep_unsynchronized();
   // Makes room for this backward's gradients, if that was not done. A group without synchronisation needs none.
   void open_buffers();
