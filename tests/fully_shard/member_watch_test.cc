@@ -159,6 +159,23 @@ TEST_P(MemberWatch, AReplacedModuleIsNotReported) {
   });
 }
 
+TEST_P(MemberWatch, AParameterThatWasRegisteredAnewIsNotReported) {
+  on_ranks([](const DeviceMesh& mesh) {
+    struct Renewing : torch::nn::Module {
+      Tensor weight = register_parameter("weight", torch::ones({4}));
+      Tensor bias = register_parameter("bias", torch::ones({4}));
+      Tensor forward(const Tensor& x) { return x * weight + bias; }
+      void renew() { parameters_["weight"] = weight = torch::ones({4}).set_requires_grad(true); }
+    };
+    const auto model = std::make_shared<Renewing>();
+    fully_shard(*model, mesh);
+    const auto entries = model->parameters();  // an optimizer keeps them
+    model->renew();
+    EXPECT_NO_THROW(step(model));
+    EXPECT_TRUE(model->weight.grad().defined());
+  });
+}
+
 TEST_P(MemberWatch, ADeadModuleWhoseUnitIsAliveIsNotReported) {
   on_ranks([](const DeviceMesh& mesh) {
     auto model = sharded_pair(mesh);
