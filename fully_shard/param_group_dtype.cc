@@ -21,8 +21,8 @@ void ParamGroup::check_dtype_may_change(int64_t index, const at::Tensor& from) c
   if (held()) in_the_way = "its unit is held unsharded (SummonFullParams, Unsharded)";
   if (pinned() || !gradients_.empty()) in_the_way = "an operator or a backward is using its unit";
   const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(member);
-  const auto graphs = accumulator ? accumulator.use_count() - 1 : 0;
-  const auto expected_graphs = from.grad_fn() ? 1 : 0;  // `from` may be member.to(dtype)
+  const int64_t graphs = accumulator ? static_cast<int64_t>(accumulator.use_count()) - 1 : 0;
+  const int64_t expected_graphs = from.grad_fn() ? 1 : 0;  // `from` may be member.to(dtype)
   if (graphs > expected_graphs) in_the_way = "a graph that uses it is alive";
   TORCH_CHECK_VALUE(in_the_way == nullptr, "the dtype of sharded parameter '", param.name, "' can not change while ",
                     in_the_way, " (rank ", context_->rank(), ")");
