@@ -54,7 +54,7 @@ bool compatible_at_autograd(c10::DispatchKeySet keys, const at::Tensor& self, co
 
 void install_set_data_kernels() {
   // Leaked on purpose: kernels stay for the life of the process.
-  auto& handles = *new std::vector<c10::RegistrationHandleRAII>();
+  static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();
   auto& dispatcher = c10::Dispatcher::singleton();
   const auto& name = compatible_operator().operator_name();
   handles.push_back(dispatcher.registerImpl(

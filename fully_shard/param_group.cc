@@ -274,8 +274,8 @@ void ParamGroup::note_raw_writes() {
     const auto index = static_cast<int64_t>(i);
     const auto& chunk = layout_->chunk(index);
     const auto rank = context_->rank();
-    const auto bytes = static_cast<size_t>(chunk.length(rank));
-    if (std::memcmp(shard_data(index), unsharded_data(index) + chunk.first(rank), bytes) != 0) {
+    const auto* shard = shard_data(index);
+    if (!std::equal(shard, shard + chunk.length(rank), unsharded_data(index) + chunk.first(rank))) {
       context_->raw_writes().note(param.name);
     }
   }
@@ -293,7 +293,7 @@ void ParamGroup::evict_and_poison() {
   if (!unsharded() || pinned() || context_->world() == 1) return;
   note_raw_writes();
   if (any_written()) write_back();
-  if (unsharded_.is_cpu()) std::memset(unsharded_.data_ptr(), 0xff, static_cast<size_t>(unsharded_.numel()));
+  if (unsharded_.is_cpu()) std::fill_n(static_cast<char*>(unsharded_.data_ptr()), unsharded_.numel(), '\xff');
   poisoned_ = unsharded_;
   free_unsharded();
   ++context_->counters().reshards;

@@ -3,7 +3,7 @@
 #include <gmock/gmock.h>
 
 #include <cctype>
-#include <cstring>
+#include <algorithm>
 #include <limits>
 
 #include "dtensor/on_demand_storage.h"
@@ -133,7 +133,10 @@ Tensors Cells::members() const {
   }
   const auto a = actual.resolve_conj().resolve_neg().contiguous();
   const auto b = expected.resolve_conj().resolve_neg().contiguous();
-  if (std::memcmp(a.const_data_ptr(), b.const_data_ptr(), a.nbytes()) == 0) return ::testing::AssertionSuccess();
+  const auto* bytes = static_cast<const char*>(a.const_data_ptr());
+  if (std::equal(bytes, bytes + a.nbytes(), static_cast<const char*>(b.const_data_ptr()))) {
+    return ::testing::AssertionSuccess();
+  }
   return ::testing::AssertionFailure() << a << "\ninstead of\n" << b;
 }
 
