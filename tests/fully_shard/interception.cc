@@ -2,8 +2,8 @@
 
 #include <gmock/gmock.h>
 
-#include <cctype>
 #include <algorithm>
+#include <cctype>
 #include <limits>
 
 #include "dtensor/on_demand_storage.h"
