@@ -1,9 +1,17 @@
-// Times training steps (forward, backward, AdamW) of the example's transformer, plain or sharded, and prints one line
-// of JSON on rank 0. One process is one rank, as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say; `run` starts them.
+// Times training steps (forward, backward, AdamW) of the example's transformer, plain or
+// sharded, and prints one line of JSON on rank 0. One process is one rank, as RANK,
+// WORLD_SIZE, MASTER_ADDR and MASTER_PORT say; `run` starts them.
 //
 //   step_time --implementation=sharded --width=64 --blocks=4 --tokens=32
 //
-// "plain" ranks do not communicate: they keep each other's cores busy as the sharded ones do.
+// "plain" ranks do not communicate: they keep each other's cores busy as the sharded ones
+// do.
+#include "device_mesh/device_mesh.h"
+#include "device_mesh/process_group.h"
+#include "examples/transformer.h"
+#include "fully_shard/counters.h"
+#include "fully_shard/fully_shard.h"
+
 #include <absl/flags/flag.h>
 #include <absl/flags/parse.h>
 #include <torch/torch.h>
@@ -16,12 +24,6 @@
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "device_mesh/device_mesh.h"
-#include "device_mesh/process_group.h"
-#include "examples/transformer.h"
-#include "fully_shard/counters.h"
-#include "fully_shard/fully_shard.h"
 
 ABSL_FLAG(std::string, implementation, "sharded", "plain or sharded");
 ABSL_FLAG(int64_t, width, 64, "width of the model");
@@ -44,7 +46,8 @@ class Training {
   explicit Training(const std::optional<fsdp::DeviceMesh>& mesh) : model_(make_model()) {
     if (mesh) shard(*mesh);
     optimizer_.emplace(model_->parameters(), torch::optim::AdamWOptions(3e-4));
-    auto text = torch::randint(256, {absl::GetFlag(FLAGS_batch), absl::GetFlag(FLAGS_tokens) + 1}, torch::kLong);
+    auto text = torch::randint(256, {absl::GetFlag(FLAGS_batch), absl::GetFlag(FLAGS_tokens) + 1},
+                               torch::kLong);
     inputs_ = text.narrow(1, 0, absl::GetFlag(FLAGS_tokens)).contiguous();
     targets_ = text.narrow(1, 1, absl::GetFlag(FLAGS_tokens)).contiguous();
   }
@@ -58,9 +61,10 @@ class Training {
  private:
   static examples::Transformer make_model() {
     torch::manual_seed(1);
-    return examples::Transformer(examples::TransformerConfig{.width = absl::GetFlag(FLAGS_width),
-                                                             .blocks = absl::GetFlag(FLAGS_blocks),
-                                                             .max_tokens = absl::GetFlag(FLAGS_tokens)});
+    return examples::Transformer(
+        examples::TransformerConfig{.width = absl::GetFlag(FLAGS_width),
+                                    .blocks = absl::GetFlag(FLAGS_blocks),
+                                    .max_tokens = absl::GetFlag(FLAGS_tokens)});
   }
 
   void shard(const fsdp::DeviceMesh& mesh) {
@@ -89,16 +93,17 @@ std::vector<double> timed_steps(Training& training) {
 void print_json(std::vector<double> seconds, double waiting) {
   std::sort(seconds.begin(), seconds.end());
   std::printf(
-      "{\"implementation\": \"%s\", \"median_seconds\": %.9f, \"min_seconds\": %.9f, \"max_seconds\": %.9f, "
+      "{\"implementation\": \"%s\", \"median_seconds\": %.9f, \"min_seconds\": %.9f, "
+      "\"max_seconds\": %.9f, "
       "\"waiting_seconds\": %.6f}\n",
-      absl::GetFlag(FLAGS_implementation).c_str(), seconds[seconds.size() / 2], seconds.front(), seconds.back(),
-      waiting);
+      absl::GetFlag(FLAGS_implementation).c_str(), seconds[seconds.size() / 2], seconds.front(),
+      seconds.back(), waiting);
 }
 
 void run() {
   const auto implementation = absl::GetFlag(FLAGS_implementation);
-  TORCH_CHECK_VALUE(implementation == "plain" || implementation == "sharded", "--implementation: ", implementation,
-                    ", allowed are plain and sharded");
+  TORCH_CHECK_VALUE(implementation == "plain" || implementation == "sharded",
+                    "--implementation: ", implementation, ", allowed are plain and sharded");
   TORCH_CHECK_VALUE(absl::GetFlag(FLAGS_steps) > 0, "--steps must be positive");
   at::set_num_threads(1);
   const auto place = fsdp::launch_environment();
@@ -112,7 +117,8 @@ void run() {
   {
     Training training(mesh);
     auto seconds = timed_steps(training);
-    if (place.rank == 0) print_json(std::move(seconds), mesh ? fsdp::counters(*mesh).wait_seconds : 0.0);
+    if (place.rank == 0)
+      print_json(std::move(seconds), mesh ? fsdp::counters(*mesh).wait_seconds : 0.0);
   }
   mesh.reset();
   if (fsdp::is_process_group_initialized()) fsdp::destroy_process_group();

@@ -1,22 +1,22 @@
 #include "device_mesh/device_mesh.h"
 
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/internal/dimension_groups.h"
+#include "device_mesh/internal/mesh_layout.h"
+#include "device_mesh/internal/process_group_factory.h"
+#include "device_mesh/process_group.h"
+
 #include <ATen/Context.h>
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <map>
 #include <mutex>
 #include <set>
 #include <sstream>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
-
-#include "device_mesh/collectives.h"
-#include "device_mesh/dimension_groups.h"
-#include "device_mesh/mesh_layout.h"
-#include "device_mesh/process_group.h"
-#include "device_mesh/process_group_factory.h"
 
 namespace fsdp {
 namespace {
@@ -27,7 +27,8 @@ using Indices = std::vector<int64_t>;
 using Names = std::vector<std::string>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// What a mesh and all meshes cut from it share: the ranks it was made of, and the groups made for flattened dimensions.
+// What a mesh and all meshes cut from it share: the ranks it was made of, and the groups
+// made for flattened dimensions.
 struct Family {
   Indices ranks;                           // global, by position in the layout
   std::shared_ptr<DimensionGroups> world;  // null where there was no default group
@@ -43,15 +44,17 @@ std::string join(const Names& names, const char* separator) {
 
 bool serves(const Group& group, c10::DeviceType device_type) {
   const auto devices = group->getDeviceTypes();
-  return std::any_of(devices.begin(), devices.end(), [&](c10::Device d) { return d.type() == device_type; });
+  return std::any_of(devices.begin(), devices.end(),
+                     [&](c10::Device d) { return d.type() == device_type; });
 }
 
 void check_device_type(const Group& group, c10::DeviceType device_type, int64_t rank) {
-  TORCH_CHECK_VALUE(device_type == c10::kCPU || device_type == c10::kCUDA, "DeviceMesh: device_type ", device_type,
-                    ": allowed are cpu and cuda (rank ", rank, ")");
-  TORCH_CHECK_VALUE(serves(group, device_type) || group->getDeviceTypes().empty(), "DeviceMesh: device_type ",
-                    device_type, ", but the process group's backend '", internal::group_backend(group),
-                    "' does not serve it (rank ", rank, ")");
+  TORCH_CHECK_VALUE(device_type == c10::kCPU || device_type == c10::kCUDA,
+                    "DeviceMesh: device_type ", device_type, ": allowed are cpu and cuda (rank ",
+                    rank, ")");
+  TORCH_CHECK_VALUE(serves(group, device_type) || group->getDeviceTypes().empty(),
+                    "DeviceMesh: device_type ", device_type, ", but the process group's backend '",
+                    internal::group_backend(group), "' does not serve it (rank ", rank, ")");
 }
 
 void check_shape(const Indices& shape, int64_t size, const char* size_is, int64_t rank) {
@@ -62,18 +65,19 @@ void check_shape(const Indices& shape, int64_t size, const char* size_is, int64_
                       ": every dimension must be at least 1 (rank ", rank, ")");
     product *= extent;
   }
-  TORCH_CHECK_VALUE(product == size, "DeviceMesh: shape ", c10::IntArrayRef(shape), " has ", product,
-                    " places, expected ", size, " (", size_is, ") (rank ", rank, ")");
+  TORCH_CHECK_VALUE(product == size, "DeviceMesh: shape ", c10::IntArrayRef(shape), " has ",
+                    product, " places, expected ", size, " (", size_is, ") (rank ", rank, ")");
 }
 
 void check_names(const Names& names, size_t ndim, int64_t rank) {
   if (names.empty()) return;
-  TORCH_CHECK_VALUE(names.size() == ndim, "DeviceMesh: dim_names (", join(names, ", "), "): expected ", ndim,
-                    " names or none (rank ", rank, ")");
+  TORCH_CHECK_VALUE(names.size() == ndim, "DeviceMesh: dim_names (", join(names, ", "),
+                    "): expected ", ndim, " names or none (rank ", rank, ")");
   std::set<std::string> seen;
   for (const auto& name : names) {
-    TORCH_CHECK_VALUE(!name.empty() && seen.insert(name).second, "DeviceMesh: dim_names (", join(names, ", "), "): '",
-                      name, "' is empty or not unique (rank ", rank, ")");
+    TORCH_CHECK_VALUE(!name.empty() && seen.insert(name).second, "DeviceMesh: dim_names (",
+                      join(names, ", "), "): '", name, "' is empty or not unique (rank ", rank,
+                      ")");
   }
 }
 
@@ -99,8 +103,8 @@ struct DeviceMesh::State {
 
   size_t index_of(int64_t dim) const {
     const int64_t ndim = layout.ndim();
-    TORCH_CHECK_INDEX(dim >= -ndim && dim < ndim, "DeviceMesh: dimension ", dim, ": expected ", -ndim, " to ", ndim - 1,
-                      " (rank ", rank, ")");
+    TORCH_CHECK_INDEX(dim >= -ndim && dim < ndim, "DeviceMesh: dimension ", dim, ": expected ",
+                      -ndim, " to ", ndim - 1, " (rank ", rank, ")");
     return static_cast<size_t>(dim < 0 ? dim + ndim : dim);
   }
 
@@ -109,9 +113,10 @@ struct DeviceMesh::State {
     Indices dims_named;
     for (const auto& name : names) {
       const auto found = std::find(dim_names.begin(), dim_names.end(), name);
-      TORCH_CHECK_VALUE(found != dim_names.end(), "DeviceMesh: dimension '", name, "' is unknown; this mesh has ",
-                        dim_names.empty() ? "no dimension names" : "(" + join(dim_names, ", ") + ")", " (rank ", rank,
-                        ")");
+      TORCH_CHECK_VALUE(
+          found != dim_names.end(), "DeviceMesh: dimension '", name, "' is unknown; this mesh has ",
+          dim_names.empty() ? "no dimension names" : "(" + join(dim_names, ", ") + ")", " (rank ",
+          rank, ")");
       const int64_t dim = found - dim_names.begin();
       TORCH_CHECK_VALUE(std::find(dims_named.begin(), dims_named.end(), dim) == dims_named.end(),
                         "DeviceMesh: dimension '", name, "' is named twice (rank ", rank, ")");
@@ -120,22 +125,28 @@ struct DeviceMesh::State {
     return dims_named;
   }
 
-  // The groups of the dimension that `dims_named` merge into. Collective over its ranks the first time.
-  std::shared_ptr<DimensionGroups> merged_groups(const Indices& dims_named, const std::string& name) const {
+  // The groups of the dimension that `dims_named` merge into. Collective over its ranks
+  // the first time.
+  std::shared_ptr<DimensionGroups> merged_groups(const Indices& dims_named,
+                                                 const std::string& name) const {
     if (dims_named.size() == 1) return dims[static_cast<size_t>(dims_named.front())];
-    Indices members = layout.merged(dims_named)
-                          .along({layout.merged_position(dims_named)}, merged_coordinate(dims_named))
-                          .positions();
+    Indices members =
+        layout.merged(dims_named)
+            .along({layout.merged_position(dims_named)}, merged_coordinate(dims_named))
+            .positions();
     for (int64_t& member : members) member = family->ranks[static_cast<size_t>(member)];
     const auto& world = family->world;
     const int64_t last = *std::max_element(members.begin(), members.end());
-    TORCH_CHECK_VALUE(world && last < world->group()->getSize() && world->group()->getRank() == rank,
-                      "DeviceMesh: flatten to '", name,
-                      "' needs a default process group that contains the mesh's ranks (", "rank ", rank, ")");
+    TORCH_CHECK_VALUE(
+        world && last < world->group()->getSize() && world->group()->getRank() == rank,
+        "DeviceMesh: flatten to '", name,
+        "' needs a default process group that contains the mesh's ranks (", "rank ", rank, ")");
     std::lock_guard<std::mutex> lock(family->mutex);
     auto& groups = family->flattened[members];
     if (!groups) {
-      groups = members == internal::global_ranks(world->group()) ? world : world->make_subset(members, "mesh_" + name);
+      groups = members == internal::global_ranks(world->group())
+                   ? world
+                   : world->make_subset(members, "mesh_" + name);
     }
     return groups;
   }
@@ -147,7 +158,8 @@ struct DeviceMesh::State {
 
 DeviceMesh::DeviceMesh(std::shared_ptr<const State> state) : state_(std::move(state)) {}
 
-DeviceMesh DeviceMesh::from_group(Group group, c10::DeviceType device_type, Indices ranks, std::string dim_name) {
+DeviceMesh DeviceMesh::from_group(Group group, c10::DeviceType device_type, Indices ranks,
+                                  std::string dim_name) {
   TORCH_CHECK_VALUE(group, "DeviceMesh::from_group: group is null");
   if (ranks.empty()) ranks = internal::global_ranks(group);
   const int64_t size = group->getSize();
@@ -155,28 +167,32 @@ DeviceMesh DeviceMesh::from_group(Group group, c10::DeviceType device_type, Indi
                      dim_name.empty() ? Names{} : Names{std::move(dim_name)});
 }
 
-DeviceMesh DeviceMesh::from_groups(std::vector<Group> groups, c10::DeviceType device_type, Indices ranks, Indices shape,
-                                   Names dim_names) {
-  TORCH_CHECK_VALUE(!groups.empty() && groups.size() == shape.size(), "DeviceMesh::from_groups: ", groups.size(),
-                    " groups for shape ", c10::IntArrayRef(shape), ": expected one group per dimension");
+DeviceMesh DeviceMesh::from_groups(std::vector<Group> groups, c10::DeviceType device_type,
+                                   Indices ranks, Indices shape, Names dim_names) {
+  TORCH_CHECK_VALUE(!groups.empty() && groups.size() == shape.size(),
+                    "DeviceMesh::from_groups: ", groups.size(), " groups for shape ",
+                    c10::IntArrayRef(shape), ": expected one group per dimension");
   State state;
   state.layout = MeshLayout::row_major(shape);
   const auto world = internal::default_dimension();
   for (size_t d = 0; d < groups.size(); ++d) {
     TORCH_CHECK_VALUE(groups[d], "DeviceMesh::from_groups: the group of dimension ", d, " is null");
     const int64_t local_rank = groups[d]->getRank();
-    TORCH_CHECK_VALUE(groups[d]->getSize() == shape[d], "DeviceMesh::from_groups: the group of dimension ", d, " has ",
-                      groups[d]->getSize(), " ranks, expected ", shape[d], " as in shape ", c10::IntArrayRef(shape),
-                      " (rank ", local_rank, " of that group)");
+    TORCH_CHECK_VALUE(groups[d]->getSize() == shape[d],
+                      "DeviceMesh::from_groups: the group of dimension ", d, " has ",
+                      groups[d]->getSize(), " ranks, expected ", shape[d], " as in shape ",
+                      c10::IntArrayRef(shape), " (rank ", local_rank, " of that group)");
     check_device_type(groups[d], device_type, local_rank);
     state.coordinate.push_back(local_rank);
     const bool is_world = world && world->group() == groups[d];
     state.dims.push_back(is_world ? world : std::make_shared<DimensionGroups>(groups[d]));
   }
-  check_shape(shape, static_cast<int64_t>(ranks.size()), "the number of ranks given", state.coordinate.front());
+  check_shape(shape, static_cast<int64_t>(ranks.size()), "the number of ranks given",
+              state.coordinate.front());
   const int64_t rank = ranks[static_cast<size_t>(state.layout.position_of(state.coordinate))];
   TORCH_CHECK_VALUE(std::set<int64_t>(ranks.begin(), ranks.end()).size() == ranks.size(),
-                    "DeviceMesh::from_groups: ranks ", c10::IntArrayRef(ranks), " are not unique (rank ", rank, ")");
+                    "DeviceMesh::from_groups: ranks ", c10::IntArrayRef(ranks),
+                    " are not unique (rank ", rank, ")");
   check_names(dim_names, shape.size(), rank);
   state.device_type = device_type;
   state.dim_names = std::move(dim_names);
@@ -194,15 +210,21 @@ const Indices& DeviceMesh::shape() const { return state_->layout.sizes(); }
 const Names& DeviceMesh::dim_names() const { return state_->dim_names; }
 const Indices& DeviceMesh::ranks() const { return state_->ranks; }
 int64_t DeviceMesh::rank() const { return state_->rank; }
-int64_t DeviceMesh::local_rank(int64_t dim) const { return state_->coordinate[state_->index_of(dim)]; }
+int64_t DeviceMesh::local_rank(int64_t dim) const {
+  return state_->coordinate[state_->index_of(dim)];
+}
 const Indices& DeviceMesh::coordinate() const { return state_->coordinate; }
-const Group& DeviceMesh::group(int64_t dim) const { return state_->dims[state_->index_of(dim)]->group(); }
+const Group& DeviceMesh::group(int64_t dim) const {
+  return state_->dims[state_->index_of(dim)]->group();
+}
 
 Group DeviceMesh::side_group(int64_t dim, const std::string& purpose) const {
   return state_->dims[state_->index_of(dim)]->side_group(purpose);
 }
 
-DeviceMesh DeviceMesh::operator[](const std::string& dim_name) const { return (*this)[Names{dim_name}]; }
+DeviceMesh DeviceMesh::operator[](const std::string& dim_name) const {
+  return (*this)[Names{dim_name}];
+}
 
 DeviceMesh DeviceMesh::operator[](const Names& dim_names) const {
   const Indices dims = state_->indices_of(dim_names);
@@ -273,7 +295,8 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, Indices shape, Names di
       state.dims.push_back(world);
       continue;
     }
-    const std::string name = dim_names.empty() ? std::to_string(dim) : dim_names[static_cast<size_t>(dim)];
+    const std::string name =
+        dim_names.empty() ? std::to_string(dim) : dim_names[static_cast<size_t>(dim)];
     state.dims.push_back(world->make_subset(members, "mesh_" + name));
     made_groups = true;
   }
@@ -303,6 +326,8 @@ std::string to_string(const DeviceMesh& mesh) {
   return text.str();
 }
 
-std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) { return out << to_string(mesh); }
+std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) {
+  return out << to_string(mesh);
+}
 
 }  // namespace fsdp

@@ -1,12 +1,14 @@
-// A DeviceMesh arranges the ranks of a job in an n-dimensional grid and owns one process group per dimension.
+// A DeviceMesh arranges the ranks of a job in an n-dimensional grid and owns one process
+// group per dimension.
 //
 //   auto mesh = fsdp::init_device_mesh(torch::kCPU, {2, 4}, {"dp", "tp"});
 //   mesh["tp"].size();        // 4
 //   mesh.coordinate();        // this rank's {dp, tp}
 //   mesh.group(1);            // the c10d group of this rank's row
 //
-// A mesh is an immutable value: copying shares it. Equality compares device type, ranks, shape and names, never groups.
-// Slices share the groups of the mesh they come from; a group is created once.
+// A mesh is an immutable value: copying shares it. Equality compares device type, ranks,
+// shape and names, never groups. Slices share the groups of the mesh they come from; a
+// group is created once.
 #pragma once
 
 #include <c10/core/DeviceType.h>
@@ -27,19 +29,22 @@ namespace fsdp {
 class DeviceMesh {
  public:
   // A 1-D mesh over an existing group; creates nothing. Local.
-  static DeviceMesh from_group(c10::intrusive_ptr<c10d::ProcessGroup> group, c10::DeviceType device_type,
-                               std::vector<int64_t> ranks = {}, std::string dim_name = {});
+  static DeviceMesh from_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                               c10::DeviceType device_type, std::vector<int64_t> ranks = {},
+                               std::string dim_name = {});
 
-  // An n-D mesh of `shape` over `ranks` (global, row-major) with one existing group per dimension. Local.
-  // Throws ValueError unless there is one group per dimension and each group's size matches the dimension's.
-  static DeviceMesh from_groups(std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups, c10::DeviceType device_type,
-                                std::vector<int64_t> ranks, std::vector<int64_t> shape,
-                                std::vector<std::string> dim_names);
+  // An n-D mesh of `shape` over `ranks` (global, row-major) with one existing group per
+  // dimension. Local. Throws ValueError unless there is one group per dimension and each
+  // group's size matches the dimension's.
+  static DeviceMesh from_groups(std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups,
+                                c10::DeviceType device_type, std::vector<int64_t> ranks,
+                                std::vector<int64_t> shape, std::vector<std::string> dim_names);
 
   c10::DeviceType device_type() const;
   int64_t ndim() const;
-  int64_t size() const;             // number of ranks
-  int64_t size(int64_t dim) const;  // negative dims count from the end; throws IndexError out of range
+  int64_t size() const;  // number of ranks
+  int64_t size(
+      int64_t dim) const;  // negative dims count from the end; throws IndexError out of range
   const std::vector<int64_t>& shape() const;
   const std::vector<std::string>& dim_names() const;  // empty when unnamed
   const std::vector<int64_t>& ranks() const;          // global ranks, row-major
@@ -49,19 +54,23 @@ class DeviceMesh {
   const std::vector<int64_t>& coordinate() const;  // this rank's index along every dimension
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(int64_t dim = 0) const;
 
-  // A group over the same ranks as group(dim) for traffic that must not queue behind it, for example "reduce".
-  // Created at the first call with this purpose and shared by every slice. The first call is collective over the
-  // ranks of group(dim); later calls are local.
+  // A group over the same ranks as group(dim) for traffic that must not queue behind it,
+  // for example "reduce". Created at the first call with this purpose and shared by every
+  // slice. The first call is collective over the ranks of group(dim); later calls are
+  // local.
   c10::intrusive_ptr<c10d::ProcessGroup> side_group(int64_t dim, const std::string& purpose) const;
 
-  // The sub-mesh along the named dimensions. Local. Throws ValueError that lists the names for an unknown one.
+  // The sub-mesh along the named dimensions. Local. Throws ValueError that lists the
+  // names for an unknown one.
   DeviceMesh operator[](const std::string& dim_name) const;
   DeviceMesh operator[](const std::vector<std::string>& dim_names) const;
 
-  // This mesh with the named dimensions merged into one called `name` (default: the names joined by "_"), whose index
-  // is row-major over them in the given order. It stands where the first of them stood; the other dimensions stay.
-  // Slice the result by `name` for the 1-D mesh. Collective over the ranks of those dimensions the first time, local
-  // afterwards. Throws ValueError for an unknown name, or where no default group contains the mesh's ranks.
+  // This mesh with the named dimensions merged into one called `name` (default: the names
+  // joined by "_"), whose index is row-major over them in the given order. It stands
+  // where the first of them stood; the other dimensions stay. Slice the result by `name`
+  // for the 1-D mesh. Collective over the ranks of those dimensions the first time, local
+  // afterwards. Throws ValueError for an unknown name, or where no default group contains
+  // the mesh's ranks.
   DeviceMesh flatten(const std::vector<std::string>& dim_names, std::string name = {}) const;
 
   friend bool operator==(const DeviceMesh&, const DeviceMesh&);
@@ -71,20 +80,21 @@ class DeviceMesh {
  private:
   struct State;
   explicit DeviceMesh(std::shared_ptr<const State> state);
-  friend DeviceMesh init_device_mesh(c10::DeviceType, std::vector<int64_t>, std::vector<std::string>);
+  friend DeviceMesh init_device_mesh(c10::DeviceType, std::vector<int64_t>,
+                                     std::vector<std::string>);
   friend std::string to_string(const DeviceMesh&);
 
   std::shared_ptr<const State> state_;
 };
 
-// Arranges ranks 0 .. product(shape)-1 of the default group row-major. Initialises the default group when nobody has.
-// Collective over the default group. Throws ValueError for a bad shape or names, or a mesh that is not the world's
-// size.
+// Arranges ranks 0 .. product(shape)-1 of the default group row-major. Initialises the
+// default group when nobody has. Collective over the default group. Throws ValueError for
+// a bad shape or names, or a mesh that is not the world's size.
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
                             std::vector<std::string> dim_names = {});
 
-// 1-D over the default group, on CUDA if available, else CPU. Collective the first time, then local (one per default
-// group).
+// 1-D over the default group, on CUDA if available, else CPU. Collective the first time,
+// then local (one per default group).
 DeviceMesh default_mesh();
 
 std::string to_string(const DeviceMesh& mesh);

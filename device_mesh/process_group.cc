@@ -1,20 +1,20 @@
 #include "device_mesh/process_group.h"
 
+#include "device_mesh/internal/dimension_groups.h"
+#include "device_mesh/internal/process_group_factory.h"
+#include "device_mesh/internal/rendezvous.h"
+
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
 #include <map>
 #include <memory>
 #include <mutex>
 #include <string>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <utility>
-
-#include "device_mesh/dimension_groups.h"
-#include "device_mesh/process_group_factory.h"
-#include "device_mesh/rendezvous.h"
 
 namespace fsdp {
 namespace {
@@ -34,11 +34,14 @@ thread_local std::shared_ptr<DimensionGroups> thread_default;
 
 StorePtr connect_store(const LaunchEnvironment& here, std::chrono::milliseconds timeout) {
   if (here.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
-  TORCH_CHECK_VALUE(!here.master_addr.empty(), "environment variable MASTER_ADDR is not set: a world of ",
-                    here.world_size,
-                    " ranks needs the host name of rank 0 there (and MASTER_PORT, default 29500); rank ", here.rank);
-  // Kept for the life of the process: a rank that makes the default group again must not meet the server of one that
-  // has not destroyed its own yet. Group names in the store never repeat.
+  TORCH_CHECK_VALUE(
+      !here.master_addr.empty(), "environment variable MASTER_ADDR is not set: a world of ",
+      here.world_size,
+      " ranks needs the host name of rank 0 there (and MASTER_PORT, default 29500); rank ",
+      here.rank);
+  // Kept for the life of the process: a rank that makes the default group again must not
+  // meet the server of one that has not destroyed its own yet. Group names in the store
+  // never repeat.
   static auto* connected = new std::map<std::pair<std::string, int64_t>, StorePtr>();
   static std::mutex mutex;
   std::lock_guard<std::mutex> lock(mutex);
@@ -60,13 +63,15 @@ StorePtr connect_store(const LaunchEnvironment& here, std::chrono::milliseconds 
 // Where this rank is, from the options first and the environment second.
 LaunchEnvironment locate(const ProcessGroupOptions& options) {
   const bool given = options.rank >= 0 || options.world_size >= 0;
-  TORCH_CHECK_VALUE(given || !options.store, "ProcessGroupOptions: rank and world_size are required with a store");
+  TORCH_CHECK_VALUE(given || !options.store,
+                    "ProcessGroupOptions: rank and world_size are required with a store");
   LaunchEnvironment here = given && options.store ? LaunchEnvironment{} : launch_environment();
   if (!given) return here;
   TORCH_CHECK_VALUE(options.world_size >= 1, "ProcessGroupOptions: world_size=", options.world_size,
                     ": expected at least 1 (rank=", options.rank, ")");
-  TORCH_CHECK_VALUE(options.rank >= 0 && options.rank < options.world_size, "ProcessGroupOptions: rank=", options.rank,
-                    ": expected 0 to ", options.world_size - 1, " (world_size=", options.world_size, ")");
+  TORCH_CHECK_VALUE(options.rank >= 0 && options.rank < options.world_size,
+                    "ProcessGroupOptions: rank=", options.rank, ": expected 0 to ",
+                    options.world_size - 1, " (world_size=", options.world_size, ")");
   here.rank = options.rank;
   here.world_size = options.world_size;
   return here;
@@ -76,7 +81,8 @@ LaunchEnvironment locate(const ProcessGroupOptions& options) {
 void select_cuda_device(int64_t local_rank) {
   const auto* guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
   const int64_t count = guard->deviceCount();
-  TORCH_CHECK_VALUE(count > 0, "backend 'nccl': no CUDA device is visible to local rank ", local_rank);
+  TORCH_CHECK_VALUE(count > 0, "backend 'nccl': no CUDA device is visible to local rank ",
+                    local_rank);
   guard->setDevice(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count)));
 }
 
@@ -116,15 +122,17 @@ const c10::intrusive_ptr<c10d::Store>& StoreHandle::get() const { return store_;
 
 void init_process_group(ProcessGroupOptions options) {
   if (options.store) {
-    TORCH_CHECK_VALUE(!thread_default, "init_process_group: this thread has a default group already (rank ",
+    TORCH_CHECK_VALUE(!thread_default,
+                      "init_process_group: this thread has a default group already (rank ",
                       thread_default->group()->getRank(), "); call destroy_process_group() first");
     thread_default = make_default(options);
     return;
   }
   {
     std::lock_guard<std::mutex> lock(process_default_mutex);
-    TORCH_CHECK_VALUE(!process_default(), "init_process_group: this process has a default group already (rank ",
-                      process_default()->group()->getRank(), "); call destroy_process_group() first");
+    TORCH_CHECK_VALUE(
+        !process_default(), "init_process_group: this process has a default group already (rank ",
+        process_default()->group()->getRank(), "); call destroy_process_group() first");
   }
   auto made = make_default(options);
   std::lock_guard<std::mutex> lock(process_default_mutex);
@@ -135,7 +143,8 @@ bool is_process_group_initialized() { return current_default() != nullptr; }
 
 c10::intrusive_ptr<c10d::ProcessGroup> default_process_group() {
   auto current = current_default();
-  TORCH_CHECK_VALUE(current, "there is no default process group; call fsdp::init_process_group() first");
+  TORCH_CHECK_VALUE(current,
+                    "there is no default process group; call fsdp::init_process_group() first");
   return current->group();
 }
 

@@ -1,11 +1,12 @@
-// The default process group: which rank this process (or thread) is, and how it reaches the others.
+// The default process group: which rank this process (or thread) is, and how it reaches
+// the others.
 //
 //   fsdp::init_process_group();        // torchrun, srun and mpirun set the environment this reads
 //   ...
 //   fsdp::destroy_process_group();     // waits for what is in flight
 //
-// A rank may also be a thread: init_process_group({.store = store, .rank = r, .world_size = w}) with a store sets the
-// calling thread's default group only.
+// A rank may also be a thread: init_process_group({.store = store, .rank = r, .world_size
+// = w}) with a store sets the calling thread's default group only.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -22,7 +23,8 @@ class Store;
 
 namespace fsdp {
 
-// Holds an optional rendezvous store; converts from a pointer to any c10d store. Lets this header stay free of c10d.
+// Holds an optional rendezvous store; converts from a pointer to any c10d store. Lets
+// this header stay free of c10d.
 class StoreHandle {
  public:
   StoreHandle();
@@ -42,15 +44,19 @@ class StoreHandle {
 };
 
 struct ProcessGroupOptions {
-  std::string backend = {};  // "gloo", "nccl" or "fake"; empty: nccl where CUDA is available, else gloo
-  StoreHandle store = {};    // explicit rendezvous; the group then belongs to the calling thread
-  int64_t rank = -1;         // with `world_size`: replaces what the environment says; required with a store
+  std::string backend =
+      {};  // "gloo", "nccl" or "fake"; empty: nccl where CUDA is available, else gloo
+  StoreHandle store = {};  // explicit rendezvous; the group then belongs to the calling thread
+  int64_t rank =
+      -1;  // with `world_size`: replaces what the environment says; required with a store
   int64_t world_size = -1;
-  std::chrono::milliseconds timeout = std::chrono::minutes(10);  // of the rendezvous and of one collective
+  std::chrono::milliseconds timeout =
+      std::chrono::minutes(10);  // of the rendezvous and of one collective
 };
 
-// The place of this process in its job, as its launcher tells it: RANK WORLD_SIZE LOCAL_RANK, else SLURM_PROCID
-// SLURM_NTASKS SLURM_LOCALID, else OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK}, else PMI_RANK PMI_SIZE, else a world of one.
+// The place of this process in its job, as its launcher tells it: RANK WORLD_SIZE
+// LOCAL_RANK, else SLURM_PROCID SLURM_NTASKS SLURM_LOCALID, else
+// OMPI_COMM_WORLD_{RANK,SIZE,LOCAL_RANK}, else PMI_RANK PMI_SIZE, else a world of one.
 struct LaunchEnvironment {
   int64_t rank = 0;
   int64_t world_size = 1;
@@ -61,11 +67,13 @@ struct LaunchEnvironment {
 // Local. Throws ValueError naming the variable, its value and what is allowed.
 LaunchEnvironment launch_environment();
 
-// Collective over the world ("fake": local). Throws ValueError for a world above 1 without MASTER_ADDR, an unknown
-// backend, a rank outside the world, or when a default group exists already.
+// Collective over the world ("fake": local). Throws ValueError for a world above 1
+// without MASTER_ADDR, an unknown backend, a rank outside the world, or when a default
+// group exists already.
 void init_process_group(ProcessGroupOptions options = {});
 bool is_process_group_initialized();
-// Local. The calling thread's group if it has one, else the process's. Throws when there is none.
+// Local. The calling thread's group if it has one, else the process's. Throws when there
+// is none.
 c10::intrusive_ptr<c10d::ProcessGroup> default_process_group();
 // Waits for what is in flight, then drops the default group and every group made from it.
 void destroy_process_group();

@@ -1,10 +1,10 @@
 #include "dtensor/dtensor.h"
 
-#include "device_mesh/collectives.h"
-#include "dtensor/differentiable.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/dtensor_spec.h"
-#include "dtensor/redistribute.h"
+#include "device_mesh/collectives/collectives.h"
+#include "dtensor/internal/differentiable.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/dtensor_spec.h"
+#include "dtensor/internal/redistribute.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -22,14 +22,16 @@ using internal::DTensorSpec;
 using internal::DTensorSpecPtr;
 
 void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* function) {
-  TORCH_CHECK_VALUE(tensor.device().type() == mesh.device_type(), function, ": the tensor is on ", tensor.device(),
-                    ", the mesh on ", mesh.device_type(), "; move the tensor there first (rank ", mesh.rank(), ")");
+  TORCH_CHECK_VALUE(tensor.device().type() == mesh.device_type(), function, ": the tensor is on ",
+                    tensor.device(), ", the mesh on ", mesh.device_type(),
+                    "; move the tensor there first (rank ", mesh.rank(), ")");
 }
 
 // Shard(-1) means the last dimension.
 std::vector<Placement> without_negative_dims(std::vector<Placement> placements, int64_t ndim) {
   for (auto& placement : placements) {
-    if (placement.is_shard() && placement.shard_dim() < 0) placement = Shard{placement.shard_dim() + ndim};
+    if (placement.is_shard() && placement.shard_dim() < 0)
+      placement = Shard{placement.shard_dim() + ndim};
   }
   return placements;
 }
@@ -41,8 +43,9 @@ std::vector<int64_t> even_shape(const at::Tensor& local, const DeviceMesh& mesh,
   for (size_t m = 0; m < placements.size() && static_cast<int64_t>(m) < mesh.ndim(); ++m) {
     if (!placements[m].is_shard()) continue;
     const int64_t dim = placements[m].shard_dim();
-    TORCH_CHECK_VALUE(dim >= 0 && dim < local.dim(), "from_local: placements: ", placements[m], " is out of range for ",
-                      "a local tensor of shape ", local.sizes(), " (rank ", mesh.rank(), ")");
+    TORCH_CHECK_VALUE(dim >= 0 && dim < local.dim(), "from_local: placements: ", placements[m],
+                      " is out of range for ", "a local tensor of shape ", local.sizes(), " (rank ",
+                      mesh.rank(), ")");
     shape[static_cast<size_t>(dim)] *= mesh.size(static_cast<int64_t>(m));
   }
   return shape;
@@ -58,8 +61,8 @@ std::string agreement_error(const at::Tensor& local, const DTensorSpec& spec) {
   const auto expected = box_shape(spec);
   if (local.sizes() == at::IntArrayRef(expected)) return {};
   std::ostringstream out;
-  out << "from_local: local: shape " << local.sizes() << " does not fit " << to_string(spec) << ", of which rank "
-      << spec.mesh.rank() << " holds " << at::IntArrayRef(expected);
+  out << "from_local: local: shape " << local.sizes() << " does not fit " << to_string(spec)
+      << ", of which rank " << spec.mesh.rank() << " holds " << at::IntArrayRef(expected);
   return out.str();
 }
 
@@ -86,9 +89,9 @@ void check_across_ranks(const at::Tensor& local, const DTensorSpec& spec) {
     agrees = agrees && all.view({-1, own.numel()}).eq(own).all().item<bool>();
   }
   TORCH_CHECK_VALUE(own_error.empty(), own_error);
-  TORCH_CHECK_VALUE(agrees, "from_local: shape, stride, dtype or placements differ across ", spec.mesh, "; rank ",
-                    spec.mesh.rank(), " passed ", local.scalar_type(), ", ", to_string(spec),
-                    ". Every rank of the mesh sees this error.");
+  TORCH_CHECK_VALUE(agrees, "from_local: shape, stride, dtype or placements differ across ",
+                    spec.mesh, "; rank ", spec.mesh.rank(), " passed ", local.scalar_type(), ", ",
+                    to_string(spec), ". Every rank of the mesh sees this error.");
 }
 
 }  // namespace
@@ -115,32 +118,43 @@ DTensor DTensor::redistribute(std::vector<Placement> placements) const {
 }
 
 const DeviceMesh& DTensor::device_mesh() const { return internal::spec_of(*this)->mesh; }
-const std::vector<Placement>& DTensor::placements() const { return internal::spec_of(*this)->placements; }
+const std::vector<Placement>& DTensor::placements() const {
+  return internal::spec_of(*this)->placements;
+}
 
-DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, std::vector<Placement> placements) {
-  TORCH_CHECK_VALUE(tensor.defined(), "distribute_tensor: tensor: undefined (rank ", mesh.rank(), ")");
-  TORCH_CHECK_VALUE(!is_dtensor(tensor), "distribute_tensor: tensor: it is distributed already; use "
-                    "DTensor::redistribute (rank ", mesh.rank(), ")");
+DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
+                          std::vector<Placement> placements) {
+  TORCH_CHECK_VALUE(tensor.defined(), "distribute_tensor: tensor: undefined (rank ", mesh.rank(),
+                    ")");
+  TORCH_CHECK_VALUE(!is_dtensor(tensor),
+                    "distribute_tensor: tensor: it is distributed already; use "
+                    "DTensor::redistribute (rank ",
+                    mesh.rank(), ")");
   check_device(tensor, mesh, "distribute_tensor");
   for (const auto& placement : placements) {
-    TORCH_CHECK_VALUE(!placement.is_partial(), "distribute_tensor: placements: ", placement, " is not a way to "
-                      "distribute a value; allowed: Shard, Replicate (rank ", mesh.rank(), ")");
+    TORCH_CHECK_VALUE(!placement.is_partial(), "distribute_tensor: placements: ", placement,
+                      " is not a way to "
+                      "distribute a value; allowed: Shard, Replicate (rank ",
+                      mesh.rank(), ")");
   }
   placements = without_negative_dims(std::move(placements), tensor.dim());
-  auto spec = internal::intern_spec({mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()});
+  auto spec = internal::intern_spec(
+      {mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()});
   at::NoGradGuard no_grad;
   const at::Tensor local = internal::local_part(tensor.detach(), *spec).clone();
   at::Tensor result = internal::make_dtensor(local, std::move(spec));
   return DTensor(result.set_requires_grad(tensor.requires_grad()));
 }
 
-DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::vector<Placement> placements,
-                   FromLocalOptions options) {
+DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
+                   std::vector<Placement> placements, FromLocalOptions options) {
   TORCH_CHECK_VALUE(local.defined(), "from_local: local: undefined (rank ", mesh.rank(), ")");
-  TORCH_CHECK_VALUE(!is_dtensor(local), "from_local: local: it is a DTensor; pass its .to_local() (rank ", mesh.rank(),
+  TORCH_CHECK_VALUE(!is_dtensor(local),
+                    "from_local: local: it is a DTensor; pass its .to_local() (rank ", mesh.rank(),
                     ")");
   check_device(local, mesh, "from_local");
-  const auto ndim = options.shape.has_value() ? static_cast<int64_t>(options.shape->size()) : local.dim();
+  const auto ndim =
+      options.shape.has_value() ? static_cast<int64_t>(options.shape->size()) : local.dim();
   placements = without_negative_dims(std::move(placements), ndim);
   auto shape = options.shape.has_value() ? *options.shape : even_shape(local, mesh, placements);
   auto stride = options.stride.has_value() ? *options.stride : internal::contiguous_strides(shape);

@@ -5,8 +5,8 @@
 //   weight.to_local();           // this rank's rows
 //   weight.full_tensor();        // everything, on every rank
 //
-// Operators work on DTensors where a rule says how (docs/design.md lists them); others throw and name themselves. A
-// DTensor has no storage of its own: raw access throws.
+// Operators work on DTensors where a rule says how (docs/design.md lists them); others
+// throw and name themselves. A DTensor has no storage of its own: raw access throws.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -31,28 +31,34 @@ class DTensor : public at::Tensor {
   at::Tensor to_local() const;
   // The whole value as a plain tensor. Collective over the mesh. Differentiable.
   at::Tensor full_tensor() const;
-  // The same value with other placements. Collective over the mesh dimensions that change. Differentiable.
+  // The same value with other placements. Collective over the mesh dimensions that
+  // change. Differentiable.
   DTensor redistribute(std::vector<Placement> placements) const;
 
   const DeviceMesh& device_mesh() const;
   const std::vector<Placement>& placements() const;
 };
 
-// Shape, placements, mesh and this rank's part. Local. (Printing it as an at::Tensor throws: raw access.)
+// Shape, placements, mesh and this rank's part. Local. (Printing it as an at::Tensor
+// throws: raw access.)
 std::ostream& operator<<(std::ostream& out, const DTensor& dtensor);
 
-// Every rank passes the same full tensor; each keeps its part (a copy). Local: nothing is sent.
-// Throws ValueError for placements that do not fit the mesh or the tensor, or are Partial.
-DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, std::vector<Placement> placements);
+// Every rank passes the same full tensor; each keeps its part (a copy). Local: nothing is
+// sent. Throws ValueError for placements that do not fit the mesh or the tensor, or are
+// Partial.
+DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
+                          std::vector<Placement> placements);
 
 struct FromLocalOptions {
-  std::optional<std::vector<int64_t>> shape = {};   // global; default: even shards of this rank's size
+  std::optional<std::vector<int64_t>> shape =
+      {};  // global; default: even shards of this rank's size
   std::optional<std::vector<int64_t>> stride = {};  // global; default: contiguous
-  bool check = false;                               // compare shapes across the mesh (collective) and throw on mismatch
+  bool check = false;  // compare shapes across the mesh (collective) and throw on mismatch
 };
-// Wraps what each rank already holds; shares memory. Local unless check. Differentiable, but for Partial min, max and
-// product (NotImplementedError). A term of a Partial sum gets the whole gradient, one of an average its part.
-DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh, std::vector<Placement> placements,
-                   FromLocalOptions options = {});
+// Wraps what each rank already holds; shares memory. Local unless check. Differentiable,
+// but for Partial min, max and product (NotImplementedError). A term of a Partial sum
+// gets the whole gradient, one of an average its part.
+DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
+                   std::vector<Placement> placements, FromLocalOptions options = {});
 
 }  // namespace fsdp

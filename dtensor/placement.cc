@@ -29,10 +29,13 @@ size_t Placement::hash() const {
 
 std::string to_string(const Placement& placement) {
   if (placement.is_shard()) return "Shard(" + std::to_string(placement.shard_dim()) + ")";
-  if (placement.is_partial()) return std::string("Partial(") + name_of(placement.partial_op()) + ")";
+  if (placement.is_partial())
+    return std::string("Partial(") + name_of(placement.partial_op()) + ")";
   return "Replicate()";
 }
 
-std::ostream& operator<<(std::ostream& out, const Placement& placement) { return out << to_string(placement); }
+std::ostream& operator<<(std::ostream& out, const Placement& placement) {
+  return out << to_string(placement);
+}
 
 }  // namespace fsdp

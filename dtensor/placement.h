@@ -1,5 +1,5 @@
-// How a DTensor lies along one mesh dimension: cut into chunks (Shard), copied (Replicate), or as terms still to be
-// reduced (Partial).
+// How a DTensor lies along one mesh dimension: cut into chunks (Shard), copied
+// (Replicate), or as terms still to be reduced (Partial).
 //
 //   std::vector<fsdp::Placement> placements = {fsdp::Shard{0}, fsdp::Replicate{}};
 #pragma once
@@ -11,7 +11,8 @@
 
 namespace fsdp {
 
-// Chunk i of torch.chunk(size) of tensor dimension `dim` lies on mesh coordinate i; trailing chunks may be empty.
+// Chunk i of torch.chunk(size) of tensor dimension `dim` lies on mesh coordinate i;
+// trailing chunks may be empty.
 struct Shard {
   int64_t dim = 0;
   bool operator==(const Shard&) const = default;
@@ -38,7 +39,7 @@ class Placement {
   bool is_shard(int64_t dim) const { return is_shard() && std::get<Shard>(value_).dim == dim; }
   bool is_replicate() const { return std::holds_alternative<Replicate>(value_); }
   bool is_partial() const { return std::holds_alternative<Partial>(value_); }
-  int64_t shard_dim() const { return std::get<Shard>(value_).dim; }         // REQUIRES: is_shard()
+  int64_t shard_dim() const { return std::get<Shard>(value_).dim; }        // REQUIRES: is_shard()
   Partial::Op partial_op() const { return std::get<Partial>(value_).op; }  // REQUIRES: is_partial()
 
   bool operator==(const Placement&) const = default;

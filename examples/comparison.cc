@@ -1,12 +1,12 @@
 #include "examples/comparison.h"
 
+#include "dtensor/dtensor.h"
+
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
 #include <utility>
-
-#include "dtensor/dtensor.h"
 
 namespace examples {
 namespace {
@@ -19,8 +19,8 @@ at::Tensor full(const at::Tensor& tensor) {
 }
 
 // Differences are taken in double, so that the comparison itself does not round.
-void add(Difference& sum, const std::string& name, const at::Tensor& actual, const at::Tensor& expected,
-         const at::Tensor& bound) {
+void add(Difference& sum, const std::string& name, const at::Tensor& actual,
+         const at::Tensor& expected, const at::Tensor& bound) {
   auto error = (actual.to(torch::kDouble) - expected.to(torch::kDouble)).abs();
   sum.tensors += 1;
   sum.elements += actual.numel();
@@ -62,8 +62,8 @@ std::string to_string(const Difference& difference) {
   if (difference.unequal == 0) {
     text << "bit-equal";
   } else {
-    text << difference.unequal << " differ, by at most " << difference.largest << " (" << difference.worst << "), "
-         << difference.out_of_bound << " beyond the bound";
+    text << difference.unequal << " differ, by at most " << difference.largest << " ("
+         << difference.worst << "), " << difference.out_of_bound << " beyond the bound";
   }
   return text.str();
 }
@@ -95,7 +95,8 @@ void Comparison::forward_backward(const std::vector<Batch>& micro_batches) {
         sums[i].add_(gradient);
     }
   }
-  for (size_t i = 0; i < parameters.size(); ++i) parameters[i].mutable_grad() = sums[i].div_(world_);
+  for (size_t i = 0; i < parameters.size(); ++i)
+    parameters[i].mutable_grad() = sums[i].div_(world_);
   unsharded_loss_ = loss_sum / static_cast<double>(world_);
 }
 
@@ -110,7 +111,8 @@ Difference Comparison::compare_gradients(torch::nn::Module& sharded) const {
   const auto expected = twin_->parameters();
   size_t i = 0;
   for (const auto& parameter : sharded.named_parameters()) {
-    add(difference, parameter.key(), full(parameter.value().grad()), expected[i].grad(), gradient_bound(i));
+    add(difference, parameter.key(), full(parameter.value().grad()), expected[i].grad(),
+        gradient_bound(i));
     ++i;
   }
   return difference;

@@ -1,15 +1,15 @@
-// The unsharded twin of a sharded model: trained on the whole global batch by every rank alone, to show that sharding
-// changes nothing.
+// The unsharded twin of a sharded model: trained on the whole global batch by every rank
+// alone, to show that sharding changes nothing.
 #pragma once
+
+#include "examples/text_data.h"
+#include "examples/transformer.h"
 
 #include <torch/torch.h>
 
 #include <memory>
 #include <string>
 #include <vector>
-
-#include "examples/text_data.h"
-#include "examples/transformer.h"
 
 namespace examples {
 
@@ -26,24 +26,31 @@ std::string to_string(const Difference& difference);
 
 class Comparison {
  public:
-  // `twin` has the same initial weights as the sharded model; `optimizer` is over the twin's parameters.
+  // `twin` has the same initial weights as the sharded model; `optimizer` is over the
+  // twin's parameters.
   Comparison(Transformer twin, std::unique_ptr<torch::optim::Optimizer> optimizer);
 
-  // Runs the twin on every rank's micro-batch and leaves the mean gradient in its parameters' .grad. Local.
+  // Runs the twin on every rank's micro-batch and leaves the mean gradient in its
+  // parameters' .grad. Local.
   void forward_backward(const std::vector<Batch>& micro_batches);
   void optimizer_step() { optimizer_->step(); }
 
-  // Both after the backward pass of step 1, before the optimizers' step, with W ranks and g_r the gradient of rank r:
-  // gradients may differ by (W - 1) * epsilon * sum_r |g_r| elementwise, and not at all for W <= 2 (sums of two numbers
-  // do not depend on the order). `sharded` is put back as it was. Collective.
+  // Both after the backward pass of step 1, before the optimizers' step, with W ranks and
+  // g_r the gradient of rank r: gradients may differ by (W - 1) * epsilon * sum_r |g_r|
+  // elementwise, and not at all for W <= 2 (sums of two numbers do not depend on the
+  // order). `sharded` is put back as it was. Collective.
   Difference compare_gradients(torch::nn::Module& sharded) const;
   // After one SGD step with learning rate `lr`: the same times lr, plus one rounding.
   Difference compare_parameters_after_sgd(torch::nn::Module& sharded, double lr);
 
   // The sharded model's mean loss over the global batch that forward_backward() saw last.
   void record_sharded_loss(double loss);
-  double unsharded_loss() const { return unsharded_loss_; }  // the twin's; mean over the micro-batches
-  double largest_loss_difference() const { return largest_loss_difference_; }  // relative, over all steps
+  double unsharded_loss() const {
+    return unsharded_loss_;
+  }  // the twin's; mean over the micro-batches
+  double largest_loss_difference() const {
+    return largest_loss_difference_;
+  }  // relative, over all steps
 
  private:
   at::Tensor gradient_bound(size_t parameter) const;

@@ -25,8 +25,9 @@ extern char** environ;
 namespace examples {
 namespace {
 
-constexpr const char* kLauncherVariable = "FULLY_SHARD_LAUNCHER";  // the launcher's process id, in ranks it started
-constexpr auto kGracePeriod = std::chrono::seconds(3);             // between SIGTERM and SIGKILL
+constexpr const char* kLauncherVariable =
+    "FULLY_SHARD_LAUNCHER";  // the launcher's process id, in ranks it started
+constexpr auto kGracePeriod = std::chrono::seconds(3);  // between SIGTERM and SIGKILL
 
 [[noreturn]] void throw_errno(const char* what, int error = errno) {
   throw std::system_error(error, std::generic_category(), what);
@@ -39,7 +40,8 @@ bool started_by_another_launcher() {
   return false;
 }
 
-// A rank leaves Ctrl-C to the launcher, which stops all ranks in one way, and does not outlive it.
+// A rank leaves Ctrl-C to the launcher, which stops all ranks in one way, and does not
+// outlive it.
 void follow_launcher(pid_t launcher) {
   signal(SIGINT, SIG_IGN);
   prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -54,7 +56,8 @@ int free_port() {
   address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
   socklen_t size = sizeof(address);
   auto* generic = reinterpret_cast<sockaddr*>(&address);
-  if (bind(listener, generic, size) != 0 || getsockname(listener, generic, &size) != 0) throw_errno("bind");
+  if (bind(listener, generic, size) != 0 || getsockname(listener, generic, &size) != 0)
+    throw_errno("bind");
   close(listener);
   return ntohs(address.sin_port);
 }
@@ -98,7 +101,8 @@ sigset_t launcher_signals() {
 
 std::string describe(int status) {
   if (WIFSIGNALED(status)) {
-    return "was killed by signal " + std::to_string(WTERMSIG(status)) + " (" + strsignal(WTERMSIG(status)) + ")";
+    return "was killed by signal " + std::to_string(WTERMSIG(status)) + " (" +
+           strsignal(WTERMSIG(status)) + ")";
   }
   return "failed with exit code " + std::to_string(WEXITSTATUS(status));
 }
@@ -114,14 +118,16 @@ class LocalJob {
   LocalJob(const LocalJob&) = delete;
   LocalJob& operator=(const LocalJob&) = delete;
 
-  // Returns the exit code of the job when all ranks have ended, one has failed, or a signal asks to stop.
+  // Returns the exit code of the job when all ranks have ended, one has failed, or a
+  // signal asks to stop.
   int wait() {
     const sigset_t signals = launcher_signals();
     while (running() > 0) {
       const int signal = sigwaitinfo(&signals, nullptr);
       if (signal < 0) continue;  // interrupted by a debugger
       if (signal != SIGCHLD) {
-        std::cerr << "\n" << strsignal(signal) << ": stopping " << running() << " ranks" << std::endl;
+        std::cerr << "\n"
+                  << strsignal(signal) << ": stopping " << running() << " ranks" << std::endl;
         stop();
         return 128 + signal;
       }
@@ -141,8 +147,8 @@ class LocalJob {
     auto arguments = own_arguments();
     auto environment = rank_environment(rank, static_cast<int64_t>(processes_.size()), port);
     pid_t process = 0;
-    const int error = posix_spawn(&process, "/proc/self/exe", nullptr, &attributes, pointers(arguments).data(),
-                                  pointers(environment).data());
+    const int error = posix_spawn(&process, "/proc/self/exe", nullptr, &attributes,
+                                  pointers(arguments).data(), pointers(environment).data());
     posix_spawnattr_destroy(&attributes);
     if (error != 0) throw_errno("posix_spawn", error);
     processes_[static_cast<size_t>(rank)] = process;
@@ -154,7 +160,8 @@ class LocalJob {
     return count;
   }
 
-  // Takes note of every rank that has ended; false, with a message, when one of them failed.
+  // Takes note of every rank that has ended; false, with a message, when one of them
+  // failed.
   bool reap() {
     int status = 0;
     for (pid_t ended; (ended = waitpid(-1, &status, WNOHANG)) > 0;) {
@@ -162,8 +169,8 @@ class LocalJob {
         if (processes_[rank] != ended) continue;
         processes_[rank] = 0;
         if (status == 0) continue;
-        std::cerr << "\nrank " << rank << " (process " << ended << ") " << describe(status) << "; stopping the other "
-                  << running() << " ranks" << std::endl;
+        std::cerr << "\nrank " << rank << " (process " << ended << ") " << describe(status)
+                  << "; stopping the other " << running() << " ranks" << std::endl;
         return false;
       }
     }

@@ -2,10 +2,11 @@
 //
 //   int main(int argc, char** argv) {
 //     if (auto exit_code = examples::launch_ranks(2)) return *exit_code;   // the launcher
-//     ...                                                                  // a rank: RANK, WORLD_SIZE, ... are set
+//     ...  // a rank: RANK, WORLD_SIZE, ... are set
 //   }
 //
-// Under torchrun, srun or mpirun, which set the environment themselves, the program is a rank of their job.
+// Under torchrun, srun or mpirun, which set the environment themselves, the program is a
+// rank of their job.
 #pragma once
 
 #include <cstdint>
@@ -13,13 +14,15 @@
 
 namespace examples {
 
-// Returns nothing in a rank: the caller goes on. In the launcher it starts `ranks` copies of this program with the same
-// arguments and with RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT, waits for them, and returns the exit
-// code. One rank needs no launcher.
+// Returns nothing in a rank: the caller goes on. In the launcher it starts `ranks` copies
+// of this program with the same arguments and with RANK, WORLD_SIZE, LOCAL_RANK,
+// MASTER_ADDR and MASTER_PORT, waits for them, and returns the exit code. One rank needs
+// no launcher.
 //
-// SIGINT or SIGTERM to the launcher stops every rank (exit code 128 + signal). When a rank fails, a message on stderr
-// names it and the others are stopped (exit code 1); so are all ranks when the launcher itself is killed.
-// Throws std::system_error when the ranks cannot be started.
+// SIGINT or SIGTERM to the launcher stops every rank (exit code 128 + signal). When a
+// rank fails, a message on stderr names it and the others are stopped (exit code 1); so
+// are all ranks when the launcher itself is killed. Throws std::system_error when the
+// ranks cannot be started.
 std::optional<int> launch_ranks(int64_t ranks);
 
 }  // namespace examples

@@ -1,4 +1,5 @@
-// Where the time of a run went: seconds per phase, and how much of each was spent waiting for communication.
+// Where the time of a run went: seconds per phase, and how much of each was spent waiting
+// for communication.
 //
 //   PhaseTimes times([&] { return fsdp::counters(mesh).wait_seconds; });
 //   auto loss = times.measure(Phase::kForward, [&] { return model->forward(tokens); });
@@ -11,9 +12,19 @@
 
 namespace examples {
 
-enum class Phase { kData, kForward, kBackward, kOptimizer, kMetrics, kUnsharded, kValidation, kGeneration };
-constexpr std::array kPhases = {Phase::kData,    Phase::kForward,   Phase::kBackward,   Phase::kOptimizer,
-                                Phase::kMetrics, Phase::kUnsharded, Phase::kValidation, Phase::kGeneration};
+enum class Phase {
+  kData,
+  kForward,
+  kBackward,
+  kOptimizer,
+  kMetrics,
+  kUnsharded,
+  kValidation,
+  kGeneration
+};
+constexpr std::array kPhases = {Phase::kData,       Phase::kForward,   Phase::kBackward,
+                                Phase::kOptimizer,  Phase::kMetrics,   Phase::kUnsharded,
+                                Phase::kValidation, Phase::kGeneration};
 const char* name(Phase phase);
 // Data, forward, backward, optimizer and metrics: what a step of the sharded model needs.
 bool is_training(Phase phase);
@@ -45,7 +56,8 @@ class PhaseTimes {
     Span(PhaseTimes& times, Phase phase) : times_(times), phase_(phase), waited_(times.waited_()) {}
     ~Span() {
       auto& time = times_.times_[static_cast<size_t>(phase_)];
-      time.seconds += std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
+      time.seconds +=
+          std::chrono::duration<double>(std::chrono::steady_clock::now() - begin_).count();
       time.waiting += times_.waited_() - waited_;
     }
 

@@ -1,9 +1,9 @@
 #include "examples/rank_metrics.h"
 
+#include "dtensor/dtensor.h"
+
 #include <ATen/Functions.h>
 #include <sys/resource.h>
-
-#include "dtensor/dtensor.h"
 
 namespace examples {
 

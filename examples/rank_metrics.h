@@ -1,18 +1,20 @@
-// What one rank tells the others after a step, for reports and for losses over the global batch.
+// What one rank tells the others after a step, for reports and for losses over the global
+// batch.
 #pragma once
 
-#include <vector>
-
 #include "device_mesh/device_mesh.h"
+
+#include <vector>
 
 namespace examples {
 
 struct RankMetrics {
-  double loss = 0;                 // mean over this rank's micro-batch
-  double training_seconds = 0;     // since the start of training
-  double waiting_seconds = 0;      // of these, waiting for communication
-  double shard_bytes = 0;          // this rank's shards of the parameters
-  double sharding_peak_bytes = 0;  // highest sum of unsharded parameters, staging and full gradients so far
+  double loss = 0;              // mean over this rank's micro-batch
+  double training_seconds = 0;  // since the start of training
+  double waiting_seconds = 0;   // of these, waiting for communication
+  double shard_bytes = 0;       // this rank's shards of the parameters
+  double sharding_peak_bytes =
+      0;  // highest sum of unsharded parameters, staging and full gradients so far
   double resident_peak_bytes = 0;  // of the whole process
 };
 

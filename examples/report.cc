@@ -22,7 +22,10 @@ double mean_waiting(const std::vector<RankMetrics>& ranks) {
 }  // namespace
 
 Report::Report(int64_t rank, int64_t steps, int64_t tokens_per_step)
-    : prints_(rank == 0), terminal_(isatty(STDOUT_FILENO) == 1), steps_(steps), tokens_per_step_(tokens_per_step) {}
+    : prints_(rank == 0),
+      terminal_(isatty(STDOUT_FILENO) == 1),
+      steps_(steps),
+      tokens_per_step_(tokens_per_step) {}
 
 void Report::say(const std::string& line) {
   if (!prints_) return;
@@ -37,17 +40,19 @@ bool Report::due(int64_t step) const {
   return terminal_ || step == 1 || step == steps_ || step % period == 0;
 }
 
-void Report::step(int64_t step, const std::vector<RankMetrics>& ranks, std::optional<double> unsharded_loss) {
+void Report::step(int64_t step, const std::vector<RankMetrics>& ranks,
+                  std::optional<double> unsharded_loss) {
   if (!prints_ || !due(step)) return;
   double resident = 0;
   for (const auto& rank : ranks) resident = std::max(resident, rank.resident_peak_bytes);
   const double seconds = ranks[0].training_seconds - shown_seconds_;
   const double tokens = static_cast<double>((step - shown_step_) * tokens_per_step_);
-  std::printf("%sstep %*lld/%lld  loss %.4f", terminal_ ? "\r" : "", 4, static_cast<long long>(step),
-              static_cast<long long>(steps_), mean_loss(ranks));
+  std::printf("%sstep %*lld/%lld  loss %.4f", terminal_ ? "\r" : "", 4,
+              static_cast<long long>(step), static_cast<long long>(steps_), mean_loss(ranks));
   if (unsharded_loss) std::printf("  unsharded %.4f", *unsharded_loss);
-  std::printf("  %.0f tokens/s  peak %.0f MiB/rank  waiting %.0f %%%s", tokens / seconds, resident / kMiB,
-              share(mean_waiting(ranks) - shown_waiting_, seconds), terminal_ ? "\033[K" : "\n");
+  std::printf("  %.0f tokens/s  peak %.0f MiB/rank  waiting %.0f %%%s", tokens / seconds,
+              resident / kMiB, share(mean_waiting(ranks) - shown_waiting_, seconds),
+              terminal_ ? "\033[K" : "\n");
   std::fflush(stdout);
   line_open_ = terminal_;
   shown_step_ = step;
@@ -64,8 +69,8 @@ void Report::time_table(const PhaseTimes& times) {
   for (Phase phase : kPhases) {
     const auto time = times.of(phase);
     if (time.seconds == 0) continue;
-    std::printf("  %-18s %9.2f  %4.0f %%  %9.2f s\n", name(phase), time.seconds, share(time.seconds, total),
-                time.waiting);
+    std::printf("  %-18s %9.2f  %4.0f %%  %9.2f s\n", name(phase), time.seconds,
+                share(time.seconds, total), time.waiting);
   }
   std::fflush(stdout);
 }
@@ -79,8 +84,10 @@ void Report::memory_table(const std::vector<RankMetrics>& ranks, double unsharde
                 ranks[rank].sharding_peak_bytes / kMiB, ranks[rank].resident_peak_bytes / kMiB);
   }
   std::printf(
-      "  the whole model's parameters: %.2f MiB; its gradients and AdamW's two moments add three times that, all\n"
-      "  of it sharded. Sharding's peak: parameters gathered, staging and full gradients at one moment.\n",
+      "  the whole model's parameters: %.2f MiB; its gradients and AdamW's two moments add three "
+      "times that, all\n"
+      "  of it sharded. Sharding's peak: parameters gathered, staging and full gradients at one "
+      "moment.\n",
       unsharded_bytes / kMiB);
   std::fflush(stdout);
 }

@@ -1,13 +1,13 @@
 // What a training run prints: rank 0 writes to stdout, the others nothing.
 #pragma once
 
+#include "examples/phase_times.h"
+#include "examples/rank_metrics.h"
+
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <vector>
-
-#include "examples/phase_times.h"
-#include "examples/rank_metrics.h"
 
 namespace examples {
 
@@ -18,9 +18,11 @@ class Report {
 
   // A line of its own.
   void say(const std::string& line);
-  // The live line: rewritten at every step on a terminal, else a line at the first, the last and every 20th part of the
-  // steps. `ranks` is what exchange() returned; `unsharded_loss` is shown where there is one.
-  void step(int64_t step, const std::vector<RankMetrics>& ranks, std::optional<double> unsharded_loss);
+  // The live line: rewritten at every step on a terminal, else a line at the first, the
+  // last and every 20th part of the steps. `ranks` is what exchange() returned;
+  // `unsharded_loss` is shown where there is one.
+  void step(int64_t step, const std::vector<RankMetrics>& ranks,
+            std::optional<double> unsharded_loss);
   // The tables of where time and memory went.
   void time_table(const PhaseTimes& times);
   void memory_table(const std::vector<RankMetrics>& ranks, double unsharded_bytes);

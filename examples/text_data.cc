@@ -32,7 +32,8 @@ bool is_text(const std::string& content) { return content.find('\0') == std::str
 
 std::string read_folder(const fs::path& folder) {
   std::vector<fs::path> paths;
-  for (const auto& entry : fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied)) {
+  for (const auto& entry :
+       fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied)) {
     if (entry.is_regular_file()) paths.push_back(entry.path());
   }
   std::sort(paths.begin(), paths.end());  // the same text on every rank
@@ -59,7 +60,8 @@ uint64_t scatter(uint64_t x) {
 }
 
 int remember_libc10(dl_phdr_info* library, size_t /*size*/, void* path) {
-  if (fs::path(library->dlpi_name).filename() == "libc10.so") *static_cast<std::string*>(path) = library->dlpi_name;
+  if (fs::path(library->dlpi_name).filename() == "libc10.so")
+    *static_cast<std::string*>(path) = library->dlpi_name;
   return 0;
 }
 
@@ -68,8 +70,8 @@ int remember_libc10(dl_phdr_info* library, size_t /*size*/, void* path) {
 TextData::TextData(const std::string& path, uint64_t seed) : seed_(seed) {
   TORCH_CHECK_VALUE(fs::exists(path), "--data: no such file or folder: ", path);
   const std::string text = fs::is_directory(path) ? read_folder(path) : read_file(path);
-  TORCH_CHECK_VALUE(text.size() >= kSmallestText, "--data: ", path, " has ", text.size(), " bytes of text, at least ",
-                    kSmallestText, " are needed");
+  TORCH_CHECK_VALUE(text.size() >= kSmallestText, "--data: ", path, " has ", text.size(),
+                    " bytes of text, at least ", kSmallestText, " are needed");
   const size_t span = std::min(kLargestSpan, text.size() / kHeldOutPeriod);
   std::string training, held_out;
   for (size_t begin = 0, index = 1; begin < text.size(); begin += span, ++index) {
@@ -79,13 +81,15 @@ TextData::TextData(const std::string& path, uint64_t seed) : seed_(seed) {
   held_out_ = bytes(held_out);
 }
 
-Batch TextData::draw(const at::Tensor& text, uint64_t stream, int64_t step, int64_t rank, int64_t rows,
-                     int64_t tokens) const {
+Batch TextData::draw(const at::Tensor& text, uint64_t stream, int64_t step, int64_t rank,
+                     int64_t rows, int64_t tokens) const {
   const int64_t starts = text.numel() - tokens;
-  TORCH_CHECK_VALUE(starts > 0, "--tokens: ", tokens, " tokens do not fit into ", text.numel(), " bytes of text");
+  TORCH_CHECK_VALUE(starts > 0, "--tokens: ", tokens, " tokens do not fit into ", text.numel(),
+                    " bytes of text");
   std::vector<at::Tensor> windows;
   for (int64_t row = rank * rows; row < (rank + 1) * rows; ++row) {
-    const uint64_t draw = scatter(scatter(scatter(seed_ ^ stream << 32) + uint64_t(step)) + uint64_t(row));
+    const uint64_t draw =
+        scatter(scatter(scatter(seed_ ^ stream << 32) + uint64_t(step)) + uint64_t(row));
     windows.push_back(text.narrow(0, static_cast<int64_t>(draw % uint64_t(starts)), tokens + 1));
   }
   auto both = at::stack(windows).to(at::kLong);
@@ -104,8 +108,8 @@ std::string default_text_folder() {
   std::string library;
   dl_iterate_phdr(remember_libc10, &library);
   const fs::path folder = fs::path(library).parent_path().parent_path() / "include";
-  TORCH_CHECK_VALUE(!library.empty() && fs::is_directory(folder), "--data: name a file or folder; ", folder.string(),
-                    " with the LibTorch headers, the default, does not exist");
+  TORCH_CHECK_VALUE(!library.empty() && fs::is_directory(folder), "--data: name a file or folder; ",
+                    folder.string(), " with the LibTorch headers, the default, does not exist");
   return folder.string();
 }
 
@@ -113,7 +117,8 @@ at::Tensor encode(const std::string& text) { return bytes(text).to(at::kLong); }
 
 std::string decode(const at::Tensor& tokens) {
   auto narrow = tokens.to(at::kCPU, at::kByte).contiguous();
-  return {reinterpret_cast<const char*>(narrow.const_data_ptr<uint8_t>()), static_cast<size_t>(narrow.numel())};
+  return {reinterpret_cast<const char*>(narrow.const_data_ptr<uint8_t>()),
+          static_cast<size_t>(narrow.numel())};
 }
 
 }  // namespace examples

@@ -3,6 +3,10 @@
 //   train_transformer --ranks 2                 starts two local processes
 //   torchrun --nproc-per-node 2 --no-python train_transformer
 //   train_transformer --help
+#include "examples/launch.h"
+#include "examples/text_data.h"
+#include "examples/training.h"
+
 #include <ATen/Parallel.h>
 #include <absl/flags/flag.h>
 #include <absl/flags/parse.h>
@@ -15,13 +19,11 @@
 #include <string>
 #include <vector>
 
-#include "examples/launch.h"
-#include "examples/text_data.h"
-#include "examples/training.h"
-
-ABSL_FLAG(int64_t, ranks, 2,
-          "local processes to start; ignored under torchrun, srun and mpirun, which say it themselves");
-ABSL_FLAG(std::string, data, "", "text to train on, a file or a folder; default: the LibTorch headers on this machine");
+ABSL_FLAG(
+    int64_t, ranks, 2,
+    "local processes to start; ignored under torchrun, srun and mpirun, which say it themselves");
+ABSL_FLAG(std::string, data, "",
+          "text to train on, a file or a folder; default: the LibTorch headers on this machine");
 ABSL_FLAG(int64_t, steps, 300, "training steps");
 ABSL_FLAG(int64_t, batch, 8, "sequences per rank and step");
 ABSL_FLAG(int64_t, tokens, 128, "tokens (bytes) per sequence");
@@ -32,8 +34,10 @@ ABSL_FLAG(int64_t, kv_heads, 2, "key and value heads");
 ABSL_FLAG(std::string, optimizer, "adamw", "adamw or sgd");
 ABSL_FLAG(double, lr, 2e-3, "learning rate");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the weights, the batches and the generated text");
-ABSL_FLAG(int64_t, validate_every, 100, "steps between validations; 0: at the start and the end only");
-ABSL_FLAG(bool, compare, false, "train the unsharded model on the same global batch alongside, and compare");
+ABSL_FLAG(int64_t, validate_every, 100,
+          "steps between validations; 0: at the start and the end only");
+ABSL_FLAG(bool, compare, false,
+          "train the unsharded model on the same global batch alongside, and compare");
 ABSL_FLAG(std::string, prompt, "#include <", "what the generated text starts with");
 ABSL_FLAG(int64_t, generate, 200, "tokens to generate at the end; 0: none");
 ABSL_FLAG(double, temperature, 0.7, "of the generated text; 0: always the likeliest token");
@@ -56,8 +60,8 @@ c10::DeviceType device_type(const std::string& name) {
 
 int64_t at_least(int64_t least, const absl::Flag<int64_t>& flag) {
   const int64_t value = absl::GetFlag(flag);
-  TORCH_CHECK_VALUE(value >= least, "--", absl::GetFlagReflectionHandle(flag).Name(), ": ", value, ", allowed is ",
-                    least, " or more");
+  TORCH_CHECK_VALUE(value >= least, "--", absl::GetFlagReflectionHandle(flag).Name(), ": ", value,
+                    ", allowed is ", least, " or more");
   return value;
 }
 
@@ -87,7 +91,8 @@ examples::TrainingOptions options_from_flags() {
 }
 
 int run() {
-  const auto options = options_from_flags();  // first: a wrong flag is reported once, not by every rank
+  const auto options =
+      options_from_flags();  // first: a wrong flag is reported once, not by every rank
   if (auto exit_code = examples::launch_ranks(at_least(1, FLAGS_ranks))) return *exit_code;
   at::set_num_threads(absl::GetFlag(FLAGS_threads));
   return examples::train(options);
@@ -106,7 +111,8 @@ void show_own_flags_in_help() {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
-      "trains a byte-level transformer, sharded over the ranks, on real text, and lets it write some.\n"
+      "trains a byte-level transformer, sharded over the ranks, on real text, and lets it write "
+      "some.\n"
       "Usage: train_transformer [--ranks=2] [--steps=300] [--compare] ...");
   show_own_flags_in_help();
   absl::ParseCommandLine(argc, argv);

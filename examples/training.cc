@@ -1,13 +1,5 @@
 #include "examples/training.h"
 
-#include <torch/torch.h>
-
-#include <cstdio>
-#include <memory>
-#include <optional>
-#include <utility>
-#include <vector>
-
 #include "device_mesh/process_group.h"
 #include "examples/comparison.h"
 #include "examples/phase_times.h"
@@ -16,6 +8,14 @@
 #include "examples/text_data.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
+
+#include <torch/torch.h>
+
+#include <cstdio>
+#include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
 
 namespace examples {
 namespace {
@@ -36,7 +36,8 @@ Transformer make_model(const TrainingOptions& options) {
   return model;
 }
 
-// The embedding, every block and the head are units; the root takes what is left, the last norm.
+// The embedding, every block and the head are units; the root takes what is left, the
+// last norm.
 void shard(Transformer& model, const fsdp::DeviceMesh& mesh) {
   fsdp::fully_shard(model->embedding, mesh);
   for (auto& block : model->blocks) fsdp::fully_shard(block, mesh);
@@ -44,12 +45,15 @@ void shard(Transformer& model, const fsdp::DeviceMesh& mesh) {
   fsdp::fully_shard(model, mesh);
 }
 
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainingOptions& options, Transformer& model) {
+std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainingOptions& options,
+                                                        Transformer& model) {
   switch (options.optimizer) {
     case OptimizerKind::kAdamW:
-      return std::make_unique<torch::optim::AdamW>(model->parameters(), torch::optim::AdamWOptions(options.lr));
+      return std::make_unique<torch::optim::AdamW>(model->parameters(),
+                                                   torch::optim::AdamWOptions(options.lr));
     case OptimizerKind::kSgd:
-      return std::make_unique<torch::optim::SGD>(model->parameters(), torch::optim::SGDOptions(options.lr));
+      return std::make_unique<torch::optim::SGD>(model->parameters(),
+                                                 torch::optim::SGDOptions(options.lr));
   }
   return nullptr;
 }
@@ -60,7 +64,8 @@ double parameter_bytes(const torch::nn::Module& model) {
   return bytes;
 }
 
-// Bytes that are no printable ASCII, as an early model writes them, would garble the terminal.
+// Bytes that are no printable ASCII, as an early model writes them, would garble the
+// terminal.
 std::string printable(std::string text) {
   for (char& byte : text) {
     if ((byte < ' ' && byte != '\n' && byte != '\t') || byte > '~') byte = '?';
@@ -96,7 +101,8 @@ class Trainer {
       if (comparison_) unsharded = comparison_->unsharded_loss();
       report_.step(step, metrics, unsharded);
       const bool last = step == options_.steps;
-      if (last || (options_.validate_every > 0 && step % options_.validate_every == 0)) validate(step);
+      if (last || (options_.validate_every > 0 && step % options_.validate_every == 0))
+        validate(step);
     }
     generate();
     report_.time_table(times_);
@@ -106,26 +112,31 @@ class Trainer {
 
  private:
   void introduce() {
-    report_.say(format("%.2f M parameters on %lld rank(s), %.1f MB of text to train on, %.1f MB held out (%s)",
-                       unsharded_bytes_ / 4e6, static_cast<long long>(mesh_.size()), data_.training_bytes() / 1e6,
-                       data_.held_out_bytes() / 1e6, options_.data.c_str()));
+    report_.say(format(
+        "%.2f M parameters on %lld rank(s), %.1f MB of text to train on, %.1f MB held out (%s)",
+        unsharded_bytes_ / 4e6, static_cast<long long>(mesh_.size()), data_.training_bytes() / 1e6,
+        data_.held_out_bytes() / 1e6, options_.data.c_str()));
   }
 
-  Batch on_device(Batch batch) const { return {batch.inputs.to(options_.device), batch.targets.to(options_.device)}; }
+  Batch on_device(Batch batch) const {
+    return {batch.inputs.to(options_.device), batch.targets.to(options_.device)};
+  }
 
   std::vector<RankMetrics> train_step(int64_t step) {
     auto batch = times_.measure(Phase::kData, [&] {
       return on_device(data_.training_batch(step, mesh_.rank(), options_.batch, options_.tokens));
     });
-    auto loss =
-        times_.measure(Phase::kForward, [&] { return next_token_loss(model_->forward(batch.inputs), batch.targets); });
+    auto loss = times_.measure(Phase::kForward, [&] {
+      return next_token_loss(model_->forward(batch.inputs), batch.targets);
+    });
     times_.measure(Phase::kBackward, [&] { loss.backward(); });
     if (comparison_) times_.measure(Phase::kUnsharded, [&] { compare_backward(step); });
     times_.measure(Phase::kOptimizer, [&] {
       optimizer_->step();
       optimizer_->zero_grad();
     });
-    auto metrics = times_.measure(Phase::kMetrics, [&] { return exchange(own_metrics(loss.item<double>()), mesh_); });
+    auto metrics = times_.measure(
+        Phase::kMetrics, [&] { return exchange(own_metrics(loss.item<double>()), mesh_); });
     if (comparison_) comparison_->record_sharded_loss(mean_loss(metrics));
     return metrics;
   }
@@ -144,7 +155,8 @@ class Trainer {
   void compare_backward(int64_t step) {
     std::vector<Batch> micro_batches;
     for (int64_t rank = 0; rank < mesh_.size(); ++rank) {
-      micro_batches.push_back(on_device(data_.training_batch(step, rank, options_.batch, options_.tokens)));
+      micro_batches.push_back(
+          on_device(data_.training_batch(step, rank, options_.batch, options_.tokens)));
     }
     comparison_->forward_backward(micro_batches);
     if (step == 1) compare_first_step();
@@ -164,12 +176,14 @@ class Trainer {
       torch::NoGradGuard no_grad;
       double sum = 0;
       for (int64_t i = 0; i < kHeldOutBatches; ++i) {
-        auto batch = on_device(data_.held_out_batch(i, mesh_.rank(), options_.batch, options_.tokens));
+        auto batch =
+            on_device(data_.held_out_batch(i, mesh_.rank(), options_.batch, options_.tokens));
         sum += next_token_loss(model_->forward(batch.inputs), batch.targets).item<double>();
       }
       return exchange(own_metrics(sum / kHeldOutBatches), mesh_);
     });
-    report_.say(format("validation loss after %lld steps: %.4f", static_cast<long long>(step), mean_loss(metrics)));
+    report_.say(format("validation loss after %lld steps: %.4f", static_cast<long long>(step),
+                       mean_loss(metrics)));
   }
 
   // A collective: every rank generates, from the same random numbers, and rank 0 prints.
@@ -177,7 +191,8 @@ class Trainer {
     if (options_.generate == 0) return;
     torch::manual_seed(options_.seed);
     auto text = times_.measure(Phase::kGeneration, [&] {
-      return model_->generate(encode(options_.prompt).to(options_.device), options_.generate, options_.temperature);
+      return model_->generate(encode(options_.prompt).to(options_.device), options_.generate,
+                              options_.temperature);
     });
     report_.say("\ngenerated by the sharded model:\n" + printable(decode(text)));
   }
@@ -186,9 +201,11 @@ class Trainer {
     const double largest = comparison_->largest_loss_difference();
     const bool agrees = first_step_agrees_ && largest <= kLossTolerance;
     report_.say(
-        format("\ncompared with the unsharded model over %lld steps: losses differ by at most %.3g relative "
+        format("\ncompared with the unsharded model over %lld steps: losses differ by at most %.3g "
+               "relative "
                "(allowed: %.3g): %s",
-               static_cast<long long>(options_.steps), largest, kLossTolerance, agrees ? "agree" : "DIFFER"));
+               static_cast<long long>(options_.steps), largest, kLossTolerance,
+               agrees ? "agree" : "DIFFER"));
     return agrees ? 0 : 1;
   }
 
@@ -215,7 +232,8 @@ int train(const TrainingOptions& options) {
   fsdp::ProcessGroupOptions group;
   group.backend = options.device == c10::DeviceType::CUDA ? "nccl" : "gloo";
   fsdp::init_process_group(group);
-  const int exit_code = Trainer(options, fsdp::init_device_mesh(options.device, {place.world_size})).run();
+  const int exit_code =
+      Trainer(options, fsdp::init_device_mesh(options.device, {place.world_size})).run();
   fsdp::destroy_process_group();
   return exit_code;
 }

@@ -1,12 +1,13 @@
-// Trains the transformer of transformer.h, sharded over the ranks of a job, on byte-level text.
+// Trains the transformer of transformer.h, sharded over the ranks of a job, on byte-level
+// text.
 #pragma once
+
+#include "examples/transformer.h"
 
 #include <c10/core/DeviceType.h>
 
 #include <cstdint>
 #include <string>
-
-#include "examples/transformer.h"
 
 namespace examples {
 
@@ -29,8 +30,9 @@ struct TrainingOptions {
   c10::DeviceType device = c10::DeviceType::CPU;
 };
 
-// One rank's part; every rank calls it with the same options. Returns the exit code: 1 when `compare` found a
-// difference that rounding does not explain. Collective over the world.
+// One rank's part; every rank calls it with the same options. Returns the exit code: 1
+// when `compare` found a difference that rounding does not explain. Collective over the
+// world.
 int train(const TrainingOptions& options);
 
 }  // namespace examples

@@ -1,6 +1,8 @@
-// A Llama-class decoder: RMSNorm, rotary position embeddings, grouped-query attention, SwiGLU, untied head.
+// A Llama-class decoder: RMSNorm, rotary position embeddings, grouped-query attention,
+// SwiGLU, untied head.
 //
-// Ordinary LibTorch code: it knows nothing of sharding, and trains sharded all the same (train_transformer.cc).
+// Ordinary LibTorch code: it knows nothing of sharding, and trains sharded all the same
+// (train_transformer.cc).
 #pragma once
 
 #include <torch/torch.h>
@@ -65,14 +67,17 @@ TORCH_MODULE(Block);
 
 class TransformerImpl : public torch::nn::Module {
  public:
-  // Draws the initial weights from the default generator: the same seed gives the same model.
+  // Draws the initial weights from the default generator: the same seed gives the same
+  // model.
   explicit TransformerImpl(const TransformerConfig& config);
 
-  // tokens: int64 [batch, tokens] with tokens <= max_tokens. Returns logits [batch, tokens, vocab].
+  // tokens: int64 [batch, tokens] with tokens <= max_tokens. Returns logits [batch,
+  // tokens, vocab].
   torch::Tensor forward(const torch::Tensor& tokens);
 
-  // Continues `prompt` (int64 [tokens], not empty) by n tokens and returns all of them, int64 [tokens + n]. Temperature
-  // 0 takes the likeliest token, otherwise tokens are drawn from the default generator. Records no graph.
+  // Continues `prompt` (int64 [tokens], not empty) by n tokens and returns all of them,
+  // int64 [tokens + n]. Temperature 0 takes the likeliest token, otherwise tokens are
+  // drawn from the default generator. Records no graph.
   torch::Tensor generate(const torch::Tensor& prompt, int64_t n, double temperature);
 
   torch::nn::Embedding embedding{nullptr};
@@ -86,7 +91,8 @@ class TransformerImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Transformer);
 
-// Mean cross entropy, in nats per token, of logits [batch, tokens, vocab] against targets int64 [batch, tokens].
+// Mean cross entropy, in nats per token, of logits [batch, tokens, vocab] against targets
+// int64 [batch, tokens].
 torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets);
 
 }  // namespace examples

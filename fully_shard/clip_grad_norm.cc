@@ -1,7 +1,6 @@
-#include "dtensor/dtensor_impl.h"
+#include "device_mesh/collectives/collectives.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/fully_shard.h"
-
-#include "device_mesh/collectives.h"
 
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/full.h>
@@ -27,11 +26,15 @@ class NormTerms {
 
   void add(const at::Tensor& values) {
     if (values.numel() == 0) return;  // the largest of nothing has no value, and adds nothing
-    combine(powered(at::linalg_vector_norm(values, p_, std::nullopt, false, norm_dtype(values)).to(total_.options())));
+    combine(powered(at::linalg_vector_norm(values, p_, std::nullopt, false, norm_dtype(values))
+                        .to(total_.options())));
   }
-  void combine(const at::Tensor& term) { total_ = std::isinf(p_) ? at::maximum(total_, term) : total_.add(term); }
+  void combine(const at::Tensor& term) {
+    total_ = std::isinf(p_) ? at::maximum(total_, term) : total_.add(term);
+  }
   void all_reduce(const internal::Group& group) {
-    internal::all_reduce(group, total_, std::isinf(p_) ? internal::ReduceOp::kMax : internal::ReduceOp::kSum)
+    internal::all_reduce(group, total_,
+                         std::isinf(p_) ? internal::ReduceOp::kMax : internal::ReduceOp::kSum)
         .wait("all-reduce of clip_grad_norm_");
   }
   const at::Tensor& total() const { return total_; }
@@ -40,9 +43,12 @@ class NormTerms {
  private:
   // Half precision overflows in sums of powers.
   static std::optional<at::ScalarType> norm_dtype(const at::Tensor& values) {
-    return at::isReducedFloatingType(values.scalar_type()) ? std::optional(at::kFloat) : std::nullopt;
+    return at::isReducedFloatingType(values.scalar_type()) ? std::optional(at::kFloat)
+                                                           : std::nullopt;
   }
-  at::Tensor powered(const at::Tensor& norm) const { return std::isinf(p_) || p_ == 1 ? norm : norm.pow(p_); }
+  at::Tensor powered(const at::Tensor& norm) const {
+    return std::isinf(p_) || p_ == 1 ? norm : norm.pow(p_);
+  }
 
   double p_;
   at::Tensor total_;
@@ -50,12 +56,16 @@ class NormTerms {
 
 }  // namespace
 
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm, double norm_type) {
-  TORCH_CHECK_VALUE(max_norm >= 0, "clip_grad_norm_: max_norm is ", max_norm, "; it must not be negative");
-  TORCH_CHECK_VALUE(norm_type > 0, "clip_grad_norm_: norm_type is ", norm_type, "; it must be positive or inf");
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm,
+                           double norm_type) {
+  TORCH_CHECK_VALUE(max_norm >= 0, "clip_grad_norm_: max_norm is ", max_norm,
+                    "; it must not be negative");
+  TORCH_CHECK_VALUE(norm_type > 0, "clip_grad_norm_: norm_type is ", norm_type,
+                    "; it must be positive or inf");
   c10::NoGradGuard no_grad;
   std::vector<at::Tensor> locals;
-  std::vector<std::pair<DeviceMesh, NormTerms>> sharded;  // one per distinct mesh, in order of appearance
+  std::vector<std::pair<DeviceMesh, NormTerms>>
+      sharded;  // one per distinct mesh, in order of appearance
   std::optional<NormTerms> total;
   auto dtype = at::kFloat;
   for (const auto& param : params) {
@@ -70,8 +80,9 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_nor
     }
     const auto& spec = *internal::spec_of(gradient);
     TORCH_CHECK_NOT_IMPLEMENTED(spec.mesh.ndim() == 1 && spec.placements.front().is_shard(),
-                                "clip_grad_norm_: a gradient of shape ", gradient.sizes(), " is placed as ",
-                                to_string(spec.placements.front()), " on ", to_string(spec.mesh),
+                                "clip_grad_norm_: a gradient of shape ", gradient.sizes(),
+                                " is placed as ", to_string(spec.placements.front()), " on ",
+                                to_string(spec.mesh),
                                 "; only shards on 1-D meshes are implemented yet");
     auto found = std::find_if(sharded.begin(), sharded.end(),
                               [&spec](const auto& item) { return item.first == spec.mesh; });

@@ -24,7 +24,8 @@ struct Counters {
   int64_t unsharded_bytes = 0;  // full parameters
   int64_t staging_bytes = 0;    // gather buffers, reduce inputs in flight and their received rows
   int64_t gradient_bytes = 0;   // full gradients accumulating
-  int64_t peak_bytes = 0;       // high-water mark of unsharded + staging + gradient bytes since reset_peak
+  int64_t peak_bytes =
+      0;  // high-water mark of unsharded + staging + gradient bytes since reset_peak
 };
 
 // Local. All zero when no unit lives on this mesh's group.

@@ -1,8 +1,8 @@
 #include "fully_shard/fsdp_module.h"
 
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/param_group.h"
-#include "fully_shard/unit.h"
+#include "fully_shard/params/param_group.h"
+#include "fully_shard/units/unit.h"
 
 #include <c10/util/Exception.h>
 
@@ -21,7 +21,6 @@ void for_each_below(internal::Unit& unit, const std::function<void(internal::Uni
 [[noreturn]] void not_implemented(const char* method) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "FSDPModule::", method, " is not implemented yet");
 }
-
 
 }  // namespace
 
@@ -62,13 +61,16 @@ void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool re
 
 void FSDPModule::set_is_last_backward(bool is_last_backward) {
   for_each_unit(true, [=](auto& unit) {
-    if (unit.group != nullptr) unit.group->context()->backward().set_is_last_backward(is_last_backward);
+    if (unit.group != nullptr)
+      unit.group->context()->backward().set_is_last_backward(is_last_backward);
   });
 }
 
-void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_forward, bool recurse) {
-  TORCH_CHECK_NOT_IMPLEMENTED(!reshard_after_forward.world(),
-                              "set_reshard_after_forward: ReshardAfterForward::to_world(n) is not implemented yet");
+void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
+                                           bool recurse) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !reshard_after_forward.world(),
+      "set_reshard_after_forward: ReshardAfterForward::to_world(n) is not implemented yet");
   for_each_unit(recurse, [&](auto& unit) { unit.reshard_after_forward = reshard_after_forward; });
 }
 
@@ -91,7 +93,8 @@ void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>&
 }
 
 void FSDPModule::set_gradient_divide_factor(double factor) {
-  TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: factor is ", factor, "; it must be positive");
+  TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: factor is ", factor,
+                    "; it must be positive");
   unit_->gradient_divide_factor = factor;
 }
 
@@ -108,17 +111,29 @@ void FSDPModule::reset_lazy_init() {
 }
 
 void FSDPModule::set_requires_all_reduce(bool, bool) { not_implemented("set_requires_all_reduce"); }
-void FSDPModule::set_force_sum_reduction_for_comms(bool) { not_implemented("set_force_sum_reduction_for_comms"); }
-void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)>) { not_implemented("set_all_reduce_hook"); }
+void FSDPModule::set_force_sum_reduction_for_comms(bool) {
+  not_implemented("set_force_sum_reduction_for_comms");
+}
+void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)>) {
+  not_implemented("set_all_reduce_hook");
+}
 void FSDPModule::set_custom_all_gather(Communicate) { not_implemented("set_custom_all_gather"); }
-void FSDPModule::set_custom_reduce_scatter(Communicate) { not_implemented("set_custom_reduce_scatter"); }
-void FSDPModule::set_post_optim_event(std::shared_ptr<void>) { not_implemented("set_post_optim_event"); }
+void FSDPModule::set_custom_reduce_scatter(Communicate) {
+  not_implemented("set_custom_reduce_scatter");
+}
+void FSDPModule::set_post_optim_event(std::shared_ptr<void>) {
+  not_implemented("set_post_optim_event");
+}
 void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool) {
   not_implemented("set_allocate_memory_from_process_group_for_comm");
 }
-void FSDPModule::set_reduce_scatter_unused_params(bool, bool) { not_implemented("set_reduce_scatter_unused_params"); }
+void FSDPModule::set_reduce_scatter_unused_params(bool, bool) {
+  not_implemented("set_reduce_scatter_unused_params");
+}
 
-NoSyncGuard::NoSyncGuard(FSDPModule module) : module_(std::move(module)) { module_.set_requires_gradient_sync(false); }
+NoSyncGuard::NoSyncGuard(FSDPModule module) : module_(std::move(module)) {
+  module_.set_requires_gradient_sync(false);
+}
 NoSyncGuard::~NoSyncGuard() { module_.set_requires_gradient_sync(true); }
 
 }  // namespace fsdp

@@ -1,5 +1,5 @@
-// The handle of a unit: what FSDP2 gives as methods of the module. Cheap to copy; does not keep the module alive. Once
-// the unit's parameters died, methods on them do nothing.
+// The handle of a unit: what FSDP2 gives as methods of the module. Cheap to copy; does
+// not keep the module alive. Once the unit's parameters died, methods on them do nothing.
 #pragma once
 
 #include "fully_shard/policies.h"
@@ -42,30 +42,37 @@ class FSDPModule {
   // No enclosing unit. Local.
   bool is_root() const;
 
-  // Gathers this unit's parameters now. Collective over the mesh unless they are unsharded.
+  // Gathers this unit's parameters now. Collective over the mesh unless they are
+  // unsharded.
   void unshard();
-  // Issues the all-gather and returns; touching a parameter waits as well. Collective over the mesh.
+  // Issues the all-gather and returns; touching a parameter waits as well. Collective
+  // over the mesh.
   UnshardHandle unshard_async();
   // Frees the unsharded parameters, writing back what was written to them. Local.
   void reshard();
 
-  // False: backward leaves gradients unreduced on this rank; they join the next synchronised backward.
+  // False: backward leaves gradients unreduced on this rank; they join the next
+  // synchronised backward.
   void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true);
-  // False: the ends of the next backwards leave .grad unset and parameters unsharded, until that of a last one.
+  // False: the ends of the next backwards leave .grad unset and parameters unsharded,
+  // until that of a last one.
   void set_is_last_backward(bool is_last_backward);
   void set_reshard_after_forward(ReshardAfterForward reshard_after_forward, bool recurse = true);
   // False: unsharded parameters stay after backward.
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true);
   // False: no prefetch of this unit in backward; a touch still gathers.
   void set_unshard_in_backward(bool unshard_in_backward);
-  // The units whose all-gathers are issued when this one is entered, instead of the expected successor.
+  // The units whose all-gathers are issued when this one is entered, instead of the
+  // expected successor.
   void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules);
   void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules);
-  // Gradients are summed over the ranks and divided by `factor` instead of the number of ranks. REQUIRES: factor > 0.
+  // Gradients are summed over the ranks and divided by `factor` instead of the number of
+  // ranks. REQUIRES: factor > 0.
   void set_gradient_divide_factor(double factor);
   // Drops gradients of earlier backwards that were not synchronised. Local.
   void zero_pending_gradients(bool recurse = true);
-  // Forgets what the schedule learned; the next steps learn it anew. Collective in effect: call it on all ranks.
+  // Forgets what the schedule learned; the next steps learn it anew. Collective in
+  // effect: call it on all ranks.
   void reset_lazy_init();
 
   // Not implemented yet: these throw NotImplementedError.
@@ -73,7 +80,8 @@ class FSDPModule {
   void set_force_sum_reduction_for_comms(bool enable);
   void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook);
   // A user's own collectives: from `input` into `output`, finished when the work is.
-  using Communicate = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& output, const at::Tensor& input)>;
+  using Communicate = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& output,
+                                                                   const at::Tensor& input)>;
   void set_custom_all_gather(Communicate all_gather);
   void set_custom_reduce_scatter(Communicate reduce_scatter);
   void set_post_optim_event(std::shared_ptr<void> event);

@@ -1,9 +1,9 @@
 #include "fully_shard/full_params.h"
 
-#include "fully_shard/registry_entry.h"
+#include "fully_shard/params/registry_entry.h"
 #include "fully_shard/summon_full_params.h"
-#include "fully_shard/unit.h"
-#include "fully_shard/unit_table.h"
+#include "fully_shard/units/unit.h"
+#include "fully_shard/units/unit_table.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -46,19 +46,22 @@ struct NamedParam {
 std::vector<NamedParam> find_params(const torch::nn::Module& module) {
   std::vector<NamedParam> params;
   std::unordered_set<const torch::nn::Module*> visited;
-  const std::function<void(const torch::nn::Module&, const std::string&)> walk = [&](const auto& below,
-                                                                                     const auto& path) {
-    if (!visited.insert(&below).second) return;
-    for (const auto& item : below.named_parameters(/*recurse=*/false)) {
-      params.push_back({path + item.key(), item.value(), internal::find_managed_tensor(item.value()).group});
-    }
-    for (const auto& child : below.named_children()) walk(*child.value(), path + child.key() + ".");
-  };
+  const std::function<void(const torch::nn::Module&, const std::string&)> walk =
+      [&](const auto& below, const auto& path) {
+        if (!visited.insert(&below).second) return;
+        for (const auto& item : below.named_parameters(/*recurse=*/false)) {
+          params.push_back(
+              {path + item.key(), item.value(), internal::find_managed_tensor(item.value()).group});
+        }
+        for (const auto& child : below.named_children())
+          walk(*child.value(), path + child.key() + ".");
+      };
   walk(module, "");
   return params;
 }
 
-// The modules at and below `module` by nearest unit, units and modules in pre-order; outside any unit: null.
+// The modules at and below `module` by nearest unit, units and modules in pre-order;
+// outside any unit: null.
 struct UnitModules {
   std::shared_ptr<internal::Unit> unit;
   std::vector<torch::nn::Module*> modules;
@@ -77,8 +80,9 @@ void collect_modules(torch::nn::Module& module, std::shared_ptr<internal::Unit> 
 
 }  // namespace
 
-void for_each_full_param(const torch::nn::Module& module,
-                         const std::function<void(const std::string& name, const at::Tensor& value)>& visit) {
+void for_each_full_param(
+    const torch::nn::Module& module,
+    const std::function<void(const std::string& name, const at::Tensor& value)>& visit) {
   const auto params = find_params(module);
   for (size_t begin = 0, end = 0; begin < params.size(); begin = end) {
     const auto& group = params[begin].group;
@@ -92,12 +96,14 @@ void for_each_full_param(const torch::nn::Module& module,
   }
 }
 
-void apply_unsharded(torch::nn::Module& module, const std::function<void(torch::nn::Module&)>& function) {
+void apply_unsharded(torch::nn::Module& module,
+                     const std::function<void(torch::nn::Module&)>& function) {
   std::vector<UnitModules> collected;
   collect_modules(module, nullptr, collected);
   for (const auto& [unit, modules] : collected) {
     std::unique_ptr<SummonFullParams> full;
-    if (unit) full = std::make_unique<SummonFullParams>(FSDPModule(unit), SummonOptions{.recurse = false});
+    if (unit)
+      full = std::make_unique<SummonFullParams>(FSDPModule(unit), SummonOptions{.recurse = false});
     for (auto* const each : modules) function(*each);
   }
 }

@@ -13,16 +13,21 @@ class Module;
 
 namespace fsdp {
 
-// Calls visit(name, value) for every parameter at and below `module`, in the order of named_parameters(): the full
-// value of a sharded one, or the parameter itself. `value` is good during the call; clone it to keep it. At most two
-// units are unsharded at a time. Tied parameters are visited under each name. Collective over the units' meshes: every
-// rank visits all, so let other ranks do nothing in `visit` instead of not calling. What `visit` throws ends the visit.
-void for_each_full_param(const torch::nn::Module& module,
-                         const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
+// Calls visit(name, value) for every parameter at and below `module`, in the order of
+// named_parameters(): the full value of a sharded one, or the parameter itself. `value`
+// is good during the call; clone it to keep it. At most two units are unsharded at a
+// time. Tied parameters are visited under each name. Collective over the units' meshes:
+// every rank visits all, so let other ranks do nothing in `visit` instead of not calling.
+// What `visit` throws ends the visit.
+void for_each_full_param(
+    const torch::nn::Module& module,
+    const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
-// Calls `function` on `module` and every module below it, as Module::apply does, while the parameters of that module's
-// unit are full, and keeps this rank's part of what it wrote. Units are visited in pre-order, one at a time. Collective
-// over the units' meshes. Throws ValueError where a unit is held unsharded already.
-void apply_unsharded(torch::nn::Module& module, const std::function<void(torch::nn::Module&)>& function);
+// Calls `function` on `module` and every module below it, as Module::apply does, while
+// the parameters of that module's unit are full, and keeps this rank's part of what it
+// wrote. Units are visited in pre-order, one at a time. Collective over the units'
+// meshes. Throws ValueError where a unit is held unsharded already.
+void apply_unsharded(torch::nn::Module& module,
+                     const std::function<void(torch::nn::Module&)>& function);
 
 }  // namespace fsdp

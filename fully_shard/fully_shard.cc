@@ -1,11 +1,11 @@
 #include "fully_shard/fully_shard.h"
 
-#include "fully_shard/managed_modules.h"
-#include "fully_shard/param_group.h"
-#include "fully_shard/registry_entry.h"
-#include "fully_shard/unit.h"
-#include "fully_shard/unit_table.h"
-#include "fully_shard/validation.h"
+#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/registry_entry.h"
+#include "fully_shard/units/managed_modules.h"
+#include "fully_shard/units/unit.h"
+#include "fully_shard/units/unit_table.h"
+#include "fully_shard/units/validation.h"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
@@ -19,7 +19,8 @@ using internal::FoundParam;
 using internal::ManagedModules;
 using internal::Unit;
 
-// A parameter that another unit sharded already, met under another name: a tie across units.
+// A parameter that another unit sharded already, met under another name: a tie across
+// units.
 bool is_tied_member(const FoundParam& param) {
   return internal::OnDemandStorage::of(param.tensor.unsafeGetTensorImpl()) != nullptr;
 }
@@ -47,8 +48,8 @@ void adopt_units(const std::shared_ptr<Unit>& unit, const ManagedModules& manage
   }
 }
 
-// The handles of the member that are not the model's, once the registry has the entry: the found parameter, the vector
-// it was sharded from, and the entry.
+// The handles of the member that are not the model's, once the registry has the entry:
+// the found parameter, the vector it was sharded from, and the entry.
 constexpr size_t kHandlesOfOurs = 3;
 
 void register_entry(const FoundParam& param, const at::Tensor& entry) {
@@ -58,13 +59,15 @@ void register_entry(const FoundParam& param, const at::Tensor& entry) {
   }
 }
 
-void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed, const std::shared_ptr<Unit>& unit) {
+void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
+                      const std::shared_ptr<Unit>& unit) {
   std::vector<at::Tensor> tensors;
   std::vector<std::string> names;
   std::vector<const FoundParam*> fresh;
   for (const auto& param : managed.params) {
     if (is_tied_member(param)) {
-      for (const auto& slot : param.slots) internal::replace_parameter(slot, entry_of_member(param.tensor));
+      for (const auto& slot : param.slots)
+        internal::replace_parameter(slot, entry_of_member(param.tensor));
       continue;
     }
     tensors.push_back(param.tensor);
@@ -77,10 +80,12 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed, con
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
 
-void collect_units(torch::nn::Module& module, bool root_only, std::vector<std::shared_ptr<Unit>>& units) {
+void collect_units(torch::nn::Module& module, bool root_only,
+                   std::vector<std::shared_ptr<Unit>>& units) {
   if (auto unit = internal::find_unit(module)) {
     const bool wanted = !root_only || unit->is_root();
-    if (wanted && std::find(units.begin(), units.end(), unit) == units.end()) units.push_back(std::move(unit));
+    if (wanted && std::find(units.begin(), units.end(), unit) == units.end())
+      units.push_back(std::move(unit));
   }
   for (const auto& child : module.children()) collect_units(*child, root_only, units);
 }
@@ -99,15 +104,19 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   return FSDPModule(std::move(unit));
 }
 
-FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh, FullyShardOptions options) {
+FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh,
+                       FullyShardOptions options) {
   return fully_shard(std::vector<torch::nn::Module*>{&module}, mesh, std::move(options));
 }
 
-bool is_fsdp_module(const torch::nn::Module& module) { return internal::find_unit(module) != nullptr; }
+bool is_fsdp_module(const torch::nn::Module& module) {
+  return internal::find_unit(module) != nullptr;
+}
 
 FSDPModule get_fsdp_module(torch::nn::Module& module) {
   auto unit = internal::find_unit(module);
-  TORCH_CHECK_VALUE(unit != nullptr, "get_fsdp_module: fully_shard was not applied to this module (",
+  TORCH_CHECK_VALUE(unit != nullptr,
+                    "get_fsdp_module: fully_shard was not applied to this module (",
                     internal::module_type_name(module), ")");
   return FSDPModule(std::move(unit));
 }

@@ -7,11 +7,14 @@
 //   loss(model->forward(tokens), targets).backward();
 //   optimizer.step();
 //
-// After the call module->parameters() holds DTensors, this rank's dim-0 shards, with sharded .grad; the module's own
-// members (linear->weight) keep their identity and global shape and hold memory only while used. An operator that reads
-// a member of a sharded unit is a collective over the mesh: every rank must run the same ones in the same order.
+// After the call module->parameters() holds DTensors, this rank's dim-0 shards, with
+// sharded .grad; the module's own members (linear->weight) keep their identity and global
+// shape and hold memory only while used. An operator that reads a member of a sharded
+// unit is a collective over the mesh: every rank must run the same ones in the same
+// order.
 //
-// Nothing here is thread-safe; ranks may be threads of one process, each with its own modules.
+// Nothing here is thread-safe; ranks may be threads of one process, each with its own
+// modules.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -37,27 +40,30 @@ class ModuleHolder;
 
 namespace fsdp {
 
-// Makes `module` a unit: all its parameters that no deeper unit manages are sharded over the 1-D mesh, in place, and
-// travel together. Every rank must hold the same values before. Local, except that the first call on a mesh is
-// collective. Throws ValueError, leaving the module as it was, for: a module not owned by a shared_ptr, a container
-// without forward (ModuleList, ModuleDict, ParameterList, ParameterDict), a second application, a submodule of a
-// sharded unit (top-down), a scalar, non-contiguous, differently placed or storage-sharing parameter, one that has a
-// .grad, an ignored tensor that is no parameter of the module. Throws NotImplementedError for meshes of more than one
-// dimension, to_world(n), mixed precision, offloading and shards of another dimension than 0.
+// Makes `module` a unit: all its parameters that no deeper unit manages are sharded over
+// the 1-D mesh, in place, and travel together. Every rank must hold the same values
+// before. Local, except that the first call on a mesh is collective. Throws ValueError,
+// leaving the module as it was, for: a module not owned by a shared_ptr, a container
+// without forward (ModuleList, ModuleDict, ParameterList, ParameterDict), a second
+// application, a submodule of a sharded unit (top-down), a scalar, non-contiguous,
+// differently placed or storage-sharing parameter, one that has a .grad, an ignored
+// tensor that is no parameter of the module. Throws NotImplementedError for meshes of
+// more than one dimension, to_world(n), mixed precision, offloading and shards of another
+// dimension than 0.
 FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
                        FullyShardOptions options = {});
 // Several modules as one unit.
-FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh = default_mesh(),
-                       FullyShardOptions options = {});
+FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules,
+                       const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {});
 
 template <class Contained>
-FSDPModule fully_shard(const torch::nn::ModuleHolder<Contained>& module, const DeviceMesh& mesh = default_mesh(),
-                       FullyShardOptions options = {}) {
+FSDPModule fully_shard(const torch::nn::ModuleHolder<Contained>& module,
+                       const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
   return fully_shard(static_cast<torch::nn::Module&>(*module.ptr()), mesh, std::move(options));
 }
 template <class Contained>
-FSDPModule fully_shard(const std::shared_ptr<Contained>& module, const DeviceMesh& mesh = default_mesh(),
-                       FullyShardOptions options = {}) {
+FSDPModule fully_shard(const std::shared_ptr<Contained>& module,
+                       const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
   return fully_shard(static_cast<torch::nn::Module&>(*module), mesh, std::move(options));
 }
 
@@ -65,16 +71,20 @@ FSDPModule fully_shard(const std::shared_ptr<Contained>& module, const DeviceMes
 bool is_fsdp_module(const torch::nn::Module& module);
 // Throws ValueError unless is_fsdp_module(module). Local.
 FSDPModule get_fsdp_module(torch::nn::Module& module);
-// The units at and below `module`, in pre-order; root_only: those without an enclosing unit. Local.
+// The units at and below `module`, in pre-order; root_only: those without an enclosing
+// unit. Local.
 std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module, bool root_only = false);
 
-// Scales the gradients of `params` so that their joint p-norm is at most `max_norm`, and returns the norm before: a
-// plain 0-dim tensor, the same on all ranks. Takes DTensors of any meshes and plain tensors (replicated) alike;
-// parameters without a gradient are skipped. One all-reduce per distinct mesh: collective over each. Throws ValueError
-// for a negative max_norm or a norm_type that is not positive.
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm, double norm_type = 2.0);
+// Scales the gradients of `params` so that their joint p-norm is at most `max_norm`, and
+// returns the norm before: a plain 0-dim tensor, the same on all ranks. Takes DTensors of
+// any meshes and plain tensors (replicated) alike; parameters without a gradient are
+// skipped. One all-reduce per distinct mesh: collective over each. Throws ValueError for
+// a negative max_norm or a norm_type that is not positive.
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm,
+                           double norm_type = 2.0);
 
-// Runs backwards without reducing gradients while it lives (no_sync); the gradients add up on this rank.
+// Runs backwards without reducing gradients while it lives (no_sync); the gradients add
+// up on this rank.
 class NoSyncGuard {
  public:
   explicit NoSyncGuard(FSDPModule module);
@@ -86,7 +96,8 @@ class NoSyncGuard {
   FSDPModule module_;
 };
 
-// The module boundary of FSDP2, for its input casts and output_dtype. Without mixed precision it is module.forward().
+// The module boundary of FSDP2, for its input casts and output_dtype. Without mixed
+// precision it is module.forward().
 template <class Module, class... Args>
 auto forward(Module& module, Args&&... args) {
   if constexpr (requires { module->forward(std::forward<Args>(args)...); }) {

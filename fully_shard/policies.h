@@ -16,8 +16,9 @@
 
 namespace fsdp {
 
-// What becomes of the unsharded parameters after forward: freed (true), kept for backward (false), or kept as a 1/n
-// piece on n neighbouring ranks (to_world(n)). Takes a bool and nothing else: an int would be ambiguous.
+// What becomes of the unsharded parameters after forward: freed (true), kept for backward
+// (false), or kept as a 1/n piece on n neighbouring ranks (to_world(n)). Takes a bool and
+// nothing else: an int would be ambiguous.
 class ReshardAfterForward {
  public:
   template <std::same_as<bool> Bool>
@@ -26,7 +27,8 @@ class ReshardAfterForward {
 
   bool reshards() const { return !std::holds_alternative<bool>(value_) || std::get<bool>(value_); }
   std::optional<int64_t> world() const {
-    return std::holds_alternative<World>(value_) ? std::optional(std::get<World>(value_).n) : std::nullopt;
+    return std::holds_alternative<World>(value_) ? std::optional(std::get<World>(value_).n)
+                                                 : std::nullopt;
   }
 
  private:
@@ -48,9 +50,11 @@ struct OffloadPolicy {
 };
 
 struct FullyShardOptions {
-  std::optional<ReshardAfterForward> reshard_after_forward = {};  // unset: true, and false for the root
+  std::optional<ReshardAfterForward> reshard_after_forward =
+      {};  // unset: true, and false for the root
   // Called once per managed parameter; nothing: Shard(0).
-  std::function<std::optional<Shard>(const std::string& fqn, const at::Tensor&)> shard_placement_fn = {};
+  std::function<std::optional<Shard>(const std::string& fqn, const at::Tensor&)>
+      shard_placement_fn = {};
   MixedPrecisionPolicy mp_policy = {};
   OffloadPolicy offload_policy = {};
   std::vector<at::Tensor> ignored_params = {};  // by identity: neither sharded nor reduced

@@ -1,6 +1,6 @@
 #include "fully_shard/raw_access.h"
 
-#include "fully_shard/registry_entry.h"
+#include "fully_shard/params/registry_entry.h"
 
 #include <c10/util/Exception.h>
 

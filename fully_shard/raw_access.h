@@ -1,4 +1,5 @@
-// Access to parameters that operators do not see: raw pointers, and the local tensors of registry entries.
+// Access to parameters that operators do not see: raw pointers, and the local tensors of
+// registry entries.
 //
 //   {
 //     fsdp::Unsharded weight(linear->weight);      // collective
@@ -13,12 +14,15 @@
 
 namespace fsdp {
 
-// Keeps the unit of one parameter unsharded while it lives, so that pointers into its members stay good. Nests.
+// Keeps the unit of one parameter unsharded while it lives, so that pointers into its
+// members stay good. Nests.
 //
-// The constructor is collective over the mesh unless the unit is unsharded; it throws ValueError for a tensor that is
-// neither a member nor a registry entry of a unit. The destructor is local: it reshards, and this rank's part of what
-// was marked as written, or written by operators, goes to the shard. While it lives, writes to the unit's registry
-// entries throw. On CUDA the parameters are ready for work on the current stream.
+// The constructor is collective over the mesh unless the unit is unsharded; it throws
+// ValueError for a tensor that is neither a member nor a registry entry of a unit. The
+// destructor is local: it reshards, and this rank's part of what was marked as written,
+// or written by operators, goes to the shard. While it lives, writes to the unit's
+// registry entries throw. On CUDA the parameters are ready for work on the current
+// stream.
 class Unsharded {
  public:
   explicit Unsharded(const at::Tensor& parameter);
@@ -34,10 +38,11 @@ class Unsharded {
   std::unique_ptr<State> state_;
 };
 
-// Announces that the shard of `parameter` was written through an alias (DTensor(parameter).to_local()), which bypasses
-// operators on the registry entry. Every rank must write and announce. Waits for a gather in flight; otherwise local.
-// Throws ValueError for a tensor that is neither a member nor a registry entry of a unit. Debug builds throw at the
-// next use of the unit when a write was not announced.
+// Announces that the shard of `parameter` was written through an alias
+// (DTensor(parameter).to_local()), which bypasses operators on the registry entry. Every
+// rank must write and announce. Waits for a gather in flight; otherwise local. Throws
+// ValueError for a tensor that is neither a member nor a registry entry of a unit. Debug
+// builds throw at the next use of the unit when a write was not announced.
 void mark_written(const at::Tensor& parameter);
 
 }  // namespace fsdp

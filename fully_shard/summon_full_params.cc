@@ -1,12 +1,12 @@
 #include "fully_shard/summon_full_params.h"
 
 #include "dtensor/dtensor.h"
-#include "fully_shard/managed_modules.h"
-#include "fully_shard/optimizer_tripwire.h"
-#include "fully_shard/pass.h"
-#include "fully_shard/registry_entry.h"
-#include "fully_shard/unit.h"
-#include "fully_shard/unit_table.h"
+#include "fully_shard/params/optimizer_tripwire.h"
+#include "fully_shard/params/registry_entry.h"
+#include "fully_shard/units/managed_modules.h"
+#include "fully_shard/units/unit.h"
+#include "fully_shard/units/unit_table.h"
+#include "on_demand/pass.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -38,7 +38,8 @@ struct SummonedParam {
 
   const at::Tensor& member() const { return RegistryEntry::of(entry)->member(); }
   void fill_slots(const at::Tensor& tensor) const {
-    for (const auto& slot : slots) internal::replace_parameter({slot.module.get(), slot.key, ""}, tensor);
+    for (const auto& slot : slots)
+      internal::replace_parameter({slot.module.get(), slot.key, ""}, tensor);
   }
 };
 
@@ -54,15 +55,17 @@ void check_options(const SummonOptions& options) {
       "writeback = false");
   TORCH_CHECK_NOT_IMPLEMENTED(!options.offload_to_cpu || !options.with_grads,
                               "SummonFullParams: offload_to_cpu with with_grads is not supported");
-  TORCH_CHECK_VALUE(internal::current_graph_task() == -1, "SummonFullParams: not allowed inside a backward");
+  TORCH_CHECK_VALUE(internal::current_graph_task() == -1,
+                    "SummonFullParams: not allowed inside a backward");
   if (options.offload_to_cpu && !options.rank0_only) {
-    TORCH_WARN_ONCE("SummonFullParams: offload_to_cpu without rank0_only copies the whole model on every rank");
+    TORCH_WARN_ONCE(
+        "SummonFullParams: offload_to_cpu without rank0_only copies the whole model on every rank");
   }
 }
 
 void check_not_held(const ParamGroup& group) {
-  TORCH_CHECK_VALUE(!group.held(), "SummonFullParams: unit '", group.name(), "' is held unsharded already (rank ",
-                    group.context()->rank(), ")");
+  TORCH_CHECK_VALUE(!group.held(), "SummonFullParams: unit '", group.name(),
+                    "' is held unsharded already (rank ", group.context()->rank(), ")");
 }
 
 void check_unit(const SummonedUnit& unit, bool with_grads) {
@@ -70,12 +73,13 @@ void check_unit(const SummonedUnit& unit, bool with_grads) {
   check_not_held(group);
   for (const auto& param : unit.params) {
     const auto& gradient = param.member().grad();
-    TORCH_CHECK_VALUE(!with_grads || !gradient.defined() || internal::is_tripwire(gradient),
-                      "SummonFullParams: with_grads while parameter '",
-                      group.parameter_name(RegistryEntry::of(param.entry)->index()),
-                      "' has a gradient that waits for synchronisation; run a synchronised backward, or "
-                      "zero_pending_gradients(), first (rank ",
-                      group.context()->rank(), ")");
+    TORCH_CHECK_VALUE(
+        !with_grads || !gradient.defined() || internal::is_tripwire(gradient),
+        "SummonFullParams: with_grads while parameter '",
+        group.parameter_name(RegistryEntry::of(param.entry)->index()),
+        "' has a gradient that waits for synchronisation; run a synchronised backward, or "
+        "zero_pending_gradients(), first (rank ",
+        group.context()->rank(), ")");
   }
 }
 
@@ -89,12 +93,14 @@ void add_slot(std::vector<SummonedUnit>& units, const at::Tensor& entry, Slot sl
   const auto& group = RegistryEntry::of(entry)->group();
   auto& unit = find_or_add(units, [&](const auto& other) { return other.group == group; });
   unit.group = group;
-  auto& param = find_or_add(unit.params, [&](const auto& other) { return other.entry.is_same(entry); });
+  auto& param =
+      find_or_add(unit.params, [&](const auto& other) { return other.entry.is_same(entry); });
   param.entry = entry;
   param.slots.push_back(std::move(slot));
 }
 
-// The sharded parameters registered at and below `module`, by unit in order of first appearance.
+// The sharded parameters registered at and below `module`, by unit in order of first
+// appearance.
 std::vector<SummonedUnit> find_units(torch::nn::Module& module) {
   std::vector<SummonedUnit> units;
   for (const auto& below : module.modules()) {
@@ -121,7 +127,8 @@ std::vector<SummonedUnit> find_units(torch::nn::Module& module, bool recurse) {
 
 class SummonFullParams::Scope {
  public:
-  Scope(std::vector<SummonedUnit> units, SummonOptions options) : units_(std::move(units)), options_(options) {
+  Scope(std::vector<SummonedUnit> units, SummonOptions options)
+      : units_(std::move(units)), options_(options) {
     check_options(options_);
     for (const auto& unit : units_) check_unit(unit, options_.with_grads);
     c10::InferenceMode no_inference(false);
@@ -137,8 +144,12 @@ class SummonFullParams::Scope {
   ~Scope() { close(); }
 
  private:
-  bool shown_here(const ParamGroup& group) const { return !options_.rank0_only || group.context()->rank() == 0; }
-  bool stays_held(const ParamGroup& group) const { return shown_here(group) && !options_.offload_to_cpu; }
+  bool shown_here(const ParamGroup& group) const {
+    return !options_.rank0_only || group.context()->rank() == 0;
+  }
+  bool stays_held(const ParamGroup& group) const {
+    return shown_here(group) && !options_.offload_to_cpu;
+  }
 
   void open(SummonedUnit& unit) {
     unit.group->hold();
@@ -199,8 +210,9 @@ class SummonFullParams::Scope {
     if (!options_.writeback) return;
     auto entry = param.entry;
     const DTensor placed(entry);
-    entry.mutable_grad() =
-        full.defined() ? distribute_tensor(full, placed.device_mesh(), placed.placements()) : at::Tensor();
+    entry.mutable_grad() = full.defined()
+                               ? distribute_tensor(full, placed.device_mesh(), placed.placements())
+                               : at::Tensor();
   }
 
   std::vector<SummonedUnit> units_;
@@ -217,8 +229,8 @@ SummonFullParams::SummonFullParams(const FSDPModule& unit, SummonOptions options
     const auto module = weak.lock();
     TORCH_CHECK_VALUE(module, "SummonFullParams: a module of unit '", unit.name(), "' died");
     for (auto& found : find_units(*module, options.recurse)) {
-      const bool known =
-          std::any_of(units.begin(), units.end(), [&](auto& other) { return other.group == found.group; });
+      const bool known = std::any_of(units.begin(), units.end(),
+                                     [&](auto& other) { return other.group == found.group; });
       if (!known) units.push_back(std::move(found));
     }
   }

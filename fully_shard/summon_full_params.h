@@ -2,7 +2,7 @@
 //
 //   {
 //     fsdp::SummonFullParams full(model);                    // collective
-//     torch::save(model, "model.pt");                        // module->parameters() are full tensors here
+//     torch::save(model, "model.pt");  // module->parameters() are full tensors here
 //   }                                                        // sharded again; changes persist
 #pragma once
 
@@ -19,27 +19,32 @@ class ModuleHolder;
 namespace fsdp {
 
 struct SummonOptions {
-  bool recurse = true;          // all units at and below the module; false: the module's own unit, if it is one
-  bool writeback = true;        // this rank's part of every change persists; false: changes are dropped
-  bool rank0_only = false;      // full on rank 0 of the mesh, sharded elsewhere; needs writeback = false
+  bool recurse =
+      true;  // all units at and below the module; false: the module's own unit, if it is one
+  bool writeback = true;  // this rank's part of every change persists; false: changes are dropped
+  bool rank0_only =
+      false;  // full on rank 0 of the mesh, sharded elsewhere; needs writeback = false
   bool offload_to_cpu = false;  // copies on the CPU, one unit's memory at a time on the device
   bool with_grads = false;      // the parameters' .grad are full as well
 };
 
-// While it lives, the module's registry (parameters(), named_parameters()) holds full tensors: the members, readable by
-// pointer, or copies with offload_to_cpu. For looking, saving and editing; not for training.
+// While it lives, the module's registry (parameters(), named_parameters()) holds full
+// tensors: the members, readable by pointer, or copies with offload_to_cpu. For looking,
+// saving and editing; not for training.
 //
-// The constructor is collective over the meshes of the units, and leaves everything as it was when it throws:
-// ValueError inside a backward, where a unit is summoned already, or with_grads while gradients wait for
-// synchronisation; NotImplementedError for rank0_only with writeback and for offload_to_cpu with with_grads, as in
-// FSDP1. The destructor is local. With writeback it counts as a write to every parameter: graphs recorded before can
-// not run backward after it.
+// The constructor is collective over the meshes of the units, and leaves everything as it
+// was when it throws: ValueError inside a backward, where a unit is summoned already, or
+// with_grads while gradients wait for synchronisation; NotImplementedError for rank0_only
+// with writeback and for offload_to_cpu with with_grads, as in FSDP1. The destructor is
+// local. With writeback it counts as a write to every parameter: graphs recorded before
+// can not run backward after it.
 class SummonFullParams {
  public:
   explicit SummonFullParams(torch::nn::Module& module, SummonOptions options = {});
   explicit SummonFullParams(const FSDPModule& unit, SummonOptions options = {});
   template <class Contained>
-  explicit SummonFullParams(const torch::nn::ModuleHolder<Contained>& module, SummonOptions options = {})
+  explicit SummonFullParams(const torch::nn::ModuleHolder<Contained>& module,
+                            SummonOptions options = {})
       : SummonFullParams(static_cast<torch::nn::Module&>(*module.ptr()), options) {}
   template <class Contained>
   explicit SummonFullParams(const std::shared_ptr<Contained>& module, SummonOptions options = {})

@@ -1,10 +1,11 @@
-// A program outside the repository: one sharded step, whose result is the same on any number of ranks.
+// A program outside the repository: one sharded step, whose result is the same on any
+// number of ranks.
+#include "device_mesh/process_group.h"
+#include "fully_shard/fully_shard.h"
+
 #include <torch/torch.h>
 
 #include <iostream>
-
-#include "device_mesh/process_group.h"
-#include "fully_shard/fully_shard.h"
 
 int main() {
   const auto world = fsdp::launch_environment().world_size;
@@ -18,6 +19,7 @@ int main() {
   optimizer.step();
   const auto rows = fsdp::DTensor(model->parameters()[0]).to_local().size(0);
   const auto sum = model->forward(input).sum().item<double>();
-  std::cout << "rank " << mesh.rank() << " of " << world << " holds " << rows << " of 4 rows, sum " << sum << "\n";
+  std::cout << "rank " << mesh.rank() << " of " << world << " holds " << rows << " of 4 rows, sum "
+            << sum << "\n";
   fsdp::destroy_process_group();
 }

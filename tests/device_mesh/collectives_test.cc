@@ -1,4 +1,8 @@
-#include "device_mesh/collectives.h"
+#include "device_mesh/collectives/collectives.h"
+
+#include "device_mesh/process_group.h"
+#include "tests/support/faulty_backend.h"
+#include "tests/support/thread_ranks.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -7,24 +11,20 @@
 #include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
 #include <memory>
 #include <string>
 #include <utility>
 
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
-#include "device_mesh/process_group.h"
-#include "tests/support/faulty_backend.h"
-#include "tests/support/thread_ranks.h"
-
 namespace fsdp::internal {
 namespace {
 
 using testing::run_ranks;
 
-// What rank r contributes: small integers, so that every reduction of them is exact in every dtype.
+// What rank r contributes: small integers, so that every reduction of them is exact in
+// every dtype.
 at::Tensor contribution(int64_t rank, int64_t numel, at::ScalarType dtype) {
   return at::arange(numel, at::kLong).add(rank).remainder(3).add(1).to(dtype);
 }
@@ -52,13 +52,15 @@ at::Tensor reduced(const at::Tensor& rows, ReduceOp op) {
   return {};
 }
 
-constexpr ReduceOp kAllOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kProduct};
+constexpr ReduceOp kAllOps[] = {ReduceOp::kSum, ReduceOp::kAvg, ReduceOp::kMin, ReduceOp::kMax,
+                                ReduceOp::kProduct};
 
 TEST(Collectives, GatherEveryDtypeAndWorld) {
   for (int64_t world : {1, 2, 3, 4}) {
     run_ranks(world, [&](int64_t rank) {
       const auto group = default_process_group();
-      for (auto dtype : {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kLong, at::kBool}) {
+      for (auto dtype :
+           {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16, at::kByte, at::kLong, at::kBool}) {
         for (int64_t numel : {0, 1, 7}) {
           auto output = at::empty({world, numel}, dtype);
           all_gather(group, output, contribution(rank, numel, dtype)).wait("gather");
@@ -87,8 +89,9 @@ TEST(Collectives, ReduceEveryOperationDtypeAndWorld) {
       auto bytes = contribution(rank, world, at::kByte);
       auto row = at::empty({1}, at::kByte);
       reduce_scatter(group, row, bytes, ReduceOp::kSum).wait("reduce-scatter of bytes");
-      EXPECT_TRUE(
-          at::equal(row, reduced(all_contributions(world, world, at::kByte), ReduceOp::kSum).narrow(0, rank, 1)));
+      EXPECT_TRUE(at::equal(
+          row,
+          reduced(all_contributions(world, world, at::kByte), ReduceOp::kSum).narrow(0, rank, 1)));
     });
   }
 }
@@ -101,7 +104,8 @@ TEST(Collectives, BroadcastAllToAllAndBarrier) {
       broadcast(group, tensor, world - 1).wait("broadcast");
       EXPECT_TRUE(at::equal(tensor, at::full({5}, world - 1, at::kLong)));
       auto output = at::empty({world, 2}, at::kLong);
-      all_to_all(group, output, at::arange(world * 2, at::kLong).add(100 * rank).view({world, 2})).wait("exchange");
+      all_to_all(group, output, at::arange(world * 2, at::kLong).add(100 * rank).view({world, 2}))
+          .wait("exchange");
       for (int64_t peer = 0; peer < world; ++peer) {
         EXPECT_TRUE(at::equal(output[peer], at::arange(2, at::kLong).add(100 * peer + 2 * rank)));
       }
@@ -116,7 +120,8 @@ TEST(Collectives, SendReceiveMovesUnequalSizesAroundARing) {
       const auto group = default_process_group();
       const auto from = (rank + world - 1) % world;
       auto received = at::empty({from + 1}, at::kLong);
-      auto pending = send_receive(group, received, from, at::full({rank + 1}, rank, at::kLong), (rank + 1) % world);
+      auto pending = send_receive(group, received, from, at::full({rank + 1}, rank, at::kLong),
+                                  (rank + 1) % world);
       pending.wait("ring");
       EXPECT_TRUE(pending.finished());
       EXPECT_TRUE(at::equal(received, at::full({from + 1}, from, at::kLong)));
@@ -132,7 +137,8 @@ TEST(Collectives, SeveralInFlightMeetInIssueOrder) {
     std::vector<Pending> pending;
     for (int64_t i = 0; i < 20; ++i) {
       outputs.push_back(at::empty({2}, at::kLong));
-      pending.push_back(all_gather(group, outputs.back(), at::full({1}, 100 * rank + i, at::kLong)));
+      pending.push_back(
+          all_gather(group, outputs.back(), at::full({1}, 100 * rank + i, at::kLong)));
     }
     EXPECT_TRUE(pending.front().in_flight());
     for (size_t i = 20; i-- > 0;) {
@@ -151,7 +157,8 @@ TEST(Collectives, WrongSizesAreRefusedBeforeAnythingIsSent) {
     EXPECT_THROW(all_gather(group, at::empty({3}), at::empty({2})), c10::ValueError);
     EXPECT_THROW(all_gather(group, at::empty({4}, at::kLong), at::empty({2})), c10::ValueError);
     EXPECT_THROW(all_gather(group, at::empty({4, 2}).t(), at::empty({4})), c10::ValueError);
-    EXPECT_THROW(reduce_scatter(group, at::empty({2}), at::empty({5}), ReduceOp::kSum), c10::ValueError);
+    EXPECT_THROW(reduce_scatter(group, at::empty({2}), at::empty({5}), ReduceOp::kSum),
+                 c10::ValueError);
     EXPECT_THROW(all_to_all(group, at::empty({3}), at::empty({3})), c10::ValueError);
     EXPECT_THROW(broadcast(group, at::empty({3}), 2), c10::ValueError);
     barrier(group);
@@ -168,8 +175,9 @@ TEST(Collectives, FailureNamesOperationRankGroupAndBackend) {
       FAIL() << "expected an error";
     } catch (const c10::DistBackendError& error) {
       const std::string text = error.what_without_backtrace();
-      EXPECT_NE(text.find("all-gather of unit 'blocks.0' failed on rank 0 of 2 in group 'world' (gloo)"),
-                std::string::npos)
+      EXPECT_NE(
+          text.find("all-gather of unit 'blocks.0' failed on rank 0 of 2 in group 'world' (gloo)"),
+          std::string::npos)
           << text;
     }
   });
@@ -178,7 +186,8 @@ TEST(Collectives, FailureNamesOperationRankGroupAndBackend) {
 TEST(Collectives, WhatCanNotBeIssuedIsToldByWaitWithTheOperationsName) {
   run_ranks(2, [](int64_t rank) {
     const auto group = default_process_group();
-    const auto fault = std::make_shared<testing::Fault>(testing::Fault{.kind = testing::Fault::Kind::kError});
+    const auto fault =
+        std::make_shared<testing::Fault>(testing::Fault{.kind = testing::Fault::Kind::kError});
     testing::inject_fault(group, fault, std::chrono::seconds(20));
     auto two = at::ones({2}), one = at::ones({1});
     const std::pair<const char*, std::function<Pending()>> collectives[] = {

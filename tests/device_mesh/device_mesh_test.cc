@@ -1,15 +1,15 @@
 #include "device_mesh/device_mesh.h"
 
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/process_group.h"
+#include "tests/support/thread_ranks.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
 #include <sstream>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
-#include "device_mesh/collectives.h"
-#include "device_mesh/process_group.h"
-#include "tests/support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
@@ -103,7 +103,8 @@ TEST(DeviceMesh, SideGroupsAreMadeOnceAndSharedBySlices) {
 
 TEST(DeviceMesh, MeshesOverTheWholeWorldShareItsSideGroups) {
   run_ranks(2, [](int64_t) {
-    EXPECT_EQ(default_mesh().side_group(0, "reduce"), init_device_mesh(c10::kCPU, {2}).side_group(0, "reduce"));
+    EXPECT_EQ(default_mesh().side_group(0, "reduce"),
+              init_device_mesh(c10::kCPU, {2}).side_group(0, "reduce"));
     EXPECT_EQ(default_mesh(), init_device_mesh(c10::kCPU, {2}));
   });
 }
@@ -148,20 +149,23 @@ TEST(DeviceMesh, FromGroupTakesTheGroupAsItIs) {
 TEST(DeviceMesh, FromGroupsTakesOneGroupPerDimension) {
   run_ranks(4, [](int64_t) {
     const auto grid = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
-    const auto mesh =
-        DeviceMesh::from_groups({grid.group(0), grid.group(1)}, c10::kCPU, {0, 1, 2, 3}, {2, 2}, {"dp", "tp"});
+    const auto mesh = DeviceMesh::from_groups({grid.group(0), grid.group(1)}, c10::kCPU,
+                                              {0, 1, 2, 3}, {2, 2}, {"dp", "tp"});
     EXPECT_EQ(mesh, grid);
     EXPECT_EQ(mesh.coordinate(), grid.coordinate());
     EXPECT_EQ(mesh["tp"].group(), grid.group(1));
 
-    EXPECT_VALUE_ERROR(DeviceMesh::from_groups({grid.group(0)}, c10::kCPU, {0, 1, 2, 3}, {2, 2}, {}),
-                       "1 groups for shape [2, 2]: expected one group per dimension");
     EXPECT_VALUE_ERROR(
-        DeviceMesh::from_groups({grid.group(0), grid.group(1)}, c10::kCPU, {0, 1, 2, 3, 4, 5}, {2, 3}, {}),
-        "the group of dimension 1 has 2 ranks, expected 3 as in shape [2, 3]");
-    EXPECT_VALUE_ERROR(DeviceMesh::from_groups({grid.group(0), grid.group(1)}, c10::kCPU, {0, 1, 2}, {2, 2}, {}),
-                       "shape [2, 2] has 4 places, expected 3 (the number of ranks given)");
-    EXPECT_VALUE_ERROR(DeviceMesh::from_groups({grid.group(0), grid.group(1)}, c10::kCPU, {0, 1, 1, 2}, {2, 2}, {}),
+        DeviceMesh::from_groups({grid.group(0)}, c10::kCPU, {0, 1, 2, 3}, {2, 2}, {}),
+        "1 groups for shape [2, 2]: expected one group per dimension");
+    EXPECT_VALUE_ERROR(DeviceMesh::from_groups({grid.group(0), grid.group(1)}, c10::kCPU,
+                                               {0, 1, 2, 3, 4, 5}, {2, 3}, {}),
+                       "the group of dimension 1 has 2 ranks, expected 3 as in shape [2, 3]");
+    EXPECT_VALUE_ERROR(
+        DeviceMesh::from_groups({grid.group(0), grid.group(1)}, c10::kCPU, {0, 1, 2}, {2, 2}, {}),
+        "shape [2, 2] has 4 places, expected 3 (the number of ranks given)");
+    EXPECT_VALUE_ERROR(DeviceMesh::from_groups({grid.group(0), grid.group(1)}, c10::kCPU,
+                                               {0, 1, 1, 2}, {2, 2}, {}),
                        "ranks [0, 1, 1, 2] are not unique");
     EXPECT_VALUE_ERROR(DeviceMesh::from_group({}, c10::kCPU), "group is null");
   });
@@ -183,20 +187,25 @@ TEST(DeviceMesh, EqualityAndHashFollowDeviceRanksShapeAndNames) {
 TEST(DeviceMesh, ErrorsNameTheArgumentItsValueAndTheRank) {
   run_ranks(2, [](int64_t rank) {
     const std::string here = "(rank " + std::to_string(rank) + ")";
-    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {3}),
-                       "shape [3] has 3 places, expected 2 (the size of the default process group) " + here);
+    EXPECT_VALUE_ERROR(
+        init_device_mesh(c10::kCPU, {3}),
+        "shape [3] has 3 places, expected 2 (the size of the default process group) " + here);
     EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {}), "shape is empty " + here);
-    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {-2}), "shape [-2]: every dimension must be at least 1 " + here);
+    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {-2}),
+                       "shape [-2]: every dimension must be at least 1 " + here);
     EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {2}, {"a", "b"}),
                        "dim_names (a, b): expected 1 names or none " + here);
-    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {2, 1}, {"a", "a"}), "'a' is empty or not unique " + here);
-    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCUDA, {2}), "backend 'gloo' does not serve it " + here);
+    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {2, 1}, {"a", "a"}),
+                       "'a' is empty or not unique " + here);
+    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCUDA, {2}),
+                       "backend 'gloo' does not serve it " + here);
 
     const auto mesh = init_device_mesh(c10::kCPU, {2}, {"dp"});
     EXPECT_VALUE_ERROR(mesh["tp"], "dimension 'tp' is unknown; this mesh has (dp) " + here);
     EXPECT_VALUE_ERROR((mesh[Names{"dp", "dp"}]), "dimension 'dp' is named twice " + here);
     EXPECT_VALUE_ERROR(mesh[Names{}], "no dimension named " + here);
-    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {2})["dp"], "this mesh has no dimension names " + here);
+    EXPECT_VALUE_ERROR(init_device_mesh(c10::kCPU, {2})["dp"],
+                       "this mesh has no dimension names " + here);
     EXPECT_THROW(mesh.size(1), c10::IndexError);
     EXPECT_THROW(mesh.group(-2), c10::IndexError);
   });

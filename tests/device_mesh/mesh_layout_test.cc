@@ -1,4 +1,4 @@
-#include "device_mesh/mesh_layout.h"
+#include "device_mesh/internal/mesh_layout.h"
 
 #include <gtest/gtest.h>
 
@@ -81,7 +81,8 @@ TEST(MeshLayout, MergedDimensionIsRowMajorInTheGivenOrder) {
           const Indices before = *layout.coordinate_of(position);
           const Indices after = *merged.coordinate_of(position);
           const auto size_b = sizes[static_cast<size_t>(b)];
-          ASSERT_EQ(after[at], before[static_cast<size_t>(a)] * size_b + before[static_cast<size_t>(b)]);
+          ASSERT_EQ(after[at],
+                    before[static_cast<size_t>(a)] * size_b + before[static_cast<size_t>(b)]);
           ASSERT_EQ(merged.position_of(after), position);
         }
       }

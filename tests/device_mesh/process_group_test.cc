@@ -1,20 +1,20 @@
 #include "device_mesh/process_group.h"
 
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/device_mesh.h"
+#include "tests/support/process_ranks.h"
+#include "tests/support/thread_ranks.h"
+
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <cstdio>
 #include <functional>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-
-#include "device_mesh/collectives.h"
-#include "device_mesh/device_mesh.h"
-#include "tests/support/process_ranks.h"
-#include "tests/support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
@@ -78,14 +78,16 @@ TEST(ProcessGroup, DeadRankEndsTheOthersAtOnce) {
   const auto ends = run_processes("last_rank_dies", 2, std::chrono::seconds(20));
   EXPECT_EQ(ends[1].exit_code, 42);
   EXPECT_EQ(ends[0].exit_code, 1) << ends[0].output;
-  EXPECT_NE(ends[0].output.find("sum of ranks failed on rank 0 of 2 in group 'world' (gloo)"), std::string::npos)
+  EXPECT_NE(ends[0].output.find("sum of ranks failed on rank 0 of 2 in group 'world' (gloo)"),
+            std::string::npos)
       << ends[0].output;
 }
 
 TEST(ProcessGroup, LateRankIsATimeout) {
   const auto ends = run_processes("last_rank_is_late", 2, std::chrono::seconds(20));
   EXPECT_EQ(ends[0].exit_code, 1) << ends[0].output;
-  EXPECT_NE(ends[0].output.find("sum of ranks failed on rank 0 of 2"), std::string::npos) << ends[0].output;
+  EXPECT_NE(ends[0].output.find("sum of ranks failed on rank 0 of 2"), std::string::npos)
+      << ends[0].output;
   EXPECT_NE(ends[0].output.find("No word from group ranks 1"), std::string::npos) << ends[0].output;
   EXPECT_FALSE(ends[0].killed_at_deadline);
 }
@@ -103,11 +105,13 @@ TEST(ProcessGroup, AWorldOfOneNeedsNothing) {
   EXPECT_TRUE(is_process_group_initialized());
   EXPECT_EQ(internal::group_size(default_process_group()), 1);
   EXPECT_EQ(sum_of_ranks(default_process_group()), 0);
-  EXPECT_NE(value_error([] { init_process_group(); }).find("has a default group already (rank 0)"), std::string::npos);
+  EXPECT_NE(value_error([] { init_process_group(); }).find("has a default group already (rank 0)"),
+            std::string::npos);
   destroy_process_group();
   EXPECT_FALSE(is_process_group_initialized());
-  EXPECT_NE(value_error([] { default_process_group(); }).find("call fsdp::init_process_group() first"),
-            std::string::npos);
+  EXPECT_NE(
+      value_error([] { default_process_group(); }).find("call fsdp::init_process_group() first"),
+      std::string::npos);
 }
 
 TEST(ProcessGroup, ThreadsHaveTheirOwnDefaultGroup) {
@@ -115,7 +119,8 @@ TEST(ProcessGroup, ThreadsHaveTheirOwnDefaultGroup) {
     EXPECT_EQ(internal::group_rank(default_process_group()), rank);
     EXPECT_EQ(sum_of_ranks(default_process_group()), 3);
     EXPECT_NE(value_error([] {
-                init_process_group({.store = c10::make_intrusive<c10d::HashStore>(), .rank = 0, .world_size = 1});
+                init_process_group(
+                    {.store = c10::make_intrusive<c10d::HashStore>(), .rank = 0, .world_size = 1});
               }).find("this thread has a default group already"),
               std::string::npos);
   });
@@ -139,11 +144,15 @@ TEST(ProcessGroup, OneStoreServesSeveralGroupsInTurn) {
 
 TEST(ProcessGroup, BadOptionsNameTheirValue) {
   auto store = c10::make_intrusive<c10d::HashStore>();
-  const auto error = [&](ProcessGroupOptions options) { return value_error([&] { init_process_group(options); }); };
-  EXPECT_EQ(error({.store = store}), "ProcessGroupOptions: rank and world_size are required with a store");
+  const auto error = [&](ProcessGroupOptions options) {
+    return value_error([&] { init_process_group(options); });
+  };
+  EXPECT_EQ(error({.store = store}),
+            "ProcessGroupOptions: rank and world_size are required with a store");
   EXPECT_EQ(error({.store = store, .rank = 2, .world_size = 2}),
             "ProcessGroupOptions: rank=2: expected 0 to 1 (world_size=2)");
-  EXPECT_EQ(error({.store = store, .rank = 0}), "ProcessGroupOptions: world_size=-1: expected at least 1 (rank=0)");
+  EXPECT_EQ(error({.store = store, .rank = 0}),
+            "ProcessGroupOptions: world_size=-1: expected at least 1 (rank=0)");
   EXPECT_EQ(error({.backend = "smoke", .store = store, .rank = 0, .world_size = 1}),
             "backend 'smoke': allowed are 'gloo', 'nccl' and 'fake' (rank 0)");
 }

@@ -1,4 +1,4 @@
-#include "device_mesh/rendezvous.h"
+#include "device_mesh/internal/rendezvous.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
@@ -19,7 +19,9 @@ Environment environment_of(Variables variables) {
   };
 }
 
-LaunchEnvironment parse(Variables variables) { return parse_launch_environment(environment_of(std::move(variables))); }
+LaunchEnvironment parse(Variables variables) {
+  return parse_launch_environment(environment_of(std::move(variables)));
+}
 
 std::string error_of(Variables variables) {
   try {
@@ -30,7 +32,8 @@ std::string error_of(Variables variables) {
   return "no error";
 }
 
-void expect_place(const LaunchEnvironment& here, int64_t rank, int64_t world_size, int64_t local_rank) {
+void expect_place(const LaunchEnvironment& here, int64_t rank, int64_t world_size,
+                  int64_t local_rank) {
   EXPECT_EQ(here.rank, rank);
   EXPECT_EQ(here.world_size, world_size);
   EXPECT_EQ(here.local_rank, local_rank);
@@ -57,24 +60,30 @@ TEST(Rendezvous, Torchrun) {
 }
 
 TEST(Rendezvous, Srun) {
-  expect_place(parse({{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "6"}, {"SLURM_LOCALID", "2"}}), 5, 6, 2);
+  expect_place(parse({{"SLURM_PROCID", "5"}, {"SLURM_NTASKS", "6"}, {"SLURM_LOCALID", "2"}}), 5, 6,
+               2);
 }
 
-TEST(Rendezvous, SlurmBatchScriptWithoutSrunIsAWorldOfOne) { expect_place(parse({{"SLURM_NTASKS", "6"}}), 0, 1, 0); }
+TEST(Rendezvous, SlurmBatchScriptWithoutSrunIsAWorldOfOne) {
+  expect_place(parse({{"SLURM_NTASKS", "6"}}), 0, 1, 0);
+}
 
 TEST(Rendezvous, OpenMpi) {
-  expect_place(
-      parse({{"OMPI_COMM_WORLD_RANK", "1"}, {"OMPI_COMM_WORLD_SIZE", "2"}, {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}), 1, 2,
-      1);
+  expect_place(parse({{"OMPI_COMM_WORLD_RANK", "1"},
+                      {"OMPI_COMM_WORLD_SIZE", "2"},
+                      {"OMPI_COMM_WORLD_LOCAL_RANK", "1"}}),
+               1, 2, 1);
 }
 
 TEST(Rendezvous, Mpich) { expect_place(parse({{"PMI_RANK", "1"}, {"PMI_SIZE", "3"}}), 1, 3, 0); }
 
 TEST(Rendezvous, HalfAPairNamesTheMissingVariable) {
   EXPECT_EQ(error_of({{"RANK", "1"}}),
-            "environment variable RANK='1' is set but WORLD_SIZE is not; set both, or neither for a world of one");
+            "environment variable RANK='1' is set but WORLD_SIZE is not; set both, or neither for "
+            "a world of one");
   EXPECT_EQ(error_of({{"WORLD_SIZE", "2"}}),
-            "environment variable WORLD_SIZE='2' is set but RANK is not; set both, or neither for a world of one");
+            "environment variable WORLD_SIZE='2' is set but RANK is not; set both, or neither for "
+            "a world of one");
 }
 
 TEST(Rendezvous, BadValuesNameTheVariableTheValueAndTheRange) {
@@ -95,8 +104,8 @@ TEST(Rendezvous, BadValuesNameTheVariableTheValueAndTheRange) {
 TEST(Rendezvous, TorchrunsAgentServesTheStore) {
   const auto alone = parse_store_host(environment_of({}));
   EXPECT_FALSE(alone.served_by_launcher);
-  const auto agent =
-      parse_store_host(environment_of({{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}}));
+  const auto agent = parse_store_host(environment_of(
+      {{"TORCHELASTIC_USE_AGENT_STORE", "True"}, {"TORCHELASTIC_RESTART_COUNT", "2"}}));
   EXPECT_TRUE(agent.served_by_launcher);
   EXPECT_EQ(agent.key_prefix, "attempt_2");
 }

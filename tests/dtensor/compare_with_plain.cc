@@ -1,14 +1,14 @@
 #include "tests/dtensor/compare_with_plain.h"
 
+#include "tests/dtensor/partial_values.h"
+#include "tests/support/thread_ranks.h"
+
 #include <ATen/ops/allclose.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
-
-#include "tests/dtensor/partial_values.h"
-#include "tests/support/thread_ranks.h"
 
 namespace fsdp::testing {
 namespace {
@@ -21,8 +21,10 @@ std::vector<std::vector<Placement>> placement_lists(const DeviceMesh& mesh) {
   }
   const Placement sum{Partial{}};
   const Placement max{Partial{Partial::Op::kMax}};
-  return {{Shard{0}, Shard{0}},      {Shard{0}, Shard{1}}, {Shard{1}, Shard{0}}, {Replicate{}, Shard{0}},
-          {Shard{1}, Replicate{}},   {sum, Shard{0}},      {Shard{0}, max},      {sum, sum},
+  return {{Shard{0}, Shard{0}},      {Shard{0}, Shard{1}},
+          {Shard{1}, Shard{0}},      {Replicate{}, Shard{0}},
+          {Shard{1}, Replicate{}},   {sum, Shard{0}},
+          {Shard{0}, max},           {sum, sum},
           {Replicate{}, Replicate{}}};
 }
 
@@ -31,10 +33,12 @@ void expect_equal(const at::Tensor& actual, const at::Tensor& expected, double t
   EXPECT_EQ(actual.scalar_type(), expected.scalar_type());
   if (actual.sizes() != expected.sizes()) return;
   const auto type = expected.is_complex() ? at::kComplexDouble : at::kDouble;
-  EXPECT_TRUE(at::allclose(actual.to(type), expected.to(type), tolerance, tolerance, /*equal_nan=*/true));
+  EXPECT_TRUE(
+      at::allclose(actual.to(type), expected.to(type), tolerance, tolerance, /*equal_nan=*/true));
 }
 
-void compare(const Case& test, const at::Tensor& dtensor, const at::Tensor& plain, double tolerance) {
+void compare(const Case& test, const at::Tensor& dtensor, const at::Tensor& plain,
+             double tolerance) {
   const auto actual = test.function(dtensor);
   const auto expected = test.function(plain);
   ASSERT_EQ(actual.size(), expected.size());
@@ -47,14 +51,17 @@ void compare(const Case& test, const at::Tensor& dtensor, const at::Tensor& plai
 bool is_cut(const at::Tensor& dtensor, int64_t dim) {
   const DTensor view(dtensor);
   for (size_t m = 0; m < view.placements().size(); ++m) {
-    if (view.placements()[m].is_shard(dim) && view.device_mesh().size(static_cast<int64_t>(m)) > 1) return true;
+    if (view.placements()[m].is_shard(dim) && view.device_mesh().size(static_cast<int64_t>(m)) > 1)
+      return true;
   }
   return false;
 }
 
 }  // namespace
 
-at::Tensor whole(const at::Tensor& tensor) { return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor; }
+at::Tensor whole(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor;
+}
 
 void on_worlds(const std::function<void(const DeviceMesh&)>& body) {
   for (int64_t world = 1; world <= 3; ++world) {
@@ -67,7 +74,8 @@ void on_meshes(const std::function<void(const DeviceMesh&)>& body) {
   run_ranks(4, [&](int64_t) { body(init_device_mesh(c10::kCPU, {2, 2})); });
 }
 
-void on_placements(const DeviceMesh& mesh, const std::function<void(const at::Tensor&, const at::Tensor&)>& body) {
+void on_placements(const DeviceMesh& mesh,
+                   const std::function<void(const at::Tensor&, const at::Tensor&)>& body) {
   for (const auto& placements : placement_lists(mesh)) {
     for (int64_t rows : {2, 5}) {
       const auto known = known_dtensor(mesh, placements, {rows, 4}, 5);
@@ -98,7 +106,8 @@ void expect_same_unless_cut(int64_t dim, const std::vector<Case>& cases, double 
         if (!is_cut(dtensor, dim)) {
           compare(test, dtensor, plain, tolerance);
         } else {
-          EXPECT_THAT(error_of([&] { test.function(dtensor); }), ::testing::HasSubstr("cut across ranks"));
+          EXPECT_THAT(error_of([&] { test.function(dtensor); }),
+                      ::testing::HasSubstr("cut across ranks"));
         }
       }
     });

@@ -1,6 +1,6 @@
 // Every refusal of the DTensor layer, with its message.
 #include "dtensor/dtensor.h"
-#include "dtensor/dtensor_spec.h"
+#include "dtensor/internal/dtensor_spec.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/support/thread_ranks.h"
@@ -16,13 +16,14 @@
 namespace fsdp {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::known_dtensor;
 
 class DTensorErrors : public ::testing::Test {
  protected:
-  // On both ranks of a world of two: a tensor of shape {4, 2} cut along dimension 0, and what the test says of it.
+  // On both ranks of a world of two: a tensor of shape {4, 2} cut along dimension 0, and
+  // what the test says of it.
   static void on_two_ranks(const std::function<void(const DeviceMesh&, const at::Tensor&)>& body) {
     testing::run_ranks(2, [&](int64_t) {
       const auto mesh = init_device_mesh(c10::kCPU, {2});
@@ -54,8 +55,10 @@ TEST_F(DTensorErrors, RawStorage) {
 TEST_F(DTensorErrors, Serialization) {
   on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
     std::ostringstream out;
-    EXPECT_THAT(error_of([&] { torch::save(t, out); }), HasSubstr("A DTensor has no storage of its own"));
-    EXPECT_THAT(error_of([&] { torch::pickle_save(t); }), HasSubstr("A DTensor has no storage of its own"));
+    EXPECT_THAT(error_of([&] { torch::save(t, out); }),
+                HasSubstr("A DTensor has no storage of its own"));
+    EXPECT_THAT(error_of([&] { torch::pickle_save(t); }),
+                HasSubstr("A DTensor has no storage of its own"));
     torch::save(DTensor(t).to_local(), out);
   });
 }
@@ -77,12 +80,19 @@ TEST_F(DTensorErrors, NotADTensor) {
 TEST_F(DTensorErrors, DistributeTensor) {
   on_two_ranks([](const DeviceMesh& mesh, const at::Tensor& t) {
     const at::Tensor plain = at::ones({4, 2});
-    EXPECT_THAT(error_of([&] { distribute_tensor(plain, mesh, {Partial{}}); }), HasSubstr("Partial(sum)"));
-    EXPECT_THAT(error_of([&] { distribute_tensor(plain, mesh, {Shard{2}}); }), HasSubstr("Shard(2) is out of range"));
-    EXPECT_THAT(error_of([&] { distribute_tensor(plain, mesh, {Shard{0}, Replicate{}}); }), HasSubstr("got 2"));
-    EXPECT_THAT(error_of([&] { distribute_tensor(t, mesh, {Shard{0}}); }), HasSubstr("distributed already"));
+    EXPECT_THAT(error_of([&] { distribute_tensor(plain, mesh, {Partial{}}); }),
+                HasSubstr("Partial(sum)"));
+    EXPECT_THAT(error_of([&] { distribute_tensor(plain, mesh, {Shard{2}}); }),
+                HasSubstr("Shard(2) is out of range"));
+    EXPECT_THAT(error_of([&] {
+                  distribute_tensor(plain, mesh, {Shard{0}, Replicate{}});
+                }),
+                HasSubstr("got 2"));
+    EXPECT_THAT(error_of([&] { distribute_tensor(t, mesh, {Shard{0}}); }),
+                HasSubstr("distributed already"));
     EXPECT_THAT(error_of([&] { distribute_tensor({}, mesh, {Shard{0}}); }), HasSubstr("undefined"));
-    EXPECT_THAT(error_of([&] { distribute_tensor(at::ones({2}, at::kMeta), mesh, {Shard{0}}); }), HasSubstr("meta"));
+    EXPECT_THAT(error_of([&] { distribute_tensor(at::ones({2}, at::kMeta), mesh, {Shard{0}}); }),
+                HasSubstr("meta"));
   });
 }
 
@@ -90,23 +100,30 @@ TEST_F(DTensorErrors, FromLocal) {
   on_two_ranks([](const DeviceMesh& mesh, const at::Tensor& t) {
     const at::Tensor local = at::ones({2, 2});
     const FromLocalOptions uneven{.shape = std::vector<int64_t>{7, 2}};
-    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, uneven); }), HasSubstr("does not fit"));
+    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, uneven); }),
+                HasSubstr("does not fit"));
     EXPECT_THAT(error_of([&] { from_local(t, mesh, {Shard{0}}); }), HasSubstr("it is a DTensor"));
     EXPECT_THAT(error_of([&] { from_local({}, mesh, {Shard{0}}); }), HasSubstr("undefined"));
     EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{5}}); }), HasSubstr("out of range"));
-    const FromLocalOptions bad_stride{.shape = std::vector<int64_t>{4, 2}, .stride = std::vector<int64_t>{1}};
-    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, bad_stride); }), HasSubstr("stride"));
+    const FromLocalOptions bad_stride{.shape = std::vector<int64_t>{4, 2},
+                                      .stride = std::vector<int64_t>{1}};
+    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, bad_stride); }),
+                HasSubstr("stride"));
     const at::Tensor ragged = at::ones({2 + mesh.rank(), 2});
-    EXPECT_THAT(error_of([&] { from_local(ragged, mesh, {Shard{0}}, {.check = true}); }), HasSubstr("differ across"));
-    const FromLocalOptions wrong_here{.shape = std::vector<int64_t>{mesh.rank() == 0 ? 4 : 9, 2}, .check = true};
-    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, wrong_here); }), HasSubstr("from_local"));
+    EXPECT_THAT(error_of([&] { from_local(ragged, mesh, {Shard{0}}, {.check = true}); }),
+                HasSubstr("differ across"));
+    const FromLocalOptions wrong_here{.shape = std::vector<int64_t>{mesh.rank() == 0 ? 4 : 9, 2},
+                                      .check = true};
+    EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, wrong_here); }),
+                HasSubstr("from_local"));
   });
 }
 
 TEST_F(DTensorErrors, Redistribute) {
   on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
     EXPECT_THAT(error_of([&] { DTensor(t).redistribute({Shard{3}}); }), HasSubstr("out of range"));
-    EXPECT_THAT(error_of([&] { DTensor(t).redistribute({}); }), HasSubstr("expected one per mesh dimension"));
+    EXPECT_THAT(error_of([&] { DTensor(t).redistribute({}); }),
+                HasSubstr("expected one per mesh dimension"));
   });
 }
 
@@ -114,7 +131,8 @@ TEST_F(DTensorErrors, PartialsThatDoNotCommute) {
   testing::run_ranks(4, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {2, 2});
     const std::vector<Placement> mixed{Partial{}, Partial{Partial::Op::kMax}};
-    EXPECT_THAT(error_of([&] { from_local(at::ones({2}), mesh, mixed); }), HasSubstr("do not commute"));
+    EXPECT_THAT(error_of([&] { from_local(at::ones({2}), mesh, mixed); }),
+                HasSubstr("do not commute"));
   });
 }
 
@@ -137,14 +155,21 @@ TEST_F(DTensorErrors, Pointwise) {
 
 TEST_F(DTensorErrors, Copies) {
   on_two_ranks([](const DeviceMesh& mesh, const at::Tensor& t) {
-    EXPECT_THAT(error_of([&] { t.copy_(at::ones({2, 2})); }), HasSubstr("must have the global shape"));
-    EXPECT_THAT(error_of([&] { t.set_(at::ones({2, 2})); }), HasSubstr("must have the global shape"));
+    EXPECT_THAT(error_of([&] {
+                  t.copy_(at::ones({2, 2}));
+                }),
+                HasSubstr("must have the global shape"));
+    EXPECT_THAT(error_of([&] {
+                  t.set_(at::ones({2, 2}));
+                }),
+                HasSubstr("must have the global shape"));
     EXPECT_THAT(error_of([&] { at::ones({4, 2}).copy_(t); }), HasSubstr(".full_tensor()"));
     const at::Tensor partial = known_dtensor(mesh, {Partial{}}, {4, 2}, 2).dtensor;
     EXPECT_THAT(error_of([&] { partial.copy_(at::ones({4, 2})); }), HasSubstr("Partial"));
     EXPECT_THAT(error_of([&] { partial.normal_(); }), HasSubstr("Partial"));
     EXPECT_THAT(error_of([&] { t.to(at::kMeta); }), HasSubstr("stays on its mesh's device type"));
-    EXPECT_THAT(error_of([&] { at::zeros_like(t, at::kMeta); }), HasSubstr("stays on its mesh's device type"));
+    EXPECT_THAT(error_of([&] { at::zeros_like(t, at::kMeta); }),
+                HasSubstr("stays on its mesh's device type"));
   });
 }
 
@@ -153,7 +178,8 @@ TEST_F(DTensorErrors, ViewsAndReductionsOfCutDimensions) {
     EXPECT_THAT(error_of([&] { t.select(0, 1); }), HasSubstr("cut across ranks"));
     EXPECT_THAT(error_of([&] { t.narrow(0, 1, 2); }), HasSubstr("cut across ranks"));
     const at::Tensor columns = DTensor(t).redistribute({Shard{1}});
-    EXPECT_THAT(error_of([&] { columns.view({8}); }), HasSubstr("no dimension with the same chunks"));
+    EXPECT_THAT(error_of([&] { columns.view({8}); }),
+                HasSubstr("no dimension with the same chunks"));
     EXPECT_THAT(error_of([&] { t.as_strided({2}, {1}); }), HasSubstr("no memory to stride over"));
     EXPECT_THAT(error_of([&] { t.argmax(0); }), HasSubstr("cut across ranks"));
     EXPECT_THAT(error_of([&] { t.select(1, 0).expand({2, 9}); }), HasSubstr("cannot be expanded"));

@@ -1,7 +1,7 @@
 // The owner of a DTensor hears of every write before it happens, and of nothing else.
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ATen.h>
@@ -44,7 +44,11 @@ TEST(DTensorOwner, HearsOfWritesOnly) {
     EXPECT_EQ(writes_of([&] { t.unsqueeze(0).fill_(3); }), 1);
     EXPECT_EQ(writes_of([&] { t.normal_(); }), 1);
     EXPECT_EQ(writes_of([&] { at::_foreach_add_({t, t}, 1); }), 2);
-    EXPECT_EQ(writes_of([&] { auto out = t; at::mul_out(out, t, t); }), 1);
+    EXPECT_EQ(writes_of([&] {
+                auto out = t;
+                at::mul_out(out, t, t);
+              }),
+              1);
     EXPECT_EQ(writes_of([&] { t.add(1).mul_(2); }), 0);
     EXPECT_EQ(writes_of([&] { t.sum().item<float>(); }), 0);
     EXPECT_EQ(writes_of([&] { DTensor(t).full_tensor(); }), 0);

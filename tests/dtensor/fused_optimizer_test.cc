@@ -1,14 +1,15 @@
-// Fused optimizer operators on DTensors, on uneven and empty shards. Their kernels round an element in the vectorised
-// part of a tensor otherwise than one in its tail, so results are close, not bit-equal.
+// Fused optimizer operators on DTensors, on uneven and empty shards. Their kernels round
+// an element in the vectorised part of a tensor otherwise than one in its tail, so
+// results are close, not bit-equal.
+#include "dtensor/dtensor.h"
+#include "tests/dtensor/compare_with_plain.h"
+#include "tests/support/thread_ranks.h"
+
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <functional>
-
-#include "dtensor/dtensor.h"
-#include "tests/dtensor/compare_with_plain.h"
-#include "tests/support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
@@ -22,7 +23,8 @@ using Tensors = std::vector<at::Tensor>;
 Tensors values(double seed) {
   Tensors list;
   for (const std::vector<int64_t>& shape : {std::vector<int64_t>{5, 3}, {1, 4}, {2}, {7, 1}}) {
-    const at::Tensor flat = at::arange(c10::multiply_integers(shape), at::kFloat).add(seed).mul(0.37).sin();
+    const at::Tensor flat =
+        at::arange(c10::multiply_integers(shape), at::kFloat).add(seed).mul(0.37).sin();
     list.push_back(flat.view(shape).clone());
   }
   return list;
@@ -32,7 +34,8 @@ Tensors distributed(const Tensors& plain, const DeviceMesh& mesh, const Placemen
   std::vector<Placement> placements(static_cast<size_t>(mesh.ndim()), Replicate{});
   placements.back() = placement;
   Tensors list;
-  for (const at::Tensor& tensor : plain) list.push_back(distribute_tensor(tensor, mesh, placements));
+  for (const at::Tensor& tensor : plain)
+    list.push_back(distribute_tensor(tensor, mesh, placements));
   return list;
 }
 
@@ -53,12 +56,14 @@ State plain_state(int buffers) {
   return state;
 }
 
-State distributed_state(const State& plain, const DeviceMesh& mesh, const Placement& gradient_placement) {
+State distributed_state(const State& plain, const DeviceMesh& mesh,
+                        const Placement& gradient_placement) {
   State state{.parameters = distributed(plain.parameters, mesh, Shard{0}),
               .gradients = distributed(plain.gradients, mesh, gradient_placement),
               .buffers = {},
               .steps = {}};
-  for (const auto& buffer : plain.buffers) state.buffers.push_back(distributed(buffer, mesh, Shard{0}));
+  for (const auto& buffer : plain.buffers)
+    state.buffers.push_back(distributed(buffer, mesh, Shard{0}));
   for (const at::Tensor& step : plain.steps) state.steps.push_back(step.clone());
   return state;
 }
@@ -76,7 +81,8 @@ void expect_same(int buffers, const std::function<void(const State&)>& step) {
         EXPECT_TRUE(whole(sharded.parameters[i]).allclose(plain.parameters[i], 1e-6, 1e-6))
             << mesh << " parameter " << i;
         for (size_t b = 0; b < plain.buffers.size(); ++b) {
-          EXPECT_TRUE(whole(sharded.buffers[b][i]).allclose(plain.buffers[b][i], 1e-6, 1e-6)) << mesh << " state " << b;
+          EXPECT_TRUE(whole(sharded.buffers[b][i]).allclose(plain.buffers[b][i], 1e-6, 1e-6))
+              << mesh << " state " << b;
         }
       }
     }
@@ -87,10 +93,10 @@ TEST(FusedOptimizers, AdamAndAdamW) {
   for (const bool amsgrad : {false, true}) {
     expect_same(3, [amsgrad](const State& s) {
       const Tensors maxima = amsgrad ? s.buffers[2] : Tensors{};
-      at::_fused_adamw_(s.parameters, s.gradients, s.buffers[0], s.buffers[1], maxima, s.steps, 0.1, 0.9, 0.99, 0.01,
-                        1e-8, amsgrad, false);
-      at::_fused_adam_(s.parameters, s.gradients, s.buffers[0], s.buffers[1], maxima, s.steps, at::full({}, 0.1), 0.9,
-                       0.99, 0.01, 1e-8, amsgrad, true);
+      at::_fused_adamw_(s.parameters, s.gradients, s.buffers[0], s.buffers[1], maxima, s.steps, 0.1,
+                        0.9, 0.99, 0.01, 1e-8, amsgrad, false);
+      at::_fused_adam_(s.parameters, s.gradients, s.buffers[0], s.buffers[1], maxima, s.steps,
+                       at::full({}, 0.1), 0.9, 0.99, 0.01, 1e-8, amsgrad, true);
     });
   }
 }
@@ -104,7 +110,8 @@ TEST(FusedOptimizers, Sgd) {
 
 TEST(FusedOptimizers, Adagrad) {
   expect_same(1, [](const State& s) {
-    at::_fused_adagrad_(s.parameters, s.gradients, s.buffers[0], s.steps, 0.1, 0.01, 0.01, 1e-8, false);
+    at::_fused_adagrad_(s.parameters, s.gradients, s.buffers[0], s.steps, 0.1, 0.01, 0.01, 1e-8,
+                        false);
   });
 }
 
@@ -113,7 +120,8 @@ TEST(FusedOptimizers, StatesMustLieAsTheirParameters) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
     const State plain = plain_state(1);
     const State sharded = distributed_state(plain, mesh, Shard{0});
-    const auto step = [&](const Tensors& parameters, const Tensors& gradients, const Tensors& momentum) {
+    const auto step = [&](const Tensors& parameters, const Tensors& gradients,
+                          const Tensors& momentum) {
       at::_fused_sgd_(parameters, gradients, momentum, 0, 0.9, 0.1, 0, false, false, false);
     };
     EXPECT_THAT(error_of([&] { step(sharded.parameters, sharded.gradients, plain.buffers[0]); }),

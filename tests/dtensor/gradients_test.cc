@@ -1,17 +1,18 @@
-// Gradients through redistribution, through the edges to plain tensors, and through operators.
-#include <ATen/ATen.h>
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-#include <torch/csrc/autograd/autograd.h>
-
-#include "dtensor/differentiable.h"
+// Gradients through redistribution, through the edges to plain tensors, and through
+// operators.
 #include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
-#include "dtensor/redistribute.h"
+#include "dtensor/internal/differentiable.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/dtensor/random_transitions.h"
 #include "tests/support/thread_ranks.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/autograd/autograd.h>
 
 namespace fsdp {
 namespace {
@@ -28,10 +29,12 @@ at::Tensor weights(const std::vector<int64_t>& shape) {
   return at::arange(c10::multiply_integers(shape), at::kFloat).mul(0.37).sin().view(shape);
 }
 
-// value -> redistribute -> sum(value * weights): the gradient is the weights, whole where the source was Partial.
+// value -> redistribute -> sum(value * weights): the gradient is the weights, whole where
+// the source was Partial.
 void expect_gradient_of_value(const DeviceMesh& mesh, const Placements& from, const Placements& to,
                               const std::vector<int64_t>& shape) {
-  const at::Tensor leaf = known_dtensor(mesh, from, shape, 3).dtensor.detach().set_requires_grad(true);
+  const at::Tensor leaf =
+      known_dtensor(mesh, from, shape, 3).dtensor.detach().set_requires_grad(true);
   const at::Tensor w = weights(shape);
   DTensor(leaf).redistribute(to).full_tensor().mul(w).sum().backward();
   ASSERT_TRUE(is_dtensor(leaf.grad()));
@@ -39,10 +42,12 @@ void expect_gradient_of_value(const DeviceMesh& mesh, const Placements& from, co
   EXPECT_TRUE(whole(leaf.grad()).equal(w));
 }
 
-// The same from what each rank holds: a term of a sum counts fully, a term of an average for its part.
+// The same from what each rank holds: a term of a sum counts fully, a term of an average
+// for its part.
 void expect_gradient_of_terms(const DeviceMesh& mesh, const Placements& from, const Placements& to,
                               const std::vector<int64_t>& shape) {
-  const at::Tensor local = known_dtensor(mesh, from, shape, 3).dtensor.to_local().clone().set_requires_grad(true);
+  const at::Tensor local =
+      known_dtensor(mesh, from, shape, 3).dtensor.to_local().clone().set_requires_grad(true);
   const auto distribute = [&] { return from_local(local, mesh, from, {.shape = shape}); };
   bool has_gradient = true;
   double share = 1;
@@ -57,15 +62,17 @@ void expect_gradient_of_terms(const DeviceMesh& mesh, const Placements& from, co
   }
   const at::Tensor w = weights(shape);
   distribute().redistribute(to).full_tensor().mul(w).sum().backward();
-  const internal::DTensorSpec spec{mesh, internal::without_partials(from), shape, w.strides().vec()};
+  const internal::DTensorSpec spec{mesh, internal::without_partials(from), shape,
+                                   w.strides().vec()};
   EXPECT_TRUE(local.grad().allclose(internal::local_part(w, spec).mul(share)));
 }
 
 void random_transitions(const std::vector<int64_t>& mesh_shape, int count, unsigned seed) {
-  testing::on_random_transitions(mesh_shape, count, seed, [](const DeviceMesh& mesh, const auto& transition) {
-    expect_gradient_of_value(mesh, transition.from, transition.to, transition.shape);
-    expect_gradient_of_terms(mesh, transition.from, transition.to, transition.shape);
-  });
+  testing::on_random_transitions(
+      mesh_shape, count, seed, [](const DeviceMesh& mesh, const auto& transition) {
+        expect_gradient_of_value(mesh, transition.from, transition.to, transition.shape);
+        expect_gradient_of_terms(mesh, transition.from, transition.to, transition.shape);
+      });
 }
 
 TEST(RedistributeGradients, OneDimension) {
@@ -86,10 +93,11 @@ TEST(RedistributeGradients, LocalPartsAddUp) {
   for (int64_t world : {1, 2, 3}) {
     run_ranks(world, [&](int64_t) {
       const auto mesh = init_device_mesh(c10::kCPU, {world});
-      for (const Placement& from :
-           {Placement(Shard{0}), Placement(Shard{1}), Placement(Replicate{}), Placement(Partial{})}) {
+      for (const Placement& from : {Placement(Shard{0}), Placement(Shard{1}),
+                                    Placement(Replicate{}), Placement(Partial{})}) {
         for (const Placement& to : {Placement(Shard{0}), Placement(Shard{1})}) {
-          const at::Tensor leaf = known_dtensor(mesh, {from}, {5, 4}, 3).dtensor.detach().set_requires_grad(true);
+          const at::Tensor leaf =
+              known_dtensor(mesh, {from}, {5, 4}, 3).dtensor.detach().set_requires_grad(true);
           const DTensor moved = DTensor(leaf).redistribute({to});
           const at::Tensor w = weights({5, 4});
           moved.to_local().mul(internal::local_part(w, *internal::spec_of(moved))).sum().backward();
@@ -105,14 +113,20 @@ TEST(RedistributeGradients, SecondDerivatives) {
     const at::Tensor plain = weights({5, 4});
     const at::Tensor leaf = distribute_tensor(plain, mesh, {Shard{0}}).set_requires_grad(true);
     const at::Tensor loss = DTensor(leaf).redistribute({Shard{1}}).full_tensor().pow(3).sum();
-    const at::Tensor grad = torch::autograd::grad({loss}, {leaf}, {}, std::nullopt, /*create_graph=*/true)[0];
+    const at::Tensor grad =
+        torch::autograd::grad({loss}, {leaf}, {}, std::nullopt, /*create_graph=*/true)[0];
     ASSERT_TRUE(grad.requires_grad());
     const at::Tensor second = torch::autograd::grad({DTensor(grad).full_tensor().sum()}, {leaf})[0];
     EXPECT_TRUE(whole(second).allclose(plain.mul(6)));
-    const at::Tensor local = DTensor(distribute_tensor(plain, mesh, {Shard{0}})).to_local().set_requires_grad(true);
+    const at::Tensor local =
+        DTensor(distribute_tensor(plain, mesh, {Shard{0}})).to_local().set_requires_grad(true);
     const at::Tensor sum =
-        from_local(local, mesh, {Shard{0}}, {.shape = std::vector<int64_t>{5, 4}}).full_tensor().pow(3).sum();
-    const at::Tensor first = torch::autograd::grad({sum}, {local}, {}, std::nullopt, /*create_graph=*/true)[0];
+        from_local(local, mesh, {Shard{0}}, {.shape = std::vector<int64_t>{5, 4}})
+            .full_tensor()
+            .pow(3)
+            .sum();
+    const at::Tensor first =
+        torch::autograd::grad({sum}, {local}, {}, std::nullopt, /*create_graph=*/true)[0];
     EXPECT_TRUE(torch::autograd::grad({first.sum()}, {local})[0].allclose(local.mul(6)));
   });
 }
@@ -122,7 +136,8 @@ struct LossCase {
   std::function<at::Tensor(const at::Tensor&)> loss;
 };
 
-// Gradients of losses of {5, 4} tensors, cut along dimension 0 or replicated, beside the plain ones.
+// Gradients of losses of {5, 4} tensors, cut along dimension 0 or replicated, beside the
+// plain ones.
 void expect_same_gradients(const std::vector<LossCase>& cases) {
   testing::on_meshes([&](const DeviceMesh& mesh) {
     Placements rows(static_cast<size_t>(mesh.ndim()), Replicate{});
@@ -130,9 +145,11 @@ void expect_same_gradients(const std::vector<LossCase>& cases) {
     rows[0] = Shard{0};
     for (const Placements& placements : {rows, replicated}) {
       for (const auto& test : cases) {
-        SCOPED_TRACE(std::string(test.name) + " " + to_string(mesh) + " " + to_string(placements[0]));
+        SCOPED_TRACE(std::string(test.name) + " " + to_string(mesh) + " " +
+                     to_string(placements[0]));
         const at::Tensor plain = weights({5, 4}).set_requires_grad(true);
-        const at::Tensor leaf = distribute_tensor(plain.detach(), mesh, placements).set_requires_grad(true);
+        const at::Tensor leaf =
+            distribute_tensor(plain.detach(), mesh, placements).set_requires_grad(true);
         const at::Tensor loss = test.loss(leaf);
         const at::Tensor expected = test.loss(plain);
         EXPECT_NEAR(whole(loss).item<double>(), expected.item<double>(), 1e-5);
@@ -164,31 +181,44 @@ TEST(OperatorGradients, AreThoseOfPlainTensors) {
       {"cumsum", [](const auto& t) { return t.cumsum(1).square().sum(); }},
       {"select", [](const auto& t) { return t.select(1, 2).square().sum(); }},
       {"slice", [](const auto& t) { return t.narrow(1, 1, 2).square().sum(); }},
-      {"index_select", [columns](const auto& t) { return t.index_select(1, columns).square().sum(); }},
+      {"index_select",
+       [columns](const auto& t) { return t.index_select(1, columns).square().sum(); }},
       {"split",
        [](const auto& t) {
          const auto parts = t.split(3, 1);
          return parts[0].square().sum().add(parts[1].exp().sum());
        }},
       {"split with an unused part", [](const auto& t) { return t.split(3, 1)[0].square().sum(); }},
-      {"split with unused sizes", [](const auto& t) { return t.split_with_sizes({1, 2, 1}, 1)[1].exp().sum(); }},
+      {"split with unused sizes",
+       [](const auto& t) {
+         return t.split_with_sizes({1, 2, 1}, 1)[1].exp().sum();
+       }},
       {"chunk with an unused part", [](const auto& t) { return t.chunk(2, 1)[1].square().mean(); }},
-      {"unbind with unused columns", [](const auto& t) { return t.unbind(1)[2].mul(t.select(1, 0)).sum(); }},
+      {"unbind with unused columns",
+       [](const auto& t) { return t.unbind(1)[2].mul(t.select(1, 0)).sum(); }},
       {"maxima of rows", [](const auto& t) { return std::get<0>(t.max(1)).square().sum(); }},
       {"minima of rows", [](const auto& t) { return std::get<0>(t.min(1, true)).mul(t).sum(); }},
       {"median of rows", [](const auto& t) { return std::get<0>(t.median(1)).square().sum(); }},
-      {"second smallest of rows", [](const auto& t) { return std::get<0>(t.kthvalue(2, 1)).exp().sum(); }},
+      {"second smallest of rows",
+       [](const auto& t) { return std::get<0>(t.kthvalue(2, 1)).exp().sum(); }},
       {"topk", [](const auto& t) { return std::get<0>(t.topk(2, 1)).square().sum(); }},
       {"sort", [](const auto& t) { return std::get<0>(t.sort(1)).select(1, 1).square().sum(); }},
       {"cummax", [](const auto& t) { return std::get<0>(t.cummax(1)).square().sum(); }},
-      {"gather", [](const auto& t) { return t.gather(1, at::tensor({3, 0, 0}).expand({5, 3})).square().sum(); }},
+      {"gather",
+       [](const auto& t) {
+         return t.gather(1, at::tensor({3, 0, 0}).expand({5, 3})).square().sum();
+       }},
       {"scatter",
        [](const auto& t) {
-         return t.scatter(1, at::tensor({3, 0}).expand({5, 2}), t.narrow(1, 1, 2).exp()).square().sum();
+         return t.scatter(1, at::tensor({3, 0}).expand({5, 2}), t.narrow(1, 1, 2).exp())
+             .square()
+             .sum();
        }},
       {"scatter_add",
        [](const auto& t) {
-         return t.scatter_add(1, at::tensor({3, 3}).expand({5, 2}), t.narrow(1, 1, 2)).square().sum();
+         return t.scatter_add(1, at::tensor({3, 3}).expand({5, 2}), t.narrow(1, 1, 2))
+             .square()
+             .sum();
        }},
       {"cat",
        [](const auto& t) {
@@ -211,13 +241,16 @@ TEST(OperatorGradients, AreThoseOfPlainTensors) {
 // The scatter of a gradient is differentiable itself.
 TEST(OperatorGradients, OfSelectionsHaveGradients) {
   const auto second_derivative = [](const at::Tensor& t) {
-    const at::Tensor loss = std::get<0>(t.topk(2, 1)).pow(3).sum().add(t.split(3, 1)[0].pow(4).sum());
-    const at::Tensor first = torch::autograd::grad({loss}, {t}, {}, std::nullopt, /*create_graph=*/true)[0];
+    const at::Tensor loss =
+        std::get<0>(t.topk(2, 1)).pow(3).sum().add(t.split(3, 1)[0].pow(4).sum());
+    const at::Tensor first =
+        torch::autograd::grad({loss}, {t}, {}, std::nullopt, /*create_graph=*/true)[0];
     return torch::autograd::grad({first.mul(t).sum()}, {t})[0];
   };
   on_worlds([&](const DeviceMesh& mesh) {
     const at::Tensor plain = weights({5, 4}).set_requires_grad(true);
-    const at::Tensor leaf = distribute_tensor(plain.detach(), mesh, {Shard{0}}).set_requires_grad(true);
+    const at::Tensor leaf =
+        distribute_tensor(plain.detach(), mesh, {Shard{0}}).set_requires_grad(true);
     EXPECT_TRUE(whole(second_derivative(leaf)).allclose(second_derivative(plain), 1e-5, 1e-6));
   });
 }
@@ -225,7 +258,8 @@ TEST(OperatorGradients, OfSelectionsHaveGradients) {
 // As in PyTorch: sum's formula expands the loss's gradient, which is replicated.
 TEST(OperatorGradients, LieAsTheirFormulaMadeThem) {
   on_worlds([](const DeviceMesh& mesh) {
-    const at::Tensor leaf = distribute_tensor(weights({5, 4}), mesh, {Shard{0}}).set_requires_grad(true);
+    const at::Tensor leaf =
+        distribute_tensor(weights({5, 4}), mesh, {Shard{0}}).set_requires_grad(true);
     leaf.sum().backward();
     EXPECT_EQ(DTensor(leaf.grad()).placements(), Placements{Replicate{}});
     leaf.mutable_grad().reset();

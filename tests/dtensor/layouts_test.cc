@@ -1,15 +1,15 @@
-// DTensors whose memory is not row-major floats: other strides, memory formats, complex numbers, other dtypes; and
-// operators under thread-local modes.
+// DTensors whose memory is not row-major floats: other strides, memory formats, complex
+// numbers, other dtypes; and operators under thread-local modes.
+#include "dtensor/dtensor.h"
+#include "tests/dtensor/compare_with_plain.h"
+#include "tests/support/thread_ranks.h"
+
 #include <ATen/ATen.h>
 #include <ATen/autocast_mode.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <sstream>
-
-#include "dtensor/dtensor.h"
-#include "tests/dtensor/compare_with_plain.h"
-#include "tests/support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
@@ -22,9 +22,11 @@ using testing::whole;
 // Every redistribution of `plain`, beside it.
 void on_transitions(const at::Tensor& plain, const std::function<void(const at::Tensor&)>& body) {
   on_worlds([&](const DeviceMesh& mesh) {
-    for (const Placement& from : {Placement(Shard{0}), Placement(Shard{1}), Placement(Replicate{})}) {
+    for (const Placement& from :
+         {Placement(Shard{0}), Placement(Shard{1}), Placement(Replicate{})}) {
       const DTensor made = distribute_tensor(plain, mesh, {from});
-      for (const Placement& to : {Placement(Shard{0}), Placement(Shard{1}), Placement(Replicate{})}) {
+      for (const Placement& to :
+           {Placement(Shard{0}), Placement(Shard{1}), Placement(Replicate{})}) {
         SCOPED_TRACE(to_string(from) + " to " + to_string(to) + " of " + to_string(mesh));
         body(made.redistribute({to}));
       }
@@ -49,7 +51,8 @@ TEST(Layouts, TransposedAndChannelsLast) {
       EXPECT_TRUE(whole(t.transpose(0, 1)).equal(plain.transpose(0, 1)));
     });
   }
-  // What the strides allow, the memory allows: redistribution keeps the order of dimensions.
+  // What the strides allow, the memory allows: redistribution keeps the order of
+  // dimensions.
   on_transitions(transposed, [&](const at::Tensor& t) {
     const auto placement = DTensor(t).placements()[0];
     if (placement.is_shard(0)) return;
@@ -64,7 +67,8 @@ TEST(Layouts, ConversionsBetweenMemoryFormats) {
     const auto format = at::MemoryFormat::ChannelsLast;
     EXPECT_EQ(t.contiguous(format).strides(), plain.contiguous(format).strides());
     EXPECT_EQ(at::empty_like(t, {}, format).strides(), at::empty_like(plain, {}, format).strides());
-    EXPECT_EQ(t.to(at::kHalf, false, true, format).strides(), plain.to(at::kHalf, false, true, format).strides());
+    EXPECT_EQ(t.to(at::kHalf, false, true, format).strides(),
+              plain.to(at::kHalf, false, true, format).strides());
     EXPECT_TRUE(whole(t.contiguous(format)).equal(plain));
   });
 }
@@ -113,8 +117,8 @@ TEST(Layouts, ComplexNumbers) {
 }
 
 TEST(Layouts, EveryCommonDtypeMoves) {
-  for (const auto type :
-       {at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kByte, at::kChar, at::kBool}) {
+  for (const auto type : {at::kDouble, at::kHalf, at::kBFloat16, at::kLong, at::kInt, at::kByte,
+                          at::kChar, at::kBool}) {
     const at::Tensor plain = at::arange(15).remainder(3).view({5, 3}).to(type);
     on_transitions(plain, [&](const at::Tensor& t) {
       SCOPED_TRACE(toString(type));
@@ -144,9 +148,10 @@ TEST(Modes, AutocastLeavesArithmeticAlone) {
     at::autocast::set_autocast_enabled(at::kCPU, true);
     at::autocast::set_autocast_dtype(at::kCPU, at::kBFloat16);
     EXPECT_TRUE(whole(sharded.mul(2).add_(sharded)).equal(plain.mul(2).add_(plain)));
-    EXPECT_TRUE(
-        whole(at::cat({sharded, sharded.to(at::kBFloat16)}, 1)).equal(at::cat({plain, plain.to(at::kBFloat16)}, 1)));
-    EXPECT_EQ(at::mm(replicated, replicated.t()).scalar_type(), at::mm(plain, plain.t()).scalar_type());
+    EXPECT_TRUE(whole(at::cat({sharded, sharded.to(at::kBFloat16)}, 1))
+                    .equal(at::cat({plain, plain.to(at::kBFloat16)}, 1)));
+    EXPECT_EQ(at::mm(replicated, replicated.t()).scalar_type(),
+              at::mm(plain, plain.t()).scalar_type());
     EXPECT_TRUE(whole(at::mm(replicated, replicated.t())).equal(at::mm(plain, plain.t())));
     at::autocast::clear_cache();
     at::autocast::set_autocast_enabled(at::kCPU, false);

@@ -1,4 +1,5 @@
-// Operators on DTensors against the same operators on plain tensors, on worlds of 1 to 3 with empty shards.
+// Operators on DTensors against the same operators on plain tensors, on worlds of 1 to 3
+// with empty shards.
 #include "dtensor/dtensor.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
@@ -23,7 +24,9 @@ constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 void expect_same(const char* name, const std::function<at::Tensor(const at::Tensor&)>& function,
                  double tolerance = 1e-6) {
-  const auto as_list = [&function](const at::Tensor& t) { return std::vector<at::Tensor>{function(t)}; };
+  const auto as_list = [&function](const at::Tensor& t) {
+    return std::vector<at::Tensor>{function(t)};
+  };
   testing::expect_same({{name, as_list}}, tolerance);
 }
 
@@ -88,7 +91,8 @@ TEST(Operators, NormsGiveTheTrueValueOnAllRanks) {
       on_placements(mesh, [p](const at::Tensor& dtensor, const at::Tensor& plain) {
         const double expected = plain.norm(p).item<double>();
         EXPECT_NEAR(dtensor.norm(p).item<double>(), expected, 1e-5 * expected) << p;
-        EXPECT_NEAR(at::linalg_vector_norm(dtensor, p).item<double>(), expected, 1e-5 * expected) << p;
+        EXPECT_NEAR(at::linalg_vector_norm(dtensor, p).item<double>(), expected, 1e-5 * expected)
+            << p;
         const auto norms = at::_foreach_norm({dtensor, dtensor.add(dtensor)}, p);
         const double doubled = plain.mul(2).norm(p).item<double>();
         EXPECT_NEAR(norms[0].item<double>(), expected, 1e-5 * expected) << p;
@@ -96,8 +100,10 @@ TEST(Operators, NormsGiveTheTrueValueOnAllRanks) {
       });
     });
   }
-  expect_same("norm of rows", [](const auto& t) { return t.norm(2, {0}, false); }, 1e-5);
-  expect_same("norm of columns", [](const auto& t) { return t.norm(2, {1}, true); }, 1e-5);
+  expect_same(
+      "norm of rows", [](const auto& t) { return t.norm(2, {0}, false); }, 1e-5);
+  expect_same(
+      "norm of columns", [](const auto& t) { return t.norm(2, {1}, true); }, 1e-5);
 }
 
 TEST(Operators, ValuesForTheCaller) {
@@ -111,7 +117,8 @@ TEST(Operators, ValuesForTheCaller) {
       EXPECT_TRUE(at::allclose(whole(dtensor), plain));
     });
     // Every rank hears of a difference that only one of them sees.
-    const auto ranks = from_local(at::full({1}, static_cast<double>(mesh.rank())), mesh, {Shard{0}});
+    const auto ranks =
+        from_local(at::full({1}, static_cast<double>(mesh.rank())), mesh, {Shard{0}});
     EXPECT_EQ(at::equal(ranks, at::zeros({mesh.size()})), mesh.size() == 1);
   });
 }
@@ -146,7 +153,8 @@ TEST(Operators, RandomNumbersDoNotDependOnTheWorld) {
 TEST(Operators, CopiesFromPlainTensorsTakeThisRanksPart) {
   on_worlds([](const DeviceMesh& mesh) {
     const at::Tensor plain = at::arange(10, at::kFloat).view({5, 2});
-    for (const Placement& placement : {Placement(Shard{0}), Placement(Shard{1}), Placement(Replicate{})}) {
+    for (const Placement& placement :
+         {Placement(Shard{0}), Placement(Shard{1}), Placement(Replicate{})}) {
       const auto target = distribute_tensor(at::zeros({5, 2}), mesh, {placement});
       target.copy_(plain);
       EXPECT_TRUE(whole(target).equal(plain));
@@ -203,7 +211,8 @@ TEST(Operators, Views) {
     EXPECT_TRUE(whole(sharded.narrow(1, 1, 2)).equal(plain.narrow(1, 1, 2)));
     EXPECT_TRUE(whole(sharded.view({-1})).equal(plain.view({-1})));
     EXPECT_TRUE(whole(sharded.view({6, 2, 2})).equal(plain.view({6, 2, 2})));
-    EXPECT_TRUE(whole(sharded.unsqueeze(2).expand({6, 4, 3})).equal(plain.unsqueeze(2).expand({6, 4, 3})));
+    EXPECT_TRUE(
+        whole(sharded.unsqueeze(2).expand({6, 4, 3})).equal(plain.unsqueeze(2).expand({6, 4, 3})));
     EXPECT_TRUE(whole(sharded.t().contiguous()).equal(plain.t()));
     EXPECT_TRUE(sharded.t().contiguous().is_contiguous());
     sharded.view({-1}).zero_();

@@ -17,10 +17,11 @@
 namespace fsdp {
 namespace {
 
-using ::testing::HasSubstr;
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::run_ranks;
-using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
+using MakeOptimizer =
+    std::function<std::unique_ptr<torch::optim::Optimizer>(std::vector<at::Tensor>)>;
 
 // Uneven, and with fewer rows than ranks.
 std::vector<at::Tensor> plain_parameters() {
@@ -33,7 +34,12 @@ std::vector<at::Tensor> plain_parameters() {
 }
 
 at::Tensor gradient_of(const at::Tensor& parameter, int step) {
-  return at::arange(parameter.numel(), at::kFloat).add(step).mul(0.71).cos().view(parameter.sizes()).clone();
+  return at::arange(parameter.numel(), at::kFloat)
+      .add(step)
+      .mul(0.71)
+      .cos()
+      .view(parameter.sizes())
+      .clone();
 }
 
 void expect_same_bits(const MakeOptimizer& make) {
@@ -42,7 +48,8 @@ void expect_same_bits(const MakeOptimizer& make) {
       const auto mesh = init_device_mesh(c10::kCPU, {world});
       const auto plain = plain_parameters();
       std::vector<at::Tensor> sharded;
-      for (const at::Tensor& parameter : plain) sharded.push_back(distribute_tensor(parameter, mesh, {Shard{0}}));
+      for (const at::Tensor& parameter : plain)
+        sharded.push_back(distribute_tensor(parameter, mesh, {Shard{0}}));
       const auto plain_optimizer = make(plain);
       const auto sharded_optimizer = make(sharded);
       for (int step = 0; step < 3; ++step) {
@@ -56,7 +63,8 @@ void expect_same_bits(const MakeOptimizer& make) {
         plain_optimizer->step();
         sharded_optimizer->step();
         for (size_t i = 0; i < plain.size(); ++i) {
-          EXPECT_TRUE(DTensor(sharded[i]).full_tensor().equal(plain[i])) << "step " << step << " parameter " << i;
+          EXPECT_TRUE(DTensor(sharded[i]).full_tensor().equal(plain[i]))
+              << "step " << step << " parameter " << i;
           EXPECT_TRUE(sharded[i].is_leaf() && sharded[i].requires_grad());
         }
       }
@@ -69,57 +77,70 @@ TEST(StockOptimizers, Sgd) {
     return std::make_unique<torch::optim::SGD>(
         parameters, torch::optim::SGDOptions(0.1).momentum(0.9).weight_decay(0.01).nesterov(true));
   });
-  expect_same_bits([](auto parameters) { return std::make_unique<torch::optim::SGD>(parameters, 0.1); });
+  expect_same_bits(
+      [](auto parameters) { return std::make_unique<torch::optim::SGD>(parameters, 0.1); });
 }
 
 TEST(StockOptimizers, Adam) {
   expect_same_bits([](auto parameters) {
-    return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.1).weight_decay(0.01));
+    return std::make_unique<torch::optim::Adam>(parameters,
+                                                torch::optim::AdamOptions(0.1).weight_decay(0.01));
   });
   expect_same_bits([](auto parameters) {
-    return std::make_unique<torch::optim::Adam>(parameters, torch::optim::AdamOptions(0.1).amsgrad(true));
+    return std::make_unique<torch::optim::Adam>(parameters,
+                                                torch::optim::AdamOptions(0.1).amsgrad(true));
   });
 }
 
 TEST(StockOptimizers, AdamW) {
   expect_same_bits([](auto parameters) {
-    return std::make_unique<torch::optim::AdamW>(parameters, torch::optim::AdamWOptions(0.1).amsgrad(true));
+    return std::make_unique<torch::optim::AdamW>(parameters,
+                                                 torch::optim::AdamWOptions(0.1).amsgrad(true));
   });
 }
 
 TEST(StockOptimizers, Adagrad) {
   expect_same_bits([](auto parameters) {
-    return std::make_unique<torch::optim::Adagrad>(
-        parameters,
-        torch::optim::AdagradOptions(0.1).lr_decay(0.01).weight_decay(0.01).initial_accumulator_value(0.1));
+    return std::make_unique<torch::optim::Adagrad>(parameters, torch::optim::AdagradOptions(0.1)
+                                                                   .lr_decay(0.01)
+                                                                   .weight_decay(0.01)
+                                                                   .initial_accumulator_value(0.1));
   });
 }
 
 TEST(StockOptimizers, RmsProp) {
   expect_same_bits([](auto parameters) {
     return std::make_unique<torch::optim::RMSprop>(
-        parameters, torch::optim::RMSpropOptions(0.1).momentum(0.9).centered(true).weight_decay(0.01));
+        parameters,
+        torch::optim::RMSpropOptions(0.1).momentum(0.9).centered(true).weight_decay(0.01));
   });
-  expect_same_bits([](auto parameters) { return std::make_unique<torch::optim::RMSprop>(parameters, 0.1); });
+  expect_same_bits(
+      [](auto parameters) { return std::make_unique<torch::optim::RMSprop>(parameters, 0.1); });
 }
 
-// Minimises sum((p - 1)^2); the gradient is that of the loss on plain tensors, placed as the parameter.
+// Minimises sum((p - 1)^2); the gradient is that of the loss on plain tensors, placed as
+// the parameter.
 double lbfgs_loss(const std::vector<at::Tensor>& parameters, const Placement& placement) {
-  torch::optim::LBFGS optimizer(parameters, torch::optim::LBFGSOptions(0.5).max_iter(4).history_size(3));
-  return optimizer.step([&] {
-    at::Tensor loss = at::zeros({});
-    for (const at::Tensor& parameter : parameters) {
-      at::NoGradGuard no_grad;
-      const bool distributed = is_dtensor(parameter);
-      const at::Tensor away = (distributed ? DTensor(parameter).full_tensor() : parameter).sub(1);
-      loss = loss + away.square().sum();
-      const at::Tensor gradient = away.mul(2);
-      parameter.mutable_grad() = distributed
-                                     ? distribute_tensor(gradient, DTensor(parameter).device_mesh(), {placement})
-                                     : gradient;
-    }
-    return loss;
-  }).item<double>();
+  torch::optim::LBFGS optimizer(parameters,
+                                torch::optim::LBFGSOptions(0.5).max_iter(4).history_size(3));
+  return optimizer
+      .step([&] {
+        at::Tensor loss = at::zeros({});
+        for (const at::Tensor& parameter : parameters) {
+          at::NoGradGuard no_grad;
+          const bool distributed = is_dtensor(parameter);
+          const at::Tensor away =
+              (distributed ? DTensor(parameter).full_tensor() : parameter).sub(1);
+          loss = loss + away.square().sum();
+          const at::Tensor gradient = away.mul(2);
+          parameter.mutable_grad() =
+              distributed
+                  ? distribute_tensor(gradient, DTensor(parameter).device_mesh(), {placement})
+                  : gradient;
+        }
+        return loss;
+      })
+      .item<double>();
 }
 
 TEST(StockOptimizers, LbfgsNeedsReplicatedParameters) {
@@ -134,15 +155,19 @@ TEST(StockOptimizers, LbfgsNeedsReplicatedParameters) {
         sharded.push_back(distribute_tensor(parameter, mesh, {Shard{0}}));
       }
       EXPECT_EQ(lbfgs_loss(plain, Replicate{}), lbfgs_loss(replicated, Replicate{}));
-      for (size_t i = 0; i < plain.size(); ++i) EXPECT_TRUE(DTensor(replicated[i]).full_tensor().equal(plain[i]));
+      for (size_t i = 0; i < plain.size(); ++i)
+        EXPECT_TRUE(DTensor(replicated[i]).full_tensor().equal(plain[i]));
       const auto refusal = world == 1 ? HasSubstr("no error") : HasSubstr("torch::optim::LBFGS");
       EXPECT_THAT(error_of([&] { torch::nn::utils::parameters_to_vector(sharded); }), refusal);
       EXPECT_THAT(error_of([&] { lbfgs_loss(sharded, Shard{0}); }), refusal);
-      EXPECT_TRUE(DTensor(torch::nn::utils::parameters_to_vector(replicated)).full_tensor().equal(
-          torch::nn::utils::parameters_to_vector(plain)));
+      EXPECT_TRUE(DTensor(torch::nn::utils::parameters_to_vector(replicated))
+                      .full_tensor()
+                      .equal(torch::nn::utils::parameters_to_vector(plain)));
       EXPECT_THAT(error_of([&] {
-        torch::nn::utils::vector_to_parameters(torch::nn::utils::parameters_to_vector(plain), sharded);
-      }), HasSubstr("set_data"));
+                    torch::nn::utils::vector_to_parameters(
+                        torch::nn::utils::parameters_to_vector(plain), sharded);
+                  }),
+                  HasSubstr("set_data"));
       EXPECT_TRUE(is_dtensor(sharded[0]));
     });
   }
@@ -176,7 +201,8 @@ TEST(StockOptimizers, ClippingAndZeroGrad) {
           sharded.back().mutable_grad() = distribute_tensor(parameter.grad(), mesh, {Shard{0}});
         }
         const double expected = torch::nn::utils::clip_grad_norm_(plain, 0.5, p);
-        EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(sharded, 0.5, p), expected, 1e-5 * expected) << p;
+        EXPECT_NEAR(torch::nn::utils::clip_grad_norm_(sharded, 0.5, p), expected, 1e-5 * expected)
+            << p;
         for (size_t i = 0; i < plain.size(); ++i) {
           EXPECT_TRUE(at::allclose(DTensor(sharded[i].grad()).full_tensor(), plain[i].grad()));
         }

@@ -1,6 +1,6 @@
 #include "tests/dtensor/partial_values.h"
 
-#include "dtensor/redistribute.h"
+#include "dtensor/internal/redistribute.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
@@ -11,17 +11,19 @@
 namespace fsdp::testing {
 namespace {
 
-// The term that the mesh coordinate `coordinate` contributes; coordinates of dimensions that are not Partial count as
+// The term that the mesh coordinate `coordinate` contributes; coordinates of dimensions
+// that are not Partial count as
 // 0.
-at::Tensor term(const std::vector<int64_t>& shape, const std::vector<int64_t>& coordinate, bool product,
-                uint64_t seed) {
+at::Tensor term(const std::vector<int64_t>& shape, const std::vector<int64_t>& coordinate,
+                bool product, uint64_t seed) {
   for (int64_t c : coordinate) seed = seed * 31 + static_cast<uint64_t>(c);
   std::mt19937 random(static_cast<unsigned>(seed));
   at::Tensor values = at::empty(shape, at::kFloat);
   const int64_t count = values.numel();
   auto* const data = values.mutable_data_ptr<float>();
   for (int64_t i = 0; i < count; ++i) {
-    data[i] = product ? static_cast<float>(random() % 2 + 1) : static_cast<float>(random() % 21) - 10.0F;
+    data[i] =
+        product ? static_cast<float>(random() % 2 + 1) : static_cast<float>(random() % 21) - 10.0F;
   }
   return values;
 }
@@ -45,7 +47,8 @@ at::Tensor reduced(const std::vector<at::Tensor>& terms, Partial::Op op) {
 
 class Terms {
  public:
-  Terms(const DeviceMesh& mesh, const std::vector<Placement>& placements, std::vector<int64_t> shape, uint64_t seed)
+  Terms(const DeviceMesh& mesh, const std::vector<Placement>& placements,
+        std::vector<int64_t> shape, uint64_t seed)
       : mesh_(mesh), placements_(placements), shape_(std::move(shape)), seed_(seed) {}
 
   at::Tensor own() const {
@@ -89,7 +92,8 @@ KnownDTensor known_dtensor(const DeviceMesh& mesh, const std::vector<Placement>&
                            const std::vector<int64_t>& shape, uint64_t seed) {
   const Terms terms(mesh, placements, shape, seed);
   const at::Tensor whole = terms.whole();
-  const internal::DTensorSpec cut{mesh, internal::without_partials(placements), shape, whole.strides().vec()};
+  const internal::DTensorSpec cut{mesh, internal::without_partials(placements), shape,
+                                  whole.strides().vec()};
   const at::Tensor local = internal::local_part(terms.own(), cut).clone();
   return {.dtensor = from_local(local, mesh, placements, {.shape = shape}), .whole = whole};
 }
@@ -97,7 +101,8 @@ KnownDTensor known_dtensor(const DeviceMesh& mesh, const std::vector<Placement>&
 std::vector<Placement> every_placement(int64_t ndim) {
   std::vector<Placement> placements{Replicate{}};
   for (int64_t d = 0; d < ndim; ++d) placements.emplace_back(Shard{d});
-  for (auto op : {Partial::Op::kSum, Partial::Op::kAvg, Partial::Op::kMin, Partial::Op::kMax, Partial::Op::kProduct}) {
+  for (auto op : {Partial::Op::kSum, Partial::Op::kAvg, Partial::Op::kMin, Partial::Op::kMax,
+                  Partial::Op::kProduct}) {
     placements.emplace_back(Partial{op});
   }
   return placements;

@@ -1,4 +1,5 @@
-// DTensors of every kind of placement whose whole value is known, for comparison with single-process results.
+// DTensors of every kind of placement whose whole value is known, for comparison with
+// single-process results.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -16,7 +17,8 @@ struct KnownDTensor {
   at::Tensor whole;  // what full_tensor() must give
 };
 
-// Small whole numbers from `seed`, the same on all ranks; the terms of a Partial differ from rank to rank.
+// Small whole numbers from `seed`, the same on all ranks; the terms of a Partial differ
+// from rank to rank.
 KnownDTensor known_dtensor(const DeviceMesh& mesh, const std::vector<Placement>& placements,
                            const std::vector<int64_t>& shape, uint64_t seed);
 

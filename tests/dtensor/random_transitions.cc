@@ -19,7 +19,8 @@ std::vector<Placement> random_placements(std::mt19937& random, int64_t mesh_ndim
   const auto choices = every_placement(ndim);
   for (;;) {
     std::vector<Placement> placements;
-    for (int64_t m = 0; m < mesh_ndim; ++m) placements.push_back(choices[random() % choices.size()]);
+    for (int64_t m = 0; m < mesh_ndim; ++m)
+      placements.push_back(choices[random() % choices.size()]);
     if (commute(placements)) return placements;
   }
 }
@@ -45,7 +46,8 @@ bool commute(const std::vector<Placement>& placements) {
   std::copy_if(placements.begin(), placements.end(), std::back_inserter(partials),
                [](const auto& placement) { return placement.is_partial(); });
   return std::all_of(partials.begin(), partials.end(), is_linear) ||
-         std::all_of(partials.begin(), partials.end(), [&](const auto& p) { return p == partials[0]; });
+         std::all_of(partials.begin(), partials.end(),
+                     [&](const auto& p) { return p == partials[0]; });
 }
 
 std::string to_string(const Transition& transition, const DeviceMesh& mesh) {

@@ -1,4 +1,5 @@
-// Random pairs of placements of a random shape, for tests of what moves a tensor from one to the other.
+// Random pairs of placements of a random shape, for tests of what moves a tensor from one
+// to the other.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -23,8 +24,8 @@ struct Transition {
 };
 std::string to_string(const Transition& transition, const DeviceMesh& mesh);
 
-// `count` transitions of tensors of one to three dimensions of up to nine elements, the same on every thread rank and
-// in every run.
+// `count` transitions of tensors of one to three dimensions of up to nine elements, the
+// same on every thread rank and in every run.
 void on_random_transitions(const std::vector<int64_t>& mesh_shape, int count, unsigned seed,
                            const std::function<void(const DeviceMesh&, const Transition&)>& body);
 

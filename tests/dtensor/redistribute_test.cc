@@ -1,7 +1,7 @@
-#include "dtensor/redistribute.h"
+#include "dtensor/internal/redistribute.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/dtensor_impl.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/dtensor/random_transitions.h"
 #include "tests/support/thread_ranks.h"
@@ -21,7 +21,8 @@ using testing::run_ranks;
 using Placements = std::vector<Placement>;
 
 bool has_partial(const Placements& placements) {
-  return std::any_of(placements.begin(), placements.end(), [](const auto& p) { return p.is_partial(); });
+  return std::any_of(placements.begin(), placements.end(),
+                     [](const auto& p) { return p.is_partial(); });
 }
 
 bool same(const at::Tensor& a, const at::Tensor& b) {
@@ -29,7 +30,8 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 }
 
 void expect_transition(const DeviceMesh& mesh, const testing::Transition& transition) {
-  const auto [dtensor, whole] = known_dtensor(mesh, transition.from, transition.shape, transition.value_seed);
+  const auto [dtensor, whole] =
+      known_dtensor(mesh, transition.from, transition.shape, transition.value_seed);
   const DTensor moved = dtensor.redistribute(transition.to);
   EXPECT_EQ(moved.placements(), transition.to);
   if (!has_partial(transition.to)) {
@@ -74,9 +76,10 @@ TEST(Redistribute, EveryTransitionOnTwoByTwoUneven) { every_transition_on_two_by
 TEST(Redistribute, EveryTransitionOnTwoByTwoEven) { every_transition_on_two_by_two({4, 6}); }
 
 void random_cases(const std::vector<int64_t>& mesh_shape, int count, unsigned seed) {
-  testing::on_random_transitions(
-      mesh_shape, count, seed,
-      [](const DeviceMesh& mesh, const testing::Transition& transition) { expect_transition(mesh, transition); });
+  testing::on_random_transitions(mesh_shape, count, seed,
+                                 [](const DeviceMesh& mesh, const testing::Transition& transition) {
+                                   expect_transition(mesh, transition);
+                                 });
 }
 
 TEST(Redistribute, TwoThousandRandomCases) {
@@ -105,7 +108,8 @@ TEST(Redistribute, GradientsComeBackToTheSource) {
 TEST(Redistribute, GradientsPassBetweenLocalAndDistributed) {
   run_ranks(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
-    const at::Tensor local = at::full({2, 2}, static_cast<double>(rank + 1)).set_requires_grad(true);
+    const at::Tensor local =
+        at::full({2, 2}, static_cast<double>(rank + 1)).set_requires_grad(true);
     const DTensor dtensor = from_local(local, mesh, {Shard{0}});
     EXPECT_EQ(dtensor.sizes(), at::IntArrayRef({4, 2}));
     dtensor.to_local().mul(3).sum().backward();

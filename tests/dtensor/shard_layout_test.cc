@@ -1,4 +1,4 @@
-#include "dtensor/shard_layout.h"
+#include "dtensor/internal/shard_layout.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/chunk.h>
@@ -15,8 +15,10 @@ TEST(ShardLayout, ChunksAreThoseOfTorchChunk) {
       for (int64_t index = 0; index < parts; ++index) {
         const Chunk own = chunk_of(size, parts, index);
         const bool exists = index < static_cast<int64_t>(chunks.size());
-        const at::Tensor expected = exists ? chunks[static_cast<size_t>(index)] : whole.narrow(0, size, 0);
-        EXPECT_TRUE(whole.narrow(0, own.offset, own.length).equal(expected)) << size << " " << parts << " " << index;
+        const at::Tensor expected =
+            exists ? chunks[static_cast<size_t>(index)] : whole.narrow(0, size, 0);
+        EXPECT_TRUE(whole.narrow(0, own.offset, own.length).equal(expected))
+            << size << " " << parts << " " << index;
         EXPECT_LE(own.length, chunk_capacity(size, parts));
       }
       EXPECT_EQ(chunk_of(size, parts, 0).length, chunk_capacity(size, parts));

@@ -1,13 +1,14 @@
-// Operators that optimizer, clipping and averaging code uses on parameters and states, beside the plain results.
+// Operators that optimizer, clipping and averaging code uses on parameters and states,
+// beside the plain results.
+#include "dtensor/dtensor.h"
+#include "tests/dtensor/compare_with_plain.h"
+#include "tests/support/thread_ranks.h"
+
 #include <ATen/ATen.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <limits>
-
-#include "dtensor/dtensor.h"
-#include "tests/dtensor/compare_with_plain.h"
-#include "tests/support/thread_ranks.h"
 
 namespace fsdp {
 namespace {
@@ -65,7 +66,8 @@ TEST(StateOperators, Elementwise) {
        [](const auto& t) {
          return Tensors{t.unsqueeze(2).unsqueeze(3).expand({-1, -1, 3, 3}).tril()};
        }},
-      {"square root of a sum", [](const auto& t) { return Tensors{t.square().sum().sqrt().add(t)}; }},
+      {"square root of a sum",
+       [](const auto& t) { return Tensors{t.square().sum().sqrt().add(t)}; }},
   });
 }
 
@@ -88,12 +90,13 @@ TEST(StateOperators, Reductions) {
            }},
           {"mean",
            [](const auto& t) {
-             return Tensors{t.mean(), t.mean(at::OptionalIntArrayRef({0, 1}), true), t.to(at::kInt).mean(at::kFloat)};
+             return Tensors{t.mean(), t.mean(at::OptionalIntArrayRef({0, 1}), true),
+                            t.to(at::kInt).mean(at::kFloat)};
            }},
           {"norms",
            [](const auto& t) {
-             return Tensors{t.norm(), at::linalg_vector_norm(t, 3, at::IntArrayRef{0}), at::linalg_norm(t),
-                            t.norm(1, 1)};
+             return Tensors{t.norm(), at::linalg_vector_norm(t, 3, at::IntArrayRef{0}),
+                            at::linalg_norm(t), t.norm(1, 1)};
            }},
           {"counts",
            [](const auto& t) {
@@ -124,34 +127,37 @@ TEST(StateOperators, Reductions) {
 
 TEST(StateOperators, AlongAWholeDimension) {
   for (int64_t dim : {0, 1}) {
-    expect_same_unless_cut(dim, {
-                                    {"cumsum", [dim](const auto& t) { return Tensors{t.cumsum(dim)}; }},
-                                    {"cumprod", [dim](const auto& t) { return Tensors{t.sign().cumprod(dim)}; }},
-                                    {"softmax", [dim](const auto& t) { return Tensors{t.softmax(dim)}; }},
-                                    {"log_softmax", [dim](const auto& t) { return Tensors{t.log_softmax(dim)}; }},
-                                    {"logsumexp", [dim](const auto& t) { return Tensors{t.logsumexp(dim)}; }},
-                                    {"sort",
-                                     [dim](const auto& t) {
-                                       return Tensors{std::get<0>(t.sort(dim)), std::get<0>(t.sort(dim, true))};
-                                     }},
-                                    {"topk", [dim](const auto& t) { return Tensors{std::get<0>(t.topk(2, dim))}; }},
-                                    {"max",
-                                     [dim](const auto& t) {
-                                       return Tensors{std::get<0>(t.max(dim)), std::get<0>(t.min(dim, true))};
-                                     }},
-                                    {"median",
-                                     [dim](const auto& t) {
-                                       return Tensors{std::get<0>(t.median(dim)), std::get<0>(t.kthvalue(1, dim))};
-                                     }},
-                                    {"flip", [dim](const auto& t) { return Tensors{t.flip(dim)}; }},
-                                    {"roll", [dim](const auto& t) { return Tensors{t.roll(1, dim)}; }},
-                                });
+    expect_same_unless_cut(
+        dim, {
+                 {"cumsum", [dim](const auto& t) { return Tensors{t.cumsum(dim)}; }},
+                 {"cumprod", [dim](const auto& t) { return Tensors{t.sign().cumprod(dim)}; }},
+                 {"softmax", [dim](const auto& t) { return Tensors{t.softmax(dim)}; }},
+                 {"log_softmax", [dim](const auto& t) { return Tensors{t.log_softmax(dim)}; }},
+                 {"logsumexp", [dim](const auto& t) { return Tensors{t.logsumexp(dim)}; }},
+                 {"sort",
+                  [dim](const auto& t) {
+                    return Tensors{std::get<0>(t.sort(dim)), std::get<0>(t.sort(dim, true))};
+                  }},
+                 {"topk", [dim](const auto& t) { return Tensors{std::get<0>(t.topk(2, dim))}; }},
+                 {"max",
+                  [dim](const auto& t) {
+                    return Tensors{std::get<0>(t.max(dim)), std::get<0>(t.min(dim, true))};
+                  }},
+                 {"median",
+                  [dim](const auto& t) {
+                    return Tensors{std::get<0>(t.median(dim)), std::get<0>(t.kthvalue(1, dim))};
+                  }},
+                 {"flip", [dim](const auto& t) { return Tensors{t.flip(dim)}; }},
+                 {"roll", [dim](const auto& t) { return Tensors{t.roll(1, dim)}; }},
+             });
   }
 }
 
 TEST(StateOperators, JoinsAlongAWholeDimension) {
   for (int64_t dim : {0, 1}) {
-    expect_same_unless_cut(dim, {{"cat", [dim](const auto& t) { return Tensors{at::cat({t, t.neg(), t}, dim)}; }}});
+    expect_same_unless_cut(dim, {{"cat", [dim](const auto& t) {
+                                    return Tensors{at::cat({t, t.neg(), t}, dim)};
+                                  }}});
   }
   expect_same({{"stack",
                 [](const auto& t) {
@@ -171,7 +177,11 @@ TEST(StateOperators, InPlaceKeepsPlacementsAndMemory) {
       const at::Tensor expected = plain.clone();
       for (const at::Tensor& t : {dtensor, expected}) {
         t.lerp_(t.sign(), 0.5).addcmul_(t, t, 0.125).addcdiv_(t, t.abs().add(1), -1).clamp_(-3, 3);
-        t.masked_fill_(t.gt(2), 0.5).nan_to_num_().sub_(t.mean()).div_(t.norm().add(1)).copy_(t.mean(0));
+        t.masked_fill_(t.gt(2), 0.5)
+            .nan_to_num_()
+            .sub_(t.mean())
+            .div_(t.norm().add(1))
+            .copy_(t.mean(0));
         if (!placements[0].is_shard(1)) t.cumsum_(1);
       }
       EXPECT_TRUE(at::allclose(whole(dtensor), expected, 1e-5, 1e-6));
@@ -186,7 +196,8 @@ TEST(StateOperators, ForeachFamilies) {
     const at::Tensor a = at::arange(10, at::kFloat).view({5, 2}).add(1);
     const at::Tensor b = at::arange(6, at::kFloat).view({2, 3}).add(1);
     const Tensors plain{a.clone(), b.clone()};
-    const Tensors sharded{distribute_tensor(a, mesh, {Shard{0}}), distribute_tensor(b, mesh, {Shard{0}})};
+    const Tensors sharded{distribute_tensor(a, mesh, {Shard{0}}),
+                          distribute_tensor(b, mesh, {Shard{0}})};
     const auto steps = [](const Tensors& list) {
       const std::vector<at::Scalar> scalars{0.5, 2.0};
       at::_foreach_add_(list, scalars);
@@ -221,10 +232,13 @@ TEST(StateOperators, ForeachFamilies) {
 TEST(StateOperators, ValuesThatDifferFromRankToRankAreRefused) {
   testing::run_ranks(2, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
-    const at::Tensor t = distribute_tensor(at::arange(10, at::kFloat).view({5, 2}), mesh, {Shard{0}});
+    const at::Tensor t =
+        distribute_tensor(at::arange(10, at::kFloat).view({5, 2}), mesh, {Shard{0}});
     EXPECT_THAT(error_of([&] { t.nonzero(); }), HasSubstr("No sharding rule for aten::nonzero"));
-    EXPECT_THAT(error_of([&] { t.masked_select(t > 1); }), HasSubstr("No sharding rule for aten::masked_select"));
-    EXPECT_THAT(error_of([&] { t.index({t > 1}); }), HasSubstr("a mask selects differs from rank to rank"));
+    EXPECT_THAT(error_of([&] { t.masked_select(t > 1); }),
+                HasSubstr("No sharding rule for aten::masked_select"));
+    EXPECT_THAT(error_of([&] { t.index({t > 1}); }),
+                HasSubstr("a mask selects differs from rank to rank"));
     EXPECT_THAT(error_of([&] {
                   if (t.sum().gt(0).is_nonzero()) t.item();
                 }),
@@ -249,9 +263,11 @@ TEST(StateOperators, AnotherMeshIsNamed) {
              [&] {
                at::stack({a, b});
              },
-             [&] { a.copy_(b); }, [&] { at::equal(a, b); }, [&] { a.lerp(b, 0.5); }, [&] { at::where(a > 0, b, a); },
-             [&] { at::mm(c, d.t()); }, [&] { at::dot(a.view({-1}), b.view({-1})); }}) {
-      EXPECT_THAT(error_of(body), ::testing::AnyOf(HasSubstr("different meshes"), HasSubstr("the meshes differ")));
+             [&] { a.copy_(b); }, [&] { at::equal(a, b); }, [&] { a.lerp(b, 0.5); },
+             [&] { at::where(a > 0, b, a); }, [&] { at::mm(c, d.t()); },
+             [&] { at::dot(a.view({-1}), b.view({-1})); }}) {
+      EXPECT_THAT(error_of(body),
+                  ::testing::AnyOf(HasSubstr("different meshes"), HasSubstr("the meshes differ")));
     }
   });
 }

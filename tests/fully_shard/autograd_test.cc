@@ -1,5 +1,5 @@
 // Gradients as values, optimizers built too early, announced and unannounced writes.
-#include "fully_shard/exclusive_use.h"
+#include "fully_shard/transport/exclusive_use.h"
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/thread_ranks.h"
 
@@ -40,8 +40,10 @@ TEST_P(Autograd, GradGivesThisRanksFullGradients) {
     const auto mine = make_data(static_cast<uint64_t>(rank));
     const auto expected = torch::autograd::grad({plain.loss(mine)}, plain.module->parameters());
     const auto actual = grad({sharded.loss(mine)}, sharded.module->parameters());
-    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(torch::equal(actual[i], expected[i])) << i;
-    for (const auto& parameter : sharded.module->parameters()) EXPECT_FALSE(parameter.grad().defined());
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(torch::equal(actual[i], expected[i])) << i;
+    for (const auto& parameter : sharded.module->parameters())
+      EXPECT_FALSE(parameter.grad().defined());
   });
 }
 
@@ -54,11 +56,13 @@ TEST_P(Autograd, AGradientPenaltyOnParametersHasTheUnshardedNumbers) {
       return [&model, gradient](const Data& data) {
         const auto loss = model.loss(data);
         auto penalty = torch::zeros({});
-        for (const auto& g : gradient(loss, model.module->parameters())) penalty = penalty + g.pow(2).sum();
+        for (const auto& g : gradient(loss, model.module->parameters()))
+          penalty = penalty + g.pow(2).sum();
         return loss + 0.1 * penalty;
       };
     };
-    const Model plain_penalised{plain.module, penalised(plain, [](const auto& loss, const auto& parameters) {
+    const Model plain_penalised{plain.module,
+                                penalised(plain, [](const auto& loss, const auto& parameters) {
                                   return torch::autograd::grad({loss}, parameters, {}, true, true);
                                 })};
     const auto sharded_penalised = penalised(sharded, [](const auto& loss, const auto& parameters) {
@@ -77,7 +81,8 @@ TEST_P(Autograd, TorchsOwnGradOfRegistryEntriesIsAnError) {
     const auto loss = sharded.loss(make_data(1));
     expect_error([&] { torch::autograd::grad({loss}, sharded.module->parameters()); },
                  HasSubstr("appears to not have been used in the graph"));
-    expect_error([&] { grad({loss}, {sharded.module->parameters()[0].detach()}); }, HasSubstr("detached alias"));
+    expect_error([&] { grad({loss}, {sharded.module->parameters()[0].detach()}); },
+                 HasSubstr("detached alias"));
     EXPECT_NO_THROW(sharded.loss(make_data(1)).backward());
   });
 }
@@ -86,10 +91,13 @@ TEST_P(Autograd, AnOptimizerBuiltBeforeFullyShardIsToldAtItsFirstStep) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
     auto plain = build_seeded([] { return decoder_model(5, 1); });
     auto sharded = build_seeded([] { return decoder_model(5, 1); });
-    torch::optim::SGD sgd(sharded.module->parameters(), torch::optim::SGDOptions(0.1).weight_decay(0.1));
-    torch::optim::AdamW adamw(sharded.module->parameters(), torch::optim::AdamWOptions(0.1).weight_decay(0));
+    torch::optim::SGD sgd(sharded.module->parameters(),
+                          torch::optim::SGDOptions(0.1).weight_decay(0.1));
+    torch::optim::AdamW adamw(sharded.module->parameters(),
+                              torch::optim::AdamWOptions(0.1).weight_decay(0));
     shard_decoder(*sharded.module, mesh);
-    for (torch::optim::Optimizer* optimizer : std::initializer_list<torch::optim::Optimizer*>{&sgd, &adamw}) {
+    for (torch::optim::Optimizer* optimizer :
+         std::initializer_list<torch::optim::Optimizer*>{&sgd, &adamw}) {
       sharded.loss(make_data(1)).backward();
       expect_error([&] { optimizer->step(); },
                    AllOf(HasSubstr("'embedding.weight'"), HasSubstr("built before fully_shard")));
@@ -107,7 +115,8 @@ TEST_P(Autograd, WhatAnEarlyOptimizerWroteBeforeItFoundOutIsDropped) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
     auto plain = build_seeded([] { return decoder_model(5, 1); });
     auto sharded = build_seeded([] { return decoder_model(5, 1); });
-    torch::optim::AdamW optimizer(sharded.module->parameters(), torch::optim::AdamWOptions(0.1).weight_decay(0.5));
+    torch::optim::AdamW optimizer(sharded.module->parameters(),
+                                  torch::optim::AdamWOptions(0.1).weight_decay(0.5));
     shard_decoder(*sharded.module, mesh);
     sharded.loss(make_data(1)).backward();
     expect_error([&] { optimizer.step(); }, HasSubstr("built before fully_shard"));

@@ -1,4 +1,5 @@
-// A small decoder-like model: an embedding, blocks with a norm and two linear layers, a norm of its own and a head.
+// A small decoder-like model: an embedding, blocks with a norm and two linear layers, a
+// norm of its own and a head.
 #pragma once
 
 #include "tests/fully_shard/parity.h"
@@ -37,7 +38,9 @@ struct DecoderImpl : torch::nn::Module {
 };
 TORCH_MODULE(Decoder);
 
-inline torch::Tensor loss_of(Decoder& model, const Data& data) { return model(data.index).pow(2).mean(); }
+inline torch::Tensor loss_of(Decoder& model, const Data& data) {
+  return model(data.index).pow(2).mean();
+}
 
 inline Model decoder_model(int64_t width, int64_t count) {
   Decoder model(width, count);

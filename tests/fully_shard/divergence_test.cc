@@ -53,7 +53,8 @@ TEST(Divergence, ARankThatSkipsAUnitIsAnErrorOnEveryRankWithinTheTimeout) {
 }
 
 TEST(Divergence, UnequalUnitsInOppositeOrderEndEveryRankWithTheLastOperationNamed) {
-  const auto ends = run_processes("touches_unequal_units_in_opposite_order", 2, std::chrono::seconds(40));
+  const auto ends =
+      run_processes("touches_unequal_units_in_opposite_order", 2, std::chrono::seconds(40));
   for (const auto& end : ends) {
     EXPECT_FALSE(end.killed_at_deadline) << end.output;
     EXPECT_NE(end.exit_code, 0) << end.output;

@@ -29,7 +29,8 @@ class Errors : public ::testing::Test {
 };
 
 struct OneParameter : torch::nn::Module {
-  explicit OneParameter(torch::Tensor tensor) : weight(register_parameter("weight", std::move(tensor))) {}
+  explicit OneParameter(torch::Tensor tensor)
+      : weight(register_parameter("weight", std::move(tensor))) {}
   torch::Tensor weight;
 };
 
@@ -44,7 +45,8 @@ TEST_F(Errors, AModuleOnTheStack) {
 TEST_F(Errors, AContainerWithoutForward) {
   on_one_rank([](const DeviceMesh& mesh) {
     torch::nn::ModuleList list(torch::nn::Linear(2, 2));
-    expect_error<c10::ValueError>([&] { fully_shard(list, mesh); }, HasSubstr("container without forward"));
+    expect_error<c10::ValueError>([&] { fully_shard(list, mesh); },
+                                  HasSubstr("container without forward"));
   });
 }
 
@@ -86,8 +88,9 @@ TEST_F(Errors, ParametersThatShareMemoryOnly) {
   on_one_rank([](const DeviceMesh& mesh) {
     auto module = std::make_shared<OneParameter>(torch::ones({4}));
     module->register_parameter("alias", module->weight.detach().view({2, 2}));
-    expect_error<c10::ValueError>([&] { fully_shard(module, mesh); },
-                                  AllOf(HasSubstr("'weight'"), HasSubstr("'alias'"), HasSubstr("share memory")));
+    expect_error<c10::ValueError>(
+        [&] { fully_shard(module, mesh); },
+        AllOf(HasSubstr("'weight'"), HasSubstr("'alias'"), HasSubstr("share memory")));
   });
 }
 
@@ -102,8 +105,9 @@ TEST_F(Errors, AParameterWithAGradient) {
 TEST_F(Errors, AnIgnoredTensorThatIsNoParameter) {
   on_one_rank([](const DeviceMesh& mesh) {
     torch::nn::Linear linear(2, 2);
-    expect_error<c10::ValueError>([&] { fully_shard(linear, mesh, {.ignored_params = {torch::ones({2})}}); },
-                                  HasSubstr("ignored_params[0]"));
+    expect_error<c10::ValueError>(
+        [&] { fully_shard(linear, mesh, {.ignored_params = {torch::ones({2})}}); },
+        HasSubstr("ignored_params[0]"));
   });
 }
 
@@ -115,7 +119,11 @@ TEST_F(Errors, RawAccessToAShardedMember) {
     auto& weight = model->blocks[0]->up->weight;
     expect_error<c10::Error>([&] { weight.data_ptr<float>(); },
                              AllOf(HasSubstr("block0.up.weight"), HasSubstr("full_tensor()")));
-    expect_error<c10::ValueError>([&] { weight.set_data(torch::ones({8, 4})); }, HasSubstr("block0.up.weight"));
+    expect_error<c10::ValueError>(
+        [&] {
+          weight.set_data(torch::ones({8, 4}));
+        },
+        HasSubstr("block0.up.weight"));
   });
 }
 
@@ -123,27 +131,31 @@ TEST_F(Errors, WhatIsNotImplementedYetSaysSo) {
   on_one_rank([](const DeviceMesh& mesh) {
     torch::nn::Linear linear(2, 2);
     const auto refused = [&](FullyShardOptions options, const char* name) {
-      expect_error<c10::NotImplementedError>([&] { fully_shard(linear, mesh, options); }, HasSubstr(name));
+      expect_error<c10::NotImplementedError>([&] { fully_shard(linear, mesh, options); },
+                                             HasSubstr(name));
       EXPECT_FALSE(is_fsdp_module(*linear));
     };
     refused({.reshard_after_forward = ReshardAfterForward::to_world(2)}, "to_world");
     refused({.mp_policy = {.param_dtype = torch::kBFloat16}}, "mp_policy");
     refused({.offload_policy = {.offload_to_cpu = true}}, "offload_to_cpu");
-    refused({.shard_placement_fn = [](const std::string&, const at::Tensor& t) { return Shard{t.dim() - 1}; }},
+    refused({.shard_placement_fn = [](const std::string&,
+                                      const at::Tensor& t) { return Shard{t.dim() - 1}; }},
             "Shard(1)");
     auto module = fully_shard(linear, mesh);
     const auto method = [&](auto call, const char* name) {
       expect_error<c10::NotImplementedError>(call, HasSubstr(name));
     };
     method([&] { module.set_requires_all_reduce(false); }, "set_requires_all_reduce");
-    method([&] { module.set_force_sum_reduction_for_comms(true); }, "set_force_sum_reduction_for_comms");
+    method([&] { module.set_force_sum_reduction_for_comms(true); },
+           "set_force_sum_reduction_for_comms");
     method([&] { module.set_all_reduce_hook({}); }, "set_all_reduce_hook");
     method([&] { module.set_custom_all_gather({}); }, "set_custom_all_gather");
     method([&] { module.set_custom_reduce_scatter({}); }, "set_custom_reduce_scatter");
     method([&] { module.set_post_optim_event({}); }, "set_post_optim_event");
     method([&] { module.set_allocate_memory_from_process_group_for_comm(true); },
            "set_allocate_memory_from_process_group_for_comm");
-    method([&] { module.set_reduce_scatter_unused_params(true); }, "set_reduce_scatter_unused_params");
+    method([&] { module.set_reduce_scatter_unused_params(true); },
+           "set_reduce_scatter_unused_params");
     method([&] { module.set_reshard_after_forward(ReshardAfterForward::to_world(2)); }, "to_world");
   });
 }
@@ -154,10 +166,12 @@ TEST_F(Errors, EqualSizedUnitsTouchedInOppositeOrderAreNamedOnEveryRank) {
     auto model = build_seeded([] { return decoder_model(4, 2); });
     shard_decoder(*model.module, mesh);
     auto& blocks = dynamic_cast<DecoderImpl&>(*model.module).blocks;
-    for (auto unit : fsdp_modules(*model.module)) unit.set_modules_to_forward_prefetch({unit});  // no other prefetch
+    for (auto unit : fsdp_modules(*model.module))
+      unit.set_modules_to_forward_prefetch({unit});  // no other prefetch
     torch::NoGradGuard no_grad;
-    expect_error<c10::Error>([&] { blocks[static_cast<size_t>(rank)]->up->weight.sum(); },
-                             AllOf(HasSubstr("'block0'"), HasSubstr("'block1'"), HasSubstr("out of order")));
+    expect_error<c10::Error>(
+        [&] { blocks[static_cast<size_t>(rank)]->up->weight.sum(); },
+        AllOf(HasSubstr("'block0'"), HasSubstr("'block1'"), HasSubstr("out of order")));
   });
 }
 

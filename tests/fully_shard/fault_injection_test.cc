@@ -1,4 +1,5 @@
-// Every collective of a step fails once on every rank: all ranks say which one, soon, and go on after a new start.
+// Every collective of a step fails once on every rank: all ranks say which one, soon, and
+// go on after a new start.
 #include "device_mesh/process_group.h"
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/faulty_backend.h"
@@ -7,19 +8,19 @@
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace fsdp::testing {
 namespace {
 
+using std::chrono::seconds;
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
-using std::chrono::seconds;
 
 constexpr auto kTimeout = std::chrono::milliseconds(700);
 
-// One training step of one rank, with `fault` in the way of its collectives; the error's text, or none.
+// One training step of one rank, with `fault` in the way of its collectives; the error's
+// text, or none.
 std::string step_with_fault(const DeviceMesh& mesh, const std::shared_ptr<Fault>& fault) {
   auto model = build_seeded([] { return decoder_model(4, 1); });
   shard_decoder(*model.module, mesh);
@@ -52,14 +53,17 @@ TEST_P(FaultInjection, AFailureAtAnyCollectiveOfAnyRankIsNamedOnAllRanksAndTheNe
         const auto kind = rank == faulty ? Fault::Kind::kError : Fault::Kind::kNone;
         const auto mesh = init_device_mesh(torch::kCPU, {world});
         const auto begin = std::chrono::steady_clock::now();
-        const auto error = step_with_fault(mesh, std::make_shared<Fault>(Fault{.kind = kind, .at = at}));
-        EXPECT_THAT(error, AnyOf(HasSubstr("all-gather of unit '"), HasSubstr("reduce-scatter of unit '")))
+        const auto error =
+            step_with_fault(mesh, std::make_shared<Fault>(Fault{.kind = kind, .at = at}));
+        EXPECT_THAT(error,
+                    AnyOf(HasSubstr("all-gather of unit '"), HasSubstr("reduce-scatter of unit '")))
             << "rank " << rank << ", collective " << at << " of rank " << faulty;
         EXPECT_LE(std::chrono::steady_clock::now() - begin, kTimeout + seconds(5));
       });
     }
   }
-  expect_parity(world, [] { return decoder_model(4, 1); }, shard_decoder, "after the failures");
+  expect_parity(
+      world, [] { return decoder_model(4, 1); }, shard_decoder, "after the failures");
 }
 
 TEST_P(FaultInjection, ADelayAtAnyCollectiveChangesNoNumber) {

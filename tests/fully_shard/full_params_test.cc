@@ -1,4 +1,5 @@
-// Full parameters on request: SummonFullParams, Unsharded, for_each_full_param, apply_unsharded.
+// Full parameters on request: SummonFullParams, Unsharded, for_each_full_param,
+// apply_unsharded.
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/thread_ranks.h"
 
@@ -33,7 +34,8 @@ void expect_full_values(const torch::nn::Module& sharded, const torch::nn::Modul
   ASSERT_EQ(actual.size(), expected.size());
   for (size_t i = 0; i < actual.size(); ++i) {
     EXPECT_EQ(actual[i].key(), expected[i].key());
-    EXPECT_TRUE(torch::equal(DTensor(actual[i].value()).full_tensor(), expected[i].value())) << actual[i].key();
+    EXPECT_TRUE(torch::equal(DTensor(actual[i].value()).full_tensor(), expected[i].value()))
+        << actual[i].key();
   }
 }
 
@@ -44,7 +46,8 @@ TEST_P(FullParams, AreInTheRegistryForTheScopeAndReadableByPointer) {
     shard_decoder(*sharded.module, mesh);
     {
       SummonFullParams full(sharded.module);
-      const auto actual = sharded.module->named_parameters(), expected = plain.module->named_parameters();
+      const auto actual = sharded.module->named_parameters(),
+                 expected = plain.module->named_parameters();
       ASSERT_EQ(actual.size(), expected.size());
       for (size_t i = 0; i < actual.size(); ++i) {
         EXPECT_EQ(actual[i].key(), expected[i].key());
@@ -66,16 +69,19 @@ TEST_P(FullParams, EachRanksPartOfAChangePersistsWithWriteback) {
     {
       SummonFullParams full(linear);
       torch::NoGradGuard no_grad;
-      linear->parameters()[0].fill_(static_cast<double>(rank));                 // through an operator
-      std::fill_n(linear->bias.data_ptr<float>(), 5, static_cast<float>(rank));  // and behind its back
+      linear->parameters()[0].fill_(static_cast<double>(rank));  // through an operator
+      std::fill_n(linear->bias.data_ptr<float>(), 5,
+                  static_cast<float>(rank));  // and behind its back
     }
     const auto expected = distribute_tensor(torch::zeros({5}), mesh, {Shard{0}}).to_local() + rank;
     EXPECT_TRUE(torch::equal(DTensor(linear->parameters()[1]).to_local(), expected));
-    EXPECT_TRUE(torch::equal(DTensor(linear->parameters()[0]).to_local(), expected.unsqueeze(1).expand({-1, 3})));
+    EXPECT_TRUE(torch::equal(DTensor(linear->parameters()[0]).to_local(),
+                             expected.unsqueeze(1).expand({-1, 3})));
     const auto x = torch::ones({1, 3});
     EXPECT_TRUE(
-        torch::equal(linear(x).detach(), torch::linear(x, DTensor(linear->parameters()[0]).full_tensor().detach(),
-                                                       DTensor(linear->parameters()[1]).full_tensor().detach())));
+        torch::equal(linear(x).detach(),
+                     torch::linear(x, DTensor(linear->parameters()[0]).full_tensor().detach(),
+                                   DTensor(linear->parameters()[1]).full_tensor().detach())));
   });
 }
 
@@ -115,7 +121,8 @@ TEST_P(FullParams, OnRankZeroOnly) {
     auto sharded = build_seeded([] { return decoder_model(5, 1); });
     shard_decoder(*sharded.module, mesh);
     SummonFullParams full(sharded.module, {.writeback = false, .rank0_only = true});
-    for (const auto& parameter : sharded.module->parameters()) EXPECT_EQ(is_dtensor(parameter), rank != 0);
+    for (const auto& parameter : sharded.module->parameters())
+      EXPECT_EQ(is_dtensor(parameter), rank != 0);
     EXPECT_EQ(counters(mesh).unsharded_bytes > 0, rank == 0 && world() > 1);
   });
 }
@@ -132,7 +139,8 @@ TEST_P(FullParams, OffloadedAreCopiesWhoseChangesPersistToo) {
       torch::NoGradGuard no_grad;
       linear->parameters()[0].fill_(3);
     }
-    EXPECT_TRUE(torch::equal(DTensor(linear->parameters()[0]).full_tensor(), torch::full({5, 3}, 3.0f)));
+    EXPECT_TRUE(
+        torch::equal(DTensor(linear->parameters()[0]).full_tensor(), torch::full({5, 3}, 3.0f)));
   });
 }
 
@@ -166,15 +174,19 @@ TEST_P(FullParams, RefusalsLeaveEverythingSharded) {
     const auto summon = [&](SummonOptions options) {
       return [&, options] { SummonFullParams full(sharded.module, options); };
     };
-    expect_error<c10::NotImplementedError>(summon({.rank0_only = true}), "rank0_only with writeback");
-    expect_error<c10::NotImplementedError>(summon({.offload_to_cpu = true, .with_grads = true}), "offload_to_cpu");
+    expect_error<c10::NotImplementedError>(summon({.rank0_only = true}),
+                                           "rank0_only with writeback");
+    expect_error<c10::NotImplementedError>(summon({.offload_to_cpu = true, .with_grads = true}),
+                                           "offload_to_cpu");
     {
       SummonFullParams full(sharded.module);
-      expect_error<c10::ValueError>([&] { SummonFullParams again(get_fsdp_module(*sharded.module)); },
-                                    "held unsharded");
+      expect_error<c10::ValueError>(
+          [&] { SummonFullParams again(get_fsdp_module(*sharded.module)); }, "held unsharded");
     }
     const auto x = torch::ones({2}, torch::requires_grad());
-    x.register_hook([&](const torch::Tensor&) { expect_error<c10::ValueError>(summon({}), "inside a backward"); });
+    x.register_hook([&](const torch::Tensor&) {
+      expect_error<c10::ValueError>(summon({}), "inside a backward");
+    });
     x.sum().backward();
     {
       NoSyncGuard no_sync(get_fsdp_module(*sharded.module));
@@ -194,7 +206,8 @@ TEST_P(FullParams, WritingToARegistryEntryMeanwhileIsAnError) {
     const auto entry = linear->parameters()[0];
     const Unsharded unsharded(linear->weight);
     torch::NoGradGuard no_grad;
-    expect_error<c10::ValueError>([&] { entry.zero_(); }, "'weight' while its unit is held unsharded");
+    expect_error<c10::ValueError>([&] { entry.zero_(); },
+                                  "'weight' while its unit is held unsharded");
   });
 }
 
@@ -212,7 +225,8 @@ TEST_P(FullParams, AnUnshardedTensorIsGoodForRawPointers) {
       unsharded.mark_written();
     }
     EXPECT_EQ(counters(mesh).unsharded_bytes > 0, world() > 1);  // other
-    EXPECT_TRUE(torch::equal(DTensor(linear->parameters()[0]).full_tensor(), torch::full({5, 3}, 2.0f)));
+    EXPECT_TRUE(
+        torch::equal(DTensor(linear->parameters()[0]).full_tensor(), torch::full({5, 3}, 2.0f)));
     expect_error<c10::ValueError>([] { Unsharded plain(torch::ones({2})); }, "no parameter");
   });
 }
@@ -254,7 +268,8 @@ TEST_P(FullParams, ApplyUnshardedInitialisesUnitByUnit) {
     EXPECT_EQ(modules, static_cast<int64_t>(sharded.module->modules().size()));
     EXPECT_LE(counters(mesh).peak_bytes, 3 * block_bytes);
     for (const auto& parameter : sharded.module->parameters()) {
-      EXPECT_TRUE(torch::equal(DTensor(parameter).full_tensor(), torch::full(parameter.sizes(), 0.5f)));
+      EXPECT_TRUE(
+          torch::equal(DTensor(parameter).full_tensor(), torch::full(parameter.sizes(), 0.5f)));
     }
   });
 }

@@ -1,13 +1,13 @@
 #include "tests/fully_shard/interception.h"
 
+#include "on_demand/on_demand_storage.h"
+#include "tests/support/thread_ranks.h"
+
 #include <gmock/gmock.h>
 
 #include <algorithm>
 #include <cctype>
 #include <limits>
-
-#include "dtensor/on_demand_storage.h"
-#include "tests/support/thread_ranks.h"
 
 namespace fsdp::testing {
 namespace {
@@ -20,11 +20,13 @@ torch::Tensor full(const torch::Tensor& dtensor) {
 Tensors values(const Tensors& tensors) {
   torch::NoGradGuard no_grad;
   Tensors copies;
-  for (const auto& tensor : tensors) copies.push_back(tensor.defined() ? tensor.detach().clone() : tensor);
+  for (const auto& tensor : tensors)
+    copies.push_back(tensor.defined() ? tensor.detach().clone() : tensor);
   return copies;
 }
 
-// The mean of `world` equal gradients: exact for one and two ranks, two roundings for three.
+// The mean of `world` equal gradients: exact for one and two ranks, two roundings for
+// three.
 void expect_mean(const torch::Tensor& gradient, const torch::Tensor& expected, int64_t world,
                  const std::string& label) {
   ASSERT_EQ(gradient.defined(), expected.defined()) << label;
@@ -33,7 +35,8 @@ void expect_mean(const torch::Tensor& gradient, const torch::Tensor& expected, i
   if (world <= 2) {
     EXPECT_TRUE(same_bits(mean, expected.contiguous())) << label;
   } else {
-    const double epsilon = expected.scalar_type() == torch::kBFloat16 ? 0x1p-7 : std::numeric_limits<float>::epsilon();
+    const double epsilon =
+        expected.scalar_type() == torch::kBFloat16 ? 0x1p-7 : std::numeric_limits<float>::epsilon();
     EXPECT_TRUE(torch::allclose(mean, expected, 4 * epsilon, /*atol=*/0)) << label;
   }
 }
@@ -54,7 +57,8 @@ void run_case(const Case& c, int64_t world) {
     const auto entry = sharded->entries()[i];
     expect_mean(entry.grad(), plain->members()[i].grad(), world, "gradient of " + label);
     EXPECT_TRUE(same_bits(full(entry), plain->members()[i].detach())) << label;
-    EXPECT_TRUE(same_bits(sharded->members()[i].detach().clone(), plain->members()[i].detach())) << label;
+    EXPECT_TRUE(same_bits(sharded->members()[i].detach().clone(), plain->members()[i].detach()))
+        << label;
   }
 }
 
@@ -103,12 +107,14 @@ std::string test_name(const std::string& case_name) {
 }
 
 Cells::Cell::Cell(const torch::Tensor& parameter)
-    : weight(register_parameter("weight", parameter,
-                                at::isFloatingType(parameter.scalar_type()) || parameter.is_complex())) {}
+    : weight(register_parameter(
+          "weight", parameter,
+          at::isFloatingType(parameter.scalar_type()) || parameter.is_complex())) {}
 
 Cells::Cells(const Tensors& parameters) {
   for (const auto& parameter : parameters) {
-    cells.push_back(register_module("cell" + std::to_string(cells.size()), std::make_shared<Cell>(parameter)));
+    cells.push_back(
+        register_module("cell" + std::to_string(cells.size()), std::make_shared<Cell>(parameter)));
   }
 }
 
@@ -124,12 +130,14 @@ Tensors Cells::members() const {
 }
 
 ::testing::AssertionResult same_bits(const torch::Tensor& actual, const torch::Tensor& expected) {
-  if (actual.defined() != expected.defined()) return ::testing::AssertionFailure() << "one is undefined";
+  if (actual.defined() != expected.defined())
+    return ::testing::AssertionFailure() << "one is undefined";
   if (!actual.defined()) return ::testing::AssertionSuccess();
   if (actual.scalar_type() != expected.scalar_type() || actual.sizes() != expected.sizes() ||
       actual.strides() != expected.strides()) {
-    return ::testing::AssertionFailure() << actual.toString() << actual.sizes() << actual.strides() << " instead of "
-                                         << expected.toString() << expected.sizes() << expected.strides();
+    return ::testing::AssertionFailure()
+           << actual.toString() << actual.sizes() << actual.strides() << " instead of "
+           << expected.toString() << expected.sizes() << expected.strides();
   }
   const auto a = actual.resolve_conj().resolve_neg().contiguous();
   const auto b = expected.resolve_conj().resolve_neg().contiguous();
@@ -150,7 +158,11 @@ void expect_refused(const Refusal& refusal, int64_t world) {
   run_ranks(world, [&](int64_t) { run_refusal(refusal, world); });
 }
 
-EvictAfterEveryOperator::EvictAfterEveryOperator() { internal::set_evict_after_every_operator(true); }
-EvictAfterEveryOperator::~EvictAfterEveryOperator() { internal::set_evict_after_every_operator(false); }
+EvictAfterEveryOperator::EvictAfterEveryOperator() {
+  internal::set_evict_after_every_operator(true);
+}
+EvictAfterEveryOperator::~EvictAfterEveryOperator() {
+  internal::set_evict_after_every_operator(false);
+}
 
 }  // namespace fsdp::testing

@@ -1,5 +1,5 @@
-// One program, run unsharded and sharded with the same parameters: its results must agree bit for bit, or it is
-// refused.
+// One program, run unsharded and sharded with the same parameters: its results must agree
+// bit for bit, or it is refused.
 //
 //   {"linear", shapes({{4, 3}, {4}}), [](const Tensors& w, Random& random) -> Tensors {
 //      auto loss = torch::linear(random({2, 3}), w[0], w[1]).sum();
@@ -7,6 +7,8 @@
 //      return {loss};
 //    }}
 #pragma once
+
+#include "fully_shard/fully_shard.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -16,8 +18,6 @@
 #include <ostream>
 #include <string>
 #include <vector>
-
-#include "fully_shard/fully_shard.h"
 
 namespace fsdp::testing {
 
@@ -29,7 +29,9 @@ class Random {
   torch::Tensor operator()(at::IntArrayRef shape, at::ScalarType dtype = at::kFloat) {
     return at::randn(shape, generator_, dtype);
   }
-  torch::Tensor indices(int64_t high, at::IntArrayRef shape) { return at::randint(high, shape, generator_); }
+  torch::Tensor indices(int64_t high, at::IntArrayRef shape) {
+    return at::randint(high, shape, generator_);
+  }
 
  private:
   at::Generator generator_ = at::detail::createCPUGenerator(5);
@@ -75,8 +77,9 @@ struct Cells : torch::nn::Module {
 // The values and strides of both agree in every bit.
 ::testing::AssertionResult same_bits(const torch::Tensor& actual, const torch::Tensor& expected);
 
-// Runs on thread ranks, emptying and poisoning every group after every operator; compares what the program returns, the
-// parameters' gradients and their values afterwards. All ranks use the same data.
+// Runs on thread ranks, emptying and poisoning every group after every operator; compares
+// what the program returns, the parameters' gradients and their values afterwards. All
+// ranks use the same data.
 void expect_bit_equal(const Case& c, int64_t world);
 // The program throws on every rank, and leaves the parameters as they were.
 void expect_refused(const Refusal& refusal, int64_t world);

@@ -1,12 +1,13 @@
-// What autograd can do with parameters works with parameters that are empty between operators: custom functions, higher
-// derivatives, hooks, modes. Every parameter is a unit, emptied and poisoned after every operator.
+// What autograd can do with parameters works with parameters that are empty between
+// operators: custom functions, higher derivatives, hooks, modes. Every parameter is a
+// unit, emptied and poisoned after every operator.
+#include "tests/fully_shard/interception.h"
+
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/anomaly_mode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/forward_grad.h>
-
-#include "tests/fully_shard/interception.h"
 
 namespace fsdp::testing {
 namespace {
@@ -40,9 +41,12 @@ struct DataProduct : torch::autograd::Function<DataProduct> {
   }
 };
 
-Tensor two_layers(const Tensor& x, const Tensor& w) { return torch::linear(torch::linear(x, w).tanh(), w); }
+Tensor two_layers(const Tensor& x, const Tensor& w) {
+  return torch::linear(torch::linear(x, w).tanh(), w);
+}
 
-// Activation checkpointing with a backward inside the backward; `w` gets its gradient there.
+// Activation checkpointing with a backward inside the backward; `w` gets its gradient
+// there.
 struct ReentrantCheckpoint : torch::autograd::Function<ReentrantCheckpoint> {
   static Tensor forward(AutogradContext* context, const Tensor& x, const Tensor& w) {
     context->save_for_backward({x});
@@ -94,8 +98,10 @@ std::vector<Case> autograd_cases() {
       {"double backward", shapes({{4, 4}, {4}}),
        [](const Tensors& w, Random& random) -> Tensors {
          const auto x = random({3, 4}).requires_grad_();
-         const auto loss = torch::linear(torch::linear(x, w[0], w[1]).tanh(), w[0], w[1]).pow(2).sum();
-         const auto gradients = torch::autograd::grad({loss}, {x, w[0]}, {}, true, /*create_graph=*/true);
+         const auto loss =
+             torch::linear(torch::linear(x, w[0], w[1]).tanh(), w[0], w[1]).pow(2).sum();
+         const auto gradients =
+             torch::autograd::grad({loss}, {x, w[0]}, {}, true, /*create_graph=*/true);
          (gradients[0].pow(2).sum() + gradients[1].pow(3).sum()).backward();
          return {gradients[0], gradients[1], x.grad()};
        }},
@@ -142,7 +148,8 @@ std::vector<Case> autograd_cases() {
       {"hooks of parameters", shapes({{4, 4}}),
        [](const Tensors& w, Random& random) -> Tensors {
          const auto weight = w[0];
-         const auto handle = weight.register_hook([weight](const Tensor& g) { return g * 2 + weight.detach(); });
+         const auto handle =
+             weight.register_hook([weight](const Tensor& g) { return g * 2 + weight.detach(); });
          const auto y = torch::linear(random({3, 4}), weight);
          y.register_hook([](const Tensor& g) { return g * 3; });
          (y.pow(2).sum() + weight.pow(3).sum()).backward();

@@ -1,11 +1,12 @@
-// Custom operators see parameters that are empty between operators, whatever their kernel and whenever it was
-// registered: bodies that read raw memory, call operators on another module's parameter, or take lists with holes.
+// Custom operators see parameters that are empty between operators, whatever their kernel
+// and whenever it was registered: bodies that read raw memory, call operators on another
+// module's parameter, or take lists with holes.
+#include "on_demand/gate_key.h"
+#include "tests/fully_shard/interception.h"
+
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 #include <torch/library.h>
-
-#include "dtensor/interpose.h"
-#include "tests/fully_shard/interception.h"
 
 namespace fsdp::testing {
 namespace {
@@ -46,9 +47,11 @@ void define_operators(torch::Library& library) {
   library.def("cpu(Tensor x, Tensor w) -> Tensor");
   library.impl("cpu", torch::dispatch(DispatchKey::CPU, TORCH_FN(raw_product)));
   library.def("explicit(Tensor x, Tensor w) -> Tensor");
-  library.impl("explicit", torch::dispatch(DispatchKey::CompositeExplicitAutograd, TORCH_FN(raw_product)));
+  library.impl("explicit",
+               torch::dispatch(DispatchKey::CompositeExplicitAutograd, TORCH_FN(raw_product)));
   library.def("implicit(Tensor x, Tensor w) -> Tensor");
-  library.impl("implicit", torch::dispatch(DispatchKey::CompositeImplicitAutograd, TORCH_FN(raw_product)));
+  library.impl("implicit",
+               torch::dispatch(DispatchKey::CompositeImplicitAutograd, TORCH_FN(raw_product)));
   library.def("catch_all(Tensor x, Tensor w) -> Tensor", TORCH_FN(raw_product));
   library.def("autograd(Tensor x, Tensor w) -> Tensor");
   library.impl("autograd", torch::dispatch(DispatchKey::AutogradCPU, TORCH_FN(raw_product)));
@@ -62,9 +65,10 @@ void define_operators(torch::Library& library) {
   library.impl("undeclared_scale_", torch::dispatch(DispatchKey::CPU, TORCH_FN(raw_scale)));
   library.def("dictionary(Tensor x, Dict(str, Tensor) factors) -> Tensor");
   library.impl("dictionary",
-               torch::dispatch(DispatchKey::CPU, [](const Tensor& x, const c10::Dict<std::string, Tensor>& f) {
-                 return raw_product(x, f.at("w"));
-               }));
+               torch::dispatch(DispatchKey::CPU,
+                               [](const Tensor& x, const c10::Dict<std::string, Tensor>& f) {
+                                 return raw_product(x, f.at("w"));
+                               }));
 }
 
 // Before the first fully_shard of the process.
@@ -73,8 +77,9 @@ TORCH_LIBRARY(interception_early, library) { define_operators(library); }
 // After it: kernels that no listing at start-up could have seen.
 void define_late_operators() {
   [[maybe_unused]] static const auto* const library = [] {
-    internal::install_interposition();
-    auto* const late = new torch::Library(torch::Library::DEF, "interception_late", std::nullopt, __FILE__, __LINE__);
+    internal::install_gate();
+    auto* const late = new torch::Library(torch::Library::DEF, "interception_late", std::nullopt,
+                                          __FILE__, __LINE__);
     define_operators(*late);
     return late;  // kernels stay for the life of the process
   }();
@@ -82,7 +87,9 @@ void define_late_operators() {
 
 template <class Function>
 auto custom(const std::string& name_space, const char* name) {
-  return c10::Dispatcher::singleton().findSchemaOrThrow((name_space + "::" + name).c_str(), "").typed<Function>();
+  return c10::Dispatcher::singleton()
+      .findSchemaOrThrow((name_space + "::" + name).c_str(), "")
+      .typed<Function>();
 }
 
 class InterceptionCustomOperators : public ::testing::TestWithParam<std::string> {
@@ -100,7 +107,8 @@ TEST_P(InterceptionCustomOperators, KernelsOfEveryKindMayReadRawMemory) {
     SCOPED_TRACE(name);
     expect_equal({name, shapes({{4, 4}}), [&](const Tensors& w, Random& random) -> Tensors {
                     torch::NoGradGuard no_grad;
-                    return {custom<Tensor(const Tensor&, const Tensor&)>(GetParam(), name).call(random({4, 4}), w[0])};
+                    return {custom<Tensor(const Tensor&, const Tensor&)>(GetParam(), name)
+                                .call(random({4, 4}), w[0])};
                   }});
   }
 }
@@ -110,7 +118,8 @@ TEST_P(InterceptionCustomOperators, AKernelMayUseAnotherModulesParameter) {
       {"captured", shapes({{4, 4}, {4, 4}}), [&](const Tensors& w, Random& random) -> Tensors {
          torch::NoGradGuard no_grad;
          captured = w[1];
-         auto result = custom<Tensor(const Tensor&, const Tensor&)>(GetParam(), "captured").call(random({4, 4}), w[0]);
+         auto result = custom<Tensor(const Tensor&, const Tensor&)>(GetParam(), "captured")
+                           .call(random({4, 4}), w[0]);
          captured = Tensor();
          return {result};
        }});
@@ -123,7 +132,8 @@ TEST_P(InterceptionCustomOperators, ListsWithHolesAreVisited) {
                   factors.push_back(std::nullopt);
                   factors.push_back(w[0].detach());
                   const auto lists =
-                      custom<Tensor(const OptionalTensors&, const std::optional<Tensor>&)>(GetParam(), "lists");
+                      custom<Tensor(const OptionalTensors&, const std::optional<Tensor>&)>(
+                          GetParam(), "lists");
                   return {lists.call(factors, w[1]), lists.call(factors, std::nullopt)};
                 }});
 }
@@ -158,7 +168,8 @@ TEST_P(InterceptionCustomOperators, ParametersInsideDictionariesAreRefusedByName
                   [&](const Tensors& w, Random& random) {
                     c10::Dict<std::string, Tensor> factors;
                     factors.insert("w", w[0].detach());
-                    custom<Tensor(const Tensor&, const c10::Dict<std::string, Tensor>&)>(GetParam(), "dictionary")
+                    custom<Tensor(const Tensor&, const c10::Dict<std::string, Tensor>&)>(
+                        GetParam(), "dictionary")
                         .call(random({4, 4}), factors);
                   },
                   {"cell0.weight"}},
@@ -166,8 +177,10 @@ TEST_P(InterceptionCustomOperators, ParametersInsideDictionariesAreRefusedByName
 }
 
 INSTANTIATE_TEST_SUITE_P(Registered, InterceptionCustomOperators,
-                         ::testing::Values("interception_early", "interception_late"), [](const auto& info) {
-                           return info.param == "interception_early" ? "BeforeStartUp" : "AfterStartUp";
+                         ::testing::Values("interception_early", "interception_late"),
+                         [](const auto& info) {
+                           return info.param == "interception_early" ? "BeforeStartUp"
+                                                                     : "AfterStartUp";
                          });
 
 }  // namespace

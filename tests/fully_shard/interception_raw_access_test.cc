@@ -1,5 +1,9 @@
-// Access that passes no operator is refused with the parameter's name, and leaves the parameter as it was; so is what
-// would part a parameter from its shards.
+// Access that passes no operator is refused with the parameter's name, and leaves the
+// parameter as it was; so is what would part a parameter from its shards.
+#include "on_demand/on_demand_storage.h"
+#include "tests/fully_shard/interception.h"
+#include "tests/support/thread_ranks.h"
+
 #include <ATen/CPUFunctions.h>
 #include <ATen/NativeFunctions.h>
 #include <gmock/gmock.h>
@@ -7,10 +11,6 @@
 #include <torch/csrc/jit/serialization/pickle.h>
 
 #include <sstream>
-
-#include "dtensor/on_demand_storage.h"
-#include "tests/fully_shard/interception.h"
-#include "tests/support/thread_ranks.h"
 
 namespace fsdp::testing {
 namespace {
@@ -37,13 +37,20 @@ struct RawProduct : torch::autograd::Function<RawProduct> {
 
 std::vector<Refusal> raw_reads() {
   return {
-      {"data_ptr", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].data_ptr<float>(); }, kNamed},
-      {"const_data_ptr", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].const_data_ptr<float>(); }, kNamed},
-      {"untyped data_ptr", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].data_ptr(); }, kNamed},
-      {"data_ptr of a view", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].detach()[1].data_ptr(); }, kNamed},
-      {"accessor", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].accessor<float, 2>(); }, kNamed},
-      {"storage", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].storage().data(); }, kNamed},
-      {"mutable storage", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].storage().mutable_data(); }, kNamed},
+      {"data_ptr", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].data_ptr<float>(); },
+       kNamed},
+      {"const_data_ptr", shapes({{3, 4}}),
+       [](const Tensors& w, Random&) { w[0].const_data_ptr<float>(); }, kNamed},
+      {"untyped data_ptr", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].data_ptr(); },
+       kNamed},
+      {"data_ptr of a view", shapes({{3, 4}}),
+       [](const Tensors& w, Random&) { w[0].detach()[1].data_ptr(); }, kNamed},
+      {"accessor", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].accessor<float, 2>(); },
+       kNamed},
+      {"storage", shapes({{3, 4}}), [](const Tensors& w, Random&) { w[0].storage().data(); },
+       kNamed},
+      {"mutable storage", shapes({{3, 4}}),
+       [](const Tensors& w, Random&) { w[0].storage().mutable_data(); }, kNamed},
       {"from_blob", shapes({{3, 4}}),
        [](const Tensors& w, Random&) {
          torch::from_blob(w[0].data_ptr(), {3, 4});
@@ -54,8 +61,8 @@ std::vector<Refusal> raw_reads() {
          RawProduct::apply(random({3, 4}), w[0]);
        },
        kNamed},
-      {"a kernel called directly", shapes({{4, 4}}), [](const Tensors& w, Random&) { at::cpu::mm(w[0], w[0]); },
-       kNamed},
+      {"a kernel called directly", shapes({{4, 4}}),
+       [](const Tensors& w, Random&) { at::cpu::mm(w[0], w[0]); }, kNamed},
       {"a structured kernel called directly", shapes({{4, 4}}),
        [](const Tensors& w, Random&) { at::cpu::add(w[0], w[0]); }, kNamed},
       {"a native kernel called directly", shapes({{4}}),
@@ -74,8 +81,8 @@ std::vector<Refusal> raw_reads() {
          torch::save(w[0], out);
        },
        kNamed},
-      {"pickling a member", shapes({{3, 4}}), [](const Tensors& w, Random&) { torch::jit::pickle_save(w[0].detach()); },
-       kNamed},
+      {"pickling a member", shapes({{3, 4}}),
+       [](const Tensors& w, Random&) { torch::jit::pickle_save(w[0].detach()); }, kNamed},
       {"a member's storage in another tensor", shapes({{3, 4}}),
        [](const Tensors& w, Random&) {
          torch::NoGradGuard no_grad;
@@ -94,9 +101,9 @@ std::vector<Refusal> raw_reads() {
       {"a member inside a sparse csr tensor", shapes({{3}}),
        [](const Tensors& w, Random&) {
          torch::NoGradGuard no_grad;
-         const auto matrix =
-             torch::sparse_csr_tensor(torch::tensor({0, 1, 3}), torch::tensor({0, 0, 1}), w[0].detach(),
-                                      std::vector<int64_t>{2, 2}, torch::TensorOptions().layout(torch::kSparseCsr));
+         const auto matrix = torch::sparse_csr_tensor(
+             torch::tensor({0, 1, 3}), torch::tensor({0, 0, 1}), w[0].detach(),
+             std::vector<int64_t>{2, 2}, torch::TensorOptions().layout(torch::kSparseCsr));
          at::mm(matrix, torch::eye(2));
        },
        kNamed},
@@ -128,7 +135,9 @@ std::vector<Refusal> storage_changes() {
        {"set_data", "cell0.weight", "copy_()"}},
       {"vector_to_parameters of members",
        shapes({{3, 4}}),
-       [](const Tensors& w, Random& random) { torch::nn::utils::vector_to_parameters(random({12}), w); },
+       [](const Tensors& w, Random& random) {
+         torch::nn::utils::vector_to_parameters(random({12}), w);
+       },
        {"set_data", "cell0.weight"}},
       {"resize_",
        shapes({{3, 4}}),
@@ -158,19 +167,23 @@ std::vector<Refusal> storage_changes() {
   };
 }
 
-const auto name_of_refusal = [](const ::testing::TestParamInfo<Refusal>& info) { return test_name(info.param.name); };
+const auto name_of_refusal = [](const ::testing::TestParamInfo<Refusal>& info) {
+  return test_name(info.param.name);
+};
 
 class InterceptionRawAccess : public ::testing::TestWithParam<Refusal> {};
 TEST_P(InterceptionRawAccess, IsRefusedByName) {
   for (const int64_t world : {2, 3}) expect_refused(GetParam(), world);
 }
-INSTANTIATE_TEST_SUITE_P(Reads, InterceptionRawAccess, ::testing::ValuesIn(raw_reads()), name_of_refusal);
+INSTANTIATE_TEST_SUITE_P(Reads, InterceptionRawAccess, ::testing::ValuesIn(raw_reads()),
+                         name_of_refusal);
 
 class InterceptionStorageChange : public ::testing::TestWithParam<Refusal> {};
 TEST_P(InterceptionStorageChange, IsRefusedByName) {
   for (const int64_t world : {1, 2, 3}) expect_refused(GetParam(), world);
 }
-INSTANTIATE_TEST_SUITE_P(Changes, InterceptionStorageChange, ::testing::ValuesIn(storage_changes()), name_of_refusal);
+INSTANTIATE_TEST_SUITE_P(Changes, InterceptionStorageChange, ::testing::ValuesIn(storage_changes()),
+                         name_of_refusal);
 
 // Ranks with two units; runs with groups resident as a program would find them.
 void on_two_ranks(const std::function<void(Cells&, FSDPModule)>& body) {
@@ -192,7 +205,8 @@ std::string message_of(const std::function<void()>& body) {
 }
 
 TEST(InterceptionRawAccess, AnEmptyMemberKeepsItsSizeInBytes) {
-  on_two_ranks([](Cells& cells, FSDPModule) { EXPECT_GE(cells.members()[0].storage().nbytes(), 64); });
+  on_two_ranks(
+      [](Cells& cells, FSDPModule) { EXPECT_GE(cells.members()[0].storage().nbytes(), 64); });
 }
 
 TEST(InterceptionRawAccess, APointerKeptAcrossAnEvictionReadsGarbageInPoisonMode) {
@@ -201,7 +215,9 @@ TEST(InterceptionRawAccess, APointerKeptAcrossAnEvictionReadsGarbageInPoisonMode
     unit.unshard();
     const auto* pointer = cells.members()[0].const_data_ptr<float>();
     EXPECT_FALSE(std::isnan(pointer[0]));
-    internal::OnDemandStorage::of(cells.members()[0].unsafeGetTensorImpl())->group().evict_and_poison();
+    internal::OnDemandStorage::of(cells.members()[0].unsafeGetTensorImpl())
+        ->group()
+        .evict_and_poison();
     for (int i = 0; i < 16; ++i) EXPECT_TRUE(std::isnan(pointer[i])) << i;
   });
 }
@@ -222,7 +238,8 @@ TEST(InterceptionRawAccess, ARawWriteIsReportedWhenItIsLost) {
     EXPECT_THAT(message_of([&] { unit.reshard(); }), expected);
     write();  // lost when the next unit's operator empties this one
     EXPECT_THAT(message_of([&] { cells.members()[1].sum(); }), expected);
-    EXPECT_TRUE(same_bits(cells.members()[0].clone(), before)) << "reported once, and the shards are as they were";
+    EXPECT_TRUE(same_bits(cells.members()[0].clone(), before))
+        << "reported once, and the shards are as they were";
     EXPECT_EQ(cells.members()[1].sum().dim(), 0);
   });
 }
@@ -258,30 +275,33 @@ TEST(InterceptionShape, AnOutParameterKeepsItsShapeWhenTheResultIsSmaller) {
   on_two_ranks([](Cells& cells, FSDPModule) {
     torch::NoGradGuard no_grad;
     auto out = cells.members()[0];
-    EXPECT_THAT(message_of([&] { at::add_out(out, torch::ones({2}), torch::ones({2})); }),
-                ::testing::AllOf(HasSubstr("aten::add"), HasSubstr("cell0.weight"), HasSubstr("[2]")));
+    EXPECT_THAT(
+        message_of([&] { at::add_out(out, torch::ones({2}), torch::ones({2})); }),
+        ::testing::AllOf(HasSubstr("aten::add"), HasSubstr("cell0.weight"), HasSubstr("[2]")));
     EXPECT_EQ(out.sizes(), at::IntArrayRef({4, 4}));
     EXPECT_EQ(out[0][1].item<float>(), 2);
     EXPECT_EQ(DTensor(cells.entries()[0]).full_tensor()[0][1].item<float>(), 2);
   });
 }
 
-// What an operator writes without declaring it would be lost, so buffers stay ordinary tensors.
+// What an operator writes without declaring it would be lost, so buffers stay ordinary
+// tensors.
 TEST(InterceptionRawAccess, BuffersAreNeverOnDemand) {
   EvictAfterEveryOperator evict;
   run_ranks(2, [](int64_t) {
     const torch::nn::BatchNorm1d sharded(4), plain(4);
     fully_shard(sharded, init_device_mesh(torch::kCPU, {2}));
     for (const auto& buffer : sharded->named_buffers()) {
-      EXPECT_EQ(internal::OnDemandStorage::of(buffer.value().unsafeGetTensorImpl()), nullptr) << buffer.key();
+      EXPECT_EQ(internal::OnDemandStorage::of(buffer.value().unsafeGetTensorImpl()), nullptr)
+          << buffer.key();
       EXPECT_FALSE(is_dtensor(buffer.value())) << buffer.key();
     }
     Random random;
     const auto x = random({6, 4});
     for (const auto& module : {sharded, plain}) {
       torch::NoGradGuard no_grad;
-      at::native_batch_norm(x, module->weight, module->bias, module->running_mean, module->running_var, true, 0.5,
-                            1e-5);
+      at::native_batch_norm(x, module->weight, module->bias, module->running_mean,
+                            module->running_var, true, 0.5, 1e-5);
     }
     EXPECT_TRUE(same_bits(sharded->running_mean, plain->running_mean));
     EXPECT_TRUE(same_bits(sharded->running_var, plain->running_var));
@@ -297,13 +317,15 @@ TEST(InterceptionRawAccess, SparseGradientsAreRefusedByNameAndTheNextStepIsClean
       fully_shard(embedding, init_device_mesh(torch::kCPU, {world}));
       const auto step = [&] { embedding->forward(torch::tensor({1, 2})).sum().backward(); };
       for (int i = 0; i < 2; ++i) {
-        EXPECT_THAT(message_of(step), ::testing::AllOf(HasSubstr("'weight'"), HasSubstr("sparse=false")));
+        EXPECT_THAT(message_of(step),
+                    ::testing::AllOf(HasSubstr("'weight'"), HasSubstr("sparse=false")));
         EXPECT_FALSE(embedding->parameters()[0].grad().defined());
       }
       embedding->options.sparse(false);
       step();
       const auto gradient = DTensor(embedding->parameters()[0].grad()).full_tensor();
-      EXPECT_TRUE(torch::equal(gradient.sum(1), torch::tensor({0, 4, 4, 0, 0, 0, 0, 0, 0, 0}, torch::kFloat)));
+      EXPECT_TRUE(torch::equal(gradient.sum(1),
+                               torch::tensor({0, 4, 4, 0, 0, 0, 0, 0, 0, 0}, torch::kFloat)));
     });
   }
 }
@@ -313,9 +335,11 @@ TEST(InterceptionRawAccess, ChannelsLastParametersAreRefusedByName) {
     const torch::nn::Conv2d convolution(3, 4, 3);
     {
       torch::NoGradGuard no_grad;
-      convolution->weight.set_data(convolution->weight.contiguous(torch::MemoryFormat::ChannelsLast));
+      convolution->weight.set_data(
+          convolution->weight.contiguous(torch::MemoryFormat::ChannelsLast));
     }
-    const auto message = message_of([&] { fully_shard(convolution, init_device_mesh(torch::kCPU, {1})); });
+    const auto message =
+        message_of([&] { fully_shard(convolution, init_device_mesh(torch::kCPU, {1})); });
     EXPECT_THAT(message, ::testing::AllOf(HasSubstr("'weight'"), HasSubstr("not contiguous")));
     EXPECT_FALSE(is_fsdp_module(*convolution));
   });

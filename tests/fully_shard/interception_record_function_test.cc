@@ -1,12 +1,14 @@
-// LibTorch is a release build, and the layout of RecordFunction depends on this. Before any header.
+// LibTorch is a release build, and the layout of RecordFunction depends on this. Before
+// any header.
 #ifndef NDEBUG
 #define NDEBUG
 #endif
-// Profilers see an operator's arguments before the gate does: what they read of empty parameters must be harmless.
+// Profilers see an operator's arguments before the gate does: what they read of empty
+// parameters must be harmless.
+#include "tests/fully_shard/interception.h"
+
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>
-
-#include "tests/fully_shard/interception.h"
 
 namespace fsdp::testing {
 namespace {
@@ -26,7 +28,8 @@ std::unique_ptr<at::ObserverContext> visit_inputs(const at::RecordFunction& call
 template <void (*Visit)(const torch::Tensor&)>
 Tensors linear_layer_with_callback(const Tensors& w, Random& random) {
   visited = 0;
-  const auto handle = at::addThreadLocalCallback(at::RecordFunctionCallback(&visit_inputs<Visit>).needsInputs(true));
+  const auto handle = at::addThreadLocalCallback(
+      at::RecordFunctionCallback(&visit_inputs<Visit>).needsInputs(true));
   auto loss = torch::linear(random({3, 4}), w[0]).pow(2).sum();
   loss.backward();
   at::removeCallback(handle);
@@ -34,7 +37,9 @@ Tensors linear_layer_with_callback(const Tensors& w, Random& random) {
   return {loss};
 }
 
-void read_shape(const torch::Tensor& tensor) { EXPECT_GE(tensor.sizes().size() + tensor.strides().size(), 0U); }
+void read_shape(const torch::Tensor& tensor) {
+  EXPECT_GE(tensor.sizes().size() + tensor.strides().size(), 0U);
+}
 // Throws where the tensor is an empty parameter. RecordFunction logs that and goes on.
 void read_data(const torch::Tensor& tensor) { tensor.const_data_ptr(); }
 

@@ -1,10 +1,10 @@
-// Writes to members and registry entries: every form reaches the shards, ranks that write different values agree
-// afterwards, and views of registry entries stand for themselves.
-#include <ATen/ops/_foreach_copy.h>
-#include <gtest/gtest.h>
-
+// Writes to members and registry entries: every form reaches the shards, ranks that write
+// different values agree afterwards, and views of registry entries stand for themselves.
 #include "tests/fully_shard/interception.h"
 #include "tests/support/thread_ranks.h"
+
+#include <ATen/ops/_foreach_copy.h>
+#include <gtest/gtest.h>
 
 namespace fsdp::testing {
 namespace {
@@ -15,13 +15,15 @@ using torch::indexing::Slice;
 // One way to write to members, under no_grad.
 Case writing(std::string name, std::vector<std::vector<int64_t>> parameters,
              std::function<void(const Tensors&, Random&)> write) {
-  return {std::move(name), shapes(std::move(parameters)), [write](const Tensors& w, Random& random) -> Tensors {
+  return {std::move(name), shapes(std::move(parameters)),
+          [write](const Tensors& w, Random& random) -> Tensors {
             {
               torch::NoGradGuard no_grad;
               write(w, random);
             }
             auto loss = torch::zeros({});
-            for (const auto& parameter : w) loss = loss + parameter.pow(2).sum();  // the gradient sees what was written
+            for (const auto& parameter : w)
+              loss = loss + parameter.pow(2).sum();  // the gradient sees what was written
             loss.backward();
             return {loss};
           }};
@@ -90,7 +92,8 @@ std::vector<Case> writes() {
                 const Tensors first{torch::zeros({4, 4}), torch::zeros({3})},
                     second{torch::zeros({4, 4}), torch::zeros({3})};
                 const Tensors steps{torch::ones({}), torch::ones({})};
-                at::_fused_adamw_(w, gradients, first, second, {}, steps, 1e-2, .9, .99, .1, 1e-8, false, false);
+                at::_fused_adamw_(w, gradients, first, second, {}, steps, 1e-2, .9, .99, .1, 1e-8,
+                                  false, false);
                 at::_fused_sgd_(w, gradients, {}, .1, 0, .1, 0, false, false, true);
               }),
       writing("initialisers", {{4, 4}, {4}, {4, 4}},
@@ -116,7 +119,8 @@ std::vector<Case> writes() {
          for (int step = 0; step < 3; ++step) {
            const auto loss = torch::linear(x, w[0], w[1]).pow(2).sum();
            const auto gradients = torch::autograd::grad({loss}, w);
-           // As an optimizer that keeps gradients of its own: members' gradients are on the registry entries.
+           // As an optimizer that keeps gradients of its own: members' gradients are on
+           // the registry entries.
            for (size_t i = 0; i < w.size(); ++i) w[i].mutable_grad() = gradients[i];
            adam.step();
            sgd.step();
@@ -141,7 +145,8 @@ class InterceptionWritesOnWorlds : public ::testing::TestWithParam<int64_t> {
  protected:
   int64_t world() const { return GetParam(); }
   // With groups left resident, as a program would find them.
-  void on_ranks(Tensors (*parameters)(Random&), const std::function<void(int64_t, Cells&)>& body) const {
+  void on_ranks(Tensors (*parameters)(Random&),
+                const std::function<void(int64_t, Cells&)>& body) const {
     run_ranks(world(), [&](int64_t rank) {
       Random random;
       auto cells = std::make_shared<Cells>(parameters(random));
@@ -165,7 +170,8 @@ TEST_P(InterceptionWritesOnWorlds, RanksThatWriteDifferentValuesAgreeAfterwards)
     const auto seen = weight.detach().clone();
     // Each rank's own rows: what it wrote.
     const auto rows = (6 + world() - 1) / world();
-    for (int64_t row = 0; row < 6; ++row) EXPECT_EQ(seen[row][0].item<float>(), static_cast<float>(row / rows)) << row;
+    for (int64_t row = 0; row < 6; ++row)
+      EXPECT_EQ(seen[row][0].item<float>(), static_cast<float>(row / rows)) << row;
     EXPECT_TRUE(same_bits(full(cells.entries()[0]), seen));
     weight.sum().backward();
     EXPECT_TRUE(torch::equal(full(cells.entries()[0].grad()), torch::ones({6, 4})));

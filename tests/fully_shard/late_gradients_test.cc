@@ -10,11 +10,11 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The identity, whose backward touches `weight` on every rank and adds a gradient to it on rank 0: the last thing that
-// happens in a backward.
+// The identity, whose backward touches `weight` on every rank and adds a gradient to it
+// on rank 0: the last thing that happens in a backward.
 struct LateUse : torch::autograd::Function<LateUse> {
-  static torch::Tensor forward(AutogradContext* context, const torch::Tensor& x, std::function<torch::Tensor()> use,
-                               bool differentiate) {
+  static torch::Tensor forward(AutogradContext* context, const torch::Tensor& x,
+                               std::function<torch::Tensor()> use, bool differentiate) {
     context->saved_data["differentiate"] = differentiate;
     pending_use() = std::move(use);
     return x.clone();
@@ -37,7 +37,8 @@ TEST_P(LateGradients, OfOneRankAreReducedOnAll) {
   const auto world = GetParam();
   run_ranks(world, [&](int64_t rank) {
     const auto mesh = init_device_mesh(torch::kCPU, {world});
-    torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4), torch::nn::Linear(4, 4));
+    torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4),
+                                torch::nn::Linear(4, 4));
     {
       torch::NoGradGuard no_grad;
       for (auto& parameter : model->parameters()) parameter.fill_(0.5);
@@ -47,7 +48,8 @@ TEST_P(LateGradients, OfOneRankAreReducedOnAll) {
     const auto run = [&](bool late_somewhere) {
       for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
       const auto x = torch::ones({1, 4}, torch::requires_grad());
-      auto y = LateUse::apply(x, [last] { return (last->weight * 3).sum(); }, late_somewhere && rank == 0);
+      auto y = LateUse::apply(
+          x, [last] { return (last->weight * 3).sum(); }, late_somewhere && rank == 0);
       model->forward(y).sum().backward();
       return DTensor(last->parameters()[0].grad()).full_tensor();
     };
@@ -73,7 +75,8 @@ TEST_P(LateGradients, AParameterThatOnlyOneRankDifferentiatesHasAGradientOnAll) 
     const auto weight = rank == 0 ? second->weight : second->weight.detach();
     torch::linear(first(torch::ones({1, 4})), weight).sum().backward();
     const auto gradient = DTensor(second->parameters()[0].grad()).full_tensor();
-    EXPECT_TRUE(torch::allclose(gradient, torch::full({4, 4}, 2.0 / static_cast<double>(world)))) << gradient;
+    EXPECT_TRUE(torch::allclose(gradient, torch::full({4, 4}, 2.0 / static_cast<double>(world))))
+        << gradient;
   });
 }
 

@@ -8,14 +8,16 @@
 
 #include <fstream>
 #ifdef FSDP_INSTRUMENTED
-extern "C" size_t __sanitizer_get_current_allocated_bytes();  // not every compiler brings the header
+extern "C" size_t
+__sanitizer_get_current_allocated_bytes();  // not every compiler brings the header
 #endif
 
 namespace fsdp::testing {
 namespace {
 
 #ifdef FSDP_INSTRUMENTED
-// What is resident includes the sanitizer's own books, which grow, and freed memory that it keeps.
+// What is resident includes the sanitizer's own books, which grow, and freed memory that
+// it keeps.
 int64_t bytes_in_use() { return static_cast<int64_t>(__sanitizer_get_current_allocated_bytes()); }
 #else
 int64_t bytes_in_use() {
@@ -30,27 +32,30 @@ class Lifetime : public ::testing::TestWithParam<int64_t> {};
 
 TEST_P(Lifetime, AThousandModelsLeaveNothingBehind) {
   const auto world = GetParam();
-  run_ranks(world, [&](int64_t) {
-    const auto mesh = init_device_mesh(torch::kCPU, {world});
-    auto witness = std::make_shared<torch::nn::LinearImpl>(2, 2);  // keeps the counters
-    fully_shard(*witness, mesh);
-    const auto before = counters(mesh);
-    int64_t in_use = 0;
-    for (int i = 1; i <= 1000; ++i) {
-      auto model = build_seeded([] { return decoder_model(4, 1); });
-      shard_decoder(*model.module, mesh);
-      torch::optim::SGD optimizer(model.module->parameters(), 0.1);
-      model.loss(make_data(1)).backward();
-      optimizer.step();
-      if (i == 100) in_use = bytes_in_use();
-    }
-    const auto after = counters(mesh);
-    EXPECT_EQ(after.sharded_bytes, before.sharded_bytes);
-    EXPECT_EQ(after.unsharded_bytes, before.unsharded_bytes);
-    EXPECT_EQ(after.staging_bytes, 0);
-    EXPECT_EQ(after.gradient_bytes, 0);
-    EXPECT_LE(bytes_in_use() - in_use, 2 * 1024 * 1024);
-  }, std::chrono::minutes(3));
+  run_ranks(
+      world,
+      [&](int64_t) {
+        const auto mesh = init_device_mesh(torch::kCPU, {world});
+        auto witness = std::make_shared<torch::nn::LinearImpl>(2, 2);  // keeps the counters
+        fully_shard(*witness, mesh);
+        const auto before = counters(mesh);
+        int64_t in_use = 0;
+        for (int i = 1; i <= 1000; ++i) {
+          auto model = build_seeded([] { return decoder_model(4, 1); });
+          shard_decoder(*model.module, mesh);
+          torch::optim::SGD optimizer(model.module->parameters(), 0.1);
+          model.loss(make_data(1)).backward();
+          optimizer.step();
+          if (i == 100) in_use = bytes_in_use();
+        }
+        const auto after = counters(mesh);
+        EXPECT_EQ(after.sharded_bytes, before.sharded_bytes);
+        EXPECT_EQ(after.unsharded_bytes, before.unsharded_bytes);
+        EXPECT_EQ(after.staging_bytes, 0);
+        EXPECT_EQ(after.gradient_bytes, 0);
+        EXPECT_LE(bytes_in_use() - in_use, 2 * 1024 * 1024);
+      },
+      std::chrono::minutes(3));
 }
 
 TEST_P(Lifetime, AGraphOutlivesItsModuleAndDeadEntriesAreStillReduced) {

@@ -1,11 +1,10 @@
-// A member that the model reassigned after fully_shard is reported by name; whatever else models do with handles is
-// not.
-#include <gmock/gmock.h>
-#include <gtest/gtest.h>
-
+// A member that the model reassigned after fully_shard is reported by name; whatever else
+// models do with handles is not.
 #include "fully_shard/fully_shard.h"
 #include "tests/support/thread_ranks.h"
 
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 namespace fsdp::testing {
@@ -17,7 +16,9 @@ using torch::Tensor;
 using torch::nn::Linear;
 
 struct PairImpl : torch::nn::Module {
-  PairImpl() : first(register_module("first", Linear(4, 4))), second(register_module("second", Linear(4, 4))) {}
+  PairImpl()
+      : first(register_module("first", Linear(4, 4))),
+        second(register_module("second", Linear(4, 4))) {}
   Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
   Linear first, second;
 };
@@ -72,10 +73,12 @@ TEST_P(MemberWatch, AReassignedMemberIsReportedByEveryBackward) {
     step(model);
     model->first->weight = torch::eye(4).set_requires_grad(true);
     for (int i = 0; i < 2; ++i) {
-      EXPECT_THAT(message_of_step(model), AllOf(HasSubstr("parameter 'first.weight'"), HasSubstr("reassigned"),
-                                                HasSubstr("copy_"), HasSubstr("rank " + std::to_string(mesh.rank()))));
+      EXPECT_THAT(message_of_step(model),
+                  AllOf(HasSubstr("parameter 'first.weight'"), HasSubstr("reassigned"),
+                        HasSubstr("copy_"), HasSubstr("rank " + std::to_string(mesh.rank()))));
     }
-    EXPECT_TRUE(model->second->named_parameters()["bias"].grad().defined()) << "the others have theirs";
+    EXPECT_TRUE(model->second->named_parameters()["bias"].grad().defined())
+        << "the others have theirs";
   });
 }
 
@@ -99,7 +102,8 @@ TEST_P(MemberWatch, AMemberReassignedByForwardIsReportedOnceItsGraphIsGone) {
     };
     const auto model = std::make_shared<Doubling>();
     fully_shard(*model, mesh);
-    EXPECT_THAT(message_of_step(model), AllOf(HasSubstr("parameter 'weight'"), HasSubstr("local variable")));
+    EXPECT_THAT(message_of_step(model),
+                AllOf(HasSubstr("parameter 'weight'"), HasSubstr("local variable")));
   });
 }
 
@@ -139,7 +143,8 @@ TEST_P(MemberWatch, HandlesThatWereOnlyTheCallersAreNotReported) {
     Pair model;
     const auto list = model->register_module("list", std::make_shared<ListModel>());
     const auto bare = model->register_module("bare", std::make_shared<RegistryOnly>());
-    auto handles = model->parameters();  // of the list's and the bare module's parameters the only ones
+    auto handles =
+        model->parameters();  // of the list's and the bare module's parameters the only ones
     fully_shard(model, mesh);
     handles.clear();
     step(bare);
@@ -204,8 +209,8 @@ TEST_P(MemberWatch, SummonedParametersAreNotReported) {
     auto model = sharded_pair(mesh);
     for (const bool offload : {false, true}) {
       {
-        const SummonFullParams summon(*model,
-                                      {.writeback = !offload, .rank0_only = offload, .offload_to_cpu = offload});
+        const SummonFullParams summon(
+            *model, {.writeback = !offload, .rank0_only = offload, .offload_to_cpu = offload});
       }
       EXPECT_NO_THROW(step(model));
     }

@@ -1,5 +1,6 @@
-#include "fully_shard/packed_layout.h"
-#include "fully_shard/stamp.h"
+#include "fully_shard/transport/packed_layout.h"
+
+#include "fully_shard/transport/stamp.h"
 
 #include <gtest/gtest.h>
 
@@ -45,7 +46,8 @@ TEST(IssueOrder, SameSequencesGiveSameStampsAndOthersDiffer) {
   EXPECT_EQ(first.kind(), CollectiveKind::kAllGather);
   EXPECT_EQ(first.sequence(), 2u);
   // What went wrong once shows for ever.
-  EXPECT_NE(a.next(4, CollectiveKind::kReduceScatter, 64), b.next(4, CollectiveKind::kReduceScatter, 64));
+  EXPECT_NE(a.next(4, CollectiveKind::kReduceScatter, 64),
+            b.next(4, CollectiveKind::kReduceScatter, 64));
 }
 
 }  // namespace

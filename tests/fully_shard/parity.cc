@@ -7,7 +7,9 @@
 namespace fsdp::testing {
 namespace {
 
-uint64_t data_seed(uint64_t step, int64_t rank) { return 100 * step + static_cast<uint64_t>(rank) + 7; }
+uint64_t data_seed(uint64_t step, int64_t rank) {
+  return 100 * step + static_cast<uint64_t>(rank) + 7;
+}
 
 }  // namespace
 
@@ -52,13 +54,14 @@ ExpectedGradients expected_gradients(const Model& model, int64_t world, uint64_t
     if (mean.defined()) mean.div_(world);
   }
   for (auto& bound : expected.bound) {
-    if (bound.defined()) bound.mul_(static_cast<double>(world - 1) * std::numeric_limits<float>::epsilon());
+    if (bound.defined())
+      bound.mul_(static_cast<double>(world - 1) * std::numeric_limits<float>::epsilon());
   }
   return expected;
 }
 
-void expect_gradients(const torch::nn::Module& sharded, const ExpectedGradients& expected, int64_t world,
-                      const std::string& what) {
+void expect_gradients(const torch::nn::Module& sharded, const ExpectedGradients& expected,
+                      int64_t world, const std::string& what) {
   const auto named = sharded.named_parameters();
   ASSERT_EQ(named.size(), expected.mean.size());
   for (size_t i = 0; i < named.size(); ++i) {
@@ -69,15 +72,17 @@ void expect_gradients(const torch::nn::Module& sharded, const ExpectedGradients&
     ASSERT_TRUE(is_dtensor(gradient)) << label;
     const auto full = DTensor(gradient).full_tensor();
     if (world <= 2) {
-      EXPECT_TRUE(torch::equal(full, expected.mean[i])) << label << " differs by "
-                                                        << (full - expected.mean[i]).abs().max();
+      EXPECT_TRUE(torch::equal(full, expected.mean[i]))
+          << label << " differs by " << (full - expected.mean[i]).abs().max();
     } else {
-      EXPECT_TRUE(((full - expected.mean[i]).abs() <= expected.bound[i]).all().item<bool>()) << label;
+      EXPECT_TRUE(((full - expected.mean[i]).abs() <= expected.bound[i]).all().item<bool>())
+          << label;
     }
   }
 }
 
-void expect_parity(int64_t world, const BuildModel& build, const ShardModel& shard, const std::string& what) {
+void expect_parity(int64_t world, const BuildModel& build, const ShardModel& shard,
+                   const std::string& what) {
   run_ranks(world, [&](int64_t rank) {
     const auto mesh = init_device_mesh(torch::kCPU, {world});
     const auto plain = build_seeded(build);
@@ -86,26 +91,31 @@ void expect_parity(int64_t world, const BuildModel& build, const ShardModel& sha
     torch::optim::SGD plain_optimizer(plain.module->parameters(), 0.01);
     torch::optim::SGD sharded_optimizer(sharded.module->parameters(), 0.01);
     for (uint64_t step = 0; step < 2; ++step) {
-      const auto label = what + ", world " + std::to_string(world) + ", step " + std::to_string(step);
+      const auto label =
+          what + ", world " + std::to_string(world) + ", step " + std::to_string(step);
       const auto buffers = plain.module->named_buffers();
       std::vector<torch::Tensor> saved;
       for (const auto& buffer : buffers) saved.push_back(buffer.value().clone());
       const auto expected = expected_gradients(plain, world, step);
       const auto mine = make_data(data_seed(step, rank));
       {
-        torch::NoGradGuard no_grad;  // buffers are per rank: as if only this rank's data had been seen
+        torch::NoGradGuard
+            no_grad;  // buffers are per rank: as if only this rank's data had been seen
         for (size_t i = 0; i < saved.size(); ++i) buffers[i].value().copy_(saved[i]);
       }
       const auto plain_loss = plain.loss(mine).detach();
       const auto loss = sharded.loss(mine);
-      EXPECT_TRUE(torch::equal(loss.detach(), plain_loss)) << label << ": " << loss << " " << plain_loss;
+      EXPECT_TRUE(torch::equal(loss.detach(), plain_loss))
+          << label << ": " << loss << " " << plain_loss;
       loss.backward();
       expect_gradients(*sharded.module, expected, world, label);
       auto parameters = plain.module->parameters();
       for (size_t i = 0; i < parameters.size(); ++i) {
-        // The sharded mean itself, so that a third rank's rounding does not spread into the second step.
+        // The sharded mean itself, so that a third rank's rounding does not spread into
+        // the second step.
         const auto& gradient = sharded.module->parameters()[i].grad();
-        parameters[i].mutable_grad() = gradient.defined() ? DTensor(gradient).full_tensor() : torch::Tensor();
+        parameters[i].mutable_grad() =
+            gradient.defined() ? DTensor(gradient).full_tensor() : torch::Tensor();
       }
       plain_optimizer.step();
       sharded_optimizer.step();

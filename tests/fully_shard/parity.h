@@ -27,26 +27,31 @@ struct Model {
 };
 using BuildModel = std::function<Model()>;
 
-// Builds with a fixed seed; one thread at a time, since the default generator is shared by all ranks.
+// Builds with a fixed seed; one thread at a time, since the default generator is shared
+// by all ranks.
 Model build_seeded(const BuildModel& build);
 
-// The gradients of `model` on `data`, one per parameter; undefined where autograd gave none.
+// The gradients of `model` on `data`, one per parameter; undefined where autograd gave
+// none.
 std::vector<torch::Tensor> gradients_of(const Model& model, const Data& data);
 
-// What sharded gradients must equal: the mean over the ranks' data of the unsharded gradients, with the bound of the
-// rounding of a sum in another order. Undefined where no rank has a gradient.
+// What sharded gradients must equal: the mean over the ranks' data of the unsharded
+// gradients, with the bound of the rounding of a sum in another order. Undefined where no
+// rank has a gradient.
 struct ExpectedGradients {
   std::vector<torch::Tensor> mean, bound;
 };
 ExpectedGradients expected_gradients(const Model& model, int64_t world, uint64_t seed);
 
 // Bit-equal for up to two ranks; within the bound for more. Collective.
-void expect_gradients(const torch::nn::Module& sharded, const ExpectedGradients& expected, int64_t world,
-                      const std::string& what);
+void expect_gradients(const torch::nn::Module& sharded, const ExpectedGradients& expected,
+                      int64_t world, const std::string& what);
 
-// Two steps with an SGD update between on `world` thread ranks, sharded against unsharded; `shard` applies fully_shard.
+// Two steps with an SGD update between on `world` thread ranks, sharded against
+// unsharded; `shard` applies fully_shard.
 using ShardModel = std::function<void(torch::nn::Module&, const DeviceMesh&)>;
-void expect_parity(int64_t world, const BuildModel& build, const ShardModel& shard, const std::string& what);
+void expect_parity(int64_t world, const BuildModel& build, const ShardModel& shard,
+                   const std::string& what);
 
 // fully_shard on the module itself only.
 void shard_whole(torch::nn::Module& module, const DeviceMesh& mesh);

@@ -1,11 +1,11 @@
-// Profilers see FSDP's ranges by name: fsdp::all_gather(unit), fsdp::all_gather_copy_out(unit),
-// fsdp::reduce_scatter(unit).
+// Profilers see FSDP's ranges by name: fsdp::all_gather(unit),
+// fsdp::all_gather_copy_out(unit), fsdp::reduce_scatter(unit).
+#include "tests/fully_shard/decoder.h"
+#include "tests/support/thread_ranks.h"
+
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-
-#include "tests/fully_shard/decoder.h"
-#include "tests/support/thread_ranks.h"
 
 #include <map>
 
@@ -17,7 +17,9 @@ using Counts = std::map<std::string, int>;
 // Counts this thread's ranges of FSDP while it lives, and how many of them are open.
 class Ranges {
  public:
-  Ranges() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&begin, &end))) { counts = {}; }
+  Ranges() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&begin, &end))) {
+    counts = {};
+  }
   ~Ranges() { at::removeCallback(handle_); }
   Ranges(const Ranges&) = delete;
   Counts take() { return std::exchange(counts, {}); }
@@ -26,7 +28,9 @@ class Ranges {
   static thread_local int open;
 
  private:
-  static bool is_ours(const at::RecordFunction& call) { return std::string_view(call.name()).starts_with("fsdp::"); }
+  static bool is_ours(const at::RecordFunction& call) {
+    return std::string_view(call.name()).starts_with("fsdp::");
+  }
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
     if (!is_ours(call)) return nullptr;
     ++counts[call.name()];
@@ -46,7 +50,8 @@ void step(const Model& model) {
   model.loss(make_data(1)).backward();
 }
 
-// The head's gradients come first in backward, where it stays from forward; so do the root's.
+// The head's gradients come first in backward, where it stays from forward; so do the
+// root's.
 TEST(ProfilerRanges, NameEveryCollectiveOfEveryUnitOfATrainingStep) {
   for (const int64_t world : {2, 3}) {
     run_ranks(world, [&](int64_t) {
@@ -60,8 +65,10 @@ TEST(ProfilerRanges, NameEveryCollectiveOfEveryUnitOfATrainingStep) {
         Counts expected;
         for (const auto* unit : {"embedding", "block0", "block1", "head", "(root)"}) {
           const std::string name = "(" + std::string(unit) + ")";
-          const bool again = std::string_view(unit).starts_with("block");  // gathered anew for backward
-          expected["fsdp::all_gather" + name] = expected["fsdp::all_gather_copy_out" + name] = again ? 2 : 1;
+          const bool again =
+              std::string_view(unit).starts_with("block");  // gathered anew for backward
+          expected["fsdp::all_gather" + name] = expected["fsdp::all_gather_copy_out" + name] =
+              again ? 2 : 1;
           expected["fsdp::reduce_scatter" + name] = 1;
         }
         EXPECT_EQ(ranges.take(), expected) << "step " << i;

@@ -1,11 +1,11 @@
 // What random programs must be seen to do: the rows of the coverage table.
 #pragma once
 
+#include "tests/fully_shard/random_program.h"
+
 #include <functional>
 #include <string>
 #include <vector>
-
-#include "tests/fully_shard/random_program.h"
 
 namespace fsdp::testing {
 

@@ -13,7 +13,8 @@ Tensor make_input(const Program& program, uint64_t seed, int64_t rank) {
   return at::randn({2, program.width}, generator, at::kFloat).set_requires_grad(true);
 }
 
-Losses forward_losses(const Program& program, const RandomModel& model, const Action& action, int64_t rank) {
+Losses forward_losses(const Program& program, const RandomModel& model, const Action& action,
+                      int64_t rank) {
   const Forward forward{.rank = rank, .condition = action.condition};
   Losses result;
   const auto run = [&](uint64_t seed) {
@@ -50,9 +51,11 @@ Losses forward_losses(const Program& program, const RandomModel& model, const Ac
   return result;
 }
 
-bool throws_as_planned(const Program& program, const RandomModel& model, const Action& action, int64_t rank) {
+bool throws_as_planned(const Program& program, const RandomModel& model, const Action& action,
+                       int64_t rank) {
   Forward forward{.rank = rank, .condition = action.condition};
-  (action.kind == ActionKind::kThrowInForward ? forward.throw_at : forward.throw_backward_at) = action.target;
+  (action.kind == ActionKind::kThrowInForward ? forward.throw_at : forward.throw_backward_at) =
+      action.target;
   try {
     const auto output = model.forward(make_input(program, action.data, rank), forward);
     if (action.kind == ActionKind::kThrowInBackward) output.sum().backward();

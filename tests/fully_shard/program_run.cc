@@ -1,5 +1,10 @@
 #include "tests/fully_shard/program_run.h"
 
+#include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/program_losses.h"
+#include "tests/fully_shard/sharded_program.h"
+#include "tests/fully_shard/unsharded_program.h"
+
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
@@ -10,11 +15,6 @@
 #include <utility>
 #include <vector>
 
-#include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/program_losses.h"
-#include "tests/fully_shard/sharded_program.h"
-#include "tests/fully_shard/unsharded_program.h"
-
 namespace fsdp::testing {
 namespace {
 
@@ -22,13 +22,17 @@ using at::Tensor;
 
 bool same(const Tensor& a, const Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  return at::equal(a, b) || ((a == b) | (a.isnan() & b.isnan())).all().item<bool>();  // programs may diverge
+  return at::equal(a, b) ||
+         ((a == b) | (a.isnan() & b.isnan())).all().item<bool>();  // programs may diverge
 }
 
 class SideBySide {
  public:
   SideBySide(const Program& program, int64_t rank, const DeviceMesh& mesh)
-      : program_(program), rank_(rank), sharded_(program, mesh), plain_(program, sharded_.sharded_tensors()) {}
+      : program_(program),
+        rank_(rank),
+        sharded_(program, mesh),
+        plain_(program, sharded_.sharded_tensors()) {}
 
   std::optional<std::string> run() {
     for (step_ = 0; step_ < program_.actions.size(); ++step_) perform(program_.actions[step_]);
@@ -42,7 +46,8 @@ class SideBySide {
 
   void differ(const std::string& what) {
     if (difference_) return;
-    difference_ = (step_ < program_.actions.size() ? "action " + std::to_string(step_) + ": " : "") + what;
+    difference_ =
+        (step_ < program_.actions.size() ? "action " + std::to_string(step_) + ": " : "") + what;
   }
 
   void compare(const std::string& what, const Tensor& actual, const Tensor& expected) {
@@ -56,18 +61,23 @@ class SideBySide {
   }
 
   // Of a sharded tensor's value or gradient: its part here. Local.
-  void compare_shard(const std::string& what, const Tensor& actual, const Tensor& expected, const Tensor& bound) {
+  void compare_shard(const std::string& what, const Tensor& actual, const Tensor& expected,
+                     const Tensor& bound) {
     if (!actual.defined() || !expected.defined()) return compare(what, actual, expected);
     if (!is_dtensor(actual)) return differ(what + " is no DTensor");
     const auto local = DTensor(actual).to_local();
     const auto part = chunk_of(expected, rank_, program_.world);
-    if (local.sizes() == part.sizes() && local.scalar_type() == part.scalar_type() && bound.defined()) {
-      if (((local - part).abs() <= chunk_of(bound, rank_, program_.world)).all().item<bool>()) return;
+    if (local.sizes() == part.sizes() && local.scalar_type() == part.scalar_type() &&
+        bound.defined()) {
+      if (((local - part).abs() <= chunk_of(bound, rank_, program_.world)).all().item<bool>())
+        return;
     }
     compare(what, local, part);
   }
 
-  static std::string label(int id, const char* what) { return std::string(what) + " of p" + std::to_string(id); }
+  static std::string label(int id, const char* what) {
+    return std::string(what) + " of p" + std::to_string(id);
+  }
 
   void compare_gradients() {
     for (const auto& [id, tensor] : sharded_.model().tensors) {
@@ -100,7 +110,8 @@ class SideBySide {
     at::NoGradGuard no_grad;
     for (const int id : sharded_.sharded_tensors()) {
       const auto gradient = sharded_.entry(id).grad();
-      if (plain_.bound(id).defined() && gradient.defined()) plain_.follow_gradient(id, DTensor(gradient).full_tensor());
+      if (plain_.bound(id).defined() && gradient.defined())
+        plain_.follow_gradient(id, DTensor(gradient).full_tensor());
     }
   }
 
@@ -209,7 +220,8 @@ class SideBySide {
     }
   }
 
-  // Gradients of local parameters differ from rank to rank and have no common norm: they are left out.
+  // Gradients of local parameters differ from rank to rank and have no common norm: they
+  // are left out.
   void clip(const Action& action) {
     const double p = action.flag ? std::numeric_limits<double>::infinity() : 2.0;
     std::vector<Tensor> entries;
@@ -217,13 +229,15 @@ class SideBySide {
     const auto expected = plain_.clip(action.value, p);
     const double norm = clip_grad_norm_(entries, action.value, p).item().toDouble();
     if (std::abs(norm - expected.norm) > expected.precision * expected.norm) {
-      differ("clip_grad_norm_ gave " + std::to_string(norm) + " but unsharded " + std::to_string(expected.norm));
+      differ("clip_grad_norm_ gave " + std::to_string(norm) + " but unsharded " +
+             std::to_string(expected.norm));
     }
     compare_gradients();
     follow_gradients();
   }
 
-  // A write to a member reaches the shard, which weight decay reads, at the next forward or reshard.
+  // A write to a member reaches the shard, which weight decay reads, at the next forward
+  // or reshard.
   void optimizer_step() {
     write_members_back();
     plain_.step();
@@ -253,7 +267,8 @@ class SideBySide {
 
 }  // namespace
 
-std::optional<std::string> run_program(const Program& program, int64_t rank, const DeviceMesh& mesh) {
+std::optional<std::string> run_program(const Program& program, int64_t rank,
+                                       const DeviceMesh& mesh) {
   return SideBySide(program, rank, mesh).run();
 }
 

@@ -76,7 +76,9 @@ class Simpler {
     offer([id](Program& p) { node_of(p, id).is_unit = node_of(p, id).joins_previous = false; });
     offer([id](Program& p) { node_of(p, id).joins_previous = false; });
     offer([id](Program& p) { node_of(p, id).unit = {}; });
-    offer([id](Program& p) { node_of(p, id).unit.forward_prefetch = node_of(p, id).unit.backward_prefetch = {}; });
+    offer([id](Program& p) {
+      node_of(p, id).unit.forward_prefetch = node_of(p, id).unit.backward_prefetch = {};
+    });
     offer([id](Program& p) { node_of(p, id).unit.reshard_after_forward = {}; });
     offer([id](Program& p) { node_of(p, id).calls = 1; });
     offer([id](Program& p) { node_of(p, id).checkpoint = false; });

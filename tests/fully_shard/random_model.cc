@@ -20,18 +20,22 @@ struct RegionHolder : torch::CustomClassHolder {
   Region region;
 };
 
-// Activation checkpointing as users write it: nothing is saved but the input; backward runs the region again.
+// Activation checkpointing as users write it: nothing is saved but the input; backward
+// runs the region again.
 struct Checkpoint : torch::autograd::Function<Checkpoint> {
-  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x, const Region& region) {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x,
+                        const Region& region) {
     context->save_for_backward({x});
-    context->saved_data["region"] = at::IValue::make_capsule(c10::make_intrusive<RegionHolder>(region));
+    context->saved_data["region"] =
+        at::IValue::make_capsule(c10::make_intrusive<RegionHolder>(region));
     return region(x);
   }
 
   static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
                                                  torch::autograd::variable_list gradients) {
     const auto x = context->get_saved_variables()[0].detach().requires_grad_();
-    const auto holder = c10::static_intrusive_pointer_cast<RegionHolder>(context->saved_data["region"].toCapsule());
+    const auto holder =
+        c10::static_intrusive_pointer_cast<RegionHolder>(context->saved_data["region"].toCapsule());
     at::AutoGradMode enable(true);
     torch::autograd::backward({holder->region(x)}, {gradients[0]});
     return {x.grad(), Tensor()};
@@ -39,11 +43,14 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
 };
 
 at::ScalarType scalar_type(Dtype dtype) {
-  return dtype == Dtype::kFloat ? at::kFloat : dtype == Dtype::kDouble ? at::kDouble : at::kBFloat16;
+  return dtype == Dtype::kFloat    ? at::kFloat
+         : dtype == Dtype::kDouble ? at::kDouble
+                                   : at::kBFloat16;
 }
 
 Tensor make_tensor(const Program& program, const ParamSpec& param) {
-  auto generator = at::detail::createCPUGenerator(1000 * program.seed + static_cast<uint64_t>(param.id));
+  auto generator =
+      at::detail::createCPUGenerator(1000 * program.seed + static_cast<uint64_t>(param.id));
   std::vector<int64_t> shape{rows_of(program, param)};
   if (param.use == Use::kMatmul) shape.push_back(program.width);
   const auto values = at::randn(shape, generator, at::kFloat) * 0.5;
@@ -81,8 +88,10 @@ class RandomBlock : public torch::nn::Module {
       }
       return x + y;
     }
-    if (!node_.checkpoint || !at::GradMode::is_enabled() || !x.requires_grad()) return calls(x, forward);
-    return Checkpoint::apply(x, Region([this, forward](const Tensor& input) { return calls(input, forward); }));
+    if (!node_.checkpoint || !at::GradMode::is_enabled() || !x.requires_grad())
+      return calls(x, forward);
+    return Checkpoint::apply(
+        x, Region([this, forward](const Tensor& input) { return calls(input, forward); }));
   }
 
  private:
@@ -106,20 +115,23 @@ class RandomBlock : public torch::nn::Module {
   }
 
   Tensor once(Tensor x, const Forward& forward) {
-    for (size_t i = 0; i < slots_.size(); ++i) x = use(std::move(x), node_.params[i], slots_[i], forward);
+    for (size_t i = 0; i < slots_.size(); ++i)
+      x = use(std::move(x), node_.params[i], slots_[i], forward);
     if (forward.throw_at == node_.id) throw PlannedException();
     for (const auto& child : children_) x = child->forward(x, forward);
     return x;
   }
 
-  // Registry entries stand for parameters where gradients are recorded; elsewhere they are shards.
+  // Registry entries stand for parameters where gradients are recorded; elsewhere they
+  // are shards.
   static Tensor fetch(const ModelTensor& slot, bool through_registry) {
     if (!through_registry || !at::GradMode::is_enabled()) return slot.member;
     auto entry = slot.entry();
     return entry.requires_grad() ? entry : slot.member;
   }
 
-  static Tensor use(Tensor x, const ParamSpec& param, const ModelTensor& slot, const Forward& forward) {
+  static Tensor use(Tensor x, const ParamSpec& param, const ModelTensor& slot,
+                    const Forward& forward) {
     if (param.penalised) x = x + 0.01 * sum_of_squares(fetch(slot, true));
     if (param.use == Use::kUnused) return x;
     const auto p = fetch(slot, param.in_list);
@@ -153,7 +165,9 @@ class RandomBlock : public torch::nn::Module {
 
 Tensor ModelTensor::entry() const { return holder->named_parameters(/*recurse=*/false)[key]; }
 
-Tensor RandomModel::forward(const Tensor& x, const Forward& forward) const { return root->forward(x, forward); }
+Tensor RandomModel::forward(const Tensor& x, const Forward& forward) const {
+  return root->forward(x, forward);
+}
 
 torch::nn::Module& RandomModel::module() const { return *root; }
 

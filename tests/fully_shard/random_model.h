@@ -1,6 +1,8 @@
 // The module that a random program describes.
 #pragma once
 
+#include "tests/fully_shard/random_program.h"
+
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>
 
@@ -8,8 +10,6 @@
 #include <memory>
 #include <stdexcept>
 #include <string>
-
-#include "tests/fully_shard/random_program.h"
 
 namespace fsdp::testing {
 

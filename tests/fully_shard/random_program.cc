@@ -11,13 +11,16 @@ constexpr int kMaxNodes = 7;
 
 class Generator {
  public:
-  explicit Generator(uint64_t seed) : random_(seed * 0x9e3779b97f4a7c15ULL + 1) { program_.seed = seed; }
+  explicit Generator(uint64_t seed) : random_(seed * 0x9e3779b97f4a7c15ULL + 1) {
+    program_.seed = seed;
+  }
 
   Program run() {
     program_.world = pick({1, 2, 2, 2, 2, 3, 3, 4});
     program_.evict = chance(20);
     program_.width = between(1, 9);
-    program_.optimizer = pick({Optimizer::kSgd, Optimizer::kMomentum, Optimizer::kAdam, Optimizer::kAdamW});
+    program_.optimizer =
+        pick({Optimizer::kSgd, Optimizer::kMomentum, Optimizer::kAdam, Optimizer::kAdamW});
     draw_model();
     draw_ties();
     draw_prefetch_lists();
@@ -26,7 +29,9 @@ class Generator {
   }
 
  private:
-  int between(int low, int high) { return low + static_cast<int>(random_() % static_cast<uint64_t>(high - low + 1)); }
+  int between(int low, int high) {
+    return low + static_cast<int>(random_() % static_cast<uint64_t>(high - low + 1));
+  }
   bool chance(int percent) { return between(1, 100) <= percent; }
   template <class T>
   T pick(std::initializer_list<T> values) {
@@ -37,7 +42,8 @@ class Generator {
     return values[static_cast<size_t>(between(0, static_cast<int>(values.size()) - 1))];
   }
 
-  // One trainable matrix is used in every forward, in a unit, so that every backward is one of sharded parameters.
+  // One trainable matrix is used in every forward, in a unit, so that every backward is
+  // one of sharded parameters.
   void draw_model() {
     auto& root = program_.root;
     root.id = node_count_++;
@@ -57,7 +63,8 @@ class Generator {
   }
 
   void add_anchor(Node& node) {
-    node.params.push_back({.id = param_count_++, .use = Use::kMatmul, .rows = between(1, 9), .anchor = true});
+    node.params.push_back(
+        {.id = param_count_++, .use = Use::kMatmul, .rows = between(1, 9), .anchor = true});
   }
 
   void draw_children(Node& parent, int depth) {
@@ -81,10 +88,11 @@ class Generator {
     const int count = between(0, 3);
     for (int i = 0; i < count; ++i) {
       ParamSpec param{.id = param_count_++};
-      param.use = pick({Use::kMatmul, Use::kMatmul, Use::kMatmul, Use::kBias, Use::kBias, Use::kGain, Use::kGain,
-                        Use::kMasked, Use::kNoGrad, Use::kUnused});
+      param.use = pick({Use::kMatmul, Use::kMatmul, Use::kMatmul, Use::kBias, Use::kBias,
+                        Use::kGain, Use::kGain, Use::kMasked, Use::kNoGrad, Use::kUnused});
       param.rows = chance(8) ? 0 : between(1, 9);
-      param.dtype = pick({Dtype::kFloat, Dtype::kFloat, Dtype::kFloat, Dtype::kDouble, Dtype::kBFloat16});
+      param.dtype =
+          pick({Dtype::kFloat, Dtype::kFloat, Dtype::kFloat, Dtype::kDouble, Dtype::kBFloat16});
       param.frozen = chance(12);
       param.ignored = chance(8);
       param.in_list = chance(15);
@@ -95,13 +103,15 @@ class Generator {
 
   void draw_unit(Node& node) {
     auto& unit = node.unit;
-    unit.reshard_after_forward = pick<std::optional<bool>>({std::nullopt, std::nullopt, true, false});
+    unit.reshard_after_forward =
+        pick<std::optional<bool>>({std::nullopt, std::nullopt, true, false});
     unit.reshard_after_backward = !chance(15);
     unit.unshard_in_backward = !chance(10);
     if (chance(15)) unit.divide_factor = pick({0.5, 1.0, 2.0, 8.0});
   }
 
-  // Only where the root is a unit: fully_shard does not see the registry slots of modules outside all units.
+  // Only where the root is a unit: fully_shard does not see the registry slots of modules
+  // outside all units.
   void draw_ties() {
     if (!program_.root.is_unit || !chance(35)) return;
     std::vector<ParamSpec> candidates;
@@ -146,16 +156,19 @@ class Generator {
   int any_param() { return between(0, param_count_ - 1); }
 
   void add_backward() {
-    add({.kind = pick({ActionKind::kTrain, ActionKind::kTrain, ActionKind::kTrain, ActionKind::kSeveralForwards,
-                       ActionKind::kSeveralBackwards, ActionKind::kInterleaved, ActionKind::kEvaluateBeforeBackward})});
+    add({.kind = pick({ActionKind::kTrain, ActionKind::kTrain, ActionKind::kTrain,
+                       ActionKind::kSeveralForwards, ActionKind::kSeveralBackwards,
+                       ActionKind::kInterleaved, ActionKind::kEvaluateBeforeBackward})});
   }
 
   void draw_between() {
     if (chance(20)) add({.kind = pick({ActionKind::kEvaluate, ActionKind::kInference})});
     if (chance(12)) {
-      add({.kind = pick({ActionKind::kThrowInForward, ActionKind::kThrowInBackward}), .target = any_node()});
+      add({.kind = pick({ActionKind::kThrowInForward, ActionKind::kThrowInBackward}),
+           .target = any_node()});
     }
-    if (chance(15)) add({.kind = pick({ActionKind::kFreeze, ActionKind::kUnfreeze}), .target = any_param()});
+    if (chance(15))
+      add({.kind = pick({ActionKind::kFreeze, ActionKind::kUnfreeze}), .target = any_param()});
     if (chance(15)) {
       add({.kind = pick({ActionKind::kWriteMember, ActionKind::kWriteEntry}),
            .target = any_param(),
@@ -183,9 +196,12 @@ class Generator {
       if (chance(20)) draw_accumulation();
       add_backward();
       draw_between();
-      if (chance(15)) add({.kind = ActionKind::kClip, .flag = chance(30), .value = pick({0.01, 1.0, 100.0})});
+      if (chance(15))
+        add({.kind = ActionKind::kClip, .flag = chance(30), .value = pick({0.01, 1.0, 100.0})});
       if (chance(85)) add({.kind = ActionKind::kStep});
-      if (chance(75)) add({.kind = pick({ActionKind::kZeroGrad, ActionKind::kZeroGrad, ActionKind::kZeroGradInPlace})});
+      if (chance(75))
+        add({.kind = pick(
+                 {ActionKind::kZeroGrad, ActionKind::kZeroGrad, ActionKind::kZeroGradInPlace})});
     }
   }
 
@@ -235,7 +251,8 @@ const char* name_of(ActionKind kind) {
 }
 
 void print_param(std::ostream& out, const ParamSpec& param) {
-  out << "p" << param.id << " " << name_of(param.use) << " rows " << param.rows << " " << name_of(param.dtype);
+  out << "p" << param.id << " " << name_of(param.use) << " rows " << param.rows << " "
+      << name_of(param.dtype);
   if (param.frozen) out << " frozen";
   if (param.ignored) out << " ignored";
   if (param.in_list) out << " in a ParameterList";
@@ -281,7 +298,8 @@ void print_action(std::ostream& out, const Action& action) {
   if (action.target >= 0) out << " " << action.target;
   if (runs_backward(action.kind) && !action.condition) out << " (condition false)";
   if (action.kind == ActionKind::kSetSync) out << " " << action.flag;
-  if (action.kind == ActionKind::kClip) out << " to " << action.value << (action.flag ? " maximum norm" : "");
+  if (action.kind == ActionKind::kClip)
+    out << " to " << action.value << (action.flag ? " maximum norm" : "");
   if (action.kind == ActionKind::kWriteMember || action.kind == ActionKind::kWriteEntry)
     out << " times " << action.value;
   out << "\n";
@@ -293,8 +311,9 @@ Program generate(uint64_t seed) { return Generator(seed).run(); }
 
 std::string to_string(const Program& program) {
   std::ostringstream out;
-  out << "program of seed " << program.seed << ": world " << program.world << ", width " << program.width << ", "
-      << name_of(program.optimizer) << (program.evict ? ", evict after every operator" : "") << "\n";
+  out << "program of seed " << program.seed << ": world " << program.world << ", width "
+      << program.width << ", " << name_of(program.optimizer)
+      << (program.evict ? ", evict after every operator" : "") << "\n";
   print_node(out, program.root, "  ");
   for (const auto& action : program.actions) print_action(out, action);
   return out.str();

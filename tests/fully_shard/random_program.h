@@ -1,6 +1,7 @@
-// Models and training programs drawn from a seed, as plain values: what to build, what to shard and how, and what to
-// do. Nodes, parameters and actions refer to each other by id, so a part may be removed without touching the rest; what
-// refers to something that is not there does nothing.
+// Models and training programs drawn from a seed, as plain values: what to build, what to
+// shard and how, and what to do. Nodes, parameters and actions refer to each other by id,
+// so a part may be removed without touching the rest; what refers to something that is
+// not there does nothing.
 //
 //   const auto program = generate(17);
 //   std::cout << to_string(program);

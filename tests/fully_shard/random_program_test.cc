@@ -1,7 +1,16 @@
-// Models and training programs that nobody thought of, sharded against unsharded. FSDP_PROGRAMS and FSDP_FIRST_SEED in
-// the environment choose how many and which.
+// Models and training programs that nobody thought of, sharded against unsharded.
+// FSDP_PROGRAMS and FSDP_FIRST_SEED in the environment choose how many and which.
+#include "device_mesh/device_mesh.h"
+#include "on_demand/on_demand_storage.h"
+#include "tests/fully_shard/program_features.h"
+#include "tests/fully_shard/program_run.h"
+#include "tests/fully_shard/program_shrink.h"
+#include "tests/support/shared_memory_backend.h"
+#include "tests/support/thread_ranks.h"
+
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <chrono>
@@ -10,17 +19,8 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
-
-#include "device_mesh/device_mesh.h"
-#include "dtensor/on_demand_storage.h"
-#include "tests/fully_shard/program_features.h"
-#include "tests/fully_shard/program_run.h"
-#include "tests/fully_shard/program_shrink.h"
-#include "tests/support/shared_memory_backend.h"
-#include "tests/support/thread_ranks.h"
 
 namespace fsdp::testing {
 namespace {
@@ -40,7 +40,7 @@ std::string text_of(const std::exception& error) {
 }
 
 struct Outcome {
-  size_t ended = 0;                        // programs that this world ran: all, unless an exception broke it
+  size_t ended = 0;  // programs that this world ran: all, unless an exception broke it
   std::map<size_t, std::string> failures;  // by position
 };
 
@@ -84,12 +84,14 @@ void run_all(std::vector<Program> programs, Failures& failures) {
   while (!programs.empty()) {
     const auto count = static_cast<int64_t>(std::min(programs.size(), kProgramsPerWorld));
     const auto outcome = run_in_one_world({programs.begin(), programs.begin() + count});
-    for (const auto& [position, text] : outcome.failures) failures.emplace_back(programs[position], text);
+    for (const auto& [position, text] : outcome.failures)
+      failures.emplace_back(programs[position], text);
     programs.erase(programs.begin(), programs.begin() + static_cast<int64_t>(outcome.ended));
   }
 }
 
-// The first line of a failure without its numbers: shrinking must not drift from one failure to another.
+// The first line of a failure without its numbers: shrinking must not drift from one
+// failure to another.
 std::string kind_of(const std::string& failure) {
   auto kind = failure.substr(0, std::min(failure.find('\n'), size_t{60}));
   std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
@@ -108,9 +110,11 @@ void report(const Failures& failures) {
       ADD_FAILURE() << "seed " << program.seed << ": " << text;
       continue;
     }
-    const auto small =
-        shrink(program, [kind = kind_of(text)](const Program& p) { return kind_of(failure_of(p)) == kind; });
-    ADD_FAILURE() << "seed " << program.seed << ": " << text << "\nshrunk to " << to_string(small) << failure_of(small);
+    const auto small = shrink(program, [kind = kind_of(text)](const Program& p) {
+      return kind_of(failure_of(p)) == kind;
+    });
+    ADD_FAILURE() << "seed " << program.seed << ": " << text << "\nshrunk to " << to_string(small)
+                  << failure_of(small);
   }
 }
 
@@ -122,7 +126,8 @@ class Coverage {
   void print() const {
     std::printf("%-60s | programs that had it\n", "feature");
     for (const auto& feature : features()) {
-      std::printf("%-60s | %lld\n", feature.name.c_str(), static_cast<long long>(counts_.at(feature.name)));
+      std::printf("%-60s | %lld\n", feature.name.c_str(),
+                  static_cast<long long>(counts_.at(feature.name)));
     }
   }
   void expect_all() const {
@@ -162,7 +167,9 @@ TEST(RandomPrograms, ShrinkToTheFewPartsThatFail) {
     for_each_node(program.root, [&count](const Node& node) { count += node.checkpoint ? 1 : 0; });
     return count;
   };
-  const auto both = [&](const Program& program) { return has_clip(program) && checkpoints(program) > 0; };
+  const auto both = [&](const Program& program) {
+    return has_clip(program) && checkpoints(program) > 0;
+  };
   int shrunk = 0;
   for (uint64_t seed = 1; seed < 200; ++seed) {
     const auto program = generate(seed);
@@ -171,7 +178,8 @@ TEST(RandomPrograms, ShrinkToTheFewPartsThatFail) {
     EXPECT_EQ(small.actions.size(), 1u) << to_string(small);
     EXPECT_EQ(checkpoints(small), 1) << to_string(small);
     int params = 0;
-    for_each_node(small.root, [&params](const Node& node) { params += static_cast<int>(node.params.size()); });
+    for_each_node(small.root,
+                  [&params](const Node& node) { params += static_cast<int>(node.params.size()); });
     EXPECT_EQ(params, 1) << to_string(small);  // the anchor
     ++shrunk;
   }

@@ -55,7 +55,8 @@ void ShardedProgram::adopt(const Node& node, size_t unit, FullyShardOptions& opt
 void ShardedProgram::set_prefetch_lists() {
   for (auto& unit : units_) {
     const auto& spec = unit.nodes.front()->unit;
-    if (!spec.forward_prefetch.empty()) unit.module.set_modules_to_forward_prefetch(modules_of(spec.forward_prefetch));
+    if (!spec.forward_prefetch.empty())
+      unit.module.set_modules_to_forward_prefetch(modules_of(spec.forward_prefetch));
     if (!spec.backward_prefetch.empty()) {
       unit.module.set_modules_to_backward_prefetch(modules_of(spec.backward_prefetch));
     }

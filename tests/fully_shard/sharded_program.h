@@ -1,5 +1,12 @@
-// The sharded side of a random program: the model with fully_shard applied as the program says, and its optimizer.
+// The sharded side of a random program: the model with fully_shard applied as the program
+// says, and its optimizer.
 #pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/random_model.h"
+#include "tests/fully_shard/random_program.h"
+#include "tests/fully_shard/unsharded_program.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
@@ -9,12 +16,6 @@
 #include <optional>
 #include <set>
 #include <vector>
-
-#include "device_mesh/device_mesh.h"
-#include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/random_model.h"
-#include "tests/fully_shard/random_program.h"
-#include "tests/fully_shard/unsharded_program.h"
 
 namespace fsdp::testing {
 

@@ -15,13 +15,16 @@ class Training : public ::testing::TestWithParam<int64_t> {
 };
 
 TEST_P(Training, ADecoderOfUnitsHasTheUnshardedNumbers) {
-  expect_parity(world(), [] { return decoder_model(8, 3); }, shard_decoder, "decoder");
+  expect_parity(
+      world(), [] { return decoder_model(8, 3); }, shard_decoder, "decoder");
 }
 
 TEST_P(Training, UnevenAndEmptyShardsHaveTheUnshardedNumbers) {
   const auto build = []() -> Model {
-    auto model = torch::nn::Sequential(torch::nn::Linear(16, 5), torch::nn::ReLU(), torch::nn::Linear(5, 1));
-    return {model.ptr(), [model](const Data& data) mutable { return model->forward(data.x).pow(2).sum(); }};
+    auto model =
+        torch::nn::Sequential(torch::nn::Linear(16, 5), torch::nn::ReLU(), torch::nn::Linear(5, 1));
+    return {model.ptr(),
+            [model](const Data& data) mutable { return model->forward(data.x).pow(2).sum(); }};
   };
   expect_parity(world(), build, shard_children, "uneven");
 }
@@ -39,12 +42,16 @@ TEST_P(Training, CollectiveCountsAreTheseFromTheFirstStepOn) {
       optimizer.zero_grad();
       const auto after = counters(mesh);
       // Embedding 1, blocks 2 each, head 1, root 1; every unit reduces once.
-      EXPECT_EQ(after.all_gathers - before.all_gathers, world() == 1 ? 0 : 2 * blocks + 3) << "step " << step;
-      EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, world() == 1 ? 0 : blocks + 3) << "step " << step;
+      EXPECT_EQ(after.all_gathers - before.all_gathers, world() == 1 ? 0 : 2 * blocks + 3)
+          << "step " << step;
+      EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, world() == 1 ? 0 : blocks + 3)
+          << "step " << step;
       torch::NoGradGuard no_grad;  // evaluation in between changes nothing
       for (int i = 0; i < step; ++i) model.loss(make_data(6));
-      auto token = make_data(7).index.slice(1, 0, 1);  // and so does generation, one token after another
-      for (int i = 0; i < 2 * step; ++i) token = dynamic_cast<DecoderImpl&>(*model.module).forward(token).argmax(-1);
+      auto token =
+          make_data(7).index.slice(1, 0, 1);  // and so does generation, one token after another
+      for (int i = 0; i < 2 * step; ++i)
+        token = dynamic_cast<DecoderImpl&>(*model.module).forward(token).argmax(-1);
     }
   });
 }
@@ -61,7 +68,8 @@ TEST_P(Training, MemoryStaysWithinTheFormula) {
         reset_peak(mesh);
         model.loss(make_data(5)).backward();
         // 2 B + 2 Bt + Bt / W and the root; one B more in the first step.
-        int64_t bound = (step == 0 ? 5 : 4) * block_bytes + block_bytes / world() + 2 * root_bytes + slack;
+        int64_t bound =
+            (step == 0 ? 5 : 4) * block_bytes + block_bytes / world() + 2 * root_bytes + slack;
         if (world() == 1) bound = 0;  // borrows the shards
         EXPECT_LE(counters(mesh).peak_bytes, bound) << blocks << " blocks, step " << step;
         EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
@@ -77,11 +85,14 @@ TEST_P(Training, AccumulationWithoutSynchronisationEqualsTheSum) {
     auto plain = build_seeded([] { return decoder_model(8, 2); });
     auto sharded = build_seeded([] { return decoder_model(8, 2); });
     shard_decoder(*sharded.module, mesh);
-    const auto data = [](int64_t step, int64_t r) { return make_data(static_cast<uint64_t>(10 * step + r)); };
+    const auto data = [](int64_t step, int64_t r) {
+      return make_data(static_cast<uint64_t>(10 * step + r));
+    };
     {
       NoSyncGuard no_sync(get_fsdp_module(*sharded.module));
       sharded.loss(data(0, rank)).backward();
-      for (const auto& parameter : sharded.module->parameters()) EXPECT_FALSE(parameter.grad().defined());
+      for (const auto& parameter : sharded.module->parameters())
+        EXPECT_FALSE(parameter.grad().defined());
     }
     sharded.loss(data(1, rank)).backward();
     ExpectedGradients expected;
@@ -127,20 +138,24 @@ TEST_P(Training, FrozenParametersHaveNoGradientAndMayBeUnfrozenLater) {
 }
 
 struct Projection : torch::nn::Module {
-  explicit Projection(torch::Tensor shared) : weight(register_parameter("weight", std::move(shared))) {}
+  explicit Projection(torch::Tensor shared)
+      : weight(register_parameter("weight", std::move(shared))) {}
   torch::Tensor forward(const torch::Tensor& x) { return x.matmul(weight.t()); }
   torch::Tensor weight;
 };
 
 struct TiedModel : torch::nn::Module {
   torch::nn::Embedding in = register_module("in", torch::nn::Embedding(10, 6));
-  std::shared_ptr<Projection> out = register_module("out", std::make_shared<Projection>(in->weight));
+  std::shared_ptr<Projection> out =
+      register_module("out", std::make_shared<Projection>(in->weight));
 };
 
 TEST_P(Training, ParametersTiedWithinAndAcrossUnitsStayTied) {
   const auto build = []() -> Model {
     auto model = std::make_shared<TiedModel>();
-    return {model, [model](const Data& data) { return model->out->forward(model->in(data.index)).pow(2).sum(); }};
+    return {model, [model](const Data& data) {
+              return model->out->forward(model->in(data.index)).pow(2).sum();
+            }};
   };
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
     for (const auto& shard : {ShardModel(shard_whole), ShardModel(shard_children)}) {
@@ -212,7 +227,8 @@ TEST_P(Training, ClippingEqualsTheUnshardedNorm) {
       EXPECT_NEAR(norm.item<double>(), expected, 1e-5 * expected) << "p = " << p;
       for (size_t i = 0; i < plain.module->parameters().size(); ++i) {
         const auto clipped = DTensor(sharded.module->parameters()[i].grad()).full_tensor();
-        EXPECT_TRUE(torch::allclose(clipped, plain.module->parameters()[i].grad(), 1e-4, 1e-8)) << "p = " << p;
+        EXPECT_TRUE(torch::allclose(clipped, plain.module->parameters()[i].grad(), 1e-4, 1e-8))
+            << "p = " << p;
       }
     }
   });

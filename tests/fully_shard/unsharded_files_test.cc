@@ -80,7 +80,8 @@ TEST_P(UnshardedFiles, ToAnotherDtypeTrainsOnAsThePlainModel) {
       EXPECT_EQ(before[i].scalar_type(), torch::kDouble);
       EXPECT_TRUE(torch::equal(full(before[i]), plain.module->parameters()[i]));
     }
-    EXPECT_EQ(dynamic_cast<DecoderImpl&>(*sharded.module).head->weight.scalar_type(), torch::kDouble);
+    EXPECT_EQ(dynamic_cast<DecoderImpl&>(*sharded.module).head->weight.scalar_type(),
+              torch::kDouble);
     auto expected = expected_gradients(plain, world(), 4);
     sharded.loss(make_data(407 + static_cast<uint64_t>(rank))).backward();
     expect_gradients(*sharded.module, expected, world(), "double");
@@ -127,14 +128,16 @@ TEST_P(UnshardedFiles, AnAverageOfRegistryEntriesEqualsThatOfThePlainModel) {
     shard_decoder(*sharded.module, mesh);
     const auto train = [](Model& model) {
       std::vector<torch::Tensor> average;
-      for (const auto& parameter : model.module->parameters()) average.push_back(parameter.detach().clone());
+      for (const auto& parameter : model.module->parameters())
+        average.push_back(parameter.detach().clone());
       torch::optim::SGD optimizer(model.module->parameters(), 0.5);
       for (uint64_t step = 0; step < 3; ++step) {
         optimizer.zero_grad();
         model.loss(make_data(step)).backward();
         optimizer.step();
         torch::NoGradGuard no_grad;
-        for (size_t i = 0; i < average.size(); ++i) average[i].lerp_(model.module->parameters()[i], 0.1);
+        for (size_t i = 0; i < average.size(); ++i)
+          average[i].lerp_(model.module->parameters()[i], 0.1);
       }
       return average;
     };

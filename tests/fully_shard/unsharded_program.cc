@@ -1,5 +1,7 @@
 #include "tests/fully_shard/unsharded_program.h"
 
+#include "tests/fully_shard/program_optimizer.h"
+
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
@@ -7,8 +9,6 @@
 #include <cmath>
 #include <limits>
 #include <utility>
-
-#include "tests/fully_shard/program_optimizer.h"
 
 namespace fsdp::testing {
 
@@ -89,7 +89,8 @@ std::vector<Tensor> UnshardedProgram::optimized_tensors(const RandomModel& model
   return optimized;
 }
 
-// The gradients of sharded tensors start from what is pending, so that what each rank adds is seen alone.
+// The gradients of sharded tensors start from what is pending, so that what each rank
+// adds is seen alone.
 void UnshardedProgram::backward(const std::vector<Losses>& losses, size_t index, bool retain_graph,
                                 const ReductionOf& reduction_of) {
   std::map<int, Tensor> before;  // the same on every rank
@@ -99,7 +100,8 @@ void UnshardedProgram::backward(const std::vector<Losses>& losses, size_t index,
     for (size_t r = 0; r < models_.size(); ++r) {
       auto& arrivals = *tensor.arrivals[r] = {};
       if (tensor.pending[r].defined()) arrivals.add(tensor.pending[r]);
-      before[id] = std::exchange(tensor.members[r].mutable_grad(), std::exchange(tensor.pending[r], {}));
+      before[id] =
+          std::exchange(tensor.members[r].mutable_grad(), std::exchange(tensor.pending[r], {}));
     }
   }
   for (const auto& of_rank : losses) of_rank.losses[index].backward({}, retain_graph);
@@ -107,11 +109,13 @@ void UnshardedProgram::backward(const std::vector<Losses>& losses, size_t index,
   for (const int id : sharded_) reduce(tensors_.at(id), *reduction_of(id), before[id]);
 }
 
-void UnshardedProgram::reduce(PlainTensor& tensor, const Reduction& reduction, const Tensor& before) {
+void UnshardedProgram::reduce(PlainTensor& tensor, const Reduction& reduction,
+                              const Tensor& before) {
   Tensor sum, magnitude;
   for (size_t r = 0; r < models_.size(); ++r) {
     auto& member = tensor.members[r];
-    auto gradient = std::exchange(member.mutable_grad(), before.defined() ? before.clone() : Tensor());
+    auto gradient =
+        std::exchange(member.mutable_grad(), before.defined() ? before.clone() : Tensor());
     if (!reduction.synchronize) {
       tensor.pending[r] = gradient;
       continue;
@@ -130,9 +134,10 @@ void UnshardedProgram::reduce(PlainTensor& tensor, const Reduction& reduction, c
   set_bound(tensor, magnitude, added, reduction.divisor);
 }
 
-// Beyond two ranks a sum may be in another order; so may it be where a parameter has several gradients to add up (of
-// nested backwards, or of earlier ones without synchronisation), which may leave in several reductions. `added`: the
-// sum of the absolute values that the gradient is the sum of.
+// Beyond two ranks a sum may be in another order; so may it be where a parameter has
+// several gradients to add up (of nested backwards, or of earlier ones without
+// synchronisation), which may leave in several reductions. `added`: the sum of the
+// absolute values that the gradient is the sum of.
 void UnshardedProgram::set_bound(PlainTensor& tensor, const Tensor& magnitude, const Tensor& added,
                                  double divisor) const {
   int arrivals = 1;
@@ -160,7 +165,8 @@ void UnshardedProgram::zero_grad(bool set_to_none) {
 
 void UnshardedProgram::step() {
   for (auto& [member, rank, part] : chunks_) {
-    part.mutable_grad() = member.grad().defined() ? chunk_of(member.grad(), rank, world()) : Tensor();
+    part.mutable_grad() =
+        member.grad().defined() ? chunk_of(member.grad(), rank, world()) : Tensor();
   }
   for (auto& optimizer : optimizers_) optimizer->step();
 }

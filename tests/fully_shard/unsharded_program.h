@@ -1,6 +1,11 @@
-// What a sharded program is compared with: a plain model and optimizer per rank, all here, whose gradients of sharded
-// parameters are replaced by what a reduction over the ranks gives.
+// What a sharded program is compared with: a plain model and optimizer per rank, all
+// here, whose gradients of sharded parameters are replaced by what a reduction over the
+// ranks gives.
 #pragma once
+
+#include "tests/fully_shard/program_losses.h"
+#include "tests/fully_shard/random_model.h"
+#include "tests/fully_shard/random_program.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
@@ -11,10 +16,6 @@
 #include <optional>
 #include <set>
 #include <vector>
-
-#include "tests/fully_shard/program_losses.h"
-#include "tests/fully_shard/random_model.h"
-#include "tests/fully_shard/random_program.h"
 
 namespace fsdp::testing {
 
@@ -33,12 +34,15 @@ class UnshardedProgram {
   int64_t world() const { return static_cast<int64_t>(models_.size()); }
   const RandomModel& model(int64_t rank) const { return models_[static_cast<size_t>(rank)]; }
   const at::Tensor& member(int id, int64_t rank) const { return model(rank).tensors.at(id).member; }
-  // What a gradient of the last backward may differ by, element by element; undefined: nothing.
+  // What a gradient of the last backward may differ by, element by element; undefined:
+  // nothing.
   const at::Tensor& bound(int id) const { return tensors_.at(id).bound; }
 
   // Loss number `index` of every rank.
-  void backward(const std::vector<Losses>& losses, size_t index, bool retain_graph, const ReductionOf& reduction_of);
-  // Takes a sharded gradient itself where it may be rounded otherwise, so that this does not spread.
+  void backward(const std::vector<Losses>& losses, size_t index, bool retain_graph,
+                const ReductionOf& reduction_of);
+  // Takes a sharded gradient itself where it may be rounded otherwise, so that this does
+  // not spread.
   void follow_gradient(int id, const at::Tensor& full);
   void drop_gradients();
   void zero_grad(bool set_to_none);
@@ -62,13 +66,14 @@ class UnshardedProgram {
     void add(const at::Tensor& gradient);
   };
   struct PlainTensor {
-    std::vector<at::Tensor> members;                      // per rank
+    std::vector<at::Tensor> members;                       // per rank
     std::vector<std::shared_ptr<Arrivals>> arrivals = {};  // per rank
-    std::vector<at::Tensor> pending = {};                 // per rank: gradients not synchronised yet
+    std::vector<at::Tensor> pending = {};  // per rank: gradients not synchronised yet
     at::Tensor bound = {};
   };
-  // LibTorch rounds bfloat16 between the steps of an update or not by an element's place in its tensor, so there each
-  // rank's chunk is a tensor of its own, which the optimizer updates.
+  // LibTorch rounds bfloat16 between the steps of an update or not by an element's place
+  // in its tensor, so there each rank's chunk is a tensor of its own, which the optimizer
+  // updates.
   struct Chunk {
     at::Tensor member;
     int64_t rank = 0;
@@ -78,7 +83,8 @@ class UnshardedProgram {
   void collect_tensors();
   std::vector<at::Tensor> optimized_tensors(const RandomModel& model);
   void reduce(PlainTensor& tensor, const Reduction& reduction, const at::Tensor& before);
-  void set_bound(PlainTensor& tensor, const at::Tensor& magnitude, const at::Tensor& added, double divisor) const;
+  void set_bound(PlainTensor& tensor, const at::Tensor& magnitude, const at::Tensor& added,
+                 double divisor) const;
 
   std::set<int> sharded_;
   std::vector<RandomModel> models_;  // per rank

@@ -1,10 +1,10 @@
 #include "tests/support/faulty_backend.h"
 
 #include <c10/util/Exception.h>
-
-#include <thread>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <unistd.h>
+
+#include <thread>
 #include <utility>
 #include <vector>
 
@@ -18,13 +18,16 @@ using Tensors = std::vector<at::Tensor>;
 class FaultyBackend final : public c10d::Backend {
  public:
   FaultyBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Fault> fault)
-      : Backend(inner->getRank(), inner->getSize()), inner_(std::move(inner)), fault_(std::move(fault)) {}
+      : Backend(inner->getRank(), inner->getSize()),
+        inner_(std::move(inner)),
+        fault_(std::move(fault)) {}
 
   const std::string getBackendName() const override { return "faulty"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return inner_->getBackendOptions(); }
   void setTimeout(std::chrono::milliseconds timeout) override { inner_->setTimeout(timeout); }
 
-  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions& options) override {
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions& options) override {
     pass();
     return inner_->_allgather_base(output, input, options);
   }
@@ -34,7 +37,8 @@ class FaultyBackend final : public c10d::Backend {
     return inner_->_reduce_scatter_base(output, input, options);
   }
   WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, std::vector<int64_t>& output_splits,
-                        std::vector<int64_t>& input_splits, const c10d::AllToAllOptions& options) override {
+                        std::vector<int64_t>& input_splits,
+                        const c10d::AllToAllOptions& options) override {
     pass();
     return inner_->alltoall_base(output, input, output_splits, input_splits, options);
   }

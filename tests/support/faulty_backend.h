@@ -1,7 +1,7 @@
 // A process group whose collectives go wrong on request, over a real one.
 //
 //   auto fault = std::make_shared<Fault>(Fault{.kind = Fault::Kind::kError, .at = 3});
-//   inject_fault(mesh.group(0), fault);       // the fourth collective of this rank throws when it is issued
+//   inject_fault(mesh.group(0), fault);  // the fourth collective of this rank throws when it is issued
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -20,12 +20,13 @@ namespace fsdp::testing {
 struct Fault {
   enum class Kind { kNone, kError, kDelay, kDeath };
   Kind kind = Kind::kNone;
-  int64_t at = -1;     // which collective: 0 is the first one issued
-  int64_t issued = 0;  // so far
+  int64_t at = -1;                       // which collective: 0 is the first one issued
+  int64_t issued = 0;                    // so far
   std::chrono::milliseconds delay{200};  // of kDelay
 };
 
-// From now on the CPU collectives of `group` pass through `fault`, and time out after `timeout`. Local.
+// From now on the CPU collectives of `group` pass through `fault`, and time out after
+// `timeout`. Local.
 void inject_fault(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::shared_ptr<Fault> fault,
                   std::chrono::milliseconds timeout);
 

@@ -76,8 +76,8 @@ class Child {
     posix_spawn_file_actions_adddup2(&actions, ends[1], STDERR_FILENO);
     std::vector<std::string> arguments{"/proc/self/exe", kSelector + name};
     std::vector<std::string> variables = merged_environment(environment);
-    const int error = posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr, pointers_to(arguments).data(),
-                                  pointers_to(variables).data());
+    const int error = posix_spawn(&pid_, "/proc/self/exe", &actions, nullptr,
+                                  pointers_to(arguments).data(), pointers_to(variables).data());
     posix_spawn_file_actions_destroy(&actions);
     close(ends[1]);
     TORCH_CHECK(error == 0, "posix_spawn: ", std::strerror(error));
@@ -116,7 +116,8 @@ class Child {
   ProcessEnd end_;
 };
 
-// Reads what the children print until all have closed their output; kills those that have not at the deadline.
+// Reads what the children print until all have closed their output; kills those that have
+// not at the deadline.
 void follow(std::vector<Child>& children, Clock::time_point deadline) {
   for (;;) {
     std::vector<pollfd> waiting;
@@ -124,7 +125,8 @@ void follow(std::vector<Child>& children, Clock::time_point deadline) {
       if (child.open()) waiting.push_back({child.output_fd(), POLLIN, 0});
     }
     if (waiting.empty()) return;
-    const auto left = std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
+    const auto left =
+        std::chrono::duration_cast<std::chrono::milliseconds>(deadline - Clock::now()).count();
     if (left <= 0) break;
     poll(waiting.data(), waiting.size(), static_cast<int>(left));
     for (const pollfd& ready : waiting) {
@@ -164,7 +166,8 @@ std::optional<int> run_selected_child(int argc, char** argv) {
   return std::nullopt;
 }
 
-std::vector<ProcessEnd> run_processes(const std::string& child, int64_t world_size, std::chrono::milliseconds deadline,
+std::vector<ProcessEnd> run_processes(const std::string& child, int64_t world_size,
+                                      std::chrono::milliseconds deadline,
                                       const std::map<std::string, std::string>& environment) {
   std::map<std::string, std::string> variables = environment;
   variables["WORLD_SIZE"] = std::to_string(world_size);

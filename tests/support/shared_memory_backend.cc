@@ -1,9 +1,12 @@
 #include "tests/support/shared_memory_backend.h"
 
+#include "tests/support/slowdown.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <condition_variable>
@@ -12,11 +15,8 @@
 #include <map>
 #include <mutex>
 #include <string>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <utility>
 #include <vector>
-
-#include "tests/support/slowdown.h"
 
 namespace fsdp::testing {
 namespace {
@@ -44,14 +44,17 @@ struct Collective {
   std::string failure = {};
 };
 
-void copy(const Operand& to, int64_t to_byte, const Operand& from, int64_t from_byte, int64_t bytes) {
+void copy(const Operand& to, int64_t to_byte, const Operand& from, int64_t from_byte,
+          int64_t bytes) {
   const auto ends_within = [bytes](const at::Tensor& tensor, int64_t first) {
     return first + bytes <= static_cast<int64_t>(tensor.nbytes());
   };
-  TORCH_CHECK(ends_within(to.output, to_byte) && ends_within(from.input, from_byte), "the ranks' sizes differ");
+  TORCH_CHECK(ends_within(to.output, to_byte) && ends_within(from.input, from_byte),
+              "the ranks' sizes differ");
   if (bytes == 0) return;
   std::memmove(static_cast<char*>(to.output.data_ptr()) + to_byte,
-               static_cast<const char*>(from.input.const_data_ptr()) + from_byte, static_cast<size_t>(bytes));
+               static_cast<const char*>(from.input.const_data_ptr()) + from_byte,
+               static_cast<size_t>(bytes));
 }
 
 void concatenate(Operands& ranks) {
@@ -88,7 +91,8 @@ at::Tensor combined(c10d::ReduceOp::RedOpType op, const at::Tensor& a, const at:
     case c10d::ReduceOp::MAX:
       return at::maximum(a, b);
     default:
-      TORCH_CHECK(false, "all-reduce with operation ", static_cast<int>(op), ": expected sum, minimum or maximum");
+      TORCH_CHECK(false, "all-reduce with operation ", static_cast<int>(op),
+                  ": expected sum, minimum or maximum");
   }
 }
 
@@ -115,8 +119,10 @@ class SharedMemory {
  public:
   explicit SharedMemory(int64_t world) : world_(world) {}
 
-  // Rank `rank` comes to its next collective, `sequence`. The last one to come runs it for all.
-  std::shared_ptr<Collective> arrive(int64_t rank, uint64_t sequence, Operand operand, const Exchange& exchange) {
+  // Rank `rank` comes to its next collective, `sequence`. The last one to come runs it
+  // for all.
+  std::shared_ptr<Collective> arrive(int64_t rank, uint64_t sequence, Operand operand,
+                                     const Exchange& exchange) {
     std::lock_guard lock(mutex_);
     auto& slot = coming_[sequence];
     if (!slot) slot = std::make_shared<Collective>(world_);
@@ -192,17 +198,20 @@ class SharedMemoryBackend final : public c10d::Backend {
 
   const std::string getBackendName() const override { return "shared memory"; }
 
-  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input, const c10d::AllgatherOptions&) override {
+  WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
+                          const c10d::AllgatherOptions&) override {
     return come({output, input}, concatenate);
   }
-  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, Splits& output_splits, Splits& input_splits,
-                        const c10d::AllToAllOptions&) override {
-    return come({output, input, bytes_of(output_splits, output, getSize()), bytes_of(input_splits, input, getSize())},
+  WorkPtr alltoall_base(at::Tensor& output, at::Tensor& input, Splits& output_splits,
+                        Splits& input_splits, const c10d::AllToAllOptions&) override {
+    return come({output, input, bytes_of(output_splits, output, getSize()),
+                 bytes_of(input_splits, input, getSize())},
                 exchange_parts);
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     const c10d::ReduceOp::RedOpType op = options.reduceOp;
-    return come({tensors.front(), tensors.front()}, [op](Operands& ranks) { all_reduce(ranks, op); });
+    return come({tensors.front(), tensors.front()},
+                [op](Operands& ranks) { all_reduce(ranks, op); });
   }
   WorkPtr broadcast(Tensors& tensors, const c10d::BroadcastOptions& options) override {
     const auto root = static_cast<size_t>(options.rootRank);
@@ -213,8 +222,8 @@ class SharedMemoryBackend final : public c10d::Backend {
 
  private:
   WorkPtr come(Operand operand, const Exchange& exchange) {
-    return c10::make_intrusive<SharedMemoryWork>(memory_,
-                                                 memory_->arrive(getRank(), sequence_++, std::move(operand), exchange));
+    return c10::make_intrusive<SharedMemoryWork>(
+        memory_, memory_->arrive(getRank(), sequence_++, std::move(operand), exchange));
   }
 
   std::shared_ptr<SharedMemory> memory_;
@@ -223,11 +232,15 @@ class SharedMemoryBackend final : public c10d::Backend {
 
 }  // namespace
 
-std::shared_ptr<SharedMemory> make_shared_memory(int64_t world) { return std::make_shared<SharedMemory>(world); }
+std::shared_ptr<SharedMemory> make_shared_memory(int64_t world) {
+  return std::make_shared<SharedMemory>(world);
+}
 
-void use_shared_memory(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::shared_ptr<SharedMemory> memory) {
+void use_shared_memory(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                       std::shared_ptr<SharedMemory> memory) {
   group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
-                    c10::make_intrusive<SharedMemoryBackend>(group->getRank(), group->getSize(), std::move(memory)));
+                    c10::make_intrusive<SharedMemoryBackend>(group->getRank(), group->getSize(),
+                                                             std::move(memory)));
 }
 
 }  // namespace fsdp::testing

@@ -1,5 +1,6 @@
-// Collectives of ranks that are threads, by copying from rank to rank: no sockets and no threads of its own, so
-// thousands of small programs run in the time that Gloo takes for hundreds.
+// Collectives of ranks that are threads, by copying from rank to rank: no sockets and no
+// threads of its own, so thousands of small programs run in the time that Gloo takes for
+// hundreds.
 //
 //   const auto memory = make_shared_memory(world);             // before the ranks start
 //   run_ranks(world, [&](int64_t rank) {
@@ -22,9 +23,11 @@ namespace fsdp::testing {
 class SharedMemory;
 std::shared_ptr<SharedMemory> make_shared_memory(int64_t world);
 
-// From now on the CPU collectives of `group` go through `memory`, which every rank of the group gives, for this group
-// only. All-gather, all-to-all, broadcast and all-reduce (sum, minimum, maximum). A collective fails after 20 s, or
-// when a rank destroyed its group before it came. Local.
-void use_shared_memory(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::shared_ptr<SharedMemory> memory);
+// From now on the CPU collectives of `group` go through `memory`, which every rank of the
+// group gives, for this group only. All-gather, all-to-all, broadcast and all-reduce
+// (sum, minimum, maximum). A collective fails after 20 s, or when a rank destroyed its
+// group before it came. Local.
+void use_shared_memory(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                       std::shared_ptr<SharedMemory> memory);
 
 }  // namespace fsdp::testing

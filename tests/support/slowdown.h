@@ -1,4 +1,5 @@
-// How many times longer a test may take than in an ordinary build before it counts as hanging.
+// How many times longer a test may take than in an ordinary build before it counts as
+// hanging.
 #pragma once
 
 #include "tests/support/instrumented.h"

@@ -1,12 +1,14 @@
-// The main function of every test program: the tests, or the one child case that a test started this program for.
-#include <gtest/gtest.h>
-
+// The main function of every test program: the tests, or the one child case that a test
+// started this program for.
 #include "tests/support/process_ranks.h"
+
+#include <gtest/gtest.h>
 
 #include <cstdlib>
 
 int main(int argc, char** argv) {
-  // c10d's process-wide flight recorder is not made for several ranks in one process: it crashes on concurrent records.
+  // c10d's process-wide flight recorder is not made for several ranks in one process: it
+  // crashes on concurrent records.
   setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/1);
   if (auto exit_code = fsdp::testing::run_selected_child(argc, argv)) return *exit_code;
   ::testing::InitGoogleTest(&argc, argv);

@@ -1,7 +1,11 @@
 #include "tests/support/thread_ranks.h"
 
+#include "device_mesh/process_group.h"
+#include "tests/support/slowdown.h"
+
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 
 #include <condition_variable>
 #include <cstdio>
@@ -10,11 +14,7 @@
 #include <optional>
 #include <string>
 #include <thread>
-#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <vector>
-
-#include "device_mesh/process_group.h"
-#include "tests/support/slowdown.h"
 
 namespace fsdp::testing {
 namespace {
@@ -24,7 +24,8 @@ constexpr std::chrono::milliseconds kCollectiveTimeout = std::chrono::seconds(20
 // What the rank threads tell the thread that waits for them.
 class Outcome {
  public:
-  explicit Outcome(int64_t world_size) : running_(static_cast<size_t>(world_size), true), left_(world_size) {}
+  explicit Outcome(int64_t world_size)
+      : running_(static_cast<size_t>(world_size), true), left_(world_size) {}
 
   void fail(int64_t rank, const std::string& text) {
     std::lock_guard<std::mutex> lock(mutex_);
@@ -40,7 +41,8 @@ class Outcome {
   void await(std::chrono::milliseconds timeout) {
     std::unique_lock<std::mutex> lock(mutex_);
     if (all_ended_.wait_for(lock, timeout, [this] { return left_ == 0; })) return;
-    std::fprintf(stderr, "run_ranks: still running after %lld ms: ranks", static_cast<long long>(timeout.count()));
+    std::fprintf(stderr, "run_ranks: still running after %lld ms: ranks",
+                 static_cast<long long>(timeout.count()));
     for (size_t rank = 0; rank < running_.size(); ++rank) {
       if (running_[rank]) std::fprintf(stderr, " %zu", rank);
     }
@@ -63,8 +65,8 @@ std::string text_of(const std::exception& error) {
   return rich ? rich->what_without_backtrace() : error.what();
 }
 
-void run_rank(int64_t rank, const ProcessGroupOptions& options, const std::function<void(int64_t)>& body,
-              Outcome& outcome) {
+void run_rank(int64_t rank, const ProcessGroupOptions& options,
+              const std::function<void(int64_t)>& body, Outcome& outcome) {
   try {
     at::set_num_threads(1);
     init_process_group(options);
@@ -76,22 +78,28 @@ void run_rank(int64_t rank, const ProcessGroupOptions& options, const std::funct
   outcome.end(rank);
 }
 
-// c10d records collectives in one table per process, to which the first collective of each group adds an entry without
-// a lock: ranks that are threads would race for it. Read once, at the process's first collective.
+// c10d records collectives in one table per process, to which the first collective of
+// each group adds an entry without a lock: ranks that are threads would race for it. Read
+// once, at the process's first collective.
 void switch_off_flight_recorder() { setenv("TORCH_FR_BUFFER_SIZE", "0", /*replace=*/1); }
 
 }  // namespace
 
-void run_ranks(int64_t world_size, const std::function<void(int64_t rank)>& body, std::chrono::milliseconds timeout) {
+void run_ranks(int64_t world_size, const std::function<void(int64_t rank)>& body,
+               std::chrono::milliseconds timeout) {
   switch_off_flight_recorder();
   auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(kCollectiveTimeout);
   Outcome outcome(world_size);
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < world_size; ++rank) {
-    ProcessGroupOptions options{
-        .backend = "gloo", .store = store, .rank = rank, .world_size = world_size, .timeout = kCollectiveTimeout};
-    threads.emplace_back([rank, options, &body, &outcome] { run_rank(rank, options, body, outcome); });
+    ProcessGroupOptions options{.backend = "gloo",
+                                .store = store,
+                                .rank = rank,
+                                .world_size = world_size,
+                                .timeout = kCollectiveTimeout};
+    threads.emplace_back(
+        [rank, options, &body, &outcome] { run_rank(rank, options, body, outcome); });
   }
   outcome.await(kSlowdown * timeout);
   for (auto& thread : threads) thread.join();

@@ -1,0 +1,44 @@
+#include "device_mesh/internal/dimension_groups.h"
+
+#include "device_mesh/internal/process_group_factory.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <numeric>
+#include <utility>
+
+namespace fsdp::internal {
+
+DimensionGroups::DimensionGroups(Group group) : group_(std::move(group)) {}
+DimensionGroups::~DimensionGroups() = default;
+
+DimensionGroups::Group DimensionGroups::side_group(const std::string& purpose) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  Group& side = side_groups_[purpose];
+  if (!side) {
+    std::vector<int64_t> everyone(static_cast<size_t>(group_->getSize()));
+    std::iota(everyone.begin(), everyone.end(), int64_t{0});
+    side = make_subgroup(group_, everyone, group_->getGroupDesc() + "/" + purpose);
+  }
+  return side;
+}
+
+std::shared_ptr<DimensionGroups> DimensionGroups::make_subset(
+    const std::vector<int64_t>& group_ranks, const std::string& purpose) {
+  auto subset = std::make_shared<DimensionGroups>(make_subgroup(group_, group_ranks, purpose));
+  std::lock_guard<std::mutex> lock(mutex_);
+  subsets_.push_back(subset);
+  return subset;
+}
+
+void DimensionGroups::shut_down() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (auto& weak : subsets_) {
+    if (auto subset = weak.lock()) subset->shut_down();
+  }
+  for (auto& [purpose, side] : side_groups_) internal::shut_down(side);
+  side_groups_.clear();
+  internal::shut_down(group_);
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,55 @@
+// The process group of one mesh dimension, with the further groups over the same ranks
+// that were asked for by purpose. Shared by every mesh and slice that contains the
+// dimension, so that each group is created once. Thread-safe.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace fsdp::internal {
+
+class DimensionGroups {
+ public:
+  using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+  explicit DimensionGroups(Group group);
+  ~DimensionGroups();
+  DimensionGroups(const DimensionGroups&) = delete;
+  DimensionGroups& operator=(const DimensionGroups&) = delete;
+
+  const Group& group() const { return group_; }
+
+  // The group over the same ranks for `purpose`. The first call is collective over them;
+  // later calls are local.
+  Group side_group(const std::string& purpose);
+
+  // A new dimension over some of these ranks (group ranks, this one among them).
+  // Collective over those.
+  std::shared_ptr<DimensionGroups> make_subset(const std::vector<int64_t>& group_ranks,
+                                               const std::string& purpose);
+
+  // Ends every group made from here, then this one. Local; waits for what is in flight.
+  void shut_down();
+
+ private:
+  Group group_;
+  std::mutex mutex_;
+  std::map<std::string, Group> side_groups_;
+  std::vector<std::weak_ptr<DimensionGroups>> subsets_;
+};
+
+// The default group (the calling thread's, else the process's) as a dimension; null when
+// there is none.
+std::shared_ptr<DimensionGroups> default_dimension();
+
+}  // namespace fsdp::internal

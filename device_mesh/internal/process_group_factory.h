@@ -1,0 +1,57 @@
+// Makes c10d process groups. The only place that knows how the backends are constructed.
+//
+// Every function that makes a group is collective over the ranks of the new group, and
+// over no others: its name in the store follows from the ranks, and from how often this
+// rank has opened a group of that name.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace c10d {
+class ProcessGroup;
+class Store;
+}  // namespace c10d
+
+namespace fsdp::internal {
+
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+// "nccl" where this build has it and a GPU is visible, else "gloo".
+std::string preferred_backend();
+
+struct GroupRequest {
+  std::string backend;  // "gloo"; "nccl", which serves CPU tensors through gloo; "fake"
+  c10::intrusive_ptr<c10d::Store> store;
+  int64_t rank = 0;
+  int64_t world_size = 1;
+  std::chrono::milliseconds timeout;
+
+  GroupRequest();
+  ~GroupRequest();
+};
+
+// The group of the whole world. Throws ValueError that lists the backends for an unknown
+// one.
+Group make_world_group(const GroupRequest& request);
+
+// A group over `parent_ranks` (ranks within `parent`, in the order of the new group),
+// with the parent's backend and timeout. The calling rank must be among them. `purpose`
+// tells groups over the same ranks apart and is printed in errors. Throws
+// NotImplementedError when the parent's backend is not one of ours.
+Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_ranks,
+                    const std::string& purpose);
+
+// The global ranks of `group`'s members, as its backend was told; 0 .. size-1 when it was
+// not.
+std::vector<int64_t> global_ranks(const Group& group);
+
+// Ends the communication of a group that will not be used again; waits for what is in
+// flight. Local.
+void shut_down(const Group& group);
+
+}  // namespace fsdp::internal

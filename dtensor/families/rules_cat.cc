@@ -1,0 +1,130 @@
+// Joining tensors: cat along a dimension that is whole, and stack along a new one. All
+// parts come to lie as the one with the most shards; terms of a Partial stay terms where
+// all parts are. In a backward plain parts stand for the whole: they are the zeros for
+// outputs of split and unbind that nothing used.
+#include "dtensor/dtensor.h"
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/differentiable.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
+
+#include <ATen/ops/cat.h>
+#include <c10/core/WrapDimMinimal.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// LibTorch lets an empty vector stand in any list.
+bool is_placeholder(const at::Tensor& tensor) { return tensor.dim() == 1 && tensor.numel() == 0; }
+
+int64_t shard_count(const at::Tensor& tensor) {
+  const auto& placements = spec_of(tensor)->placements;
+  return std::count_if(placements.begin(), placements.end(),
+                       [](const auto& p) { return p.is_shard(); });
+}
+
+const at::Tensor& most_sharded(const std::vector<at::Tensor>& tensors) {
+  const at::Tensor* leader = nullptr;
+  for (const at::Tensor& tensor : tensors) {
+    if (!is_dtensor(tensor)) continue;
+    if (leader == nullptr || shard_count(tensor) > shard_count(*leader)) leader = &tensor;
+  }
+  return *leader;
+}
+
+// The leader's placements; Partial only where every tensor is the same Partial.
+std::vector<Placement> common_placements(const OperatorCall& call,
+                                         const std::vector<at::Tensor>& tensors) {
+  const DTensorSpec& leader = *spec_of(most_sharded(tensors));
+  auto placements = leader.placements;
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(
+        is_dtensor(tensor) || tensor.numel() <= 1 || inside_backward(), call.description(),
+        " mixes DTensors with a plain tensor of more than one element. Distribute it first: "
+        "fsdp::distribute_tensor(t, mesh, placements) (rank ",
+        leader.mesh.rank(), ")");
+    TORCH_CHECK_VALUE(!is_dtensor(tensor) || spec_of(tensor)->mesh == leader.mesh,
+                      call.description(), " has operands ",
+                      "on different meshes; bring them to one mesh with .full_tensor() and "
+                      "fsdp::distribute_tensor "
+                      "(rank ",
+                      leader.mesh.rank(), ")");
+    for (size_t m = 0; m < placements.size(); ++m) {
+      const bool same = is_dtensor(tensor) && spec_of(tensor)->placements[m] == placements[m];
+      if (placements[m].is_partial() && !same) placements[m] = Replicate{};
+    }
+  }
+  return placements;
+}
+
+// Collective where a tensor must move.
+at::Tensor placed_part(const at::Tensor& tensor, const DeviceMesh& mesh,
+                       const std::vector<Placement>& placements) {
+  if (is_placeholder(tensor)) return is_dtensor(tensor) ? local_of(tensor) : tensor;
+  if (is_dtensor(tensor)) return redistribute_local(local_of(tensor), *spec_of(tensor), placements);
+  return local_part(tensor, {mesh, placements, tensor.sizes().vec(), tensor.strides().vec()});
+}
+
+std::vector<at::Tensor> local_parts(const std::vector<at::Tensor>& tensors, const DeviceMesh& mesh,
+                                    const std::vector<Placement>& placements) {
+  std::vector<at::Tensor> locals;
+  for (const at::Tensor& tensor : tensors) locals.push_back(placed_part(tensor, mesh, placements));
+  return locals;
+}
+
+void check_not_cut(const OperatorCall& call, const DeviceMesh& mesh,
+                   const std::vector<Placement>& placements, int64_t dim) {
+  for (size_t m = 0; m < placements.size(); ++m) {
+    const bool cut = placements[m].is_shard(dim) && mesh.size(static_cast<int64_t>(m)) > 1;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !cut, call.description(), ": dimension ", dim,
+        ", along which it "
+        "joins, is cut across ranks. Call .redistribute({Replicate()}) or .full_tensor() on "
+        "the parts first (collective). What joins parameters (torch::optim::LBFGS, "
+        "parameters_to_vector) needs them replicated.");
+  }
+}
+
+void cat_rule(OperatorCall& call) {
+  const auto tensors = call.argument(0).toTensorVector();
+  auto placements = common_placements(call, tensors);
+  const at::Tensor& leader = most_sharded(tensors);
+  const int64_t dim = c10::maybe_wrap_dim(call.argument(1).toInt(), leader.dim());
+  const DeviceMesh mesh = spec_of(leader)->mesh;
+  check_not_cut(call, mesh, placements, dim);
+  auto shape = leader.sizes().vec();
+  int64_t& length = shape[static_cast<size_t>(dim)];
+  length = 0;
+  for (const at::Tensor& tensor : tensors) length += is_placeholder(tensor) ? 0 : tensor.size(dim);
+  call.argument(0) = local_parts(tensors, mesh, placements);
+  auto results = call.run();
+  auto strides = contiguous_strides(shape);
+  auto spec = intern_spec({mesh, std::move(placements), std::move(shape), std::move(strides)});
+  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
+}
+
+// cat of what has one more dimension.
+void stack_rule(OperatorCall& call) {
+  const auto tensors = call.argument(0).toTensorVector();
+  const int64_t dim = c10::maybe_wrap_dim(call.argument(1).toInt(), tensors[0].dim() + 1);
+  std::vector<at::Tensor> rows;
+  for (const at::Tensor& tensor : tensors) {
+    TORCH_CHECK_VALUE(tensor.sizes() == tensors[0].sizes(), call.description(),
+                      ": tensors of one shape expected");
+    rows.push_back(tensor.unsqueeze(dim));
+  }
+  call.finish(at::cat(rows, dim));
+}
+
+}  // namespace
+
+void add_cat_rules(RuleTable& table) {
+  table["cat."] = cat_rule;
+  table["stack."] = stack_rule;
+}
+
+}  // namespace fsdp::internal

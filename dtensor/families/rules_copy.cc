@@ -1,0 +1,118 @@
+// Copies: clone, to(dtype), copy_ and set_. A plain tensor of the global shape stands for
+// the whole value: each rank takes its part, which is how a file saved without sharding
+// loads into DTensors.
+#include "dtensor/dtensor.h"
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/copy_layout.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
+
+#include <ATen/ExpandUtils.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+bool has_partial(const DTensorSpec& spec) {
+  return std::any_of(spec.placements.begin(), spec.placements.end(),
+                     [](const auto& p) { return p.is_partial(); });
+}
+
+// The spec of a fresh copy in the memory format the caller asked for.
+DTensorSpecPtr copied_spec(const at::Tensor& self, const c10::IValue* memory_format) {
+  auto strides = strides_of_copy(self, memory_format);
+  if (strides == spec_of(self)->stride) return spec_of(self);
+  DTensorSpec copied = *spec_of(self);
+  copied.stride = std::move(strides);
+  return intern_spec(std::move(copied));
+}
+
+void clone_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  auto spec = copied_spec(self, call.find_argument("memory_format"));
+  call.argument(0) = local_of(self);
+  auto results = call.run();
+  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
+}
+
+void to_copy_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const c10::IValue* device = call.find_argument("device");
+  TORCH_CHECK_NOT_IMPLEMENTED(device->isNone() || device->toDevice().type() == self.device().type(),
+                              call.description(), ": a DTensor stays on its mesh's device type, ",
+                              self.device().type(), ", got ", device->toDevice(),
+                              ". Move .to_local() or .full_tensor() instead.");
+  const c10::IValue* dtype = call.find_argument("dtype");
+  const bool exact = dtype->isNone() || dtype->toScalarType() == self.scalar_type();
+  // Rounding before a reduction is not rounding after it.
+  const at::Tensor whole =
+      exact ? self : redistribute_dtensor(self, without_partials(spec_of(self)->placements));
+  auto spec = copied_spec(whole, call.find_argument("memory_format"));
+  call.argument(0) = local_of(whole);
+  auto results = call.run();
+  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
+}
+
+// This rank's part of `source`, placed as `self`. A plain number stays one.
+at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const OperatorCall& call) {
+  const DTensorSpec& spec = *spec_of(self);
+  const bool same_shape = source.sizes() == self.sizes();
+  const bool fits = same_shape || at::is_expandable_to(source.sizes(), self.sizes());
+  if (is_dtensor(source)) {
+    TORCH_CHECK_VALUE(spec_of(source)->mesh == spec.mesh, call.description(),
+                      ": the meshes differ; copy from ", ".full_tensor() instead (rank ",
+                      spec.mesh.rank(), ")");
+    TORCH_CHECK_VALUE(fits, call.description(), ": the shapes differ (rank ", spec.mesh.rank(),
+                      ")");
+    const at::Tensor whole = same_shape ? source : source.expand(self.sizes());
+    return redistribute_local(local_of(whole), *spec_of(whole), spec.placements);
+  }
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !has_partial(spec), call.description(),
+      ": a plain value cannot be written to a Partial "
+      "tensor. Call .redistribute({Replicate()}) on it first (collective).");
+  TORCH_CHECK_VALUE(fits, call.description(), ": a plain source must have the global shape ",
+                    self.sizes(), ", got ", source.sizes(),
+                    "; write this rank's part through .to_local() (rank ", spec.mesh.rank(), ")");
+  return source.numel() == 1 ? source : local_part(source.expand(self.sizes()), spec);
+}
+
+void copy_into_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const at::Tensor source = call.argument(1).toTensor();
+  TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(self), call.description(),
+                              ": a plain tensor cannot take a DTensor's value. "
+                              "Copy from .full_tensor() (collective) or .to_local().");
+  call.argument(1) = part_for(self, source, call);
+  call.argument(0) = local_of(self);
+  call.run();
+  call.finish(self);
+}
+
+// A DTensor's memory belongs to its mesh: what would replace it is copied into it.
+void set_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const at::Tensor source = call.argument(1).toTensor();
+  TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(self), call.description(),
+                              ": a plain tensor cannot share a DTensor's memory. "
+                              "Use .full_tensor() (collective) or .to_local().");
+  TORCH_CHECK_VALUE(source.sizes() == self.sizes(), call.description(),
+                    ": the source must have the global shape ", self.sizes(), ", got ",
+                    source.sizes(), " (rank ", spec_of(self)->mesh.rank(), ")");
+  local_of(self).copy_(part_for(self, source, call));
+  call.finish(self);
+}
+
+}  // namespace
+
+void add_copy_rules(RuleTable& table) {
+  table["clone"] = clone_rule;
+  table["_to_copy"] = to_copy_rule;
+  table["copy_"] = copy_into_rule;
+  table["set_.source_Tensor"] = set_rule;
+}
+
+}  // namespace fsdp::internal

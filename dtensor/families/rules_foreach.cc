@@ -1,0 +1,137 @@
+// _foreach_ operators: element i of every list together obey the rule of the elementwise
+// operator.
+#include "dtensor/dtensor.h"
+#include "dtensor/families/pointwise.h"
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/dtensor_impl.h"
+
+#include <ATen/ops/max.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// The arguments of a foreach operator: lists of one length, and single tensors that meet
+// every element.
+class Lists {
+ public:
+  explicit Lists(const OperatorCall& call) {
+    for (size_t i = 0; i < call.argument_count(); ++i) {
+      const c10::IValue& argument = call.argument(i);
+      if (argument.isTensorList()) {
+        list_arguments_.push_back(i);
+        lists_.push_back(argument.toTensorVector());
+      } else if (argument.isTensor() && argument.toTensor().defined() && !is_scalar_list(call, i)) {
+        single_arguments_.push_back(i);
+        singles_.push_back(argument.toTensor());
+      }
+    }
+    const auto& written = call.traits().written;
+    const auto it = written.empty()
+                        ? list_arguments_.end()
+                        : std::find(list_arguments_.begin(), list_arguments_.end(), written[0]);
+    if (it != list_arguments_.end()) written_ = static_cast<size_t>(it - list_arguments_.begin());
+  }
+
+  size_t length() const { return lists_[0].size(); }
+
+  // Replaces element i by local tensors. Returns the result's spec, null where no DTensor
+  // is involved.
+  DTensorSpecPtr localize(size_t i, Linearity linearity, const OperatorCall& call) {
+    std::vector<at::Tensor> operands;
+    operands.reserve(lists_.size() + singles_.size());
+    for (const auto& list : lists_) operands.push_back(list.at(i));
+    operands.insert(operands.end(), singles_.begin(), singles_.end());
+    if (std::none_of(operands.begin(), operands.end(), is_dtensor)) return nullptr;
+    auto plan = plan_pointwise({call, operands, written_, linearity});
+    for (size_t k = 0; k < lists_.size(); ++k) lists_[k][i] = std::move(plan.locals[k]);
+    local_singles_.assign(plan.locals.begin() + static_cast<std::ptrdiff_t>(lists_.size()),
+                          plan.locals.end());
+    return plan.result;
+  }
+
+  void put_back(OperatorCall& call) {
+    for (size_t k = 0; k < lists_.size(); ++k)
+      call.argument(list_arguments_[k]) = std::move(lists_[k]);
+    for (size_t k = 0; k < local_singles_.size(); ++k)
+      call.argument(single_arguments_[k]) = local_singles_[k];
+  }
+
+ private:
+  // _foreach_addcmul.Tensor and its like take their scalars, one per element, as a plain
+  // tensor.
+  static bool is_scalar_list(const OperatorCall& call, size_t i) {
+    if (call.handle().schema().arguments()[i].name() != "scalars") return false;
+    TORCH_CHECK_VALUE(!is_dtensor(call.argument(i).toTensor()), call.name(),
+                      ": scalars: a DTensor; pass ", ".full_tensor() (collective)");
+    return true;
+  }
+
+  std::vector<size_t> list_arguments_;
+  std::vector<size_t> single_arguments_;
+  std::vector<std::vector<at::Tensor>> lists_;
+  std::vector<at::Tensor> singles_;
+  std::vector<at::Tensor> local_singles_;
+  std::optional<size_t> written_;
+};
+
+template <Linearity linearity>
+void foreach_rule(OperatorCall& call) {
+  Lists lists(call);
+  std::vector<DTensorSpecPtr> specs;
+  specs.reserve(lists.length());
+  for (size_t i = 0; i < lists.length(); ++i) specs.push_back(lists.localize(i, linearity, call));
+  lists.put_back(call);
+  auto results = call.run();
+  if (!results.empty()) {
+    auto tensors = results[0].toTensorVector();
+    for (size_t i = 0; i < tensors.size(); ++i) {
+      if (specs[i]) tensors[i] = make_dtensor(tensors[i], specs[i]);
+    }
+    results[0] = std::move(tensors);
+  }
+  call.finish(std::move(results));
+}
+
+void foreach_copy_rule(OperatorCall& call) {
+  const auto written = call.argument(0).toTensorVector();
+  const auto source = call.argument(1).toTensorVector();
+  for (size_t i = 0; i < written.size(); ++i) written[i].copy_(source.at(i));
+  call.finish(std::vector<c10::IValue>{});
+}
+
+void foreach_max_rule(OperatorCall& call) {
+  auto maxima = call.argument(0).toTensorVector();
+  for (at::Tensor& tensor : maxima) tensor = tensor.max();
+  call.finish(std::move(maxima));
+}
+
+constexpr const char* kPlain[] = {
+    "abs",       "acos", "addcdiv",    "addcmul", "asin",  "atan",    "ceil",  "clamp_max",
+    "clamp_min", "cos",  "cosh",       "erf",     "erfc",  "exp",     "expm1", "floor",
+    "frac",      "lerp", "lgamma",     "log",     "log10", "log1p",   "log2",  "maximum",
+    "minimum",   "pow",  "reciprocal", "round",   "rsqrt", "sigmoid", "sign",  "sin",
+    "sinh",      "sqrt", "tan",        "tanh",    "trunc"};
+
+}  // namespace
+
+void add_foreach_rules(RuleTable& table) {
+  const auto add = [&table](const std::string& name, Rule rule) {
+    add_with_in_place(table, "_foreach_" + name, rule);
+  };
+  for (const char* name : kPlain) add(name, foreach_rule<Linearity::kNone>);
+  for (const char* name : {"add", "sub"}) add(name, foreach_rule<Linearity::kSum>);
+  for (const char* name : {"add.Scalar", "add.ScalarList", "sub.Scalar", "sub.ScalarList"}) {
+    add(name, foreach_rule<Linearity::kNone>);
+  }
+  for (const char* name : {"mul", "div"}) add(name, foreach_rule<Linearity::kScale>);
+  add("neg", foreach_rule<Linearity::kUnary>);
+  add("zero", foreach_rule<Linearity::kAny>);
+  table["_foreach_copy_"] = foreach_copy_rule;
+  table["_foreach_max."] = foreach_max_rule;
+}
+
+}  // namespace fsdp::internal

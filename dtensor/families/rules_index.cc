@@ -1,0 +1,185 @@
+// Indexing by tensors of indices along dimensions that are whole on every rank. The
+// indices are the same on all ranks: plain tensors or DTensors, which are gathered.
+#include "dtensor/dtensor.h"
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/whole_dims.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/WrapDimMinimal.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// Collective for a DTensor that is not replicated.
+at::Tensor plain_indices(const at::Tensor& indices) {
+  if (!is_dtensor(indices)) return indices;
+  const DTensorSpec& spec = *spec_of(indices);
+  return redistribute_local(local_of(indices), spec,
+                            std::vector<Placement>(spec.placements.size(), Replicate{}));
+}
+
+at::Tensor without_memory(const at::Tensor& tensor) {
+  return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
+}
+
+void index_select_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const at::Tensor indices = plain_indices(call.argument(2).toTensor());
+  TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
+                    ": a plain tensor indexed by a DTensor; index with its ",
+                    ".full_tensor() (collective)");
+  DTensorSpec spec = *spec_of(self);
+  const int64_t dim = c10::maybe_wrap_dim(call.argument(1).toInt(), self.dim());
+  check_whole_dims(call, spec, {dim});
+  if (self.dim() > 0) spec.shape[static_cast<size_t>(dim)] = indices.numel();
+  spec.stride = contiguous_strides(spec.shape);
+  call.argument(0) = local_of(self);
+  call.argument(2) = indices;
+  auto results = call.run();
+  call.finish(make_dtensor(results[0].toTensor(), intern_spec(std::move(spec))));
+}
+
+// index.Tensor(self, Tensor?[] indices): dimension i is indexed by indices[i].
+struct Indexing {
+  c10::List<std::optional<at::Tensor>> plain;
+  c10::List<std::optional<at::Tensor>> meta;
+  std::vector<int64_t> dims;  // the dimensions indexed
+  int64_t index_ndim = 0;     // of all indices broadcast together
+
+  // Where another dimension goes: the dimensions of the indices stand where the indexed
+  // ones stood side by side, else come first.
+  int64_t dim_after(int64_t dim) const {
+    const auto before =
+        std::count_if(dims.begin(), dims.end(), [dim](int64_t d) { return d < dim; });
+    const bool adjacent = dims.back() - dims.front() + 1 == static_cast<int64_t>(dims.size());
+    return dim - before + (adjacent && dim < dims.front() ? 0 : index_ndim);
+  }
+};
+
+Indexing indexing_of(const OperatorCall& call) {
+  Indexing indexing;
+  int64_t dim = 0;
+  for (const c10::IValue& element : call.argument(1).toListRef()) {
+    const bool given = element.isTensor() && element.toTensor().defined();
+    std::optional<at::Tensor> plain;
+    if (given) {
+      const at::Tensor& indices = element.toTensor();
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          indices.scalar_type() == at::kLong || indices.scalar_type() == at::kInt,
+          call.description(),
+          ": how many elements a mask selects differs from rank to rank. "
+          "Use at::where or masked_fill, or .full_tensor() (collective).");
+      plain = plain_indices(indices);
+      indexing.dims.push_back(dim);
+      indexing.index_ndim = std::max(indexing.index_ndim, plain->dim());
+    }
+    indexing.meta.push_back(given ? std::optional(without_memory(*plain)) : std::nullopt);
+    indexing.plain.push_back(std::move(plain));
+    ++dim;
+  }
+  TORCH_CHECK_VALUE(!indexing.dims.empty(), call.description(), ": indices: none given");
+  return indexing;
+}
+
+void index_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
+                    ": a plain tensor indexed by a DTensor; index with its ",
+                    ".full_tensor() (collective)");
+  const Indexing indexing = indexing_of(call);
+  DTensorSpec spec = *spec_of(self);
+  check_whole_dims(call, spec, indexing.dims);
+  torch::jit::Stack stack{without_memory(self), indexing.meta};
+  call.handle().callBoxed(&stack);
+  spec.shape = stack[0].toTensor().sizes().vec();
+  spec.stride = contiguous_strides(spec.shape);
+  for (auto& placement : spec.placements) {
+    if (!placement.is_shard()) continue;
+    const bool indexed =
+        std::count(indexing.dims.begin(), indexing.dims.end(), placement.shard_dim()) > 0;
+    placement = indexed ? Placement(Replicate{})
+                        : Placement(Shard{indexing.dim_after(placement.shard_dim())});
+  }
+  call.argument(0) = local_of(self);
+  call.argument(1) = indexing.plain;
+  auto results = call.run();
+  call.finish(make_dtensor(results[0].toTensor(), intern_spec(std::move(spec))));
+}
+
+// index_fill_(dim, index, value), index_add_(dim, index, source, alpha), index_copy_(dim,
+// index, source).
+void write_at_indices_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
+                    " writes a plain tensor from DTensors; use .full_tensor() "
+                    "(collective)");
+  const DTensorSpec& spec = *spec_of(self);
+  check_whole_dims(call, spec, {c10::maybe_wrap_dim(call.argument(1).toInt(), self.dim())});
+  for (const auto& placement : spec.placements) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_partial(), call.description(),
+                                ": a Partial tensor cannot be written at "
+                                "indices. Call .redistribute({Replicate()}) first (collective).");
+  }
+  call.argument(2) = plain_indices(call.argument(2).toTensor());
+  if (call.argument(3).isTensor() && call.argument(3).toTensor().dim() == self.dim() &&
+      self.dim() > 0) {
+    const at::Tensor source = call.argument(3).toTensor();
+    TORCH_CHECK_VALUE(is_dtensor(source) && spec_of(source)->mesh == spec.mesh, call.description(),
+                      ": source: ", "expected a DTensor on ", spec.mesh, " (rank ",
+                      spec.mesh.rank(), ")");
+    call.argument(3) = redistribute_local(local_of(source), *spec_of(source), spec.placements);
+  } else if (call.argument(3).isTensor()) {
+    call.argument(3) = plain_indices(call.argument(3).toTensor());
+  }
+  call.argument(0) = local_of(self);
+  call.run();
+  call.finish(self);
+}
+
+// The gradient of select and slice: zeros of the whole shape, laid as the gradient, with
+// it in the middle.
+template <bool is_select>
+void backward_rule(OperatorCall& call) {
+  const at::Tensor grad = call.argument(0).toTensor();
+  const auto shape = call.argument(1).toIntVector();
+  const int64_t dim =
+      c10::maybe_wrap_dim(call.argument(2).toInt(), static_cast<int64_t>(shape.size()));
+  DTensorSpec spec = *spec_of(grad);
+  spec.placements = without_partials(spec.placements);
+  const at::Tensor whole_grad = redistribute_dtensor(grad, spec.placements);
+  for (auto& placement : spec.placements) {
+    if (is_select && placement.is_shard() && placement.shard_dim() >= dim)
+      placement = Shard{placement.shard_dim() + 1};
+  }
+  check_whole_dims(call, spec, {dim});
+  spec.shape = shape;
+  spec.stride = contiguous_strides(shape);
+  auto interned = intern_spec(std::move(spec));
+  std::vector<int64_t> local_shape;
+  for (const Chunk& chunk : local_box(*interned)) local_shape.push_back(chunk.length);
+  call.argument(0) = local_of(whole_grad);
+  call.argument(1) = local_shape;
+  auto results = call.run();
+  call.finish(make_dtensor(results[0].toTensor(), std::move(interned)));
+}
+
+}  // namespace
+
+void add_index_rules(RuleTable& table) {
+  table["index_select."] = index_select_rule;
+  table["index.Tensor"] = index_rule;
+  for (const char* name :
+       {"index_fill_.int_Scalar", "index_fill_.int_Tensor", "index_add_", "index_copy_"}) {
+    table[name] = write_at_indices_rule;
+  }
+  table["select_backward."] = backward_rule<true>;
+  table["slice_backward."] = backward_rule<false>;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,59 @@
+// Random numbers: every rank draws the whole tensor and keeps its part, so that the same
+// seed gives the same values on any number of ranks. Costs the memory of the whole tensor
+// while it runs. Local; ranks must share the seed.
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+at::Tensor whole_like(const at::Tensor& self) {
+  const DTensorSpec& spec = *spec_of(self);
+  return at::empty_strided(spec.shape, spec.stride, local_of(self).options());
+}
+
+void fill_randomly_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const DTensorSpec& spec = *spec_of(self);
+  for (const auto& placement : spec.placements) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_partial(), call.description(),
+                                ": random numbers have no Partial form. "
+                                "Call .redistribute({Replicate()}) first (collective).");
+  }
+  call.argument(0) = whole_like(self);
+  auto results = call.run();
+  local_of(self).copy_(local_part(results[0].toTensor(), spec));
+  call.finish(self);
+}
+
+void random_like_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  DTensorSpec spec = *spec_of(self);
+  spec.placements = without_partials(spec.placements);
+  call.argument(0) = whole_like(self);
+  auto results = call.run();
+  const at::Tensor whole = results[0].toTensor();
+  spec.stride = whole.strides().vec();
+  const at::Tensor part = local_part(whole, spec).clone();
+  call.finish(make_dtensor(part, intern_spec(std::move(spec))));
+}
+
+}  // namespace
+
+void add_random_rules(RuleTable& table) {
+  for (const char* name : {"normal_", "uniform_", "bernoulli_.float", "random_", "exponential_",
+                           "cauchy_", "geometric_", "log_normal_"}) {
+    table[name] = fill_randomly_rule;
+  }
+  for (const char* name : {"rand_like", "randn_like", "randint_like"})
+    table[name] = random_like_rule;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,77 @@
+// Operators that hand a C++ value to the caller: item() and equal(). The value is the
+// true one, the same on all ranks; collective over the mesh dimensions along which the
+// tensor is cut or Partial.
+#include "dtensor/dtensor.h"
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+std::vector<Placement> all_replicated(const DTensorSpec& spec) {
+  return std::vector<Placement>(spec.placements.size(), Replicate{});
+}
+
+void item_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const DTensorSpec& spec = *spec_of(self);
+  TORCH_CHECK(self.numel() == 1, call.description(),
+              ": only a tensor of one element has a value, got shape ", self.sizes());
+  call.argument(0) = redistribute_local(local_of(self), spec, all_replicated(spec));
+  auto results = call.run();
+  call.finish(std::move(results));
+}
+
+at::Tensor placed_like(const at::Tensor& other, const DTensorSpec& spec, const OperatorCall& call) {
+  if (!is_dtensor(other)) return local_part(other, spec);
+  TORCH_CHECK_VALUE(spec_of(other)->mesh == spec.mesh, call.description(),
+                    ": the meshes differ; compare "
+                    ".full_tensor() of both (rank ",
+                    spec.mesh.rank(), ")");
+  return redistribute_local(local_of(other), *spec_of(other), spec.placements);
+}
+
+// True where it is true on every rank.
+bool agreed(bool own, const DTensorSpec& spec) {
+  DTensorSpec verdict{spec.mesh, {}, {}, {}};
+  for (const auto& placement : spec.placements) {
+    verdict.placements.push_back(placement.is_shard() ? Placement(Partial{Partial::Op::kMin})
+                                                      : Placement(Replicate{}));
+  }
+  const at::Tensor vote =
+      at::full({}, own ? 1 : 0, at::TensorOptions(at::kInt).device(spec.mesh.device_type()));
+  return redistribute_local(vote, verdict, all_replicated(spec)).item<int32_t>() == 1;
+}
+
+void equal_rule(OperatorCall& call) {
+  const at::Tensor a = call.argument(0).toTensor();
+  const at::Tensor b = call.argument(1).toTensor();
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return call.finish(false);
+  const at::Tensor& model = is_dtensor(a) ? a : b;
+  const at::Tensor whole =
+      redistribute_dtensor(model, without_partials(spec_of(model)->placements));
+  const DTensorSpec& spec = *spec_of(whole);
+  const at::Tensor other = placed_like(is_dtensor(a) ? b : a, spec, call);
+  call.finish(agreed(at::equal(local_of(whole), other), spec));
+}
+
+}  // namespace
+
+void add_value_rules(RuleTable& table) {
+  table["_local_scalar_dense"] = item_rule;
+  table["equal"] = equal_rule;
+  table["allclose"] = decompose_rule;
+  for (const char* name : {"__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__"}) {
+    table[name] = decompose_rule;
+  }
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,251 @@
+// Views of DTensors. A view of the local tensor is made and wrapped, so writes through it
+// reach the original. Shards follow their dimension; a view that would need another cut
+// throws.
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/WrapDimMinimal.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <functional>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// The same DTensor in a new tensor object, owner and all.
+at::Tensor aliased(const at::Tensor& self) {
+  return make_dtensor_view(self, local_of(self), spec_of(self));
+}
+
+void alias_rule(OperatorCall& call) { call.finish(aliased(call.argument(0).toTensor())); }
+
+// Global geometry after the view, from the operator itself on a tensor without memory.
+c10::IValue viewed_geometry(const OperatorCall& call, const at::Tensor& self,
+                            torch::jit::Stack arguments) {
+  arguments[0] = at::empty_strided(self.sizes(), self.strides(), self.options().device(c10::kMeta));
+  call.handle().callBoxed(&arguments);
+  return std::move(arguments[0]);
+}
+
+// Where each tensor dimension goes; -1: away.
+using DimMap = std::function<int64_t(int64_t dim)>;
+
+// Where `self` lies after a view that gives it `geometry`.
+DTensorSpecPtr viewed_spec(const OperatorCall& call, const at::Tensor& self,
+                           const at::Tensor& geometry, const DimMap& dim_map) {
+  DTensorSpec spec = *spec_of(self);
+  for (size_t m = 0; m < spec.placements.size(); ++m) {
+    auto& placement = spec.placements[m];
+    if (!placement.is_shard()) continue;
+    const int64_t dim = dim_map(placement.shard_dim());
+    if (dim < 0 && spec.mesh.size(static_cast<int64_t>(m)) == 1) {
+      placement = Replicate{};
+      continue;
+    }
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        dim >= 0, call.description(), ": the view changes dimension ", placement.shard_dim(),
+        ", which is cut across ranks. Call .redistribute({Replicate()}) or .full_tensor() "
+        "first (collective), or work on .to_local().");
+    placement = Shard{dim};
+  }
+  spec.shape = geometry.sizes().vec();
+  spec.stride = geometry.strides().vec();
+  return intern_spec(std::move(spec));
+}
+
+void finish_view(OperatorCall& call, const DimMap& dim_map) {
+  const at::Tensor self = call.argument(0).toTensor();
+  auto spec =
+      viewed_spec(call, self, viewed_geometry(call, self, call.arguments()).toTensor(), dim_map);
+  call.argument(0) = local_of(self);
+  auto results = call.run();
+  call.finish(make_dtensor_view(self, results[0].toTensor(), std::move(spec)));
+}
+
+// The same for operators that give a list of views.
+void finish_views(OperatorCall& call, const DimMap& dim_map) {
+  const at::Tensor self = call.argument(0).toTensor();
+  std::vector<DTensorSpecPtr> specs;
+  for (const at::Tensor& geometry :
+       viewed_geometry(call, self, call.arguments()).toTensorVector()) {
+    specs.push_back(viewed_spec(call, self, geometry, dim_map));
+  }
+  call.argument(0) = local_of(self);
+  auto views = call.run()[0].toTensorVector();
+  for (size_t i = 0; i < views.size(); ++i)
+    views[i] = make_dtensor_view(self, views[i], std::move(specs[i]));
+  call.finish(std::move(views));
+}
+
+int64_t wrapped(const c10::IValue& dim, int64_t ndim) {
+  return c10::maybe_wrap_dim(dim.toInt(), ndim);
+}
+
+void transpose_rule(OperatorCall& call) {
+  const int64_t ndim = call.argument(0).toTensor().dim();
+  const bool is_t = call.argument_count() == 1;
+  const int64_t a = is_t ? 0 : wrapped(call.argument(1), ndim);
+  const int64_t b = is_t ? ndim - 1 : wrapped(call.argument(2), ndim);
+  finish_view(call, [=](int64_t d) { return d == a ? b : d == b ? a : d; });
+}
+
+void permute_rule(OperatorCall& call) {
+  const int64_t ndim = call.argument(0).toTensor().dim();
+  auto order = call.argument(1).toIntVector();
+  for (int64_t& d : order) d = c10::maybe_wrap_dim(d, ndim);
+  finish_view(call, [order](int64_t d) {
+    return std::find(order.begin(), order.end(), d) - order.begin();
+  });
+}
+
+void unsqueeze_rule(OperatorCall& call) {
+  const int64_t at =
+      c10::maybe_wrap_dim(call.argument(1).toInt(), call.argument(0).toTensor().dim() + 1);
+  finish_view(call, [at](int64_t d) { return d >= at ? d + 1 : d; });
+}
+
+// select: the dimension goes away.
+void select_rule(OperatorCall& call) {
+  const int64_t at = wrapped(call.argument(1), call.argument(0).toTensor().dim());
+  finish_view(call, [at](int64_t d) { return d == at ? -1 : d > at ? d - 1 : d; });
+}
+
+// slice: the dimension stays but is another.
+void slice_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const int64_t at = wrapped(call.argument(1), self.dim());
+  const at::Tensor geometry = viewed_geometry(call, self, call.arguments()).toTensor();
+  if (geometry.sizes() == self.sizes()) return call.finish(aliased(self));
+  finish_view(call, [at](int64_t d) { return d == at ? -1 : d; });
+}
+
+// split: as slice, many times.
+void split_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const int64_t at = wrapped(*call.find_argument("dim"), self.dim());
+  finish_views(call, [at](int64_t d) { return d == at ? -1 : d; });
+}
+
+// unbind: as select, many times.
+void unbind_rule(OperatorCall& call) {
+  const int64_t at = wrapped(call.argument(1), call.argument(0).toTensor().dim());
+  finish_views(call, [at](int64_t d) { return d == at ? -1 : d > at ? d - 1 : d; });
+}
+
+// diagonal: two dimensions go away and their diagonal comes last.
+void diagonal_rule(OperatorCall& call) {
+  const int64_t ndim = call.argument(0).toTensor().dim();
+  const int64_t a = wrapped(*call.find_argument("dim1"), ndim);
+  const int64_t b = wrapped(*call.find_argument("dim2"), ndim);
+  finish_view(call, [a, b](int64_t d) { return d == a || d == b ? -1 : d - (d > a) - (d > b); });
+}
+
+// unfold: windows over one dimension, whose elements come last.
+void unfold_rule(OperatorCall& call) {
+  const int64_t at = wrapped(call.argument(1), call.argument(0).toTensor().dim());
+  finish_view(call, [at](int64_t d) { return d == at ? -1 : d; });
+}
+
+// Another dtype over the same bytes; the last dimension changes unless the elements are
+// of the same size.
+void view_dtype_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const bool same = static_cast<int64_t>(c10::elementSize(call.argument(1).toScalarType())) ==
+                    self.element_size();
+  const int64_t last = self.dim() - 1;
+  finish_view(call, [same, last](int64_t d) { return same || d != last ? d : -1; });
+}
+
+// view_as_real and view_as_complex (a last dimension of 2 comes and goes), _conj,
+// _neg_view.
+void every_dim_stays_rule(OperatorCall& call) {
+  const int64_t last = call.argument(0).toTensor().dim() - 1;
+  const bool drops_last = call.handle().operator_name().name == "aten::view_as_complex";
+  finish_view(call, [drops_last, last](int64_t d) { return drops_last && d == last ? -1 : d; });
+}
+
+// Dimensions of size 1 go away; shards of them only where nothing is cut.
+void squeeze_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  std::vector<bool> gone(static_cast<size_t>(self.dim()), call.argument_count() == 1);
+  if (call.argument_count() > 1) {
+    const auto given = call.argument(1).isInt() ? std::vector<int64_t>{call.argument(1).toInt()}
+                                                : call.argument(1).toIntVector();
+    for (int64_t d : given) {
+      if (self.dim() > 0) gone[static_cast<size_t>(c10::maybe_wrap_dim(d, self.dim()))] = true;
+    }
+  }
+  std::vector<int64_t> kept;
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    if (!gone[static_cast<size_t>(d)] || self.size(d) != 1) kept.push_back(d);
+  }
+  const DTensorSpec& spec = *spec_of(self);
+  for (size_t m = 0; m < spec.placements.size(); ++m) {
+    const auto& placement = spec.placements[m];
+    const bool empty_parts = placement.is_shard() && self.size(placement.shard_dim()) == 1 &&
+                             spec.mesh.size(static_cast<int64_t>(m)) > 1;
+    TORCH_CHECK_NOT_IMPLEMENTED(!empty_parts, call.description(),
+                                ": a dimension of size 1 is cut across ranks. Call "
+                                ".redistribute({Replicate()}) first (collective).");
+  }
+  finish_view(call, [kept](int64_t d) {
+    const auto it = std::find(kept.begin(), kept.end(), d);
+    return it == kept.end() ? -1 : it - kept.begin();
+  });
+}
+
+// expand: every dimension but those of size 1 stays.
+void expand_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  auto size = call.argument(1).toIntVector();
+  const int64_t shift = static_cast<int64_t>(size.size()) - self.dim();
+  const auto is_expanded = [&](int64_t d) {
+    const int64_t wanted = size[static_cast<size_t>(d + shift)];
+    return wanted != -1 && wanted != self.size(d);
+  };
+  const DTensorSpec& before = *spec_of(self);
+  for (size_t m = 0; m < before.placements.size(); ++m) {
+    if (!before.placements[m].is_shard() || before.mesh.size(static_cast<int64_t>(m)) == 1)
+      continue;
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !is_expanded(before.placements[m].shard_dim()), call.description(),
+        ": a dimension cut "
+        "across ranks cannot be expanded. Call .redistribute({Replicate()}) first "
+        "(collective).");
+  }
+  auto spec = viewed_spec(call, self, viewed_geometry(call, self, call.arguments()).toTensor(),
+                          [&](int64_t d) { return is_expanded(d) ? -1 : d + shift; });
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    if (!is_expanded(d)) size[static_cast<size_t>(d + shift)] = -1;
+  }
+  call.argument(0) = local_of(self);
+  call.argument(1) = size;
+  auto results = call.run();
+  call.finish(make_dtensor_view(self, results[0].toTensor(), std::move(spec)));
+}
+
+}  // namespace
+
+void add_view_rules(RuleTable& table) {
+  for (const char* name : {"detach", "alias"}) table[name] = alias_rule;
+  for (const char* name : {"t", "transpose.int"}) table[name] = transpose_rule;
+  for (const char* name : {"squeeze.", "squeeze.dim", "squeeze.dims"}) table[name] = squeeze_rule;
+  table["permute"] = permute_rule;
+  table["unsqueeze"] = unsqueeze_rule;
+  table["select.int"] = select_rule;
+  table["slice.Tensor"] = slice_rule;
+  table["expand"] = expand_rule;
+  for (const char* name : {"split.Tensor", "split_with_sizes."}) table[name] = split_rule;
+  table["unbind.int"] = unbind_rule;
+  table["diagonal."] = diagonal_rule;
+  table["unfold."] = unfold_rule;
+  table["view.dtype"] = view_dtype_rule;
+  for (const char* name : {"view_as_real", "view_as_complex", "_conj", "_neg_view"})
+    table[name] = every_dim_stays_rule;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,96 @@
+#include "dtensor/internal/dispatch.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/dtensor_key.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <memory>
+#include <utility>
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+void tell_owner(const at::Tensor& written) {
+  if (!is_dtensor(written)) return;
+  if (auto* const owner = owner_of(written)) owner->before_write(written);
+}
+
+void tell_owners(const OperatorCall& call) {
+  for (size_t index : call.traits().written) {
+    const c10::IValue& argument = call.argument(index);
+    if (argument.isTensor()) tell_owner(argument.toTensor());
+    if (argument.isTensorList()) {
+      for (const at::Tensor& tensor : argument.toTensorVector()) tell_owner(tensor);
+    }
+  }
+}
+
+void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,
+              c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  OperatorCall call(op, traits, keys, stack);
+  tell_owners(call);
+  rule(call);
+}
+
+class RuleKernel final : public c10::OperatorKernel {
+ public:
+  RuleKernel(Rule rule, const c10::OperatorHandle& op) : rule_(rule), traits_(op) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    run_rule(rule_, traits_, op, keys, stack);
+  }
+
+ private:
+  Rule rule_;
+  OperatorTraits traits_;
+};
+
+// Operators that only a composite kernel implements reach the DTensor key where autograd,
+// which would have taken them apart, is switched off; operators registered later have no
+// kernel of ours.
+void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  run_rule(composite ? decompose_rule : rule_of(op.operator_name()), OperatorTraits(op), op, keys,
+           stack);
+}
+
+using Handles = std::vector<c10::RegistrationHandleRAII>;
+
+void register_rules(Handles& handles) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto op = dispatcher.findOp(name);
+    if (!op || !op->hasSchema()) continue;
+    const Rule special = special_rule_of(name);
+    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+        special == nullptr)
+      continue;
+    auto kernel = std::make_unique<RuleKernel>(special != nullptr ? special : no_rule, *op);
+    handles.push_back(dispatcher.registerImpl(
+        name, kDTensorKey, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
+        std::nullopt, nullptr, "fsdp DTensor"));
+  }
+}
+
+}  // namespace
+
+void install_dtensor_kernels() {
+  // Never destroyed: tensors may outlive static destruction, and the dispatcher may be
+  // gone by then.
+  static const auto* const installed = [] {
+    auto* const handles = new Handles;
+    register_rules(*handles);
+    handles->push_back(c10::Dispatcher::singleton().registerFallback(
+        kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "fsdp DTensor"));
+    return handles;
+  }();
+  static_cast<void>(installed);
+}
+
+}  // namespace fsdp::internal

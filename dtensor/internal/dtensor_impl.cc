@@ -1,0 +1,124 @@
+#include "dtensor/internal/dtensor_impl.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_key.h"
+
+#include <c10/core/TensorImpl.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <utility>
+
+namespace fsdp {
+
+bool is_dtensor(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(internal::kDTensorKey);
+}
+
+}  // namespace fsdp
+
+namespace fsdp::internal {
+namespace {
+
+constexpr const char* kNoStorage =
+    "A DTensor has no storage of its own, so its data cannot be read or written directly. Use "
+    "fsdp::DTensor(tensor).to_local() for this rank's part (local), or .full_tensor() for the "
+    "whole value "
+    "(collective over the mesh). To save a whole "
+    "model, call torch::save while a fsdp::SummonFullParams lives.";
+
+struct DTensorMeta final : c10::BackendMeta {
+  DTensorMeta(at::Tensor local_tensor, DTensorSpecPtr spec_ptr,
+              c10::intrusive_ptr<DTensorOwner> owner_ptr)
+      : local(std::move(local_tensor)), spec(std::move(spec_ptr)), owner(std::move(owner_ptr)) {}
+
+  at::Tensor local;
+  DTensorSpecPtr spec;
+  c10::intrusive_ptr<DTensorOwner> owner;
+};
+
+const DTensorMeta& meta_of(const at::Tensor& tensor) {
+  TORCH_INTERNAL_ASSERT(is_dtensor(tensor), "not a DTensor");
+  auto* const meta = tensor.unsafeGetTensorImpl()->get_backend_meta();
+  TORCH_INTERNAL_ASSERT(meta != nullptr, "a DTensor lost its metadata");
+  return *static_cast<const DTensorMeta*>(meta);
+}
+
+// Lets go of what the metadata owns with the last tensor, even while weak references
+// remain: the owner refers to its DTensor weakly, and a plain TensorImpl keeps its
+// metadata until the last weak reference is gone.
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  using c10::TensorImpl::TensorImpl;
+
+  // What Tensor::set_data comes to. A plain tensor's data would turn a DTensor into a
+  // plain tensor without a word.
+  void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& impl) override {
+    TORCH_CHECK_VALUE(
+        impl->key_set().has(kDTensorKey), "set_data on a DTensor of shape ", sizes(),
+        " with a plain ", "tensor of shape ", impl->sizes(),
+        ": a DTensor's memory belongs to its mesh. Write with "
+        "copy_(), which takes this rank's part of a plain tensor of the global shape.");
+    c10::TensorImpl::shallow_copy_from(impl);
+  }
+
+  void release_resources() override {
+    c10::TensorImpl::release_resources();
+    extra_meta_.reset();
+  }
+};
+
+}  // namespace
+
+at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
+                        c10::intrusive_ptr<DTensorOwner> owner) {
+  install_dtensor_kernels();
+  // The constructor adds the device's autograd keys (and leaves them out in inference
+  // mode).
+  auto keys = c10::DispatchKeySet(
+      c10::computeDispatchKey(local.scalar_type(), c10::kStrided, local.device()));
+  keys = keys.add(kDTensorKey);
+  if (owner) keys = keys | owner->extra_keys();
+  auto impl = c10::make_intrusive<DTensorImpl>(keys, local.dtype(), local.device());
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoStorage);
+  impl->set_sizes_and_strides(spec->shape, spec->stride);
+  impl->set_backend_meta(
+      c10::make_intrusive<DTensorMeta>(local, std::move(spec), std::move(owner)));
+  return at::Tensor(std::move(impl));
+}
+
+at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpecPtr spec) {
+  auto* const source = base.unsafeGetTensorImpl();
+  if (local.scalar_type() != base.scalar_type()) {
+    at::Tensor view = make_dtensor(local, std::move(spec), meta_of(base).owner);
+    view.unsafeGetTensorImpl()->set_version_counter(source->version_counter());
+    return view;
+  }
+  auto impl = source->shallow_copy_and_detach(source->version_counter(),
+                                              /*allow_tensor_metadata_change=*/true);
+  impl->set_sizes_and_strides(spec->shape, spec->stride);
+  impl->set_backend_meta(
+      c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta_of(base).owner));
+  return at::Tensor(std::move(impl));
+}
+
+void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
+  const auto& meta = meta_of(dtensor);
+  dtensor.unsafeGetTensorImpl()->set_backend_meta(
+      c10::make_intrusive<DTensorMeta>(local, meta.spec, meta.owner));
+}
+
+const DTensorSpecPtr& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
+uint32_t local_version_of(const at::Tensor& tensor) {
+  return static_cast<uint32_t>(meta_of(tensor).local._version());
+}
+
+const at::Tensor& local_of(const at::Tensor& tensor) {
+  const auto& meta = meta_of(tensor);
+  if (meta.owner) meta.owner->before_read(tensor);
+  return meta.local;
+}
+DTensorOwner* owner_of(const at::Tensor& tensor) { return meta_of(tensor).owner.get(); }
+
+}  // namespace fsdp::internal

@@ -1,0 +1,115 @@
+#include "dtensor/internal/dtensor_spec.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <mutex>
+#include <sstream>
+#include <unordered_map>
+
+namespace fsdp::internal {
+namespace {
+
+// Equal meshes of two ranks in one process (ranks as threads) or of two jobs after
+// another have other groups: a spec is shared only where its collectives reach the same
+// peers from the same place.
+bool same_groups(const DeviceMesh& a, const DeviceMesh& b) {
+  if (a.rank() != b.rank()) return false;
+  for (int64_t m = 0; m < a.ndim(); ++m) {
+    if (a.group(m).get() != b.group(m).get()) return false;
+  }
+  return true;
+}
+
+size_t hash_of(const DTensorSpec& spec) {
+  size_t hash = spec.mesh.hash();
+  const auto mix = [&hash](size_t value) { hash = hash * 1000003 ^ value; };
+  for (const auto& placement : spec.placements) mix(placement.hash());
+  for (int64_t size : spec.shape) mix(static_cast<size_t>(size));
+  for (int64_t stride : spec.stride) mix(static_cast<size_t>(stride));
+  return hash;
+}
+
+bool is_linear(Partial::Op op) { return op == Partial::Op::kSum || op == Partial::Op::kAvg; }
+
+void check_partials_commute(const DTensorSpec& spec) {
+  const Placement* first = nullptr;
+  for (const auto& placement : spec.placements) {
+    if (!placement.is_partial()) continue;
+    if (first == nullptr) first = &placement;
+    const bool commute = first->partial_op() == placement.partial_op() ||
+                         (is_linear(first->partial_op()) && is_linear(placement.partial_op()));
+    TORCH_CHECK_VALUE(commute, "placements: ", *first, " and ", placement,
+                      " in one list do not commute; only sum and avg may mix (rank ",
+                      spec.mesh.rank(), ")");
+  }
+}
+
+void validate(const DTensorSpec& spec) {
+  TORCH_CHECK_VALUE(static_cast<int64_t>(spec.placements.size()) == spec.mesh.ndim(),
+                    "placements: expected one per ", "mesh dimension, ", spec.mesh.ndim(), " for ",
+                    spec.mesh, ", got ", spec.placements.size(), " (rank ", spec.mesh.rank(), ")");
+  TORCH_CHECK_VALUE(spec.stride.size() == spec.shape.size(), "stride: expected ", spec.shape.size(),
+                    " values, one per dimension of shape, got ", spec.stride.size(), " (rank ",
+                    spec.mesh.rank(), ")");
+  const auto ndim = static_cast<int64_t>(spec.shape.size());
+  for (const auto& placement : spec.placements) {
+    if (!placement.is_shard()) continue;
+    TORCH_CHECK_VALUE(placement.shard_dim() >= 0 && placement.shard_dim() < ndim,
+                      "placements: ", placement, " is out of range for a tensor of ", ndim,
+                      " dimensions; allowed: Shard(0) to Shard(", ndim - 1, ") (rank ",
+                      spec.mesh.rank(), ")");
+  }
+  check_partials_commute(spec);
+}
+
+// Never destroyed: DTensors may outlive static destruction.
+struct Interned {
+  std::mutex mutex;
+  std::unordered_multimap<size_t, std::weak_ptr<const DTensorSpec>> specs;
+  size_t sweep_at = 1024;
+};
+Interned& interned() {
+  static auto* const table = new Interned;
+  return *table;
+}
+
+void sweep(Interned& table) {
+  if (table.specs.size() < table.sweep_at) return;
+  std::erase_if(table.specs, [](const auto& entry) { return entry.second.expired(); });
+  table.sweep_at = std::max<size_t>(1024, 2 * table.specs.size());
+}
+
+}  // namespace
+
+DTensorSpecPtr intern_spec(DTensorSpec spec) {
+  const size_t hash = hash_of(spec);
+  Interned& table = interned();
+  {
+    std::lock_guard lock(table.mutex);
+    const auto [begin, end] = table.specs.equal_range(hash);
+    for (auto it = begin; it != end; ++it) {
+      auto known = it->second.lock();
+      if (known && *known == spec && same_groups(known->mesh, spec.mesh)) return known;
+    }
+  }
+  validate(spec);
+  auto fresh = std::make_shared<const DTensorSpec>(std::move(spec));
+  std::lock_guard lock(table.mutex);
+  sweep(table);
+  table.specs.emplace(hash, fresh);
+  return fresh;
+}
+
+std::string to_string(const DTensorSpec& spec) {
+  std::ostringstream out;
+  out << "shape [";
+  for (size_t i = 0; i < spec.shape.size(); ++i) out << (i == 0 ? "" : ", ") << spec.shape[i];
+  out << "] placed (";
+  for (size_t i = 0; i < spec.placements.size(); ++i)
+    out << (i == 0 ? "" : ", ") << spec.placements[i];
+  out << ") on " << spec.mesh;
+  return out.str();
+}
+
+}  // namespace fsdp::internal

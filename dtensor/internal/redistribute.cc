@@ -1,0 +1,287 @@
+#include "dtensor/internal/redistribute.h"
+
+#include "device_mesh/collectives/collectives.h"
+#include "dtensor/internal/dtensor_impl.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+ReduceOp reduce_op(Partial::Op op) {
+  switch (op) {
+    case Partial::Op::kSum:
+    case Partial::Op::kAvg:  // divided by the caller, so that every backend does the same
+      return ReduceOp::kSum;
+    case Partial::Op::kMin:
+      return ReduceOp::kMin;
+    case Partial::Op::kMax:
+      return ReduceOp::kMax;
+    case Partial::Op::kProduct:
+      return ReduceOp::kProduct;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown Partial op");
+}
+
+at::Tensor averaged(at::Tensor sum, Partial::Op op, int64_t parts) {
+  if (op != Partial::Op::kAvg) return sum;
+  return at::isFloatingType(sum.scalar_type()) ? sum.div_(parts) : sum.div_(parts, "trunc");
+}
+
+// `tensor` with `dim` grown to `size` by zeros at its end.
+at::Tensor padded(const at::Tensor& tensor, int64_t dim, int64_t size) {
+  const int64_t missing = size - tensor.size(dim);
+  if (missing == 0) return tensor;
+  std::vector<int64_t> pad(2 * (tensor.dim() - dim), 0);
+  pad.back() = missing;
+  return at::constant_pad_nd(tensor, pad, 0);
+}
+
+// One step along one mesh dimension, all others staying as they are.
+class Step {
+ public:
+  // `unsharded_shape`: the local shape once this mesh dimension's cut is undone.
+  Step(const DeviceMesh& mesh, int64_t mesh_dim, std::vector<int64_t> unsharded_shape)
+      : group_(mesh.group(mesh_dim)),
+        parts_(mesh.size(mesh_dim)),
+        index_(mesh.local_rank(mesh_dim)),
+        shape_(std::move(unsharded_shape)) {
+    std::ostringstream what;
+    what << "redistribute along dimension " << mesh_dim << " of " << mesh;
+    what_ = what.str();
+  }
+
+  at::Tensor run(const at::Tensor& local, const Placement& from, const Placement& to) const {
+    if (from == to || parts_ == 1) return local;
+    const at::Tensor plain = local.resolve_neg().resolve_conj();
+    return plain.is_complex() ? moved_as_pairs(plain, from, to) : moved(plain, from, to);
+  }
+
+ private:
+  // Backends know no complex numbers: they move as pairs of real ones.
+  at::Tensor moved_as_pairs(const at::Tensor& local, const Placement& from,
+                            const Placement& to) const {
+    for (const Placement& placement : {from, to}) {
+      const bool linear = !placement.is_partial() || placement.partial_op() == Partial::Op::kSum ||
+                          placement.partial_op() == Partial::Op::kAvg;
+      TORCH_CHECK_NOT_IMPLEMENTED(linear, what_, ": ", placement,
+                                  " of complex numbers; only sum and avg are reduced");
+    }
+    Step pairs = *this;
+    pairs.shape_.push_back(2);
+    return at::view_as_complex(pairs.moved(at::view_as_real(local), from, to));
+  }
+
+  at::Tensor moved(const at::Tensor& local, const Placement& from, const Placement& to) const {
+    if (from.is_shard() && to.is_shard())
+      return all_to_all_shards(local, from.shard_dim(), to.shard_dim());
+    if (from.is_partial() && to.is_shard())
+      return reduce_shard(local, from.partial_op(), to.shard_dim());
+    const at::Tensor whole = replicated(local, from);
+    if (to.is_shard()) return own_chunk(whole, to.shard_dim()).clone(at::MemoryFormat::Contiguous);
+    if (to.is_partial()) return own_term(whole, to.partial_op());
+    return whole;
+  }
+
+  at::Tensor replicated(const at::Tensor& local, const Placement& from) const {
+    if (from.is_shard()) return gather(local, from.shard_dim());
+    if (from.is_partial()) return reduce(local, from.partial_op());
+    return local;
+  }
+
+  at::Tensor own_chunk(const at::Tensor& whole, int64_t dim) const {
+    const Chunk own = chunk_of(shape_[dim], parts_, index_);
+    return whole.narrow(dim, own.offset, own.length);
+  }
+
+  at::Tensor own_term(const at::Tensor& whole, Partial::Op op) const {
+    if (index_ == 0 || op == Partial::Op::kAvg || op == Partial::Op::kMin ||
+        op == Partial::Op::kMax) {
+      return whole.clone();
+    }
+    return at::full_like(whole, op == Partial::Op::kProduct ? 1 : 0);
+  }
+
+  at::Tensor gather(const at::Tensor& local, int64_t dim) const {
+    const int64_t capacity = chunk_capacity(shape_[dim], parts_);
+    const at::Tensor input = padded(local, dim, capacity).movedim(dim, 0).contiguous();
+    auto rows = input.sizes().vec();
+    rows[0] *= parts_;
+    const at::Tensor output = at::empty(rows, input.options());
+    if (output.numel() > 0) all_gather(group_, output, input).wait(what_);
+    return output.narrow(0, 0, shape_[dim]).movedim(0, dim).contiguous();
+  }
+
+  at::Tensor reduce(const at::Tensor& local, Partial::Op op) const {
+    at::Tensor sum = local.clone(at::MemoryFormat::Contiguous);
+    if (sum.numel() > 0) all_reduce(group_, sum, reduce_op(op)).wait(what_);
+    return averaged(std::move(sum), op, parts_);
+  }
+
+  at::Tensor reduce_shard(const at::Tensor& local, Partial::Op op, int64_t dim) const {
+    const int64_t capacity = chunk_capacity(shape_[dim], parts_);
+    const at::Tensor input = padded(local, dim, capacity * parts_).movedim(dim, 0).contiguous();
+    auto rows = input.sizes().vec();
+    rows[0] = capacity;
+    const at::Tensor output = at::empty(rows, input.options());
+    if (output.numel() > 0) reduce_scatter(group_, output, input, reduce_op(op)).wait(what_);
+    const int64_t length = chunk_of(shape_[dim], parts_, index_).length;
+    return averaged(output.narrow(0, 0, length).movedim(0, dim).contiguous(), op, parts_);
+  }
+
+  at::Tensor all_to_all_shards(const at::Tensor& local, int64_t from, int64_t to) const {
+    const int64_t from_capacity = chunk_capacity(shape_[from], parts_);
+    const int64_t to_capacity = chunk_capacity(shape_[to], parts_);
+    at::Tensor input = padded(padded(local, from, from_capacity), to, to_capacity * parts_);
+    input = input.unflatten(to, at::IntArrayRef{parts_, to_capacity}).movedim(to, 0).contiguous();
+    const at::Tensor output = at::empty_like(input);
+    if (output.numel() > 0) all_to_all(group_, output, input).wait(what_);
+    return output.movedim(0, from)
+        .flatten(from, from + 1)
+        .narrow(from, 0, shape_[from])
+        .narrow(to, 0, chunk_of(shape_[to], parts_, index_).length)
+        .contiguous();
+  }
+
+  const Group& group_;
+  int64_t parts_;
+  int64_t index_;
+  std::vector<int64_t> shape_;
+  std::string what_;
+};
+
+std::vector<int64_t> shard_dims(const std::vector<Placement>& placements) {
+  std::vector<int64_t> dims;
+  dims.reserve(placements.size());
+  for (const auto& placement : placements)
+    dims.push_back(placement.is_shard() ? placement.shard_dim() : kNotSharded);
+  return dims;
+}
+
+// `tensor` with its dimensions in `order` in memory: steps make row-major parts, whatever
+// the strides.
+at::Tensor in_memory_order(const at::Tensor& tensor, const std::vector<int64_t>& order) {
+  if (std::is_sorted(order.begin(), order.end())) return tensor;
+  std::vector<int64_t> inverse(order.size());
+  for (size_t i = 0; i < order.size(); ++i) inverse[order[i]] = static_cast<int64_t>(i);
+  return tensor.permute(order).contiguous().permute(inverse);
+}
+
+// The sequence of steps from one list of placements to another.
+class Journey {
+ public:
+  Journey(const DTensorSpec& from, at::Tensor local)
+      : spec_(from), placements_(from.placements), local_(std::move(local)) {}
+
+  at::Tensor run(const std::vector<Placement>& to) && {
+    undo_inner_cuts(to);
+    reduce_before_splitting(to);
+    for (size_t m = 0; m < to.size(); ++m) move(m, to[m]);
+    return in_memory_order(local_, memory_order(spec_.shape, spec_.stride));
+  }
+
+ private:
+  // A cut that lies inside another cut of the same tensor dimension must be undone before
+  // the outer one changes; the innermost goes first.
+  void undo_inner_cuts(const std::vector<Placement>& to) {
+    for (size_t m = placements_.size(); m-- > 1;) {
+      if (lies_inside_a_change(m, to)) move(m, Replicate{});
+    }
+  }
+
+  bool lies_inside_a_change(size_t m, const std::vector<Placement>& to) const {
+    if (!placements_[m].is_shard()) return false;
+    const int64_t dim = placements_[m].shard_dim();
+    for (size_t outer = 0; outer < m; ++outer) {
+      if (placements_[outer].is_shard(dim) != to[outer].is_shard(dim)) return true;
+    }
+    return false;
+  }
+
+  // Terms that become whole anyway do so before the value is split into terms of another
+  // kind, which need not commute.
+  void reduce_before_splitting(const std::vector<Placement>& to) {
+    const auto is_new_partial = [&](size_t m) {
+      return to[m].is_partial() && to[m] != placements_[m];
+    };
+    bool splits = false;
+    for (size_t m = 0; m < to.size(); ++m) splits = splits || is_new_partial(m);
+    if (!splits) return;
+    for (size_t m = 0; m < to.size(); ++m) {
+      if (placements_[m].is_partial() && placements_[m] != to[m]) move(m, Replicate{});
+    }
+  }
+
+  void move(size_t m, const Placement& to) {
+    if (placements_[m] == to) return;
+    local_ =
+        Step(spec_.mesh, static_cast<int64_t>(m), shape_without(m)).run(local_, placements_[m], to);
+    placements_[m] = to;
+  }
+
+  std::vector<int64_t> shape_without(size_t m) const {
+    auto dims = shard_dims(placements_);
+    dims[m] = kNotSharded;
+    std::vector<int64_t> shape;
+    for (const Chunk& chunk :
+         local_box(spec_.shape, spec_.mesh.shape(), dims, spec_.mesh.coordinate())) {
+      shape.push_back(chunk.length);
+    }
+    return shape;
+  }
+
+  const DTensorSpec& spec_;
+  std::vector<Placement> placements_;
+  at::Tensor local_;
+};
+
+}  // namespace
+
+std::vector<Chunk> local_box(const DTensorSpec& spec) {
+  return local_box(spec.shape, spec.mesh.shape(), shard_dims(spec.placements),
+                   spec.mesh.coordinate());
+}
+
+at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec) {
+  at::Tensor part = full;
+  const auto box = local_box(spec);
+  for (size_t d = 0; d < box.size(); ++d)
+    part = part.narrow(static_cast<int64_t>(d), box[d].offset, box[d].length);
+  return part;
+}
+
+at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
+                              const std::vector<Placement>& to) {
+  if (from.placements == to) return local;
+  return Journey(from, local).run(to);
+}
+
+at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Placement>& to) {
+  const DTensorSpec& from = *spec_of(dtensor);
+  if (from.placements == to) return dtensor;
+  DTensorSpec target = from;
+  target.placements = to;
+  if (!dtensor.is_non_overlapping_and_dense())
+    target.stride = dense_strides(from.shape, from.stride);
+  auto spec = intern_spec(std::move(target));
+  return make_dtensor(redistribute_local(local_of(dtensor), from, to), std::move(spec));
+}
+
+std::vector<Placement> without_partials(std::vector<Placement> placements) {
+  for (auto& placement : placements) {
+    if (placement.is_partial()) placement = Replicate{};
+  }
+  return placements;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,41 @@
+// Moving a DTensor's value from one list of placements to another, one mesh dimension at
+// a time.
+//
+//   from \ to     Shard(b)              Replicate        Partial(q)
+//   Shard(a)      all-to-all            all-gather       all-gather, then as from Replicate
+//   Replicate     this rank's chunk     -                coordinate 0 keeps it, others the neutral
+//                                                        (avg, min, max: everyone keeps it)
+//   Partial(p)    reduce-scatter        all-reduce       all-reduce, then as from Replicate
+//
+// Equal placements and mesh dimensions of size 1 move nothing. Below autograd; nothing
+// here is differentiable.
+#pragma once
+
+#include "dtensor/internal/dtensor_spec.h"
+#include "dtensor/internal/shard_layout.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace fsdp::internal {
+
+// What this rank holds of `spec`, as offsets and lengths in the global tensor. Local.
+std::vector<Chunk> local_box(const DTensorSpec& spec);
+
+// This rank's part of a plain tensor of the global shape; a view. Local. REQUIRES: no
+// Partial placement.
+at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec);
+
+// This rank's local tensor after the move; `local` itself when nothing moves. Collective
+// over the mesh dimensions that change.
+at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
+                              const std::vector<Placement>& to);
+
+// The same for a whole DTensor; `dtensor` itself when the placements are equal.
+at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Placement>& to);
+
+// `placements` with every Partial turned into Replicate.
+std::vector<Placement> without_partials(std::vector<Placement> placements);
+
+}  // namespace fsdp::internal

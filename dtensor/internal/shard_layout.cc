@@ -1,0 +1,64 @@
+#include "dtensor/internal/shard_layout.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fsdp::internal {
+
+int64_t chunk_capacity(int64_t size, int64_t parts) { return (size + parts - 1) / parts; }
+
+Chunk chunk_of(int64_t size, int64_t parts, int64_t index) {
+  const int64_t capacity = chunk_capacity(size, parts);
+  const int64_t begin = std::min(size, capacity * index);
+  const int64_t end = std::min(size, capacity * (index + 1));
+  return {.offset = begin, .length = end - begin};
+}
+
+std::vector<Chunk> local_box(const std::vector<int64_t>& shape,
+                             const std::vector<int64_t>& mesh_shape,
+                             const std::vector<int64_t>& shard_dims,
+                             const std::vector<int64_t>& coordinate) {
+  std::vector<Chunk> box;
+  box.reserve(shape.size());
+  for (int64_t size : shape) box.push_back({.offset = 0, .length = size});
+  for (size_t m = 0; m < shard_dims.size(); ++m) {
+    if (shard_dims[m] == kNotSharded) continue;
+    Chunk& outer = box[shard_dims[m]];
+    const Chunk inner = chunk_of(outer.length, mesh_shape[m], coordinate[m]);
+    outer = {.offset = outer.offset + inner.offset, .length = inner.length};
+  }
+  return box;
+}
+
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t d = shape.size(); d-- > 1;)
+    strides[d - 1] = strides[d] * std::max<int64_t>(shape[d], 1);
+  return strides;
+}
+
+std::vector<int64_t> memory_order(const std::vector<int64_t>& shape,
+                                  const std::vector<int64_t>& stride) {
+  std::vector<int64_t> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (stride[d] == 0 && shape[d] > 1) return order;
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
+  return order;
+}
+
+std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape,
+                                   const std::vector<int64_t>& stride) {
+  std::vector<int64_t> dense(shape.size(), 1);
+  const auto order = memory_order(shape, stride);
+  int64_t next = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    dense[order[i]] = next;
+    next *= std::max<int64_t>(shape[order[i]], 1);
+  }
+  return dense;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,47 @@
+// Where a shard lies: the integer arithmetic of torch.chunk, and of chunks of chunks on
+// an n-D mesh. No torch here.
+//
+//   chunk_of(/*size=*/5, /*parts=*/4, /*index=*/2);   // {offset 4, length 1}
+//   chunk_of(5, 4, 3);  // {offset 5, length 0}: trailing chunks may be empty
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::internal {
+
+struct Chunk {
+  int64_t offset = 0;
+  int64_t length = 0;
+  bool operator==(const Chunk&) const = default;
+};
+
+// The size of the largest chunk, ceil(size / parts). REQUIRES: size >= 0, parts >= 1.
+int64_t chunk_capacity(int64_t size, int64_t parts);
+
+// Chunk `index` of torch.chunk(size, parts); past the end it is empty and lies at `size`.
+// REQUIRES: 0 <= index < parts.
+Chunk chunk_of(int64_t size, int64_t parts, int64_t index);
+
+// The part of the global box [0, shape) that one mesh coordinate holds; one chunk per
+// tensor dimension. Mesh dimension m cuts tensor dimension shard_dims[m] (kNotSharded:
+// none), what an earlier one left of it.
+inline constexpr int64_t kNotSharded = -1;
+std::vector<Chunk> local_box(const std::vector<int64_t>& shape,
+                             const std::vector<int64_t>& mesh_shape,
+                             const std::vector<int64_t>& shard_dims,
+                             const std::vector<int64_t>& coordinate);
+
+// Row-major strides, as at::empty(shape) has them.
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape);
+
+// The dimensions from the outermost in memory to the innermost; row-major where the
+// strides repeat elements.
+std::vector<int64_t> memory_order(const std::vector<int64_t>& shape,
+                                  const std::vector<int64_t>& stride);
+
+// The strides of a copy without gaps whose dimensions keep their order in memory.
+std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape,
+                                   const std::vector<int64_t>& stride);
+
+}  // namespace fsdp::internal

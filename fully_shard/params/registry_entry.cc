@@ -1,0 +1,41 @@
+#include "fully_shard/params/registry_entry.h"
+
+#include "dtensor/dtensor.h"
+
+#include <c10/util/Exception.h>
+
+namespace fsdp::internal {
+
+RegistryEntry* RegistryEntry::of(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? dynamic_cast<RegistryEntry*>(owner_of(tensor)) : nullptr;
+}
+
+void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor& from) {
+  const auto& name = group_->parameter_name(index_);
+  const auto rank = group_->context()->rank();
+  TORCH_CHECK_VALUE(group_->params()[static_cast<size_t>(index_)].lock_entry().is_same(dtensor),
+                    "set_data on an alias of the registry entry of parameter '", name,
+                    "': its data can not be replaced (rank ", rank, ")");
+  const bool fits =
+      from.sizes() == dtensor.sizes() && from.device() == dtensor.device() &&
+      (!is_dtensor(from) || spec_of(from)->placements == spec_of(dtensor)->placements);
+  TORCH_CHECK_VALUE(fits, "set_data on the registry entry of parameter '", name, "' of shape ",
+                    dtensor.sizes(), " on ", dtensor.device(), " from a tensor of shape ",
+                    from.sizes(), " on ", from.device(),
+                    ": shape, device and placements of a sharded parameter stay (Module::to can "
+                    "change its dtype; load files "
+                    "with the mesh's device; rank ",
+                    rank, ")");
+  group_->change_dtype(index_, from);
+}
+
+ManagedTensor find_managed_tensor(const at::Tensor& tensor) {
+  if (const auto* entry = RegistryEntry::of(tensor)) return {entry->group(), entry->index()};
+  if (!tensor.defined()) return {};
+  const auto* storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
+  auto* group = storage == nullptr ? nullptr : dynamic_cast<ParamGroup*>(&storage->group());
+  if (group == nullptr) return {};
+  return {c10::intrusive_ptr<ParamGroup>::reclaim_copy(group), storage->index()};
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,59 @@
+// What a registry entry, the DTensor in a module's parameter list, knows of its unit: the
+// group, and the member that stands for it in model code. It keeps the member alive: a
+// ParameterList has no other handle of it.
+#pragma once
+
+#include "dtensor/internal/dtensor_impl.h"
+#include "fully_shard/params/param_group.h"
+#include "fully_shard/units/member_watch.h"
+#include "on_demand/gate_key.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <utility>
+
+namespace fsdp::internal {
+
+class RegistryEntry final : public DTensorOwner {
+ public:
+  RegistryEntry(c10::intrusive_ptr<ParamGroup> group, at::Tensor member, int64_t index)
+      : group_(std::move(group)), member_(std::move(member)), index_(index) {}
+
+  // Null unless `tensor` is a registry entry, or a view of one.
+  static RegistryEntry* of(const at::Tensor& tensor);
+
+  c10::DispatchKeySet extra_keys() const override { return c10::DispatchKeySet(kGateKey); }
+  void before_read(const at::Tensor&) override { group_->before_read(index_); }
+  void before_write(const at::Tensor&) override { group_->before_write(index_); }
+  void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
+  // Views of the entry have this owner too, and stand for themselves.
+  at::Tensor substitute(const at::Tensor& dtensor) override {
+    const auto& entry = group_->params()[static_cast<size_t>(index_)].entry;
+    if (entry._unsafe_get_target() != dtensor.unsafeGetTensorImpl()) return {};
+    watch_.entry_was_used();
+    return member_;
+  }
+
+  const c10::intrusive_ptr<ParamGroup>& group() const { return group_; }
+  const at::Tensor& member() const { return member_; }
+  int64_t index() const { return index_; }
+  void watch_member(MemberWatch watch) { watch_ = std::move(watch); }
+  const MemberWatch& watch() const { return watch_; }
+
+ private:
+  c10::intrusive_ptr<ParamGroup> group_;
+  at::Tensor member_;
+  int64_t index_;
+  MemberWatch watch_;
+};
+
+// The group behind a member, a registry entry, or a view of either, and the parameter's
+// place there; a null group for any other tensor.
+struct ManagedTensor {
+  c10::intrusive_ptr<ParamGroup> group;
+  int64_t index = 0;
+};
+ManagedTensor find_managed_tensor(const at::Tensor& tensor);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,21 @@
+#include "on_demand/pass.h"
+
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+namespace fsdp::internal {
+
+int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }
+
+bool accumulates_everywhere() {
+  const auto* wanted = torch::autograd::get_current_graph_task_exec_info();
+  return wanted == nullptr || wanted->empty();
+}
+
+Pass current_pass() {
+  const bool grad_mode = c10::GradMode::is_enabled();
+  if (current_graph_task() != -1) return grad_mode ? Pass::kRecompute : Pass::kBackward;
+  return grad_mode ? Pass::kTraining : Pass::kInference;
+}
+
+}  // namespace fsdp::internal

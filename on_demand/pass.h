@@ -1,0 +1,25 @@
+// What the running thread is doing, as far as it matters to sharding.
+#pragma once
+
+namespace fsdp::internal {
+
+enum class Pass {
+  kTraining,   // forward, gradients recorded
+  kInference,  // forward, no gradients
+  kRecompute,  // gradients recorded inside a backward (activation checkpointing)
+  kBackward,
+};
+
+Pass current_pass();
+// The id of the running backward's graph task, or -1.
+int current_graph_task();
+// Whether the running backward accumulates into all leaves of its graph: it is neither
+// autograd::grad nor was given inputs.
+bool accumulates_everywhere();
+
+inline bool in_backward(Pass pass) { return pass == Pass::kBackward || pass == Pass::kRecompute; }
+inline bool records_gradients(Pass pass) {
+  return pass == Pass::kTraining || pass == Pass::kRecompute;
+}
+
+}  // namespace fsdp::internal

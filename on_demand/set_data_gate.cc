@@ -1,0 +1,72 @@
+#include "on_demand/set_data_gate.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "on_demand/gate_key.h"
+#include "on_demand/on_demand_storage.h"
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
+
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+using Compatible = bool(const at::Tensor&, const at::Tensor&);
+
+const c10::TypedOperatorHandle<Compatible>& compatible_operator() {
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("aten::_has_compatible_shallow_copy_type", "")
+                             .typed<Compatible>();
+  return op;
+}
+
+void refuse_members(const at::Tensor& tensor) {
+  auto* const storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
+  TORCH_CHECK_VALUE(storage == nullptr, "set_data on or from parameter '",
+                    storage->group().parameter_name(storage->index()),
+                    "': a sharded parameter's storage can not be replaced; use copy_()");
+}
+
+// Under the gate's key: one of the two is a member or a registry entry.
+bool compatible_at_gate(const at::Tensor& self, const at::Tensor& from) {
+  refuse_members(self);
+  refuse_members(from);
+  auto* const owner = is_dtensor(self) && !self.is_same(from) ? owner_of(self) : nullptr;
+  if (owner != nullptr) owner->before_set_data(self, from);
+  c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
+  return compatible_operator().call(self, from);
+}
+
+// Above the operator's composite kernel, for all tensors.
+bool compatible_at_autograd(c10::DispatchKeySet keys, const at::Tensor& self,
+                            const at::Tensor& from) {
+  TORCH_CHECK_VALUE(is_dtensor(self) || !is_dtensor(from), "set_data on a plain tensor of shape ",
+                    self.sizes(),
+                    " from a DTensor (Module::clone of a sharded module?): a copy would not be "
+                    "sharded as a unit. Build a "
+                    "new module, apply fully_shard to it and copy the registry entries");
+  return compatible_operator().redispatch(keys & c10::after_autograd_keyset, self, from);
+}
+
+}  // namespace
+
+void register_set_data_kernels() {
+  // Leaked on purpose: kernels stay for the life of the process.
+  static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();
+  auto& dispatcher = c10::Dispatcher::singleton();
+  const auto& name = compatible_operator().operator_name();
+  handles.push_back(dispatcher.registerImpl(
+      name, kGateKey, c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_at_gate),
+      std::nullopt, nullptr, "fsdp"));
+  // Not under the alias Autograd, before which the composite kernel would win.
+  for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA}) {
+    handles.push_back(dispatcher.registerImpl(
+        name, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_at_autograd),
+        std::nullopt, nullptr, "fsdp"));
+  }
+}
+
+}  // namespace fsdp::internal
