@@ -56,7 +56,8 @@ void FSDPModule::reshard() {
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) {
-  for_each_unit(recurse, [=](auto& unit) { unit.synchronize_gradients = requires_gradient_sync; });
+  for_each_unit(recurse,
+                [=](auto& unit) { unit.policy.synchronize_gradients = requires_gradient_sync; });
 }
 
 void FSDPModule::set_is_last_backward(bool is_last_backward) {
@@ -71,15 +72,18 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_for
   TORCH_CHECK_NOT_IMPLEMENTED(
       !reshard_after_forward.world(),
       "set_reshard_after_forward: ReshardAfterForward::to_world(n) is not implemented yet");
-  for_each_unit(recurse, [&](auto& unit) { unit.reshard_after_forward = reshard_after_forward; });
+  for_each_unit(recurse, [reshards = reshard_after_forward.reshards()](auto& unit) {
+    unit.policy.reshard_after_forward = reshards;
+  });
 }
 
 void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool recurse) {
-  for_each_unit(recurse, [=](auto& unit) { unit.reshard_after_backward = reshard_after_backward; });
+  for_each_unit(recurse,
+                [=](auto& unit) { unit.policy.reshard_after_backward = reshard_after_backward; });
 }
 
 void FSDPModule::set_unshard_in_backward(bool unshard_in_backward) {
-  unit_->prefetch_in_backward = unshard_in_backward;
+  unit_->policy.prefetch_in_backward = unshard_in_backward;
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
@@ -95,7 +99,7 @@ void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>&
 void FSDPModule::set_gradient_divide_factor(double factor) {
   TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: factor is ", factor,
                     "; it must be positive");
-  unit_->gradient_divide_factor = factor;
+  unit_->policy.gradient_divide_factor = factor;
 }
 
 void FSDPModule::zero_pending_gradients(bool recurse) {

@@ -90,6 +90,13 @@ void collect_units(torch::nn::Module& module, bool root_only,
   for (const auto& child : module.children()) collect_units(*child, root_only, units);
 }
 
+internal::UnitPolicy policy_of(const FullyShardOptions& options) {
+  internal::UnitPolicy policy;
+  if (options.reshard_after_forward)
+    policy.reshard_after_forward = options.reshard_after_forward->reshards();
+  return policy;
+}
+
 }  // namespace
 
 FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh,
@@ -97,7 +104,7 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   internal::validate_request(modules, mesh, options);
   const auto managed = internal::find_managed(modules, options.ignored_params);
   internal::validate_parameters(modules, managed, mesh, options);
-  auto unit = std::make_shared<Unit>(std::move(options));
+  auto unit = std::make_shared<Unit>(policy_of(options));
   adopt_units(unit, managed);
   shard_parameters(mesh, managed, unit);
   for (auto* module : modules) internal::attach_unit(*module, unit);

@@ -360,12 +360,12 @@ void ParamGroup::rename(const std::string& prefix) {
 }
 
 bool ParamGroup::reshards_after_forward() const {
-  const auto& policy = unit_->reshard_after_forward;
-  return policy ? policy->reshards() : !unit_->is_root();
+  const auto& policy = unit_->policy.reshard_after_forward;
+  return policy.value_or(!unit_->is_root());
 }
 
-bool ParamGroup::reshards_after_backward() const { return unit_->reshard_after_backward; }
-bool ParamGroup::prefetched_in_backward() const { return unit_->prefetch_in_backward; }
+bool ParamGroup::reshards_after_backward() const { return unit_->policy.reshard_after_backward; }
+bool ParamGroup::prefetched_in_backward() const { return unit_->policy.prefetch_in_backward; }
 
 std::vector<ParamGroup*> ParamGroup::explicit_prefetch(bool backward) const {
   std::vector<ParamGroup*> groups;

@@ -24,7 +24,7 @@ at::Tensor owned(const at::Tensor& gradient) {
 }  // namespace
 
 double ParamGroup::divisor() const {
-  return unit_->gradient_divide_factor.value_or(static_cast<double>(context_->world()));
+  return unit_->policy.gradient_divide_factor.value_or(static_cast<double>(context_->world()));
 }
 
 // By the registry entry, which the user freezes and unfreezes; by the member where the
@@ -45,16 +45,16 @@ std::vector<int64_t> ParamGroup::reduced_params() const {
 }
 
 bool ParamGroup::reduces() const {
-  return unit_->synchronize_gradients && !reduced_params().empty();
+  return unit_->policy.synchronize_gradients && !reduced_params().empty();
 }
 
 void ParamGroup::keep_unsynchronized() {
-  if (unit_->synchronize_gradients) return;
+  if (unit_->policy.synchronize_gradients) return;
   for (auto& param : params_) param.unsynchronized |= is_trainable(param);
 }
 
 void ParamGroup::open_buffers() {
-  if (!gradients_.empty() || !unit_->synchronize_gradients || context_->world() == 1) return;
+  if (!gradients_.empty() || !unit_->policy.synchronize_gradients || context_->world() == 1) return;
   std::vector<at::ScalarType> dtypes;
   const auto indices = reduced_params();
   for (const auto index : indices) {
@@ -82,7 +82,7 @@ void ParamGroup::gradient_arrived(int64_t index) {
   // next backward's order.
   auto& pass = context_->backward();
   pass.note_backward(*this);
-  if (!unit_->synchronize_gradients) return;  // stays on the member
+  if (!unit_->policy.synchronize_gradients) return;  // stays on the member
   if (notes_.sent && context_->world() > 1) return pass.note_late();
   pack(index);
   if (context_->world() > 1) pass.send_ready();
@@ -119,14 +119,14 @@ void ParamGroup::pack(int64_t index) {
 }
 
 bool ParamGroup::gradients_complete() const {
-  if (!unit_->synchronize_gradients) return true;
+  if (!unit_->policy.synchronize_gradients) return true;
   if (gradients_.empty()) return reduced_params().empty();
   return std::all_of(gradients_.begin(), gradients_.end(),
                      [](const auto& buffer) { return buffer.complete(); });
 }
 
 void ParamGroup::collect_pending() {
-  if (!unit_->synchronize_gradients) return;
+  if (!unit_->policy.synchronize_gradients) return;
   for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
   for (auto& param : params_) param.unsynchronized = false;
 }

@@ -1,13 +1,11 @@
 // One fully_shard call: what was asked for, and where it stands among the other units.
 #pragma once
 
-#include "fully_shard/policies.h"
-
-#include <c10/util/intrusive_ptr.h>
+#include "fully_shard/units/unit_policy.h"
 
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace torch::nn {
@@ -20,7 +18,7 @@ class ParamGroup;
 
 class Unit {
  public:
-  explicit Unit(FullyShardOptions options) : reshard_after_forward(options.reshard_after_forward) {}
+  explicit Unit(UnitPolicy policy) : policy(std::move(policy)) {}
 
   std::string name;  // path from the outermost unit; "" for a root
   std::vector<std::weak_ptr<torch::nn::Module>> modules;  // what fully_shard was applied to
@@ -29,11 +27,7 @@ class Unit {
   ParamGroup* group =
       nullptr;  // owned by the parameters; null without parameters or once they died
 
-  std::optional<ReshardAfterForward> reshard_after_forward;
-  bool reshard_after_backward = true;
-  bool synchronize_gradients = true;
-  bool prefetch_in_backward = true;
-  std::optional<double> gradient_divide_factor;
+  UnitPolicy policy;
   std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
 
   bool is_root() const { return parent.expired(); }
