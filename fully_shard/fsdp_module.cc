@@ -2,6 +2,7 @@
 
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/params/param_group.h"
+#include "fully_shard/step/unit_events.h"
 #include "fully_shard/units/unit.h"
 
 #include <c10/util/Exception.h>
@@ -27,7 +28,9 @@ void for_each_below(internal::Unit& unit, const std::function<void(internal::Uni
 void UnshardHandle::wait() {
   const auto unit = unit_.lock();
   unit_.reset();
-  if (unit && unit->group != nullptr) unit->group->unshard();
+  if (!unit || unit->group == nullptr) return;
+  unit->group->unshard();
+  internal::tell_unit_observer(&internal::UnitObserver::unsharded_by_hand, *unit);
 }
 
 const std::string& FSDPModule::name() const { return unit_->name; }
@@ -44,7 +47,10 @@ void FSDPModule::for_each_unit(bool recurse, const std::function<void(internal::
 void FSDPModule::unshard() { unshard_async().wait(); }
 
 UnshardHandle FSDPModule::unshard_async() {
-  if (unit_->group != nullptr) unit_->group->issue_all_gather();
+  if (unit_->group != nullptr) {
+    unit_->group->issue_all_gather();
+    internal::tell_unit_observer(&internal::UnitObserver::unshard_issued, *unit_);
+  }
   return UnshardHandle(unit_);
 }
 
@@ -53,6 +59,7 @@ void FSDPModule::reshard() {
   unit_->group->reshard();
   const auto& context = unit_->group->context();
   context->raw_writes().raise(context->rank());
+  internal::tell_unit_observer(&internal::UnitObserver::emptied_by_hand, *unit_);
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) {

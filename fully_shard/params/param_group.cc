@@ -1,5 +1,6 @@
 #include "fully_shard/params/param_group.h"
 
+#include "fully_shard/step/unit_events.h"
 #include "fully_shard/transport/packed_copy.h"
 #include "fully_shard/transport/wait_clock.h"
 #include "fully_shard/units/unit.h"
@@ -133,7 +134,8 @@ void ParamGroup::touch() {
     forward_writes_ = writes_;
   }
   const bool current = context_->schedule().is_current(*this, pass);
-  if (current && unsharded() && !stale()) return;
+  if (current && unsharded() && !stale())
+    return tell_unit_observer(&UnitObserver::touched, *unit_, pass);
   RuntimeMode runtime_mode;
   if (unsharded() && stale()) free_unsharded();
   issue_all_gather();
@@ -144,6 +146,7 @@ void ParamGroup::touch() {
   }
   if (!current) context_->schedule().prefetch();
   context_->raw_writes().raise(context_->rank());  // what advance() found
+  tell_unit_observer(&UnitObserver::touched, *unit_, pass);
 }
 
 void ParamGroup::hold() {
@@ -246,7 +249,9 @@ bool ParamGroup::any_written() const {
 }
 
 void ParamGroup::mark_written(int64_t index) {
-  if (context_->world() > 1) params_[static_cast<size_t>(index)].written = true;
+  if (context_->world() == 1) return;
+  params_[static_cast<size_t>(index)].written = true;
+  tell_unit_observer(&UnitObserver::member_written, *unit_);
 }
 
 void ParamGroup::mark_all_written() {
@@ -350,6 +355,7 @@ void ParamGroup::before_write(int64_t index) {
   }
   if (any_written()) write_back();
   ++writes_;
+  tell_unit_observer(&UnitObserver::entry_written, *unit_);
 }
 
 void ParamGroup::rename(const std::string& prefix) {

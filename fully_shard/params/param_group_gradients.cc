@@ -2,6 +2,7 @@
 // reduced row into the registry.
 #include "fully_shard/params/optimizer_tripwire.h"
 #include "fully_shard/params/param_group.h"
+#include "fully_shard/step/unit_events.h"
 #include "fully_shard/units/unit.h"
 
 #include <c10/core/GradMode.h>
@@ -78,6 +79,7 @@ void ParamGroup::gradient_arrived(int64_t index) {
   c10::InferenceMode no_inference(false);
   c10::NoGradGuard no_grad;
   const ExclusiveUse use(context_->user());
+  if (context_->world() > 1) tell_unit_observer(&UnitObserver::gradient_arrived, *unit_);
   // Takes part, synchronised or not: else its touch in this forward would stand in the
   // next backward's order.
   auto& pass = context_->backward();

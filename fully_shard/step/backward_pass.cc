@@ -1,6 +1,7 @@
 #include "fully_shard/step/backward_pass.h"
 
 #include "fully_shard/params/param_group.h"
+#include "fully_shard/step/unit_events.h"
 #include "fully_shard/transport/comm_context.h"
 #include "fully_shard/transport/wait_clock.h"
 #include "fully_shard/units/member_watch.h"
@@ -94,8 +95,14 @@ void BackwardPass::begin_graph_task(ParamGroup& group, int task) {
 
 void BackwardPass::end_graph_task(int id, bool completed) {
   std::erase(graph_tasks_, id);
-  if (!completed) return abort();
-  if (graph_tasks_.empty()) finish();
+  if (!completed) {
+    abort();
+    if (graph_tasks_.empty()) tell_unit_observer(&UnitObserver::backward_aborted);
+    return;
+  }
+  if (!graph_tasks_.empty()) return;
+  finish();
+  tell_unit_observer(&UnitObserver::backward_ended);
 }
 
 void BackwardPass::send_ready() {
