@@ -24,7 +24,7 @@ struct BackwardPass::Sent {
   c10::intrusive_ptr<ParamGroup> group;
   GradientBuffer buffer;
   Stamp stamp;
-  std::unique_ptr<PendingReduction> pending;
+  std::unique_ptr<OldPendingReduction> pending;
   at::Tensor row;
   std::vector<bool> used;
   bool late = false;

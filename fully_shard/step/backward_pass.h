@@ -8,7 +8,7 @@
 #pragma once
 
 #include "fully_shard/step/gradient_buffer.h"
-#include "fully_shard/transport/transport.h"
+#include "fully_shard/transport/old_transport.h"
 
 #include <c10/util/intrusive_ptr.h>
 

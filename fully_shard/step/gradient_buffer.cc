@@ -1,7 +1,7 @@
 #include "fully_shard/step/gradient_buffer.h"
 
+#include "fully_shard/transport/old_transport.h"
 #include "fully_shard/transport/packed_copy.h"
-#include "fully_shard/transport/transport.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/real.h>

@@ -1,8 +1,8 @@
 #include "fully_shard/transport/comm_context.h"
 
+#include "device_mesh/collectives/last_issued.h"
 #include "fully_shard/params/param_group.h"
-#include "fully_shard/transport/c10d_transport.h"
-#include "fully_shard/transport/last_issued.h"
+#include "fully_shard/transport/old_c10d_transport.h"
 
 #include <c10/util/Exception.h>
 
@@ -41,7 +41,7 @@ std::shared_ptr<CommContext> CommContext::of(const DeviceMesh& mesh) {
 }
 
 CommContext::CommContext(const DeviceMesh& mesh)
-    : transport_(make_c10d_transport(mesh, 0)),
+    : transport_(make_old_transport(mesh, 0)),
       rank_(transport_->rank()),
       world_(transport_->world()),
       backward_(*this) {}
@@ -56,7 +56,9 @@ Stamp CommContext::stamp_next(const ParamGroup& group, CollectiveKind kind, int6
               "' can not communicate: an earlier collective of its mesh failed (", failure_,
               "). Destroy the process group and start anew on every rank (rank ", rank_, ")");
   const auto stamp = issue_order_.next(group.unit_number(), kind, bytes);
-  record_issued(kind, group.name(), stamp.sequence(), rank_);
+  record_issued(c10::str(kind == CollectiveKind::kAllGather ? "all-gather" : "reduce-scatter",
+                         " of unit '", group.name(), "'"),
+                stamp.sequence(), rank_);
   return stamp;
 }
 

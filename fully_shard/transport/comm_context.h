@@ -3,14 +3,14 @@
 // a group does. Used by one thread at a time.
 #pragma once
 
+#include "device_mesh/collectives/stamp.h"
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/params/raw_writes.h"
 #include "fully_shard/step/backward_pass.h"
 #include "fully_shard/step/schedule.h"
 #include "fully_shard/transport/exclusive_use.h"
-#include "fully_shard/transport/stamp.h"
-#include "fully_shard/transport/transport.h"
+#include "fully_shard/transport/old_transport.h"
 
 #include <exception>
 #include <memory>
@@ -30,7 +30,7 @@ class CommContext {
 
   int64_t rank() const { return rank_; }
   int64_t world() const { return world_; }
-  Transport& transport() { return *transport_; }
+  OldTransport& transport() { return *transport_; }
   Schedule& schedule() { return schedule_; }
   BackwardPass& backward() { return backward_; }
   Counters& counters() { return counters_; }
@@ -62,7 +62,7 @@ class CommContext {
   void note_failure(const std::exception& error);
   std::string describe(const Stamp& stamp) const;
 
-  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<OldTransport> transport_;
   int64_t rank_;
   int64_t world_;
   uint32_t unit_number_ = 0;

@@ -1,6 +1,6 @@
 #include "fully_shard/transport/packed_layout.h"
 
-#include "fully_shard/transport/stamp.h"
+#include "device_mesh/collectives/stamp.h"
 
 #include <gtest/gtest.h>
 

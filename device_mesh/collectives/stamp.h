@@ -1,16 +1,22 @@
-// The 16 bytes that travel with every gathered chunk and reduced row, so that collectives
-// issued in different orders on two ranks are found out instead of exchanging each
-// other's data. Pure integers. See docs/design.md, "Stamps".
+// The 16 bytes that every collective is announced with, so that collectives issued in
+// different orders on two ranks are found out instead of exchanging each other's data.
+// Pure integers. See docs/design.md, "Stamps".
 #pragma once
 
 #include <cstdint>
 
 namespace fsdp::internal {
 
-enum class CollectiveKind : uint8_t { kAllGather = 1, kReduceScatter = 2 };
+enum class CollectiveKind : uint8_t {
+  kAllGather = 1,
+  kReduceScatter = 2,
+  kAllReduce = 3,
+  kAllToAll = 4,
+  kBroadcast = 5,
+};
 
 struct Stamp {
-  uint32_t unit = 0;               // registration number of the unit
+  uint32_t unit = 0;               // number of the unit; 0xffffffff: of no unit
   uint32_t kind_and_sequence = 0;  // kind in the high 8 bits, sequence number (modulo 2^24) below
   uint64_t history = 0;            // rolling hash of everything issued before, and this
 

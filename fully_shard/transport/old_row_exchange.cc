@@ -1,4 +1,4 @@
-#include "fully_shard/transport/row_exchange.h"
+#include "fully_shard/transport/old_row_exchange.h"
 
 #include <ATen/ops/empty_like.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -9,7 +9,7 @@
 
 namespace fsdp::internal {
 
-RowExchange::RowExchange(Group group, const at::Tensor& rows, at::ScalarType dtype)
+OldRowExchange::OldRowExchange(Group group, const at::Tensor& rows, at::ScalarType dtype)
     : group_(std::move(group)),
       dtype_(dtype),
       rank_(group_rank(group_)),
@@ -21,7 +21,7 @@ RowExchange::RowExchange(Group group, const at::Tensor& rows, at::ScalarType dty
   start_round();
 }
 
-RowExchange::~RowExchange() {
+OldRowExchange::~OldRowExchange() {
   try {
     while (round_ < world_) end_round("reduce-scatter that nobody waits for");
   } catch (const std::exception&) {
@@ -29,17 +29,19 @@ RowExchange::~RowExchange() {
   }
 }
 
-int64_t RowExchange::staging_bytes() const { return (world_ + 1) * spare_.numel(); }
+int64_t OldRowExchange::staging_bytes() const { return (world_ + 1) * spare_.numel(); }
 
-int64_t RowExchange::peer(int64_t distance) const { return (rank_ + distance + world_) % world_; }
+int64_t OldRowExchange::peer(int64_t distance) const {
+  return (rank_ + distance + world_) % world_;
+}
 
-void RowExchange::start_round() {
+void OldRowExchange::start_round() {
   if (++round_ == world_) return;
   const auto to = peer(round_);
   pending_ = send_receive(group_, spare_, peer(-round_), rows_[static_cast<size_t>(to)], to);
 }
 
-void RowExchange::end_round(const std::string& what) {
+void OldRowExchange::end_round(const std::string& what) {
   try {
     pending_.wait(what);
   } catch (...) {
@@ -51,11 +53,11 @@ void RowExchange::end_round(const std::string& what) {
   start_round();
 }
 
-void RowExchange::progress(const std::string& what) {
+void OldRowExchange::progress(const std::string& what) {
   while (round_ < world_ && pending_.finished()) end_round(what);
 }
 
-ReducedRow RowExchange::wait(const std::string& what) {
+ReducedRow OldRowExchange::wait(const std::string& what) {
   while (round_ < world_) end_round(what);
   ReducedRow result;
   for (const auto& row : received_) {
@@ -67,7 +69,7 @@ ReducedRow RowExchange::wait(const std::string& what) {
   return result;
 }
 
-at::Tensor RowExchange::sum() const {
+at::Tensor OldRowExchange::sum() const {
   const auto term = [this](size_t rank) {
     const auto& row = received_[rank];
     return row.narrow(0, 0, row.numel() - kStampRoom).view(dtype_);

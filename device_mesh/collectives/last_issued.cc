@@ -1,4 +1,4 @@
-#include "fully_shard/transport/last_issued.h"
+#include "device_mesh/collectives/last_issued.h"
 
 #include <cstdio>
 #include <cstdlib>
@@ -10,8 +10,7 @@ namespace {
 
 struct LastIssued {
   std::mutex mutex;
-  CollectiveKind kind = CollectiveKind::kAllGather;
-  std::string unit;
+  std::string what;
   uint32_t sequence = 0;
   int64_t rank = 0;
   std::terminate_handler previous = nullptr;
@@ -25,12 +24,8 @@ LastIssued& last_issued() {
 [[noreturn]] void print_and_terminate() {
   auto& last = last_issued();
   if (last.mutex.try_lock()) {
-    std::fprintf(
-        stderr,
-        "fsdp: the process is ending; rank %lld issued last: %s of unit '%s' (sequence %u)\n",
-        static_cast<long long>(last.rank),
-        last.kind == CollectiveKind::kAllGather ? "all-gather" : "reduce-scatter",
-        last.unit.c_str(), last.sequence);
+    std::fprintf(stderr, "fsdp: the process is ending; rank %lld issued last: %s (sequence %u)\n",
+                 static_cast<long long>(last.rank), last.what.c_str(), last.sequence);
     std::fflush(stderr);
   }
   if (last.previous != nullptr) last.previous();
@@ -39,15 +34,14 @@ LastIssued& last_issued() {
 
 }  // namespace
 
-void record_issued(CollectiveKind kind, const std::string& unit, uint32_t sequence, int64_t rank) {
+void record_issued(const std::string& what, uint32_t sequence, int64_t global_rank) {
   auto& last = last_issued();
   std::lock_guard lock(last.mutex);
   static const bool installed = (last.previous = std::set_terminate(&print_and_terminate), true);
   static_cast<void>(installed);
-  last.kind = kind;
-  last.unit = unit;
+  last.what = what;
   last.sequence = sequence;
-  last.rank = rank;
+  last.rank = global_rank;
 }
 
 }  // namespace fsdp::internal

@@ -1,4 +1,4 @@
-#include "fully_shard/transport/stamp.h"
+#include "device_mesh/collectives/stamp.h"
 
 namespace fsdp::internal {
 namespace {

@@ -7,19 +7,19 @@
 // is all that it needs beyond the rows themselves. CPU only. Collective over the group.
 #pragma once
 
-#include "fully_shard/transport/transport.h"
+#include "fully_shard/transport/old_transport.h"
 
 #include <vector>
 
 namespace fsdp::internal {
 
-class RowExchange final : public PendingReduction {
+class OldRowExchange final : public OldPendingReduction {
  public:
   // rows: uint8, [group size, row bytes], elements of `dtype` up to the stamp room.
   // Overwritten.
-  RowExchange(Group group, const at::Tensor& rows, at::ScalarType dtype);
+  OldRowExchange(Group group, const at::Tensor& rows, at::ScalarType dtype);
   // Takes part in the rounds that are left: the other ranks count on it.
-  ~RowExchange() override;
+  ~OldRowExchange() override;
 
   int64_t staging_bytes() const override;
   void progress(const std::string& what) override;
