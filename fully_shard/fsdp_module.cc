@@ -1,7 +1,7 @@
 #include "fully_shard/fsdp_module.h"
 
-#include "fully_shard/fully_shard.h"
 #include "fully_shard/params/param_group.h"
+#include "fully_shard/params/registry_entry.h"
 #include "fully_shard/step/unit_events.h"
 #include "fully_shard/units/unit.h"
 
@@ -11,13 +11,6 @@
 
 namespace fsdp {
 namespace {
-
-void for_each_below(internal::Unit& unit, const std::function<void(internal::Unit&)>& visit) {
-  visit(unit);
-  for (const auto& weak : unit.children) {
-    if (const auto child = weak.lock()) for_each_below(*child, visit);
-  }
-}
 
 [[noreturn]] void not_implemented(const char* method) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "FSDPModule::", method, " is not implemented yet");
@@ -38,7 +31,7 @@ bool FSDPModule::is_root() const { return unit_->is_root(); }
 
 void FSDPModule::for_each_unit(bool recurse, const std::function<void(internal::Unit&)>& visit) {
   if (recurse) {
-    for_each_below(*unit_, visit);
+    internal::for_each_unit_below(*unit_, visit);
   } else {
     visit(*unit_);
   }
@@ -109,6 +102,21 @@ void FSDPModule::set_gradient_divide_factor(double factor) {
   unit_->policy.gradient_divide_factor = factor;
 }
 
+void FSDPModule::ignore(const std::vector<at::Tensor>& parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    TORCH_CHECK_VALUE(parameters[i].defined(), "FSDPModule::ignore: parameters[", i,
+                      "] is undefined");
+    const auto managed = internal::find_managed_tensor(parameters[i]);
+    if (!managed.group) continue;
+    TORCH_CHECK_VALUE(false, "FSDPModule::ignore: parameters[", i, "] is parameter '",
+                      managed.group->parameter_name(managed.index),
+                      "', which is sharded already; name it in "
+                      "FullyShardOptions::ignored_params instead (rank ",
+                      managed.group->mesh().rank(), ")");
+  }
+  unit_->ignore(parameters);
+}
+
 void FSDPModule::zero_pending_gradients(bool recurse) {
   for_each_unit(recurse, [](auto& unit) {
     if (unit.group != nullptr) unit.group->drop_pending();
@@ -141,10 +149,5 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool) {
 void FSDPModule::set_reduce_scatter_unused_params(bool, bool) {
   not_implemented("set_reduce_scatter_unused_params");
 }
-
-NoSyncGuard::NoSyncGuard(FSDPModule module) : module_(std::move(module)) {
-  module_.set_requires_gradient_sync(false);
-}
-NoSyncGuard::~NoSyncGuard() { module_.set_requires_gradient_sync(true); }
 
 }  // namespace fsdp

@@ -258,8 +258,8 @@ void refuse_new_storage(const c10::OperatorHandle& op, DispatchKeySet keys,
     TORCH_CHECK_VALUE(storage == nullptr, op.schema().name(), " on parameter '",
                       storage->group().parameter_name(storage->index()),
                       "': a sharded parameter's storage can not be replaced, resized or shared "
-                      "copy-on-write; use copy_() "
-                      "or clone()");
+                      "copy-on-write; use copy_() or clone(). To load a file while a "
+                      "SummonFullParams shows full parameters, close it first");
   });
   run_below(op, keys, stack);
 }

@@ -358,9 +358,9 @@ void ParamGroup::before_write(int64_t index) {
   tell_unit_observer(&UnitObserver::entry_written, *unit_);
 }
 
-void ParamGroup::rename(const std::string& prefix) {
+void ParamGroup::rename(const std::function<std::string(const std::string& name)>& renamed) {
   for (auto& param : params_) {
-    param.name = prefix + param.name;
+    param.name = renamed(param.name);
     if (param.storage != nullptr && !unsharded() && context_->world() > 1) param.storage->empty();
   }
 }

@@ -17,6 +17,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -144,10 +145,11 @@ class ParamGroup final : public OnDemandGroup {
   std::vector<at::Tensor> release_entries();
 
   const std::string& name() const;
-  void rename(const std::string& prefix);
+  void rename(const std::function<std::string(const std::string& name)>& renamed);
   uint32_t unit_number() const { return unit_number_; }
   const std::vector<ManagedParam>& params() const { return params_; }
   const std::shared_ptr<CommContext>& context() const { return context_; }
+  Unit& unit() const { return *unit_; }
   const DeviceMesh& mesh() const { return mesh_; }
   int64_t padded_bytes() const { return context_->world() * layout_->row_bytes(); }
 

@@ -79,6 +79,10 @@ void ParamGroup::gradient_arrived(int64_t index) {
   c10::InferenceMode no_inference(false);
   c10::NoGradGuard no_grad;
   const ExclusiveUse use(context_->user());
+  TORCH_CHECK_VALUE(unit_->summons == 0, "backward through unit '", name(),
+                    "' while a SummonFullParams shows its full parameters in the registry: close "
+                    "it first (parameter '",
+                    parameter_name(index), "', rank ", mesh_.rank(), ")");
   if (context_->world() > 1) tell_unit_observer(&UnitObserver::gradient_arrived, *unit_);
   // Takes part, synchronised or not: else its touch in this forward would stand in the
   // next backward's order.

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "dtensor/internal/dtensor_impl.h"
+#include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/param_group.h"
-#include "fully_shard/units/member_watch.h"
 #include "on_demand/gate_key.h"
 
 #include <ATen/core/Tensor.h>

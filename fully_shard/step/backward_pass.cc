@@ -1,10 +1,11 @@
 #include "fully_shard/step/backward_pass.h"
 
+#include "fully_shard/params/late_parameters.h"
+#include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/step/unit_events.h"
 #include "fully_shard/transport/comm_context.h"
 #include "fully_shard/transport/wait_clock.h"
-#include "fully_shard/units/member_watch.h"
 #include "on_demand/pass.h"
 
 #include <ATen/record_function.h>
@@ -195,6 +196,7 @@ void BackwardPass::finish() {
   context_.schedule().end_backward();
   context_.raw_writes().raise(context_.rank());
   check_members_are_held(context_.schedule().groups());
+  check_no_late_parameters(context_.schedule().groups());
 }
 
 // Ranks whose graphs differ may differ in what came late: where one has late gradients,

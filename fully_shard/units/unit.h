@@ -3,6 +3,10 @@
 
 #include "fully_shard/units/unit_policy.h"
 
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -16,11 +20,11 @@ namespace fsdp::internal {
 
 class ParamGroup;
 
-class Unit {
+class Unit : public std::enable_shared_from_this<Unit> {
  public:
   explicit Unit(UnitPolicy policy) : policy(std::move(policy)) {}
 
-  std::string name;  // path from the outermost unit; "" for a root
+  std::string name;  // path of its first module from the outermost unit; "" for a root
   std::vector<std::weak_ptr<torch::nn::Module>> modules;  // what fully_shard was applied to
   std::weak_ptr<Unit> parent;  // the nearest enclosing unit; none for a root
   std::vector<std::weak_ptr<Unit>> children;
@@ -28,11 +32,25 @@ class Unit {
       nullptr;  // owned by the parameters; null without parameters or once they died
 
   UnitPolicy policy;
+  int64_t summons = 0;  // SummonFullParams that show it in the registry
   std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
 
-  bool is_root() const { return parent.expired(); }
+  // No enclosing unit whose module lives.
+  bool is_root() const;
   bool is_ancestor_of(const Unit& other) const;
   std::string display_name() const { return name.empty() ? "(root)" : name; }
+
+  // Plain parameters that the user wants neither sharded nor reduced, here and in the
+  // units below.
+  void ignore(const std::vector<at::Tensor>& tensors);
+  bool ignores(const at::Tensor& tensor) const;
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<WeakTensor> ignored_;
 };
+
+// `unit` and all units below it, parents first.
+void for_each_unit_below(Unit& unit, const std::function<void(Unit&)>& visit);
 
 }  // namespace fsdp::internal

@@ -1,8 +1,8 @@
-#include "fully_shard/units/member_watch.h"
+#include "fully_shard/params/member_watch.h"
 
 #include "fully_shard/params/registry_entry.h"
-#include "fully_shard/units/managed_modules.h"
-#include "fully_shard/units/validation.h"
+#include "fully_shard/units/module_kind.h"
+#include "fully_shard/units/registry_slot.h"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
@@ -11,8 +11,8 @@
 
 namespace fsdp::internal {
 
-MemberWatch::MemberWatch(const FoundParam& param) {
-  for (const auto& slot : param.slots) {
+MemberWatch::MemberWatch(const std::vector<RegistrySlot>& slots) {
+  for (const auto& slot : slots) {
     if (!is_container_without_forward(*slot.module))
       places_.push_back({slot.module->weak_from_this(), slot.key});
   }
@@ -22,7 +22,7 @@ bool MemberWatch::is_lost(const at::Tensor& member, const at::Tensor& entry) con
   if (places_.empty() || member.use_count() > 1 || !entry.requires_grad()) return false;
   return std::any_of(places_.begin(), places_.end(), [&entry](const Place& place) {
     const auto module = place.module.lock();
-    return module && is_registered({module.get(), place.key, {}}, entry);
+    return module && registered({module.get(), place.key}).is_same(entry);
   });
 }
 
@@ -41,7 +41,7 @@ void check_members_are_held(const std::vector<ParamGroup*>& groups) {
                         "variable, or reassign before "
                         "fully_shard; where the parameter is meant to be unused, freeze its entry "
                         "with requires_grad_(false) (rank ",
-                        group->context()->rank(), ")");
+                        group->mesh().rank(), ")");
     }
   }
 }

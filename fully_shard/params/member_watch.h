@@ -22,12 +22,13 @@ class Module;
 namespace fsdp::internal {
 
 class ParamGroup;
-struct FoundParam;
+struct RegistrySlot;
 
 class MemberWatch {
  public:
   MemberWatch() = default;  // watches nothing
-  explicit MemberWatch(const FoundParam& param);
+  // `slots`: where the parameter's entry is registered.
+  explicit MemberWatch(const std::vector<RegistrySlot>& slots);
 
   // An operator was given the registry entry: the model may well hold no member.
   void entry_was_used() { places_.clear(); }
