@@ -1,7 +1,8 @@
 // Gradients as values, optimizers built too early, announced and unannounced writes.
 #include "fully_shard/transport/exclusive_use.h"
 #include "tests/fully_shard/decoder.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/support/errors.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,23 +15,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class Autograd : public ::testing::TestWithParam<int64_t> {
- protected:
-  int64_t world() const { return GetParam(); }
-  void on_ranks(const std::function<void(int64_t, const DeviceMesh&)>& body) const {
-    run_ranks(world(), [&](int64_t rank) { body(rank, init_device_mesh(torch::kCPU, {world()})); });
-  }
-};
-
-template <class Body, class Matcher>
-void expect_error(const Body& body, const Matcher& matcher) {
-  try {
-    body();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const c10::Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(), matcher);
-  }
-}
+class Autograd : public Worlds {};
 
 TEST_P(Autograd, GradGivesThisRanksFullGradients) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
@@ -158,8 +143,7 @@ TEST(ExclusiveUse, ASecondThreadIsToldAndTheFirstMayNest) {
   EXPECT_THAT(message, HasSubstr("two threads"));
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Autograd, ::testing::Values(1, 2, 3),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(Autograd, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

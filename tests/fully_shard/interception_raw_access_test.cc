@@ -2,6 +2,7 @@
 // parameter as it was; so is what would part a parameter from its shards.
 #include "on_demand/on_demand_storage.h"
 #include "tests/fully_shard/interception.h"
+#include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/CPUFunctions.h>
@@ -193,15 +194,6 @@ void on_two_ranks(const std::function<void(Cells&, FSDPModule)>& body) {
     cells->shard(init_device_mesh(torch::kCPU, {2}));
     body(*cells, get_fsdp_module(*cells->cells[0]));
   });
-}
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
 }
 
 TEST(InterceptionRawAccess, AnEmptyMemberKeepsItsSizeInBytes) {

@@ -80,8 +80,7 @@ TEST_P(LateGradients, AParameterThatOnlyOneRankDifferentiatesHasAGradientOnAll) 
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, LateGradients, ::testing::Values(1, 2, 3),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(LateGradients, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

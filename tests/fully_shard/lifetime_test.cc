@@ -84,8 +84,7 @@ TEST_P(Lifetime, AGraphOutlivesItsModuleAndDeadEntriesAreStillReduced) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Lifetime, ::testing::Values(1, 2),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(Lifetime, 1, 2);
 
 }  // namespace
 }  // namespace fsdp::testing

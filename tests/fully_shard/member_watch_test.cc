@@ -1,7 +1,8 @@
 // A member that the model reassigned after fully_shard is reported by name; whatever else
 // models do with handles is not.
 #include "fully_shard/fully_shard.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/support/errors.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -45,18 +46,13 @@ void step(Model& model) {
 
 template <class Model>
 std::string message_of_step(Model& model) {
-  try {
-    step(model);
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
+  return message_of([&] { step(model); });
 }
 
-class MemberWatch : public ::testing::TestWithParam<int64_t> {
+class MemberWatch : public Worlds {
  protected:
   void on_ranks(const std::function<void(const DeviceMesh&)>& body) const {
-    run_ranks(GetParam(), [&](int64_t) { body(init_device_mesh(torch::kCPU, {GetParam()})); });
+    Worlds::on_ranks([&](int64_t, const DeviceMesh& mesh) { body(mesh); });
   }
   static Pair sharded_pair(const DeviceMesh& mesh) {
     Pair model;
@@ -221,7 +217,7 @@ TEST_P(MemberWatch, SummonedParametersAreNotReported) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, MemberWatch, ::testing::Values(1, 2, 3));
+INSTANTIATE_WORLDS(MemberWatch, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -216,8 +216,7 @@ TEST_P(ModuleZoo, ParametersAreEmptyBetweenForwardAndBackward) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, ModuleZoo, ::testing::Values(1, 2, 3),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(ModuleZoo, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

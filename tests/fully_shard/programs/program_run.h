@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device_mesh/device_mesh.h"
-#include "tests/fully_shard/random_program.h"
+#include "tests/fully_shard/programs/random_program.h"
 
 #include <cstdint>
 #include <optional>

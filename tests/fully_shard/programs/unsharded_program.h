@@ -3,9 +3,9 @@
 // ranks gives.
 #pragma once
 
-#include "tests/fully_shard/program_losses.h"
-#include "tests/fully_shard/random_model.h"
-#include "tests/fully_shard/random_program.h"
+#include "tests/fully_shard/programs/program_losses.h"
+#include "tests/fully_shard/programs/random_model.h"
+#include "tests/fully_shard/programs/random_program.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>

@@ -1,7 +1,7 @@
 // What random programs must be seen to do: the rows of the coverage table.
 #pragma once
 
-#include "tests/fully_shard/random_program.h"
+#include "tests/fully_shard/programs/random_program.h"
 
 #include <functional>
 #include <string>

@@ -1,6 +1,6 @@
-#include "tests/fully_shard/sharded_program.h"
+#include "tests/fully_shard/programs/sharded_program.h"
 
-#include "tests/fully_shard/program_optimizer.h"
+#include "tests/fully_shard/programs/program_optimizer.h"
 
 namespace fsdp::testing {
 

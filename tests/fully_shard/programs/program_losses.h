@@ -1,8 +1,8 @@
 // The forwards of a random program's actions, on a sharded model or a plain one.
 #pragma once
 
-#include "tests/fully_shard/random_model.h"
-#include "tests/fully_shard/random_program.h"
+#include "tests/fully_shard/programs/random_model.h"
+#include "tests/fully_shard/programs/random_program.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,7 +1,7 @@
 // The optimizer of a random program, for either side.
 #pragma once
 
-#include "tests/fully_shard/random_program.h"
+#include "tests/fully_shard/programs/random_program.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>

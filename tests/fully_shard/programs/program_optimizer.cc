@@ -1,4 +1,4 @@
-#include "tests/fully_shard/program_optimizer.h"
+#include "tests/fully_shard/programs/program_optimizer.h"
 
 #include <torch/optim/adam.h>
 #include <torch/optim/adamw.h>

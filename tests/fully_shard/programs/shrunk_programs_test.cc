@@ -1,5 +1,5 @@
 // Programs that random seeds found and shrinking made small, each a bug once.
-#include "tests/fully_shard/program_run.h"
+#include "tests/fully_shard/programs/program_run.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gtest/gtest.h>
@@ -64,8 +64,7 @@ TEST_P(ShrunkPrograms, AUnitThatTakesPartAfterItsPlaceInTheOrderIsReduced) {
   expect_unsharded_numbers(program);
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, ShrunkPrograms, ::testing::Values(1, 2, 3),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(ShrunkPrograms, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -1,33 +1,18 @@
-#include "tests/fully_shard/unsharded_program.h"
+#include "tests/fully_shard/programs/unsharded_program.h"
 
-#include "tests/fully_shard/program_optimizer.h"
+#include "tests/fully_shard/programs/program_optimizer.h"
+#include "tests/support/gradient_bound.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 namespace fsdp::testing {
 
 using at::Tensor;
-
-namespace {
-
-double epsilon(at::ScalarType dtype) {
-  switch (dtype) {
-    case at::kDouble:
-      return std::numeric_limits<double>::epsilon();
-    case at::kFloat:
-      return std::numeric_limits<float>::epsilon();
-    default:
-      return 1.0 / 128;  // bfloat16
-  }
-}
-
-}  // namespace
 
 Tensor chunk_of(const Tensor& full, int64_t rank, int64_t world) {
   const auto rows = full.size(0);
@@ -143,7 +128,7 @@ void UnshardedProgram::set_bound(PlainTensor& tensor, const Tensor& magnitude, c
   int arrivals = 1;
   for (const auto& rank : tensor.arrivals) arrivals = std::max(arrivals, rank->count);
   if (world() <= 2 && arrivals == 1) return;
-  const auto eps = epsilon(magnitude.scalar_type());
+  const auto eps = epsilon_of(magnitude.scalar_type());
   const auto terms = static_cast<double>(world() * arrivals - 1);
   tensor.bound = magnitude * (terms * eps / std::min(divisor, 1.0)) + added * (arrivals * eps);
 }

@@ -4,9 +4,9 @@
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/random_model.h"
-#include "tests/fully_shard/random_program.h"
-#include "tests/fully_shard/unsharded_program.h"
+#include "tests/fully_shard/programs/random_model.h"
+#include "tests/fully_shard/programs/random_program.h"
+#include "tests/fully_shard/programs/unsharded_program.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>

@@ -1,4 +1,4 @@
-#include "tests/fully_shard/program_features.h"
+#include "tests/fully_shard/programs/program_features.h"
 
 #include <algorithm>
 #include <map>

@@ -1,4 +1,4 @@
-#include "tests/fully_shard/program_shrink.h"
+#include "tests/fully_shard/programs/program_shrink.h"
 
 #include <utility>
 #include <vector>

@@ -1,4 +1,4 @@
-#include "tests/fully_shard/program_losses.h"
+#include "tests/fully_shard/programs/program_losses.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>

@@ -1,4 +1,4 @@
-#include "tests/fully_shard/random_model.h"
+#include "tests/fully_shard/programs/random_model.h"
 
 #include <ATen/ATen.h>
 #include <ATen/CPUGeneratorImpl.h>

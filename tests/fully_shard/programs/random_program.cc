@@ -1,4 +1,4 @@
-#include "tests/fully_shard/random_program.h"
+#include "tests/fully_shard/programs/random_program.h"
 
 #include <algorithm>
 #include <random>

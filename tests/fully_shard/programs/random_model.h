@@ -1,7 +1,7 @@
 // The module that a random program describes.
 #pragma once
 
-#include "tests/fully_shard/random_program.h"
+#include "tests/fully_shard/programs/random_program.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/nn/module.h>

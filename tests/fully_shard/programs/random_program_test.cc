@@ -2,13 +2,13 @@
 // FSDP_PROGRAMS and FSDP_FIRST_SEED in the environment choose how many and which.
 #include "device_mesh/device_mesh.h"
 #include "on_demand/on_demand_storage.h"
-#include "tests/fully_shard/program_features.h"
-#include "tests/fully_shard/program_run.h"
-#include "tests/fully_shard/program_shrink.h"
+#include "tests/fully_shard/programs/program_features.h"
+#include "tests/fully_shard/programs/program_run.h"
+#include "tests/fully_shard/programs/program_shrink.h"
+#include "tests/support/errors.h"
 #include "tests/support/shared_memory_backend.h"
 #include "tests/support/thread_ranks.h"
 
-#include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -32,11 +32,6 @@ constexpr size_t kFailuresShrunk = 3;
 uint64_t number_from_environment(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
-}
-
-std::string text_of(const std::exception& error) {
-  const auto* rich = dynamic_cast<const c10::Error*>(&error);
-  return rich ? rich->what_without_backtrace() : error.what();
 }
 
 struct Outcome {

@@ -1,7 +1,7 @@
 // Makes a failing program small.
 #pragma once
 
-#include "tests/fully_shard/random_program.h"
+#include "tests/fully_shard/programs/random_program.h"
 
 #include <functional>
 

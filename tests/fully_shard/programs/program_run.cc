@@ -1,9 +1,9 @@
-#include "tests/fully_shard/program_run.h"
+#include "tests/fully_shard/programs/program_run.h"
 
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/program_losses.h"
-#include "tests/fully_shard/sharded_program.h"
-#include "tests/fully_shard/unsharded_program.h"
+#include "tests/fully_shard/programs/program_losses.h"
+#include "tests/fully_shard/programs/sharded_program.h"
+#include "tests/fully_shard/programs/unsharded_program.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
