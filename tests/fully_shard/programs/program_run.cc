@@ -2,6 +2,7 @@
 
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/programs/program_losses.h"
+#include "tests/fully_shard/programs/residency_oracle.h"
 #include "tests/fully_shard/programs/sharded_program.h"
 #include "tests/fully_shard/programs/unsharded_program.h"
 
@@ -9,9 +10,11 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <sstream>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -26,18 +29,34 @@ bool same(const Tensor& a, const Tensor& b) {
          ((a == b) | (a.isnan() & b.isnan())).all().item<bool>();  // programs may diverge
 }
 
+bool has_prefetch_lists(const Program& program) {
+  bool has = false;
+  for_each_node(program.root, [&has](const Node& node) {
+    has |= !node.unit.forward_prefetch.empty() || !node.unit.backward_prefetch.empty();
+  });
+  return has;
+}
+
 class SideBySide {
  public:
   SideBySide(const Program& program, int64_t rank, const DeviceMesh& mesh)
       : program_(program),
         rank_(rank),
         sharded_(program, mesh),
-        plain_(program, sharded_.sharded_tensors()) {}
+        plain_(program, sharded_.sharded_tensors()) {
+    if (program.world == 1 || program.evict) return;  // nothing is gathered, or always
+    oracle_.emplace(mesh, sharded_.observed_units());
+    sharded_.set_oracle(&*oracle_);
+  }
 
   std::optional<std::string> run() {
-    for (step_ = 0; step_ < program_.actions.size(); ++step_) perform(program_.actions[step_]);
+    for (step_ = 0; step_ < program_.actions.size(); ++step_) {
+      perform(program_.actions[step_]);
+      ask_oracle();
+    }
     write_members_back();
     compare_parameters("at the end");
+    if (oracle_) repeat_a_step();
     return difference_;
   }
 
@@ -113,6 +132,33 @@ class SideBySide {
       if (plain_.bound(id).defined() && gradient.defined())
         plain_.follow_gradient(id, DTensor(gradient).full_tensor());
     }
+  }
+
+  void ask_oracle() {
+    if (!oracle_) return;
+    oracle_->check_counts();
+    if (oracle_->difference()) differ(*oracle_->difference());
+  }
+
+  // A step that repeats is foreseen: where no unit is followed now by one and then by
+  // another, nothing is gathered in vain.
+  void repeat_a_step() {
+    if (!program_.root.is_unit || has_prefetch_lists(program_)) return;
+    const auto action = std::find_if(program_.actions.begin(), program_.actions.end(),
+                                     [](auto& a) { return a.kind == ActionKind::kTrain; });
+    if (action == program_.actions.end()) return;
+    std::vector<std::string> touches;
+    for (int i = 0; i < 3; ++i) {
+      const auto unused = oracle_->unused_prefetches();
+      oracle_->take_touches();
+      auto sharded = forward_losses(program_, sharded_.model(), *action, rank_);
+      sharded.losses[0].backward();
+      const auto before = std::exchange(touches, oracle_->take_touches());
+      const bool repeats = before == touches && ResidencyOracle::has_one_successor_each(touches);
+      if (repeats && oracle_->unused_prefetches() != unused)
+        differ("a step that repeats gathered in vain");
+    }
+    ask_oracle();
   }
 
   // --- Actions
@@ -203,7 +249,7 @@ class SideBySide {
     const auto& tensor = tensor_of(program_, *param);
     if (tensor.anchor) return;
     plain_.set_requires_grad(tensor.id, !frozen);
-    sharded_.entry(tensor.id).set_requires_grad(!frozen);
+    sharded_.set_requires_grad(tensor.id, !frozen);
   }
 
   void write(const Action& action) {
@@ -260,6 +306,7 @@ class SideBySide {
   int64_t rank_;
   ShardedProgram sharded_;
   UnshardedProgram plain_;
+  std::optional<ResidencyOracle> oracle_;
   bool member_written_ = false;
   size_t step_ = 0;
   std::optional<std::string> difference_;

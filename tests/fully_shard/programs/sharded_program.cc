@@ -12,6 +12,18 @@ ShardedProgram::ShardedProgram(const Program& program, const DeviceMesh& mesh)
   optimizer_ = make_optimizer(program.optimizer, model_.module().parameters());
 }
 
+namespace {
+
+bool is_below(const Node& node, const std::vector<const Node*>& ancestors) {
+  bool found = false;
+  for (const auto* ancestor : ancestors) {
+    for_each_node(*ancestor, [&](const Node& below) { found |= below.id == node.id; });
+  }
+  return found;
+}
+
+}  // namespace
+
 // Bottom-up, as fully_shard asks; siblings that join become one unit.
 void ShardedProgram::shard(const Node& node) {
   for (const auto& child : node.children) shard(child);
@@ -38,6 +50,10 @@ void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
   if (!spec.reshard_after_backward) module.set_reshard_after_backward(false, /*recurse=*/false);
   if (!spec.unshard_in_backward) module.set_unshard_in_backward(false);
   if (spec.divide_factor != 0) module.set_gradient_divide_factor(spec.divide_factor);
+  const auto position = static_cast<int>(units_.size());
+  for (auto& below : units_) {
+    if (below.parent < 0 && is_below(*below.nodes.front(), nodes)) below.parent = position;
+  }
   units_.push_back({nodes, module});
 }
 
@@ -98,6 +114,8 @@ void ShardedProgram::set_sync(int node_id, bool synchronize) {
   for (auto& unit : units_) {
     if (node_id >= 0 && &unit != unit_of(node_id)) continue;
     unit.synchronize = synchronize;
+    if (oracle_)
+      oracle_->model().set_synchronizes(static_cast<int>(&unit - units_.data()), synchronize);
     unit.module.set_requires_gradient_sync(synchronize, /*recurse=*/false);
   }
 }
@@ -115,7 +133,36 @@ void ShardedProgram::reshard_all() {
 }
 
 void ShardedProgram::zero_pending_gradients() {
-  for (auto& unit : units_) unit.module.zero_pending_gradients(/*recurse=*/false);
+  for (auto& unit : units_) {
+    unit.module.zero_pending_gradients(/*recurse=*/false);
+    if (oracle_)
+      oracle_->model().pending_gradients_dropped(static_cast<int>(&unit - units_.data()));
+  }
+}
+
+std::vector<ResidencyOracle::ObservedUnit> ShardedProgram::observed_units() const {
+  std::vector<ResidencyOracle::ObservedUnit> observed;
+  for (const auto& unit : units_) {
+    const auto& spec = unit.nodes.front()->unit;
+    observed.push_back({.unit = unit.module.unit().get(),
+                        .name = "unit of n" + std::to_string(unit.nodes.front()->id),
+                        .spec = {.parent = unit.parent,
+                                 .reshard_after_forward = spec.reshard_after_forward,
+                                 .reshard_after_backward = spec.reshard_after_backward}});
+  }
+  for (const auto& [id, unit] : unit_of_tensor_) {
+    const auto& param = *find_param(program_, id);
+    observed[unit].spec.params.push_back(
+        {.id = id, .dtype = static_cast<int>(param.dtype), .trainable = !param.frozen});
+  }
+  return observed;
+}
+
+void ShardedProgram::set_requires_grad(int id, bool requires_grad) {
+  entry(id).set_requires_grad(requires_grad);
+  const auto unit = unit_of_tensor_.find(id);
+  if (oracle_ && unit != unit_of_tensor_.end())
+    oracle_->model().set_trainable(static_cast<int>(unit->second), id, requires_grad);
 }
 
 }  // namespace fsdp::testing

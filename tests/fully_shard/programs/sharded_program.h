@@ -6,6 +6,7 @@
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/programs/random_model.h"
 #include "tests/fully_shard/programs/random_program.h"
+#include "tests/fully_shard/programs/residency_oracle.h"
 #include "tests/fully_shard/programs/unsharded_program.h"
 
 #include <ATen/core/Tensor.h>
@@ -40,11 +41,17 @@ class ShardedProgram {
   void reshard_all();
   void zero_pending_gradients();
 
+  // What an oracle needs to know of the units, by position.
+  std::vector<ResidencyOracle::ObservedUnit> observed_units() const;
+  void set_oracle(ResidencyOracle* oracle) { oracle_ = oracle; }
+  void set_requires_grad(int id, bool requires_grad);
+
  private:
   struct ShardedUnit {
     std::vector<const Node*> nodes;
     FSDPModule module;
     bool synchronize = true;
+    int parent = -1;  // by position
   };
 
   void shard(const Node& node);
@@ -59,6 +66,7 @@ class ShardedProgram {
   RandomModel model_;
   std::vector<ShardedUnit> units_;
   std::map<int, size_t> unit_of_tensor_;
+  ResidencyOracle* oracle_ = nullptr;  // is told what no event tells
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
 };
 
