@@ -2,8 +2,9 @@
 
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/registry_entry.h"
-#include "fully_shard/step/unit_events.h"
+#include "fully_shard/units/root.h"
 #include "fully_shard/units/unit.h"
+#include "fully_shard/units/unit_events.h"
 
 #include <c10/util/Exception.h>
 
@@ -11,6 +12,12 @@
 
 namespace fsdp {
 namespace {
+
+std::vector<internal::UnitId> ids_of(const std::vector<FSDPModule>& modules) {
+  std::vector<internal::UnitId> ids;
+  for (const auto& module : modules) ids.push_back(module.unit()->id);
+  return ids;
+}
 
 [[noreturn]] void not_implemented(const char* method) {
   TORCH_CHECK_NOT_IMPLEMENTED(false, "FSDPModule::", method, " is not implemented yet");
@@ -26,6 +33,7 @@ void UnshardHandle::wait() {
   internal::tell_unit_observer(&internal::UnitObserver::unsharded_by_hand, *unit);
 }
 
+Counters FSDPModule::counters() const { return unit_->root->accounts.counters(); }
 const std::string& FSDPModule::name() const { return unit_->name; }
 bool FSDPModule::is_root() const { return unit_->is_root(); }
 
@@ -41,7 +49,7 @@ void FSDPModule::unshard() { unshard_async().wait(); }
 
 UnshardHandle FSDPModule::unshard_async() {
   if (unit_->group != nullptr) {
-    unit_->group->issue_all_gather();
+    unit_->group->unshard_async();
     internal::tell_unit_observer(&internal::UnitObserver::unshard_issued, *unit_);
   }
   return UnshardHandle(unit_);
@@ -50,8 +58,7 @@ UnshardHandle FSDPModule::unshard_async() {
 void FSDPModule::reshard() {
   if (unit_->group == nullptr) return;
   unit_->group->reshard();
-  const auto& context = unit_->group->context();
-  context->raw_writes().raise(context->rank());
+  unit_->root->raw_writes.raise(unit_->group->dim().global_rank());
   internal::tell_unit_observer(&internal::UnitObserver::emptied_by_hand, *unit_);
 }
 
@@ -61,10 +68,7 @@ void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool re
 }
 
 void FSDPModule::set_is_last_backward(bool is_last_backward) {
-  for_each_unit(true, [=](auto& unit) {
-    if (unit.group != nullptr)
-      unit.group->context()->backward().set_is_last_backward(is_last_backward);
-  });
+  unit_->root->is_last_backward = is_last_backward;
 }
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
@@ -87,13 +91,11 @@ void FSDPModule::set_unshard_in_backward(bool unshard_in_backward) {
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
-  unit_->forward_prefetch.clear();
-  for (const auto& module : modules) unit_->forward_prefetch.push_back(module.unit_);
+  unit_->root->schedule.set_prefetch_list(unit_->id, /*backward=*/false, ids_of(modules));
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
-  unit_->backward_prefetch.clear();
-  for (const auto& module : modules) unit_->backward_prefetch.push_back(module.unit_);
+  unit_->root->schedule.set_prefetch_list(unit_->id, /*backward=*/true, ids_of(modules));
 }
 
 void FSDPModule::set_gradient_divide_factor(double factor) {
@@ -119,15 +121,11 @@ void FSDPModule::ignore(const std::vector<at::Tensor>& parameters) {
 
 void FSDPModule::zero_pending_gradients(bool recurse) {
   for_each_unit(recurse, [](auto& unit) {
-    if (unit.group != nullptr) unit.group->drop_pending();
+    if (unit.group != nullptr) unit.group->gradients().drop_pending();
   });
 }
 
-void FSDPModule::reset_lazy_init() {
-  for_each_unit(true, [](auto& unit) {
-    if (unit.group != nullptr) unit.group->context()->schedule().forget();
-  });
-}
+void FSDPModule::reset_lazy_init() { unit_->root->schedule.forget(); }
 
 void FSDPModule::set_requires_all_reduce(bool, bool) { not_implemented("set_requires_all_reduce"); }
 void FSDPModule::set_force_sum_reduction_for_comms(bool) {

@@ -2,6 +2,7 @@
 // not keep the module alive. Once the unit's parameters died, methods on them do nothing.
 #pragma once
 
+#include "fully_shard/counters.h"
 #include "fully_shard/policies.h"
 
 #include <ATen/core/Tensor.h>
@@ -42,6 +43,8 @@ class FSDPModule {
   const std::string& name() const;
   // No enclosing unit. Local.
   bool is_root() const;
+  // Of all units of this unit's tree. Local.
+  Counters counters() const;
 
   // Gathers this unit's parameters now. Collective over the mesh unless they are
   // unsharded.

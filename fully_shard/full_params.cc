@@ -28,7 +28,7 @@ class Window {
   Window(const Group& group, ParamGroup* next) : group_(group) {
     if (!group_) return;
     group_->hold();
-    if (next != nullptr) next->issue_all_gather();
+    if (next != nullptr) next->unshard_async();
   }
   ~Window() {
     if (group_) group_->release();

@@ -1,8 +1,10 @@
 #include "fully_shard/fully_shard.h"
 
+#include "fully_shard/params/group_creation.h"
 #include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/registry_entry.h"
+#include "fully_shard/step/runtime.h"
 #include "fully_shard/units/managed_modules.h"
 #include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
@@ -28,14 +30,13 @@ using internal::Unit;
 
 at::Tensor entry_of_member(const at::Tensor& member) {
   const auto managed = internal::find_managed_tensor(member);
-  return managed.group->params()[static_cast<size_t>(managed.index)].lock_entry();
+  return managed.group->params()[static_cast<size_t>(managed.index)].entry();
 }
 
 void adopt_units(const std::shared_ptr<Unit>& unit, const ManagedModules& managed) {
   for (const auto& found : managed.units) {
     if (!found.unit->is_root()) continue;  // below a unit that this walk did not come from
-    found.unit->parent = unit;
-    unit->children.push_back(found.unit);
+    Unit::adopt(found.unit, unit);
     internal::name_from_above(found);
   }
 }
@@ -61,8 +62,8 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
     fresh.push_back(&param);
   }
   if (tensors.empty()) return;
-  const auto group = internal::ParamGroup::create(mesh, tensors, std::move(names), unit);
-  const auto entries = group->release_entries();
+  const auto runtime = internal::Runtime::of(mesh);
+  const auto entries = internal::create_group(mesh, runtime->dim(), unit, runtime, tensors, names);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
 

@@ -62,8 +62,8 @@ void check_options(const SummonOptions& options) {
 }
 
 void check_not_held(const ParamGroup& group) {
-  TORCH_CHECK_VALUE(!group.held(), "SummonFullParams: unit '", group.name(),
-                    "' is held unsharded already (rank ", group.mesh().rank(), ")");
+  TORCH_CHECK_VALUE(!group.residency().is_held(), "SummonFullParams: unit '", group.name(),
+                    "' is held unsharded already (rank ", group.dim().global_rank(), ")");
 }
 
 void check_unit(const SummonedUnit& unit, bool with_grads) {
@@ -72,12 +72,12 @@ void check_unit(const SummonedUnit& unit, bool with_grads) {
   for (const auto& param : unit.params) {
     const auto& gradient = param.member().grad();
     TORCH_CHECK_VALUE(
-        !with_grads || !gradient.defined() || internal::is_tripwire(gradient),
+        !with_grads || !gradient.defined() || internal::is_untouched_tripwire(gradient),
         "SummonFullParams: with_grads while parameter '",
         group.parameter_name(RegistryEntry::of(param.entry)->index()),
         "' has a gradient that waits for synchronisation; run a synchronised backward, or "
         "zero_pending_gradients(), first (rank ",
-        group.mesh().rank(), ")");
+        group.dim().global_rank(), ")");
   }
 }
 
@@ -144,7 +144,7 @@ class SummonFullParams::Scope {
 
  private:
   bool shown_here(const ParamGroup& group) const {
-    return !options_.rank0_only || group.context()->rank() == 0;
+    return !options_.rank0_only || group.dim().shard_rank() == 0;
   }
   bool stays_held(const ParamGroup& group) const {
     return shown_here(group) && !options_.offload_to_cpu;
@@ -173,7 +173,7 @@ class SummonFullParams::Scope {
     if (options_.offload_to_cpu) {
       param.full = member.to(at::kCPU, member.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
       param.full.set_requires_grad(param.entry.requires_grad());
-    } else if (group.context()->world() == 1 && !options_.writeback) {
+    } else if (group.residency().is_borrowed() && !options_.writeback) {
       param.shard = internal::local_of(param.entry).clone();
     }
     if (full_gradient.defined()) member.mutable_grad() = full_gradient;

@@ -6,6 +6,8 @@
 // access throws a message that names the parameter.
 #pragma once
 
+#include "on_demand/pass.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
@@ -37,10 +39,14 @@ class OnDemandGroup : public c10::intrusive_ptr_target {
   // A pinned group is not emptied.
   void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }
   void unpin() { pins_.fetch_sub(1, std::memory_order_relaxed); }
+  void settle(Pass pass) { settled_.store(static_cast<uint8_t>(pass) + 1); }
+  void unsettle() { settled_.store(0); }
+  bool settled(Pass pass) const { return settled_.load() == static_cast<uint8_t>(pass) + 1; }
   bool pinned() const { return pins_.load(std::memory_order_relaxed) != 0; }
 
  private:
   std::atomic<int64_t> pins_{0};
+  std::atomic<uint8_t> settled_{0};
 };
 
 class OnDemandStorage final : public c10::StorageImpl {

@@ -51,22 +51,10 @@ void check_unit(const Unit& unit, int64_t rank) {
   }
 }
 
-Unit& root_of(Unit& unit) {
-  auto* root = &unit;
-  while (const auto enclosing = root->parent.lock()) root = enclosing.get();
-  return *root;
-}
-
 }  // namespace
 
-void check_no_late_parameters(const std::vector<ParamGroup*>& groups) {
-  std::set<Unit*> checked;
-  for (const auto* group : groups) {
-    auto& root = root_of(group->unit());
-    if (!checked.insert(&root).second) continue;
-    for_each_unit_below(root,
-                        [rank = group->mesh().rank()](Unit& unit) { check_unit(unit, rank); });
-  }
+void check_no_late_parameters(const ParamGroup& group) {
+  check_unit(group.unit(), group.dim().global_rank());
 }
 
 }  // namespace fsdp::internal

@@ -3,16 +3,14 @@
 // would drift apart without a word. Parameters outside every unit cannot be seen.
 #pragma once
 
-#include <vector>
-
 namespace fsdp::internal {
 
 class ParamGroup;
 
-// Throws ValueError for the first trainable parameter that is registered in the units of
-// `groups`' roots, and that neither a unit has nor an option ignores: whether or not it
+// Throws ValueError for the first trainable parameter that is registered in the modules
+// of `group`'s unit, and that neither a unit has nor an option ignores: whether or not it
 // got a gradient here, so on all ranks alike. For the end of every backward: it walks the
 // modules' registries and reads no values. Local.
-void check_no_late_parameters(const std::vector<ParamGroup*>& groups);
+void check_no_late_parameters(const ParamGroup& group);
 
 }  // namespace fsdp::internal

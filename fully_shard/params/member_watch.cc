@@ -26,23 +26,19 @@ bool MemberWatch::is_lost(const at::Tensor& member, const at::Tensor& entry) con
   });
 }
 
-void check_members_are_held(const std::vector<ParamGroup*>& groups) {
-  for (const auto* group : groups) {
-    for (const auto& param : group->params()) {
-      const auto entry = param.lock_entry();
-      const auto* owner = RegistryEntry::of(entry);
-      if (owner == nullptr) continue;
-      TORCH_CHECK_VALUE(!owner->watch().is_lost(owner->member(), entry), "parameter '", param.name,
-                        "' is registered, but the model no longer holds it: its member was "
-                        "reassigned (weight = ...) after "
-                        "fully_shard, so the model computes with another tensor and the parameter "
-                        "gets no gradient. Write values in "
-                        "place under no_grad (weight.copy_(...)), keep computed weights in a local "
-                        "variable, or reassign before "
-                        "fully_shard; where the parameter is meant to be unused, freeze its entry "
-                        "with requires_grad_(false) (rank ",
-                        group->mesh().rank(), ")");
-    }
+void check_members_are_held(const ParamGroup& group) {
+  for (const auto& param : group.params()) {
+    const auto entry = param.entry();
+    const auto* owner = RegistryEntry::of(entry);
+    if (owner == nullptr) continue;
+    TORCH_CHECK_VALUE(!owner->watch().is_lost(owner->member(), entry), "parameter '", param.name(),
+                      "' is registered, but the model no longer holds it: its member was "
+                      "reassigned (weight = ...) after fully_shard, so the model computes with "
+                      "another tensor and the parameter gets no gradient. Write values in place "
+                      "under no_grad (weight.copy_(...)), keep computed weights in a local "
+                      "variable, or reassign before fully_shard; where the parameter is meant to "
+                      "be unused, freeze its entry with requires_grad_(false) (rank ",
+                      group.dim().global_rank(), ")");
   }
 }
 

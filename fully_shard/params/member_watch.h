@@ -42,8 +42,8 @@ class MemberWatch {
   std::vector<Place> places_;  // where the entry is registered; empty when nothing is watched
 };
 
-// Throws ValueError for the first parameter of `groups` whose member was reassigned;
-// every time, since what follows trains a model that lacks the parameter.
-void check_members_are_held(const std::vector<ParamGroup*>& groups);
+// Throws ValueError for the first parameter of `group` whose member was reassigned; every
+// time, since what follows trains a model that lacks the parameter.
+void check_members_are_held(const ParamGroup& group);
 
 }  // namespace fsdp::internal

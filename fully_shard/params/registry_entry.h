@@ -29,8 +29,9 @@ class RegistryEntry final : public DTensorOwner {
   void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
   // Views of the entry have this owner too, and stand for themselves.
   at::Tensor substitute(const at::Tensor& dtensor) override {
-    const auto& entry = group_->params()[static_cast<size_t>(index_)].entry;
-    if (entry._unsafe_get_target() != dtensor.unsafeGetTensorImpl()) return {};
+    auto& param = group_->params()[static_cast<size_t>(index_)];
+    if (!param.is_entry(dtensor.unsafeGetTensorImpl())) return {};
+    param.synchronize_requires_grad();
     watch_.entry_was_used();
     return member_;
   }

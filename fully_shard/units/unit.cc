@@ -1,8 +1,40 @@
 #include "fully_shard/units/unit.h"
 
+#include "fully_shard/units/root.h"
+
 #include <algorithm>
+#include <atomic>
 
 namespace fsdp::internal {
+namespace {
+
+std::atomic<UnitId> next_id{0};
+
+}  // namespace
+
+Unit::Unit(UnitPolicy asked)
+    : id(next_id.fetch_add(1, std::memory_order_relaxed)),
+      root(std::make_shared<Root>()),
+      policy(std::move(asked)) {
+  root->schedule.add(id, policy);
+}
+
+Unit::~Unit() { root->schedule.remove(id); }
+
+void Unit::adopt(const std::shared_ptr<Unit>& child, const std::shared_ptr<Unit>& parent) {
+  child->parent = parent;
+  parent->children.push_back(child);
+  parent->root->absorb(*child->root);
+  parent->root->schedule.set_parent(child->id, parent->id);
+  child->join(parent->root);
+}
+
+void Unit::join(const std::shared_ptr<Root>& joined) {
+  root = joined;
+  for (const auto& weak : children) {
+    if (const auto child = weak.lock()) child->join(joined);
+  }
+}
 
 bool Unit::is_root() const {
   const auto enclosing = parent.lock();

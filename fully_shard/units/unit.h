@@ -1,6 +1,7 @@
 // One fully_shard call: what was asked for, and where it stands among the other units.
 #pragma once
 
+#include "fully_shard/step/schedule.h"
 #include "fully_shard/units/unit_policy.h"
 
 #include <ATen/core/Tensor.h>
@@ -19,10 +20,18 @@ class Module;
 namespace fsdp::internal {
 
 class ParamGroup;
+class Root;
 
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
-  explicit Unit(UnitPolicy policy) : policy(std::move(policy)) {}
+  explicit Unit(UnitPolicy asked);
+  ~Unit();
+  Unit(const Unit&) = delete;
+  // Puts the root `child`, with all below it, below `parent`.
+  static void adopt(const std::shared_ptr<Unit>& child, const std::shared_ptr<Unit>& parent);
+
+  const UnitId id;
+  std::shared_ptr<Root> root;  // shared with all units of the tree that this one is in
 
   std::string name;  // path of its first module from the outermost unit; "" for a root
   std::vector<std::weak_ptr<torch::nn::Module>> modules;  // what fully_shard was applied to
@@ -33,7 +42,6 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   UnitPolicy policy;
   int64_t summons = 0;  // SummonFullParams that show it in the registry
-  std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
 
   // No enclosing unit whose module lives.
   bool is_root() const;
@@ -46,6 +54,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   bool ignores(const at::Tensor& tensor) const;
 
  private:
+  void join(const std::shared_ptr<Root>& joined);
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   std::vector<WeakTensor> ignored_;
 };

@@ -113,6 +113,8 @@ TEST_P(Autograd, WritesThroughALocalAliasMustBeAnnounced) {
   if (world() == 1) return;  // the member is the shard: nothing can be stale
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
     torch::nn::Linear linear(3, 5);
+    torch::nn::init::constant_(linear->weight, 0.5);  // the same on every rank
+    torch::nn::init::constant_(linear->bias, 0.5);
     fully_shard(linear, mesh);
     const auto x = torch::ones({1, 3});
     const auto entry = linear->parameters()[0];

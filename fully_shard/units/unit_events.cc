@@ -1,4 +1,4 @@
-#include "fully_shard/step/unit_events.h"
+#include "fully_shard/units/unit_events.h"
 
 #include <utility>
 

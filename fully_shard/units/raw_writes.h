@@ -2,7 +2,7 @@
 // Debug builds (without NDEBUG) notice them there, by comparing this rank's part of the
 // unsharded copy with its shard. Emptying happens where nothing may throw (destructors,
 // an aborted backward), so the error waits here for the next place that may: a touch of
-// any group of the context, reshard(), or the end of a backward.
+// any group of the root, reshard(), or the end of a backward.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class RawWrites {
     if (!parameter_) parameter_ = parameter;
   }
   // Throws once for what was noted. Local: a rank notices writes to its own part only.
-  void raise(int64_t rank);
+  void raise(int64_t global_rank);
 
  private:
   std::optional<std::string> parameter_;

@@ -1,4 +1,4 @@
-#include "fully_shard/params/raw_writes.h"
+#include "fully_shard/units/raw_writes.h"
 
 #include <c10/util/Exception.h>
 
@@ -6,7 +6,7 @@
 
 namespace fsdp::internal {
 
-void RawWrites::raise(int64_t rank) {
+void RawWrites::raise(int64_t global_rank) {
   if (!parameter_) return;
   const auto parameter = *std::exchange(parameter_, std::nullopt);
   TORCH_CHECK(false, "parameter '", parameter,
@@ -16,7 +16,7 @@ void RawWrites::raise(int64_t rank) {
               "Write with operators, on the parameter under no_grad or on its registry entry, or "
               "announce it with "
               "Unsharded::mark_written() or fsdp::mark_written() (rank ",
-              rank, "; found in debug builds only, by the rank whose part was written)");
+              global_rank, "; found in debug builds only, by the rank whose part was written)");
 }
 
 }  // namespace fsdp::internal

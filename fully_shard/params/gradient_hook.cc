@@ -1,4 +1,4 @@
-#include "fully_shard/step/gradient_hook.h"
+#include "fully_shard/params/gradient_hook.h"
 
 #include "fully_shard/params/param_group.h"
 
@@ -15,7 +15,9 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
   GradientHook(c10::intrusive_ptr<ParamGroup> group, int64_t index)
       : group_(std::move(group)), index_(index) {}
-  void operator()(const at::Tensor&) override { group_->gradient_arrived(index_); }
+  void operator()(const at::Tensor&) override {
+    group_->driver()->gradient_arrived(*group_, index_);
+  }
 
  private:
   c10::intrusive_ptr<ParamGroup> group_;  // the group knows the member weakly: no cycle
