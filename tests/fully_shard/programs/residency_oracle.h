@@ -9,7 +9,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/counters.h"
-#include "fully_shard/step/unit_events.h"
+#include "fully_shard/units/unit_events.h"
 #include "tests/fully_shard/programs/residency_model.h"
 
 #include <cstdint>
