@@ -182,7 +182,7 @@ TEST_P(InterceptionWritesOnWorlds, AWriteToAMemberIsSeenByTheEntryAtOnce) {
   on_ranks(parameters, [](int64_t, Cells& cells) {
     torch::NoGradGuard no_grad;
     cells.members()[0].fill_(3);
-    EXPECT_TRUE(torch::equal(full_value(cells.entries()[0]), torch::full_value({6, 4}, 3.F)));
+    EXPECT_TRUE(torch::equal(full_value(cells.entries()[0]), torch::full({6, 4}, 3.F)));
     cells.members()[0].slice(0, 0, 2).zero_();
     EXPECT_EQ(DTensor(cells.entries()[0]).full_tensor().sum().item<float>(), 48);
     cells.members()[0].fill_(1);

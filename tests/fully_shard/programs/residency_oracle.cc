@@ -56,8 +56,9 @@ ResidencyOracle::~ResidencyOracle() { internal::set_unit_observer(before_); }
 int ResidencyOracle::note(const char* event, const internal::Unit& unit) {
   const auto found = numbers_.find(&unit);
   const auto number = found == numbers_.end() ? -1 : found->second;
-  events_.push_back(std::string(event) + " " +
-                    (number < 0 ? "(unknown)" : names_[static_cast<size_t>(number)]));
+  auto text =
+      std::string(event) + " " + (number < 0 ? "(unknown)" : names_[static_cast<size_t>(number)]);
+  if (events_.empty() || events_.back() != text) events_.push_back(std::move(text));
   if (events_.size() > kEventsKept) events_.pop_front();
   return number;
 }

@@ -112,8 +112,9 @@ TEST_P(InterruptedBackward, InWhichAUnitDiesStillBringsLateGradients) {
       const auto x = torch::ones({1, 4}, torch::requires_grad());
       const auto input = AtTheEnd::apply(x, [&] {
         if (dies) doomed = nullptr;
-        first->weight.sum().backward();  // keeps the last reduction waiting until here
-        if (late && rank == 0) (3 * second->weight).sum().backward();
+        const auto once_more = first->weight.sum(), at_last = (3 * second->weight).sum();
+        once_more.backward();  // the last reduction waits for it
+        if (late && rank == 0) at_last.backward();
       });
       const auto loss = second(first(input)).sum();
       {
