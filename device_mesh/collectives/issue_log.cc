@@ -1,11 +1,16 @@
 #include "device_mesh/collectives/issue_log.h"
 
+#include "device_mesh/collectives/abandoned.h"
+#include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/last_issued.h"
+#include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/internal/mesh_layout.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <cstring>
 #include <exception>
@@ -16,8 +21,9 @@ namespace fsdp::internal {
 namespace {
 
 struct KeptLog {
-  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-  std::shared_ptr<IssueLog> log;
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group =
+      c10::weak_intrusive_ptr<c10d::ProcessGroup>(Group());
+  std::shared_ptr<IssueLog> log = nullptr;
 };
 
 struct Registry {
@@ -50,80 +56,130 @@ std::shared_ptr<IssueLog> IssueLog::of(const DeviceMesh& mesh, int64_t dim) {
   auto& logs = registry().logs;
   if (const auto found = logs.find(group.get()); found != logs.end()) return found->second.log;
   std::erase_if(logs, [](const auto& item) { return item.second.group.expired(); });
-  auto log = std::make_shared<IssueLog>(group, ranks_along(mesh, dim));
+  set_ranks_in_job(group, ranks_along(mesh, dim));
+  auto log = std::make_shared<IssueLog>(group, mesh.rank(), mesh.device_type() != c10::kCPU);
   logs.emplace(group.get(), KeptLog{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), log});
   return log;
 }
 
-IssueLog::IssueLog(Group group, std::vector<int64_t> global_ranks)
+IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device)
     : group_(group),
-      group_rank_(fsdp::internal::group_rank(group)),
       group_size_(group_size(group)),
-      global_ranks_(std::move(global_ranks)) {}
+      global_rank_(global_rank),
+      on_device_(on_device) {}
+
+void IssueLog::check_usable(const std::string& what) {
+  std::lock_guard lock(mutex_);
+  TORCH_CHECK(failure_.empty(), "the ", what, " can not go on: ", failure_, " (rank ", global_rank_,
+              ")");
+}
 
 Stamp IssueLog::record(const IssuedOperation& operation) {
+  check_usable(operation.what);
   std::lock_guard lock(mutex_);
-  TORCH_CHECK(failure_.empty(), operation.what,
-              " can not be issued: an earlier collective of its process group failed (", failure_,
-              "). Destroy the process group and start anew on every rank (rank ", global_rank(),
-              ")");
   const auto stamp = order_.next(operation.unit, operation.kind, operation.bytes);
-  record_issued(operation.what, stamp.sequence(), global_rank());
+  record_issued(operation.what, stamp.sequence(), global_rank_);
   return stamp;
 }
 
 Announcement IssueLog::announce(const IssuedOperation& operation) {
   Announcement announcement;
-  announcement.log_ = shared_from_this();
   announcement.mine_ = {.stamp = record(operation),
                         .agreement = operation.agreement,
-                        .global_rank = global_rank(),
+                        .global_rank = global_rank_,
                         .operation = operation.what};
+  announcement.log_ = shared_from_this();
   const auto group = group_.lock();
-  if (group_size_ == 1 || !group) return announcement;
-  announcement.sent_ = at::empty({static_cast<int64_t>(kNoticeBytes)}, at::kByte);
-  announcement.received_ = at::empty({group_size_, static_cast<int64_t>(kNoticeBytes)}, at::kByte);
-  const auto bytes = write_notice(announcement.mine_);
-  std::memcpy(announcement.sent_.data_ptr(), bytes.data(), bytes.size());
-  announcement.pending_ = all_gather(group, announcement.received_, announcement.sent_);
+  if (group_size_ > 1 && !on_device_ && group) announcement.post(group);
   return announcement;
 }
 
 void IssueLog::note_failure(const std::exception& error) {
   const auto* rich = dynamic_cast<const c10::Error*>(&error);
-  std::lock_guard lock(mutex_);
-  if (failure_.empty()) failure_ = rich != nullptr ? rich->what_without_backtrace() : error.what();
+  refuse_from_now_on(c10::str("an earlier collective of its process group failed (",
+                              rich != nullptr ? rich->what_without_backtrace() : error.what(),
+                              "). Destroy the process group and start anew on every rank"));
 }
 
-std::vector<uint64_t> Announcement::wait() {
-  if (!received_.defined()) return {mine_.agreement};
+void IssueLog::refuse_from_now_on(const std::string& reason) {
+  std::lock_guard lock(mutex_);
+  if (failure_.empty()) failure_ = reason;
+}
+
+void IssueLog::end(const Group& group) {
+  std::lock_guard lock(registry().mutex);
+  auto& kept = registry().logs[group.get()];
+  if (!kept.log) {
+    kept.group = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
+    kept.log = std::make_shared<IssueLog>(group, fsdp::internal::group_rank(group), false);
+  }
+  kept.log->refuse_from_now_on("destroy_process_group() has ended its process group");
+}
+
+void Announcement::post(const Group& group) {
+  group_ = group;
+  const auto size = group_size(group), rank = group_rank(group);
+  notices_ = at::empty({size, static_cast<int64_t>(kNoticeBytes)}, at::kByte);
+  const auto bytes = write_notice(mine_);
+  std::memcpy(notices_[rank].data_ptr(), bytes.data(), bytes.size());
+  if (!through_gloo(group, notices_)) {
+    messages_.push_back(all_gather(group, notices_, notices_[rank].clone()));
+    return;
+  }
+  for (int64_t distance = 1; distance < size; ++distance) {
+    const auto from = (rank + size - distance) % size;
+    messages_.push_back(receive(group, notices_[from], from, kNoticeTag));
+  }
+  for (int64_t distance = 1; distance < size; ++distance)
+    messages_.push_back(send(group, notices_[rank], (rank + distance) % size, kNoticeTag));
+}
+
+Announcement::Announcement() = default;
+Announcement::Announcement(Announcement&&) noexcept = default;
+
+Announcement::~Announcement() {
+  if (!log_) return;
   try {
-    pending_.wait(mine_.operation);
-    std::vector<uint64_t> agreements;
-    for (int64_t peer = 0; peer < received_.size(0); ++peer) {
-      check(peer, static_cast<const char*>(received_.const_data_ptr()) + peer * received_.size(1),
-            agreements);
-    }
-    return agreements;
-  } catch (const std::exception& error) {
-    log_->note_failure(error);
-    throw;
+    wait();
+  } catch (const std::exception&) {
+    // The group's next user is told.
   }
 }
 
-void Announcement::check(int64_t peer, const char* bytes, std::vector<uint64_t>& agreements) const {
+std::vector<uint64_t> Announcement::wait() {
+  const auto log = std::exchange(log_, nullptr);
+  if (!group_) return {mine_.agreement};
+  return log->watch([&] {
+    try {
+      log->check_usable(mine_.operation);  // a failed group's other ranks need not come
+      for (auto& message : messages_) message.wait(mine_.operation);
+    } catch (...) {
+      const auto memory = std::make_shared<at::Tensor>(notices_);
+      for (auto& message : messages_) abandon(group_, message, memory);
+      throw;
+    }
+    std::vector<uint64_t> agreements;
+    for (int64_t peer = 0; peer < notices_.size(0); ++peer)
+      agreements.push_back(read(peer).agreement);
+    return agreements;
+  });
+}
+
+Notice Announcement::read(int64_t peer) const {
   Notice theirs;
-  TORCH_CHECK(read_notice(bytes, theirs), "collectives are out of order: what rank ",
-              log_->global_rank(peer), " sent is no notice of a collective, where rank ",
-              log_->global_rank(), " issued ", describe(mine_));
-  TORCH_CHECK(theirs.stamp == mine_.stamp, "collectives are out of order: rank ",
-              theirs.global_rank, " issued ", describe(theirs), " where rank ", log_->global_rank(),
-              " issued ", describe(mine_),
-              theirs.stamp.unit == mine_.stamp.unit ? ", after a different history" : "",
-              ". Every rank must issue the same collectives in the same order: touch the sharded "
-              "units alike. Nothing was changed by it on this rank; the other ranks of the mesh "
-              "fail alike or time out");
-  agreements.push_back(theirs.agreement);
+  TORCH_CHECK(read_notice(static_cast<const char*>(notices_[peer].const_data_ptr()), theirs),
+              "collectives are out of order: what rank ",
+              ranks_in_job(group_)[static_cast<size_t>(peer)],
+              " sent is no notice of a collective, where rank ", mine_.global_rank, " issued ",
+              describe(mine_));
+  TORCH_CHECK(
+      theirs.stamp == mine_.stamp, "collectives are out of order: rank ", theirs.global_rank,
+      " issued ", describe(theirs), " where rank ", mine_.global_rank, " issued ", describe(mine_),
+      theirs.operation == mine_.operation ? ", of another size or after a different history" : "",
+      ". Every rank must issue the same collectives in the same order: touch the sharded "
+      "units alike. Nothing was changed by it on this rank; the other ranks of the group "
+      "fail alike or time out");
+  return theirs;
 }
 
 }  // namespace fsdp::internal

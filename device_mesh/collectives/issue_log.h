@@ -14,11 +14,16 @@
 // is called in one order on all ranks. Messages give ranks of the whole job.
 #pragma once
 
-#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/notice.h"
+#include "device_mesh/collectives/pending.h"
 #include "device_mesh/device_mesh.h"
 
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
 #include <cstdint>
+#include <exception>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -38,10 +43,14 @@ struct IssuedOperation {
   uint64_t agreement = 0;  // a word that travels with it, compared by the caller
 };
 
-// The notices of all ranks about one operation, on their way. Destroying one waits.
+// The notices of all ranks about one operation, on their way. Destroying one that was not
+// waited for waits, and swallows errors.
 class Announcement {
  public:
-  Announcement() = default;  // of nothing
+  Announcement();  // of nothing
+  Announcement(Announcement&&) noexcept;
+  Announcement& operator=(Announcement&&) = delete;
+  ~Announcement();
   const Stamp& stamp() const { return mine_.stamp; }
   // Every rank's agreement, by group rank. Throws DistBackendError where notices do not
   // arrive, and an error that names both operations where one differs from this rank's.
@@ -50,40 +59,62 @@ class Announcement {
 
  private:
   friend class IssueLog;
-  void check(int64_t peer, const char* bytes, std::vector<uint64_t>& agreements) const;
+  void post(const Group& group);
+  Notice read(int64_t peer) const;
 
-  std::shared_ptr<IssueLog> log_;
+  std::shared_ptr<IssueLog> log_;  // null: of nothing, or waited for
   Notice mine_;
-  at::Tensor sent_, received_;  // uint8 [notice], [group size, notice]
-  Pending pending_;             // last: waits before the buffers go
+  Group group_;         // null: nobody else to tell
+  at::Tensor notices_;  // uint8 [group size, notice]: this rank's is sent
+  std::vector<Pending> messages_;
 };
 
 class IssueLog : public std::enable_shared_from_this<IssueLog> {
  public:
   // The log of the mesh dimension's group. Local.
   static std::shared_ptr<IssueLog> of(const DeviceMesh& mesh, int64_t dim);
+  // From now on nothing is announced on `group`, since destroy_process_group() ended it.
+  static void end(const Group& group);
 
-  IssueLog(Group group, std::vector<int64_t> global_ranks);
+  IssueLog(const Group& group, int64_t global_rank, bool on_device);
 
-  // Throws after a failure.
+  // Throws after a failure. On devices nobody is told, since reading notices would stall
+  // the host.
   Announcement announce(const IssuedOperation& operation);
-  // The same without telling anyone: on devices, where reading notices stalls the host.
-  Stamp record(const IssuedOperation& operation);
+  // Announces, waits until all ranks agree, and runs `collective`, which gives a Pending,
+  // to its end.
+  template <class Collective>
+  void run(const IssuedOperation& operation, const Collective& collective) {
+    announce(operation).wait();
+    watch([&] { collective().wait(operation.what); });
+  }
+  // Runs `wait`; what it throws is noted as a failure.
+  template <class Wait>
+  auto watch(const Wait& wait) {
+    try {
+      return wait();
+    } catch (const std::exception& error) {
+      note_failure(error);
+      throw;
+    }
+  }
   // The first one is what later calls throw.
   void note_failure(const std::exception& error);
+  // Throws, naming `what`, after a failure.
+  void check_usable(const std::string& what);
 
-  int64_t global_rank() const { return global_rank(group_rank_); }
-  int64_t global_rank(int64_t group_rank) const {
-    return global_ranks_[static_cast<size_t>(group_rank)];
-  }
+  int64_t global_rank() const { return global_rank_; }
 
  private:
+  Stamp record(const IssuedOperation& operation);
+  void refuse_from_now_on(const std::string& reason);
+
   const c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
-  const int64_t group_rank_, group_size_;
-  const std::vector<int64_t> global_ranks_;  // by group rank
+  const int64_t group_size_, global_rank_;
+  const bool on_device_;
   std::mutex mutex_;
   IssueOrder order_;
-  std::string failure_;  // the first one
+  std::string failure_;  // why nothing is announced any more: the first reason
 };
 
 }  // namespace fsdp::internal

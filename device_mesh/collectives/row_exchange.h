@@ -10,12 +10,16 @@
 // is all that it needs beyond the rows themselves. CPU only. Collective over the group.
 #pragma once
 
-#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/pending.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <string>
+#include <thread>
 #include <vector>
 
 namespace fsdp::internal {
@@ -24,19 +28,33 @@ namespace fsdp::internal {
 // `dtype`.
 at::ScalarType sum_dtype(at::ScalarType dtype);
 
+// The rows (uint8, contiguous elements of `dtype`, of one size) added one after another:
+// [elements] of sum_dtype(dtype). How every sum of rows is made, so that all give the
+// same bits. Local.
+at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, at::ScalarType dtype);
+
+struct RowExchangeOptions {
+  std::string what;  // names the operation in errors
+  int tag = 0;       // of the messages (point_to_point.h)
+  // Runs before anything is waited for; what it throws is what wait() throws, and no
+  // further round begins.
+  std::function<void()> agree = {};
+  // Whether rounds go on while the caller does something else. The first always does.
+  bool in_background = false;
+};
+
 class RowExchange {
  public:
   // rows: uint8, [group size, row bytes], each row contiguous elements of `dtype`; row r
-  // goes to rank r. Overwritten. `what` names the operation in errors.
-  RowExchange(Group group, const at::Tensor& rows, at::ScalarType dtype, std::string what);
+  // goes to rank r. Overwritten.
+  RowExchange(const Group& group, const at::Tensor& rows, at::ScalarType dtype,
+              RowExchangeOptions options);
   // Takes part in the rounds that are left: the other ranks count on it.
   ~RowExchange();
   RowExchange(const RowExchange&) = delete;
   RowExchange& operator=(const RowExchange&) = delete;
 
   int64_t staging_bytes() const;
-  // Starts what can be started by now; does not block.
-  void progress();
   // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
   // sum_dtype(dtype). Throws DistBackendError when a round failed.
   at::Tensor wait();
@@ -44,18 +62,21 @@ class RowExchange {
  private:
   int64_t peer(int64_t distance) const;
   void start_round();
-  void end_round();
-  at::Tensor term(size_t rank) const;
+  void run_rounds() noexcept;  // those that are left; keeps what goes wrong
+  void finish();
 
   Group group_;
   at::ScalarType dtype_;
-  std::string what_;
+  RowExchangeOptions options_;
   int64_t rank_, size_;
   std::vector<at::Tensor> rows_;      // by receiver
   std::vector<at::Tensor> received_;  // by sender, in memory of rows that were sent
   at::Tensor spare_;
-  int64_t round_ = 0;  // the row for rank + round is sent, that of rank - round received
-  Pending pending_;    // last: waits before the buffers go
+  int64_t round_ = 1;  // the row for rank + round is sent, that of rank - round received
+  Pending receiving_, sending_;
+  std::exception_ptr failure_;
+  bool finished_ = false;
+  std::thread background_;
 };
 
 }  // namespace fsdp::internal
