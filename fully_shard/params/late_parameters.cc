@@ -11,8 +11,8 @@
 #include <torch/nn/module.h>
 
 #include <memory>
-#include <set>
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -51,10 +51,17 @@ void check_unit(const Unit& unit, int64_t rank) {
   }
 }
 
+Unit& root_of(Unit& unit) {
+  auto* root = &unit;
+  while (const auto enclosing = root->parent.lock()) root = enclosing.get();
+  return *root;
+}
+
 }  // namespace
 
 void check_no_late_parameters(const ParamGroup& group) {
-  check_unit(group.unit(), group.dim().global_rank());
+  const auto rank = group.dim().global_rank();
+  for_each_unit_below(root_of(group.unit()), [rank](Unit& unit) { check_unit(unit, rank); });
 }
 
 }  // namespace fsdp::internal

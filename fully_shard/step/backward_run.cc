@@ -145,8 +145,8 @@ void BackwardRun::check_afterwards() const {
     for (const auto& [unit, group] : root->groups) {
       root->raw_writes.raise(group->dim().global_rank());
       check_members_are_held(*group);
-      check_no_late_parameters(*group);
     }
+    if (!root->groups.empty()) check_no_late_parameters(*root->groups.begin()->second);
   }
 }
 

@@ -128,6 +128,8 @@ void Runtime::leave_other_roots(const std::shared_ptr<Root>& entered) {
 }
 
 void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
+  // What is refused must not wait on the member for the next backward.
+  if (c10::GradMode::is_enabled() || group.unit().summons > 0) group.gradients().drop_pending();
   TORCH_CHECK_VALUE(
       !c10::GradMode::is_enabled(), "backward(create_graph=true) reached sharded parameter '",
       group.parameter_name(index),

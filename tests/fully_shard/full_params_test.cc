@@ -2,6 +2,7 @@
 // apply_unsharded.
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/errors.h"
+#include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -49,7 +50,7 @@ TEST_P(FullParams, AreInTheRegistryForTheScopeAndReadableByPointer) {
 
 TEST_P(FullParams, EachRanksPartOfAChangePersistsWithWriteback) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
-    torch::nn::Linear linear(3, 5);
+    auto linear = make_linear(3, 5);
     fully_shard(linear, mesh);
     {
       SummonFullParams full(linear);
@@ -114,7 +115,7 @@ TEST_P(FullParams, OnRankZeroOnly) {
 
 TEST_P(FullParams, OffloadedAreCopiesWhoseChangesPersistToo) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
-    torch::nn::Linear linear(3, 5);
+    auto linear = make_linear(3, 5);
     fully_shard(linear, mesh);
     {
       SummonFullParams full(linear, {.offload_to_cpu = true});
@@ -188,7 +189,7 @@ TEST_P(FullParams, RefusalsLeaveEverythingSharded) {
 TEST_P(FullParams, WritingToARegistryEntryMeanwhileIsAnError) {
   if (world() == 1) return;  // a world of one has one copy only
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
-    torch::nn::Linear linear(3, 5);
+    auto linear = make_linear(3, 5);
     fully_shard(linear, mesh);
     const auto entry = linear->parameters()[0];
     const Unsharded unsharded(linear->weight);
@@ -200,7 +201,7 @@ TEST_P(FullParams, WritingToARegistryEntryMeanwhileIsAnError) {
 
 TEST_P(FullParams, AnUnshardedTensorIsGoodForRawPointers) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
-    torch::nn::Linear linear(3, 5), other(3, 5);
+    auto linear = make_linear(3, 5), other = make_linear(3, 5);
     fully_shard(linear, mesh);
     fully_shard(other, mesh);
     {

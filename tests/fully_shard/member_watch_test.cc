@@ -2,6 +2,7 @@
 // models do with handles is not.
 #include "fully_shard/fully_shard.h"
 #include "tests/support/errors.h"
+#include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -18,8 +19,8 @@ using torch::nn::Linear;
 
 struct PairImpl : torch::nn::Module {
   PairImpl()
-      : first(register_module("first", Linear(4, 4))),
-        second(register_module("second", Linear(4, 4))) {}
+      : first(register_module("first", make_linear(4, 4))),
+        second(register_module("second", make_linear(4, 4))) {}
   Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
   Linear first, second;
 };
@@ -155,7 +156,7 @@ TEST_P(MemberWatch, AReplacedModuleIsReportedForItsNewParameters) {
   on_ranks([](const DeviceMesh& mesh) {
     auto model = sharded_pair(mesh);
     const auto entries = model->parameters();  // an optimizer keeps them
-    model->first = model->replace_module("first", Linear(4, 4));
+    model->first = model->replace_module("first", make_linear(4, 4));
     EXPECT_THAT(message_of_step(model),
                 AllOf(HasSubstr("parameter 'first.weight'"), HasSubstr("after fully_shard")));
     model->first->zero_grad();
@@ -184,7 +185,7 @@ TEST_P(MemberWatch, AParameterThatWasRegisteredAnewIsReportedAsTheNewOne) {
 TEST_P(MemberWatch, ADeadModuleWhoseUnitIsAliveIsNotReported) {
   on_ranks([](const DeviceMesh& mesh) {
     auto model = sharded_pair(mesh);
-    auto other = std::make_shared<torch::nn::LinearImpl>(4, 4);
+    auto other = make_linear(4, 4).ptr();
     const auto unit = fully_shard(*other, mesh);
     const auto entries = other->parameters();
     other.reset();
@@ -195,6 +196,7 @@ TEST_P(MemberWatch, ADeadModuleWhoseUnitIsAliveIsNotReported) {
 TEST_P(MemberWatch, ModulesThatTakeTheirMembersFromTheRegistryAreNotReported) {
   on_ranks([](const DeviceMesh& mesh) {
     torch::nn::LSTM lstm(4, 4);
+    set_start_values(*lstm);
     fully_shard(lstm, mesh);
     lstm->to(torch::kDouble);  // its handles are the entries from here on
     for (int i = 0; i < 2; ++i) {

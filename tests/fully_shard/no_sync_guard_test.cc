@@ -1,5 +1,6 @@
 // NoSyncGuard and the switches and handles of units, by what they make the runtime do.
 #include "fully_shard/fully_shard.h"
+#include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gmock/gmock.h>
@@ -14,8 +15,8 @@ using torch::nn::Linear;
 
 struct TrioImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
-  Linear a = register_module("a", Linear(4, 4)), b = register_module("b", Linear(4, 4)),
-         c = register_module("c", Linear(4, 4));
+  Linear a = register_module("a", make_linear(4, 4)), b = register_module("b", make_linear(4, 4)),
+         c = register_module("c", make_linear(4, 4));
 };
 TORCH_MODULE(Trio);
 
@@ -84,7 +85,7 @@ TEST_P(NoSync, AnInnerUnitAloneAndAnExceptionEndWell) {
 
 TEST_P(NoSync, AHandleThatOutlivesTheModelIsHarmless) {
   on_ranks([](const DeviceMesh& mesh, Trio&) {
-    auto dying = std::make_shared<torch::nn::LinearImpl>(4, 4);
+    auto dying = make_linear(4, 4).ptr();
     auto unit = fully_shard(dying, mesh);
     auto handle = unit.unshard_async();
     const NoSyncGuard guard(unit);

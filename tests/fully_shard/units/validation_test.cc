@@ -1,5 +1,6 @@
 // What fully_shard refuses about modules and memory, and parameters that come too late.
 #include "fully_shard/fully_shard.h"
+#include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gmock/gmock.h>
@@ -29,8 +30,8 @@ void on_one_rank(const std::function<void(const DeviceMesh&)>& body) {
 
 struct PairImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
-  Linear first = register_module("first", Linear(4, 4));
-  Linear second = register_module("second", Linear(4, 4));
+  Linear first = register_module("first", make_linear(4, 4));
+  Linear second = register_module("second", make_linear(4, 4));
 };
 TORCH_MODULE(Pair);
 
@@ -203,7 +204,7 @@ TEST_P(LateParameters, OfAnAdapterThatIsShardedAfterwardsTrain) {
     Pair model;
     fully_shard(model, mesh);
     step(model);
-    Linear adapter(4, 4);
+    auto adapter = make_linear(4, 4);
     model->second->register_module("adapter", adapter);
     const auto adapted_step = [&] {
       (model(torch::ones({2, 4})) + adapter(torch::ones({2, 4}))).sum().backward();
