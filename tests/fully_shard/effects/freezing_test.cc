@@ -44,6 +44,16 @@ const std::vector<Way>& ways() {
   return ways;
 }
 
+torch::nn::Linear constant_layer(int64_t width, const DeviceMesh& mesh) {
+  torch::nn::Linear layer(width, width);
+  {
+    torch::NoGradGuard no_grad;
+    for (auto& parameter : layer->parameters()) parameter.fill_(0.5);
+  }
+  fully_shard(layer, mesh);
+  return layer;
+}
+
 TEST_P(FreezingEffects, ByAnyHandleAndSpellingAndBackByAnyOther) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     for (const auto& freeze : ways()) {
@@ -76,8 +86,7 @@ TEST_P(FreezingEffects, ByAnyHandleAndSpellingAndBackByAnyOther) {
 TEST_P(FreezingEffects, AFrozenParameterIsInNoReductionsBytes) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     const auto peak_of_backward = [&](bool frozen) {
-      torch::nn::Linear layer(torch::nn::LinearOptions(256, 256).bias(true));
-      fully_shard(layer, mesh);
+      auto layer = constant_layer(256, mesh);
       if (frozen) layer->weight.set_requires_grad(false);
       const auto loss = layer(torch::ones({1, 256})).sum();
       reset_peak(mesh);
@@ -90,8 +99,7 @@ TEST_P(FreezingEffects, AFrozenParameterIsInNoReductionsBytes) {
 
 TEST_P(FreezingEffects, TheSideThatChangedLastWins) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
-    torch::nn::Linear layer(4, 4);
-    fully_shard(layer, mesh);
+    auto layer = constant_layer(4, mesh);
     auto entry = layer->parameters()[0];
     const auto x = torch::ones({1, 4});
     layer->weight.set_requires_grad(false);

@@ -5,7 +5,7 @@
 
 #include <gtest/gtest.h>
 
-#include <optional>
+#include <memory>
 #include <stdexcept>
 
 namespace fsdp::testing {
@@ -130,17 +130,22 @@ struct TwoLayers : torch::nn::Module {
       register_module("b", torch::nn::Linear(torch::nn::LinearOptions(4, 4).bias(false)));
 };
 
+std::shared_ptr<TwoLayers> two_layers(const DeviceMesh& mesh) {
+  auto model = std::make_shared<TwoLayers>();
+  {
+    torch::NoGradGuard no_grad;
+    for (auto& parameter : model->parameters()) parameter.fill_(0.5);
+  }
+  fully_shard(model->a, mesh);
+  fully_shard(model->b, mesh);
+  fully_shard(model, mesh);
+  return model;
+}
+
 // Suspected: rank 0 alone would reduce it, since nothing of it arrived elsewhere.
 TEST_P(GradientSyncEffects, AGradientThatWaitsOnOneRankIsReducedByAll) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
-    auto model = std::make_shared<TwoLayers>();
-    {
-      torch::NoGradGuard no_grad;
-      for (auto& parameter : model->parameters()) parameter.fill_(0.5);
-    }
-    fully_shard(model->a, mesh);
-    fully_shard(model->b, mesh);
-    fully_shard(model, mesh);
+    const auto model = two_layers(mesh);
     const auto x = torch::ones({1, 4});
     {
       NoSyncGuard guard(get_fsdp_module(*model));
@@ -161,10 +166,7 @@ TEST_P(GradientSyncEffects, AGradientThatWaitsOnOneRankIsReducedByAll) {
 // The same for what a synchronised backward does not touch at all.
 TEST_P(GradientSyncEffects, AUnitThatForwardTouchedIsReducedThoughNoRankDifferentiatesIt) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
-    auto model = std::make_shared<TwoLayers>();
-    fully_shard(model->a, mesh);
-    fully_shard(model->b, mesh);
-    fully_shard(model, mesh);
+    const auto model = two_layers(mesh);
     const auto x = torch::ones({1, 4});
     const auto traffic = traffic_of(mesh, [&] {
       const auto unused = model->a(x);
@@ -179,10 +181,7 @@ TEST_P(GradientSyncEffects, AUnitThatForwardTouchedIsReducedThoughNoRankDifferen
 
 TEST_P(GradientSyncEffects, TheDivideFactorReplacesTheNumberOfRanks) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
-    auto model = std::make_shared<TwoLayers>();
-    fully_shard(model->a, mesh);
-    fully_shard(model->b, mesh);
-    fully_shard(model, mesh);
+    const auto model = two_layers(mesh);
     get_fsdp_module(*model->a).set_gradient_divide_factor(0.5);
     const auto x = torch::full({1, 4}, 1.0 + static_cast<double>(rank));
     (model->a(x).sum() + model->b(x).sum()).backward();

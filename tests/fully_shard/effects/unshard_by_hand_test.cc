@@ -1,11 +1,8 @@
 // unshard, unshard_async and reshard by hand, seen in all-gathers and bytes.
 #include "tests/fully_shard/effects/traffic.h"
-#include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
-
-#include <optional>
 
 namespace fsdp::testing {
 namespace {
