@@ -14,7 +14,7 @@
 namespace fsdp::internal {
 namespace {
 
-class Tripwire final : public OnDemandGroup {
+class Tripwire final : public Touchable {
  public:
   Tripwire(ParamGroup& group, std::string name)
       : group_(c10::intrusive_ptr<ParamGroup>::reclaim_copy(&group)), name_(std::move(name)) {}
@@ -31,10 +31,6 @@ class Tripwire final : public OnDemandGroup {
                       "DTensors. Was the optimizer built before fully_shard? Build it after, from "
                       "module->parameters()");
   }
-  bool is_member(int64_t, const c10::TensorImpl*) const override { return false; }
-  void synchronize_metadata(int64_t, c10::TensorImpl*) override {}
-  void mark_written(int64_t) override {}
-  void evict_and_poison() override {}
   void storage_destroyed(int64_t, const OnDemandStorage*) noexcept override { storage_ = nullptr; }
   const std::string& parameter_name(int64_t) const override { return name_; }
 
@@ -63,7 +59,7 @@ const Tripwire* tripwire_of(const at::Tensor& gradient) {
 at::Tensor make_tripwire(const at::Tensor& member, ParamGroup& group, int64_t index) {
   auto tripwire = c10::make_intrusive<Tripwire>(group, group.parameter_name(index));
   auto storage = c10::make_intrusive<OnDemandStorage>(
-      tripwire, 0, static_cast<int64_t>(member.nbytes()), member.device());
+      tripwire, static_cast<int64_t>(member.nbytes()), member.device());
   tripwire->guard(*storage);
   const auto keys = c10::DispatchKeySet(
       c10::computeDispatchKey(member.scalar_type(), c10::kStrided, member.device()));

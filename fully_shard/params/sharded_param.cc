@@ -48,6 +48,8 @@ void ShardedParam::make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t 
       c10::scalarTypeToTypeMeta(dtype_));
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), 0);
   tensor.unsafeGetTensorImpl()->shallow_copy_from(impl);
+  const auto registered = entry();
+  if (registered.defined()) storage_->watch_requires_grad(tensor, registered);
 }
 
 void ShardedParam::storage_destroyed(const OnDemandStorage* storage) noexcept {

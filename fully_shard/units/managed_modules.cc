@@ -53,7 +53,8 @@ class Collector {
 bool FoundParam::is_tied_to_a_unit() const {
   const auto* impl = tensor.unsafeGetTensorImpl();
   const auto* storage = OnDemandStorage::of(impl);
-  return storage != nullptr && storage->group().is_member(storage->index(), impl);
+  const auto* group = storage == nullptr ? nullptr : storage->writable_group();
+  return group != nullptr && group->is_member(storage->index(), impl);
 }
 
 ManagedModules find_managed(const std::vector<torch::nn::Module*>& modules,
