@@ -1,6 +1,7 @@
 #include "fully_shard/params/registry_entry.h"
 
 #include "dtensor/dtensor.h"
+#include "fully_shard/params/whole_gradient.h"
 
 #include <c10/util/Exception.h>
 
@@ -27,6 +28,11 @@ void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor&
                     "with the mesh's device; rank ",
                     rank, ")");
   group_->change_dtype(index_, from);
+}
+
+void RegistryEntry::before_whole_read(const at::Tensor&) {
+  const auto entry = group_->params()[static_cast<size_t>(index_)].entry();
+  if (entry.defined()) lead_whole_gradients(entry, member_);
 }
 
 ManagedTensor find_managed_tensor(const at::Tensor& tensor) {

@@ -27,6 +27,7 @@ class RegistryEntry final : public DTensorOwner {
   void before_read(const at::Tensor&) override { group_->before_read(index_); }
   void before_write(const at::Tensor&) override { group_->before_write(index_); }
   void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
+  void before_whole_read(const at::Tensor& dtensor) override;
   // Views of the entry have this owner too, and stand for themselves.
   at::Tensor substitute(const at::Tensor& dtensor) override {
     auto& param = group_->params()[static_cast<size_t>(index_)];
