@@ -4,6 +4,7 @@
 #include "fully_shard/transport/packed_copy.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit_events.h"
+#include "fully_shard/units/write_checks.h"
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
@@ -236,7 +237,7 @@ void ParamGroup::write_back() {
 }
 
 void ParamGroup::note_raw_writes() {
-  if (!RawWrites::kDetected || writes_.is_stale() || !device().is_cpu()) return;
+  if (!write_checks() || writes_.is_stale() || !device().is_cpu()) return;
   for (size_t i = 0; i < params_.size(); ++i) {
     if (writes_.is_dirty(i) || params_[i].storage() == nullptr) continue;
     const auto index = static_cast<int64_t>(i);

@@ -3,6 +3,7 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/params/optimizer_tripwire.h"
 #include "fully_shard/params/param_group.h"
+#include "fully_shard/units/write_checks.h"
 #include "on_demand/gate_key.h"
 
 #include <c10/core/TensorOptions.h>
@@ -96,7 +97,7 @@ void ShardedParam::remove_tripwire() {
 }
 
 void ShardedParam::check_shard_is_announced(int64_t global_rank) {
-#ifndef NDEBUG
+  if (!write_checks()) return;
   const auto handle = entry();
   if (!handle.defined()) return;
   const auto version = local_version_of(handle);
@@ -106,9 +107,6 @@ void ShardedParam::check_shard_is_announced(int64_t global_rank) {
               "copies are stale. Write through the registry entry, or call "
               "fsdp::mark_written(parameter) on every rank (rank ",
               global_rank, ")");
-#else
-  static_cast<void>(global_rank);
-#endif
 }
 
 }  // namespace fsdp::internal

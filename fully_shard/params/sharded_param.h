@@ -59,8 +59,8 @@ class ShardedParam {
   void remove_tripwire();
   void release_tripwire() { tripwire_.reset(); }
 
-  // Debug builds: throws for a write through an alias of the local tensor, which no
-  // operator on the entry announced.
+  // With set_write_checks(): throws for a write through an alias of the local tensor,
+  // which no operator on the entry announced.
   void check_shard_is_announced(int64_t global_rank);
   void note_shard_written() { shard_version_.reset(); }
 

@@ -1,5 +1,5 @@
 // Writes through raw pointers bypass the gate, and are lost when their group is emptied.
-// Debug builds (without NDEBUG) notice them there, by comparing this rank's part of the
+// With set_write_checks() they are noticed there, by comparing this rank's part of the
 // unsharded copy with its shard. Emptying happens where nothing may throw (destructors,
 // an aborted backward), so the error waits here for the next place that may: a touch of
 // any group of the root, reshard(), or the end of a backward.
@@ -13,12 +13,6 @@ namespace fsdp::internal {
 
 class RawWrites {
  public:
-#ifdef NDEBUG
-  static constexpr bool kDetected = false;
-#else
-  static constexpr bool kDetected = true;
-#endif
-
   // `parameter` was emptied and had changed without a mark. The first one is kept.
   void note(const std::string& parameter) {
     if (!parameter_) parameter_ = parameter;

@@ -5,6 +5,7 @@
 #include "tests/support/faulty_backend.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -215,9 +215,6 @@ TEST(InterceptionRawAccess, APointerKeptAcrossAnEvictionReadsGarbageInPoisonMode
 }
 
 TEST(InterceptionRawAccess, ARawWriteIsReportedWhenItIsLost) {
-#ifdef NDEBUG
-  GTEST_SKIP() << "found in debug builds only";
-#endif
   on_two_ranks([](Cells& cells, FSDPModule unit) {
     torch::NoGradGuard no_grad;
     const auto before = cells.members()[0].clone();
@@ -238,9 +235,6 @@ TEST(InterceptionRawAccess, ARawWriteIsReportedWhenItIsLost) {
 }
 
 TEST(InterceptionRawAccess, ARawWriteDuringATrainingStepIsReportedByBackward) {
-#ifdef NDEBUG
-  GTEST_SKIP() << "found in debug builds only";
-#endif
   on_two_ranks([](Cells& cells, FSDPModule) {
     const auto loss = cells.members()[0].pow(2).sum();
     std::fill_n(cells.members()[0].data_ptr<float>(), 16, 42.F);

@@ -1,6 +1,7 @@
 // Gradients that arrive after their group's reduction has left, on some ranks only.
 #include "tests/fully_shard/parity.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,7 @@
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/instrumented.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
 #include <malloc.h>

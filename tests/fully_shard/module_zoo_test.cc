@@ -3,6 +3,7 @@
 #include "on_demand/on_demand_storage.h"
 #include "tests/fully_shard/parity.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
 

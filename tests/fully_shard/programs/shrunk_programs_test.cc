@@ -1,6 +1,7 @@
 // Programs that random seeds found and shrinking made small, each a bug once.
 #include "tests/fully_shard/programs/program_run.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
 
