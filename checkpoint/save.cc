@@ -165,7 +165,8 @@ class Saving {
     });
     const auto texts = agree(world_, failure, written.dump(), what_);
     for (size_t rank = 0; rank < texts.size(); ++rank) {
-      for (const auto& [name, file] : Json::parse(texts[rank]).items()) {
+      const Json files = Json::parse(texts[rank]);
+      for (const auto& [name, file] : files.items()) {
         plan_.manifest.files[name] = {static_cast<int64_t>(rank), file.at(0).get<int64_t>(),
                                       file.at(1).get<std::string>()};
       }

@@ -1,18 +1,19 @@
 #include "checkpoint/internal/file_calls.h"
 
 #include <fcntl.h>
+#include <ftw.h>
 #include <stdio.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
-#include <filesystem>
-#include <system_error>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
 namespace {
+
+constexpr int kOpenFolders = 16;
 
 FileCallHook& hook() {
   static FileCallHook installed;
@@ -162,11 +163,14 @@ absl::Status remove_file(const std::string& path) {
 }
 
 absl::Status remove_tree(const std::string& path) {
+  // Not std::filesystem::remove_all: LibTorch exports a copy of its own, which calls
+  // null.
+  const auto remove_one = [](const char* name, const struct stat*, int, struct FTW*) {
+    return ::remove(name);
+  };
   return run("unlink", path, [&] {
-    std::error_code error;
-    std::filesystem::remove_all(path, error);
-    errno = error.value();
-    return error ? -1 : 0;
+    const int removed = ::nftw(path.c_str(), remove_one, kOpenFolders, FTW_DEPTH | FTW_PHYS);
+    return removed != 0 && errno == ENOENT ? 0 : removed;
   });
 }
 

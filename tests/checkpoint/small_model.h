@@ -1,7 +1,9 @@
 // A model of every kind of shape that sharding cuts badly, and temporary folders.
 #pragma once
 
+#include "checkpoint/internal/file_calls.h"
 #include "fully_shard/fully_shard.h"
+#include "tests/support/full_value.h"
 
 #include <torch/torch.h>
 #include <unistd.h>
@@ -42,10 +44,6 @@ inline void fill(torch::nn::Module& model, int64_t seed) {
   for (auto& item : model.named_buffers()) set(item.key(), item.value());
 }
 
-inline torch::Tensor full_value(const torch::Tensor& tensor) {
-  return is_dtensor(tensor) ? DTensor(tensor.detach()).full_tensor() : tensor.detach();
-}
-
 // Every parameter and buffer, whole. Collective.
 inline torch::OrderedDict<std::string, torch::Tensor> full_values(torch::nn::Module& model) {
   torch::OrderedDict<std::string, torch::Tensor> values;
@@ -70,10 +68,7 @@ class TemporaryFolder {
             ("checkpoint_test_" + std::to_string(getpid()) + "_" + std::to_string(count++));
     std::filesystem::create_directories(path_);
   }
-  ~TemporaryFolder() {
-    std::error_code ignored;
-    std::filesystem::remove_all(path_, ignored);
-  }
+  ~TemporaryFolder() { internal::checkpoint::remove_tree(path_).IgnoreError(); }
   TemporaryFolder(const TemporaryFolder&) = delete;
   std::string operator/(const std::string& name) const { return (path_ / name).string(); }
   std::string path() const { return path_.string(); }
