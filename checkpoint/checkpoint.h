@@ -50,7 +50,7 @@ struct State {
 
 enum class Layout {
   kSharded,  // each rank writes what it holds; nothing is sent
-  kFull,     // whole tensors in files that Hugging Face's readers open; gathered one by one
+  kFull,     // not yet: throws NotImplementedError
 };
 
 struct SaveOptions {

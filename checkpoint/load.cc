@@ -10,6 +10,7 @@
 #include "checkpoint/internal/world.h"
 
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <deque>
 #include <filesystem>

@@ -62,8 +62,13 @@ std::shared_ptr<IssueLog> IssueLog::of(const DeviceMesh& mesh, int64_t dim) {
   return log;
 }
 
+struct IssueLog::WeakGroup {
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> pointer;
+};
+
 IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device)
-    : group_(group),
+    : group_(std::make_shared<const WeakGroup>(
+          WeakGroup{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)})),
       group_size_(group_size(group)),
       global_rank_(global_rank),
       on_device_(on_device) {}
@@ -89,7 +94,7 @@ Announcement IssueLog::announce(const IssuedOperation& operation) {
                         .global_rank = global_rank_,
                         .operation = operation.what};
   announcement.log_ = shared_from_this();
-  const auto group = group_.lock();
+  const auto group = group_->pointer.lock();
   if (group_size_ > 1 && !on_device_ && group) announcement.post(group);
   return announcement;
 }

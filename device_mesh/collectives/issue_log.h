@@ -106,10 +106,11 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   int64_t global_rank() const { return global_rank_; }
 
  private:
+  struct WeakGroup;  // a weak pointer needs the whole type, which is heavy
   Stamp record(const IssuedOperation& operation);
   void refuse_from_now_on(const std::string& reason);
 
-  const c10::weak_intrusive_ptr<c10d::ProcessGroup> group_;
+  const std::shared_ptr<const WeakGroup> group_;
   const int64_t group_size_, global_rank_;
   const bool on_device_;
   std::mutex mutex_;
