@@ -10,8 +10,8 @@
 
 namespace fsdp::internal {
 
-BackwardRun::BackwardRun(std::vector<ParamGroup*>& owing, HeldBack& held_back)
-    : owing_(owing),
+BackwardRun::BackwardRun(Debts<ParamGroup*>& debts, HeldBack& held_back)
+    : debts_(debts),
       held_back_(held_back),
       accumulates_everywhere_(internal::accumulates_everywhere()) {}
 
@@ -21,7 +21,8 @@ BackwardRun::~BackwardRun() {
 
 void BackwardRun::meet(const std::shared_ptr<Root>& root) {
   if (!roots_.insert(root).second || !accumulates_everywhere_) return;
-  for (auto group = owing_.rbegin(); group != owing_.rend(); ++group) {
+  const auto owing = debts_.in_order();
+  for (auto group = owing.rbegin(); group != owing.rend(); ++group) {
     if ((*group)->unit().root == root && (*group)->gradients().reduces()) order_.add(*group);
   }
 }
@@ -31,7 +32,7 @@ void BackwardRun::touched(ParamGroup& group) {
   if (!part_takers_.insert(&group).second) return;
   if (!group.gradients().synchronizes()) {
     group.gradients().keep_unsynchronized();
-    if (std::find(owing_.begin(), owing_.end(), &group) == owing_.end()) owing_.push_back(&group);
+    debts_.left_unpaid(&group);
     return;
   }
   if (group.dim().is_alone() || !accumulates_everywhere_ || !group.gradients().reduces()) return;
@@ -111,11 +112,11 @@ void BackwardRun::send_late() {
 
 // Those whose reductions left owe nothing any more.
 void BackwardRun::settle_debts() {
-  for (auto* group : order_.groups()) std::erase(owing_, group);
-  std::erase_if(owing_, [this](ParamGroup* group) {
-    return part_takers_.contains(group) && accumulates_everywhere_ &&
-           group->gradients().synchronizes();
-  });
+  for (auto* group : order_.groups()) debts_.paid(group);
+  for (auto* group : part_takers_) {
+    if (accumulates_everywhere_ && group->gradients().synchronizes()) debts_.paid(group);
+  }
+  debts_.backward_ended();
   for (auto* group : part_takers_) group->writes().graph_done();
 }
 
@@ -161,7 +162,7 @@ void BackwardRun::abort() noexcept {
       group->writes().graph_done();
       group->drop_gather();
       group->reshard();
-      std::erase(owing_, group);
+      debts_.paid(group);
     }
     root->schedule.backward_ended(/*is_last=*/true);
     for (const auto& [unit, group] : root->groups) group->unsettle();

@@ -18,6 +18,7 @@
 #pragma once
 
 #include "fully_shard/params/param_group.h"
+#include "fully_shard/step/debts.h"
 #include "fully_shard/step/reduction.h"
 #include "fully_shard/step/reduction_order.h"
 #include "fully_shard/units/root.h"
@@ -32,11 +33,10 @@ namespace fsdp::internal {
 
 class BackwardRun {
  public:
-  // `owing`: the groups that owe a reduction, by their first forward touch. Kept and
-  // written: those that leave are taken off. `held_back`: reductions of earlier backwards
-  // that were not the last.
+  // `debts`: kept and written, groups that leave are taken off. `held_back`: reductions
+  // of earlier backwards that were not the last.
   using HeldBack = std::map<std::shared_ptr<Root>, std::vector<Reduction>>;
-  BackwardRun(std::vector<ParamGroup*>& owing, HeldBack& held_back);
+  BackwardRun(Debts<ParamGroup*>& debts, HeldBack& held_back);
   ~BackwardRun();
   BackwardRun(const BackwardRun&) = delete;
 
@@ -60,7 +60,7 @@ class BackwardRun {
   void check_afterwards() const;
   void abort() noexcept;
 
-  std::vector<ParamGroup*>& owing_;
+  Debts<ParamGroup*>& debts_;
   HeldBack& held_back_;
   bool accumulates_everywhere_;            // neither autograd::grad, nor backward with inputs
   std::set<std::shared_ptr<Root>> roots_;  // met so far

@@ -89,7 +89,7 @@ void Runtime::settle(ParamGroup& group, Pass pass) {
 }
 
 void Runtime::touched_in_forward(ParamGroup& group) {
-  if (std::find(owing_.begin(), owing_.end(), &group) == owing_.end()) owing_.push_back(&group);
+  debts_.touched(&group);
   group.settle_member_writes();
   group.graph_recorded();
 }
@@ -149,7 +149,7 @@ void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
 }
 
 void Runtime::begin_graph_task(int task) {
-  if (!run_) run_.emplace(owing_, held_back_);
+  if (!run_) run_.emplace(debts_, held_back_);
   if (std::find(graph_tasks_.begin(), graph_tasks_.end(), task) != graph_tasks_.end()) return;
   auto end = std::make_shared<GraphTaskEnd>(shared_from_this(), task);
   graph_tasks_.push_back(task);
@@ -175,7 +175,7 @@ void Runtime::abort_graph_task(int task) noexcept {
 }
 
 void Runtime::destroyed(ParamGroup& group) noexcept {
-  std::erase(owing_, &group);
+  debts_.paid(&group);
   if (run_) run_->remove(group);
   if (settled_ == &group) settled_ = nullptr;
   auto& settled = group.unit().root->settled;

@@ -45,9 +45,8 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void abort_graph_task(int task) noexcept;
 
   std::shared_ptr<ShardDim> dim_;
-  std::vector<ParamGroup*>
-      owing_;                     // a reduction, by first touch of a forward that records gradients
-  std::vector<int> graph_tasks_;  // outermost first
+  Debts<ParamGroup*> debts_;
+  std::vector<int> graph_tasks_;    // outermost first
   std::optional<BackwardRun> run_;  // of the outermost
   BackwardRun::HeldBack held_back_;
   std::weak_ptr<Root> last_root_;  // of the last touch

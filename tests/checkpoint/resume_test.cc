@@ -1,5 +1,6 @@
 // Optimizers, schedulers, values, generators: training goes on as if it had not stopped.
 #include "checkpoint/checkpoint.h"
+#include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"

@@ -59,7 +59,7 @@ void run(const c10::OperatorHandle& op, Gate gate, torch::jit::Stack& stack) {
 
 // Clones, so that nothing needs the group any longer.
 std::vector<at::Tensor> values_of(const std::vector<at::Tensor>& tensors) {
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   std::vector<at::Tensor> values;
   for (const auto& tensor : tensors)
     values.push_back(tensor.defined() ? tensor.detach().clone() : tensor);

@@ -102,7 +102,7 @@ TEST(Gate, ASettledGroupIsNotTouchedInItsPass) {
   at::cat({x, weight});
   EXPECT_EQ(group->touches(), 1);
   {
-    at::NoGradGuard no_grad;  // another pass
+    c10::NoGradGuard no_grad;  // another pass
     at::mm(x, weight);
     at::mm(x, weight);
   }
@@ -129,7 +129,7 @@ TEST(Gate, ABackwardIsAPassOfItsOwn) {
 TEST(Gate, WritesAreAnnouncedToTheGroup) {
   const at::Tensor weight = parameter({3, 3});
   const auto group = SmallGroup::take({weight});
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   weight.add(1);
   EXPECT_TRUE(group->written().empty());
   weight.add_(1);

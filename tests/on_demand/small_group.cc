@@ -16,7 +16,7 @@ c10::intrusive_ptr<SmallGroup> SmallGroup::take(const std::vector<at::Tensor>& t
 }
 
 void SmallGroup::adopt(const at::Tensor& tensor, int64_t index) {
-  at::NoGradGuard no_grad;
+  c10::NoGradGuard no_grad;
   values_.push_back(tensor.detach().clone());
   entries_.push_back(at::empty_like(values_.back()));
   if (tensor.requires_grad()) entries_.back().set_requires_grad(true);

@@ -7,6 +7,7 @@
 #include "tests/support/one_sided_transport.h"
 #include "tests/support/thread_ranks.h"
 
+#include <ATen/ATen.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/zeros.h>
