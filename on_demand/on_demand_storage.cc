@@ -2,8 +2,7 @@
 
 #include <torch/headeronly/version.h>
 
-#include <atomic>
-#include <utility>
+#include <typeinfo>
 
 namespace fsdp::internal {
 namespace {
@@ -34,27 +33,19 @@ OnDemandStorage::OnDemandStorage(c10::intrusive_ptr<OnDemandGroup> group, int64_
                                  int64_t nbytes, c10::Device device)
     : c10::StorageImpl(use_byte_size_t(), nbytes, c10::DataPtr(nullptr, device), nullptr,
                        /*resizable=*/false),
-      writable_(group.get()),
-      index_(index) {
-  group_ = std::move(group);
-  empty();
-}
-
-OnDemandStorage::OnDemandStorage(c10::intrusive_ptr<Touchable> group, int64_t nbytes,
-                                 c10::Device device)
-    : c10::StorageImpl(use_byte_size_t(), nbytes, c10::DataPtr(nullptr, device), nullptr,
-                       /*resizable=*/false),
       group_(std::move(group)),
-      writable_(nullptr),
-      index_(0) {
+      index_(index) {
   empty();
 }
 
 OnDemandStorage::~OnDemandStorage() { group_->storage_destroyed(index_, this); }
 
-void OnDemandStorage::watch_requires_grad(const at::Tensor& member, const at::Tensor& entry) {
-  watched_ = Watched{WeakTensor(member.getIntrusivePtr()), WeakTensor(entry.getIntrusivePtr()),
-                     entry.requires_grad()};
+OnDemandStorage* OnDemandStorage::of(const c10::TensorImpl* impl) {
+  if (!impl->has_storage()) return nullptr;
+  auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
+  return storage != nullptr && typeid(*storage) == typeid(OnDemandStorage)
+             ? static_cast<OnDemandStorage*>(storage)
+             : nullptr;
 }
 
 void OnDemandStorage::fill(void* data) {
@@ -66,7 +57,7 @@ void OnDemandStorage::empty() {
   set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
   if (nbytes() == 0) return;
   release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "parameter '" + parameter_name() +
+      "parameter '" + group_->parameter_name(index_) +
       "' is sharded: its memory is empty outside operators. Use an operator on it first, or read "
       "its registry entry's "
       "to_local() or full_tensor().");

@@ -1,6 +1,5 @@
 #include "device_mesh/internal/dimension_groups.h"
 
-#include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/internal/process_group_factory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -39,7 +38,6 @@ void DimensionGroups::shut_down() {
   }
   for (auto& [purpose, side] : side_groups_) internal::shut_down(side);
   side_groups_.clear();
-  IssueLog::end(group_);
   internal::shut_down(group_);
 }
 

@@ -88,9 +88,8 @@ class Planner {
       if (!is_dtensor(operand)) {
         TORCH_CHECK_VALUE(
             operand.numel() == 1 && operand.dim() <= operands_[leader_].dim(), what(),
-            " mixes DTensors with a plain tensor of more than one element. Distribute it first, "
-            "fsdp::distribute_tensor(t, mesh, placements), or compute with the DTensor's "
-            ".full_tensor() (collective; rank ",
+            " mixes DTensors with a plain tensor of more than one element. Distribute it first: "
+            "fsdp::distribute_tensor(t, mesh, placements) (rank ",
             leader.mesh.rank(), ").");
         continue;
       }

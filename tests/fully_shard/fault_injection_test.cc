@@ -5,7 +5,6 @@
 #include "tests/support/faulty_backend.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
-#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -86,7 +85,8 @@ TEST_P(FaultInjection, ADelayAtAnyCollectiveChangesNoNumber) {
   }
 }
 
-INSTANTIATE_WORLDS(FaultInjection, 2, 3);
+INSTANTIATE_TEST_SUITE_P(Worlds, FaultInjection, ::testing::Values(2, 3),
+                         [](const auto& info) { return "World" + std::to_string(info.param); });
 
 const ChildCase kDiesAtACollective("dies_at_a_collective", [] {
   init_process_group({.backend = "gloo", .timeout = seconds(5)});

@@ -1,7 +1,6 @@
 // Gradients that arrive after their group's reduction has left, on some ranks only.
 #include "tests/fully_shard/parity.h"
 #include "tests/support/thread_ranks.h"
-#include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
 
@@ -81,7 +80,8 @@ TEST_P(LateGradients, AParameterThatOnlyOneRankDifferentiatesHasAGradientOnAll) 
   });
 }
 
-INSTANTIATE_WORLDS(LateGradients, 1, 2, 3);
+INSTANTIATE_TEST_SUITE_P(Worlds, LateGradients, ::testing::Values(1, 2, 3),
+                         [](const auto& info) { return "World" + std::to_string(info.param); });
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -3,7 +3,6 @@
 #include "on_demand/on_demand_storage.h"
 #include "tests/fully_shard/parity.h"
 #include "tests/support/thread_ranks.h"
-#include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
 
@@ -217,7 +216,8 @@ TEST_P(ModuleZoo, ParametersAreEmptyBetweenForwardAndBackward) {
   });
 }
 
-INSTANTIATE_WORLDS(ModuleZoo, 1, 2, 3);
+INSTANTIATE_TEST_SUITE_P(Worlds, ModuleZoo, ::testing::Values(1, 2, 3),
+                         [](const auto& info) { return "World" + std::to_string(info.param); });
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -16,8 +16,7 @@ class ProcessGroup;
 
 namespace fsdp::testing {
 
-// Of one rank; several groups may share it, and then count together. Of messages, those
-// to the next rank count as collectives.
+// Of one rank; several groups may share it, and then count together.
 struct Fault {
   enum class Kind { kNone, kError, kDelay, kDeath };
   Kind kind = Kind::kNone;
