@@ -1,7 +1,7 @@
 // A process group whose collectives go wrong on request, over a real one.
 //
 //   auto fault = std::make_shared<Fault>(Fault{.kind = Fault::Kind::kError, .at = 3});
-//   inject_fault(mesh.group(0), fault);  // the fourth collective of this rank throws when it is issued
+//   inject_fault(mesh.group(0), fault);  // its fourth collective throws
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
