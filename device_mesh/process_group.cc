@@ -141,7 +141,7 @@ void init_process_group(ProcessGroupOptions options) {
 
 bool is_process_group_initialized() { return current_default() != nullptr; }
 
-c10::intrusive_ptr<c10d::ProcessGroup> default_process_group() {
+const c10::intrusive_ptr<c10d::ProcessGroup>& default_process_group() {
   auto current = current_default();
   TORCH_CHECK_VALUE(current,
                     "there is no default process group; call fsdp::init_process_group() first");

@@ -72,10 +72,12 @@ LaunchEnvironment launch_environment();
 // group exists already.
 void init_process_group(ProcessGroupOptions options = {});
 bool is_process_group_initialized();
-// Local. The calling thread's group if it has one, else the process's. Throws when there
-// is none.
-c10::intrusive_ptr<c10d::ProcessGroup> default_process_group();
-// Waits for what is in flight, then drops the default group and every group made from it.
+// Local. The calling thread's group if it has one, else the process's; good until
+// destroy_process_group(). Throws when there is none. To do more with it than to hand it
+// on, include <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
+const c10::intrusive_ptr<c10d::ProcessGroup>& default_process_group();
+// Waits for what is in flight, then ends the default group and every group made from it:
+// collectives of meshes that still hold them are refused.
 void destroy_process_group();
 
 }  // namespace fsdp

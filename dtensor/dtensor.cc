@@ -170,6 +170,7 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
 }
 
 std::ostream& operator<<(std::ostream& out, const DTensor& dtensor) {
+  internal::tell_read(dtensor);
   return out << "DTensor of " << to_string(*internal::spec_of(dtensor)) << ", this rank's part:\n"
              << internal::local_of(dtensor);
 }

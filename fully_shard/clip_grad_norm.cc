@@ -1,57 +1,224 @@
-#include "device_mesh/collectives/collectives.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "fully_shard/fully_shard.h"
+#include "fully_shard/clip_grad_norm.h"
 
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/process_group.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+
+#include <ATen/ops/amax.h>
 #include <ATen/ops/clamp.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
+#include <ATen/ops/stack.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <cmath>
 #include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_set>
 #include <utility>
 
 namespace fsdp {
 namespace {
 
-// The joint norm as a reduction: the largest absolute value, or the sum of p-th powers.
-class NormTerms {
- public:
-  NormTerms(double p, c10::Device device)
-      : p_(p), total_(at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(device))) {}
+// Half precision overflows in sums of powers.
+std::optional<at::ScalarType> norm_dtype(const at::Tensor& values) {
+  return at::isReducedFloatingType(values.scalar_type()) ? std::optional(at::kFloat) : std::nullopt;
+}
 
-  void add(const at::Tensor& values) {
-    if (values.numel() == 0) return;  // the largest of nothing has no value, and adds nothing
-    combine(powered(at::linalg_vector_norm(values, p_, std::nullopt, false, norm_dtype(values))
-                        .to(total_.options())));
+// How a joint p-norm adds up: terms are p-th powers, or the largest absolute value.
+struct NormKind {
+  double p;
+
+  bool is_largest() const { return std::isinf(p); }
+  at::Tensor term(const at::Tensor& values) const {
+    const auto norm = at::linalg_vector_norm(values, p, std::nullopt, false, norm_dtype(values));
+    const auto wide = norm.to(at::kDouble);
+    return is_largest() || p == 1 ? wide : wide.pow(p);
   }
-  void combine(const at::Tensor& term) {
-    total_ = std::isinf(p_) ? at::maximum(total_, term) : total_.add(term);
+  at::Tensor joined(const at::Tensor& a, const at::Tensor& b) const {
+    return is_largest() ? at::maximum(a, b) : a.add(b);
   }
-  void all_reduce(const internal::Group& group) {
-    internal::all_reduce(group, total_,
-                         std::isinf(p_) ? internal::ReduceOp::kMax : internal::ReduceOp::kSum)
-        .wait("all-reduce of clip_grad_norm_");
+  at::Tensor joined(const at::Tensor& terms) const {
+    return is_largest() ? terms.amax() : terms.sum();
   }
-  const at::Tensor& total() const { return total_; }
-  at::Tensor norm() const { return std::isinf(p_) || p_ == 1 ? total_ : total_.pow(1 / p_); }
+  at::Tensor norm(const at::Tensor& term) const {
+    return is_largest() || p == 1 ? term : term.pow(1 / p);
+  }
+};
+
+// This rank's term of the gradients that lie on one mesh.
+struct MeshTerm {
+  DeviceMesh mesh;
+  at::Tensor term;
+};
+
+class Gradients {
+ public:
+  Gradients(NormKind kind, const std::vector<at::Tensor>& params) : kind_(kind) {
+    std::unordered_set<const c10::TensorImpl*> seen;
+    for (const auto& param : params) {
+      if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add(param);
+    }
+  }
+
+  // Collective over covering_mesh() unless all is plain.
+  at::Tensor norm() const {
+    if (meshes_.empty()) return kind_.norm(plain_.defined() ? plain_ : at::zeros({}, at::kDouble));
+    const auto mesh = covering_mesh();
+    const auto rows = gather(mesh);
+    auto total = rows.select(1, 0).amax();  // plain gradients are copies of each other
+    for (size_t i = 0; i < meshes_.size(); ++i) {
+      const auto column = static_cast<int64_t>(2 * i + 1);
+      const auto& here = meshes_[i].mesh;
+      const auto term = here.size() == mesh.size()
+                            ? kind_.joined(rows.select(1, column + 1))
+                            : term_of_one_copy(here, rows.slice(1, column, column + 2));
+      total = kind_.joined(total, term);
+    }
+    return kind_.norm(total);
+  }
+
+  void scale(const at::Tensor& factor) const {
+    for (const auto& local : locals_) local.mul_(factor.to(local.device(), local.scalar_type()));
+  }
+  at::ScalarType norm_dtype() const { return dtype_; }
 
  private:
-  // Half precision overflows in sums of powers.
-  static std::optional<at::ScalarType> norm_dtype(const at::Tensor& values) {
-    return at::isReducedFloatingType(values.scalar_type()) ? std::optional(at::kFloat)
-                                                           : std::nullopt;
-  }
-  at::Tensor powered(const at::Tensor& norm) const {
-    return std::isinf(p_) || p_ == 1 ? norm : norm.pow(p_);
+  void add(const at::Tensor& param) {
+    const auto& gradient = param.grad();
+    const auto& placed = is_dtensor(param) ? param : gradient;
+    if (!placed.defined()) return;
+    dtype_ = c10::promoteTypes(dtype_, c10::toRealValueType(placed.scalar_type()));
+    // A mesh takes part whether or not this rank has gradients on it, since ranks must
+    // agree on what is gathered.
+    auto& term = is_dtensor(placed) ? term_on(internal::spec_of(placed)->mesh) : plain_;
+    if (!term.defined())
+      term = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(placed.device()));
+    if (!gradient.defined()) return;
+    const auto& local = is_dtensor(gradient) ? internal::local_of(gradient) : gradient;
+    locals_.push_back(local);
+    if (is_dtensor(gradient) && !counts_here(gradient)) return;
+    if (local.numel() > 0)  // the largest of nothing has no value
+      term = kind_.joined(term, kind_.term(local).to(term.device()));
   }
 
-  double p_;
-  at::Tensor total_;
+  at::Tensor& term_on(const DeviceMesh& mesh) {
+    for (auto& item : meshes_) {
+      if (item.mesh == mesh) return item.term;
+    }
+    return meshes_.emplace_back(MeshTerm{mesh, {}}).term;
+  }
+
+  // A dimension on which a gradient is replicated counts at its first coordinate.
+  static bool counts_here(const at::Tensor& gradient) {
+    const auto& spec = *internal::spec_of(gradient);
+    bool counts = true;
+    for (size_t dim = 0; dim < spec.placements.size(); ++dim) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !spec.placements[dim].is_partial(), "clip_grad_norm_: a gradient of shape ",
+          gradient.sizes(), " is placed as ", to_string(spec),
+          "; what is still to be reduced has no norm: redistribute it first (rank ",
+          spec.mesh.rank(), ")");
+      if (spec.placements[dim].is_replicate()) counts &= spec.mesh.coordinate()[dim] == 0;
+    }
+    return counts;
+  }
+
+  // The smallest mesh that has the ranks of all meshes met: one of them, or that of the
+  // default group.
+  DeviceMesh covering_mesh() const {
+    std::set<int64_t> ranks;
+    std::vector<DeviceMesh> candidates;
+    for (const auto& [mesh, term] : meshes_) {
+      ranks.insert(mesh.ranks().begin(), mesh.ranks().end());
+      candidates.push_back(mesh);
+    }
+    const auto covers = [&ranks](const DeviceMesh& mesh) {
+      const std::set<int64_t> has(mesh.ranks().begin(), mesh.ranks().end());
+      return std::includes(has.begin(), has.end(), ranks.begin(), ranks.end());
+    };
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const auto& a, const auto& b) { return a.size() < b.size(); });
+    const auto found = std::find_if(candidates.begin(), candidates.end(), covers);
+    if (found != candidates.end()) return *found;
+    const auto& any = candidates.front();
+    if (is_process_group_initialized()) {
+      auto world = DeviceMesh::from_group(default_process_group(), any.device_type());
+      if (covers(world)) return world;
+    }
+    TORCH_CHECK_VALUE(false, "clip_grad_norm_: the gradients lie on ", names(candidates),
+                      ", and neither one of these meshes nor the default process group has all "
+                      "their ranks, over which the norm would be agreed; call it once per mesh "
+                      "(rank ",
+                      any.rank(), ")");
+  }
+
+  static std::string names(const std::vector<DeviceMesh>& meshes) {
+    std::string text;
+    for (const auto& mesh : meshes) text += (text.empty() ? "" : ", ") + to_string(mesh);
+    return text;
+  }
+
+  // One row per rank of `mesh`: {plain, then per mesh met its first rank and the term}.
+  at::Tensor gather(const DeviceMesh& mesh) const {
+    const auto options = meshes_.front().term.options();
+    std::vector<at::Tensor> row = {plain_.defined() ? plain_.to(options.device())
+                                                    : at::zeros({}, options)};
+    for (const auto& [of, term] : meshes_) {
+      row.push_back(at::full({}, static_cast<double>(of.ranks().front()), options));
+      row.push_back(term.to(options.device()));
+    }
+    auto rows = at::stack(row);
+    for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
+      auto all = at::empty({mesh.size(dim) * rows.numel()}, options);
+      internal::all_gather(mesh.group(dim), all, rows).wait("all-gather of clip_grad_norm_");
+      rows = std::move(all);
+    }
+    return rows.view({mesh.size(), -1});
+  }
+
+  // `rows`: {first rank of the mesh, term}. Several copies of the mesh beside each other
+  // hold copies of the same parameters, if their norms are the same.
+  at::Tensor term_of_one_copy(const DeviceMesh& mesh, const at::Tensor& rows) const {
+    const auto host = rows.to(at::kCPU).contiguous();
+    std::map<double, std::vector<at::Tensor>> copies;  // by first rank
+    for (int64_t i = 0; i < host.size(0); ++i)
+      copies[host[i][0].item<double>()].push_back(host[i][1]);
+    std::map<double, double> norms;
+    for (const auto& [first_rank, terms] : copies)
+      norms[first_rank] = kind_.norm(kind_.joined(at::stack(terms))).item<double>();
+    const auto& [one_rank, one] = *norms.begin();
+    for (const auto& [other_rank, other] : norms) {
+      const bool same = one == other || (std::isnan(one) && std::isnan(other)) ||
+                        std::abs(one - other) <= 1e-6 * std::max(one, other);
+      TORCH_CHECK_VALUE(same, "clip_grad_norm_: the gradients on ", to_string(mesh),
+                        " that begins "
+                        "at rank ",
+                        one_rank, " have the norm ", one,
+                        ", those on the one that "
+                        "begins at rank ",
+                        other_rank, " have ", other,
+                        ": they are no copies of each other, as those of experts are not. Call "
+                        "it once per group of ranks that has the parameters in common (rank ",
+                        mesh.rank(), ")");
+    }
+    return kind_.joined(at::stack(copies.begin()->second)).to(rows.device());
+  }
+
+  NormKind kind_;
+  std::vector<MeshTerm> meshes_;  // in order of appearance
+  at::Tensor plain_;              // this rank's term of the plain gradients
+  std::vector<at::Tensor> locals_;
+  at::ScalarType dtype_ = at::kFloat;
 };
 
 }  // namespace
@@ -59,48 +226,14 @@ class NormTerms {
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm,
                            double norm_type) {
   TORCH_CHECK_VALUE(max_norm >= 0, "clip_grad_norm_: max_norm is ", max_norm,
-                    "; it must not be negative");
+                    "; it must be a number that is not negative");
   TORCH_CHECK_VALUE(norm_type > 0, "clip_grad_norm_: norm_type is ", norm_type,
                     "; it must be positive or inf");
   c10::NoGradGuard no_grad;
-  std::vector<at::Tensor> locals;
-  std::vector<std::pair<DeviceMesh, NormTerms>>
-      sharded;  // one per distinct mesh, in order of appearance
-  std::optional<NormTerms> total;
-  auto dtype = at::kFloat;
-  for (const auto& param : params) {
-    const auto& gradient = param.grad();
-    if (!gradient.defined()) continue;
-    if (!total) total.emplace(norm_type, gradient.device());
-    dtype = c10::promoteTypes(dtype, c10::toRealValueType(gradient.scalar_type()));
-    if (!is_dtensor(gradient)) {
-      total->add(gradient);
-      locals.push_back(gradient);
-      continue;
-    }
-    const auto& spec = *internal::spec_of(gradient);
-    TORCH_CHECK_NOT_IMPLEMENTED(spec.mesh.ndim() == 1 && spec.placements.front().is_shard(),
-                                "clip_grad_norm_: a gradient of shape ", gradient.sizes(),
-                                " is placed as ", to_string(spec.placements.front()), " on ",
-                                to_string(spec.mesh),
-                                "; only shards on 1-D meshes are implemented yet");
-    auto found = std::find_if(sharded.begin(), sharded.end(),
-                              [&spec](const auto& item) { return item.first == spec.mesh; });
-    if (found == sharded.end()) {
-      found = sharded.emplace(sharded.end(), spec.mesh, NormTerms(norm_type, gradient.device()));
-    }
-    found->second.add(internal::local_of(gradient));
-    locals.push_back(internal::local_of(gradient));
-  }
-  if (!total) return at::zeros({});
-  for (auto& [mesh, terms] : sharded) {
-    terms.all_reduce(mesh.group(0));
-    total->combine(terms.total());
-  }
-  const auto norm = total->norm();
-  const auto scale = at::clamp(norm.add(1e-6).reciprocal().mul(max_norm), std::nullopt, 1.0);
-  for (auto& local : locals) local.mul_(scale.to(local.scalar_type()));
-  return norm.to(dtype);
+  const Gradients gradients({norm_type}, params);
+  const auto norm = gradients.norm();
+  gradients.scale(at::clamp(norm.add(1e-6).reciprocal().mul(max_norm), std::nullopt, 1.0));
+  return norm.to(gradients.norm_dtype());
 }
 
 }  // namespace fsdp

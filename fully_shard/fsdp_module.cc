@@ -1,8 +1,10 @@
 #include "fully_shard/fsdp_module.h"
 
-#include "fully_shard/fully_shard.h"
 #include "fully_shard/params/param_group.h"
+#include "fully_shard/params/registry_entry.h"
+#include "fully_shard/units/root.h"
 #include "fully_shard/units/unit.h"
+#include "fully_shard/units/unit_events.h"
 
 #include <c10/util/Exception.h>
 
@@ -11,11 +13,10 @@
 namespace fsdp {
 namespace {
 
-void for_each_below(internal::Unit& unit, const std::function<void(internal::Unit&)>& visit) {
-  visit(unit);
-  for (const auto& weak : unit.children) {
-    if (const auto child = weak.lock()) for_each_below(*child, visit);
-  }
+std::vector<internal::UnitId> ids_of(const std::vector<FSDPModule>& modules) {
+  std::vector<internal::UnitId> ids;
+  for (const auto& module : modules) ids.push_back(module.unit()->id);
+  return ids;
 }
 
 [[noreturn]] void not_implemented(const char* method) {
@@ -27,15 +28,18 @@ void for_each_below(internal::Unit& unit, const std::function<void(internal::Uni
 void UnshardHandle::wait() {
   const auto unit = unit_.lock();
   unit_.reset();
-  if (unit && unit->group != nullptr) unit->group->unshard();
+  if (!unit || unit->group == nullptr) return;
+  unit->group->unshard();
+  internal::tell_unit_observer(&internal::UnitObserver::unsharded_by_hand, *unit);
 }
 
+Counters FSDPModule::counters() const { return unit_->root->accounts.counters(); }
 const std::string& FSDPModule::name() const { return unit_->name; }
 bool FSDPModule::is_root() const { return unit_->is_root(); }
 
 void FSDPModule::for_each_unit(bool recurse, const std::function<void(internal::Unit&)>& visit) {
   if (recurse) {
-    for_each_below(*unit_, visit);
+    internal::for_each_unit_below(*unit_, visit);
   } else {
     visit(*unit_);
   }
@@ -44,26 +48,27 @@ void FSDPModule::for_each_unit(bool recurse, const std::function<void(internal::
 void FSDPModule::unshard() { unshard_async().wait(); }
 
 UnshardHandle FSDPModule::unshard_async() {
-  if (unit_->group != nullptr) unit_->group->issue_all_gather();
+  if (unit_->group != nullptr) {
+    unit_->group->unshard_async();
+    internal::tell_unit_observer(&internal::UnitObserver::unshard_issued, *unit_);
+  }
   return UnshardHandle(unit_);
 }
 
 void FSDPModule::reshard() {
   if (unit_->group == nullptr) return;
   unit_->group->reshard();
-  const auto& context = unit_->group->context();
-  context->raw_writes().raise(context->rank());
+  unit_->root->raw_writes.raise(unit_->group->dim().global_rank());
+  internal::tell_unit_observer(&internal::UnitObserver::emptied_by_hand, *unit_);
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) {
-  for_each_unit(recurse, [=](auto& unit) { unit.synchronize_gradients = requires_gradient_sync; });
+  for_each_unit(recurse,
+                [=](auto& unit) { unit.policy.synchronize_gradients = requires_gradient_sync; });
 }
 
 void FSDPModule::set_is_last_backward(bool is_last_backward) {
-  for_each_unit(true, [=](auto& unit) {
-    if (unit.group != nullptr)
-      unit.group->context()->backward().set_is_last_backward(is_last_backward);
-  });
+  unit_->root->is_last_backward = is_last_backward;
 }
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
@@ -71,44 +76,56 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_for
   TORCH_CHECK_NOT_IMPLEMENTED(
       !reshard_after_forward.world(),
       "set_reshard_after_forward: ReshardAfterForward::to_world(n) is not implemented yet");
-  for_each_unit(recurse, [&](auto& unit) { unit.reshard_after_forward = reshard_after_forward; });
+  for_each_unit(recurse, [reshards = reshard_after_forward.reshards()](auto& unit) {
+    unit.policy.reshard_after_forward = reshards;
+  });
 }
 
 void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool recurse) {
-  for_each_unit(recurse, [=](auto& unit) { unit.reshard_after_backward = reshard_after_backward; });
+  for_each_unit(recurse,
+                [=](auto& unit) { unit.policy.reshard_after_backward = reshard_after_backward; });
 }
 
 void FSDPModule::set_unshard_in_backward(bool unshard_in_backward) {
-  unit_->prefetch_in_backward = unshard_in_backward;
+  unit_->policy.prefetch_in_backward = unshard_in_backward;
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
-  unit_->forward_prefetch.clear();
-  for (const auto& module : modules) unit_->forward_prefetch.push_back(module.unit_);
+  unit_->root->schedule.set_prefetch_list(unit_->id, /*backward=*/false, ids_of(modules));
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
-  unit_->backward_prefetch.clear();
-  for (const auto& module : modules) unit_->backward_prefetch.push_back(module.unit_);
+  unit_->root->schedule.set_prefetch_list(unit_->id, /*backward=*/true, ids_of(modules));
 }
 
 void FSDPModule::set_gradient_divide_factor(double factor) {
   TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: factor is ", factor,
                     "; it must be positive");
-  unit_->gradient_divide_factor = factor;
+  unit_->policy.gradient_divide_factor = factor;
+}
+
+void FSDPModule::ignore(const std::vector<at::Tensor>& parameters) {
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    TORCH_CHECK_VALUE(parameters[i].defined(), "FSDPModule::ignore: parameters[", i,
+                      "] is undefined");
+    const auto managed = internal::find_managed_tensor(parameters[i]);
+    if (!managed.group) continue;
+    TORCH_CHECK_VALUE(false, "FSDPModule::ignore: parameters[", i, "] is parameter '",
+                      managed.group->parameter_name(managed.index),
+                      "', which is sharded already; name it in "
+                      "FullyShardOptions::ignored_params instead (rank ",
+                      managed.group->mesh().rank(), ")");
+  }
+  unit_->ignore(parameters);
 }
 
 void FSDPModule::zero_pending_gradients(bool recurse) {
   for_each_unit(recurse, [](auto& unit) {
-    if (unit.group != nullptr) unit.group->drop_pending();
+    if (unit.group != nullptr) unit.group->gradients().drop_pending();
   });
 }
 
-void FSDPModule::reset_lazy_init() {
-  for_each_unit(true, [](auto& unit) {
-    if (unit.group != nullptr) unit.group->context()->schedule().forget();
-  });
-}
+void FSDPModule::reset_lazy_init() { unit_->root->schedule.forget(); }
 
 void FSDPModule::set_requires_all_reduce(bool, bool) { not_implemented("set_requires_all_reduce"); }
 void FSDPModule::set_force_sum_reduction_for_comms(bool) {
@@ -130,10 +147,5 @@ void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool) {
 void FSDPModule::set_reduce_scatter_unused_params(bool, bool) {
   not_implemented("set_reduce_scatter_unused_params");
 }
-
-NoSyncGuard::NoSyncGuard(FSDPModule module) : module_(std::move(module)) {
-  module_.set_requires_gradient_sync(false);
-}
-NoSyncGuard::~NoSyncGuard() { module_.set_requires_gradient_sync(true); }
 
 }  // namespace fsdp

@@ -2,6 +2,7 @@
 // not keep the module alive. Once the unit's parameters died, methods on them do nothing.
 #pragma once
 
+#include "fully_shard/counters.h"
 #include "fully_shard/policies.h"
 
 #include <ATen/core/Tensor.h>
@@ -26,7 +27,8 @@ class ParamGroup;
 class UnshardHandle {
  public:
   explicit UnshardHandle(std::weak_ptr<internal::Unit> unit) : unit_(std::move(unit)) {}
-  // Waits for the all-gather; the parameters are unsharded afterwards. Idempotent.
+  // Waits for the all-gather; the parameters are unsharded afterwards. The first call
+  // only: later ones, and one after the unit died, do nothing.
   void wait();
 
  private:
@@ -41,6 +43,8 @@ class FSDPModule {
   const std::string& name() const;
   // No enclosing unit. Local.
   bool is_root() const;
+  // Of all units of this unit's tree. Local.
+  Counters counters() const;
 
   // Gathers this unit's parameters now. Collective over the mesh unless they are
   // unsharded.
@@ -69,6 +73,12 @@ class FSDPModule {
   // Gradients are summed over the ranks and divided by `factor` instead of the number of
   // ranks. REQUIRES: factor > 0.
   void set_gradient_divide_factor(double factor);
+  // Plain parameters, registered in modules of this unit or of units below it after
+  // fully_shard, that are neither sharded nor reduced by anybody, as those in
+  // FullyShardOptions::ignored_params: the caller keeps them equal on all ranks. By
+  // identity. Local; every rank must do the same. Throws ValueError for a tensor that is
+  // undefined or belongs to a unit.
+  void ignore(const std::vector<at::Tensor>& parameters);
   // Drops gradients of earlier backwards that were not synchronised. Local.
   void zero_pending_gradients(bool recurse = true);
   // Forgets what the schedule learned; the next steps learn it anew. Collective in

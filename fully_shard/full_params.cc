@@ -2,15 +2,17 @@
 
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/summon_full_params.h"
+#include "fully_shard/units/module_tree.h"
+#include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/unit.h"
-#include "fully_shard/units/unit_table.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
-#include <unordered_set>
+#include <memory>
+#include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -26,7 +28,7 @@ class Window {
   Window(const Group& group, ParamGroup* next) : group_(group) {
     if (!group_) return;
     group_->hold();
-    if (next != nullptr) next->issue_all_gather();
+    if (next != nullptr) next->unshard_async();
   }
   ~Window() {
     if (group_) group_->release();
@@ -43,47 +45,54 @@ struct NamedParam {
   Group group;  // null for a plain tensor
 };
 
-std::vector<NamedParam> find_params(const torch::nn::Module& module) {
+std::vector<NamedParam> find_params(torch::nn::Module& module) {
   std::vector<NamedParam> params;
-  std::unordered_set<const torch::nn::Module*> visited;
-  const std::function<void(const torch::nn::Module&, const std::string&)> walk =
-      [&](const auto& below, const auto& path) {
-        if (!visited.insert(&below).second) return;
-        for (const auto& item : below.named_parameters(/*recurse=*/false)) {
-          params.push_back(
-              {path + item.key(), item.value(), internal::find_managed_tensor(item.value()).group});
-        }
-        for (const auto& child : below.named_children())
-          walk(*child.value(), path + child.key() + ".");
-      };
-  walk(module, "");
+  const internal::ModuleTree tree({&module});
+  for (size_t i = 0; i < tree.size(); ++i) {
+    for (const auto& slot : internal::slots_of(tree.module(i))) {
+      const auto& value = internal::registered(slot);
+      if (!value.defined()) continue;
+      params.push_back(
+          {tree.path_of(i, slot.key), value, internal::find_managed_tensor(value).group});
+    }
+  }
   return params;
 }
 
-// The modules at and below `module` by nearest unit, units and modules in pre-order;
-// outside any unit: null.
-struct UnitModules {
-  std::shared_ptr<internal::Unit> unit;
-  std::vector<torch::nn::Module*> modules;
-};
+// The units around the module that is being visited, outermost first, full.
+class OpenUnits {
+ public:
+  // Closes what does not enclose `unit`, then opens it; null: closes all.
+  void enter(const std::shared_ptr<internal::Unit>& unit) {
+    while (!open_.empty() && !encloses(*open_.back().unit, unit)) open_.pop_back();
+    if (!unit || (!open_.empty() && open_.back().unit == unit)) return;
+    open_.push_back({unit, std::make_unique<SummonFullParams>(FSDPModule(unit),
+                                                              SummonOptions{.recurse = false})});
+  }
+  OpenUnits() = default;
+  OpenUnits(const OpenUnits&) = delete;
+  ~OpenUnits() {
+    while (!open_.empty()) open_.pop_back();
+  }
 
-void collect_modules(torch::nn::Module& module, std::shared_ptr<internal::Unit> enclosing,
-                     std::vector<UnitModules>& collected) {
-  auto unit = internal::find_unit(module);
-  if (!unit) unit = std::move(enclosing);
-  const auto same = [&](const auto& other) { return other.unit == unit; };
-  auto place = std::find_if(collected.begin(), collected.end(), same);
-  if (place == collected.end()) place = collected.insert(collected.end(), {unit, {}});
-  place->modules.push_back(&module);
-  for (const auto& child : module.children()) collect_modules(*child, unit, collected);
-}
+ private:
+  struct Open {
+    std::shared_ptr<internal::Unit> unit;
+    std::unique_ptr<SummonFullParams> full;
+  };
+  static bool encloses(const internal::Unit& open, const std::shared_ptr<internal::Unit>& unit) {
+    return unit && (&open == unit.get() || open.is_ancestor_of(*unit));
+  }
+
+  std::vector<Open> open_;
+};
 
 }  // namespace
 
 void for_each_full_param(
     const torch::nn::Module& module,
     const std::function<void(const std::string& name, const at::Tensor& value)>& visit) {
-  const auto params = find_params(module);
+  const auto params = find_params(const_cast<torch::nn::Module&>(module));
   for (size_t begin = 0, end = 0; begin < params.size(); begin = end) {
     const auto& group = params[begin].group;
     while (end < params.size() && params[end].group == group) ++end;
@@ -98,14 +107,14 @@ void for_each_full_param(
 
 void apply_unsharded(torch::nn::Module& module,
                      const std::function<void(torch::nn::Module&)>& function) {
-  std::vector<UnitModules> collected;
-  collect_modules(module, nullptr, collected);
-  for (const auto& [unit, modules] : collected) {
-    std::unique_ptr<SummonFullParams> full;
-    if (unit)
-      full = std::make_unique<SummonFullParams>(FSDPModule(unit), SummonOptions{.recurse = false});
-    for (auto* const each : modules) function(*each);
-  }
+  const internal::ModuleTree tree({&module});
+  std::unordered_map<const torch::nn::Module*, std::shared_ptr<internal::Unit>> units;
+  for (size_t i = 0; i < tree.size(); ++i) units.emplace(&tree.module(i), tree.nearest_unit(i));
+  OpenUnits open;
+  module.apply([&](torch::nn::Module& each) {
+    open.enter(units.at(&each));
+    function(each);
+  });
 }
 
 }  // namespace fsdp

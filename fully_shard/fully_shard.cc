@@ -1,15 +1,23 @@
 #include "fully_shard/fully_shard.h"
 
+#include "fully_shard/params/group_creation.h"
+#include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/registry_entry.h"
+#include "fully_shard/step/runtime.h"
 #include "fully_shard/units/managed_modules.h"
+#include "fully_shard/units/module_kind.h"
+#include "fully_shard/units/module_tree.h"
+#include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/unit.h"
+#include "fully_shard/units/unit_names.h"
 #include "fully_shard/units/unit_table.h"
 #include "fully_shard/units/validation.h"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fsdp {
@@ -17,46 +25,26 @@ namespace {
 
 using internal::FoundParam;
 using internal::ManagedModules;
+using internal::ModuleTree;
 using internal::Unit;
 
-// A parameter that another unit sharded already, met under another name: a tie across
-// units.
-bool is_tied_member(const FoundParam& param) {
-  return internal::OnDemandStorage::of(param.tensor.unsafeGetTensorImpl()) != nullptr;
-}
-
 at::Tensor entry_of_member(const at::Tensor& member) {
-  const auto* storage = internal::OnDemandStorage::of(member.unsafeGetTensorImpl());
-  const auto& group = static_cast<const internal::ParamGroup&>(storage->group());
-  return group.params()[static_cast<size_t>(storage->index())].lock_entry();
-}
-
-void prefix_names(Unit& unit, const std::string& path) {
-  unit.name = unit.name.empty() ? path : path + "." + unit.name;
-  if (unit.group != nullptr) unit.group->rename(path + ".");
-  for (const auto& weak : unit.children) {
-    if (const auto child = weak.lock()) prefix_names(*child, path);
-  }
+  const auto managed = internal::find_managed_tensor(member);
+  return managed.group->params()[static_cast<size_t>(managed.index)].entry();
 }
 
 void adopt_units(const std::shared_ptr<Unit>& unit, const ManagedModules& managed) {
-  for (const auto& [child, path] : managed.units) {
-    if (!child->is_root()) continue;  // reached twice, or already below another list's unit
-    child->parent = unit;
-    unit->children.push_back(child);
-    if (!path.empty()) prefix_names(*child, path);
+  for (const auto& found : managed.units) {
+    if (!found.unit->is_root()) continue;  // below a unit that this walk did not come from
+    Unit::adopt(found.unit, unit);
+    internal::name_from_above(found);
   }
 }
 
-// The handles of the member that are not the model's, once the registry has the entry:
-// the found parameter, the vector it was sharded from, and the entry.
-constexpr size_t kHandlesOfOurs = 3;
-
 void register_entry(const FoundParam& param, const at::Tensor& entry) {
-  for (const auto& slot : param.slots) internal::replace_parameter(slot, entry);
-  if (param.tensor.use_count() > kHandlesOfOurs) {
-    internal::RegistryEntry::of(entry)->watch_member(internal::MemberWatch(param));
-  }
+  for (const auto& slot : param.slots) internal::put(slot, entry);
+  if (param.is_held_by_member())
+    internal::RegistryEntry::of(entry)->watch_member(internal::MemberWatch(param.slots));
 }
 
 void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
@@ -65,29 +53,25 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
   std::vector<std::string> names;
   std::vector<const FoundParam*> fresh;
   for (const auto& param : managed.params) {
-    if (is_tied_member(param)) {
-      for (const auto& slot : param.slots)
-        internal::replace_parameter(slot, entry_of_member(param.tensor));
+    if (param.is_tied_to_a_unit()) {
+      for (const auto& slot : param.slots) internal::put(slot, entry_of_member(param.tensor));
       continue;
     }
     tensors.push_back(param.tensor);
-    names.push_back(param.slots.front().path);
+    names.push_back(param.path);
     fresh.push_back(&param);
   }
   if (tensors.empty()) return;
-  const auto group = internal::ParamGroup::create(mesh, tensors, std::move(names), unit);
-  const auto entries = group->release_entries();
+  const auto runtime = internal::Runtime::of(mesh);
+  const auto entries = internal::create_group(mesh, runtime->dim(), unit, runtime, tensors, names);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
 
-void collect_units(torch::nn::Module& module, bool root_only,
-                   std::vector<std::shared_ptr<Unit>>& units) {
-  if (auto unit = internal::find_unit(module)) {
-    const bool wanted = !root_only || unit->is_root();
-    if (wanted && std::find(units.begin(), units.end(), unit) == units.end())
-      units.push_back(std::move(unit));
-  }
-  for (const auto& child : module.children()) collect_units(*child, root_only, units);
+internal::UnitPolicy policy_of(const FullyShardOptions& options) {
+  internal::UnitPolicy policy;
+  if (options.reshard_after_forward)
+    policy.reshard_after_forward = options.reshard_after_forward->reshards();
+  return policy;
 }
 
 }  // namespace
@@ -97,9 +81,10 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   internal::validate_request(modules, mesh, options);
   const auto managed = internal::find_managed(modules, options.ignored_params);
   internal::validate_parameters(modules, managed, mesh, options);
-  auto unit = std::make_shared<Unit>(std::move(options));
-  adopt_units(unit, managed);
+  auto unit = std::make_shared<Unit>(policy_of(options));
+  unit->ignore(options.ignored_params);
   shard_parameters(mesh, managed, unit);
+  adopt_units(unit, managed);
   for (auto* module : modules) internal::attach_unit(*module, unit);
   return FSDPModule(std::move(unit));
 }
@@ -122,9 +107,15 @@ FSDPModule get_fsdp_module(torch::nn::Module& module) {
 }
 
 std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module, bool root_only) {
-  std::vector<std::shared_ptr<Unit>> units;
-  collect_units(module, root_only, units);
-  return {units.begin(), units.end()};
+  std::vector<FSDPModule> units;
+  const ModuleTree tree({&module});
+  for (size_t i = 0; i < tree.size(); ++i) {
+    if (!tree.unit(i) || (root_only && !tree.unit(i)->is_root())) continue;
+    FSDPModule unit(tree.unit(i));
+    if (std::find(units.begin(), units.end(), unit) == units.end())
+      units.push_back(std::move(unit));
+  }
+  return units;
 }
 
 }  // namespace fsdp

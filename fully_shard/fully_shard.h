@@ -19,10 +19,12 @@
 
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/full_params.h"
 #include "fully_shard/grad.h"
+#include "fully_shard/no_sync_guard.h"
 #include "fully_shard/policies.h"
 #include "fully_shard/raw_access.h"
 #include "fully_shard/summon_full_params.h"
@@ -30,6 +32,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace torch::nn {
@@ -42,59 +45,42 @@ namespace fsdp {
 
 // Makes `module` a unit: all its parameters that no deeper unit manages are sharded over
 // the 1-D mesh, in place, and travel together. Every rank must hold the same values
-// before. Local, except that the first call on a mesh is collective. Throws ValueError,
-// leaving the module as it was, for: a module not owned by a shared_ptr, a container
-// without forward (ModuleList, ModuleDict, ParameterList, ParameterDict), a second
-// application, a submodule of a sharded unit (top-down), a scalar, non-contiguous,
-// differently placed or storage-sharing parameter, one that has a .grad, an ignored
-// tensor that is no parameter of the module. Throws NotImplementedError for meshes of
-// more than one dimension, to_world(n), mixed precision, offloading and shards of another
-// dimension than 0.
+// before. Local, except that the first call on a mesh is collective.
+//
+// Throws ValueError, leaving the module as it was, for: no module, a null one, one that
+// no shared_ptr owns, a container without forward (ModuleList, ModuleDict, ParameterList,
+// ParameterDict), a second application, a submodule of a sharded unit (top-down), an
+// ignored tensor that is no parameter of the module; for a parameter that is a scalar,
+// not contiguous, on another device than the mesh or the unit's others, has a .grad,
+// belongs to a live graph, or shares its storage with another parameter, a buffer or any
+// other tensor. A parameter that is registered several times is tied and stays so. Throws
+// NotImplementedError for meshes of more than one dimension, to_world(n), mixed
+// precision, offloading and shards of another dimension than 0.
 FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
                        FullyShardOptions options = {});
-// Several modules as one unit.
+// Several modules as one unit. Its parameters are named "[i].weight", by the position of
+// their module, until an enclosing unit gives them paths.
 FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules,
                        const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {});
 
 template <class Contained>
-FSDPModule fully_shard(const torch::nn::ModuleHolder<Contained>& module,
-                       const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
-  return fully_shard(static_cast<torch::nn::Module&>(*module.ptr()), mesh, std::move(options));
-}
-template <class Contained>
 FSDPModule fully_shard(const std::shared_ptr<Contained>& module,
                        const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
-  return fully_shard(static_cast<torch::nn::Module&>(*module), mesh, std::move(options));
+  return fully_shard(std::vector<torch::nn::Module*>{module.get()}, mesh, std::move(options));
+}
+template <class Contained>
+FSDPModule fully_shard(const torch::nn::ModuleHolder<Contained>& module,
+                       const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
+  return fully_shard(module.ptr(), mesh, std::move(options));
 }
 
 // Whether fully_shard was applied to `module` itself. Local.
 bool is_fsdp_module(const torch::nn::Module& module);
 // Throws ValueError unless is_fsdp_module(module). Local.
 FSDPModule get_fsdp_module(torch::nn::Module& module);
-// The units at and below `module`, in pre-order; root_only: those without an enclosing
-// unit. Local.
+// The units at and below `module`, each once, in pre-order of the modules (children as
+// registered); root_only: those without an enclosing unit. Local.
 std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module, bool root_only = false);
-
-// Scales the gradients of `params` so that their joint p-norm is at most `max_norm`, and
-// returns the norm before: a plain 0-dim tensor, the same on all ranks. Takes DTensors of
-// any meshes and plain tensors (replicated) alike; parameters without a gradient are
-// skipped. One all-reduce per distinct mesh: collective over each. Throws ValueError for
-// a negative max_norm or a norm_type that is not positive.
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm,
-                           double norm_type = 2.0);
-
-// Runs backwards without reducing gradients while it lives (no_sync); the gradients add
-// up on this rank.
-class NoSyncGuard {
- public:
-  explicit NoSyncGuard(FSDPModule module);
-  ~NoSyncGuard();
-  NoSyncGuard(const NoSyncGuard&) = delete;
-  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
-
- private:
-  FSDPModule module_;
-};
 
 // The module boundary of FSDP2, for its input casts and output_dtype. Without mixed
 // precision it is module.forward().

@@ -13,10 +13,10 @@ at::Tensor in_graph(const at::Tensor& input, size_t position) {
   const auto* entry = internal::RegistryEntry::of(input);
   if (entry == nullptr) return input;
   const auto& param = entry->group()->params()[static_cast<size_t>(entry->index())];
-  TORCH_CHECK_VALUE(param.lock_entry().is_same(input), "grad: inputs[", position, "] of shape ",
+  TORCH_CHECK_VALUE(param.entry().is_same(input), "grad: inputs[", position, "] of shape ",
                     input.sizes(),
                     " is a view or a detached alias of the registry entry of parameter '",
-                    param.name, "'; pass the entry of module->parameters() itself");
+                    param.name(), "'; pass the entry of module->parameters() itself");
   return entry->member();
 }
 

@@ -41,8 +41,13 @@ class Unsharded {
 // Announces that the shard of `parameter` was written through an alias
 // (DTensor(parameter).to_local()), which bypasses operators on the registry entry. Every
 // rank must write and announce. Waits for a gather in flight; otherwise local. Throws
-// ValueError for a tensor that is neither a member nor a registry entry of a unit. Debug
-// builds throw at the next use of the unit when a write was not announced.
+// ValueError for a tensor that is neither a member nor a registry entry of a unit.
 void mark_written(const at::Tensor& parameter);
+
+// For finding mistakes: looks for writes that pass no operator and were not announced,
+// through raw pointers and through to_local() aliases, and throws at the next use of the
+// unit, naming the parameter. Costs a comparison of this rank's shards whenever a unit is
+// emptied. Off by default; process-wide; call it before training.
+void set_write_checks(bool on);
 
 }  // namespace fsdp

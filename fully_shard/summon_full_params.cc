@@ -3,9 +3,9 @@
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/optimizer_tripwire.h"
 #include "fully_shard/params/registry_entry.h"
-#include "fully_shard/units/managed_modules.h"
+#include "fully_shard/units/module_tree.h"
+#include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/unit.h"
-#include "fully_shard/units/unit_table.h"
 #include "on_demand/pass.h"
 
 #include <c10/core/GradMode.h>
@@ -14,7 +14,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <string>
+#include <set>
 #include <utility>
 #include <vector>
 
@@ -24,28 +24,26 @@ namespace {
 using internal::ParamGroup;
 using internal::RegistryEntry;
 
-struct Slot {
-  std::shared_ptr<torch::nn::Module> module;
-  std::string key;
-};
+using internal::ModuleTree;
+using internal::RegistrySlot;
 
 // A parameter with every registry slot it stands in (several when it is tied).
 struct SummonedParam {
   at::Tensor entry;
-  std::vector<Slot> slots;
+  std::vector<RegistrySlot> slots;
   at::Tensor full;   // what the slots hold meanwhile; undefined where nothing is shown
   at::Tensor shard;  // as it was, where members borrow it and nothing is to be written back
 
   const at::Tensor& member() const { return RegistryEntry::of(entry)->member(); }
   void fill_slots(const at::Tensor& tensor) const {
-    for (const auto& slot : slots)
-      internal::replace_parameter({slot.module.get(), slot.key, ""}, tensor);
+    for (const auto& slot : slots) internal::put(slot, tensor);
   }
 };
 
 struct SummonedUnit {
   c10::intrusive_ptr<ParamGroup> group;
   std::vector<SummonedParam> params;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;  // kept alive for the slots
 };
 
 void check_options(const SummonOptions& options) {
@@ -64,8 +62,8 @@ void check_options(const SummonOptions& options) {
 }
 
 void check_not_held(const ParamGroup& group) {
-  TORCH_CHECK_VALUE(!group.held(), "SummonFullParams: unit '", group.name(),
-                    "' is held unsharded already (rank ", group.context()->rank(), ")");
+  TORCH_CHECK_VALUE(!group.residency().is_held(), "SummonFullParams: unit '", group.name(),
+                    "' is held unsharded already (rank ", group.dim().global_rank(), ")");
 }
 
 void check_unit(const SummonedUnit& unit, bool with_grads) {
@@ -74,12 +72,12 @@ void check_unit(const SummonedUnit& unit, bool with_grads) {
   for (const auto& param : unit.params) {
     const auto& gradient = param.member().grad();
     TORCH_CHECK_VALUE(
-        !with_grads || !gradient.defined() || internal::is_tripwire(gradient),
+        !with_grads || !gradient.defined() || internal::is_untouched_tripwire(gradient),
         "SummonFullParams: with_grads while parameter '",
         group.parameter_name(RegistryEntry::of(param.entry)->index()),
         "' has a gradient that waits for synchronisation; run a synchronised backward, or "
         "zero_pending_gradients(), first (rank ",
-        group.context()->rank(), ")");
+        group.dim().global_rank(), ")");
   }
 }
 
@@ -89,37 +87,38 @@ Item& find_or_add(std::vector<Item>& items, const Matches& matches) {
   return found != items.end() ? *found : items.emplace_back();
 }
 
-void add_slot(std::vector<SummonedUnit>& units, const at::Tensor& entry, Slot slot) {
+void add_slot(std::vector<SummonedUnit>& units, const at::Tensor& entry, RegistrySlot slot) {
   const auto& group = RegistryEntry::of(entry)->group();
   auto& unit = find_or_add(units, [&](const auto& other) { return other.group == group; });
   unit.group = group;
+  unit.modules.push_back(slot.module->weak_from_this().lock());
   auto& param =
       find_or_add(unit.params, [&](const auto& other) { return other.entry.is_same(entry); });
   param.entry = entry;
   param.slots.push_back(std::move(slot));
 }
 
-// The sharded parameters registered at and below `module`, by unit in order of first
-// appearance.
-std::vector<SummonedUnit> find_units(torch::nn::Module& module) {
+// The sharded parameters registered at and below `modules`, by unit in order of first
+// appearance. Without recurse only those of the modules' own units.
+std::vector<SummonedUnit> find_units(const std::vector<torch::nn::Module*>& modules, bool recurse) {
   std::vector<SummonedUnit> units;
-  for (const auto& below : module.modules()) {
-    for (const auto& item : below->named_parameters(/*recurse=*/false)) {
-      if (RegistryEntry::of(item.value()) != nullptr) {
-        add_slot(units, item.value(), {below, item.key()});
-      } else if (const auto group = internal::find_managed_tensor(item.value()).group) {
+  const ModuleTree tree(modules);
+  std::set<const ParamGroup*> own;
+  for (size_t i = 0; i < tree.size(); ++i) {
+    if (tree.is_start(i) && tree.unit(i)) own.insert(tree.unit(i)->group);
+  }
+  for (size_t i = 0; i < tree.size(); ++i) {
+    for (auto& slot : internal::slots_of(tree.module(i))) {
+      const auto& tensor = internal::registered(slot);
+      const auto group = internal::find_managed_tensor(tensor).group;
+      if (!group || (!recurse && !own.contains(group.get()))) continue;
+      if (RegistryEntry::of(tensor) == nullptr) {
         check_not_held(*group);
+      } else {
+        add_slot(units, tensor, std::move(slot));
       }
     }
   }
-  return units;
-}
-
-std::vector<SummonedUnit> find_units(torch::nn::Module& module, bool recurse) {
-  auto units = find_units(module);
-  if (recurse) return units;
-  const auto own = internal::find_unit(module);
-  std::erase_if(units, [&](const auto& unit) { return !own || unit.group.get() != own->group; });
   return units;
 }
 
@@ -145,7 +144,7 @@ class SummonFullParams::Scope {
 
  private:
   bool shown_here(const ParamGroup& group) const {
-    return !options_.rank0_only || group.context()->rank() == 0;
+    return !options_.rank0_only || group.dim().shard_rank() == 0;
   }
   bool stays_held(const ParamGroup& group) const {
     return shown_here(group) && !options_.offload_to_cpu;
@@ -153,9 +152,11 @@ class SummonFullParams::Scope {
 
   void open(SummonedUnit& unit) {
     unit.group->hold();
+    ++unit.group->unit().summons;
     try {
       for (auto& param : unit.params) show(param, *unit.group);
     } catch (...) {
+      --unit.group->unit().summons;
       unit.group->release();
       throw;
     }
@@ -172,7 +173,7 @@ class SummonFullParams::Scope {
     if (options_.offload_to_cpu) {
       param.full = member.to(at::kCPU, member.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
       param.full.set_requires_grad(param.entry.requires_grad());
-    } else if (group.context()->world() == 1 && !options_.writeback) {
+    } else if (group.residency().is_borrowed() && !options_.writeback) {
       param.shard = internal::local_of(param.entry).clone();
     }
     if (full_gradient.defined()) member.mutable_grad() = full_gradient;
@@ -186,6 +187,7 @@ class SummonFullParams::Scope {
   }
 
   void close(SummonedUnit& unit) {
+    --unit.group->unit().summons;
     for (const auto& param : unit.params) {
       if (!param.full.defined()) continue;
       param.fill_slots(param.entry);
@@ -221,20 +223,18 @@ class SummonFullParams::Scope {
 };
 
 SummonFullParams::SummonFullParams(torch::nn::Module& module, SummonOptions options)
-    : scope_(std::make_unique<Scope>(find_units(module, options.recurse), options)) {}
+    : scope_(std::make_unique<Scope>(find_units({&module}, options.recurse), options)) {}
 
 SummonFullParams::SummonFullParams(const FSDPModule& unit, SummonOptions options) {
-  std::vector<SummonedUnit> units;
+  std::vector<std::shared_ptr<torch::nn::Module>> alive;
+  std::vector<torch::nn::Module*> modules;
   for (const auto& weak : unit.unit()->modules) {
-    const auto module = weak.lock();
+    auto module = weak.lock();
     TORCH_CHECK_VALUE(module, "SummonFullParams: a module of unit '", unit.name(), "' died");
-    for (auto& found : find_units(*module, options.recurse)) {
-      const bool known = std::any_of(units.begin(), units.end(),
-                                     [&](auto& other) { return other.group == found.group; });
-      if (!known) units.push_back(std::move(found));
-    }
+    modules.push_back(module.get());
+    alive.push_back(std::move(module));
   }
-  scope_ = std::make_unique<Scope>(std::move(units), options);
+  scope_ = std::make_unique<Scope>(find_units(modules, options.recurse), options);
 }
 
 SummonFullParams::~SummonFullParams() = default;

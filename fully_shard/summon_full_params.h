@@ -30,7 +30,8 @@ struct SummonOptions {
 
 // While it lives, the module's registry (parameters(), named_parameters()) holds full
 // tensors: the members, readable by pointer, or copies with offload_to_cpu. For looking,
-// saving and editing; not for training.
+// saving, editing and forwards; a backward of these units is an error, since its
+// gradients belong to what the registry holds otherwise.
 //
 // The constructor is collective over the meshes of the units, and leaves everything as it
 // was when it throws: ValueError inside a backward, where a unit is summoned already, or

@@ -1,14 +1,29 @@
-// The gate: the kernel under kGateKey (on_demand/gate_key.h), the first thing any
+// The gate: the kernels under kGateKey (on_demand/gate_key.h), the first thing any
 // operator does with an on-demand tensor, in forward and (through autograd's saved views)
 // in backward. It replaces registry entries by what stands for them, brings requires_grad
 // up to date, makes every touched group readable for the length of the operator, and runs
-// the operator.
+// the operator. A group that is settled for the running pass costs a flag test.
 //
 // The key is excluded only while aten operators run: a custom operator's body may touch
-// other parameters.
+// other parameters. Operators that are hot in models have kernels of their own
+// (on_demand/fast_gate.h); these take any operator.
 #pragma once
 
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+
+namespace c10 {
+class OperatorHandle;
+}
+
 namespace fsdp::internal {
+
+// For operators that read or write elements. Collective where a group must be gathered.
+void touching_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack);
+// For operators that only alias: printing a shape through a view is not a collective.
+void aliasing_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack);
 
 // REQUIRES: called once per process (install_gate() does).
 void register_gate_kernels();

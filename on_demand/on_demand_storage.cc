@@ -2,7 +2,8 @@
 
 #include <torch/headeronly/version.h>
 
-#include <typeinfo>
+#include <atomic>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -33,19 +34,27 @@ OnDemandStorage::OnDemandStorage(c10::intrusive_ptr<OnDemandGroup> group, int64_
                                  int64_t nbytes, c10::Device device)
     : c10::StorageImpl(use_byte_size_t(), nbytes, c10::DataPtr(nullptr, device), nullptr,
                        /*resizable=*/false),
-      group_(std::move(group)),
+      writable_(group.get()),
       index_(index) {
+  group_ = std::move(group);
+  empty();
+}
+
+OnDemandStorage::OnDemandStorage(c10::intrusive_ptr<Touchable> group, int64_t nbytes,
+                                 c10::Device device)
+    : c10::StorageImpl(use_byte_size_t(), nbytes, c10::DataPtr(nullptr, device), nullptr,
+                       /*resizable=*/false),
+      group_(std::move(group)),
+      writable_(nullptr),
+      index_(0) {
   empty();
 }
 
 OnDemandStorage::~OnDemandStorage() { group_->storage_destroyed(index_, this); }
 
-OnDemandStorage* OnDemandStorage::of(const c10::TensorImpl* impl) {
-  if (!impl->has_storage()) return nullptr;
-  auto* storage = impl->unsafe_storage().unsafeGetStorageImpl();
-  return storage != nullptr && typeid(*storage) == typeid(OnDemandStorage)
-             ? static_cast<OnDemandStorage*>(storage)
-             : nullptr;
+void OnDemandStorage::watch_requires_grad(const at::Tensor& member, const at::Tensor& entry) {
+  watched_ = Watched{WeakTensor(member.getIntrusivePtr()), WeakTensor(entry.getIntrusivePtr()),
+                     entry.requires_grad()};
 }
 
 void OnDemandStorage::fill(void* data) {
@@ -57,7 +66,7 @@ void OnDemandStorage::empty() {
   set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
   if (nbytes() == 0) return;
   release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "parameter '" + group_->parameter_name(index_) +
+      "parameter '" + parameter_name() +
       "' is sharded: its memory is empty outside operators. Use an operator on it first, or read "
       "its registry entry's "
       "to_local() or full_tensor().");

@@ -6,63 +6,79 @@
 // access throws a message that names the parameter.
 #pragma once
 
+#include "on_demand/touchable.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
 
-#include <atomic>
 #include <cstdint>
+#include <optional>
 #include <string>
+#include <typeinfo>
 
 namespace fsdp::internal {
 
-// The parameters that are filled and emptied together. Not thread-safe; one thread at a
-// time drives a group.
-class OnDemandGroup : public c10::intrusive_ptr_target {
- public:
-  // Makes the storages of the whole group readable. May be collective.
-  virtual void touch() = 0;
-  // Brings what autograd reads of parameter `index` (requires_grad) up to date, if `impl`
-  // is the parameter itself.
-  virtual void synchronize_metadata(int64_t index, c10::TensorImpl* impl) = 0;
-  // An operator is about to write parameter `index` in place.
-  virtual void mark_written(int64_t index) = 0;
-  // Test mode: empties the group and poisons its bytes unless it is pinned.
-  virtual void evict_and_poison() = 0;
-  // `storage` stood for parameter `index`, which may have another one by now.
-  virtual void storage_destroyed(int64_t index, const class OnDemandStorage* storage) noexcept = 0;
-  virtual const std::string& parameter_name(int64_t index) const = 0;
-  // Whether `impl` is parameter `index` itself, not a view of it.
-  virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
-
-  // A pinned group is not emptied.
-  void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }
-  void unpin() { pins_.fetch_sub(1, std::memory_order_relaxed); }
-  bool pinned() const { return pins_.load(std::memory_order_relaxed) != 0; }
-
- private:
-  std::atomic<int64_t> pins_{0};
-};
-
 class OnDemandStorage final : public c10::StorageImpl {
  public:
-  // Starts empty.
+  // Of parameter `index` of `group`. Starts empty.
   OnDemandStorage(c10::intrusive_ptr<OnDemandGroup> group, int64_t index, int64_t nbytes,
                   c10::Device device);
+  // Of what can be touched, and has no parameter to write. Starts empty.
+  OnDemandStorage(c10::intrusive_ptr<Touchable> group, int64_t nbytes, c10::Device device);
   ~OnDemandStorage() override;
 
   // The on-demand storage behind `impl`, or null. Checks the storage's type, since set_()
   // keeps keys.
-  static OnDemandStorage* of(const c10::TensorImpl* impl);
+  static OnDemandStorage* of(const c10::TensorImpl* impl) {
+    if (!impl->has_storage()) return nullptr;
+    auto* const storage = impl->unsafe_storage().unsafeGetStorageImpl();
+    return storage != nullptr && typeid(*storage) == typeid(OnDemandStorage)
+               ? static_cast<OnDemandStorage*>(storage)
+               : nullptr;
+  }
 
-  OnDemandGroup& group() const { return *group_; }
+  Touchable& group() const { return *group_; }
+  // The same, or null where there is nothing to write.
+  OnDemandGroup* writable_group() const { return writable_; }
   int64_t index() const { return index_; }
+  const std::string& parameter_name() const { return group_->parameter_name(index_); }
+
+  // From now on `member` requires grad when `entry` does, and the group is asked to
+  // synchronise only when one of the two changed: a touch reads two flags. The group
+  // calls it once, when it gave `member` this storage. Without it, or after `entry` died,
+  // the group is always asked. Keeps neither alive.
+  void watch_requires_grad(const at::Tensor& member, const at::Tensor& entry);
+  // Brings requires_grad of `impl`, whose storage this is, up to date.
+  void synchronize_metadata(c10::TensorImpl* impl) {
+    if (writable_ == nullptr || is_up_to_date(impl)) return;
+    writable_->synchronize_metadata(index_, impl);
+    if (watched_.has_value()) watched_->seen = impl->requires_grad();
+  }
+
   // `data` stays owned by the caller, who keeps it alive until empty().
   void fill(void* data);
   void empty();
 
  private:
-  c10::intrusive_ptr<OnDemandGroup> group_;
+  // Weak references keep the addresses from being used again. A dead tensor requires no
+  // grad.
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  struct Watched {
+    WeakTensor member, entry;
+    bool seen;  // what both said when the group was last asked
+  };
+
+  bool is_up_to_date(const c10::TensorImpl* impl) const {
+    return watched_.has_value() &&
+           (impl != watched_->member._unsafe_get_target() ||
+            (impl->requires_grad() == watched_->seen &&
+             watched_->entry._unsafe_get_target()->requires_grad() == watched_->seen));
+  }
+
+  c10::intrusive_ptr<Touchable> group_;
+  OnDemandGroup* writable_;  // group_, or null
   int64_t index_;
+  std::optional<Watched> watched_;
 };
 
 // Test mode, process-wide: after every outermost operator that touched a group, empty and

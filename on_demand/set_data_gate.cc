@@ -26,7 +26,7 @@ const c10::TypedOperatorHandle<Compatible>& compatible_operator() {
 void refuse_members(const at::Tensor& tensor) {
   auto* const storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
   TORCH_CHECK_VALUE(storage == nullptr, "set_data on or from parameter '",
-                    storage->group().parameter_name(storage->index()),
+                    storage->parameter_name(),
                     "': a sharded parameter's storage can not be replaced; use copy_()");
 }
 
@@ -35,7 +35,10 @@ bool compatible_at_gate(const at::Tensor& self, const at::Tensor& from) {
   refuse_members(self);
   refuse_members(from);
   auto* const owner = is_dtensor(self) && !self.is_same(from) ? owner_of(self) : nullptr;
-  if (owner != nullptr) owner->before_set_data(self, from);
+  if (owner != nullptr) {
+    tell_read(from);
+    owner->before_set_data(self, from);
+  }
   c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
   return compatible_operator().call(self, from);
 }

@@ -48,23 +48,7 @@ c10d::ReduceOp::RedOpType to_c10d(ReduceOp op) {
   TORCH_INTERNAL_ASSERT(false, "unknown ReduceOp ", static_cast<int>(op));
 }
 
-// An "nccl" group serves CPU tensors through gloo.
-bool through_gloo(const Group& group, const at::Tensor& tensor) {
-  const auto type = group->getBackendType();
-  return tensor.is_cpu() && (type == ProcessGroup::GLOO || type == ProcessGroup::NCCL);
-}
-
 bool is_sum(ReduceOp op) { return op == ReduceOp::kSum || op == ReduceOp::kAvg; }
-
-// What the backend throws at once is told by wait(), which knows the operation's name.
-template <class Call>
-Pending issue(const Group& group, const Call& call, std::function<void()> completion = {}) {
-  try {
-    return {group, call(), std::move(completion)};
-  } catch (const std::exception&) {
-    return {group, std::current_exception()};
-  }
-}
 
 // Gloo's reduce-scatter is an all-reduce of a copy of the input, of which all but one row
 // is thrown away. Exchanging the rows and adding them here moves half the bytes, needs no
@@ -98,45 +82,6 @@ void check_operands(const Group& group, const char* operation, const at::Tensor&
                     group->getRank(), ")");
 }
 
-std::string backend_message(const std::exception& error) {
-  const auto* rich = dynamic_cast<const c10::Error*>(&error);
-  return rich ? rich->what_without_backtrace() : error.what();
-}
-
-// Leaves word of this rank's failure in the group's store and lists the ranks that leave
-// none within a second: as a rule those that never came to the collective. Empty when the
-// store cannot be asked.
-std::string silent_ranks(const Group& group) {
-  constexpr auto kGrace = std::chrono::seconds(1);
-  const auto key = [](int64_t rank) { return "failed/" + std::to_string(rank); };
-  std::string silent;
-  try {
-    const auto store = group->getStore();
-    if (!store) return "";
-    store->set(key(group->getRank()), std::vector<uint8_t>{1});
-    const auto deadline = std::chrono::steady_clock::now() + kGrace;
-    for (int64_t rank = 0; rank < group->getSize(); ++rank) {
-      while (!store->check({key(rank)}) && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      }
-      if (!store->check({key(rank)})) silent += (silent.empty() ? "" : ", ") + std::to_string(rank);
-    }
-  } catch (const std::exception&) {
-    return "";  // The rank that serves the store is gone.
-  }
-  return silent;
-}
-
-[[noreturn]] void throw_failure(const Group& group, const std::string& what,
-                                const std::string& reason) {
-  const std::string silent = silent_ranks(group);
-  C10_THROW_ERROR(DistBackendError,
-                  c10::str(what, " failed on rank ", group->getRank(), " of ", group->getSize(),
-                           " in group '", group->getGroupDesc(), "' (", group_backend(group), "): ",
-                           reason, silent.empty() ? "" : ". No word from group ranks " + silent,
-                           ". Other ranks may hang until their timeout"));
-}
-
 // Backends compare shapes, and Gloo has no complex numbers; the contract here is about
 // elements.
 at::Tensor elements(const at::Tensor& tensor) {
@@ -145,61 +90,6 @@ at::Tensor elements(const at::Tensor& tensor) {
 }
 
 }  // namespace
-
-int64_t group_rank(const Group& group) { return group->getRank(); }
-int64_t group_size(const Group& group) { return group->getSize(); }
-
-std::string group_backend(const Group& group) {
-  if (group->getBackendType() != ProcessGroup::CUSTOM) return group->getBackendName();
-  return group->getDefaultBackend()->getBackendName();
-}
-
-Pending::Pending() = default;
-Pending::Pending(Group group, c10::intrusive_ptr<c10d::Work> work, std::function<void()> completion)
-    : group_(std::move(group)), work_(std::move(work)), completion_(std::move(completion)) {}
-Pending::Pending(Pending&&) noexcept = default;
-
-Pending& Pending::operator=(Pending&& other) noexcept {
-  if (this == &other) return *this;
-  this->~Pending();
-  return *new (this) Pending(std::move(other));
-}
-
-Pending::~Pending() {
-  if (!work_) return;
-  try {
-    work_->wait();
-  } catch (const std::exception&) {
-    // Abandoned: whoever cares about the outcome calls wait().
-  }
-}
-
-Pending::Pending(Group group, std::exception_ptr failure)
-    : group_(std::move(group)), failure_(std::move(failure)) {}
-
-bool Pending::in_flight() const { return work_.defined() || failure_ != nullptr; }
-void Pending::throw_if_not_issued(const std::string& what) {
-  if (failure_) wait(what);
-}
-
-bool Pending::finished() const { return !work_ || work_->isCompleted(); }
-
-void Pending::wait(const std::string& what) {
-  if (!in_flight()) return;
-  const Group group = std::move(group_);
-  const auto work = std::move(work_);
-  const auto failure = std::exchange(failure_, nullptr);
-  const auto completion = std::move(completion_);
-  bool finished = false;
-  try {
-    if (failure) std::rethrow_exception(failure);
-    finished = work->wait();
-  } catch (const std::exception& error) {
-    throw_failure(group, what, backend_message(error));
-  }
-  if (!finished) throw_failure(group, what, "the collective was aborted");
-  if (completion) completion();
-}
 
 Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
   check_operands(group, "all_gather", output, input);
@@ -254,26 +144,6 @@ Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
   std::vector<int64_t> equal_rows;
   return issue(group, [&] {
     return ((*group).*kAllToAll)(output_rows, input_rows, equal_rows, equal_rows, {});
-  });
-}
-
-Pending send_receive(const Group& group, at::Tensor received, int64_t from, at::Tensor sent,
-                     int64_t to) {
-  const int64_t size = group->getSize();
-  TORCH_CHECK_VALUE(from >= 0 && from < size && to >= 0 && to < size, "send_receive: from ", from,
-                    " to ", to, ", expected 0 to ", size - 1, " (rank ", group->getRank(), ")");
-  TORCH_CHECK_VALUE(received.is_contiguous() && sent.is_contiguous(),
-                    "send_receive: tensors must be contiguous (rank ", group->getRank(), ")");
-  // Of the backends' operations only this one both sends and receives, and says when it
-  // is finished.
-  std::vector<int64_t> received_from(static_cast<size_t>(size), 0),
-      sent_to(static_cast<size_t>(size), 0);
-  received_from[static_cast<size_t>(from)] = received.numel();
-  sent_to[static_cast<size_t>(to)] = sent.numel();
-  at::Tensor flat_received = received.view({-1});
-  at::Tensor flat_sent = sent.view({-1});
-  return issue(group, [&] {
-    return ((*group).*kAllToAll)(flat_received, flat_sent, received_from, sent_to, {});
   });
 }
 

@@ -1,5 +1,6 @@
 #include "device_mesh/internal/dimension_groups.h"
 
+#include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/internal/process_group_factory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -38,6 +39,7 @@ void DimensionGroups::shut_down() {
   }
   for (auto& [purpose, side] : side_groups_) internal::shut_down(side);
   side_groups_.clear();
+  IssueLog::end(group_);
   internal::shut_down(group_);
 }
 

@@ -88,8 +88,9 @@ class Planner {
       if (!is_dtensor(operand)) {
         TORCH_CHECK_VALUE(
             operand.numel() == 1 && operand.dim() <= operands_[leader_].dim(), what(),
-            " mixes DTensors with a plain tensor of more than one element. Distribute it first: "
-            "fsdp::distribute_tensor(t, mesh, placements) (rank ",
+            " mixes DTensors with a plain tensor of more than one element. Distribute it first, "
+            "fsdp::distribute_tensor(t, mesh, placements), or compute with the DTensor's "
+            ".full_tensor() (collective; rank ",
             leader.mesh.rank(), ").");
         continue;
       }

@@ -76,6 +76,12 @@ void for_each_tensor(c10::IValue& value, const Function& function) {
   }
 }
 
+bool meets_plain(const std::vector<at::Tensor>& tensors) {
+  return std::any_of(tensors.begin(), tensors.end(), [](const at::Tensor& tensor) {
+    return !is_dtensor(tensor) && tensor.dim() > 0;
+  });
+}
+
 at::Tensor replicated_dtensor(const at::Tensor& local, const DeviceMesh& mesh) {
   const std::vector<Placement> placements(static_cast<size_t>(mesh.ndim()), Replicate{});
   auto spec = intern_spec({mesh, placements, local.sizes().vec(), local.strides().vec()});
@@ -124,10 +130,15 @@ void no_rule(OperatorCall& call) {
   const bool runs =
       may_run_replicated(call) && std::all_of(tensors.begin(), tensors.end(), is_replicated);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      runs, "No sharding rule for ", call.description(), ". Work on this rank's part with ",
-      "fsdp::DTensor(t).to_local(), or on the whole value with .full_tensor() or ",
-      ".redistribute({Replicate()}) (both collective), and wrap the result with ",
-      "fsdp::from_local or fsdp::distribute_tensor.");
+      runs, "No sharding rule for ", call.description(), ". ",
+      meets_plain(tensors)
+          ? "Plain tensors compute with the whole value, fsdp::DTensor(t).full_tensor() "
+            "(collective; registry entries of a sharded module and their views are replaced by "
+            "theirs, results computed from them are not)."
+          : "Work on the whole value with fsdp::DTensor(t).full_tensor() or "
+            ".redistribute({Replicate()}) (both collective), or on this rank's part with "
+            ".to_local(), and wrap the result with fsdp::from_local or "
+            "fsdp::distribute_tensor.");
   const auto dtensor = std::find_if(tensors.begin(), tensors.end(), is_dtensor);
   const DTensorSpecPtr spec = spec_of(*dtensor);
   check_one_mesh(call, tensors, spec->mesh);

@@ -5,6 +5,7 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/redistribute.h"
 
+#include <ATen/ops/eye.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -64,11 +65,29 @@ void new_rule(OperatorCall& call) {
   call.finish(make_dtensor(results[0].toTensor(), intern_spec(std::move(spec))));
 }
 
+// eye(n, m, out) into a DTensor of that shape (nn::init::eye_): this rank's part of it.
+void eye_out_rule(OperatorCall& call) {
+  const at::Tensor out = call.argument(call.argument_count() - 1).toTensor();
+  const DTensorSpec& spec = *spec_of(out);
+  const int64_t rows = call.argument(0).toInt();
+  const int64_t columns = call.argument_count() == 3 ? call.argument(1).toInt() : rows;
+  TORCH_CHECK_VALUE(out.sizes() == at::IntArrayRef({rows, columns}), call.description(),
+                    ": out: expected shape ", at::IntArrayRef({rows, columns}),
+                    "; a DTensor keeps its shape (rank ", spec.mesh.rank(), ")");
+  TORCH_CHECK_NOT_IMPLEMENTED(without_partials(spec.placements) == spec.placements,
+                              call.description(),
+                              ": out: a plain value cannot be written to a Partial tensor. Call "
+                              ".redistribute({Replicate()}) on it first (collective).");
+  local_of(out).copy_(local_part(at::eye(rows, columns, local_of(out).options()), spec));
+  call.finish(out);
+}
+
 }  // namespace
 
 void add_factory_rules(RuleTable& table) {
   for (const char* name : {"empty_like", "zeros_like", "ones_like", "full_like"})
     table[name] = like_rule;
+  for (const char* name : {"eye.out", "eye.m_out"}) table[name] = eye_out_rule;
   for (const char* name : {"new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"}) {
     table[name] = new_rule;
   }

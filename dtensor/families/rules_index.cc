@@ -142,6 +142,27 @@ void write_at_indices_rule(OperatorCall& call) {
   call.finish(self);
 }
 
+// index_put_(indices, values, accumulate), along any dimension: on the whole value, of
+// which every rank keeps its part. Collective over the mesh dimensions that cut `self`.
+void index_put_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
+                    " writes a plain tensor from DTensors; use .full_tensor() (collective)");
+  const DTensorSpec& spec = *spec_of(self);
+  const std::vector<Placement> whole_placements(spec.placements.size(), Replicate{});
+  TORCH_CHECK_NOT_IMPLEMENTED(without_partials(spec.placements) == spec.placements,
+                              call.description(),
+                              ": a Partial tensor cannot be written at indices. Call "
+                              ".redistribute({Replicate()}) first (collective).");
+  const at::Tensor whole = redistribute_local(local_of(self), spec, whole_placements);
+  call.argument(1) = indexing_of(call).plain;
+  call.argument(2) = plain_indices(call.argument(2).toTensor());
+  call.argument(0) = whole;
+  call.run();
+  local_of(self).copy_(local_part(whole, spec));
+  call.finish(self);
+}
+
 // The gradient of select and slice: zeros of the whole shape, laid as the gradient, with
 // it in the middle.
 template <bool is_select>
@@ -178,6 +199,7 @@ void add_index_rules(RuleTable& table) {
        {"index_fill_.int_Scalar", "index_fill_.int_Tensor", "index_add_", "index_copy_"}) {
     table[name] = write_at_indices_rule;
   }
+  table["index_put_."] = index_put_rule;
   table["select_backward."] = backward_rule<true>;
   table["slice_backward."] = backward_rule<false>;
 }

@@ -1,6 +1,6 @@
 // Random numbers: every rank draws the whole tensor and keeps its part, so that the same
 // seed gives the same values on any number of ranks. Costs the memory of the whole tensor
-// while it runs. Local; ranks must share the seed.
+// while it runs. Local unless it says otherwise; ranks must share the seed.
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/redistribute.h"
@@ -33,6 +33,20 @@ void fill_randomly_rule(OperatorCall& call) {
   call.finish(self);
 }
 
+// bernoulli(), with probabilities that differ from element to element: every rank needs
+// them all. Collective over the mesh dimensions that cut `self`.
+void bernoulli_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  DTensorSpec spec = *spec_of(self);
+  const std::vector<Placement> whole(spec.placements.size(), Replicate{});
+  call.argument(0) = redistribute_local(local_of(self), spec, whole);
+  auto results = call.run();
+  spec.placements = without_partials(spec.placements);
+  spec.stride = results[0].toTensor().strides().vec();
+  const at::Tensor part = local_part(results[0].toTensor(), spec).clone();
+  call.finish(make_dtensor(part, intern_spec(std::move(spec))));
+}
+
 void random_like_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   DTensorSpec spec = *spec_of(self);
@@ -52,6 +66,7 @@ void add_random_rules(RuleTable& table) {
                            "cauchy_", "geometric_", "log_normal_"}) {
     table[name] = fill_randomly_rule;
   }
+  table["bernoulli."] = bernoulli_rule;
   for (const char* name : {"rand_like", "randn_like", "randint_like"})
     table[name] = random_like_rule;
 }

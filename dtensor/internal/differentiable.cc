@@ -50,6 +50,7 @@ class ToLocal : public torch::autograd::Function<ToLocal> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& dtensor) {
     save_spec(context, gradient_spec(*spec_of(dtensor)));
+    tell_read(dtensor);
     return local_of(dtensor).detach();
   }
   static tensor_list backward(AutogradContext* context, const variable_list& grads) {
@@ -86,6 +87,7 @@ class Redistribute : public torch::autograd::Function<Redistribute> {
   static at::Tensor forward(AutogradContext* context, const at::Tensor& dtensor,
                             const std::vector<Placement>& placements) {
     save_spec(context, gradient_spec(*spec_of(dtensor)));
+    tell_read(dtensor);
     return redistribute_dtensor(dtensor, placements);
   }
   static tensor_list backward(AutogradContext* context, const variable_list& grads) {
@@ -114,7 +116,9 @@ bool records(const at::Tensor& tensor) {
 }  // namespace
 
 at::Tensor differentiable_to_local(const at::Tensor& dtensor) {
-  return records(dtensor) ? ToLocal::apply(dtensor) : local_of(dtensor).detach();
+  if (records(dtensor)) return ToLocal::apply(dtensor);
+  tell_read(dtensor);
+  return local_of(dtensor).detach();
 }
 
 at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpecPtr& spec) {
@@ -126,8 +130,9 @@ at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpecP
 at::Tensor differentiable_redistribute(const at::Tensor& dtensor,
                                        const std::vector<Placement>& placements) {
   if (spec_of(dtensor)->placements == placements) return dtensor;
-  return records(dtensor) ? Redistribute::apply(dtensor, placements)
-                          : redistribute_dtensor(dtensor, placements);
+  if (records(dtensor)) return Redistribute::apply(dtensor, placements);
+  tell_read(dtensor);
+  return redistribute_dtensor(dtensor, placements);
 }
 
 bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }

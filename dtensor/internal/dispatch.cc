@@ -14,18 +14,26 @@
 namespace fsdp::internal {
 namespace {
 
-void tell_owner(const at::Tensor& written) {
-  if (!is_dtensor(written)) return;
-  if (auto* const owner = owner_of(written)) owner->before_write(written);
+using Tell = void (*)(const at::Tensor&);
+
+void tell_of(const c10::IValue& argument, Tell tell) {
+  if (argument.isTensor()) {
+    tell(argument.toTensor());
+  } else if (argument.isTensorList() || argument.isOptionalTensorList()) {
+    for (const c10::IValue& element : argument.toListRef()) {
+      if (element.isTensor()) tell(element.toTensor());
+    }
+  }
 }
 
+// Of what the operator writes, and of what it reads.
 void tell_owners(const OperatorCall& call) {
-  for (size_t index : call.traits().written) {
-    const c10::IValue& argument = call.argument(index);
-    if (argument.isTensor()) tell_owner(argument.toTensor());
-    if (argument.isTensorList()) {
-      for (const at::Tensor& tensor : argument.toTensorVector()) tell_owner(tensor);
-    }
+  size_t next_written = 0;
+  for (size_t i = 0; i < call.argument_count(); ++i) {
+    const auto& written = call.traits().written;
+    const bool writes = next_written < written.size() && written[next_written] == i;
+    if (writes) ++next_written;
+    tell_of(call.argument(i), writes ? tell_write : tell_read);
   }
 }
 

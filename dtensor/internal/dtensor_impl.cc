@@ -114,11 +114,18 @@ uint32_t local_version_of(const at::Tensor& tensor) {
   return static_cast<uint32_t>(meta_of(tensor).local._version());
 }
 
-const at::Tensor& local_of(const at::Tensor& tensor) {
-  const auto& meta = meta_of(tensor);
-  if (meta.owner) meta.owner->before_read(tensor);
-  return meta.local;
+const at::Tensor& local_of(const at::Tensor& tensor) { return meta_of(tensor).local; }
+
+void tell_read(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return;
+  if (auto* const owner = owner_of(tensor)) owner->before_read(tensor);
 }
+
+void tell_write(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return;
+  if (auto* const owner = owner_of(tensor)) owner->before_write(tensor);
+}
+
 DTensorOwner* owner_of(const at::Tensor& tensor) { return meta_of(tensor).owner.get(); }
 
 }  // namespace fsdp::internal

@@ -23,8 +23,12 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   // The tensor that stands for `dtensor` in differentiable operators (called by the
   // gate), or undefined for none.
   virtual at::Tensor substitute(const at::Tensor& dtensor) = 0;
-  // Called before the DTensor's local tensor is handed out: it must be up to date. Local.
+  // Called before an operator, to_local(), redistribute() or printing reads the DTensor's
+  // local tensor, which must then be up to date. Local.
   virtual void before_read(const at::Tensor& /*dtensor*/) {}
+  // Called before the gate computes, outside autograd, with the whole value of `dtensor`
+  // instead of the DTensor.
+  virtual void before_whole_read(const at::Tensor& /*dtensor*/) {}
 };
 
 // A new DTensor over `local`, a leaf that does not require grad. Shares memory with
@@ -42,7 +46,13 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
 
 // REQUIRES: is_dtensor(tensor).
 const DTensorSpecPtr& spec_of(const at::Tensor& tensor);
+// As it is; who hands its values out tells the owner first.
 const at::Tensor& local_of(const at::Tensor& tensor);
+// Tells the owner, if there is one, that the values of `tensor` are about to be read, or
+// written in place. Nothing for plain tensors. Operators tell by themselves
+// (dtensor/internal/dispatch.cc).
+void tell_read(const at::Tensor& tensor);
+void tell_write(const at::Tensor& tensor);
 // The version counter of the local tensor; reads no values.
 uint32_t local_version_of(const at::Tensor& tensor);
 DTensorOwner* owner_of(const at::Tensor& tensor);  // null for none

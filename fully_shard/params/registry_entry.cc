@@ -1,6 +1,7 @@
 #include "fully_shard/params/registry_entry.h"
 
 #include "dtensor/dtensor.h"
+#include "fully_shard/params/whole_gradient.h"
 
 #include <c10/util/Exception.h>
 
@@ -12,8 +13,8 @@ RegistryEntry* RegistryEntry::of(const at::Tensor& tensor) {
 
 void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor& from) {
   const auto& name = group_->parameter_name(index_);
-  const auto rank = group_->context()->rank();
-  TORCH_CHECK_VALUE(group_->params()[static_cast<size_t>(index_)].lock_entry().is_same(dtensor),
+  const auto rank = group_->dim().global_rank();
+  TORCH_CHECK_VALUE(group_->params()[static_cast<size_t>(index_)].entry().is_same(dtensor),
                     "set_data on an alias of the registry entry of parameter '", name,
                     "': its data can not be replaced (rank ", rank, ")");
   const bool fits =
@@ -27,6 +28,11 @@ void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor&
                     "with the mesh's device; rank ",
                     rank, ")");
   group_->change_dtype(index_, from);
+}
+
+void RegistryEntry::before_whole_read(const at::Tensor&) {
+  const auto entry = group_->params()[static_cast<size_t>(index_)].entry();
+  if (entry.defined()) lead_whole_gradients(entry, member_);
 }
 
 ManagedTensor find_managed_tensor(const at::Tensor& tensor) {

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "dtensor/internal/dtensor_impl.h"
+#include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/param_group.h"
-#include "fully_shard/units/member_watch.h"
 #include "on_demand/gate_key.h"
 
 #include <ATen/core/Tensor.h>
@@ -27,10 +27,12 @@ class RegistryEntry final : public DTensorOwner {
   void before_read(const at::Tensor&) override { group_->before_read(index_); }
   void before_write(const at::Tensor&) override { group_->before_write(index_); }
   void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
+  void before_whole_read(const at::Tensor& dtensor) override;
   // Views of the entry have this owner too, and stand for themselves.
   at::Tensor substitute(const at::Tensor& dtensor) override {
-    const auto& entry = group_->params()[static_cast<size_t>(index_)].entry;
-    if (entry._unsafe_get_target() != dtensor.unsafeGetTensorImpl()) return {};
+    auto& param = group_->params()[static_cast<size_t>(index_)];
+    if (!param.is_entry(dtensor.unsafeGetTensorImpl())) return {};
+    param.synchronize_requires_grad();
     watch_.entry_was_used();
     return member_;
   }

@@ -1,87 +1,251 @@
 #include "fully_shard/step/schedule.h"
 
-#include "fully_shard/params/param_group.h"
-
 #include <algorithm>
+#include <utility>
 
 namespace fsdp::internal {
+namespace {
 
-Schedule::Kind Schedule::kind_of(Pass pass) {
-  if (in_backward(pass)) return Kind::kBackward;
-  return pass == Pass::kTraining ? Kind::kTraining : Kind::kInference;
+// How many units are gathered ahead of the one that is entered.
+constexpr int64_t kDepth = 1;
+
+size_t index(PassKind kind) { return static_cast<size_t>(kind); }
+
+}  // namespace
+
+PassKind kind_of(Pass pass) {
+  if (in_backward(pass)) return PassKind::kBackward;
+  return pass == Pass::kTraining ? PassKind::kTraining : PassKind::kInference;
 }
 
-void Schedule::add(ParamGroup& group) { groups_.push_back(&group); }
+void Schedule::Visits::end_round() {
+  if (now > 0) before = now;
+  now = 0;
+}
 
-void Schedule::remove(ParamGroup& group) {
-  std::erase(groups_, &group);
-  std::erase_if(successors_, [&group](const auto& item) {
+void Schedule::add(UnitId unit, const UnitPolicy& policy) { units_.emplace(unit, State{&policy}); }
+
+void Schedule::set_parent(UnitId unit, UnitId parent) { units_.at(unit).parent = parent; }
+
+void Schedule::remove(UnitId unit) {
+  units_.erase(unit);
+  std::erase_if(successors_, [unit](const auto& item) {
     const auto& [kind, previous, current] = item.first;
-    return previous == &group || current == &group || item.second == &group;
+    return previous == unit || current == unit || item.second == unit;
   });
-  if (current_ == &group) current_ = nullptr;
-  if (previous_ == &group) previous_ = nullptr;
-  if (first_ == &group) first_ = nullptr;
+  for (auto& [id, state] : units_) {
+    if (state.parent == unit) state.parent.reset();
+    std::erase(state.forward_list, unit);
+    std::erase(state.backward_list, unit);
+  }
+  if (current_ == unit) current_.reset();
+  if (previous_ == unit) previous_.reset();
+  if (first_ == unit) first_.reset();
 }
 
-bool Schedule::may_leave(const ParamGroup& group, const ParamGroup& entered,
-                         bool inference_ended) const {
-  if (&group == &entered || !group.unsharded()) return false;
-  // Kept for a backward that never came: without gradients there is none, and the next
-  // training pass gathers anew.
-  if (inference_ended && group.unsharded_for_inference()) return true;
-  if (kind_ == Kind::kTraining && !group.reshards_after_forward()) return false;
-  if (kind_ == Kind::kBackward && !group.reshards_after_backward()) return false;
-  return !group.related_to(entered);
+void Schedule::absorb(Schedule&& other) {
+  units_.merge(other.units_);
+  successors_.merge(other.successors_);
 }
 
-void Schedule::advance(ParamGroup& group, Pass pass) {
-  const auto kind = kind_of(pass);
-  const bool same_kind = kind == kind_ && current_ != nullptr;
-  const bool inference_ended = kind_ == Kind::kInference && kind != Kind::kInference;
-  if (same_kind) successors_[{kind, previous_, current_}] = &group;
-  previous_ = same_kind ? current_ : nullptr;
-  if (!same_kind) first_ = &group;
-  current_ = &group;
+bool Schedule::is_ancestor(UnitId ancestor, UnitId unit) const {
+  for (auto above = units_.at(unit).parent; above; above = units_.at(*above).parent) {
+    if (*above == ancestor) return true;
+  }
+  return false;
+}
+
+bool Schedule::has_descendants(UnitId unit) const {
+  return std::any_of(units_.begin(), units_.end(),
+                     [unit](const auto& item) { return item.second.parent == unit; });
+}
+
+bool Schedule::is_related(UnitId a, UnitId b) const {
+  return is_ancestor(a, b) || is_ancestor(b, a);
+}
+
+// By the policy of the running kind of pass.
+bool Schedule::reshards(const State& state) const {
+  if (kind_ == PassKind::kBackward) return state.policy->reshard_after_backward;
+  return state.policy->reshard_after_forward.value_or(state.parent.has_value());
+}
+
+bool Schedule::is_current(UnitId unit, Pass pass) const {
+  if (current_ != unit || kind_ != kind_of(pass)) return false;
+  return units_.at(unit).turn == (pass == Pass::kRecompute ? Turn::kOpen : Turn::kInTurn);
+}
+
+Decision Schedule::touched(UnitId unit, Pass pass) {
+  Decision decision;
+  if (kind_ != kind_of(pass)) change_kind(kind_of(pass), unit, decision);
+  if (current_ != unit) enter(unit, decision);
+  auto& state = units_.at(unit);
+  state.turn = pass == Pass::kRecompute ? Turn::kOpen : Turn::kInTurn;
+  state.guess_age.reset();
+  state.listed = false;
+  return decision;
+}
+
+void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
+  for (auto& [id, state] : units_) {
+    if (id == entered || state.turn == Turn::kNone || state.turn == Turn::kWaiting) continue;
+    // Kept for a backward that never came: there is none without gradients.
+    const bool left_by_inference = kind_ == PassKind::kInference && reshards(state);
+    // An ancestor that was to go in the middle of its forward, and whose place there was
+    // not known.
+    const bool left_by_training = kind_ == PassKind::kTraining && id != current_ &&
+                                  state.policy->reshard_after_forward == true &&
+                                  has_descendants(id);
+    if (left_by_inference || left_by_training) decision.evict.push_back(id);
+  }
+  discard_listed(entered, decision);
+  for (auto& [id, state] : units_) {
+    if (state.turn != Turn::kNone) state.turn = Turn::kWaiting;
+    if (kind == PassKind::kInference) state.visits[index(kind)].end_round();
+  }
   kind_ = kind;
-  for (auto* other : groups_) {
-    if (may_leave(*other, group, inference_ended)) other->reshard();
+  leave_position();
+}
+
+void Schedule::enter(UnitId unit, Decision& decision) {
+  if (current_) {
+    successors_[{*kind_, previous_, *current_}] = unit;
+  } else {
+    first_ = unit;
+  }
+  previous_ = std::exchange(current_, unit);
+  end_turns(unit, decision);
+  age_guesses(unit, decision);
+  count_visit(unit);
+  choose_prefetch(decision);
+}
+
+void Schedule::end_turns(UnitId entered, Decision& decision) {
+  for (auto& [id, state] : units_) {
+    if (id == entered) continue;
+    if (state.turn == Turn::kInTurn) {
+      const auto& visits = state.visits[index(*kind_)];
+      const bool was_last_visit = kind_ != PassKind::kBackward &&
+                                  state.policy->reshard_after_forward == true &&
+                                  is_ancestor(id, entered) && visits.now == visits.before;
+      if (was_last_visit || !is_related(id, entered)) state.turn = Turn::kOver;
+    }
+    if (state.turn == Turn::kOver && reshards(state)) decision.evict.push_back(id);
   }
 }
 
-ParamGroup* Schedule::expected_successor() const {
-  const auto known = successors_.find({kind_, previous_, current_});
+void Schedule::count_visit(UnitId unit) {
+  if (kind_ == PassKind::kInference && unit == first_) {
+    for (auto& [id, state] : units_) state.visits[index(*kind_)].end_round();
+  }
+  ++units_.at(unit).visits[index(*kind_)].now;
+}
+
+void Schedule::age_guesses(UnitId entered, Decision& decision) {
+  for (auto& [id, state] : units_) {
+    if (id == entered || !state.guess_age || ++*state.guess_age <= kDepth) continue;
+    state.guess_age.reset();
+    if (state.turn != Turn::kNone) decision.discard.push_back(id);
+  }
+}
+
+void Schedule::discard_listed(UnitId entered, Decision& decision) {
+  for (auto& [id, state] : units_) {
+    if (id == entered || !std::exchange(state.listed, false)) continue;
+    if (state.turn != Turn::kNone) decision.discard.push_back(id);
+  }
+}
+
+std::optional<UnitId> Schedule::expected_successor() const {
+  const auto known = successors_.find({*kind_, previous_, *current_});
   if (known != successors_.end()) return known->second;
-  if (kind_ == Kind::kBackward) return nullptr;
-  const auto here = std::find(groups_.begin(), groups_.end(), current_);
-  return here == groups_.end() || here + 1 == groups_.end() ? nullptr : *(here + 1);
+  if (kind_ == PassKind::kBackward) return std::nullopt;
+  const auto next = units_.upper_bound(*current_);
+  return next == units_.end() ? std::nullopt : std::optional(next->first);
 }
 
-void Schedule::prefetch() {
-  if (current_ == nullptr) return;
-  const auto explicit_groups = current_->explicit_prefetch(kind_ == Kind::kBackward);
-  if (!explicit_groups.empty()) {
-    for (auto* group : explicit_groups) group->issue_all_gather();
-    return;
+void Schedule::choose_prefetch(Decision& decision) {
+  const bool backward = kind_ == PassKind::kBackward;
+  const auto& here = units_.at(*current_);
+  const auto& list = backward ? here.backward_list : here.forward_list;
+  for (const auto unit : list) {
+    auto& state = units_.at(unit);
+    if (state.turn != Turn::kNone) continue;
+    state.listed = true;
+    state.guess_age.reset();
+    decision.prefetch.push_back(unit);
   }
-  auto* next = expected_successor();
-  // The first group again: a new round may begin, or not.
-  if (next == nullptr || next == first_ ||
-      (kind_ == Kind::kBackward && !next->prefetched_in_backward()))
-    return;
-  next->issue_all_gather();
+  if (!list.empty()) return;
+  const auto next = expected_successor();
+  // The first unit again: a new round may begin, or not.
+  if (!next || next == first_) return;
+  auto& state = units_.at(*next);
+  if (state.turn != Turn::kNone || (backward && !state.policy->prefetch_in_backward)) return;
+  state.guess_age = 0;
+  decision.prefetch.push_back(*next);
 }
 
-void Schedule::end_backward() {
-  for (auto* group : groups_) {
-    if (group->unsharded() && group->reshards_after_backward()) group->reshard();
+Decision Schedule::touched_elsewhere() {
+  Decision decision;
+  if (!kind_) return decision;
+  for (auto& [id, state] : units_) {
+    if (state.parent) continue;
+    if (state.turn == Turn::kInTurn) state.turn = Turn::kOver;
+    if (state.turn == Turn::kOver && reshards(state)) decision.evict.push_back(id);
   }
-  current_ = previous_ = first_ = nullptr;
+  return decision;
+}
+
+Decision Schedule::backward_ended(bool is_last) {
+  Decision decision;
+  for (auto& [id, state] : units_) {
+    const bool ahead = state.listed || state.guess_age;
+    state.listed = false;
+    state.guess_age.reset();
+    state.visits[index(PassKind::kTraining)].end_round();
+    if (state.turn == Turn::kNone) continue;
+    if (ahead) {
+      decision.discard.push_back(id);
+    } else if (is_last && state.policy->reshard_after_backward) {
+      decision.evict.push_back(id);
+    } else {
+      state.turn = Turn::kWaiting;
+    }
+  }
+  kind_.reset();
+  leave_position();
+  return decision;
+}
+
+void Schedule::unsharded(UnitId unit) {
+  auto& turn = units_.at(unit).turn;
+  if (turn == Turn::kNone) turn = Turn::kWaiting;
+}
+
+void Schedule::unsharded_by_hand(UnitId unit) {
+  auto& state = units_.at(unit);
+  state.guess_age.reset();
+  state.listed = false;
+  unsharded(unit);
+}
+
+void Schedule::emptied(UnitId unit) {
+  auto& state = units_.at(unit);
+  state.turn = Turn::kNone;
+  state.guess_age.reset();
+  state.listed = false;
+}
+
+void Schedule::set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId> units) {
+  std::erase_if(units, [&](UnitId other) { return !units_.contains(other) || other == unit; });
+  auto& state = units_.at(unit);
+  (backward ? state.backward_list : state.forward_list) = std::move(units);
 }
 
 void Schedule::forget() {
   successors_.clear();
-  current_ = previous_ = first_ = nullptr;
+  for (auto& [id, state] : units_) state.visits = {};
+  leave_position();
 }
 
 }  // namespace fsdp::internal

@@ -1,56 +1,113 @@
-// When groups go and what is gathered ahead: guesses that cost time when wrong, never
-// values. They depend on the sequence of touches only, so every rank guesses alike.
+// When the units of one root are emptied and what is gathered ahead: decisions that cost
+// time when wrong, never values. Pure: no torch header, no tensors, no ranks. They depend
+// on the sequence of events only, so every rank decides alike. See docs/design.md,
+// "Schedule".
 //
-// There are no pass boundaries to rely on (evaluation, generation, recomputation), so the
-// schedule keeps a successor table: per kind of pass, previous group and group, the group
-// that followed last time. See docs/design.md, "Schedule".
+//   const Decision decision = schedule.touched(unit, Pass::kTraining);
+//   for (UnitId other : decision.evict) ...        // empty it, then schedule.emptied(other)
+//   for (UnitId other : decision.prefetch) ...     // issue its gather, then schedule.unsharded(other)
+//
+// A resident unit is waiting (for its turn: gathered by hand, ahead, or kept), in turn
+// (touched in the running kind of pass; open: by a recomputation, until a backward
+// operator touches it), or over. A turn ends when a unit of the same root that is neither
+// ancestor nor descendant is touched. There are no pass boundaries to rely on
+// (evaluation, generation, recomputation): what follows what is kept in a successor table
+// per kind of pass, previous unit and current unit.
 #pragma once
 
+#include "fully_shard/units/unit_policy.h"
 #include "on_demand/pass.h"
 
+#include <array>
+#include <cstdint>
 #include <map>
+#include <optional>
 #include <tuple>
 #include <vector>
 
 namespace fsdp::internal {
 
-class ParamGroup;
+// Numbers units in the order in which fully_shard made them; unique in the process.
+using UnitId = int64_t;
+
+enum class PassKind : uint8_t { kTraining, kInference, kBackward };
+PassKind kind_of(Pass pass);
+
+struct Decision {
+  std::vector<UnitId> evict;     // to be emptied, unless something holds them
+  std::vector<UnitId> discard;   // gathered ahead in vain: to be dropped
+  std::vector<UnitId> prefetch;  // to be gathered now, for later
+
+  bool operator==(const Decision&) const = default;
+};
 
 class Schedule {
  public:
-  // Groups take part from construction to destruction, in registration order.
-  void add(ParamGroup& group);
-  void remove(ParamGroup& group);
+  // `policy` must outlive the unit here. REQUIRES: `parent`, if any, is a unit of this
+  // schedule.
+  void add(UnitId unit, const UnitPolicy& policy);
+  void set_parent(UnitId unit, UnitId parent);
+  void remove(UnitId unit);
+  // Takes over another root's units as they are, when that root gets an ancestor.
+  void absorb(Schedule&& other);
 
-  // True when `group` was also the last one touched in this kind of pass: nothing is to
-  // be decided.
-  bool is_current(const ParamGroup& group, Pass pass) const {
-    return current_ == &group && kind_ == kind_of(pass);
-  }
-  // `group` is touched and was not current: records the step and empties the groups that
-  // are done.
-  void advance(ParamGroup& group, Pass pass);
-  // Issues the gathers expected after the current group, which is unsharded by now.
-  void prefetch();
-  // Empties every group that may go; what is learned stays.
-  void end_backward();
-  // Forgets what was learned.
+  // A resident unit that is touched again: nothing is to be decided.
+  bool is_current(UnitId unit, Pass pass) const;
+  // A unit is touched, and will be resident.
+  Decision touched(UnitId unit, Pass pass);
+  // A unit of another root on the same process group was touched.
+  Decision touched_elsewhere();
+  // The outermost backward that touched units of this root ended; false: more are to
+  // come.
+  Decision backward_ended(bool is_last);
+  // A unit's gather was issued by hand, or as decided.
+  void unsharded(UnitId unit);
+  void unsharded_by_hand(UnitId unit);
+  void emptied(UnitId unit);
+
+  // The units to gather when `unit` is entered, instead of the expected one; none: no
+  // list.
+  void set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId> units);
+  // Forgets what was learned; residency stays.
   void forget();
 
-  const std::vector<ParamGroup*>& groups() const { return groups_; }
-
  private:
-  enum class Kind { kTraining, kInference, kBackward };
-  static Kind kind_of(Pass pass);
-  bool may_leave(const ParamGroup& group, const ParamGroup& entered, bool inference_ended) const;
-  ParamGroup* expected_successor() const;
+  enum class Turn : uint8_t { kNone, kWaiting, kOpen, kInTurn, kOver };
+  // Visits of a kind in the running round, and in the one before (none: unknown).
+  struct Visits {
+    int64_t now = 0;
+    std::optional<int64_t> before = {};
+    void end_round();
+  };
+  struct State {
+    const UnitPolicy* policy;
+    std::optional<UnitId> parent = {};
+    Turn turn = Turn::kNone;
+    std::optional<int64_t> guess_age = {};  // entered units since it was gathered ahead by a guess
+    bool listed = false;                    // gathered ahead by a list
+    std::array<Visits, 3> visits = {};      // by kind
+    std::vector<UnitId> forward_list = {}, backward_list = {};
+  };
 
-  std::vector<ParamGroup*> groups_;
-  std::map<std::tuple<Kind, ParamGroup*, ParamGroup*>, ParamGroup*> successors_;
-  Kind kind_ = Kind::kTraining;
-  ParamGroup* current_ = nullptr;
-  ParamGroup* previous_ = nullptr;
-  ParamGroup* first_ = nullptr;  // touched first since the kind changed
+  bool is_related(UnitId a, UnitId b) const;
+  bool is_ancestor(UnitId ancestor, UnitId unit) const;
+  bool has_descendants(UnitId unit) const;
+  bool reshards(const State& state) const;
+  void change_kind(PassKind kind, UnitId entered, Decision& decision);
+  void enter(UnitId unit, Decision& decision);
+  void end_turns(UnitId entered, Decision& decision);
+  void count_visit(UnitId unit);
+  void age_guesses(UnitId entered, Decision& decision);
+  void discard_listed(UnitId entered, Decision& decision);
+  void choose_prefetch(Decision& decision);
+  std::optional<UnitId> expected_successor() const;
+  void leave_position() { current_ = previous_ = first_ = std::nullopt; }
+
+  std::map<UnitId, State> units_;
+  std::map<std::tuple<PassKind, std::optional<UnitId>, UnitId>, UnitId> successors_;
+  std::optional<PassKind> kind_;
+  std::optional<UnitId> current_, previous_;
+  std::optional<UnitId> first_;  // entered first since the kind changed
 };
 
 }  // namespace fsdp::internal

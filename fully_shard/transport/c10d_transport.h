@@ -1,13 +1,17 @@
 // The transport over c10d process groups: any backend, any number of hosts.
 //
-// Gathers and reductions have a group each, so that they do not queue behind one another.
-// On CPU a reduction is an exchange of rows (row_exchange.h): the same bits on every run,
-// and every row's stamp can be checked. On other devices it is the backend's
-// reduce-scatter.
+// Gathers and reductions have a group each, so that they do not queue behind one another;
+// what is issued on either is announced on the first (device_mesh/collectives/
+// issue_log.h), in one order. On CPU a reduction is an exchange of rows, added in the
+// order of the ranks: the same bits on every run. On other devices it is the backend's
+// reduce-scatter, and nothing is announced.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/transport/transport.h"
+
+#include <cstdint>
+#include <memory>
 
 namespace fsdp::internal {
 

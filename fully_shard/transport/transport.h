@@ -1,50 +1,115 @@
 // How a group's bytes travel between the ranks of one mesh dimension: the narrow
-// interface the runtime speaks to. All calls are collective over the dimension, in one
-// order on all ranks; none blocks.
+// interface the runtime speaks to. One object per rank and process group. Memory that
+// others may read comes from the transport, stamps live inside it, and what it can do is
+// asked, never guessed from the device.
+//
+//   auto shards = transport.shard_memory(bytes, device);   // this rank's row
+//   auto gather = transport.gather(shards, {.unit = 3, .unit_name = "blocks.0"});
+//   ...
+//   const GatheredRows rows = gather->wait();               // throws unless all ranks agree
+//   read(rows.row(r), ...);                                 // good while `rows` lives
+//
+// gather() and reduce() are collective over the dimension, in one order on all ranks (but
+// for a gather of a one_sided() transport); they do not block. After a collective that
+// failed the ranks no longer agree on what was sent: every later call throws and says
+// which was the first. Messages give ranks of the whole job.
 #pragma once
 
-#include "device_mesh/collectives/collectives.h"
-#include "fully_shard/transport/stamp.h"
+#include "device_mesh/collectives/row_exchange.h"
+#include "device_mesh/device_mesh.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
 
-// The rows of a reduction carry their sender's stamp in the last kStampRoom bytes.
-inline constexpr int64_t kStampRoom = 64;
-
-struct ReducedRow {
-  at::Tensor row;  // uint8, this rank's row summed over the ranks, without the stamp room
-  std::vector<Stamp> stamps;  // one per rank, or none where the transport sums rows on the way
+// What is issued: goes into the stamp, the log of issues and every message.
+struct Issue {
+  uint32_t unit = 0;  // number of the unit on this process group, the same on all ranks
+  std::string unit_name = {};
+  uint64_t agreement = 0;  // a word that travels with a gather, to be compared by the caller
 };
 
-// A reduction in flight; owns its buffers.
+// What every rank has in its shard memory. A value; keeps the rows readable.
+class GatheredRows {
+ public:
+  GatheredRows() = default;
+  // `keep` holds the memory of the rows.
+  GatheredRows(std::vector<const char*> rows, std::vector<uint64_t> agreements,
+               std::shared_ptr<const void> keep)
+      : rows_(std::move(rows)), agreements_(std::move(agreements)), keep_(std::move(keep)) {}
+
+  // The row_bytes of that rank's shard memory.
+  const char* row(int64_t shard_rank) const { return rows_[static_cast<size_t>(shard_rank)]; }
+  // One per rank; empty where stamps are not checked.
+  const std::vector<uint64_t>& agreements() const { return agreements_; }
+
+ private:
+  std::vector<const char*> rows_;
+  std::vector<uint64_t> agreements_;
+  std::shared_ptr<const void> keep_;
+};
+
+// A gather in flight. Destroying it waits and swallows errors.
+class Gather {
+ public:
+  virtual ~Gather() = default;
+  virtual int64_t staging_bytes() const = 0;  // held by it, and by the rows it returns
+  // REQUIRES: called once. Throws what failed (DistBackendError naming operation, unit
+  // and ranks) or, where stamps differ, an error that names both units.
+  virtual GatheredRows wait() = 0;
+};
+
+// A reduction in flight; owns its rows. Destroying it takes part in what is left, and
+// swallows errors.
 class PendingReduction {
  public:
   virtual ~PendingReduction() = default;
   virtual int64_t staging_bytes() const = 0;
-  // Starts what can be started by now; does not block. `what` as for wait().
-  virtual void progress(const std::string& what) { static_cast<void>(what); }
-  // REQUIRES: called once. `what` names the operation and unit in the error thrown on
-  // failure or timeout.
-  virtual ReducedRow wait(const std::string& what) = 0;
+  // Starts what can be started by now; does not block.
+  virtual void progress() = 0;
+  // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
+  // sum_dtype(dtype). Throws as Gather::wait().
+  virtual at::Tensor wait() = 0;
 };
 
 class Transport {
  public:
   virtual ~Transport() = default;
-  virtual int64_t rank() const = 0;
-  virtual int64_t world() const = 0;
-  // Bytes of every rank's `input`, rank-major, into `output` (both uint8, contiguous,
-  // untouched until waited for).
-  virtual Pending gather(const at::Tensor& output, const at::Tensor& input) = 0;
-  // Row r of `rows` (uint8, [world, row bytes]; elements of `dtype`) goes to rank r,
-  // which receives the sum.
-  virtual std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype) = 0;
+  virtual int64_t shard_rank() const = 0;   // in the mesh dimension
+  virtual int64_t shard_count() const = 0;  // ranks of the mesh dimension
+  // Zeroed, uint8 [bytes], 64-byte aligned; lives as long as tensors refer to it.
+  virtual at::Tensor shard_memory(int64_t bytes, c10::Device device) = 0;
+  // uint8 [shard_count, row_bytes], contiguous per row (the row stride may be larger),
+  // not initialised.
+  virtual at::Tensor row_memory(int64_t row_bytes, c10::Device device) = 0;
+  // `shards` from shard_memory(), whole; not written until waited for.
+  virtual std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue) = 0;
+  // `rows` from row_memory(), elements of `dtype`: row r goes to rank r. Overwritten.
+  virtual std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
+                                                   const Issue& issue) = 0;
+  // Before this rank writes its shards (c10d: nothing). May block on a one-sided
+  // transport.
+  virtual void before_shard_write() {}
+  virtual void end_of_backward() {}  // all reductions of a backward have been waited for
+  // False on devices, where reading stamps stalls the host.
+  virtual bool checks_stamps() const = 0;
+  virtual bool reads_flags() const = 0;  // values in reduced rows may be read on the host
+  virtual bool one_sided() const { return false; }  // a gather needs nobody else
 };
+
+// Chosen per mesh dimension. Collective over the dimension the first time.
+std::unique_ptr<Transport> make_transport(const DeviceMesh& mesh, int64_t dim);
+
+// Tests: what make_transport() calls instead, process-wide; empty: the real one.
+using TransportFactory =
+    std::function<std::unique_ptr<Transport>(const DeviceMesh& mesh, int64_t dim)>;
+void set_transport_factory(TransportFactory factory);
 
 }  // namespace fsdp::internal

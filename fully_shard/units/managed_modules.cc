@@ -1,83 +1,74 @@
 #include "fully_shard/units/managed_modules.h"
 
-#include "fully_shard/units/unit_table.h"
-
-#include <torch/nn/module.h>
+#include "fully_shard/units/module_tree.h"
+#include "on_demand/on_demand_storage.h"
 
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-// Module keeps its registry protected; a pointer to the inherited member may be named by
-// a derived class.
-struct RegistryAccess : torch::nn::Module {
-  using Parameters = torch::OrderedDict<std::string, torch::Tensor>;
-  static Parameters& of(torch::nn::Module& module) {
-    return module.*(&RegistryAccess::parameters_);
-  }
-};
-
-class Walk {
+class Collector {
  public:
-  explicit Walk(const std::vector<at::Tensor>& ignored) {
+  explicit Collector(const std::vector<at::Tensor>& ignored) {
     for (const auto& tensor : ignored) ignored_.insert(tensor.unsafeGetTensorImpl());
   }
 
-  void visit(torch::nn::Module& module, const std::string& path, bool is_start) {
-    if (!visited_.insert(&module).second) return;
-    if (!is_start) {
-      if (auto unit = find_unit(module)) {
-        result_.units.push_back({std::move(unit), path});
-        return;
+  void add_unit(const ModuleTree& tree, size_t place) {
+    auto& units = result_.units;
+    const auto same = [&](const auto& found) { return found.unit == tree.unit(place); };
+    auto found = std::find_if(units.begin(), units.end(), same);
+    if (found == units.end())
+      found = units.insert(units.end(), {tree.unit(place), {}, tree.path(place)});
+    found->paths.emplace(&tree.module(place), tree.path(place));
+  }
+
+  void add_params(const ModuleTree& tree, size_t place) {
+    for (auto& slot : slots_of(tree.module(place))) {
+      const auto& tensor = registered(slot);
+      if (!tensor.defined() || ignored_.contains(tensor.unsafeGetTensorImpl())) continue;
+      const auto [position, is_new] =
+          positions_.try_emplace(tensor.unsafeGetTensorImpl(), result_.params.size());
+      if (is_new) {
+        const auto handles = tensor.use_count();
+        result_.params.push_back({tensor, tree.path_of(place, slot.key), {}, handles});
       }
+      result_.params[position->second].slots.push_back(std::move(slot));
     }
-    for (auto& item : RegistryAccess::of(module))
-      add_slot(module, item.key(), join(path, item.key()), item.value());
-    for (const auto& child : module.named_children())
-      visit(*child.value(), join(path, child.key()), false);
   }
 
   ManagedModules release() { return std::move(result_); }
 
  private:
-  static std::string join(const std::string& path, const std::string& key) {
-    return path.empty() ? key : path + "." + key;
-  }
-
-  void add_slot(torch::nn::Module& module, const std::string& key, std::string path,
-                const at::Tensor& tensor) {
-    if (!tensor.defined() || ignored_.contains(tensor.unsafeGetTensorImpl())) return;
-    const auto [found, is_new] =
-        positions_.try_emplace(tensor.unsafeGetTensorImpl(), result_.params.size());
-    if (is_new) result_.params.push_back({tensor, {}});
-    result_.params[found->second].slots.push_back({&module, key, std::move(path)});
-  }
-
   std::unordered_set<const c10::TensorImpl*> ignored_;
-  std::unordered_set<const torch::nn::Module*> visited_;
   std::unordered_map<const c10::TensorImpl*, size_t> positions_;
   ManagedModules result_;
 };
 
 }  // namespace
 
+bool FoundParam::is_tied_to_a_unit() const {
+  const auto* impl = tensor.unsafeGetTensorImpl();
+  const auto* storage = OnDemandStorage::of(impl);
+  const auto* group = storage == nullptr ? nullptr : storage->writable_group();
+  return group != nullptr && group->is_member(storage->index(), impl);
+}
+
 ManagedModules find_managed(const std::vector<torch::nn::Module*>& modules,
                             const std::vector<at::Tensor>& ignored) {
-  Walk walk(ignored);
-  for (auto* module : modules) walk.visit(*module, "", true);
-  return walk.release();
-}
-
-void replace_parameter(const ParamSlot& slot, const at::Tensor& entry) {
-  RegistryAccess::of(*slot.module)[slot.key] = entry;
-}
-
-bool is_registered(const ParamSlot& slot, const at::Tensor& entry) {
-  const auto* registered = RegistryAccess::of(*slot.module).find(slot.key);
-  return registered != nullptr && registered->is_same(entry);
+  const ModuleTree tree(modules, ModuleTree::Stop::kAtUnits);
+  Collector collector(ignored);
+  for (size_t i = 0; i < tree.size(); ++i) {
+    if (tree.unit(i) && !tree.is_start(i)) {
+      collector.add_unit(tree, i);
+    } else {
+      collector.add_params(tree, i);
+    }
+  }
+  return collector.release();
 }
 
 }  // namespace fsdp::internal

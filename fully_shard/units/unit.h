@@ -1,13 +1,16 @@
 // One fully_shard call: what was asked for, and where it stands among the other units.
 #pragma once
 
-#include "fully_shard/policies.h"
+#include "fully_shard/step/schedule.h"
+#include "fully_shard/units/unit_policy.h"
 
-#include <c10/util/intrusive_ptr.h>
+#include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <functional>
 #include <memory>
-#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace torch::nn {
@@ -17,28 +20,46 @@ class Module;
 namespace fsdp::internal {
 
 class ParamGroup;
+class Root;
 
-class Unit {
+class Unit : public std::enable_shared_from_this<Unit> {
  public:
-  explicit Unit(FullyShardOptions options) : reshard_after_forward(options.reshard_after_forward) {}
+  explicit Unit(UnitPolicy asked);
+  ~Unit();
+  Unit(const Unit&) = delete;
+  // Puts the root `child`, with all below it, below `parent`.
+  static void adopt(const std::shared_ptr<Unit>& child, const std::shared_ptr<Unit>& parent);
 
-  std::string name;  // path from the outermost unit; "" for a root
+  const UnitId id;
+  std::shared_ptr<Root> root;  // shared with all units of the tree that this one is in
+
+  std::string name;  // path of its first module from the outermost unit; "" for a root
   std::vector<std::weak_ptr<torch::nn::Module>> modules;  // what fully_shard was applied to
   std::weak_ptr<Unit> parent;  // the nearest enclosing unit; none for a root
   std::vector<std::weak_ptr<Unit>> children;
   ParamGroup* group =
       nullptr;  // owned by the parameters; null without parameters or once they died
 
-  std::optional<ReshardAfterForward> reshard_after_forward;
-  bool reshard_after_backward = true;
-  bool synchronize_gradients = true;
-  bool prefetch_in_backward = true;
-  std::optional<double> gradient_divide_factor;
-  std::vector<std::weak_ptr<Unit>> forward_prefetch, backward_prefetch;
+  UnitPolicy policy;
+  int64_t summons = 0;  // SummonFullParams that show it in the registry
 
-  bool is_root() const { return parent.expired(); }
+  // No enclosing unit whose module lives.
+  bool is_root() const;
   bool is_ancestor_of(const Unit& other) const;
   std::string display_name() const { return name.empty() ? "(root)" : name; }
+
+  // Plain parameters that the user wants neither sharded nor reduced, here and in the
+  // units below.
+  void ignore(const std::vector<at::Tensor>& tensors);
+  bool ignores(const at::Tensor& tensor) const;
+
+ private:
+  void join(const std::shared_ptr<Root>& joined);
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<WeakTensor> ignored_;
 };
+
+// `unit` and all units below it, parents first.
+void for_each_unit_below(Unit& unit, const std::function<void(Unit&)>& visit);
 
 }  // namespace fsdp::internal

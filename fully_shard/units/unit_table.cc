@@ -19,12 +19,9 @@ struct Attached {
 struct Table {
   std::mutex mutex;
   std::unordered_map<const torch::nn::Module*, Attached> units;
-  size_t sweep_at = 64;  // dead modules are swept when the table has grown to this
 
   void sweep() {
-    if (units.size() < sweep_at) return;
     std::erase_if(units, [](const auto& item) { return item.second.module.expired(); });
-    sweep_at = 2 * units.size() + 64;
   }
 };
 

@@ -1,20 +1,14 @@
 #include "fully_shard/units/validation.h"
 
 #include "dtensor/dtensor.h"
+#include "fully_shard/units/module_kind.h"
+#include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit_table.h"
-#include "on_demand/on_demand_storage.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/Type.h>
 #include <torch/nn/module.h>
-#include <torch/nn/modules/container/moduledict.h>
-#include <torch/nn/modules/container/modulelist.h>
-#include <torch/nn/modules/container/parameterdict.h>
-#include <torch/nn/modules/container/parameterlist.h>
 
-#include <map>
 #include <set>
-#include <typeinfo>
 
 namespace fsdp::internal {
 namespace {
@@ -87,19 +81,13 @@ void validate_parameter(const at::Tensor& tensor, const std::string& name, const
                     mesh.rank(), ")");
 }
 
-// Sharing a TensorImpl is a tie, which is kept; sharing memory only would be silently
-// untied.
-void validate_distinct_storage(const ManagedModules& managed, const DeviceMesh& mesh) {
-  std::map<const c10::StorageImpl*, std::string> names;
-  for (const auto& param : managed.params) {
-    if (is_dtensor(param.tensor) || param.tensor.numel() == 0) continue;
-    const auto* storage = param.tensor.storage().unsafeGetStorageImpl();
-    const auto& name = param.slots.front().path;
-    const auto [found, is_new] = names.emplace(storage, name);
-    TORCH_CHECK_VALUE(is_new, "fully_shard: parameters '", found->second, "' and '", name,
-                      "' share memory without being one tensor; register the same tensor twice to "
-                      "tie them, or clone one "
-                      "(rank ",
+// One buffer holds a unit's shards.
+void validate_one_device(const std::vector<const FoundParam*>& fresh, const DeviceMesh& mesh) {
+  for (const auto* param : fresh) {
+    TORCH_CHECK_VALUE(param->tensor.device() == fresh.front()->tensor.device(),
+                      "fully_shard: parameter '", param->path, "' is on ", param->tensor.device(),
+                      " but parameter '", fresh.front()->path, "' of the same unit on ",
+                      fresh.front()->tensor.device(), "; move the unit to one device (rank ",
                       mesh.rank(), ")");
   }
 }
@@ -119,22 +107,17 @@ void validate_ignored(const std::vector<torch::nn::Module*>& modules,
 
 }  // namespace
 
-bool is_container_without_forward(const torch::nn::Module& module) {
-  return dynamic_cast<const torch::nn::ModuleListImpl*>(&module) != nullptr ||
-         dynamic_cast<const torch::nn::ModuleDictImpl*>(&module) != nullptr ||
-         dynamic_cast<const torch::nn::ParameterListImpl*>(&module) != nullptr ||
-         dynamic_cast<const torch::nn::ParameterDictImpl*>(&module) != nullptr;
-}
-
-std::string module_type_name(const torch::nn::Module& module) {
-  return c10::demangle(typeid(module).name());
-}
-
 void validate_request(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh,
                       const FullyShardOptions& options) {
   TORCH_CHECK_VALUE(!modules.empty(), "fully_shard: the list of modules is empty (rank ",
                     mesh.rank(), ")");
-  for (const auto* module : modules) validate_module(*module, mesh);
+  for (size_t i = 0; i < modules.size(); ++i) {
+    TORCH_CHECK_VALUE(
+        modules[i] != nullptr, "fully_shard: module ", i, " of ", modules.size(),
+        " is null (a failed dynamic_cast, or a shared_ptr that was never set?) (rank ", mesh.rank(),
+        ")");
+    validate_module(*modules[i], mesh);
+  }
   TORCH_CHECK_NOT_IMPLEMENTED(
       mesh.ndim() == 1, "fully_shard: mesh ", to_string(mesh), " has ", mesh.ndim(),
       " dimensions; hybrid sharding is not implemented yet, use a 1-D mesh or a slice");
@@ -144,14 +127,15 @@ void validate_request(const std::vector<torch::nn::Module*>& modules, const Devi
 void validate_parameters(const std::vector<torch::nn::Module*>& modules,
                          const ManagedModules& managed, const DeviceMesh& mesh,
                          const FullyShardOptions& options) {
+  std::vector<const FoundParam*> fresh;
   for (const auto& param : managed.params) {
-    if (OnDemandStorage::of(param.tensor.unsafeGetTensorImpl()) != nullptr)
-      continue;  // tied to another unit's
-    const auto& name = param.slots.front().path;
-    validate_parameter(param.tensor, name, mesh);
-    validate_placement(param, name, options);
+    if (param.is_tied_to_a_unit()) continue;
+    validate_parameter(param.tensor, param.path, mesh);
+    validate_placement(param, param.path, options);
+    fresh.push_back(&param);
   }
-  validate_distinct_storage(managed, mesh);
+  validate_one_device(fresh, mesh);
+  validate_storages(modules, fresh, mesh.rank());
   validate_ignored(modules, options);
 }
 

@@ -1,5 +1,6 @@
 #include "device_mesh/collectives/collectives.h"
 
+#include "device_mesh/collectives/point_to_point.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/thread_ranks.h"
@@ -114,22 +115,6 @@ TEST(Collectives, BroadcastAllToAllAndBarrier) {
   }
 }
 
-TEST(Collectives, SendReceiveMovesUnequalSizesAroundARing) {
-  for (int64_t world : {2, 3}) {
-    run_ranks(world, [&](int64_t rank) {
-      const auto group = default_process_group();
-      const auto from = (rank + world - 1) % world;
-      auto received = at::empty({from + 1}, at::kLong);
-      auto pending = send_receive(group, received, from, at::full({rank + 1}, rank, at::kLong),
-                                  (rank + 1) % world);
-      pending.wait("ring");
-      EXPECT_TRUE(pending.finished());
-      EXPECT_TRUE(at::equal(received, at::full({from + 1}, from, at::kLong)));
-      EXPECT_THROW(send_receive(group, received, world, received, 0), c10::ValueError);
-    });
-  }
-}
-
 TEST(Collectives, SeveralInFlightMeetInIssueOrder) {
   run_ranks(2, [](int64_t rank) {
     const auto group = default_process_group();
@@ -175,9 +160,9 @@ TEST(Collectives, FailureNamesOperationRankGroupAndBackend) {
       FAIL() << "expected an error";
     } catch (const c10::DistBackendError& error) {
       const std::string text = error.what_without_backtrace();
-      EXPECT_NE(
-          text.find("all-gather of unit 'blocks.0' failed on rank 0 of 2 in group 'world' (gloo)"),
-          std::string::npos)
+      EXPECT_NE(text.find("all-gather of unit 'blocks.0' failed on rank 0 in group 'world' of "
+                          "ranks 0, 1 (gloo)"),
+                std::string::npos)
           << text;
     }
   });
@@ -197,7 +182,7 @@ TEST(Collectives, WhatCanNotBeIssuedIsToldByWaitWithTheOperationsName) {
         {"sum", [&] { return all_reduce(group, one, ReduceOp::kSum); }},
         {"broadcast", [&] { return broadcast(group, one, 0); }},
         {"exchange", [&] { return all_to_all(group, at::empty({2}), two); }},
-        {"swap", [&] { return send_receive(group, at::empty({1}), 1 - rank, one, 1 - rank); }}};
+        {"message", [&] { return send(group, one, 1 - rank, /*tag=*/5); }}};
     for (const auto& [name, issue] : collectives) {
       fault->at = fault->issued;
       Pending pending;

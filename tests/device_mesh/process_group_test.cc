@@ -78,17 +78,18 @@ TEST(ProcessGroup, DeadRankEndsTheOthersAtOnce) {
   const auto ends = run_processes("last_rank_dies", 2, std::chrono::seconds(20));
   EXPECT_EQ(ends[1].exit_code, 42);
   EXPECT_EQ(ends[0].exit_code, 1) << ends[0].output;
-  EXPECT_NE(ends[0].output.find("sum of ranks failed on rank 0 of 2 in group 'world' (gloo)"),
-            std::string::npos)
+  EXPECT_NE(
+      ends[0].output.find("sum of ranks failed on rank 0 in group 'world' of ranks 0, 1 (gloo)"),
+      std::string::npos)
       << ends[0].output;
 }
 
 TEST(ProcessGroup, LateRankIsATimeout) {
   const auto ends = run_processes("last_rank_is_late", 2, std::chrono::seconds(20));
   EXPECT_EQ(ends[0].exit_code, 1) << ends[0].output;
-  EXPECT_NE(ends[0].output.find("sum of ranks failed on rank 0 of 2"), std::string::npos)
+  EXPECT_NE(ends[0].output.find("sum of ranks failed on rank 0"), std::string::npos)
       << ends[0].output;
-  EXPECT_NE(ends[0].output.find("No word from group ranks 1"), std::string::npos) << ends[0].output;
+  EXPECT_NE(ends[0].output.find("No word from rank 1"), std::string::npos) << ends[0].output;
   EXPECT_FALSE(ends[0].killed_at_deadline);
 }
 

@@ -1,4 +1,6 @@
 // Every refusal names what was wrong, and leaves the module as it was.
+#include "tests/support/errors.h"
+
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/thread_ranks.h"
 
@@ -10,16 +12,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-template <class Error, class Body, class Matcher>
-void expect_error(const Body& body, const Matcher& matcher) {
-  try {
-    body();
-    ADD_FAILURE() << "nothing was thrown";
-  } catch (const Error& error) {
-    EXPECT_THAT(error.what_without_backtrace(), matcher);
-  }
-}
 
 class Errors : public ::testing::Test {
  protected:

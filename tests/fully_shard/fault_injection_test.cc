@@ -5,6 +5,7 @@
 #include "tests/support/faulty_backend.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -85,8 +86,7 @@ TEST_P(FaultInjection, ADelayAtAnyCollectiveChangesNoNumber) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, FaultInjection, ::testing::Values(2, 3),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(FaultInjection, 2, 3);
 
 const ChildCase kDiesAtACollective("dies_at_a_collective", [] {
   init_process_group({.backend = "gloo", .timeout = seconds(5)});

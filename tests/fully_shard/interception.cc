@@ -1,6 +1,7 @@
 #include "tests/fully_shard/interception.h"
 
 #include "on_demand/on_demand_storage.h"
+#include "tests/support/full_value.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gmock/gmock.h>
@@ -11,11 +12,6 @@
 
 namespace fsdp::testing {
 namespace {
-
-torch::Tensor full(const torch::Tensor& dtensor) {
-  torch::NoGradGuard no_grad;
-  return DTensor(dtensor.detach()).full_tensor();
-}
 
 Tensors values(const Tensors& tensors) {
   torch::NoGradGuard no_grad;
@@ -31,7 +27,7 @@ void expect_mean(const torch::Tensor& gradient, const torch::Tensor& expected, i
                  const std::string& label) {
   ASSERT_EQ(gradient.defined(), expected.defined()) << label;
   if (!gradient.defined()) return;
-  const auto mean = full(gradient);
+  const auto mean = full_value(gradient);
   if (world <= 2) {
     EXPECT_TRUE(same_bits(mean, expected.contiguous())) << label;
   } else {
@@ -56,7 +52,7 @@ void run_case(const Case& c, int64_t world) {
     const auto label = "cell" + std::to_string(i) + ".weight";
     const auto entry = sharded->entries()[i];
     expect_mean(entry.grad(), plain->members()[i].grad(), world, "gradient of " + label);
-    EXPECT_TRUE(same_bits(full(entry), plain->members()[i].detach())) << label;
+    EXPECT_TRUE(same_bits(full_value(entry), plain->members()[i].detach())) << label;
     EXPECT_TRUE(same_bits(sharded->members()[i].detach().clone(), plain->members()[i].detach()))
         << label;
   }
@@ -78,7 +74,7 @@ void run_refusal(const Refusal& refusal, int64_t world) {
   for (size_t i = 0; i < initial.size(); ++i) {
     const auto member = sharded->members()[i];
     EXPECT_TRUE(same_bits(member.detach().clone(), initial[i])) << "member " << i;
-    EXPECT_TRUE(same_bits(full(sharded->entries()[i]), initial[i])) << "registry entry " << i;
+    EXPECT_TRUE(same_bits(full_value(sharded->entries()[i]), initial[i])) << "registry entry " << i;
   }
 }
 

@@ -1,7 +1,9 @@
 // Writes to members and registry entries: every form reaches the shards, ranks that write
 // different values agree afterwards, and views of registry entries stand for themselves.
 #include "tests/fully_shard/interception.h"
+#include "tests/support/full_value.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <ATen/ops/_foreach_copy.h>
 #include <gtest/gtest.h>
@@ -141,9 +143,8 @@ TEST_P(InterceptionWrites, ToMembersReachTheShards) {
 INSTANTIATE_TEST_SUITE_P(Members, InterceptionWrites, ::testing::ValuesIn(writes()),
                          [](const auto& info) { return test_name(info.param.name); });
 
-class InterceptionWritesOnWorlds : public ::testing::TestWithParam<int64_t> {
+class InterceptionWritesOnWorlds : public Worlds {
  protected:
-  int64_t world() const { return GetParam(); }
   // With groups left resident, as a program would find them.
   void on_ranks(Tensors (*parameters)(Random&),
                 const std::function<void(int64_t, Cells&)>& body) const {
@@ -155,8 +156,6 @@ class InterceptionWritesOnWorlds : public ::testing::TestWithParam<int64_t> {
     });
   }
 };
-
-Tensor full(const Tensor& entry) { return DTensor(entry.detach()).full_tensor(); }
 
 TEST_P(InterceptionWritesOnWorlds, RanksThatWriteDifferentValuesAgreeAfterwards) {
   const auto parameters = [](Random& random) { return Tensors{random({6, 4}), random({2})}; };
@@ -172,9 +171,9 @@ TEST_P(InterceptionWritesOnWorlds, RanksThatWriteDifferentValuesAgreeAfterwards)
     const auto rows = (6 + world() - 1) / world();
     for (int64_t row = 0; row < 6; ++row)
       EXPECT_EQ(seen[row][0].item<float>(), static_cast<float>(row / rows)) << row;
-    EXPECT_TRUE(same_bits(full(cells.entries()[0]), seen));
+    EXPECT_TRUE(same_bits(full_value(cells.entries()[0]), seen));
     weight.sum().backward();
-    EXPECT_TRUE(torch::equal(full(cells.entries()[0].grad()), torch::ones({6, 4})));
+    EXPECT_TRUE(torch::equal(full_value(cells.entries()[0].grad()), torch::ones({6, 4})));
   });
 }
 
@@ -183,7 +182,7 @@ TEST_P(InterceptionWritesOnWorlds, AWriteToAMemberIsSeenByTheEntryAtOnce) {
   on_ranks(parameters, [](int64_t, Cells& cells) {
     torch::NoGradGuard no_grad;
     cells.members()[0].fill_(3);
-    EXPECT_TRUE(torch::equal(full(cells.entries()[0]), torch::full({6, 4}, 3.F)));
+    EXPECT_TRUE(torch::equal(full_value(cells.entries()[0]), torch::full({6, 4}, 3.F)));
     cells.members()[0].slice(0, 0, 2).zero_();
     EXPECT_EQ(DTensor(cells.entries()[0]).full_tensor().sum().item<float>(), 48);
     cells.members()[0].fill_(1);
@@ -230,7 +229,7 @@ TEST_P(InterceptionWritesOnWorlds, EntriesAndTheirViewsAreDifferentiableLikeTheP
       const auto loss = losses[i](cells.entries()[0]);
       EXPECT_TRUE(same_bits(loss.detach(), expected.detach())) << i;
       loss.backward();
-      EXPECT_TRUE(torch::allclose(full(cells.entries()[0].grad()), plain.grad(), 1e-6)) << i;
+      EXPECT_TRUE(torch::allclose(full_value(cells.entries()[0].grad()), plain.grad(), 1e-6)) << i;
       cells.entries()[0].mutable_grad().reset();
     }
   });
@@ -246,14 +245,13 @@ TEST_P(InterceptionWritesOnWorlds, ADetachedEntryIsALeafOfItsOwn) {
     loss.backward();
     EXPECT_FALSE(entry.grad().defined());
     ASSERT_TRUE(is_dtensor(copy.grad()));
-    EXPECT_TRUE(torch::equal(full(copy.grad()), full(entry) * 2));
+    EXPECT_TRUE(torch::equal(full_value(copy.grad()), full_value(entry) * 2));
     const auto row = entry.detach().t().requires_grad_();
     EXPECT_EQ((row * 1).sizes(), at::IntArrayRef({4, 6})) << "a view stands for itself";
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, InterceptionWritesOnWorlds, ::testing::Values(1, 2, 3),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(InterceptionWritesOnWorlds, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -1,6 +1,7 @@
 // Gradients that arrive after their group's reduction has left, on some ranks only.
 #include "tests/fully_shard/parity.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
 
@@ -80,8 +81,7 @@ TEST_P(LateGradients, AParameterThatOnlyOneRankDifferentiatesHasAGradientOnAll) 
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, LateGradients, ::testing::Values(1, 2, 3),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(LateGradients, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

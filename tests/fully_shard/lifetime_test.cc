@@ -1,6 +1,7 @@
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/instrumented.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
 #include <malloc.h>
@@ -84,8 +85,7 @@ TEST_P(Lifetime, AGraphOutlivesItsModuleAndDeadEntriesAreStillReduced) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, Lifetime, ::testing::Values(1, 2),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(Lifetime, 1, 2);
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -1,7 +1,9 @@
 // A member that the model reassigned after fully_shard is reported by name; whatever else
 // models do with handles is not.
 #include "fully_shard/fully_shard.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/support/errors.h"
+#include "tests/support/start_values.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,8 +19,8 @@ using torch::nn::Linear;
 
 struct PairImpl : torch::nn::Module {
   PairImpl()
-      : first(register_module("first", Linear(4, 4))),
-        second(register_module("second", Linear(4, 4))) {}
+      : first(register_module("first", make_linear(4, 4))),
+        second(register_module("second", make_linear(4, 4))) {}
   Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
   Linear first, second;
 };
@@ -45,18 +47,13 @@ void step(Model& model) {
 
 template <class Model>
 std::string message_of_step(Model& model) {
-  try {
-    step(model);
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
+  return message_of([&] { step(model); });
 }
 
-class MemberWatch : public ::testing::TestWithParam<int64_t> {
+class MemberWatch : public Worlds {
  protected:
   void on_ranks(const std::function<void(const DeviceMesh&)>& body) const {
-    run_ranks(GetParam(), [&](int64_t) { body(init_device_mesh(torch::kCPU, {GetParam()})); });
+    Worlds::on_ranks([&](int64_t, const DeviceMesh& mesh) { body(mesh); });
   }
   static Pair sharded_pair(const DeviceMesh& mesh) {
     Pair model;
@@ -155,16 +152,20 @@ TEST_P(MemberWatch, HandlesThatWereOnlyTheCallersAreNotReported) {
   });
 }
 
-TEST_P(MemberWatch, AReplacedModuleIsNotReported) {
+TEST_P(MemberWatch, AReplacedModuleIsReportedForItsNewParameters) {
   on_ranks([](const DeviceMesh& mesh) {
     auto model = sharded_pair(mesh);
     const auto entries = model->parameters();  // an optimizer keeps them
-    model->first = model->replace_module("first", Linear(4, 4));
+    model->first = model->replace_module("first", make_linear(4, 4));
+    EXPECT_THAT(message_of_step(model),
+                AllOf(HasSubstr("parameter 'first.weight'"), HasSubstr("after fully_shard")));
+    model->first->zero_grad();
+    fully_shard(model->first, mesh);
     EXPECT_NO_THROW(step(model));
   });
 }
 
-TEST_P(MemberWatch, AParameterThatWasRegisteredAnewIsNotReported) {
+TEST_P(MemberWatch, AParameterThatWasRegisteredAnewIsReportedAsTheNewOne) {
   on_ranks([](const DeviceMesh& mesh) {
     struct Renewing : torch::nn::Module {
       Tensor weight = register_parameter("weight", torch::ones({4}));
@@ -176,15 +177,15 @@ TEST_P(MemberWatch, AParameterThatWasRegisteredAnewIsNotReported) {
     fully_shard(*model, mesh);
     const auto entries = model->parameters();  // an optimizer keeps them
     model->renew();
-    EXPECT_NO_THROW(step(model));
-    EXPECT_TRUE(model->weight.grad().defined());
+    EXPECT_THAT(message_of_step(model),
+                AllOf(HasSubstr("parameter 'weight'"), HasSubstr("after fully_shard")));
   });
 }
 
 TEST_P(MemberWatch, ADeadModuleWhoseUnitIsAliveIsNotReported) {
   on_ranks([](const DeviceMesh& mesh) {
     auto model = sharded_pair(mesh);
-    auto other = std::make_shared<torch::nn::LinearImpl>(4, 4);
+    auto other = make_linear(4, 4).ptr();
     const auto unit = fully_shard(*other, mesh);
     const auto entries = other->parameters();
     other.reset();
@@ -195,6 +196,7 @@ TEST_P(MemberWatch, ADeadModuleWhoseUnitIsAliveIsNotReported) {
 TEST_P(MemberWatch, ModulesThatTakeTheirMembersFromTheRegistryAreNotReported) {
   on_ranks([](const DeviceMesh& mesh) {
     torch::nn::LSTM lstm(4, 4);
+    set_start_values(*lstm);
     fully_shard(lstm, mesh);
     lstm->to(torch::kDouble);  // its handles are the entries from here on
     for (int i = 0; i < 2; ++i) {
@@ -217,7 +219,7 @@ TEST_P(MemberWatch, SummonedParametersAreNotReported) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, MemberWatch, ::testing::Values(1, 2, 3));
+INSTANTIATE_WORLDS(MemberWatch, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -3,6 +3,7 @@
 #include "on_demand/on_demand_storage.h"
 #include "tests/fully_shard/parity.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
 
@@ -216,8 +217,7 @@ TEST_P(ModuleZoo, ParametersAreEmptyBetweenForwardAndBackward) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, ModuleZoo, ::testing::Values(1, 2, 3),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(ModuleZoo, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

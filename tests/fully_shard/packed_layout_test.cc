@@ -1,7 +1,5 @@
 #include "fully_shard/transport/packed_layout.h"
 
-#include "fully_shard/transport/stamp.h"
-
 #include <gtest/gtest.h>
 
 namespace fsdp::internal {
@@ -34,20 +32,6 @@ TEST(PackedLayout, ChunksAreAlignedAndDoNotOverlap) {
   }
   EXPECT_GE(layout.row_bytes(), end);
   EXPECT_EQ(layout.row_bytes() % kAlignment, 0);
-}
-
-TEST(IssueOrder, SameSequencesGiveSameStampsAndOthersDiffer) {
-  IssueOrder a, b;
-  EXPECT_EQ(a.next(1, CollectiveKind::kAllGather, 64), b.next(1, CollectiveKind::kAllGather, 64));
-  const auto first = a.next(2, CollectiveKind::kAllGather, 64);
-  const auto second = b.next(3, CollectiveKind::kAllGather, 64);
-  EXPECT_NE(first, second);
-  EXPECT_EQ(first.unit, 2u);
-  EXPECT_EQ(first.kind(), CollectiveKind::kAllGather);
-  EXPECT_EQ(first.sequence(), 2u);
-  // What went wrong once shows for ever.
-  EXPECT_NE(a.next(4, CollectiveKind::kReduceScatter, 64),
-            b.next(4, CollectiveKind::kReduceScatter, 64));
 }
 
 }  // namespace

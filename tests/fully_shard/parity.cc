@@ -1,5 +1,6 @@
 #include "tests/fully_shard/parity.h"
 
+#include "tests/support/gradient_bound.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gtest/gtest.h>
@@ -54,8 +55,7 @@ ExpectedGradients expected_gradients(const Model& model, int64_t world, uint64_t
     if (mean.defined()) mean.div_(world);
   }
   for (auto& bound : expected.bound) {
-    if (bound.defined())
-      bound.mul_(static_cast<double>(world - 1) * std::numeric_limits<float>::epsilon());
+    if (bound.defined()) bound = gradient_bound(bound, world);
   }
   return expected;
 }
@@ -75,8 +75,7 @@ void expect_gradients(const torch::nn::Module& sharded, const ExpectedGradients&
       EXPECT_TRUE(torch::equal(full, expected.mean[i]))
           << label << " differs by " << (full - expected.mean[i]).abs().max();
     } else {
-      EXPECT_TRUE(((full - expected.mean[i]).abs() <= expected.bound[i]).all().item<bool>())
-          << label;
+      EXPECT_TRUE(is_within(full, expected.mean[i], expected.bound[i])) << label;
     }
   }
 }

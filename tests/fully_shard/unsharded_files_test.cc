@@ -1,6 +1,7 @@
 // What users do to a model besides training it: save and load, convert, copy, average.
 #include "tests/fully_shard/decoder.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/support/full_value.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -12,15 +13,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-class UnshardedFiles : public ::testing::TestWithParam<int64_t> {
- protected:
-  int64_t world() const { return GetParam(); }
-  void on_ranks(const std::function<void(int64_t, const DeviceMesh&)>& body) const {
-    run_ranks(world(), [&](int64_t rank) { body(rank, init_device_mesh(torch::kCPU, {world()})); });
-  }
-};
-
-torch::Tensor full(const torch::Tensor& tensor) { return DTensor(tensor).full_tensor(); }
+class UnshardedFiles : public Worlds {};
 
 TEST_P(UnshardedFiles, APlainFileLoadsIntoAShardedModelAndBack) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
@@ -36,7 +29,7 @@ TEST_P(UnshardedFiles, APlainFileLoadsIntoAShardedModelAndBack) {
     torch::load(sharded, file);
     for (size_t i = 0; i < plain->parameters().size(); ++i) {
       ASSERT_TRUE(is_dtensor(sharded->parameters()[i]));
-      EXPECT_TRUE(torch::equal(full(sharded->parameters()[i]), plain->parameters()[i]));
+      EXPECT_TRUE(torch::equal(full_value(sharded->parameters()[i]), plain->parameters()[i]));
     }
     const auto data = make_data(1);
     EXPECT_TRUE(torch::equal(loss_of(sharded, data), loss_of(plain, data)));
@@ -78,7 +71,7 @@ TEST_P(UnshardedFiles, ToAnotherDtypeTrainsOnAsThePlainModel) {
     for (size_t i = 0; i < before.size(); ++i) {
       EXPECT_TRUE(before[i].is_same(sharded.module->parameters()[i]));
       EXPECT_EQ(before[i].scalar_type(), torch::kDouble);
-      EXPECT_TRUE(torch::equal(full(before[i]), plain.module->parameters()[i]));
+      EXPECT_TRUE(torch::equal(full_value(before[i]), plain.module->parameters()[i]));
     }
     EXPECT_EQ(dynamic_cast<DecoderImpl&>(*sharded.module).head->weight.scalar_type(),
               torch::kDouble);
@@ -143,13 +136,12 @@ TEST_P(UnshardedFiles, AnAverageOfRegistryEntriesEqualsThatOfThePlainModel) {
     };
     const auto expected = train(plain), actual = train(sharded);
     for (size_t i = 0; i < expected.size(); ++i) {
-      EXPECT_TRUE(torch::allclose(full(actual[i]), expected[i], 1e-5, 1e-7));
+      EXPECT_TRUE(torch::allclose(full_value(actual[i]), expected[i], 1e-5, 1e-7));
     }
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, UnshardedFiles, ::testing::Values(1, 2, 3),
-                         [](const auto& info) { return "World" + std::to_string(info.param); });
+INSTANTIATE_WORLDS(UnshardedFiles, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -50,6 +50,13 @@ class FaultyBackend final : public c10d::Backend {
     pass();
     return inner_->broadcast(tensors, options);
   }
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    if (to == (getRank() + 1) % getSize()) pass();
+    return inner_->send(tensors, to, tag);
+  }
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    return inner_->recv(tensors, from, tag);
+  }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     pass();
     return inner_->barrier(options);

@@ -16,7 +16,8 @@ class ProcessGroup;
 
 namespace fsdp::testing {
 
-// Of one rank; several groups may share it, and then count together.
+// Of one rank; several groups may share it, and then count together. Of messages, those
+// to the next rank count as collectives.
 struct Fault {
   enum class Kind { kNone, kError, kDelay, kDeath };
   Kind kind = Kind::kNone;

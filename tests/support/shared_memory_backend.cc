@@ -11,10 +11,12 @@
 #include <algorithm>
 #include <condition_variable>
 #include <cstring>
+#include <deque>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -135,6 +137,38 @@ class SharedMemory {
     return collective;
   }
 
+  // A message from one rank to another; those of one tag arrive in order. A copy travels,
+  // so that sending is done at once.
+  void send(int64_t from, int64_t to, int tag, const at::Tensor& bytes) {
+    std::lock_guard lock(mutex_);
+    auto& mail = mail_[{from, to, tag}];
+    if (mail.awaited.empty()) {
+      mail.sent.push_back(bytes.clone());
+      return;
+    }
+    deliver(*mail.awaited.front(), bytes);
+    mail.awaited.pop_front();
+    changed_.notify_all();
+  }
+  std::shared_ptr<Collective> receive(int64_t from, int64_t to, int tag, const at::Tensor& bytes) {
+    std::lock_guard lock(mutex_);
+    auto awaited = std::make_shared<Collective>(1);
+    awaited->operands.front().output = bytes;
+    auto& mail = mail_[{from, to, tag}];
+    if (mail.sent.empty()) {
+      mail.awaited.push_back(awaited);
+    } else {
+      deliver(*awaited, mail.sent.front());
+      mail.sent.pop_front();
+    }
+    return awaited;
+  }
+  static std::shared_ptr<Collective> finished() {
+    auto collective = std::make_shared<Collective>(0);
+    collective->done = true;
+    return collective;
+  }
+
   bool is_done(const Collective& collective) {
     std::lock_guard lock(mutex_);
     return collective.done;
@@ -154,6 +188,18 @@ class SharedMemory {
   }
 
  private:
+  struct Mail {
+    std::deque<at::Tensor> sent;
+    std::deque<std::shared_ptr<Collective>> awaited;
+  };
+
+  static void deliver(Collective& awaited, const at::Tensor& bytes) {
+    run(awaited, [&](Operands& receiver) {
+      TORCH_CHECK(receiver.front().output.nbytes() == bytes.nbytes(), "the ranks' sizes differ");
+      copy({receiver.front().output, bytes}, 0, {bytes, bytes}, 0,
+           static_cast<int64_t>(bytes.nbytes()));
+    });
+  }
   static void run(Collective& collective, const Exchange& exchange) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     try {
@@ -169,6 +215,7 @@ class SharedMemory {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<uint64_t, std::shared_ptr<Collective>> coming_;  // by sequence: not everybody is there
+  std::map<std::tuple<int64_t, int64_t, int>, Mail> mail_;  // by sender, receiver, tag
   bool somebody_left_ = false;
 };
 
@@ -207,6 +254,14 @@ class SharedMemoryBackend final : public c10d::Backend {
     return come({output, input, bytes_of(output_splits, output, getSize()),
                  bytes_of(input_splits, input, getSize())},
                 exchange_parts);
+  }
+  WorkPtr send(Tensors& tensors, int to, int tag) override {
+    memory_->send(getRank(), to, tag, tensors.front());
+    return c10::make_intrusive<SharedMemoryWork>(memory_, SharedMemory::finished());
+  }
+  WorkPtr recv(Tensors& tensors, int from, int tag) override {
+    return c10::make_intrusive<SharedMemoryWork>(
+        memory_, memory_->receive(from, getRank(), tag, tensors.front()));
   }
   WorkPtr allreduce(Tensors& tensors, const c10d::AllreduceOptions& options) override {
     const c10d::ReduceOp::RedOpType op = options.reduceOp;

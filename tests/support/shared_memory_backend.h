@@ -25,8 +25,8 @@ std::shared_ptr<SharedMemory> make_shared_memory(int64_t world);
 
 // From now on the CPU collectives of `group` go through `memory`, which every rank of the
 // group gives, for this group only. All-gather, all-to-all, broadcast and all-reduce
-// (sum, minimum, maximum). A collective fails after 20 s, or when a rank destroyed its
-// group before it came. Local.
+// (sum, minimum, maximum), and messages between two ranks. A collective fails after 20 s,
+// or when a rank destroyed its group before it came. Local.
 void use_shared_memory(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                        std::shared_ptr<SharedMemory> memory);
 

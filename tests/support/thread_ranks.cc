@@ -1,6 +1,7 @@
 #include "tests/support/thread_ranks.h"
 
 #include "device_mesh/process_group.h"
+#include "tests/support/errors.h"
 #include "tests/support/slowdown.h"
 
 #include <ATen/Parallel.h>
@@ -59,11 +60,6 @@ class Outcome {
   int64_t left_;
   std::optional<std::string> failure_;
 };
-
-std::string text_of(const std::exception& error) {
-  const auto* rich = dynamic_cast<const c10::Error*>(&error);
-  return rich ? rich->what_without_backtrace() : error.what();
-}
 
 void run_rank(int64_t rank, const ProcessGroupOptions& options,
               const std::function<void(int64_t)>& body, Outcome& outcome) {

@@ -10,12 +10,16 @@ _WARNINGS = [
     "-Wno-missing-field-initializers",
 ]
 
+# One configuration for training and tests: what is run is optimised, and checks that cost are
+# switched on by tests (fsdp::set_write_checks).
+_OPTIMISED = ["-O2", "-DNDEBUG"]
+
 def fsdp_cc_library(name, copts = [], **kwargs):
     """A library. It is always linked whole: its dispatcher kernels are registered by static initialisers."""
     cc_library(
         name = name,
         alwayslink = True,
-        copts = _WARNINGS + ["-O2"] + copts,
+        copts = _WARNINGS + _OPTIMISED + copts,
         linkstatic = True,
         **kwargs
     )
@@ -24,7 +28,7 @@ def fsdp_cc_binary(name, copts = [], **kwargs):
     """A program."""
     cc_binary(
         name = name,
-        copts = _WARNINGS + ["-O1"] + copts,
+        copts = _WARNINGS + _OPTIMISED + copts,
         **kwargs
     )
 
@@ -43,7 +47,7 @@ def fsdp_cc_test(name, copts = [], deps = [], size = "large", **kwargs):
     cc_test(
         name = name,
         size = size,
-        copts = _WARNINGS + ["-O1"] + copts,
+        copts = _WARNINGS + ["-O0"] + copts,
         linkstatic = True,
         deps = deps + ["@googletest//:gtest"],
         **kwargs

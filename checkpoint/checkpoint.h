@@ -1,0 +1,95 @@
+// Checkpoints: a folder of safetensors files and a manifest that appears by one rename,
+// loads at any world size, mesh and placement, and is read by Python as it is.
+//
+//   fsdp::save({.model = model, .optimizer = optimizer, .values = {{"step", step}}},
+//              "runs/step-1000", {.step = 1000, .keep_last = 3});
+//   ...
+//   if (auto path = fsdp::latest_checkpoint("runs")) {
+//     auto loaded = fsdp::load({.model = model, .optimizer = optimizer}, *path);
+//     step = loaded.values.at("step").toInt();
+//   }
+//
+// save() and load() are collective over the default process group (or local where there
+// is none), and every rank gives the same names, path and options; the path is on a file
+// system that all ranks see. What one rank finds wrong, all ranks throw: ValueError for
+// arguments and for what does not fit the model, c10::Error for files, with the rank, the
+// parameter or the file. A save that fails or dies leaves what was there before; a load
+// that fails before it says "partly overwritten" has changed nothing.
+#pragma once
+
+#include "checkpoint/state_refs.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+// What is saved, and what load fills. Nothing is owned.
+struct State {
+  ModuleRef model;  // parameters and buffers, by name
+  OptimizerRef optimizer;
+  SchedulerRef scheduler;
+  // Several: the optimizer of a key names its parameters by the model of that key, or
+  // else by `model`.
+  std::map<std::string, ModuleRef> models;
+  std::map<std::string, OptimizerRef> optimizers;
+  std::map<std::string, at::Tensor> tensors;  // any placement, or plain: the same on all ranks
+  // Numbers, strings, lists and dictionaries of them; rank 0's are kept.
+  std::map<std::string, c10::IValue> values;
+  // Each rank its own; may hold tensors. Loads at the same world size only.
+  std::map<std::string, c10::IValue> per_rank;
+  bool rng = false;  // this rank's CPU and CUDA generators, per rank as well
+};
+
+enum class Layout {
+  kSharded,  // each rank writes what it holds; nothing is sent
+  kFull,     // not yet: throws NotImplementedError
+};
+
+struct SaveOptions {
+  Layout layout = Layout::kSharded;
+  bool overwrite = false;  // else an existing path throws
+  int64_t step = -1;       // latest_checkpoint() orders by it; -1: by time alone
+  int64_t keep_last = 0;   // committed checkpoints kept in the folder of `path`; 0: all
+  std::optional<c10::ScalarType> model_dtype = {};  // kFull: floating tensors of models become this
+  int64_t max_file_bytes = 5'000'000'000;           // kFull
+};
+
+struct LoadOptions {
+  bool strict = true;          // names missing in the file or unknown to the model throw
+  bool verify = true;          // checksums of what is read
+  bool cast = false;           // allow conversions of dtype that lose something
+  bool skip_per_rank = false;  // leave per-rank items of another world size alone
+  // The name in the file of a name of the model; null: the same.
+  std::function<std::string(const std::string&)> name_in_file = {};
+};
+
+struct LoadResult {
+  std::vector<std::string> missing;     // left as they were
+  std::vector<std::string> unexpected;  // in the file, and of nothing here
+  std::vector<std::string> skipped;     // per-rank items of another world size
+  std::map<std::string, c10::IValue> values;
+  std::map<std::string, c10::IValue> per_rank;
+  int64_t step = -1;
+};
+
+void save(const State& state, const std::string& path, SaveOptions options = {});
+
+// `path`: what save() made, a folder of safetensors files, or one such file.
+LoadResult load(const State& state, const std::string& path, LoadOptions options = {});
+
+// The newest whole checkpoint in `directory`, by step, then by time; what an interrupted
+// save left does not count. Local.
+std::optional<std::string> latest_checkpoint(const std::string& directory);
+
+// Reads every byte. Throws c10::Error that names the file and the MiB. Local.
+void verify_checkpoint(const std::string& path);
+
+}  // namespace fsdp

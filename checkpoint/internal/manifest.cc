@@ -1,0 +1,214 @@
+#include "checkpoint/internal/manifest.h"
+
+#include "checkpoint/internal/checksums.h"
+#include "checkpoint/internal/dtype.h"
+#include "checkpoint/internal/file_calls.h"
+
+#include <torch/version.h>
+
+#include <cstdio>
+#include <exception>
+#include <filesystem>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+constexpr const char* kFormat = "fully_shard.checkpoint";
+constexpr int64_t kVersion = 1;
+constexpr const char* kNoSum = "0000000000000000";
+
+Json to_json(const SavedLayout& layout) {
+  Json placements = Json::array();
+  for (const int64_t dim : layout.shard_dims) {
+    placements.push_back(dim == kNotSharded ? "R" : "S(" + std::to_string(dim) + ")");
+  }
+  return {{"mesh",
+           {{"shape", layout.mesh_shape}, {"names", layout.mesh_names}, {"ranks", layout.ranks}}},
+          {"placements", std::move(placements)}};
+}
+
+SavedLayout layout_from(const Json& json) {
+  SavedLayout layout;
+  const Json& mesh = json.at("mesh");
+  mesh.at("shape").get_to(layout.mesh_shape);
+  mesh.at("names").get_to(layout.mesh_names);
+  mesh.at("ranks").get_to(layout.ranks);
+  size_t ranks = 1;
+  for (const int64_t size : layout.mesh_shape) ranks *= static_cast<size_t>(size);
+  for (const auto& placement : json.at("placements")) {
+    const auto text = placement.get<std::string>();
+    layout.shard_dims.push_back(text == "R" ? kNotSharded : std::stoll(text.substr(2)));
+  }
+  if (ranks != layout.ranks.size() || layout.shard_dims.size() != layout.mesh_shape.size()) {
+    throw std::runtime_error("a layout does not fit its mesh");
+  }
+  return layout;
+}
+
+Json to_json(const TensorRecord& record) {
+  Json json = {{"dtype", *dtype_name(record.dtype)}, {"shape", record.shape}};
+  if (record.layout < 0) {
+    json["file"] = record.file;
+  } else {
+    json["layout"] = record.layout, json["writer"] = record.replica;
+  }
+  return json;
+}
+
+TensorRecord tensor_from(const Json& json, const std::vector<SavedLayout>& layouts) {
+  TensorRecord record;
+  const auto dtype = dtype_of(json.at("dtype").get<std::string>());
+  if (!dtype) throw std::runtime_error("unknown dtype " + json.at("dtype").dump());
+  record.dtype = *dtype;
+  json.at("shape").get_to(record.shape);
+  if (json.contains("file")) {
+    json.at("file").get_to(record.file);
+    return record;
+  }
+  json.at("layout").get_to(record.layout);
+  json.at("writer").get_to(record.replica);
+  for (const int64_t dim : layouts.at(static_cast<size_t>(record.layout)).shard_dims) {
+    if (dim < kNotSharded || dim >= static_cast<int64_t>(record.shape.size())) {
+      throw std::runtime_error("a layout cuts a dimension that its tensor lacks");
+    }
+  }
+  return record;
+}
+
+Json to_json(const ItemRecord& item) {
+  Json json = item.details;
+  json["kind"] = item.kind;
+  json["ties"] = item.ties;
+  json["tensors"] = Json::object();
+  for (const auto& [name, record] : item.tensors) json["tensors"][name] = to_json(record);
+  return json;
+}
+
+ItemRecord item_from(Json json, const std::vector<SavedLayout>& layouts) {
+  ItemRecord item;
+  json.at("kind").get_to(item.kind);
+  json.at("ties").get_to(item.ties);
+  for (const auto& [name, record] : json.at("tensors").items()) {
+    item.tensors.emplace(name, tensor_from(record, layouts));
+  }
+  for (const char* key : {"kind", "ties", "tensors"}) json.erase(key);
+  item.details = std::move(json);
+  return item;
+}
+
+Manifest manifest_from(const Json& json) {
+  Manifest manifest;
+  json.at("save_id").get_to(manifest.save_id);
+  json.at("step").get_to(manifest.step);
+  json.at("saved_at").get_to(manifest.saved_at);
+  json.at("world_size").get_to(manifest.world_size);
+  for (const auto& [path, file] : json.at("files").items()) {
+    manifest.files[path] = {file.at("rank").get<int64_t>(), file.at("bytes").get<int64_t>(),
+                            file.at("xxh3").get<std::string>()};
+  }
+  for (const auto& layout : json.at("layouts")) manifest.layouts.push_back(layout_from(layout));
+  for (const auto& [name, item] : json.at("items").items()) {
+    manifest.items.emplace(name, item_from(item, manifest.layouts));
+  }
+  manifest.values = json.at("values");
+  manifest.scheduler = json.at("scheduler");
+  json.at("per_rank").get_to(manifest.per_rank);
+  return manifest;
+}
+
+// Where in `text` the file's own checksum stands.
+size_t self_position(const std::string& text) {
+  constexpr std::string_view kKey = "\"self\":\"";
+  const size_t key = text.find(kKey);
+  return key == std::string::npos || key + kKey.size() + 16 > text.size() ? std::string::npos
+                                                                          : key + kKey.size();
+}
+
+}  // namespace
+
+std::string shard_path(const std::string& item, int64_t rank) {
+  char name[64];
+  std::snprintf(name, sizeof(name), "/shard-%05lld-model-00001-of-00001.safetensors",
+                static_cast<long long>(rank + 1));
+  return item + name;
+}
+
+std::string rank_path(int64_t rank) {
+  char name[48];
+  std::snprintf(name, sizeof(name), "ranks/%05lld.safetensors", static_cast<long long>(rank));
+  return name;
+}
+
+std::string format_manifest(const Manifest& manifest) {
+  nlohmann::ordered_json json = {{"format", kFormat},
+                                 {"version", kVersion},
+                                 {"self", kNoSum},
+                                 {"save_id", manifest.save_id},
+                                 {"step", manifest.step},
+                                 {"saved_at", manifest.saved_at},
+                                 {"world_size", manifest.world_size},
+                                 {"torch", TORCH_VERSION},
+                                 {"library", "0.1.0"}};
+  Json files = Json::object(), items = Json::object(), layouts = Json::array();
+  for (const auto& [path, file] : manifest.files) {
+    files[path] = {{"rank", file.rank}, {"bytes", file.bytes}, {"xxh3", file.checksum}};
+  }
+  for (const auto& layout : manifest.layouts) layouts.push_back(to_json(layout));
+  for (const auto& [name, item] : manifest.items) items[name] = to_json(item);
+  json["files"] = std::move(files);
+  json["layouts"] = std::move(layouts);
+  json["items"] = std::move(items);
+  json["values"] = manifest.values;
+  json["scheduler"] = manifest.scheduler;
+  json["per_rank"] = manifest.per_rank;
+  std::string text = json.dump();
+  return text.replace(self_position(text), 16, checksum_text(text));
+}
+
+absl::StatusOr<Manifest> parse_manifest(const std::string& text, const std::string& path) {
+  auto json = parse_json(text, path);
+  if (!json.ok()) return json.status();
+  try {
+    if (json->at("format") != kFormat) {
+      return absl::DataLossError(path + ": not a checkpoint's manifest");
+    }
+    if (const auto version = json->at("version").get<int64_t>(); version != kVersion) {
+      return absl::DataLossError(path + ": version " + std::to_string(version) +
+                                 "; this library reads version " + std::to_string(kVersion));
+    }
+    const size_t self = self_position(text);
+    std::string unsigned_text = text;
+    if (self == std::string::npos ||
+        checksum_text(unsigned_text.replace(self, 16, kNoSum)) != text.substr(self, 16)) {
+      return absl::DataLossError(path + ": its checksum is wrong: the file was damaged");
+    }
+    return manifest_from(*json);
+  } catch (const std::exception& error) {
+    return absl::DataLossError(path + ": not a checkpoint's manifest: " + error.what());
+  }
+}
+
+absl::StatusOr<Manifest> read_manifest(const std::string& folder) {
+  const std::string path = folder + "/" + kManifestName;
+  auto text = read_file(path);
+  if (!text.ok()) return text.status();
+  auto manifest = parse_manifest(*text, path);
+  if (!manifest.ok()) return manifest;
+  for (const auto& [name, record] : manifest->files) {
+    const std::string file = folder + "/" + name;
+    std::error_code error;
+    const auto bytes = std::filesystem::file_size(file, error);
+    if (error) return absl::DataLossError(file + ": " + error.message());
+    if (static_cast<int64_t>(bytes) != record.bytes) {
+      return absl::DataLossError(file + ": has " + std::to_string(bytes) + " bytes, and " +
+                                 std::to_string(record.bytes) + " were saved");
+    }
+  }
+  return manifest;
+}
+
+}  // namespace fsdp::internal::checkpoint

@@ -1,0 +1,105 @@
+#include "checkpoint/internal/per_rank.h"
+
+#include "checkpoint/internal/ivalue_json.h"
+#include "checkpoint/internal/tensor_reader.h"
+#include "device_mesh/process_group.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <mutex>
+#include <thread>
+#include <utility>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+constexpr const char* kCpuGenerator = "rng.cpu";
+constexpr const char* kCudaGenerator = "rng.cuda";
+constexpr const char* kValues = "values";
+
+// A group of a thread is not another thread's.
+bool ranks_are_threads(const World& world) {
+  if (!world.group || world.size == 1) return false;
+  bool shared = false;
+  std::thread([&] {
+    shared = is_process_group_initialized() && default_process_group() == *world.group;
+  }).join();
+  return !shared;
+}
+
+bool uses_cuda() { return at::hasCUDA() && at::globalContext().hasCUDA(); }
+
+at::Generator cuda_generator() {
+  return at::globalContext().defaultGenerator(at::Device(at::kCUDA, -1));
+}
+
+void set_state(at::Generator generator, const at::Tensor& state) {
+  const std::lock_guard<std::mutex> lock(generator.mutex());
+  generator.set_state(state);
+}
+
+}  // namespace
+
+PerRank generator_states(const World& world) {
+  TORCH_CHECK_VALUE(!ranks_are_threads(world),
+                    "rng: these ranks are threads of one process and share its generator");
+  PerRank states{{kCpuGenerator, at::detail::getDefaultCPUGenerator().get_state()}};
+  if (uses_cuda()) states.emplace(kCudaGenerator, cuda_generator().get_state());
+  return states;
+}
+
+void restore_generators(PerRank& values) {
+  if (const auto cpu = values.extract(kCpuGenerator)) {
+    set_state(at::detail::getDefaultCPUGenerator(), cpu.mapped().toTensor());
+  }
+  if (const auto cuda = values.extract(kCudaGenerator); cuda && uses_cuda()) {
+    set_state(cuda_generator(), cuda.mapped().toTensor());
+  }
+}
+
+void forget_generators(PerRank& values) {
+  values.erase(kCpuGenerator);
+  values.erase(kCudaGenerator);
+}
+
+absl::StatusOr<WrittenFile> write_per_rank(const std::string& path, const PerRank& values) {
+  TensorsByName tensors;
+  Json json = Json::object();
+  for (const auto& [name, value] : values) json[name] = to_json(value, name, &tensors);
+  std::vector<PartToWrite> parts;
+  for (const auto& [name, tensor] : tensors) {
+    Entry entry{.name = name, .tensor = name, .dtype = tensor.scalar_type()};
+    entry.box = whole_box(tensor.sizes().vec());
+    entry.global_shape = tensor.sizes().vec();
+    parts.push_back({std::move(entry), tensor});
+  }
+  return write_shard_file(path, parts, {{kValues, json.dump()}}, /*sharded=*/false);
+}
+
+absl::StatusOr<PerRank> read_per_rank(const std::string& folder, const Manifest& manifest,
+                                      int64_t rank, bool verify) {
+  const auto record = manifest.files.find(rank_path(rank));
+  if (record == manifest.files.end()) {
+    return absl::DataLossError(folder + ": has no per-rank items of rank " + std::to_string(rank));
+  }
+  auto file = VerifiedFile::open(
+      {folder + "/" + record->first, record->second.bytes, record->second.checksum}, verify);
+  if (!file.ok()) return file.status();
+  TensorsByName tensors;
+  for (const Entry& entry : file->header().entries) {
+    const at::Tensor tensor = at::empty(lengths_of(entry.box), at::TensorOptions(entry.dtype));
+    auto read = file->read(tensor.mutable_data_ptr(), bytes_of(entry), entry.begin);
+    if (!read.ok()) return read;
+    tensors.emplace(entry.name, tensor);
+  }
+  auto json = parse_json(file->header().metadata.at(kValues), folder + "/" + record->first);
+  if (!json.ok()) return json.status();
+  PerRank values;
+  for (const auto& [name, value] : json->items()) values.emplace(name, from_json(value, tensors));
+  return values;
+}
+
+}  // namespace fsdp::internal::checkpoint

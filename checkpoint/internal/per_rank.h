@@ -1,0 +1,32 @@
+// What each rank has of its own: generators, a data loader's place. One safetensors file
+// per rank; what is no tensor lies in its metadata as JSON.
+#pragma once
+
+#include "checkpoint/internal/manifest.h"
+#include "checkpoint/internal/shard_writer.h"
+#include "checkpoint/internal/world.h"
+
+#include <ATen/core/ivalue.h>
+#include <absl/status/statusor.h>
+
+#include <map>
+#include <string>
+
+namespace fsdp::internal::checkpoint {
+
+using PerRank = std::map<std::string, c10::IValue>;
+
+// This thread's view of the generators: "rng.cpu" and, where CUDA is in use, "rng.cuda".
+// Throws ValueError where the ranks are threads, which share one generator.
+PerRank generator_states(const World& world);
+// Takes the generators' entries out of `values` and sets them.
+void restore_generators(PerRank& values);
+// Drops them.
+void forget_generators(PerRank& values);
+
+// Throws ValueError for values that cannot be saved.
+absl::StatusOr<WrittenFile> write_per_rank(const std::string& path, const PerRank& values);
+absl::StatusOr<PerRank> read_per_rank(const std::string& folder, const Manifest& manifest,
+                                      int64_t rank, bool verify);
+
+}  // namespace fsdp::internal::checkpoint

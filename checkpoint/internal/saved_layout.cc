@@ -1,0 +1,77 @@
+#include "checkpoint/internal/saved_layout.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+
+#include <c10/util/Exception.h>
+
+#include <numeric>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+// Row-major: the last dimension varies fastest.
+std::vector<int64_t> coordinate_of(int64_t index, const std::vector<int64_t>& shape) {
+  std::vector<int64_t> coordinate(shape.size());
+  for (size_t dim = shape.size(); dim > 0; --dim) {
+    coordinate[dim - 1] = index % shape[dim - 1];
+    index /= shape[dim - 1];
+  }
+  return coordinate;
+}
+
+int64_t replica_of(const SavedLayout& layout, const std::vector<int64_t>& coordinate) {
+  int64_t replica = 0;
+  for (size_t dim = 0; dim < coordinate.size(); ++dim) {
+    if (layout.shard_dims[dim] != kNotSharded) continue;
+    replica = replica * layout.mesh_shape[dim] + coordinate[dim];
+  }
+  return replica;
+}
+
+}  // namespace
+
+SavedLayout layout_of(const at::Tensor& tensor, int64_t world_size, const std::string& name) {
+  SavedLayout layout;
+  if (!is_dtensor(tensor)) {
+    layout.mesh_shape = {world_size};
+    layout.ranks.resize(static_cast<size_t>(world_size));
+    std::iota(layout.ranks.begin(), layout.ranks.end(), 0);
+    layout.shard_dims = {kNotSharded};
+    return layout;
+  }
+  const DTensorSpec& spec = *spec_of(tensor);
+  layout.mesh_shape = spec.mesh.shape();
+  layout.mesh_names = spec.mesh.dim_names();
+  layout.ranks = spec.mesh.ranks();
+  for (const Placement& placement : spec.placements) {
+    TORCH_CHECK_VALUE(!placement.is_partial(), "checkpoint: '", name, "' has the placement ",
+                      to_string(placement), ", whose value lies nowhere yet; redistribute() it");
+    layout.shard_dims.push_back(placement.is_shard() ? placement.shard_dim() : kNotSharded);
+  }
+  return layout;
+}
+
+int64_t replica_count(const SavedLayout& layout) {
+  int64_t count = 1;
+  for (size_t dim = 0; dim < layout.mesh_shape.size(); ++dim) {
+    if (layout.shard_dims[dim] == kNotSharded) count *= layout.mesh_shape[dim];
+  }
+  return count;
+}
+
+std::vector<WrittenBox> written_boxes(const SavedLayout& layout, const std::vector<int64_t>& shape,
+                                      int64_t replica) {
+  const Box whole = whole_box(shape);
+  std::vector<WrittenBox> boxes;
+  for (size_t i = 0; i < layout.ranks.size(); ++i) {
+    const auto coordinate = coordinate_of(static_cast<int64_t>(i), layout.mesh_shape);
+    if (replica_of(layout, coordinate) != replica) continue;
+    if (numel_of(whole) == 0) return {{layout.ranks[i], whole}};
+    Box box = local_box(shape, layout.mesh_shape, layout.shard_dims, coordinate);
+    if (numel_of(box) > 0) boxes.push_back({layout.ranks[i], std::move(box)});
+  }
+  return boxes;
+}
+
+}  // namespace fsdp::internal::checkpoint

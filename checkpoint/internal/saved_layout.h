@@ -1,0 +1,41 @@
+// How a tensor lies over the ranks of the job that saves it, and which rank writes which
+// box of it, so that no byte is written twice. Arithmetic only, the same on every rank.
+#pragma once
+
+#include "checkpoint/internal/box.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal::checkpoint {
+
+// A mesh and, per mesh dimension, the tensor dimension it cuts (kNotSharded: copies).
+struct SavedLayout {
+  std::vector<int64_t> mesh_shape;
+  std::vector<std::string> mesh_names;
+  std::vector<int64_t> ranks;  // row-major
+  std::vector<int64_t> shard_dims;
+
+  bool operator==(const SavedLayout&) const = default;
+};
+
+// Of a DTensor; a plain tensor is a copy on each of `world_size` ranks. Throws ValueError
+// naming `name` for Partial placements.
+SavedLayout layout_of(const at::Tensor& tensor, int64_t world_size, const std::string& name);
+
+// The number of copies: the product of the mesh dimensions that do not cut.
+int64_t replica_count(const SavedLayout& layout);
+
+struct WrittenBox {
+  int64_t rank = 0;
+  Box box;
+};
+// The boxes that copy `replica` writes: together the whole tensor, each element once. One
+// empty box, of the first rank, for a tensor without elements.
+std::vector<WrittenBox> written_boxes(const SavedLayout& layout, const std::vector<int64_t>& shape,
+                                      int64_t replica);
+
+}  // namespace fsdp::internal::checkpoint

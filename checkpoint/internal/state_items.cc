@@ -1,0 +1,47 @@
+#include "checkpoint/internal/state_items.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <unordered_map>
+
+namespace fsdp::internal::checkpoint {
+
+ModelTensors tensors_of(const torch::nn::Module& module) {
+  ModelTensors found;
+  std::unordered_map<const c10::TensorImpl*, std::string> first_names;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const auto [place, is_new] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
+    if (is_new) {
+      found.tensors.push_back({name, tensor});
+    } else {
+      found.ties.emplace(name, place->second);
+    }
+  };
+  for (const auto& item : module.named_parameters()) add(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+  return found;
+}
+
+std::map<std::string, torch::nn::Module*> models_of(const State& state) {
+  std::map<std::string, torch::nn::Module*> models;
+  if (state.model.get() != nullptr) models["model"] = state.model.get();
+  for (const auto& [key, model] : state.models) models["models/" + key] = model.get();
+  return models;
+}
+
+std::map<std::string, OptimizerOf> optimizers_of(const State& state) {
+  std::map<std::string, OptimizerOf> optimizers;
+  const auto add = [&](const std::string& item, OptimizerRef optimizer, const std::string& model) {
+    const bool keyed = state.models.count(model) != 0;
+    TORCH_CHECK_VALUE(keyed || state.model.get() != nullptr, "checkpoint: '", item,
+                      "' without a model: its state is saved by the parameters' names");
+    optimizers[item] = {optimizer.get(), keyed ? "models/" + model : "model"};
+  };
+  if (state.optimizer.get() != nullptr) add("optimizer", state.optimizer, "");
+  for (const auto& [key, optimizer] : state.optimizers) add("optimizers/" + key, optimizer, key);
+  return optimizers;
+}
+
+}  // namespace fsdp::internal::checkpoint

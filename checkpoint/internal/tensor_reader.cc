@@ -1,0 +1,157 @@
+#include "checkpoint/internal/tensor_reader.h"
+
+#include "checkpoint/internal/dtype.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/ArrayRef.h>
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+std::string shape_text(c10::IntArrayRef shape) {
+  std::ostringstream text;
+  text << shape;
+  return text.str();
+}
+
+absl::Status check_fits(const std::string& name, const at::Tensor& target,
+                        const StoredTensor& stored, bool cast) {
+  if (target.sizes() != c10::IntArrayRef(stored.shape)) {
+    return absl::InvalidArgumentError("'" + name + "' has shape " + shape_text(target.sizes()) +
+                                      " here and " + shape_text(stored.shape) + " in the file");
+  }
+  if (cast || widens_exactly(stored.dtype, target.scalar_type())) return absl::OkStatus();
+  return absl::InvalidArgumentError(
+      "'" + name + "' is " + c10::toString(target.scalar_type()) + " here and " +
+      c10::toString(stored.dtype) +
+      " in the file, which loses something; LoadOptions::cast allows it");
+}
+
+Box box_of(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? local_box(*spec_of(tensor)) : whole_box(tensor.sizes().vec());
+}
+
+// What is written, after its owner was told. Whoever owns a registry entry counts the
+// writes, so it is told on every rank, an empty shard or not.
+at::Tensor open_for_writing(const at::Tensor& tensor) {
+  if (!is_dtensor(tensor)) return tensor.detach();
+  if (DTensorOwner* owner = owner_of(tensor)) owner->before_write(tensor);
+  return local_of(tensor).detach();
+}
+
+bool takes_bytes_directly(const at::Tensor& local, c10::ScalarType dtype) {
+  return local.device().is_cpu() && local.is_contiguous() && local.scalar_type() == dtype;
+}
+
+}  // namespace
+
+absl::StatusOr<VerifiedFile*> TensorReader::open(size_t file) {
+  if (const auto known = open_.find(file); known != open_.end()) return &known->second;
+  auto opened = VerifiedFile::open(catalog_.files[file], rules_.verify);
+  if (!opened.ok()) return opened.status();
+  return &open_.emplace(file, *std::move(opened)).first->second;
+}
+
+absl::Status TensorReader::add_pieces(const std::string& stored_name, const StoredTensor& stored,
+                                      Target& target) {
+  int64_t covered = 0;
+  for (const StoredBox& saved : stored.boxes) {
+    Box common = intersect(saved.box, target.box);
+    if (numel_of(common) == 0) continue;
+    for (const Piece& other : target.pieces) {
+      if (numel_of(intersect(other.common, common)) == 0) continue;
+      return absl::DataLossError("'" + stored_name + "' " + to_string(common) +
+                                 " is in two files: " + catalog_.files[saved.file].path + " and " +
+                                 catalog_.files[other.file].path);
+    }
+    auto file = open(saved.file);
+    if (!file.ok()) return file.status();
+    auto entry = (*file)->find(stored_name, saved.box);
+    if (!entry.ok()) return entry.status();
+    if ((*entry)->dtype != stored.dtype) {
+      return absl::DataLossError("'" + stored_name + "' has another dtype in its file");
+    }
+    covered += numel_of(common);
+    target.pieces.push_back({saved.file, (*entry)->begin, saved.box, std::move(common)});
+  }
+  if (covered == numel_of(target.box)) return absl::OkStatus();
+  return absl::DataLossError("'" + stored_name + "' " + to_string(target.box) + ": only " +
+                             std::to_string(covered) + " of its " +
+                             std::to_string(numel_of(target.box)) +
+                             " elements are in the files: some are missing");
+}
+
+absl::Status TensorReader::plan(const std::string& stored_name, const std::string& name,
+                                at::Tensor target) {
+  const StoredTensor& stored = catalog_.tensors.at(stored_name);
+  if (auto fits = check_fits(name, target, stored, rules_.cast); !fits.ok()) return fits;
+  Target planned{.tensor = target, .stored_dtype = stored.dtype, .box = box_of(target)};
+  if (auto added = add_pieces(stored_name, stored, planned); !added.ok()) return added;
+  std::sort(planned.pieces.begin(), planned.pieces.end(), [](const Piece& a, const Piece& b) {
+    return std::pair(a.file, a.begin) < std::pair(b.file, b.begin);
+  });
+  targets_.push_back(std::move(planned));
+  return absl::OkStatus();
+}
+
+absl::Status TensorReader::read_pieces(const Target& target, void* memory) {
+  const auto item_size = static_cast<int64_t>(c10::elementSize(target.stored_dtype));
+  absl::Status status;
+  for (const Piece& piece : target.pieces) {
+    VerifiedFile& file = open_.at(piece.file);
+    for_each_run(piece.common, piece.saved, target.box, [&](const Run& run) {
+      if (!status.ok()) return;
+      status = file.read(static_cast<char*>(memory) + run.to * item_size, run.length * item_size,
+                         piece.begin + run.from * item_size);
+    });
+    if (!status.ok()) return status;
+  }
+  return status;
+}
+
+absl::Status TensorReader::read_target(const Target& target) {
+  const at::Tensor local = open_for_writing(target.tensor);
+  if (local.numel() == 0) return absl::OkStatus();
+  if (takes_bytes_directly(local, target.stored_dtype)) {
+    auto read = read_pieces(target, local.mutable_data_ptr());
+    local.unsafeGetTensorImpl()->bump_version();
+    return read;
+  }
+  const at::Tensor bytes =
+      at::empty(lengths_of(target.box), at::TensorOptions(target.stored_dtype));
+  if (auto read = read_pieces(target, bytes.mutable_data_ptr()); !read.ok()) return read;
+  local.copy_(bytes);
+  return absl::OkStatus();
+}
+
+absl::Status TensorReader::read() {
+  c10::NoGradGuard no_grad;
+  std::stable_sort(targets_.begin(), targets_.end(), [](const Target& a, const Target& b) {
+    const auto first = [](const Target& target) {
+      return target.pieces.empty()
+                 ? std::pair<size_t, int64_t>()
+                 : std::pair(target.pieces.front().file, target.pieces.front().begin);
+    };
+    return first(a) < first(b);
+  });
+  for (const Target& target : targets_) {
+    if (auto read = read_target(target); !read.ok()) return read;
+  }
+  return absl::OkStatus();
+}
+
+int64_t TensorReader::bytes_read() const {
+  int64_t bytes = 0;
+  for (const auto& [number, file] : open_) bytes += file.bytes_read();
+  return bytes;
+}
+
+}  // namespace fsdp::internal::checkpoint

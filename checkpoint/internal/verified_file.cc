@@ -1,0 +1,119 @@
+#include "checkpoint/internal/verified_file.h"
+
+#include "checkpoint/internal/checksums.h"
+#include "checkpoint/internal/shard_writer.h"
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+absl::StatusOr<std::string> read_sums(const StoredFile& stored, int64_t bytes) {
+  const std::string path = stored.path + kChecksumSuffix;
+  auto sums = read_file(path);
+  if (!sums.ok()) return sums.status();
+  if (static_cast<int64_t>(sums->size()) != checksum_bytes(bytes) ||
+      checksum_text(*sums) != stored.checksum) {
+    return absl::DataLossError(path + ": not the checksums that the manifest speaks of");
+  }
+  return sums;
+}
+
+}  // namespace
+
+VerifiedFile::VerifiedFile(InputFile file, Header header, std::string sums)
+    : file_(std::move(file)), header_(std::move(header)), sums_(std::move(sums)) {
+  for (const Entry& entry : header_.entries) by_tensor_.emplace(entry.tensor, &entry);
+}
+
+absl::StatusOr<VerifiedFile> VerifiedFile::open(const StoredFile& stored, bool verify) {
+  auto file = InputFile::open(stored.path);
+  if (!file.ok()) return file.status();
+  if (stored.bytes >= 0 && file->bytes() != stored.bytes) {
+    return absl::DataLossError(stored.path + ": has " + std::to_string(file->bytes()) +
+                               " bytes, and " + std::to_string(stored.bytes) + " were saved");
+  }
+  std::string sums;
+  if (verify && !stored.checksum.empty()) {
+    auto read = read_sums(stored, file->bytes());
+    if (!read.ok()) return read.status();
+    sums = *std::move(read);
+  }
+  auto header = read_header(*file);
+  if (!header.ok()) return header.status();
+  const int64_t header_bytes = header->data_begin;
+  VerifiedFile verified(*std::move(file), *std::move(header), std::move(sums));
+  for (int64_t block = 0; block * kMebibyte < header_bytes; ++block) {
+    if (auto read = verified.read_block(block); !read.ok()) return read;
+  }
+  return verified;
+}
+
+absl::StatusOr<const Entry*> VerifiedFile::find(const std::string& tensor, const Box& box) const {
+  const auto [begin, end] = by_tensor_.equal_range(tensor);
+  const auto found =
+      std::find_if(begin, end, [&](const auto& item) { return item.second->box == box; });
+  if (found != end) return found->second;
+  return absl::DataLossError(file_.path() + ": '" + tensor + "' " + to_string(box) +
+                             " is not in it, though the manifest says so");
+}
+
+int64_t VerifiedFile::block_bytes(int64_t block) const {
+  return std::min(kMebibyte, file_.bytes() - block * kMebibyte);
+}
+
+absl::Status VerifiedFile::check(const void* data, int64_t bytes, int64_t block) const {
+  if (sums_.empty() || checksum_of(data, bytes) == checksum_at(sums_, block)) {
+    return absl::OkStatus();
+  }
+  std::string text = file_.path() + ": MiB " + std::to_string(block) + " is damaged; it holds";
+  const int64_t begin = block * kMebibyte - header_.data_begin;
+  for (const Entry& entry : header_.entries) {
+    if (entry.begin < begin + bytes && entry.end > begin) text += " '" + entry.name + "'";
+  }
+  return absl::DataLossError(text);
+}
+
+absl::Status VerifiedFile::read_block(int64_t block) {
+  if (buffered_ == block) return absl::OkStatus();
+  buffered_ = -1;
+  const int64_t bytes = block_bytes(block);
+  buffer_.resize(static_cast<size_t>(kMebibyte));
+  if (auto read = file_.read_at(buffer_.data(), bytes, block * kMebibyte); !read.ok()) return read;
+  bytes_read_ += bytes;
+  if (auto checked = check(buffer_.data(), bytes, block); !checked.ok()) return checked;
+  buffered_ = block;
+  return absl::OkStatus();
+}
+
+absl::Status VerifiedFile::read(void* target, int64_t bytes, int64_t offset) {
+  auto* next = static_cast<char*>(target);
+  offset += header_.data_begin;
+  while (bytes > 0) {
+    const int64_t block = offset / kMebibyte, skip = offset % kMebibyte;
+    const int64_t count = std::min(bytes, block_bytes(block) - skip);
+    if (count <= 0) return absl::DataLossError(file_.path() + ": ends too early");
+    if (count == block_bytes(block)) {
+      if (auto read = file_.read_at(next, count, offset); !read.ok()) return read;
+      bytes_read_ += count;
+      if (auto checked = check(next, count, block); !checked.ok()) return checked;
+    } else {
+      if (auto read = read_block(block); !read.ok()) return read;
+      std::memcpy(next, buffer_.data() + skip, static_cast<size_t>(count));
+    }
+    next += count, offset += count, bytes -= count;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VerifiedFile::verify_all() {
+  for (int64_t block = 0; block * kMebibyte < file_.bytes(); ++block) {
+    buffered_ = -1;
+    if (auto read = read_block(block); !read.ok()) return read;
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace fsdp::internal::checkpoint

@@ -1,0 +1,39 @@
+// The ranks that save or load together, and the short texts they tell each other.
+#pragma once
+
+#include "device_mesh/collectives/collectives.h"
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal::checkpoint {
+
+struct World {
+  std::optional<Group> group;  // none: a world of one
+  int64_t rank = 0;
+  int64_t size = 1;
+};
+// The default process group's, or a world of one where there is none.
+World default_world();
+
+// Everyone's text, by rank. One all-gather for texts up to 240 bytes, else two.
+// Collective over the world.
+std::vector<std::string> exchange(const World& world, const std::string& mine,
+                                  const std::string& what);
+
+// What went wrong on this rank, to be told to the others.
+struct Failure {
+  bool is_value_error = false;
+  std::string text;  // empty: nothing
+};
+Failure attempt(const std::function<void()>& work);
+
+// Returns what each rank said, or throws on all ranks alike when any rank failed, with
+// every failed rank's text behind `what`. Collective over the world.
+std::vector<std::string> agree(const World& world, const Failure& mine, const std::string& said,
+                               const std::string& what);
+
+}  // namespace fsdp::internal::checkpoint

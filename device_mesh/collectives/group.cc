@@ -1,0 +1,23 @@
+#include "device_mesh/collectives/group.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+namespace fsdp::internal {
+
+using c10d::ProcessGroup;
+
+int64_t group_rank(const Group& group) { return group->getRank(); }
+int64_t group_size(const Group& group) { return group->getSize(); }
+
+std::string group_backend(const Group& group) {
+  if (group->getBackendType() != ProcessGroup::CUSTOM) return group->getBackendName();
+  return group->getDefaultBackend()->getBackendName();
+}
+
+bool through_gloo(const Group& group, const at::Tensor& tensor) {
+  const auto type = group->getBackendType();
+  return tensor.is_cpu() && (type == ProcessGroup::GLOO || type == ProcessGroup::NCCL);
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,27 @@
+// A process group as the collectives see it, without c10d's heavy headers.
+#pragma once
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <string>
+
+namespace c10d {
+class ProcessGroup;
+}
+
+namespace at {
+class Tensor;
+}
+
+namespace fsdp::internal {
+
+using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
+
+int64_t group_rank(const Group& group);
+int64_t group_size(const Group& group);
+std::string group_backend(const Group& group);  // "gloo", "nccl", "fake", ...
+// Whether `tensor` would travel through Gloo: an "nccl" group serves CPU tensors so too.
+bool through_gloo(const Group& group, const at::Tensor& tensor);
+
+}  // namespace fsdp::internal

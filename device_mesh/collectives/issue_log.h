@@ -1,0 +1,121 @@
+// What one rank issues on one process group, in order, and the check that the other ranks
+// issue the same.
+//
+//   auto log = IssueLog::of(mesh, 0);
+//   Announcement announced = log->announce({.kind = CollectiveKind::kAllGather,
+//                                           .what = "all-gather of unit 'l0'", .bytes = 352});
+//   ...
+//   announced.wait();   // throws, naming both operations, unless all ranks announced the same
+//
+// An announcement is a message of fixed size to every rank of the group, so it meets the
+// others' whatever they issue. After a failure the ranks no longer agree on what was
+// sent, and nothing more is announced. One log per process group, as long as that lives;
+// found by the group, since ranks may be threads. Thread-safe, but for announce(), which
+// is called in one order on all ranks. Messages give ranks of the whole job.
+#pragma once
+
+#include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/notice.h"
+#include "device_mesh/collectives/pending.h"
+#include "device_mesh/device_mesh.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <exception>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal {
+
+class IssueLog;
+
+inline constexpr uint32_t kNoUnit = 0xffffffffu;
+
+struct IssuedOperation {
+  CollectiveKind kind = CollectiveKind::kAllGather;
+  uint32_t unit = kNoUnit;
+  std::string what = {};  // "all-gather of unit 'blocks.0'"
+  int64_t bytes = 0;
+  uint64_t agreement = 0;  // a word that travels with it, compared by the caller
+};
+
+// The notices of all ranks about one operation, on their way. Destroying one that was not
+// waited for waits, and swallows errors.
+class Announcement {
+ public:
+  Announcement();  // of nothing
+  Announcement(Announcement&&) noexcept;
+  Announcement& operator=(Announcement&&) = delete;
+  ~Announcement();
+  const Stamp& stamp() const { return mine_.stamp; }
+  // Every rank's agreement, by group rank. Throws DistBackendError where notices do not
+  // arrive, and an error that names both operations where one differs from this rank's.
+  // REQUIRES: called once.
+  std::vector<uint64_t> wait();
+
+ private:
+  friend class IssueLog;
+  void post(const Group& group);
+  Notice read(int64_t peer) const;
+
+  std::shared_ptr<IssueLog> log_;  // null: of nothing, or waited for
+  Notice mine_;
+  Group group_;         // null: nobody else to tell
+  at::Tensor notices_;  // uint8 [group size, notice]: this rank's is sent
+  std::vector<Pending> messages_;
+};
+
+class IssueLog : public std::enable_shared_from_this<IssueLog> {
+ public:
+  // The log of the mesh dimension's group. Local.
+  static std::shared_ptr<IssueLog> of(const DeviceMesh& mesh, int64_t dim);
+  // From now on nothing is announced on `group`, since destroy_process_group() ended it.
+  static void end(const Group& group);
+
+  IssueLog(const Group& group, int64_t global_rank, bool on_device);
+
+  // Throws after a failure. On devices nobody is told, since reading notices would stall
+  // the host.
+  Announcement announce(const IssuedOperation& operation);
+  // Announces, waits until all ranks agree, and runs `collective`, which gives a Pending,
+  // to its end.
+  template <class Collective>
+  void run(const IssuedOperation& operation, const Collective& collective) {
+    announce(operation).wait();
+    watch([&] { collective().wait(operation.what); });
+  }
+  // Runs `wait`; what it throws is noted as a failure.
+  template <class Wait>
+  auto watch(const Wait& wait) {
+    try {
+      return wait();
+    } catch (const std::exception& error) {
+      note_failure(error);
+      throw;
+    }
+  }
+  // The first one is what later calls throw.
+  void note_failure(const std::exception& error);
+  // Throws, naming `what`, after a failure.
+  void check_usable(const std::string& what);
+
+  int64_t global_rank() const { return global_rank_; }
+
+ private:
+  struct WeakGroup;  // a weak pointer needs the whole type, which is heavy
+  Stamp record(const IssuedOperation& operation);
+  void refuse_from_now_on(const std::string& reason);
+
+  const std::shared_ptr<const WeakGroup> group_;
+  const int64_t group_size_, global_rank_;
+  const bool on_device_;
+  std::mutex mutex_;
+  IssueOrder order_;
+  std::string failure_;  // why nothing is announced any more: the first reason
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,57 @@
+#include "device_mesh/collectives/notice.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace fsdp::internal {
+namespace {
+
+constexpr uint64_t kMagic = 0x6673647053746d70ull;
+
+struct Wire {
+  uint64_t magic = kMagic;
+  uint64_t check = 0;  // of everything behind it
+  Stamp stamp = {};
+  uint64_t agreement = 0;
+  int64_t global_rank = 0;
+  char operation[kNoticeBytes - 48] = {};
+};
+static_assert(sizeof(Wire) == kNoticeBytes);
+
+// FNV-1a.
+uint64_t check_of(const Wire& wire) {
+  const auto* first = reinterpret_cast<const unsigned char*>(&wire.stamp);
+  const auto* last = reinterpret_cast<const unsigned char*>(&wire + 1);
+  uint64_t hash = 0xcbf29ce484222325ull;
+  for (; first != last; ++first) hash = (hash ^ *first) * 0x100000001b3ull;
+  return hash;
+}
+
+}  // namespace
+
+NoticeBytes write_notice(const Notice& notice) {
+  Wire wire;
+  wire.stamp = notice.stamp;
+  wire.agreement = notice.agreement;
+  wire.global_rank = notice.global_rank;
+  const auto length = std::min(notice.operation.size(), sizeof wire.operation - 1);
+  std::memcpy(wire.operation, notice.operation.data(), length);
+  wire.check = check_of(wire);
+  NoticeBytes bytes;
+  std::memcpy(bytes.data(), &wire, sizeof wire);
+  return bytes;
+}
+
+bool read_notice(const char* bytes, Notice& notice) {
+  Wire wire;
+  std::memcpy(&wire, bytes, sizeof wire);
+  if (wire.magic != kMagic || wire.check != check_of(wire)) return false;
+  notice.stamp = wire.stamp;
+  notice.agreement = wire.agreement;
+  notice.global_rank = wire.global_rank;
+  wire.operation[sizeof wire.operation - 1] = '\0';
+  notice.operation = wire.operation;
+  return true;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,135 @@
+#include "device_mesh/collectives/pending.h"
+
+#include "device_mesh/collectives/ranks_in_job.h"
+#include "device_mesh/collectives/slow_wait.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <chrono>
+#include <thread>
+#include <utility>
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+int64_t own_global_rank(const Group& group) {
+  return ranks_in_job(group)[static_cast<size_t>(group->getRank())];
+}
+
+std::string backend_message(const std::exception& error) {
+  const auto* rich = dynamic_cast<const c10::Error*>(&error);
+  return rich ? rich->what_without_backtrace() : error.what();
+}
+
+// Leaves word of this rank's failure in the group's store and lists the ranks that leave
+// none within a second: as a rule those that never came to the collective. Empty when the
+// store cannot be asked.
+std::string silent_ranks(const Group& group) {
+  constexpr auto kGrace = std::chrono::seconds(1);
+  const auto key = [](int64_t rank) { return "failed/" + std::to_string(rank); };
+  const auto names = ranks_in_job(group);
+  std::vector<int64_t> silent;
+  try {
+    const auto store = group->getStore();
+    if (!store) return "";
+    store->set(key(group->getRank()), std::vector<uint8_t>{1});
+    const auto deadline = std::chrono::steady_clock::now() + kGrace;
+    for (int64_t rank = 0; rank < group->getSize(); ++rank) {
+      while (!store->check({key(rank)}) && std::chrono::steady_clock::now() < deadline) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      }
+      if (!store->check({key(rank)})) silent.push_back(names[static_cast<size_t>(rank)]);
+    }
+  } catch (const std::exception&) {
+    return "";  // The rank that serves the store is gone.
+  }
+  return rank_list(silent);
+}
+
+[[noreturn]] void throw_failure(const Group& group, const std::string& what,
+                                const std::string& reason) {
+  const std::string silent = silent_ranks(group);
+  C10_THROW_ERROR(DistBackendError,
+                  c10::str(what, " failed on rank ", own_global_rank(group), " in group '",
+                           group->getGroupDesc(), "' of ranks ", rank_list(ranks_in_job(group)),
+                           " (", group_backend(group), "): ", reason,
+                           silent.empty() ? "" : ". No word from rank " + silent,
+                           ". Other ranks may hang until their timeout"));
+}
+
+}  // namespace
+
+Pending::Pending() = default;
+Pending::Pending(Group group, c10::intrusive_ptr<c10d::Work> work, std::function<void()> completion)
+    : group_(std::move(group)), work_(std::move(work)), completion_(std::move(completion)) {}
+Pending::Pending(Pending&&) noexcept = default;
+
+Pending& Pending::operator=(Pending&& other) noexcept {
+  if (this == &other) return *this;
+  this->~Pending();
+  return *new (this) Pending(std::move(other));
+}
+
+Pending::~Pending() {
+  if (!work_) return;
+  try {
+    work_->wait();
+  } catch (const std::exception&) {
+    // Abandoned: whoever cares about the outcome calls wait().
+  }
+}
+
+Pending::Pending(Group group, std::exception_ptr failure)
+    : group_(std::move(group)), failure_(std::move(failure)) {}
+
+Pending& Pending::with_peer(int64_t group_rank) {
+  peer_ = group_rank;
+  return *this;
+}
+
+std::string Pending::describe_wait(const Group& group, const std::string& what) const {
+  auto others = ranks_in_job(group);
+  const auto own = others[static_cast<size_t>(group->getRank())];
+  if (peer_ >= 0) {
+    others = {others[static_cast<size_t>(peer_)]};
+  } else {
+    std::erase(others, own);
+  }
+  return c10::str("rank ", own, " still waits for the ", what, ": for rank ", rank_list(others));
+}
+
+c10::intrusive_ptr<c10d::Work> Pending::release() {
+  failure_ = nullptr;
+  return std::exchange(work_, {});
+}
+
+bool Pending::in_flight() const { return work_.defined() || failure_ != nullptr; }
+void Pending::throw_if_not_issued(const std::string& what) {
+  if (failure_) wait(what);
+}
+
+bool Pending::finished() const { return !work_ || work_->isCompleted(); }
+
+void Pending::wait(const std::string& what) {
+  if (!in_flight()) return;
+  const Group group = std::move(group_);
+  const auto work = std::move(work_);
+  const auto failure = std::exchange(failure_, nullptr);
+  const auto completion = std::move(completion_);
+  bool finished = false;
+  try {
+    if (failure) std::rethrow_exception(failure);
+    SlowWait slow([&] { return describe_wait(group, what); });
+    finished = work->wait();
+  } catch (const std::exception& error) {
+    throw_failure(group, what, backend_message(error));
+  }
+  if (!finished) throw_failure(group, what, "the collective was aborted");
+  if (completion) completion();
+}
+
+}  // namespace fsdp::internal

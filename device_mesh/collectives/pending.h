@@ -1,0 +1,68 @@
+// A collective, or one message, in flight.
+#pragma once
+
+#include "device_mesh/collectives/group.h"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <string>
+#include <utility>
+
+namespace c10d {
+class Work;
+}
+
+namespace fsdp::internal {
+
+// Destroying one that was not waited for waits, and swallows its error.
+class Pending {
+ public:
+  Pending();
+  // `completion`, if any, runs in the first successful wait(), after the backend's work.
+  Pending(Group group, c10::intrusive_ptr<c10d::Work> work, std::function<void()> completion = {});
+  Pending(Pending&&) noexcept;
+  Pending& operator=(Pending&&) noexcept;
+  ~Pending();
+  // A collective that could not even be issued: wait() tells.
+  Pending(Group group, std::exception_ptr failure);
+  // Of a message: the group rank at the other end, for what is told of a long wait.
+  Pending& with_peer(int64_t group_rank);
+  bool in_flight() const;
+  // What wait() would throw for a collective that could not be issued; otherwise nothing.
+  void throw_if_not_issued(const std::string& what);
+  // wait() would not block: nothing is in flight, or the backend has finished.
+  bool finished() const;
+  // Throws c10::DistBackendError that carries `what` (operation and unit), the rank, the
+  // group's description, the backend's text and the ranks that did not report a failure
+  // within a second, when the collective failed or timed out. A wait of more than 30 s is
+  // told to stderr once. Idempotent.
+  void wait(const std::string& what);
+  // Hands over the backend's work, null when nothing is in flight; this then waits for
+  // nothing (abandoned.h).
+  c10::intrusive_ptr<c10d::Work> release();
+
+ private:
+  std::string describe_wait(const Group& group, const std::string& what) const;
+
+  Group group_;
+  c10::intrusive_ptr<c10d::Work> work_;
+  std::exception_ptr failure_;
+  std::function<void()> completion_;
+  int64_t peer_ = -1;
+};
+
+// Runs `call`, which gives a c10d::Work. What the backend throws at once is told by
+// wait(), which knows the operation's name.
+template <class Call>
+Pending issue(const Group& group, const Call& call, std::function<void()> completion = {}) {
+  try {
+    return {group, call(), std::move(completion)};
+  } catch (const std::exception&) {
+    return {group, std::current_exception()};
+  }
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,91 @@
+#include "device_mesh/collectives/row_exchange.h"
+
+#include "device_mesh/collectives/abandoned.h"
+#include "device_mesh/collectives/point_to_point.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
+
+#include <memory>
+#include <utility>
+
+namespace fsdp::internal {
+
+at::ScalarType sum_dtype(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+}
+
+at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, at::ScalarType dtype) {
+  const auto options = rows.front().options().dtype(sum_dtype(dtype));
+  if (rows.front().numel() == 0) return at::empty({0}, options);
+  auto sum = rows.front().view(dtype).to(options, /*non_blocking=*/false, /*copy=*/true);
+  for (size_t rank = 1; rank < rows.size(); ++rank) sum.add_(rows[rank].view(dtype));
+  return sum;
+}
+
+RowExchange::RowExchange(const Group& group, const at::Tensor& rows, at::ScalarType dtype,
+                         RowExchangeOptions options)
+    : group_(group),
+      dtype_(dtype),
+      options_(std::move(options)),
+      rank_(group_rank(group_)),
+      size_(group_size(group_)),
+      rows_(rows.unbind(0)),
+      received_(rows_.size()),
+      spare_(at::empty_like(rows_.front())) {
+  received_[static_cast<size_t>(rank_)] = rows_[static_cast<size_t>(rank_)];
+  start_round();
+  // c10d's messages can not be asked whether they have arrived, so a thread waits for
+  // them. With one peer there is but one round, which needs nobody's help.
+  if (options_.in_background && size_ > 2) background_ = std::thread([this] { run_rounds(); });
+}
+
+RowExchange::~RowExchange() { finish(); }
+
+int64_t RowExchange::staging_bytes() const { return (size_ + 1) * spare_.numel(); }
+
+int64_t RowExchange::peer(int64_t distance) const { return (rank_ + distance + size_) % size_; }
+
+void RowExchange::start_round() {
+  if (round_ >= size_ || spare_.numel() == 0) return;
+  const auto to = peer(round_);
+  receiving_ = receive(group_, spare_, peer(-round_), options_.tag);
+  sending_ = send(group_, rows_[static_cast<size_t>(to)], to, options_.tag);
+}
+
+void RowExchange::run_rounds() noexcept {
+  try {
+    if (options_.agree) options_.agree();
+    for (; round_ < size_; start_round()) {
+      receiving_.wait(options_.what);
+      sending_.wait(options_.what);
+      received_[static_cast<size_t>(peer(-round_))] = spare_;
+      spare_ = rows_[static_cast<size_t>(peer(round_))];
+      ++round_;
+    }
+  } catch (...) {
+    failure_ = std::current_exception();
+    abandon(group_, receiving_, std::make_shared<at::Tensor>(spare_));
+    abandon(group_, sending_,
+            std::make_shared<at::Tensor>(rows_[static_cast<size_t>(peer(round_))]));
+  }
+}
+
+void RowExchange::finish() {
+  if (std::exchange(finished_, true)) return;
+  if (background_.joinable()) {
+    background_.join();
+  } else {
+    run_rounds();
+  }
+}
+
+at::Tensor RowExchange::wait() {
+  finish();
+  if (failure_) std::rethrow_exception(failure_);
+  return sum_in_order(received_, dtype_);
+}
+
+}  // namespace fsdp::internal

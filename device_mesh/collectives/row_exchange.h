@@ -1,0 +1,82 @@
+// A reduce-scatter whose rows are exchanged with one peer after another and then added in
+// the order of the ranks: the sum is the same whatever the timing, and on Gloo it is two
+// to eight times faster than the backend's own reduce-scatter.
+//
+//   RowExchange exchange(group, rows, at::kBFloat16, "reduce-scatter of unit 'blocks.0'");
+//   ...
+//   at::Tensor sum = exchange.wait();   // this rank's row, summed: [elements] of kFloat
+//
+// The memory of a row that was sent takes the row that is received next, so one spare row
+// is all that it needs beyond the rows themselves. CPU only. Collective over the group.
+#pragma once
+
+#include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/pending.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <exception>
+#include <functional>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fsdp::internal {
+
+// The type in which values of `dtype` are added: float for Half and BFloat16, else
+// `dtype`.
+at::ScalarType sum_dtype(at::ScalarType dtype);
+
+// The rows (uint8, contiguous elements of `dtype`, of one size) added one after another:
+// [elements] of sum_dtype(dtype). How every sum of rows is made, so that all give the
+// same bits. Local.
+at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, at::ScalarType dtype);
+
+struct RowExchangeOptions {
+  std::string what;  // names the operation in errors
+  int tag = 0;       // of the messages (point_to_point.h)
+  // Runs before anything is waited for; what it throws is what wait() throws, and no
+  // further round begins.
+  std::function<void()> agree = {};
+  // Whether rounds go on while the caller does something else. The first always does.
+  bool in_background = false;
+};
+
+class RowExchange {
+ public:
+  // rows: uint8, [group size, row bytes], each row contiguous elements of `dtype`; row r
+  // goes to rank r. Overwritten.
+  RowExchange(const Group& group, const at::Tensor& rows, at::ScalarType dtype,
+              RowExchangeOptions options);
+  // Takes part in the rounds that are left: the other ranks count on it.
+  ~RowExchange();
+  RowExchange(const RowExchange&) = delete;
+  RowExchange& operator=(const RowExchange&) = delete;
+
+  int64_t staging_bytes() const;
+  // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
+  // sum_dtype(dtype). Throws DistBackendError when a round failed.
+  at::Tensor wait();
+
+ private:
+  int64_t peer(int64_t distance) const;
+  void start_round();
+  void run_rounds() noexcept;  // those that are left; keeps what goes wrong
+  void finish();
+
+  Group group_;
+  at::ScalarType dtype_;
+  RowExchangeOptions options_;
+  int64_t rank_, size_;
+  std::vector<at::Tensor> rows_;      // by receiver
+  std::vector<at::Tensor> received_;  // by sender, in memory of rows that were sent
+  at::Tensor spare_;
+  int64_t round_ = 1;  // the row for rank + round is sent, that of rank - round received
+  Pending receiving_, sending_;
+  std::exception_ptr failure_;
+  bool finished_ = false;
+  std::thread background_;
+};
+
+}  // namespace fsdp::internal

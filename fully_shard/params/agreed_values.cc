@@ -1,0 +1,89 @@
+#define XXH_INLINE_ALL
+#include "fully_shard/params/agreed_values.h"
+
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/device_mesh.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+#include <xxhash.h>
+
+#include <cstring>
+
+namespace fsdp::internal {
+namespace {
+
+constexpr int64_t kWords = 3;  // per parameter, as Hashes has them
+
+uint64_t mix(uint64_t seed, uint64_t value) {
+  return XXH3_64bits_withSeed(&value, sizeof value, seed);
+}
+
+const char* what_differs(int64_t word) {
+  switch (word) {
+    case 0:
+      return "has another name, shape or dtype, or another place among the unit's parameters";
+    case 1:
+      return "started with other values; give every rank the same seed, or load the same weights";
+    default:
+      return "was written with other values (a reset with a rank's own seed, Embedding's max_norm "
+             "with a rank's own rows): writes to sharded parameters must be the same on every rank";
+  }
+}
+
+}  // namespace
+
+void AgreedValues::note_start(size_t param, const std::string& name, const at::Tensor& whole) {
+  auto& hashes = params_[param];
+  hashes.start_geometry = XXH3_64bits(name.data(), name.size());
+  for (const auto size : whole.sizes()) {
+    hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(size));
+  }
+  hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(whole.scalar_type()));
+  if (whole.is_cpu()) hashes.start_values = XXH3_64bits(whole.const_data_ptr(), whole.nbytes());
+}
+
+void AgreedValues::note_member_write(size_t param, const void* bytes, int64_t nbytes,
+                                     c10::Device device) {
+  if (!device.is_cpu()) return;  // hashing there would stall the host
+  auto& hash = params_[param].member_write;
+  hash = mix(hash, XXH3_64bits(bytes, static_cast<size_t>(nbytes)));
+}
+
+uint64_t AgreedValues::word() const {
+  uint64_t word = 0;
+  for (size_t param = 0; param < params_.size(); ++param) {
+    const auto& [geometry, values, write] = params_[param];
+    if (geometry == 0 && values == 0 && write == 0) continue;
+    word = mix(mix(mix(mix(word, param), geometry), values), write);
+  }
+  return word;
+}
+
+void AgreedValues::agreed() { params_.assign(params_.size(), Hashes{}); }
+
+void AgreedValues::report(const DeviceMesh& mesh, const std::vector<std::string>& names) const {
+  const auto& group = mesh.group(0);
+  const auto count = static_cast<int64_t>(params_.size());
+  const auto mine = at::empty({count, kWords}, at::kLong);
+  static_assert(sizeof(Hashes) == kWords * sizeof(int64_t));
+  std::memcpy(mine.data_ptr(), params_.data(), params_.size() * sizeof(Hashes));
+  const auto all = at::empty({group_size(group), count, kWords}, at::kLong);
+  all_gather(group, all.view({-1}), mine.view({-1})).wait("exchange of parameters' hashes");
+  const auto* words = all.const_data_ptr<int64_t>();
+  for (int64_t rank = 1; rank < all.size(0); ++rank) {
+    for (int64_t param = 0; param < count; ++param) {
+      for (int64_t word = 0; word < kWords; ++word) {
+        const auto at_zero = words[param * kWords + word];
+        const auto here = words[(rank * count + param) * kWords + word];
+        TORCH_CHECK_VALUE(at_zero == here, "parameter '", names[static_cast<size_t>(param)],
+                          "' of shard rank ", rank, " ", what_differs(word),
+                          ". It differs from shard rank 0's; every rank gets this error (rank ",
+                          mesh.rank(), ")");
+      }
+    }
+  }
+  TORCH_INTERNAL_ASSERT(false, "ranks' agreement words differ, but no hash does");
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,53 @@
+#include "fully_shard/params/entry_gradient.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+namespace fsdp::internal {
+namespace {
+
+bool lies_like(const at::Tensor& gradient, const ShardedParam& param) {
+  return is_dtensor(gradient) && spec_of(gradient)->mesh == param.spec()->mesh &&
+         spec_of(gradient)->placements == param.spec()->placements &&
+         gradient.sizes() == at::IntArrayRef(param.spec()->shape);
+}
+
+void check_placement(const at::Tensor& gradient, const ShardedParam& param, const char* origin,
+                     int64_t global_rank) {
+  TORCH_CHECK_VALUE(
+      lies_like(gradient, param), origin, " of parameter '", param.name(),
+      "' is not a DTensor placed like the parameter (", to_string(*param.spec()),
+      "); make one with at::zeros_like(parameter), or from the gradient itself (rank ", global_rank,
+      ")");
+}
+
+at::Tensor run_hooks(const ShardedParam& param, const at::Tensor& entry, at::Tensor gradient,
+                     int64_t global_rank) {
+  for (const auto& hook : torch::autograd::impl::hooks(entry)) {
+    gradient = (*hook)({gradient}).front();
+    check_placement(gradient, param, "the gradient that a hook returned", global_rank);
+  }
+  return gradient;
+}
+
+}  // namespace
+
+void add_to_entry_gradient(const ShardedParam& param, const at::Tensor& part, int64_t global_rank) {
+  const auto entry = param.entry();
+  if (!entry.defined()) return;  // its module is gone; the reduction was issued all the same
+  const auto local = part.view(local_of(entry).sizes());
+  auto gradient = run_hooks(param, entry, make_dtensor(local, param.spec()), global_rank);
+  if (entry.grad().defined()) {
+    check_placement(entry.grad(), param, "the .grad", global_rank);
+    entry.mutable_grad().add_(gradient);
+  } else {
+    entry.mutable_grad() = std::move(gradient);
+  }
+  if (const auto& hook = torch::autograd::impl::post_acc_grad_hooks(entry)) (*hook)(entry);
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,19 @@
+// The sharded gradient of a registry entry: how a reduced part becomes its .grad.
+//
+// Hooks that the user registered on the entry are called with this backward's reduced
+// gradient and may replace it by one of the same placement; then it is added to .grad;
+// then the entry's post-accumulate hooks follow. Once per reduction, at its end. Local.
+#pragma once
+
+#include "fully_shard/params/sharded_param.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace fsdp::internal {
+
+// `part`: this rank's elements, of the parameter's dtype. Throws ValueError, naming the
+// parameter, where a hook or the user put something else than a DTensor placed like the
+// parameter.
+void add_to_entry_gradient(const ShardedParam& param, const at::Tensor& part, int64_t global_rank);
+
+}  // namespace fsdp::internal

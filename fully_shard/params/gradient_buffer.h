@@ -1,0 +1,70 @@
+// The full gradients of one group and dtype on their way: each is packed into the rows of
+// the coming reduction as soon as autograd delivers it, so a complete group leaves
+// without another copy.
+//
+//   row r, sent to rank r:  | chunk r of parameter 0 | chunk r of parameter 1 | ... | flags |
+//
+// Flags add up to the number of ranks that raised them: one per parameter that was used,
+// and one for gradients that came after their reduction had left.
+#pragma once
+
+#include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/transport.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::internal {
+
+struct TrainableParam {
+  int64_t index = 0;  // in the group
+  DimZeroExtent extent = {};
+};
+
+class GradientBuffer {
+ public:
+  enum class Late { kNone, kSome };
+
+  GradientBuffer(std::vector<TrainableParam> params, at::ScalarType dtype, Transport& transport,
+                 c10::Device device);
+
+  at::ScalarType dtype() const { return dtype_; }
+  int64_t nbytes() const { return static_cast<int64_t>(rows_.nbytes()); }
+  bool complete() const { return arrived_count_ == static_cast<int64_t>(params_.size()); }
+  const std::vector<TrainableParam>& params() const { return params_; }
+  // Position of group parameter `index` here, or -1.
+  int64_t position(int64_t index) const;
+
+  // REQUIRES: `gradient` is full size and of this dtype. Adds to what arrived before.
+  void add(int64_t position, const at::Tensor& gradient);
+  // Fills what has not arrived with zeros and hands the rows over (uint8, [ranks, row
+  // bytes]).
+  at::Tensor release_rows(Late late);
+
+  // Of a reduced row, this rank's, of any dtype: its part of parameter `position`,
+  // [elements]; and whether any rank used each parameter. Where flags are not read, all
+  // count as used.
+  at::Tensor part(const at::Tensor& row, int64_t position) const;
+  std::vector<bool> used(const at::Tensor& row) const;
+  // Whether some rank had late gradients. Never where flags are not read.
+  bool late(const at::Tensor& row) const;
+
+ private:
+  char* row_data() { return static_cast<char*>(rows_.data_ptr()); }
+  void write_flags(Late late);
+  int64_t flag_count() const { return static_cast<int64_t>(params_.size()) + 1; }
+  std::vector<double> read_flags(const at::Tensor& row) const;
+
+  std::vector<TrainableParam> params_;
+  int64_t shard_rank_, shard_count_;
+  bool reads_flags_;
+  PackedLayout layout_;
+  at::ScalarType dtype_;
+  at::Tensor rows_;
+  std::vector<bool> arrived_;
+  int64_t arrived_count_ = 0;
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,35 @@
+#include "fully_shard/params/gradient_hook.h"
+
+#include "fully_shard/params/param_group.h"
+
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <memory>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+class GradientHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  GradientHook(c10::intrusive_ptr<ParamGroup> group, int64_t index)
+      : group_(std::move(group)), index_(index) {}
+  void operator()(const at::Tensor&) override {
+    group_->driver()->gradient_arrived(*group_, index_);
+  }
+
+ private:
+  c10::intrusive_ptr<ParamGroup> group_;  // the group knows the member weakly: no cycle
+  int64_t index_;
+};
+
+}  // namespace
+
+void set_gradient_hook(const at::Tensor& member, c10::intrusive_ptr<ParamGroup> group,
+                       int64_t index) {
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      member, std::make_unique<GradientHook>(std::move(group), index));
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,47 @@
+// The counters that a group's doings go to: those of its mesh dimension, and those of its
+// root.
+#pragma once
+
+#include "fully_shard/transport/shard_dim.h"
+#include "fully_shard/units/root.h"
+#include "fully_shard/units/unit.h"
+
+#include <chrono>
+#include <memory>
+
+namespace fsdp::internal {
+
+class GroupAccounts {
+ public:
+  GroupAccounts(std::shared_ptr<ShardDim> dim, std::shared_ptr<Unit> unit)
+      : dim_(std::move(dim)), unit_(std::move(unit)) {}
+
+  template <class Number>
+  void add(Number Counters::*counter, Number amount) const {
+    dim_->accounts().add(counter, amount);
+    unit_->root->accounts.add(counter, amount);
+  }
+  void count(int64_t Counters::*counter) const { add(counter, int64_t{1}); }
+
+ private:
+  std::shared_ptr<ShardDim> dim_;
+  std::shared_ptr<Unit> unit_;
+};
+
+// Adds the time of a scope to Counters::wait_seconds.
+class WaitClock {
+ public:
+  explicit WaitClock(const GroupAccounts& accounts) : accounts_(accounts), start_(Clock::now()) {}
+  ~WaitClock() {
+    accounts_.add(&Counters::wait_seconds,
+                  std::chrono::duration<double>(Clock::now() - start_).count());
+  }
+  WaitClock(const WaitClock&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  const GroupAccounts& accounts_;
+  Clock::time_point start_;
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,65 @@
+#include "fully_shard/params/group_creation.h"
+
+#include "dtensor/internal/dtensor_impl.h"
+#include "fully_shard/params/gradient_hook.h"
+#include "fully_shard/params/registry_entry.h"
+#include "fully_shard/params/runtime_mode.h"
+#include "on_demand/gate_key.h"
+
+#include <utility>
+
+namespace fsdp::internal {
+
+class GroupCreation {
+ public:
+  explicit GroupCreation(c10::intrusive_ptr<ParamGroup> group) : group_(std::move(group)) {}
+
+  void open_shards(c10::Device device) {
+    group_->shards_ =
+        std::make_unique<ShardBuffer>(group_->params_, *group_->dim_, device, group_->accounts_);
+  }
+
+  // The entry of one parameter; its tensor is a member then.
+  at::Tensor adopt(int64_t index, const at::Tensor& tensor) {
+    auto& param = group_->params_[static_cast<size_t>(index)];
+    const auto& shards = *group_->shards_;
+    if (!group_->dim_->is_alone()) {
+      group_->agreed_.note_start(static_cast<size_t>(index), param.name(), tensor);
+    }
+    shards.take_part(index, tensor.const_data_ptr());
+    auto owner = c10::make_intrusive<RegistryEntry>(group_, tensor, index);
+    auto entry = make_dtensor(shards.local_view(index, param), param.spec(), std::move(owner));
+    entry.set_requires_grad(tensor.requires_grad());
+    param.set_entry(entry);
+    param.make_member(group_, index,
+                      group_->dim_->shard_count() * shards.layout().chunk(index).capacity_bytes);
+    if (group_->residency().is_borrowed()) param.storage()->fill(shards.data(index));
+    set_gradient_hook(tensor, group_, index);
+    return entry;
+  }
+
+ private:
+  c10::intrusive_ptr<ParamGroup> group_;
+};
+
+std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
+                                     std::shared_ptr<Unit> unit,
+                                     std::shared_ptr<GroupDriver> driver,
+                                     const std::vector<at::Tensor>& tensors,
+                                     const std::vector<std::string>& names) {
+  const RuntimeMode runtime_mode;
+  install_gate();
+  std::vector<ShardedParam> params;
+  params.reserve(tensors.size());
+  for (size_t i = 0; i < tensors.size(); ++i) params.emplace_back(names[i], tensors[i], mesh);
+  GroupCreation creation(c10::make_intrusive<ParamGroup>(mesh, std::move(dim), std::move(unit),
+                                                         std::move(driver), std::move(params)));
+  creation.open_shards(tensors.front().device());
+  std::vector<at::Tensor> entries;
+  for (size_t i = 0; i < tensors.size(); ++i) {
+    entries.push_back(creation.adopt(static_cast<int64_t>(i), tensors[i]));
+  }
+  return entries;
+}
+
+}  // namespace fsdp::internal

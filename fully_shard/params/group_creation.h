@@ -1,0 +1,24 @@
+// How a group comes to be: ordinary parameters become shards, members and registry
+// entries.
+#pragma once
+
+#include "fully_shard/params/param_group.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal {
+
+// Shards `tensors` (distinct, valid) over `mesh`: changes them in place into members.
+// Returns what the registry is to hold, in the same order; the group lives as long as one
+// of these, or a member. Local.
+std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
+                                     std::shared_ptr<Unit> unit,
+                                     std::shared_ptr<GroupDriver> driver,
+                                     const std::vector<at::Tensor>& tensors,
+                                     const std::vector<std::string>& names);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,141 @@
+#include "fully_shard/params/group_gradients.h"
+
+#include "fully_shard/params/entry_gradient.h"
+#include "fully_shard/params/optimizer_tripwire.h"
+#include "fully_shard/params/param_group.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// A gradient may alias a parameter (w.backward(v.detach())), whose memory is on demand:
+// then a copy, by an operator.
+at::Tensor owned(const at::Tensor& gradient) {
+  const bool on_demand = OnDemandStorage::of(gradient.unsafeGetTensorImpl()) != nullptr;
+  return on_demand ? gradient.clone() : gradient;
+}
+
+}  // namespace
+
+GroupGradients::GroupGradients(ParamGroup& group, std::vector<ShardedParam>& params,
+                               GroupAccounts accounts)
+    : group_(group),
+      params_(params),
+      accounts_(std::move(accounts)),
+      unsynchronized_(params.size(), false),
+      pending_bytes_(params.size(), 0) {}
+
+GroupGradients::~GroupGradients() {
+  drop();
+  for (const auto bytes : pending_bytes_) accounts_.add(&Counters::gradient_bytes, -bytes);
+}
+
+double GroupGradients::divisor() const {
+  const auto ranks = static_cast<double>(group_.dim().shard_count());
+  return group_.unit().policy.gradient_divide_factor.value_or(ranks);
+}
+
+bool GroupGradients::synchronizes() const { return group_.unit().policy.synchronize_gradients; }
+
+std::vector<int64_t> GroupGradients::reduced_params() {
+  std::vector<int64_t> indices;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (params_[i].is_trainable() || unsynchronized_[i]) indices.push_back(static_cast<int64_t>(i));
+  }
+  return indices;
+}
+
+bool GroupGradients::reduces() { return synchronizes() && !reduced_params().empty(); }
+
+void GroupGradients::keep_unsynchronized() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (params_[i].is_trainable()) unsynchronized_[i] = true;
+  }
+}
+
+void GroupGradients::note_pending(int64_t index) {
+  const auto member = param(index).member();
+  const bool waits =
+      member.defined() && member.grad().defined() && !is_untouched_tripwire(member.grad());
+  const auto bytes = waits ? static_cast<int64_t>(member.grad().nbytes()) : 0;
+  const auto before = std::exchange(pending_bytes_[static_cast<size_t>(index)], bytes);
+  accounts_.add(&Counters::gradient_bytes, bytes - before);
+}
+
+void GroupGradients::open() {
+  if (!buffers_.empty() || !synchronizes() || group_.dim().is_alone()) return;
+  std::vector<at::ScalarType> dtypes;
+  const auto indices = reduced_params();
+  for (const auto index : indices) {
+    const auto dtype = param(index).dtype();
+    if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
+  }
+  for (const auto dtype : dtypes) {
+    std::vector<TrainableParam> members;
+    for (const auto index : indices) {
+      if (param(index).dtype() == dtype) members.push_back({index, param(index).extent(dtype)});
+    }
+    buffers_.emplace_back(std::move(members), dtype, group_.dim().transport(), group_.device());
+    accounts_.add(&Counters::gradient_bytes, buffers_.back().nbytes());
+  }
+}
+
+void GroupGradients::check_gradient(const at::Tensor& gradient, int64_t index) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      gradient.layout() == at::kStrided, "parameter '", group_.parameter_name(index),
+      "' has a gradient of layout ", gradient.layout(),
+      "; sharded parameters take strided gradients only (use sparse=false; rank ",
+      group_.dim().global_rank(), ")");
+}
+
+void GroupGradients::pack(int64_t index) {
+  auto gradient = param(index).take_gradient(group_, index);
+  note_pending(index);
+  if (!gradient.defined()) return;
+  check_gradient(gradient, index);
+  gradient = owned(gradient.detach());
+  if (group_.dim().is_alone()) {  // nothing to reduce
+    return publish(index, divisor() != 1 ? gradient.div(divisor()) : gradient);
+  }
+  open();
+  for (auto& buffer : buffers_) {
+    const auto position = buffer.position(index);
+    if (position >= 0) buffer.add(position, gradient);
+  }
+}
+
+bool GroupGradients::complete() {
+  if (!synchronizes()) return true;
+  if (buffers_.empty()) return reduced_params().empty();
+  return std::all_of(buffers_.begin(), buffers_.end(),
+                     [](const auto& buffer) { return buffer.complete(); });
+}
+
+void GroupGradients::collect_pending() {
+  if (!synchronizes()) return;
+  for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
+  unsynchronized_.assign(params_.size(), false);
+}
+
+void GroupGradients::drop_pending() {
+  unsynchronized_.assign(params_.size(), false);
+  for (size_t i = 0; i < params_.size(); ++i) {
+    params_[i].drop_gradient();
+    note_pending(static_cast<int64_t>(i));
+  }
+}
+
+std::vector<GradientBuffer> GroupGradients::take() {
+  for (const auto& buffer : buffers_) accounts_.add(&Counters::gradient_bytes, -buffer.nbytes());
+  return std::exchange(buffers_, {});
+}
+
+void GroupGradients::publish(int64_t index, const at::Tensor& part) {
+  add_to_entry_gradient(param(index), part, group_.dim().global_rank());
+}
+
+}  // namespace fsdp::internal

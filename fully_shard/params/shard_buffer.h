@@ -1,0 +1,43 @@
+// This rank's shards of a group's parameters, one behind the other in memory of the
+// transport: the row that it sends when the group is gathered. Each part is seen through
+// its registry entry's local tensor. Local.
+#pragma once
+
+#include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/sharded_param.h"
+#include "fully_shard/transport/packed_layout.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace fsdp::internal {
+
+class ShardBuffer {
+ public:
+  // Zeros, for parameters as they are.
+  ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,
+              GroupAccounts accounts);
+  ~ShardBuffer();
+  ShardBuffer(const ShardBuffer&) = delete;
+
+  const PackedLayout& layout() const { return layout_; }
+  const at::Tensor& bytes() const { return bytes_; }  // uint8, [layout().row_bytes()]
+  c10::Device device() const { return bytes_.device(); }
+  char* data(int64_t index) const;
+  // The bytes of the whole parameter that are this rank's: [first, first + length).
+  int64_t first(int64_t index) const { return layout_.chunk(index).first(shard_rank_); }
+  int64_t length(int64_t index) const { return layout_.chunk(index).length(shard_rank_); }
+  // Takes this rank's part from `whole`, the parameter's bytes.
+  void take_part(int64_t index, const void* whole) const;
+  // This rank's part as a tensor. Each has a version counter of its own.
+  at::Tensor local_view(int64_t index, const ShardedParam& param) const;
+
+ private:
+  int64_t shard_rank_, shard_count_;
+  PackedLayout layout_;
+  at::Tensor bytes_;
+  GroupAccounts accounts_;
+};
+
+}  // namespace fsdp::internal

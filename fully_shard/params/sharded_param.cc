@@ -1,0 +1,112 @@
+#include "fully_shard/params/sharded_param.h"
+
+#include "dtensor/internal/dtensor_impl.h"
+#include "fully_shard/params/optimizer_tripwire.h"
+#include "fully_shard/params/param_group.h"
+#include "fully_shard/units/write_checks.h"
+#include "on_demand/gate_key.h"
+
+#include <c10/core/TensorOptions.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace fsdp::internal {
+
+ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh)
+    : name_(std::move(name)),
+      member_(tensor.getIntrusivePtr()),
+      entry_(tensor.getIntrusivePtr()),
+      spec_(intern_spec({mesh, {Shard{0}}, tensor.sizes().vec(), tensor.strides().vec()})),
+      dtype_(tensor.scalar_type()),
+      requires_grad_(tensor.requires_grad()) {}
+
+DimZeroExtent ShardedParam::extent(at::ScalarType dtype) const {
+  auto row_bytes = static_cast<int64_t>(c10::elementSize(dtype));
+  for (size_t dim = 1; dim < spec_->shape.size(); ++dim) row_bytes *= spec_->shape[dim];
+  return {rows(), row_bytes};
+}
+
+void ShardedParam::set_dtype(at::ScalarType dtype) {
+  dtype_ = dtype;
+  release_tripwire();
+}
+
+void ShardedParam::set_entry(const at::Tensor& entry) {
+  entry_ = WeakTensor(entry.getIntrusivePtr());
+}
+
+void ShardedParam::make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t index,
+                               int64_t capacity) {
+  const auto tensor = member();
+  const auto device = tensor.device();
+  auto storage = c10::make_intrusive<OnDemandStorage>(std::move(group), index, capacity, device);
+  storage_ = storage.get();
+  const auto keys =
+      c10::DispatchKeySet(c10::computeDispatchKey(dtype_, c10::kStrided, device)).add(kGateKey);
+  const auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(std::move(storage))), keys,
+      c10::scalarTypeToTypeMeta(dtype_));
+  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), 0);
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(impl);
+  const auto registered = entry();
+  if (registered.defined()) storage_->watch_requires_grad(tensor, registered);
+}
+
+void ShardedParam::storage_destroyed(const OnDemandStorage* storage) noexcept {
+  if (storage_ == storage) storage_ = nullptr;
+}
+
+void ShardedParam::synchronize_requires_grad() {
+  const auto member = member_.lock();
+  const auto entry = entry_.lock();
+  if (!member || !entry || member->requires_grad() == entry->requires_grad()) {
+    if (member) requires_grad_ = member->requires_grad();
+    return;
+  }
+  requires_grad_ = !requires_grad_;  // one of the two was changed
+  member->set_requires_grad(requires_grad_);
+  entry->set_requires_grad(requires_grad_);
+}
+
+bool ShardedParam::is_trainable() {
+  synchronize_requires_grad();
+  const auto entry = entry_.lock();
+  const auto deciding = entry ? entry : member_.lock();
+  return deciding && deciding->requires_grad();
+}
+
+at::Tensor ShardedParam::take_gradient(ParamGroup& group, int64_t index) {
+  const auto tensor = member();
+  if (!tensor.defined() || !tensor.grad().defined()) return {};
+  if (is_untouched_tripwire(tensor.grad())) return {};
+  if (!tripwire_.defined() || tensor.grad().is_same(tripwire_)) {
+    tripwire_ = make_tripwire(tensor, group, index);
+  }
+  return std::exchange(tensor.mutable_grad(), tripwire_);
+}
+
+void ShardedParam::drop_gradient() {
+  const auto tensor = member();
+  if (tensor.defined()) tensor.mutable_grad().reset();
+}
+
+void ShardedParam::remove_tripwire() {
+  const auto tensor = member();
+  if (tensor.defined() && is_untouched_tripwire(tensor.grad())) tensor.mutable_grad().reset();
+}
+
+void ShardedParam::check_shard_is_announced(int64_t global_rank) {
+  if (!write_checks()) return;
+  const auto handle = entry();
+  if (!handle.defined()) return;
+  const auto version = local_version_of(handle);
+  const auto seen = std::exchange(shard_version_, version);
+  TORCH_CHECK(!seen || *seen == version, "the shard of parameter '", name_,
+              "' was written through an alias (to_local()), which nothing announced, so unsharded "
+              "copies are stale. Write through the registry entry, or call "
+              "fsdp::mark_written(parameter) on every rank (rank ",
+              global_rank, ")");
+}
+
+}  // namespace fsdp::internal

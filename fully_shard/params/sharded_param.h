@@ -1,0 +1,80 @@
+// One parameter of a group: its member and registry entry (both known weakly), its shape
+// and dtype, the member's on-demand storage, and what was noted of its gradient.
+//
+//   member.requires_grad and entry.requires_grad mean the same: whichever was changed since both
+//   were last seen gives the other its value (synchronize_requires_grad).
+//
+// Local. Not thread-safe.
+#pragma once
+
+#include "dtensor/internal/dtensor_spec.h"
+#include "fully_shard/transport/packed_layout.h"
+#include "on_demand/on_demand_storage.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace fsdp::internal {
+
+class ParamGroup;
+
+class ShardedParam {
+ public:
+  // `tensor` becomes the member; it is dim-0 sharded over `mesh`.
+  ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh);
+
+  const std::string& name() const { return name_; }
+  const DTensorSpecPtr& spec() const { return spec_; }
+  at::ScalarType dtype() const { return dtype_; }
+  int64_t rows() const { return spec_->shape.front(); }
+  // Bytes of one index of dimension 0, in `dtype`.
+  DimZeroExtent extent(at::ScalarType dtype) const;
+  at::Tensor member() const { return at::Tensor(member_.lock()); }  // undefined once it died
+  at::Tensor entry() const { return at::Tensor(entry_.lock()); }
+  bool is_member(const c10::TensorImpl* impl) const { return member_._unsafe_get_target() == impl; }
+  bool is_entry(const c10::TensorImpl* impl) const { return entry_._unsafe_get_target() == impl; }
+
+  void rename(std::string name) { name_ = std::move(name); }
+  void set_dtype(at::ScalarType dtype);
+  void set_entry(const at::Tensor& entry);
+  // Gives the member a new, empty on-demand storage of `capacity` bytes, parameter
+  // `index` of `group`; its handles stay.
+  void make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t index, int64_t capacity);
+  OnDemandStorage* storage() const { return storage_; }  // null once its last tensor died
+  void storage_destroyed(const OnDemandStorage* storage) noexcept;
+
+  void synchronize_requires_grad();
+  // By the registry entry; by the member where the entry died.
+  bool is_trainable();
+
+  // Takes the full gradient off the member, and leaves a tripwire there; undefined for
+  // none.
+  at::Tensor take_gradient(ParamGroup& group, int64_t index);
+  void drop_gradient();
+  // The tripwire goes before a forward whose backward brings the next gradient.
+  void remove_tripwire();
+  void release_tripwire() { tripwire_.reset(); }
+
+  // With set_write_checks(): throws for a write through an alias of the local tensor,
+  // which no operator on the entry announced.
+  void check_shard_is_announced(int64_t global_rank);
+  void note_shard_written() { shard_version_.reset(); }
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  std::string name_;
+  WeakTensor member_, entry_;
+  OnDemandStorage* storage_ = nullptr;
+  DTensorSpecPtr spec_;
+  at::ScalarType dtype_;
+  bool requires_grad_;                     // of both handles, when last seen
+  std::optional<uint32_t> shard_version_;  // of the local tensor when last seen; none after a write
+  at::Tensor tripwire_;                    // made for the first gradient
+};
+
+}  // namespace fsdp::internal

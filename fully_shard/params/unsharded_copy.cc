@@ -1,0 +1,102 @@
+#include "fully_shard/params/unsharded_copy.h"
+
+#include "fully_shard/transport/packed_copy.h"
+
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <exception>
+#include <utility>
+
+namespace fsdp::internal {
+
+UnshardedCopy::UnshardedCopy(const ShardDim& dim, GroupAccounts accounts)
+    : residency_(dim.is_alone() ? Residence::kBorrowed : Residence::kSharded),
+      accounts_(std::move(accounts)),
+      shard_count_(dim.shard_count()) {}
+
+UnshardedCopy::~UnshardedCopy() {
+  drop_gather();
+  if (full_.defined()) accounts_.add(&Counters::unsharded_bytes, -full_.numel());
+}
+
+char* UnshardedCopy::data(const ShardBuffer& shards, int64_t index) const {
+  return static_cast<char*>(full_.data_ptr()) + shard_count_ * shards.layout().chunk(index).offset;
+}
+
+void UnshardedCopy::issue(Transport& transport, const ShardBuffer& shards, const Issue& issue) {
+  gather_ = transport.gather(shards.bytes(), issue);
+  residency_.gather_issued();
+  staging_bytes_ = gather_->staging_bytes();
+  accounts_.add(&Counters::staging_bytes, staging_bytes_);
+}
+
+void UnshardedCopy::release_gather() {
+  gather_.reset();
+  accounts_.add(&Counters::staging_bytes, -std::exchange(staging_bytes_, 0));
+}
+
+std::vector<uint64_t> UnshardedCopy::fill(const ShardBuffer& shards,
+                                          const std::vector<ShardedParam>& params) {
+  GatheredRows rows;
+  try {
+    WaitClock clock(accounts_);
+    rows = gather_->wait();
+  } catch (...) {
+    drop_gather();
+    throw;
+  }
+  const auto bytes = shard_count_ * shards.layout().row_bytes();
+  accounts_.add(&Counters::unsharded_bytes, bytes);
+  full_ = at::empty({bytes}, shards.bytes().options());
+  for (size_t i = 0; i < params.size(); ++i) {
+    auto* const storage = params[i].storage();
+    if (storage == nullptr) continue;
+    const auto index = static_cast<int64_t>(i);
+    const auto& chunk = shards.layout().chunk(index);
+    auto* const whole = data(shards, index);
+    for (int64_t rank = 0; rank < shard_count_; ++rank) {
+      copy_bytes(whole + chunk.first(rank), rows.row(rank) + chunk.offset, chunk.length(rank),
+                 shards.device());
+    }
+    storage->fill(whole);
+  }
+  residency_.filled();
+  auto agreements = rows.agreements();
+  rows = {};
+  release_gather();
+  return agreements;
+}
+
+void UnshardedCopy::await_and_drop() {
+  try {
+    WaitClock clock(accounts_);
+    gather_->wait();
+  } catch (...) {
+    drop_gather();
+    throw;
+  }
+  drop_gather();
+}
+
+void UnshardedCopy::drop_gather() noexcept {
+  if (!residency_.is_gathering()) return;
+  release_gather();
+  residency_.gather_dropped();
+}
+
+void UnshardedCopy::empty(const std::vector<ShardedParam>& params) {
+  residency_.emptied();
+  for (const auto& param : params) {
+    if (param.storage() != nullptr) param.storage()->empty();
+  }
+  accounts_.add(&Counters::unsharded_bytes, -full_.numel());
+  full_.reset();
+}
+
+void UnshardedCopy::poison() {
+  if (full_.is_cpu()) std::fill_n(static_cast<char*>(full_.data_ptr()), full_.numel(), '\xff');
+  poisoned_ = full_;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,61 @@
+// The full parameters of a group while they are there: the gather that brings them, the
+// memory they lie in, and the storages of the members that show it. What may be done when
+// is Residency's business (residency.h); an illegal step is a std::logic_error.
+//
+// The memory of the copy is rank-major per parameter: parameter i is contiguous, at the
+// offset of its chunk times the number of ranks.
+#pragma once
+
+#include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/residency.h"
+#include "fully_shard/params/shard_buffer.h"
+#include "fully_shard/params/sharded_param.h"
+#include "fully_shard/transport/transport.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace fsdp::internal {
+
+class UnshardedCopy {
+ public:
+  // A group of one rank borrows the shards for good.
+  UnshardedCopy(const ShardDim& dim, GroupAccounts accounts);
+  ~UnshardedCopy();
+  UnshardedCopy(const UnshardedCopy&) = delete;
+
+  const Residency& residency() const { return residency_; }
+  void hold() { residency_.hold(); }
+  void release() { residency_.release(); }
+
+  // Issues the gather of `shards`; does not block. Collective.
+  void issue(Transport& transport, const ShardBuffer& shards, const Issue& issue);
+  // Waits for the gather and fills the members' storages. Returns the ranks' agreement
+  // words. After a failure the group is sharded again.
+  std::vector<uint64_t> fill(const ShardBuffer& shards, const std::vector<ShardedParam>& params);
+  // Waits for a gather in flight, and throws if it failed; what it brought is dropped
+  // either way.
+  void await_and_drop();
+  // The same, and no failure shows.
+  void drop_gather() noexcept;
+  void empty(const std::vector<ShardedParam>& params);
+  // Test mode: the bytes read 0xff from now on, even through pointers that were kept.
+  void poison();
+
+  char* data(const ShardBuffer& shards, int64_t index) const;
+
+ private:
+  void release_gather();
+
+  Residency residency_;
+  GroupAccounts accounts_;
+  int64_t shard_count_;
+  std::unique_ptr<Gather> gather_;
+  int64_t staging_bytes_ = 0;  // of the gather
+  at::Tensor full_;            // uint8, while resident
+  at::Tensor poisoned_;        // test mode: what was emptied last
+};
+
+}  // namespace fsdp::internal

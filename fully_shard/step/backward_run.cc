@@ -1,0 +1,177 @@
+#include "fully_shard/step/backward_run.h"
+
+#include "fully_shard/params/late_parameters.h"
+#include "fully_shard/params/member_watch.h"
+#include "fully_shard/params/runtime_mode.h"
+#include "on_demand/pass.h"
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+
+BackwardRun::BackwardRun(Debts<ParamGroup*>& debts, HeldBack& held_back)
+    : debts_(debts),
+      held_back_(held_back),
+      accumulates_everywhere_(internal::accumulates_everywhere()) {}
+
+BackwardRun::~BackwardRun() {
+  if (state_ == State::kRunning) abort();
+}
+
+void BackwardRun::meet(const std::shared_ptr<Root>& root) {
+  if (!roots_.insert(root).second || !accumulates_everywhere_) return;
+  const auto owing = debts_.in_order();
+  for (auto group = owing.rbegin(); group != owing.rend(); ++group) {
+    if ((*group)->unit().root == root && (*group)->gradients().reduces()) order_.add(*group);
+  }
+}
+
+void BackwardRun::touched(ParamGroup& group) {
+  meet(group.unit().root);
+  if (!part_takers_.insert(&group).second) return;
+  if (!group.gradients().synchronizes()) {
+    group.gradients().keep_unsynchronized();
+    debts_.left_unpaid(&group);
+    return;
+  }
+  if (group.dim().is_alone() || !accumulates_everywhere_ || !group.gradients().reduces()) return;
+  order_.touched(&group);
+  send_ready();
+}
+
+void BackwardRun::gradient_arrived(ParamGroup& group, int64_t index) {
+  touched(group);
+  auto& gradients = group.gradients();
+  if (!gradients.synchronizes()) return gradients.note_pending(index);
+  if (group.dim().is_alone()) return gradients.pack(index);
+  if (!accumulates_everywhere_) order_.touched(&group);
+  if (order_.has_left(&group)) {
+    late_ = Late::kSome;
+    return gradients.note_pending(index);
+  }
+  gradients.pack(index);
+  send_ready();
+}
+
+void BackwardRun::send_ready() {
+  if (in_flight_) in_flight_->progress();
+  while (auto* const* group =
+             order_.next([](ParamGroup* each) { return each->gradients().complete(); })) {
+    send(**group);
+  }
+}
+
+void BackwardRun::send(ParamGroup& group) {
+  const RuntimeMode runtime_mode;
+  auto& gradients = group.gradients();
+  gradients.open();  // zeros where no gradient arrived: on another rank some may have
+  gradients.collect_pending();
+  for (auto& buffer : gradients.take()) {
+    receive_in_flight();
+    in_flight_.emplace(c10::intrusive_ptr<ParamGroup>::reclaim_copy(&group), std::move(buffer));
+    in_flight_->send(late_);
+  }
+}
+
+void BackwardRun::receive_in_flight() {
+  if (!in_flight_) return;
+  auto reduction = std::move(*in_flight_);
+  in_flight_.reset();
+  reduction.receive();
+  received_.push_back(std::move(reduction));
+}
+
+void BackwardRun::finish() {
+  const RuntimeMode runtime_mode;
+  while (auto* const* group = order_.next_at_end()) send(**group);
+  receive_in_flight();
+  send_late();
+  settle_debts();
+  publish();
+  end_roots();
+  state_ = State::kFinished;
+  check_afterwards();
+}
+
+// Ranks whose graphs differ may differ in what came late: where one has late gradients,
+// all reduce once more.
+void BackwardRun::send_late() {
+  // A backward of some inputs only sends what it has, so nothing was announced.
+  const bool announced = accumulates_everywhere_ && !received_.empty() &&
+                         received_.back().group().dim().transport().reads_flags();
+  const bool some = announced ? received_.back().announces_late() : late_ == Late::kSome;
+  if (!some) return;
+  late_ = Late::kNone;
+  for (auto* group : order_.groups()) {
+    send(*group);
+    group->accounts().count(&Counters::late_reduce_scatters);
+  }
+  receive_in_flight();
+}
+
+// Those whose reductions left owe nothing any more.
+void BackwardRun::settle_debts() {
+  for (auto* group : order_.groups()) debts_.paid(group);
+  for (auto* group : part_takers_) {
+    if (accumulates_everywhere_ && group->gradients().synchronizes()) debts_.paid(group);
+  }
+  debts_.backward_ended();
+  for (auto* group : part_takers_) group->writes().graph_done();
+}
+
+void BackwardRun::publish() {
+  for (auto& reduction : std::exchange(received_, {})) {
+    held_back_[reduction.group().unit().root].push_back(std::move(reduction));
+  }
+  for (const auto& root : roots_) {
+    if (!root->is_last_backward) continue;
+    auto results = held_back_.extract(root);
+    if (results.empty()) continue;
+    for (auto& reduction : results.mapped()) reduction.publish();
+  }
+}
+
+void BackwardRun::end_roots() {
+  for (const auto& root : roots_) {
+    const auto decision = root->schedule.backward_ended(root->is_last_backward);
+    for (const auto unit : decision.discard) root->groups.at(unit)->discard_prefetch();
+    for (const auto unit : decision.evict) root->groups.at(unit)->reshard();
+    for (const auto& [unit, group] : root->groups) group->unsettle();
+  }
+}
+
+void BackwardRun::check_afterwards() const {
+  for (const auto& root : roots_) {
+    for (const auto& [unit, group] : root->groups) {
+      root->raw_writes.raise(group->dim().global_rank());
+      check_members_are_held(*group);
+    }
+    if (!root->groups.empty()) check_no_late_parameters(*root->groups.begin()->second);
+  }
+}
+
+void BackwardRun::abort() noexcept {
+  in_flight_.reset();  // waits; what became of it no longer matters
+  received_.clear();
+  for (const auto& root : roots_) {
+    held_back_.erase(root);
+    for (const auto& [unit, group] : root->groups) {
+      group->gradients().drop();
+      if (part_takers_.contains(group)) group->gradients().drop_pending();
+      group->writes().graph_done();
+      group->drop_gather();
+      group->reshard();
+      debts_.paid(group);
+    }
+    root->schedule.backward_ended(/*is_last=*/true);
+    for (const auto& [unit, group] : root->groups) group->unsettle();
+  }
+}
+
+void BackwardRun::remove(ParamGroup& group) {
+  order_.remove(&group);
+  part_takers_.erase(&group);
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,75 @@
+// One outermost backward over the groups of one process group: which take part, the order
+// in which their reductions leave, and what is on the way. Runtime makes one when a
+// backward meets the first group; finish() makes the results visible; destroying it
+// before is the abort: partial gradients are dropped, what is in flight is waited for,
+// and the units of the roots that took part go back to sharded, so the next step is
+// clean. See docs/design.md, "Backward".
+//
+// Four blocks, backward touching d c b a:
+//   touched(d) touched(c)      nothing leaves: d's gradients may still come
+//   gradients of d complete    d leaves; its transport works while c computes
+//   touched(b)                 (d would leave now, complete or not)
+//   ...
+//   finish()                   a leaves last, with the flag that tells of late gradients
+//
+// A root's units join the order when the backward first meets one of them: those that owe
+// a reduction, in the reverse order of their first forward touches. Collective; one
+// thread at a time.
+#pragma once
+
+#include "fully_shard/params/param_group.h"
+#include "fully_shard/step/debts.h"
+#include "fully_shard/step/reduction.h"
+#include "fully_shard/step/reduction_order.h"
+#include "fully_shard/units/root.h"
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+namespace fsdp::internal {
+
+class BackwardRun {
+ public:
+  // `debts`: kept and written, groups that leave are taken off. `held_back`: reductions
+  // of earlier backwards that were not the last.
+  using HeldBack = std::map<std::shared_ptr<Root>, std::vector<Reduction>>;
+  BackwardRun(Debts<ParamGroup*>& debts, HeldBack& held_back);
+  ~BackwardRun();
+  BackwardRun(const BackwardRun&) = delete;
+
+  // A group was touched, or received a gradient.
+  void touched(ParamGroup& group);
+  void gradient_arrived(ParamGroup& group, int64_t index);
+  // The backward is done.
+  void finish();
+  void remove(ParamGroup& group);
+
+ private:
+  using Late = GradientBuffer::Late;
+  void meet(const std::shared_ptr<Root>& root);
+  void send_ready();
+  void send(ParamGroup& group);
+  void receive_in_flight();
+  void send_late();
+  void publish();
+  void settle_debts();
+  void end_roots();
+  void check_afterwards() const;
+  void abort() noexcept;
+
+  Debts<ParamGroup*>& debts_;
+  HeldBack& held_back_;
+  bool accumulates_everywhere_;            // neither autograd::grad, nor backward with inputs
+  std::set<std::shared_ptr<Root>> roots_;  // met so far
+  std::set<ParamGroup*> part_takers_;      // touched, or with a gradient
+  ReductionOrder<ParamGroup*> order_;
+  std::optional<Reduction> in_flight_;  // one at a time bounds the memory
+  std::vector<Reduction> received_;
+  Late late_ = Late::kNone;  // on this rank
+  enum class State { kRunning, kFinished } state_ = State::kRunning;
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,70 @@
+// The fixed order in which the reductions of one backward leave: the reverse of the
+// units' first forward touches. Pure.
+//
+// A complete group waits for those before it. An incomplete one leaves, with zeros for
+// what has not arrived, when the second group after it was touched: its gradients are as
+// good as done. The last one waits for the end of the backward, since it tells all ranks
+// whether one of them has gradients that came after their reduction had left. Nothing
+// else decides, so every rank's order is the same whatever arrives there, and when.
+//
+//   forward a b c d; backward touches d c b a, gradients arrive as they like
+//   order   d c b a
+//   touched(b)                  d may leave, complete or not
+//   next(complete) -> d         then c, if it is complete, ...
+//   next_at_end()  -> c b a
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <vector>
+
+namespace fsdp::internal {
+
+template <class Group>
+class ReductionOrder {
+ public:
+  ReductionOrder() = default;
+  explicit ReductionOrder(std::vector<Group> groups) : groups_(std::move(groups)) {}
+
+  // `group` is to take part: at the end, where it has no place yet.
+  void add(const Group& group) {
+    if (place_of(group) == groups_.size()) groups_.push_back(group);
+  }
+  // The backward has come to `group`.
+  void touched(const Group& group) {
+    add(group);
+    const size_t place = place_of(group);
+    if (place >= 2) forced_ = std::max(forced_, place - 1);
+  }
+  // The group that leaves now, or null; each once.
+  template <class IsComplete>
+  const Group* next(const IsComplete& is_complete) {
+    if (next_ + 1 >= groups_.size()) return nullptr;
+    if (next_ >= forced_ && !is_complete(groups_[next_])) return nullptr;
+    return &groups_[next_++];
+  }
+  // The same at the end of the backward, when all that are left leave.
+  const Group* next_at_end() { return next_ < groups_.size() ? &groups_[next_++] : nullptr; }
+  bool is_last(const Group& group) const { return !groups_.empty() && groups_.back() == group; }
+  bool has_left(const Group& group) const { return place_of(group) < next_; }
+
+  void remove(const Group& group) {
+    const size_t place = place_of(group);
+    if (place == groups_.size()) return;
+    if (place < next_) --next_;
+    if (place < forced_) --forced_;
+    groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(place));
+  }
+  const std::vector<Group>& groups() const { return groups_; }
+
+ private:
+  size_t place_of(const Group& group) const {
+    return static_cast<size_t>(std::find(groups_.begin(), groups_.end(), group) - groups_.begin());
+  }
+
+  std::vector<Group> groups_;
+  size_t next_ = 0;    // everything before has left
+  size_t forced_ = 0;  // everything before leaves, complete or not
+};
+
+}  // namespace fsdp::internal

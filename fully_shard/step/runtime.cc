@@ -1,0 +1,198 @@
+#include "fully_shard/step/runtime.h"
+
+#include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/units/unit_events.h"
+#include "on_demand/pass.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <map>
+#include <mutex>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::map<const void*, std::weak_ptr<Runtime>> runtimes;  // by process group
+};
+
+Registry& registry() {
+  static auto& instance = *new Registry();  // leaked: groups may die after static destruction began
+  return instance;
+}
+
+}  // namespace
+
+// Captured by the engine's callback. A backward that throws destroys the callback without
+// calling it.
+class Runtime::GraphTaskEnd {
+ public:
+  GraphTaskEnd(std::shared_ptr<Runtime> runtime, int task)
+      : runtime_(std::move(runtime)), task_(task) {}
+  ~GraphTaskEnd() {
+    if (runtime_) runtime_->abort_graph_task(task_);
+  }
+  GraphTaskEnd(const GraphTaskEnd&) = delete;
+  void complete() { std::exchange(runtime_, nullptr)->end_graph_task(task_); }
+
+ private:
+  std::shared_ptr<Runtime> runtime_;  // null once completed
+  int task_;
+};
+
+std::shared_ptr<Runtime> Runtime::find(const DeviceMesh& mesh) {
+  std::lock_guard lock(registry().mutex);
+  const auto found = registry().runtimes.find(mesh.group(0).get());
+  return found == registry().runtimes.end() ? nullptr : found->second.lock();
+}
+
+std::shared_ptr<Runtime> Runtime::of(const DeviceMesh& mesh) {
+  if (auto runtime = find(mesh)) return runtime;
+  auto runtime = std::make_shared<Runtime>(mesh);  // collective: not under the lock
+  std::lock_guard lock(registry().mutex);
+  std::erase_if(registry().runtimes, [](const auto& item) { return item.second.expired(); });
+  registry().runtimes[mesh.group(0).get()] = runtime;
+  return runtime;
+}
+
+Runtime::Runtime(const DeviceMesh& mesh) : dim_(std::make_shared<ShardDim>(mesh)) {}
+
+void Runtime::touched(ParamGroup& group) {
+  const ExclusiveUse use(dim_->user());
+  const auto pass = current_pass();
+  auto& root = *group.unit().root;
+  group.check_shards_are_announced();
+  root.raw_writes.raise(dim_->global_rank());
+  group.check_graph_is_current(pass);
+  if (in_backward(pass)) touched_in_backward(group);
+  if (records_gradients(pass)) touched_in_forward(group);
+  group.empty_if_stale();
+  if (!group.residency().is_resident() || !root.schedule.is_current(group.unit().id, pass)) {
+    enter(group, pass);
+  }
+  settle(group, pass);
+  tell_unit_observer(&UnitObserver::touched, group.unit(), pass);
+}
+
+// From here on a touch of this group needs nothing, until another one is touched.
+void Runtime::settle(ParamGroup& group, Pass pass) {
+  auto& root = *group.unit().root;
+  for (auto* before : {settled_, root.settled}) {
+    if (before != nullptr) before->unsettle();
+  }
+  settled_ = root.settled = &group;
+  group.settle(pass);
+}
+
+void Runtime::touched_in_forward(ParamGroup& group) {
+  debts_.touched(&group);
+  group.settle_member_writes();
+  group.graph_recorded();
+}
+
+void Runtime::touched_in_backward(ParamGroup& group) {
+  begin_graph_task(current_graph_task());
+  run_->touched(group);
+}
+
+void Runtime::enter(ParamGroup& group, Pass pass) {
+  const RuntimeMode runtime_mode;
+  auto& root = *group.unit().root;
+  group.issue_gather();
+  const auto decision = root.schedule.touched(group.unit().id, pass);
+  apply(root, decision);
+  leave_other_roots(group.unit().root);
+  group.fill();
+  for (const auto unit : decision.prefetch) {
+    const auto found = root.groups.find(unit);
+    if (found != root.groups.end()) found->second->prefetch();
+  }
+  root.raw_writes.raise(dim_->global_rank());  // what apply() found
+}
+
+void Runtime::apply(Root& root, const Decision& decision) {
+  for (const auto unit : decision.discard) root.groups.at(unit)->discard_prefetch();
+  for (const auto unit : decision.evict) root.groups.at(unit)->reshard();
+}
+
+// A root's turn ends when a unit of another root on the process group is touched.
+void Runtime::leave_other_roots(const std::shared_ptr<Root>& entered) {
+  const auto last = last_root_.lock();
+  if (last == entered) return;
+  if (last) apply(*last, last->schedule.touched_elsewhere());
+  last_root_ = entered;
+}
+
+void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
+  // What is refused must not wait on the member for the next backward.
+  if (c10::GradMode::is_enabled() || group.unit().summons > 0) group.gradients().drop_pending();
+  TORCH_CHECK_VALUE(
+      !c10::GradMode::is_enabled(), "backward(create_graph=true) reached sharded parameter '",
+      group.parameter_name(index),
+      "': its .grad is reduced over the ranks and has no graph. For gradients that are "
+      "differentiated again, take them as values with fsdp::grad(outputs, inputs, ..., "
+      "create_graph=true), and run backward() without create_graph (rank ",
+      dim_->global_rank(), ")");
+  TORCH_CHECK_VALUE(group.unit().summons == 0, "backward through unit '", group.name(),
+                    "' while a SummonFullParams shows its full parameters in the registry: close "
+                    "it first (parameter '",
+                    group.parameter_name(index), "', rank ", dim_->global_rank(), ")");
+  const ExclusiveUse use(dim_->user());
+  const RuntimeMode runtime_mode;
+  begin_graph_task(current_graph_task());
+  run_->gradient_arrived(group, index);
+  tell_unit_observer(&UnitObserver::gradient_arrived, group.unit());
+}
+
+void Runtime::begin_graph_task(int task) {
+  if (!run_) run_.emplace(debts_, held_back_);
+  if (std::find(graph_tasks_.begin(), graph_tasks_.end(), task) != graph_tasks_.end()) return;
+  auto end = std::make_shared<GraphTaskEnd>(shared_from_this(), task);
+  graph_tasks_.push_back(task);
+  torch::autograd::Engine::get_default_engine().queue_callback([end] { end->complete(); });
+}
+
+void Runtime::end_graph_task(int task) {
+  std::erase(graph_tasks_, task);
+  if (!graph_tasks_.empty() || !run_) return;
+  struct EndOfRun {
+    std::optional<BackwardRun>& run;
+    ~EndOfRun() { run.reset(); }  // aborts unless it finished
+  } end{run_};
+  run_->finish();
+  dim_->transport().end_of_backward();
+  tell_unit_observer(&UnitObserver::backward_ended);
+}
+
+void Runtime::abort_graph_task(int task) noexcept {
+  std::erase(graph_tasks_, task);
+  run_.reset();
+  if (graph_tasks_.empty()) tell_unit_observer(&UnitObserver::backward_aborted);
+}
+
+void Runtime::destroyed(ParamGroup& group) noexcept {
+  debts_.paid(&group);
+  if (run_) run_->remove(group);
+  if (settled_ == &group) settled_ = nullptr;
+  auto& settled = group.unit().root->settled;
+  if (settled == &group) settled = nullptr;
+}
+
+}  // namespace fsdp::internal
+
+namespace fsdp {
+
+Counters counters(const DeviceMesh& mesh) {
+  const auto runtime = internal::Runtime::find(mesh);
+  return runtime ? runtime->dim()->accounts().counters() : Counters{};
+}
+
+void reset_peak(const DeviceMesh& mesh) {
+  if (const auto runtime = internal::Runtime::find(mesh)) runtime->dim()->accounts().reset_peak();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,56 @@
+// What runs the groups of one rank on one process group: it turns touches and gradients
+// into gathers, evictions and reductions, asking the roots' schedules and the running
+// backward what to do. Lives as long as a group does. One thread at a time.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/params/group_driver.h"
+#include "fully_shard/step/backward_run.h"
+#include "fully_shard/transport/shard_dim.h"
+
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace fsdp::internal {
+
+class Runtime final : public GroupDriver, public std::enable_shared_from_this<Runtime> {
+ public:
+  // Of the mesh's process group; made at the first call, which is collective over the
+  // mesh.
+  static std::shared_ptr<Runtime> of(const DeviceMesh& mesh);
+  // Null when no group lives on the mesh. Local.
+  static std::shared_ptr<Runtime> find(const DeviceMesh& mesh);
+
+  explicit Runtime(const DeviceMesh& mesh);
+
+  // GroupDriver.
+  void touched(ParamGroup& group) override;
+  void gradient_arrived(ParamGroup& group, int64_t index) override;
+  void destroyed(ParamGroup& group) noexcept override;
+
+  const std::shared_ptr<ShardDim>& dim() const { return dim_; }
+
+ private:
+  class GraphTaskEnd;
+
+  void settle(ParamGroup& group, Pass pass);
+  void touched_in_forward(ParamGroup& group);
+  void touched_in_backward(ParamGroup& group);
+  void enter(ParamGroup& group, Pass pass);
+  void leave_other_roots(const std::shared_ptr<Root>& entered);
+  void apply(Root& root, const Decision& decision);
+  void begin_graph_task(int task);
+  void end_graph_task(int task);
+  void abort_graph_task(int task) noexcept;
+
+  std::shared_ptr<ShardDim> dim_;
+  Debts<ParamGroup*> debts_;
+  std::vector<int> graph_tasks_;    // outermost first
+  std::optional<BackwardRun> run_;  // of the outermost
+  BackwardRun::HeldBack held_back_;
+  std::weak_ptr<Root> last_root_;  // of the last touch
+  ParamGroup* settled_ = nullptr;  // the group whose touches need nothing
+};
+
+}  // namespace fsdp::internal

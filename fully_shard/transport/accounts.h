@@ -1,0 +1,43 @@
+// Counters that are kept while the runtime works, with the high-water mark of bytes.
+// Local.
+#pragma once
+
+#include "fully_shard/counters.h"
+
+#include <algorithm>
+
+namespace fsdp::internal {
+
+class Accounts {
+ public:
+  // Adds to one counter: events, or bytes (negative when they go).
+  template <class Number>
+  void add(Number Counters::*counter, Number amount) {
+    counters_.*counter += amount;
+    counters_.peak_bytes = std::max(counters_.peak_bytes, held_bytes());
+  }
+  void reset_peak() { counters_.peak_bytes = held_bytes(); }
+  const Counters& counters() const { return counters_; }
+  // Takes over what another one counted.
+  void absorb(const Accounts& other) {
+    const auto& from = other.counters_;
+    for (auto counter :
+         {&Counters::all_gathers, &Counters::reduce_scatters, &Counters::prefetched_all_gathers,
+          &Counters::unused_prefetches, &Counters::late_reduce_scatters, &Counters::reshards,
+          &Counters::sharded_bytes, &Counters::unsharded_bytes, &Counters::staging_bytes,
+          &Counters::gradient_bytes}) {
+      counters_.*counter += from.*counter;
+    }
+    counters_.wait_seconds += from.wait_seconds;
+    counters_.peak_bytes = std::max({counters_.peak_bytes, from.peak_bytes, held_bytes()});
+  }
+
+ private:
+  int64_t held_bytes() const {
+    return counters_.unsharded_bytes + counters_.staging_bytes + counters_.gradient_bytes;
+  }
+
+  Counters counters_;
+};
+
+}  // namespace fsdp::internal

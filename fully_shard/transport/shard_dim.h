@@ -1,0 +1,40 @@
+// What the groups of one rank on one mesh dimension share: the transport, who may use it,
+// the numbers of units, and the counters. Lives as long as a group does. Used by one
+// thread at a time.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/transport/accounts.h"
+#include "fully_shard/transport/exclusive_use.h"
+#include "fully_shard/transport/transport.h"
+
+#include <cstdint>
+#include <memory>
+
+namespace fsdp::internal {
+
+class ShardDim {
+ public:
+  // Of the mesh's only dimension. Collective over the mesh.
+  explicit ShardDim(const DeviceMesh& mesh);
+
+  Transport& transport() { return *transport_; }
+  int64_t shard_rank() const { return transport_->shard_rank(); }
+  int64_t shard_count() const { return transport_->shard_count(); }
+  // The number of this process, or thread standing for one, in the whole job.
+  int64_t global_rank() const { return global_rank_; }
+  // A world of one: members borrow the shards, and nothing is ever sent.
+  bool is_alone() const { return shard_count() == 1; }
+  uint32_t next_unit_number() { return unit_number_++; }
+  User& user() { return user_; }
+  Accounts& accounts() { return accounts_; }
+
+ private:
+  std::unique_ptr<Transport> transport_;
+  int64_t global_rank_;
+  uint32_t unit_number_ = 0;
+  User user_;
+  Accounts accounts_;
+};
+
+}  // namespace fsdp::internal

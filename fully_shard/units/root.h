@@ -1,0 +1,33 @@
+// What belongs to one root and the units below it: the schedule, the counters, and
+// whether the next backward is the last before the gradients are wanted. When a root gets
+// an ancestor, the ancestor's Root takes all over. Used by one thread at a time.
+#pragma once
+
+#include "fully_shard/step/schedule.h"
+#include "fully_shard/transport/accounts.h"
+#include "fully_shard/units/raw_writes.h"
+
+#include <map>
+#include <utility>
+
+namespace fsdp::internal {
+
+class ParamGroup;
+
+class Root {
+ public:
+  Schedule schedule;
+  Accounts accounts;
+  bool is_last_backward = true;
+  RawWrites raw_writes;
+  ParamGroup* settled = nullptr;  // the one whose touches need nothing, if it is in this tree
+  std::map<UnitId, ParamGroup*> groups;  // of the units that have one; they take themselves off
+
+  void absorb(Root& other) {
+    schedule.absorb(std::move(other.schedule));
+    accounts.absorb(other.accounts);
+    groups.merge(other.groups);
+  }
+};
+
+}  // namespace fsdp::internal

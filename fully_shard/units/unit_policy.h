@@ -1,0 +1,17 @@
+// What a user asked of one unit, as data: read by whoever decides when the unit is
+// gathered, resharded and reduced. Free of tensors, so that deciding can be tested alone.
+#pragma once
+
+#include <optional>
+
+namespace fsdp::internal {
+
+struct UnitPolicy {
+  std::optional<bool> reshard_after_forward = {};  // unset: true, and false for a root
+  bool reshard_after_backward = true;
+  bool synchronize_gradients = true;  // false: backwards leave full gradients pending
+  bool prefetch_in_backward = true;
+  std::optional<double> gradient_divide_factor = {};  // unset: the number of shards
+};
+
+}  // namespace fsdp::internal

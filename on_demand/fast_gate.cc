@@ -1,0 +1,167 @@
+#include "on_demand/fast_gate.h"
+
+#include "on_demand/gate.h"
+#include "on_demand/gate_arguments.h"
+#include "on_demand/gate_key.h"
+#include "on_demand/on_demand_storage.h"
+#include "on_demand/touched_groups.h"
+
+#include <ATen/ops/_fused_rms_norm_backward_ops.h>
+#include <ATen/ops/_fused_rms_norm_ops.h>
+#include <ATen/ops/_reshape_alias_ops.h>
+#include <ATen/ops/_unsafe_view_ops.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addmm_ops.h>
+#include <ATen/ops/as_strided_ops.h>
+#include <ATen/ops/batch_norm_ops.h>
+#include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/chunk_ops.h>
+#include <ATen/ops/conv1d_ops.h>
+#include <ATen/ops/conv2d_ops.h>
+#include <ATen/ops/convolution_backward_ops.h>
+#include <ATen/ops/convolution_ops.h>
+#include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/expand_ops.h>
+#include <ATen/ops/group_norm_ops.h>
+#include <ATen/ops/layer_norm_ops.h>
+#include <ATen/ops/linear_ops.h>
+#include <ATen/ops/matmul_ops.h>
+#include <ATen/ops/mm_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/narrow_ops.h>
+#include <ATen/ops/native_layer_norm_backward_ops.h>
+#include <ATen/ops/permute_ops.h>
+#include <ATen/ops/rms_norm_ops.h>
+#include <ATen/ops/scaled_dot_product_attention_ops.h>
+#include <ATen/ops/select_ops.h>
+#include <ATen/ops/slice_ops.h>
+#include <ATen/ops/split_ops.h>
+#include <ATen/ops/split_with_sizes_ops.h>
+#include <ATen/ops/squeeze_ops.h>
+#include <ATen/ops/t_ops.h>
+#include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/unbind_ops.h>
+#include <ATen/ops/unsqueeze_ops.h>
+#include <ATen/ops/view_ops.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+using c10::DispatchKeySet;
+
+// Applies `visit` to an argument if it is a defined tensor. No operator here takes a list
+// of tensors.
+template <class Visit>
+void visit_tensor(const at::Tensor& tensor, const Visit& visit) {
+  if (tensor.defined()) visit(tensor);
+}
+template <class Visit>
+void visit_tensor(const std::optional<at::Tensor>& tensor, const Visit& visit) {
+  if (tensor.has_value()) visit_tensor(*tensor, visit);
+}
+template <class Argument, class Visit>
+void visit_tensor(const Argument&, const Visit&) {}
+
+template <class... Args>
+bool any_entry(const Args&... args) {
+  bool found = false;
+  const auto look = [&found](const at::Tensor& tensor) { found |= is_entry_or_view(tensor); };
+  (visit_tensor(args, look), ...);
+  return found;
+}
+
+OnDemandStorage* up_to_date_storage(const at::Tensor& tensor) {
+  if (!meets_gate(tensor)) return nullptr;
+  auto* const impl = tensor.unsafeGetTensorImpl();
+  auto* const storage = OnDemandStorage::of(impl);
+  if (storage != nullptr) storage->synchronize_metadata(impl);
+  return storage;
+}
+
+// Kernels of the operator at::_ops::Op. Registry entries among the arguments are left to
+// the boxed kernels.
+template <class Op, class Schema = typename Op::schema>
+struct FastGate;
+
+template <class Op, class Result, class... Args>
+struct FastGate<Op, Result(Args...)> {
+  static Result touching(DispatchKeySet keys, Args... args) {
+    if (any_entry(args...)) return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
+    TouchedGroups groups;
+    const auto add = [&groups](const at::Tensor& tensor) {
+      if (const auto* storage = up_to_date_storage(tensor)) groups.add(*storage);
+    };
+    (visit_tensor(args, add), ...);
+    groups.fill();
+    return run_below(keys, std::forward<Args>(args)...);
+  }
+
+  static Result aliasing(DispatchKeySet keys, Args... args) {
+    if (any_entry(args...)) return boxed<&aliasing_gate>(keys, std::forward<Args>(args)...);
+    (visit_tensor(args, up_to_date_storage), ...);
+    return run_below(keys, std::forward<Args>(args)...);
+  }
+
+ private:
+  static Result run_below(DispatchKeySet keys, Args... args) {
+    const c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
+    return Op::redispatch(below_gate(keys), std::forward<Args>(args)...);
+  }
+
+  template <c10::KernelFunction::BoxedKernelFunction_withDispatchKeys* kernel>
+  static Result boxed(DispatchKeySet keys, Args... args) {
+    static const auto function = c10::KernelFunction::makeFromBoxedFunction<kernel>();
+    static const auto op =
+        c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    return function.template call<Result, Args...>(op, keys, std::forward<Args>(args)...);
+  }
+};
+
+class Registrar {
+ public:
+  explicit Registrar(std::vector<c10::RegistrationHandleRAII>& handles) : handles_(handles) {}
+
+  template <class... Ops>
+  void touching() {
+    (add<Ops>(&FastGate<Ops>::touching), ...);
+  }
+  template <class... Ops>
+  void aliasing() {
+    (add<Ops>(&FastGate<Ops>::aliasing), ...);
+  }
+
+ private:
+  template <class Op, class Kernel>
+  void add(Kernel* kernel) {
+    handles_.push_back(c10::Dispatcher::singleton().registerImpl(
+        {Op::name, Op::overload_name}, kGateKey,
+        c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel), std::nullopt, nullptr,
+        "fsdp"));
+  }
+
+  std::vector<c10::RegistrationHandleRAII>& handles_;
+};
+
+}  // namespace
+
+void register_fast_gates(std::vector<c10::RegistrationHandleRAII>& handles) {
+  namespace ops = at::_ops;
+  Registrar registrar(handles);
+  registrar.touching<ops::linear, ops::matmul, ops::mm, ops::addmm, ops::bmm, ops::mul_Tensor,
+                     ops::add_Tensor, ops::embedding, ops::scaled_dot_product_attention>();
+  registrar.touching<ops::layer_norm, ops::native_layer_norm_backward, ops::rms_norm,
+                     ops::_fused_rms_norm, ops::_fused_rms_norm_backward, ops::group_norm,
+                     ops::batch_norm>();
+  registrar.touching<ops::conv1d, ops::conv2d, ops::convolution, ops::convolution_backward>();
+  registrar.aliasing<ops::t, ops::transpose_int, ops::permute, ops::view, ops::_unsafe_view,
+                     ops::_reshape_alias, ops::as_strided, ops::expand, ops::unsqueeze,
+                     ops::squeeze, ops::squeeze_dim>();
+  registrar.aliasing<ops::slice_Tensor, ops::select_int, ops::narrow, ops::split_Tensor,
+                     ops::split_with_sizes, ops::chunk, ops::unbind_int>();
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,70 @@
+// What an on-demand storage tells of operators: that they are about to use it, and, for
+// parameters, that they are about to write it. The gate (on_demand/gate.h) calls,
+// fully_shard/ implements.
+//
+//   void touch() override { gather(); settle(current_pass()); }   // until something changes:
+//   void reshard() { unsettle(); free(); }
+#pragma once
+
+#include "on_demand/pass.h"
+
+#include <c10/util/intrusive_ptr.h>
+
+#include <atomic>
+#include <cstdint>
+#include <string>
+
+namespace c10 {
+struct TensorImpl;
+}
+
+namespace fsdp::internal {
+
+class OnDemandStorage;
+
+// Storages that are made readable together. One thread at a time drives it.
+class Touchable : public c10::intrusive_ptr_target {
+ public:
+  // Makes the storages readable, or throws. May be collective. Not called while settled.
+  virtual void touch() = 0;
+  virtual const std::string& parameter_name(int64_t index) const = 0;
+  // `storage` belonged to this, and may be followed by another one by now.
+  virtual void storage_destroyed(int64_t /*index*/, const OnDemandStorage* /*storage*/) noexcept {}
+  // Test mode: empties what there is to empty, and poisons its bytes, unless pinned.
+  virtual void evict_and_poison() {}
+
+  // Until unsettle(), or settle() of another pass, a touch in `pass` would do nothing,
+  // and is left out. REQUIRES: the storages are readable.
+  void settle(Pass pass) { settled_.store(mark_of(pass), std::memory_order_release); }
+  void unsettle() { settled_.store(kUnsettled, std::memory_order_release); }
+  bool settled(Pass pass) const {
+    return settled_.load(std::memory_order_acquire) == mark_of(pass);
+  }
+
+  // A pinned group is not emptied.
+  void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }
+  void unpin() { pins_.fetch_sub(1, std::memory_order_relaxed); }
+  bool pinned() const { return pins_.load(std::memory_order_relaxed) != 0; }
+
+ private:
+  static constexpr uint8_t kUnsettled = 0;
+  static constexpr uint8_t mark_of(Pass pass) { return static_cast<uint8_t>(pass) + 1; }
+
+  std::atomic<int64_t> pins_{0};
+  std::atomic<uint8_t> settled_{kUnsettled};
+};
+
+// The parameters that are filled and emptied together, and that operators may write.
+class OnDemandGroup : public Touchable {
+ public:
+  // Brings what autograd reads of parameter `index` (requires_grad) up to date, if `impl`
+  // is the parameter itself. Left out where the storage sees that nothing changed
+  // (OnDemandStorage::watch_requires_grad).
+  virtual void synchronize_metadata(int64_t index, c10::TensorImpl* impl) = 0;
+  // An operator is about to write parameter `index` in place.
+  virtual void mark_written(int64_t index) = 0;
+  // Whether `impl` is parameter `index` itself, not a view of it.
+  virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
+};
+
+}  // namespace fsdp::internal

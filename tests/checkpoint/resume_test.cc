@@ -1,0 +1,275 @@
+// Optimizers, schedulers, values, generators: training goes on as if it had not stopped.
+#include "checkpoint/checkpoint.h"
+#include "device_mesh/process_group.h"
+#include "tests/checkpoint/small_model.h"
+#include "tests/support/process_ranks.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <cmath>
+#include <functional>
+#include <memory>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using namespace torch::optim;
+using MakeOptimizer = std::function<std::unique_ptr<Optimizer>(std::vector<torch::Tensor>)>;
+
+// A user's own optimizer, written with LibTorch's macros.
+struct LionOptions : OptimizerCloneableOptions<LionOptions> {
+  explicit LionOptions(double lr = 1e-3) : lr_(lr) {}
+  TORCH_ARG(double, lr) = 1e-3;
+
+ public:
+  double get_lr() const override { return lr(); }
+  void set_lr(const double value) override { lr(value); }
+  void serialize(torch::serialize::InputArchive& archive) override {
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(double, lr);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(lr);
+  }
+};
+struct LionParamState : OptimizerCloneableParamState<LionParamState> {
+  TORCH_ARG(torch::Tensor, momentum);
+
+ public:
+  void serialize(torch::serialize::InputArchive& archive) override {
+    _TORCH_OPTIM_DESERIALIZE_TORCH_ARG(torch::Tensor, momentum);
+  }
+  void serialize(torch::serialize::OutputArchive& archive) const override {
+    _TORCH_OPTIM_SERIALIZE_TORCH_ARG(momentum);
+  }
+};
+struct Lion : Optimizer {
+  Lion(std::vector<torch::Tensor> params, LionOptions options)
+      : Optimizer(std::move(params), std::make_unique<LionOptions>(options)) {}
+  torch::Tensor step(LossClosure) override {
+    torch::NoGradGuard no_grad;
+    for (auto& group : param_groups_) {
+      for (auto& param : group.params()) {
+        if (!param.grad().defined()) continue;
+        auto& state = state_[param.unsafeGetTensorImpl()];
+        if (!state) {
+          auto fresh = std::make_unique<LionParamState>();
+          fresh->momentum(torch::zeros_like(param));
+          state = std::move(fresh);
+        }
+        auto& momentum = static_cast<LionParamState&>(*state).momentum();
+        momentum.mul_(0.9).add_(param.grad(), 0.1);
+        param.sub_(momentum, group.options().get_lr());
+      }
+    }
+    return {};
+  }
+  void save(torch::serialize::OutputArchive& archive) const override {
+    torch::optim::serialize<LionParamState, LionOptions>(archive, *this);
+  }
+  void load(torch::serialize::InputArchive& archive) override {
+    torch::optim::serialize<LionParamState, LionOptions>(archive, *this);
+  }
+};
+
+template <class Optim, class Options>
+MakeOptimizer with(Options options) {
+  return [options](std::vector<torch::Tensor> params) {
+    return std::make_unique<Optim>(std::move(params), options);
+  };
+}
+
+struct Training {
+  Training(const MakeOptimizer& make, int64_t world, int64_t seed) {
+    shard_small_model(model, init_device_mesh(torch::kCPU, {world}));
+    fill(*model, seed);
+    torch::NoGradGuard no_grad;
+    for (auto& parameter : model->parameters()) parameter.mul_(1e-4);
+    model->eval();  // no dropout: ranks that are threads share its generator
+    optimizer = make(model->parameters());
+    scheduler = std::make_unique<StepLR>(*optimizer, /*step_size=*/2, /*gamma=*/0.5);
+  }
+  void steps(int64_t from, int64_t to, int64_t rank) {
+    for (int64_t step = from; step < to; ++step) {
+      const auto x = torch::arange(20, torch::kFloat).view({4, 5}).add(step + rank).mul(0.01);
+      optimizer->zero_grad();
+      model->forward(x).pow(2).mean().backward();
+      optimizer->step();
+      scheduler->step();
+    }
+  }
+  SmallModel model;
+  std::unique_ptr<Optimizer> optimizer;
+  std::unique_ptr<StepLR> scheduler;
+};
+
+void expect_same(Training& a, Training& b, const std::string& what) {
+  const auto want = full_values(*b.model);
+  for (const auto& item : full_values(*a.model)) {
+    EXPECT_TRUE(torch::equal(item.value(), want[item.key()])) << what << ": " << item.key();
+  }
+}
+
+void expect_bit_equal_resume(const std::string& what, const MakeOptimizer& make) {
+  for (const int64_t stop : {0, 3}) {
+    TemporaryFolder folder;
+    run_ranks(2, [&](int64_t rank) {
+      Training straight(make, 2, 1);
+      straight.steps(0, stop, rank);
+      save({.model = straight.model,
+            .optimizer = straight.optimizer,
+            .scheduler = *straight.scheduler,
+            .values = {{"step", stop}}},
+           folder / "saved");
+      straight.steps(stop, 6, rank);
+      Training resumed(make, 2, 7);
+      resumed.steps(0, 1, rank);  // state that must go
+      const auto loaded = load(
+          {.model = resumed.model, .optimizer = resumed.optimizer, .scheduler = *resumed.scheduler},
+          folder / "saved");
+      resumed.steps(loaded.values.at("step").toInt(), 6, rank);
+      expect_same(resumed, straight, what + " stopped at " + std::to_string(stop));
+    });
+  }
+}
+
+TEST(Resume, AdamW) {
+  expect_bit_equal_resume("AdamW", with<AdamW>(AdamWOptions(1e-2).amsgrad(true)));
+}
+TEST(Resume, Adam) {
+  expect_bit_equal_resume("Adam", with<Adam>(AdamOptions(1e-2).betas({0.8, 0.9})));
+}
+TEST(Resume, SgdWithAndWithoutMomentum) {
+  expect_bit_equal_resume("momentum", with<SGD>(SGDOptions(1e-2).momentum(0.9)));
+  expect_bit_equal_resume("plain", with<SGD>(SGDOptions(1e-2)));
+}
+TEST(Resume, RmsProp) {
+  expect_bit_equal_resume("RMSprop",
+                          with<RMSprop>(RMSpropOptions(1e-2).momentum(0.9).centered(true)));
+}
+TEST(Resume, AUsersOwnOptimizer) { expect_bit_equal_resume("Lion", with<Lion>(LionOptions(1e-2))); }
+
+TEST(Resume, TwoGroupsKeepTheirOptions) {
+  const MakeOptimizer make = [](std::vector<torch::Tensor> params) {
+    std::vector<torch::Tensor> weights, others;
+    for (const auto& each : params) (each.dim() > 1 ? weights : others).push_back(each);
+    std::vector<OptimizerParamGroup> groups;
+    groups.emplace_back(weights, std::make_unique<AdamWOptions>(AdamWOptions(1e-2)));
+    groups.emplace_back(others, std::make_unique<AdamWOptions>(AdamWOptions(1e-3).weight_decay(0)));
+    return std::make_unique<AdamW>(groups, AdamWOptions(1.0));
+  };
+  expect_bit_equal_resume("two groups", make);
+}
+
+// What `to` ranks have after loading equals what `from` ranks had, and goes on so.
+TEST(Resume, EveryWorldGetsTheStateOfEveryOther) {
+  const MakeOptimizer make = with<AdamW>(AdamWOptions(1e-2));
+  for (const int64_t from : {1, 2, 3, 4}) {
+    TemporaryFolder folder;
+    run_ranks(from, [&](int64_t rank) {
+      Training training(make, from, 1);
+      training.steps(0, 2, rank);
+      save({.model = training.model, .optimizer = training.optimizer}, folder / "saved");
+    });
+    Training alone(make, 1, 3);  // a world of one without a process group
+    load({.model = alone.model, .optimizer = alone.optimizer}, folder / "saved");
+    destroy_process_group();
+    for (const int64_t to : {2, 3, 4}) {
+      run_ranks(to, [&](int64_t) {
+        Training training(make, to, 5);
+        load({.model = training.model, .optimizer = training.optimizer}, folder / "saved");
+        const auto entries = training.model->named_parameters();
+        const auto expected = alone.model->named_parameters();
+        for (const auto& item : entries) {
+          const auto& other = expected[item.key()];
+          const auto state = training.optimizer->state().find(item->unsafeGetTensorImpl());
+          const auto their = alone.optimizer->state().find(other.unsafeGetTensorImpl());
+          ASSERT_EQ(state == training.optimizer->state().end(),
+                    their == alone.optimizer->state().end());
+          if (state == training.optimizer->state().end()) continue;
+          const auto& mine = static_cast<AdamWParamState&>(*state->second);
+          const auto& theirs = static_cast<AdamWParamState&>(*their->second);
+          EXPECT_EQ(mine.step(), theirs.step());
+          const auto average = full_value(mine.exp_avg());
+          EXPECT_TRUE(torch::equal(average, DTensor(theirs.exp_avg()).to_local())) << item.key();
+        }
+      });
+    }
+  }
+}
+
+TEST(Resume, AnOptimizerOverOtherTensorsIsRefused) {
+  SmallModel model;
+  SGD optimizer(std::vector<torch::Tensor>{torch::zeros({2}, torch::requires_grad())},
+                SGDOptions(0.1));
+  TemporaryFolder folder;
+  try {
+    save({.model = model, .optimizer = optimizer}, folder / "saved");
+    FAIL();
+  } catch (const c10::ValueError& error) {
+    EXPECT_THAT(error.what(), HasSubstr("parameter 0 of group 0, of shape [2]"));
+  }
+}
+
+TEST(Resume, ValuesOfEveryKindComeBack) {
+  TemporaryFolder folder;
+  c10::Dict<std::string, double> dict;
+  dict.insert("double", 0.5);
+  save({.values = {{"i", int64_t{1} << 60},
+                   {"d", 0.1},
+                   {"whole", 2.0},
+                   {"nan", std::nan("")},
+                   {"s", "x\n\xC3\xA4"},
+                   {"b", true},
+                   {"none", c10::IValue()},
+                   {"list", std::vector<int64_t>{1, 2}},
+                   {"dict", dict}}},
+       folder / "saved");
+  const auto values = load({}, folder / "saved").values;
+  EXPECT_EQ(values.at("i").toInt(), int64_t{1} << 60);
+  EXPECT_EQ(values.at("d").toDouble(), 0.1);
+  EXPECT_TRUE(values.at("whole").isDouble());
+  EXPECT_TRUE(std::isnan(values.at("nan").toDouble()));
+  EXPECT_EQ(values.at("s").toStringRef(), "x\n\xC3\xA4");
+  EXPECT_TRUE(values.at("b").toBool());
+  EXPECT_TRUE(values.at("none").isNone());
+  EXPECT_EQ(values.at("list").toIntVector(), (std::vector<int64_t>{1, 2}));
+  EXPECT_EQ(values.at("dict").toGenericDict().at("double").toDouble(), 0.5);
+}
+
+TEST(Resume, PerRankItemsAreEachRanksOwnAndRefuseAnotherWorld) {
+  TemporaryFolder folder;
+  run_ranks(2, [&](int64_t rank) {
+    save({.per_rank = {{"place", rank * 10}, {"order", torch::full({3}, rank)}}}, folder / "saved");
+    const auto loaded = load({}, folder / "saved");
+    EXPECT_EQ(loaded.per_rank.at("place").toInt(), rank * 10);
+    EXPECT_TRUE(torch::equal(loaded.per_rank.at("order").toTensor(), torch::full({3}, rank)));
+  });
+  run_ranks(3, [&](int64_t) {
+    try {
+      load({}, folder / "saved");
+      ADD_FAILURE();
+    } catch (const c10::ValueError& error) {
+      EXPECT_THAT(error.what(), HasSubstr("saved by 2 ranks, loading on 3"));
+    }
+    const auto skipped = load({}, folder / "saved", {.skip_per_rank = true}).skipped;
+    EXPECT_EQ(skipped, (std::vector<std::string>{"order", "place"}));
+  });
+}
+
+TEST(Resume, GeneratorsGoOnWhereTheyWere) {
+  TemporaryFolder folder;
+  torch::manual_seed(5);
+  torch::rand({3});
+  save({.rng = true}, folder / "saved");
+  const auto next = torch::rand({4});
+  torch::manual_seed(6);
+  load({.rng = true}, folder / "saved");
+  EXPECT_TRUE(torch::equal(torch::rand({4}), next));
+}
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,108 @@
+#include "device_mesh/collectives/issue_log.h"
+
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/process_group.h"
+#include "tests/support/thread_ranks.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::run_ranks;
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+TEST(IssueLog, IsOnePerGroupAndSharedByItsSlices) {
+  run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {1, 2}, {"dp", "tp"});
+    EXPECT_EQ(IssueLog::of(mesh, 1), IssueLog::of(mesh["tp"], 0));
+    EXPECT_NE(IssueLog::of(mesh, 0), IssueLog::of(mesh, 1));
+  });
+}
+
+TEST(IssueLog, GivesTheAgreementsOfAllRanksInOrder) {
+  for (int64_t world : {1, 2, 3}) {
+    run_ranks(world, [&](int64_t rank) {
+      const auto mesh = init_device_mesh(c10::kCPU, {world});
+      std::vector<uint64_t> expected;
+      for (int64_t r = 0; r < world; ++r) expected.push_back(static_cast<uint64_t>(10 + r));
+      const auto log = IssueLog::of(mesh, 0);
+      std::vector<Announcement> announced;
+      for (uint32_t unit = 0; unit < 5; ++unit) {
+        announced.push_back(log->announce(
+            {.unit = unit, .what = "all-gather", .agreement = static_cast<uint64_t>(10 + rank)}));
+      }
+      for (size_t i = 5; i-- > 0;) EXPECT_EQ(announced[i].wait(), expected);
+    });
+  }
+}
+
+TEST(IssueLog, ChecksBeforeItRunsACollective) {
+  run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const auto log = IssueLog::of(mesh, 0);
+    auto all = at::empty({2});
+    log->run({.what = "gather of ranks", .bytes = 4}, [&] {
+      return all_gather(mesh.group(0), all, at::full({1}, static_cast<float>(rank)));
+    });
+    EXPECT_EQ(all[1].item<float>(), 1);
+    bool ran = false;
+    const auto other = rank == 0 ? "sum of losses" : "gather of ranks";
+    EXPECT_THAT(error_of([&] {
+                  log->run({.what = other, .bytes = 4 + 4 * rank}, [&] {
+                    ran = true;
+                    return Pending();
+                  });
+                }),
+                AllOf(HasSubstr("rank 0 issued the sum of losses"),
+                      HasSubstr("rank 1 issued the gather of ranks")));
+    EXPECT_FALSE(ran);
+  });
+}
+
+TEST(IssueLog, ACollectiveThatFailsIsTheReasonWhyNothingElseIsIssued) {
+  run_ranks(1, [](int64_t) {
+    const auto log = IssueLog::of(init_device_mesh(c10::kCPU, {1}), 0);
+    EXPECT_THROW(log->watch([] { TORCH_CHECK(false, "the cable is out"); }), c10::Error);
+    EXPECT_THROW(log->watch([] { TORCH_CHECK(false, "a second reason"); }), c10::Error);
+    EXPECT_THAT(error_of([&] { log->announce({.what = "all-gather of unit 'l0'"}); }),
+                AllOf(HasSubstr("the all-gather of unit 'l0' can not go on"),
+                      HasSubstr("the cable is out"), HasSubstr("start anew")));
+  });
+}
+
+TEST(IssueLog, AfterDestroyProcessGroupNothingIsIssued) {
+  run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {1, 2}, {"dp", "tp"});
+    const auto log = IssueLog::of(mesh, 1);
+    log->announce({.what = "all-gather of unit 'l0'"}).wait();
+    destroy_process_group();
+    for (const int64_t dim : {0, 1}) {
+      EXPECT_THAT(
+          error_of([&] { IssueLog::of(mesh, dim)->announce({.what = "all-gather of unit 'l0'"}); }),
+          HasSubstr("destroy_process_group() has ended"));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::internal

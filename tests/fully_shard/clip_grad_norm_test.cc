@@ -1,0 +1,247 @@
+// clip_grad_norm_ over meshes, plain parameters and ties: one norm on all ranks.
+#include "fully_shard/clip_grad_norm.h"
+
+#include "device_mesh/device_mesh.h"
+#include "dtensor/dtensor.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/torch.h>
+
+#include <limits>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using torch::Tensor;
+constexpr double kInf = std::numeric_limits<double>::infinity();
+
+Tensor values(double first, std::vector<int64_t> shape = {5, 3}) {
+  const auto count = c10::multiply_integers(shape);
+  return torch::linspace(first, first + 2, count, torch::kDouble).view(shape);
+}
+
+// A parameter with the gradient `whole`, placed over `mesh`.
+Tensor placed(const Tensor& whole, const DeviceMesh& mesh, std::vector<Placement> placements) {
+  auto parameter = distribute_tensor(torch::zeros_like(whole), mesh, placements).detach();
+  parameter.set_requires_grad(true);
+  parameter.mutable_grad() = distribute_tensor(whole, mesh, placements);
+  return parameter;
+}
+
+Tensor plain(const Tensor& gradient) {
+  auto parameter = torch::zeros_like(gradient).set_requires_grad(true);
+  parameter.mutable_grad() = gradient.clone();
+  return parameter;
+}
+
+double norm_of(const std::vector<Tensor>& gradients, double p) {
+  std::vector<Tensor> flat;
+  for (const auto& gradient : gradients) flat.push_back(gradient.flatten().to(torch::kDouble));
+  return torch::cat(flat).norm(p).item<double>();
+}
+
+template <class Error>
+std::string message_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "nothing was thrown";
+}
+
+// On a 2x2 mesh {dp, pp}, with the world as a mesh of one dimension.
+void on_four_ranks(
+    const std::function<void(const DeviceMesh& mesh, const DeviceMesh& world)>& body) {
+  run_ranks(4, [&](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "pp"});
+    body(mesh, mesh.flatten({"dp", "pp"}, "world")["world"]);
+  });
+}
+
+TEST(ClipGradNorm, CountsEveryGradientOnceOverMeshesBesideEachOther) {
+  on_four_ranks([](const DeviceMesh& mesh, const DeviceMesh& world) {
+    for (const double p : {1.0, 2.0, 3.0, kInf}) {
+      const auto a = values(1), b = values(-3), c = values(0.5), d = values(2, {4});
+      const std::vector<Tensor> parameters = {placed(a, mesh["dp"], {Shard{0}}),
+                                              placed(b, mesh["pp"], {Shard{1}}),
+                                              placed(c, world, {Shard{0}}), plain(d)};
+      const auto expected = norm_of({a, b, c, d}, p);
+      const auto norm = clip_grad_norm_(parameters, 0.5 * expected, p);
+      EXPECT_FALSE(is_dtensor(norm));
+      EXPECT_NEAR(norm.item<double>(), expected, 1e-12 * expected) << "p = " << p;
+      const auto close = [](const Tensor& actual, const Tensor& whole) {
+        return torch::allclose(actual, 0.5 * whole, 1e-5);
+      };
+      EXPECT_TRUE(close(DTensor(parameters[0].grad()).full_tensor(), a));
+      EXPECT_TRUE(close(DTensor(parameters[1].grad()).full_tensor(), b));
+      EXPECT_TRUE(close(DTensor(parameters[2].grad()).full_tensor(), c));
+      EXPECT_TRUE(close(parameters[3].grad(), d));
+    }
+  });
+}
+
+TEST(ClipGradNorm, OverSlicesOnlyIsAgreedOverTheDefaultGroup) {
+  on_four_ranks([](const DeviceMesh& mesh, const DeviceMesh&) {
+    const auto a = values(1), b = values(-3);
+    const auto norm =
+        clip_grad_norm_({placed(a, mesh["dp"], {Shard{0}}), placed(b, mesh["pp"], {Shard{0}})}, 1);
+    EXPECT_NEAR(norm.item<double>(), norm_of({a, b}, 2), 1e-9);
+  });
+}
+
+TEST(ClipGradNorm, AReplicatedDimensionCountsOnce) {
+  on_four_ranks([](const DeviceMesh& mesh, const DeviceMesh& world) {
+    const auto a = values(1), b = values(-3), c = values(4);
+    const auto norm = clip_grad_norm_(
+        {placed(a, mesh, {Replicate{}, Shard{0}}), placed(b, mesh, {Replicate{}, Replicate{}}),
+         placed(c, world, {Replicate{}})},
+        1);
+    EXPECT_NEAR(norm.item<double>(), norm_of({a, b, c}, 2), 1e-9);
+  });
+}
+
+TEST(ClipGradNorm, ExpertsAreRefusedOnAllRanksAndNothingIsScaled) {
+  on_four_ranks([](const DeviceMesh& mesh, const DeviceMesh& world) {
+    const auto mine = values(1 + static_cast<double>(mesh.local_rank(1)));
+    const auto expert = placed(mine, mesh["dp"], {Shard{0}});
+    const auto shared = placed(values(2), world, {Shard{0}});
+    EXPECT_THAT(message_of<c10::ValueError>([&] {
+                  clip_grad_norm_({expert, shared}, 0.1);
+                }),
+                AllOf(HasSubstr("no copies of each other"), HasSubstr("once per group of ranks"),
+                      HasSubstr("begins at rank 1")));
+    EXPECT_TRUE(torch::equal(DTensor(expert.grad()).full_tensor(), mine));
+    EXPECT_NEAR(clip_grad_norm_({expert}, 0.1).item<double>(), norm_of({mine}, 2), 1e-9)
+        << "alone they are one group each";
+  });
+}
+
+TEST(ClipGradNorm, IsOneAllGather) {
+  on_four_ranks([](const DeviceMesh& mesh, const DeviceMesh& world) {
+    const std::vector<Tensor> parameters = {placed(values(1), mesh["dp"], {Shard{0}}),
+                                            placed(values(2), world, {Shard{0}}), plain(values(3))};
+    const auto issued = [&] {
+      uint64_t sum = 0;
+      for (const auto& group : {world.group(), mesh.group(0), mesh.group(1)})
+        sum += group->getSequenceNumberForGroup();
+      return sum;
+    };
+    const auto before = issued();
+    clip_grad_norm_(parameters, 1);
+    const auto one = issued() - before;
+    auto gathered = torch::empty({4}), piece = torch::ones({1});
+    const auto before_gather = issued();
+    world.group()->_allgather_base(gathered, piece)->wait();
+    EXPECT_EQ(one, issued() - before_gather);
+    EXPECT_GT(one, 0u);
+  });
+}
+
+class ClipGradNormWorlds : public ::testing::TestWithParam<int64_t> {
+ protected:
+  void on_ranks(const std::function<void(const DeviceMesh&)>& body) const {
+    run_ranks(GetParam(), [&](int64_t) { body(init_device_mesh(torch::kCPU, {GetParam()})); });
+  }
+};
+
+TEST_P(ClipGradNormWorlds, PlainGradientsThatDifferGiveOneNormThatOfTheLargest) {
+  on_ranks([](const DeviceMesh& mesh) {
+    const auto whole = values(1);
+    const auto own = torch::full({3}, static_cast<double>(mesh.rank()) + 1, torch::kDouble);
+    const auto largest = torch::full({3}, static_cast<double>(mesh.size()), torch::kDouble);
+    for (const double p : {2.0, kInf}) {
+      const auto norm = clip_grad_norm_({placed(whole, mesh, {Shard{0}}), plain(own)}, 1e9, p);
+      EXPECT_NEAR(norm.item<double>(), norm_of({whole, largest}, p), 1e-9) << "p = " << p;
+    }
+  });
+}
+
+TEST_P(ClipGradNormWorlds, ATiedParameterCountsAndIsScaledOnce) {
+  on_ranks([](const DeviceMesh& mesh) {
+    const auto whole = values(1), other = values(3);
+    const auto tied = placed(whole, mesh, {Shard{0}}), tied_plain = plain(other);
+    const auto expected = norm_of({whole, other}, 2);
+    const auto norm = clip_grad_norm_({tied, tied_plain, tied, tied_plain}, 0.25 * expected);
+    EXPECT_NEAR(norm.item<double>(), expected, 1e-9);
+    EXPECT_TRUE(torch::allclose(DTensor(tied.grad()).full_tensor(), 0.25 * whole, 1e-5));
+    EXPECT_TRUE(torch::allclose(tied_plain.grad(), 0.25 * other, 1e-5));
+  });
+}
+
+TEST_P(ClipGradNormWorlds, BelowTheLimitNothingChanges) {
+  on_ranks([](const DeviceMesh& mesh) {
+    const auto whole = values(1);
+    const auto parameter = placed(whole, mesh, {Shard{0}});
+    clip_grad_norm_({parameter}, 1e6);
+    EXPECT_TRUE(torch::equal(DTensor(parameter.grad()).full_tensor(), whole));
+  });
+}
+
+TEST_P(ClipGradNormWorlds, HalfPrecisionIsSummedInFp32AndTheResultTypeIsTheSameEverywhere) {
+  on_ranks([](const DeviceMesh& mesh) {
+    const auto large = torch::full({6, 2}, 300.0).to(torch::kHalf);  // 300² is no half
+    const auto fine = values(1).to(torch::kFloat);
+    const auto norm =
+        clip_grad_norm_({placed(large, mesh, {Shard{0}}), placed(fine, mesh, {Shard{0}})}, 1);
+    EXPECT_EQ(norm.scalar_type(), torch::kFloat);
+    EXPECT_NEAR(norm.item<double>(), norm_of({large, fine}, 2), 1e-3);
+  });
+}
+
+TEST_P(ClipGradNormWorlds, RanksWithoutGradientsTakePart) {
+  on_ranks([](const DeviceMesh& mesh) {
+    const auto whole = values(1);
+    const auto used = placed(whole, mesh, {Shard{0}}), unused = placed(whole, mesh, {Shard{0}});
+    unused.mutable_grad().reset();
+    const auto own = torch::zeros({2}, torch::kDouble).set_requires_grad(true);
+    if (mesh.rank() == 0) own.mutable_grad() = torch::ones({2}, torch::kDouble);
+    EXPECT_NEAR(clip_grad_norm_({own, unused, used}, 1).item<double>(),
+                norm_of({whole, torch::ones({2})}, 2), 1e-9);
+    EXPECT_EQ(clip_grad_norm_({unused}, 1).item<double>(), 0);
+  });
+}
+
+TEST_P(ClipGradNormWorlds, WithoutADTensorIsLibTorchs) {
+  on_ranks([](const DeviceMesh& mesh) {
+    const auto own = values(static_cast<double>(mesh.rank()));
+    auto ours = plain(own), theirs = plain(own);
+    const auto norm = clip_grad_norm_({ours}, 0.1);
+    const auto expected = torch::nn::utils::clip_grad_norm_(std::vector<Tensor>{theirs}, 0.1);
+    EXPECT_NEAR(norm.item<double>(), expected, 1e-9);
+    EXPECT_TRUE(torch::allclose(ours.grad(), theirs.grad()));
+    EXPECT_EQ(clip_grad_norm_({}, 1).item<double>(), 0);
+  });
+}
+
+TEST_P(ClipGradNormWorlds, BadArgumentsAreNamed) {
+  on_ranks([](const DeviceMesh& mesh) {
+    const auto whole = values(1);
+    const auto parameter = placed(whole, mesh, {Shard{0}});
+    const auto refused = [&](double max_norm, double p) {
+      return message_of<c10::ValueError>([&] { clip_grad_norm_({parameter}, max_norm, p); });
+    };
+    EXPECT_THAT(refused(-1, 2), HasSubstr("max_norm is -1"));
+    EXPECT_THAT(refused(std::nan(""), 2), HasSubstr("max_norm is nan"));
+    EXPECT_THAT(refused(1, 0), HasSubstr("norm_type is 0"));
+    EXPECT_THAT(refused(1, -kInf), HasSubstr("norm_type is -inf"));
+    EXPECT_THAT(refused(1, std::nan("")), HasSubstr("norm_type is nan"));
+    auto partial = placed(whole, mesh, {Shard{0}});
+    partial.mutable_grad() = from_local(whole, mesh, {Partial{}});
+    EXPECT_THAT(message_of<c10::NotImplementedError>([&] {
+                  clip_grad_norm_({parameter, partial}, 0.1);
+                }),
+                HasSubstr("Partial"));
+    EXPECT_TRUE(torch::equal(DTensor(parameter.grad()).full_tensor(), whole));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, ClipGradNormWorlds, ::testing::Values(1, 2, 3));
+
+}  // namespace
+}  // namespace fsdp::testing

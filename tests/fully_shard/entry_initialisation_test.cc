@@ -1,0 +1,60 @@
+// What torch::nn::init does to registry entries beyond elementwise operators.
+#include "tests/fully_shard/parity.h"
+#include "tests/support/thread_ranks.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <functional>
+#include <memory>
+
+namespace fsdp::testing {
+namespace {
+
+class EntryInitialisation : public ::testing::TestWithParam<int64_t> {
+ protected:
+  // `body` gets the entry of a sharded 5x3 matrix and the plain tensor it was.
+  void on_ranks(const std::function<void(const torch::Tensor&, const torch::Tensor&)>& body) const {
+    run_ranks(GetParam(), [&](int64_t) {
+      torch::NoGradGuard no_grad;
+      const auto module = std::make_shared<torch::nn::Module>();
+      const auto plain = torch::arange(15.0).view({5, 3}).sin();
+      module->register_parameter("weight", plain.clone());
+      fully_shard(*module, init_device_mesh(torch::kCPU, {GetParam()}));
+      body(module->parameters()[0], plain);
+    });
+  }
+};
+
+TEST_P(EntryInitialisation, EyeIsThePlainOne) {
+  on_ranks([](const torch::Tensor& entry, const torch::Tensor&) {
+    torch::nn::init::eye_(entry);
+    EXPECT_TRUE(DTensor(entry).full_tensor().equal(torch::eye(5, 3)));
+  });
+}
+
+TEST_P(EntryInitialisation, WritesAtIndicesAreThePlainOnesAsForSparse) {
+  on_ranks([](const torch::Tensor& entry, const torch::Tensor& plain) {
+    const auto rows = torch::tensor({4, 0, 2}), column = torch::tensor(1);
+    entry.index_put_({rows, column}, torch::zeros({3}));
+    auto expected = plain.clone();
+    expected.index_put_({rows, column}, torch::zeros({3}));
+    EXPECT_TRUE(is_dtensor(entry));
+    EXPECT_TRUE(DTensor(entry).full_tensor().equal(expected));
+  });
+}
+
+TEST_P(EntryInitialisation, BernoulliDrawsWhatItDrawsOnOneRank) {
+  on_ranks([](const torch::Tensor& entry, const torch::Tensor& plain) {
+    auto own = at::detail::createCPUGenerator(7), other = at::detail::createCPUGenerator(7);
+    const auto drawn = at::bernoulli(entry.sigmoid(), own);
+    EXPECT_TRUE(is_dtensor(drawn));
+    EXPECT_TRUE(DTensor(drawn).full_tensor().equal(at::bernoulli(plain.sigmoid(), other)));
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, EntryInitialisation, ::testing::Values(1, 2, 3));
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,31 @@
+// The forwards of a random program's actions, on a sharded model or a plain one.
+#pragma once
+
+#include "tests/fully_shard/programs/random_model.h"
+#include "tests/fully_shard/programs/random_program.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::testing {
+
+// [2, width], the same for the same seed and rank.
+at::Tensor make_input(const Program& program, uint64_t seed, int64_t rank);
+
+// The losses of one action, to be run backward one after another, and the inputs whose
+// gradients they give.
+struct Losses {
+  std::vector<at::Tensor> losses, inputs;
+  bool retain_graph = false;
+};
+Losses forward_losses(const Program& program, const RandomModel& model, const Action& action,
+                      int64_t rank);
+
+// Runs an action that is to throw at its target, in forward or backward. True when the
+// exception came; it does not where the target is not reached.
+bool throws_as_planned(const Program& program, const RandomModel& model, const Action& action,
+                       int64_t rank);
+
+}  // namespace fsdp::testing

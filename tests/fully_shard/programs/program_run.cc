@@ -1,0 +1,322 @@
+#include "tests/fully_shard/programs/program_run.h"
+
+#include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/programs/program_losses.h"
+#include "tests/fully_shard/programs/residency_oracle.h"
+#include "tests/fully_shard/programs/sharded_program.h"
+#include "tests/fully_shard/programs/unsharded_program.h"
+
+#include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <sstream>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::testing {
+namespace {
+
+using at::Tensor;
+
+bool same(const Tensor& a, const Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  return at::equal(a, b) ||
+         ((a == b) | (a.isnan() & b.isnan())).all().item<bool>();  // programs may diverge
+}
+
+bool has_prefetch_lists(const Program& program) {
+  bool has = false;
+  for_each_node(program.root, [&has](const Node& node) {
+    has |= !node.unit.forward_prefetch.empty() || !node.unit.backward_prefetch.empty();
+  });
+  return has;
+}
+
+class SideBySide {
+ public:
+  SideBySide(const Program& program, int64_t rank, const DeviceMesh& mesh)
+      : program_(program),
+        rank_(rank),
+        sharded_(program, mesh),
+        plain_(program, sharded_.sharded_tensors()) {
+    if (program.world == 1 || program.evict) return;  // nothing is gathered, or always
+    oracle_.emplace(mesh, sharded_.observed_units());
+    sharded_.set_oracle(&*oracle_);
+  }
+
+  std::optional<std::string> run() {
+    for (step_ = 0; step_ < program_.actions.size(); ++step_) {
+      perform(program_.actions[step_]);
+      ask_oracle();
+    }
+    write_members_back();
+    compare_parameters("at the end");
+    if (oracle_) repeat_a_step();
+    return difference_;
+  }
+
+ private:
+  // --- Comparing
+
+  void differ(const std::string& what) {
+    if (difference_) return;
+    difference_ =
+        (step_ < program_.actions.size() ? "action " + std::to_string(step_) + ": " : "") + what;
+  }
+
+  void compare(const std::string& what, const Tensor& actual, const Tensor& expected) {
+    if (actual.defined() != expected.defined()) {
+      return differ(what + (actual.defined() ? " is defined" : " is not defined"));
+    }
+    if (!actual.defined() || same(actual, expected)) return;
+    std::ostringstream text;
+    text << what << " is\n" << actual << "\nbut unsharded\n" << expected;
+    differ(text.str());
+  }
+
+  // Of a sharded tensor's value or gradient: its part here. Local.
+  void compare_shard(const std::string& what, const Tensor& actual, const Tensor& expected,
+                     const Tensor& bound) {
+    if (!actual.defined() || !expected.defined()) return compare(what, actual, expected);
+    if (!is_dtensor(actual)) return differ(what + " is no DTensor");
+    const auto local = DTensor(actual).to_local();
+    const auto part = chunk_of(expected, rank_, program_.world);
+    if (local.sizes() == part.sizes() && local.scalar_type() == part.scalar_type() &&
+        bound.defined()) {
+      if (((local - part).abs() <= chunk_of(bound, rank_, program_.world)).all().item<bool>())
+        return;
+    }
+    compare(what, local, part);
+  }
+
+  static std::string label(int id, const char* what) {
+    return std::string(what) + " of p" + std::to_string(id);
+  }
+
+  void compare_gradients() {
+    for (const auto& [id, tensor] : sharded_.model().tensors) {
+      const auto what = label(id, "gradient");
+      const auto actual = tensor.entry().grad();
+      const auto expected = plain_.member(id, rank_).grad();
+      if (sharded_.is_sharded(id)) {
+        compare_shard(what, actual, expected, plain_.bound(id));
+      } else {
+        compare(what, actual, expected);
+      }
+    }
+  }
+
+  void compare_parameters(const char* when) {
+    at::NoGradGuard no_grad;
+    for (const auto& [id, tensor] : sharded_.model().tensors) {
+      const auto what = label(id, "value") + " " + when;
+      const auto expected = plain_.member(id, rank_).detach();
+      if (sharded_.is_sharded(id)) {
+        compare_shard(what, tensor.entry().detach(), expected, /*bound=*/{});
+      } else {
+        compare(what, tensor.member, expected);
+      }
+    }
+  }
+
+  // Collective.
+  void follow_gradients() {
+    at::NoGradGuard no_grad;
+    for (const int id : sharded_.sharded_tensors()) {
+      const auto gradient = sharded_.entry(id).grad();
+      if (plain_.bound(id).defined() && gradient.defined())
+        plain_.follow_gradient(id, DTensor(gradient).full_tensor());
+    }
+  }
+
+  void ask_oracle() {
+    if (!oracle_) return;
+    oracle_->check_counts();
+    if (oracle_->difference()) differ(*oracle_->difference());
+  }
+
+  // A step that repeats is foreseen: where no unit is followed now by one and then by
+  // another, nothing is gathered in vain.
+  void repeat_a_step() {
+    if (!program_.root.is_unit || has_prefetch_lists(program_)) return;
+    const auto action = std::find_if(program_.actions.begin(), program_.actions.end(),
+                                     [](auto& a) { return a.kind == ActionKind::kTrain; });
+    if (action == program_.actions.end()) return;
+    std::vector<std::string> touches;
+    for (int i = 0; i < 3; ++i) {
+      const auto unused = oracle_->unused_prefetches();
+      oracle_->take_touches();
+      auto sharded = forward_losses(program_, sharded_.model(), *action, rank_);
+      sharded.losses[0].backward();
+      const auto before = std::exchange(touches, oracle_->take_touches());
+      const bool repeats = before == touches && ResidencyOracle::has_one_successor_each(touches);
+      if (repeats && oracle_->unused_prefetches() != unused)
+        differ("a step that repeats gathered in vain");
+    }
+    ask_oracle();
+  }
+
+  // --- Actions
+
+  void perform(const Action& action) {
+    if (runs_backward(action.kind)) return train(action);
+    switch (action.kind) {
+      case ActionKind::kEvaluate:
+      case ActionKind::kInference:
+        return evaluate(action);
+      case ActionKind::kThrowInForward:
+      case ActionKind::kThrowInBackward:
+        return throw_inside(action);
+      case ActionKind::kSetSync:
+        return sharded_.set_sync(action.target, action.flag);
+      case ActionKind::kFreeze:
+      case ActionKind::kUnfreeze:
+        return freeze(action.target, action.kind == ActionKind::kFreeze);
+      case ActionKind::kWriteMember:
+      case ActionKind::kWriteEntry:
+        return write(action);
+      case ActionKind::kClip:
+        return clip(action);
+      case ActionKind::kStep:
+        return optimizer_step();
+      case ActionKind::kZeroGrad:
+      case ActionKind::kZeroGradInPlace:
+        return zero_grad(action.kind == ActionKind::kZeroGrad);
+      default:
+        return sharded_.by_hand(action);
+    }
+  }
+
+  void train(const Action& action) {
+    std::vector<Losses> plain;
+    for (int64_t r = 0; r < program_.world; ++r) {
+      plain.push_back(forward_losses(program_, plain_.model(r), action, r));
+    }
+    auto sharded = forward_losses(program_, sharded_.model(), action, rank_);
+    const auto& mine = plain[static_cast<size_t>(rank_)];
+    for (size_t i = 0; i < sharded.losses.size(); ++i) {
+      compare("loss", sharded.losses[i].detach(), mine.losses[i].detach());
+      const bool retain = sharded.retain_graph && i + 1 < sharded.losses.size();
+      plain_.backward(plain, i, retain, [this](int id) { return sharded_.reduction_of(id); });
+      sharded.losses[i].backward({}, retain);
+      compare_gradients();
+      follow_gradients();
+    }
+    for (size_t i = 0; i < sharded.inputs.size(); ++i) {
+      compare("gradient of the input", sharded.inputs[i].grad(), mine.inputs[i].grad());
+    }
+  }
+
+  void evaluate(const Action& action) {
+    const Forward forward{.rank = rank_, .condition = action.condition};
+    const auto input = make_input(program_, action.data, rank_);
+    const auto both = [&] {
+      const auto expected = plain_.model(rank_).forward(input, forward);
+      compare("output of evaluation", sharded_.model().forward(input, forward), expected);
+    };
+    if (action.kind == ActionKind::kInference) {
+      c10::InferenceMode inference;
+      both();
+    } else {
+      at::NoGradGuard no_grad;
+      both();
+    }
+  }
+
+  void throw_inside(const Action& action) {
+    bool expected = false;
+    for (int64_t r = 0; r < program_.world; ++r) {
+      expected = throws_as_planned(program_, plain_.model(r), action, r);
+    }
+    if (throws_as_planned(program_, sharded_.model(), action, rank_) != expected) {
+      differ("the planned exception came on one side only");
+    }
+    if (action.kind == ActionKind::kThrowInForward) return;
+    sharded_.zero_pending_gradients();
+    sharded_.model().module().zero_grad();
+    plain_.drop_gradients();
+    compare_gradients();
+  }
+
+  void freeze(int param_id, bool frozen) {
+    const auto* param = find_param(program_, param_id);
+    if (param == nullptr) return;
+    const auto& tensor = tensor_of(program_, *param);
+    if (tensor.anchor) return;
+    plain_.set_requires_grad(tensor.id, !frozen);
+    sharded_.set_requires_grad(tensor.id, !frozen);
+  }
+
+  void write(const Action& action) {
+    const auto* param = find_param(program_, action.target);
+    if (param == nullptr) return;
+    at::NoGradGuard no_grad;
+    const int id = tensor_of(program_, *param).id;
+    plain_.multiply(id, action.value);
+    if (action.kind == ActionKind::kWriteMember) {
+      sharded_.member(id).mul_(action.value);
+      member_written_ = true;
+    } else {
+      sharded_.entry(id).mul_(action.value);
+    }
+  }
+
+  // Gradients of local parameters differ from rank to rank and have no common norm: they
+  // are left out.
+  void clip(const Action& action) {
+    const double p = action.flag ? std::numeric_limits<double>::infinity() : 2.0;
+    std::vector<Tensor> entries;
+    for (const int id : sharded_.sharded_tensors()) entries.push_back(sharded_.entry(id));
+    const auto expected = plain_.clip(action.value, p);
+    const double norm = clip_grad_norm_(entries, action.value, p).item().toDouble();
+    if (std::abs(norm - expected.norm) > expected.precision * expected.norm) {
+      differ("clip_grad_norm_ gave " + std::to_string(norm) + " but unsharded " +
+             std::to_string(expected.norm));
+    }
+    compare_gradients();
+    follow_gradients();
+  }
+
+  // A write to a member reaches the shard, which weight decay reads, at the next forward
+  // or reshard.
+  void optimizer_step() {
+    write_members_back();
+    plain_.step();
+    sharded_.optimizer().step();
+    compare_parameters("after the optimizer");
+  }
+
+  // Only then: resharding in between would hide a copy that stayed behind its shard.
+  void write_members_back() {
+    if (std::exchange(member_written_, false)) sharded_.reshard_all();
+  }
+
+  void zero_grad(bool set_to_none) {
+    plain_.zero_grad(set_to_none);
+    sharded_.optimizer().zero_grad(set_to_none);
+    compare_gradients();
+  }
+
+  const Program& program_;
+  int64_t rank_;
+  ShardedProgram sharded_;
+  UnshardedProgram plain_;
+  std::optional<ResidencyOracle> oracle_;
+  bool member_written_ = false;
+  size_t step_ = 0;
+  std::optional<std::string> difference_;
+};
+
+}  // namespace
+
+std::optional<std::string> run_program(const Program& program, int64_t rank,
+                                       const DeviceMesh& mesh) {
+  return SideBySide(program, rank, mesh).run();
+}
+
+}  // namespace fsdp::testing

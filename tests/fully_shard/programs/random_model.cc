@@ -1,0 +1,181 @@
+#include "tests/fully_shard/programs/random_model.h"
+
+#include <ATen/ATen.h>
+#include <ATen/CPUGeneratorImpl.h>
+#include <c10/core/GradMode.h>
+#include <torch/csrc/autograd/autograd.h>
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/nn/modules/container/parameterlist.h>
+
+#include <utility>
+
+namespace fsdp::testing {
+namespace {
+
+using at::Tensor;
+using Region = std::function<Tensor(const Tensor&)>;
+
+struct RegionHolder : torch::CustomClassHolder {
+  explicit RegionHolder(Region r) : region(std::move(r)) {}
+  Region region;
+};
+
+// Activation checkpointing as users write it: nothing is saved but the input; backward
+// runs the region again.
+struct Checkpoint : torch::autograd::Function<Checkpoint> {
+  static Tensor forward(torch::autograd::AutogradContext* context, const Tensor& x,
+                        const Region& region) {
+    context->save_for_backward({x});
+    context->saved_data["region"] =
+        at::IValue::make_capsule(c10::make_intrusive<RegionHolder>(region));
+    return region(x);
+  }
+
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    const auto x = context->get_saved_variables()[0].detach().requires_grad_();
+    const auto holder =
+        c10::static_intrusive_pointer_cast<RegionHolder>(context->saved_data["region"].toCapsule());
+    at::AutoGradMode enable(true);
+    torch::autograd::backward({holder->region(x)}, {gradients[0]});
+    return {x.grad(), Tensor()};
+  }
+};
+
+at::ScalarType scalar_type(Dtype dtype) {
+  return dtype == Dtype::kFloat    ? at::kFloat
+         : dtype == Dtype::kDouble ? at::kDouble
+                                   : at::kBFloat16;
+}
+
+Tensor make_tensor(const Program& program, const ParamSpec& param) {
+  auto generator =
+      at::detail::createCPUGenerator(1000 * program.seed + static_cast<uint64_t>(param.id));
+  std::vector<int64_t> shape{rows_of(program, param)};
+  if (param.use == Use::kMatmul) shape.push_back(program.width);
+  const auto values = at::randn(shape, generator, at::kFloat) * 0.5;
+  return values.to(scalar_type(param.dtype)).set_requires_grad(!param.frozen);
+}
+
+Tensor sum_of_squares(const Tensor& tensor) { return (tensor * tensor).sum().to(at::kFloat); }
+
+}  // namespace
+
+class RandomBlock : public torch::nn::Module {
+ public:
+  RandomBlock(const Program& program, const Node& node, RandomModel& model) : node_(node) {
+    for (const auto& param : node.params) {
+      auto& tensor = model.tensors[tensor_of(program, param).id];
+      if (!tensor.member.defined()) tensor.member = make_tensor(program, tensor_of(program, param));
+      const auto [holder, key] = add(param, tensor.member);
+      slots_.push_back({tensor.member, holder, key});
+      if (tensor.holder == nullptr) tensor = slots_.back();
+    }
+    for (const auto& child : node.children) {
+      const auto block = std::make_shared<RandomBlock>(program, child, model);
+      children_.push_back(register_module("n" + std::to_string(child.id), block));
+      model.blocks[child.id] = block;
+    }
+  }
+
+  Tensor forward(const Tensor& x, const Forward& forward) {
+    if (node_.conditional && !forward.condition) return x;
+    if (node_.no_grad) {
+      Tensor y;
+      {
+        at::NoGradGuard no_grad;
+        y = calls(x, forward);
+      }
+      return x + y;
+    }
+    if (!node_.checkpoint || !at::GradMode::is_enabled() || !x.requires_grad())
+      return calls(x, forward);
+    return Checkpoint::apply(
+        x, Region([this, forward](const Tensor& input) { return calls(input, forward); }));
+  }
+
+ private:
+  std::pair<torch::nn::Module*, std::string> add(const ParamSpec& param, const Tensor& tensor) {
+    if (!param.in_list) {
+      const auto name = "p" + std::to_string(param.id);
+      register_parameter(name, tensor, tensor.requires_grad());
+      return {this, name};
+    }
+    if (list_.is_empty()) list_ = register_module("list", torch::nn::ParameterList());
+    list_->append(tensor);
+    return {list_.ptr().get(), std::to_string(list_->size() - 1)};
+  }
+
+  Tensor calls(Tensor x, const Forward& forward) {
+    for (int i = 0; i < node_.calls; ++i) x = once(std::move(x), forward);
+    if (forward.throw_backward_at == node_.id && x.requires_grad()) {
+      x.register_hook([](const Tensor&) -> Tensor { throw PlannedException(); });
+    }
+    return x;
+  }
+
+  Tensor once(Tensor x, const Forward& forward) {
+    for (size_t i = 0; i < slots_.size(); ++i)
+      x = use(std::move(x), node_.params[i], slots_[i], forward);
+    if (forward.throw_at == node_.id) throw PlannedException();
+    for (const auto& child : children_) x = child->forward(x, forward);
+    return x;
+  }
+
+  // Registry entries stand for parameters where gradients are recorded; elsewhere they
+  // are shards.
+  static Tensor fetch(const ModelTensor& slot, bool through_registry) {
+    if (!through_registry || !at::GradMode::is_enabled()) return slot.member;
+    auto entry = slot.entry();
+    return entry.requires_grad() ? entry : slot.member;
+  }
+
+  static Tensor use(Tensor x, const ParamSpec& param, const ModelTensor& slot,
+                    const Forward& forward) {
+    if (param.penalised) x = x + 0.01 * sum_of_squares(fetch(slot, true));
+    if (param.use == Use::kUnused) return x;
+    const auto p = fetch(slot, param.in_list);
+    switch (param.use) {
+      case Use::kMatmul:
+        return x + 0.3 * x.to(p.scalar_type()).matmul(p.t()).tanh().matmul(p).to(at::kFloat);
+      case Use::kBias:
+        return x + p.to(at::kFloat);
+      case Use::kGain:
+        return x * (1 + 0.05 * sum_of_squares(p).tanh());  // bounded: training must not diverge
+      case Use::kMasked:
+        return x + static_cast<double>((forward.rank + param.id) % 2) * p.sum().to(at::kFloat);
+      case Use::kNoGrad: {
+        Tensor offset;
+        {
+          at::NoGradGuard no_grad;
+          offset = 0.01 * sum_of_squares(slot.member);
+        }
+        return x + offset;
+      }
+      default:
+        return x;
+    }
+  }
+
+  Node node_;
+  std::vector<ModelTensor> slots_;  // one per parameter of the node
+  std::vector<std::shared_ptr<RandomBlock>> children_;
+  torch::nn::ParameterList list_{nullptr};
+};
+
+Tensor ModelTensor::entry() const { return holder->named_parameters(/*recurse=*/false)[key]; }
+
+Tensor RandomModel::forward(const Tensor& x, const Forward& forward) const {
+  return root->forward(x, forward);
+}
+
+torch::nn::Module& RandomModel::module() const { return *root; }
+
+RandomModel build_model(const Program& program) {
+  RandomModel model;
+  model.root = std::make_shared<RandomBlock>(program, program.root, model);
+  model.blocks[program.root.id] = model.root;
+  return model;
+}
+
+}  // namespace fsdp::testing

@@ -1,0 +1,256 @@
+#include "tests/fully_shard/programs/residency_model.h"
+
+#include <utility>
+
+namespace fsdp::testing {
+
+void ResidencyModel::Rounds::end() {
+  if (now > 0) last = now;
+  now = 0;
+}
+
+int ResidencyModel::add_unit(Spec spec) {
+  units_.push_back({.spec = std::move(spec)});
+  return static_cast<int>(units_.size()) - 1;
+}
+
+void ResidencyModel::set_trainable(int unit, int param_id, bool trainable) {
+  for (auto& each : at(unit).spec.params) {
+    if (each.id == param_id) each.trainable = trainable;
+  }
+}
+
+// --- Units and what is asked of them
+
+int ResidencyModel::root_of(int unit) const {
+  while (at(unit).spec.parent >= 0) unit = at(unit).spec.parent;
+  return unit;
+}
+
+bool ResidencyModel::is_at_or_below(int unit, int ancestor) const {
+  for (; unit >= 0; unit = at(unit).spec.parent) {
+    if (unit == ancestor) return true;
+  }
+  return false;
+}
+
+bool ResidencyModel::are_related(int a, int b) const {
+  return is_at_or_below(a, b) || is_at_or_below(b, a);
+}
+
+std::vector<int> ResidencyModel::units_of(int root) const {
+  std::vector<int> units;
+  for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
+    if (root_of(unit) == root) units.push_back(unit);
+  }
+  return units;
+}
+
+// Unset: true, and false for a root.
+bool ResidencyModel::reshards_after_forward(int unit) const {
+  const auto& spec = at(unit).spec;
+  return spec.reshard_after_forward.value_or(spec.parent >= 0);
+}
+
+// By its own root's running kind of pass.
+bool ResidencyModel::reshards_now(int unit) const {
+  switch (at(root_of(unit)).kind) {
+    case Kind::kNone:
+      return false;
+    case Kind::kBackward:
+      return at(unit).spec.reshard_after_backward;
+    default:
+      return reshards_after_forward(unit);
+  }
+}
+
+// An explicit true on a unit with units below, whose turn no unit of its tree would end.
+bool ResidencyModel::reshards_though_ancestor(int unit) const {
+  if (!at(unit).spec.reshard_after_forward.value_or(false)) return false;
+  for (int below = 0; below < static_cast<int>(units_.size()); ++below) {
+    if (below != unit && is_at_or_below(below, unit)) return true;
+  }
+  return false;
+}
+
+std::set<int> ResidencyModel::resident() const {
+  std::set<int> units;
+  for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
+    if (at(unit).presence == Presence::kResident) units.insert(unit);
+  }
+  return units;
+}
+
+// --- Turns
+
+void ResidencyModel::touched(int unit, Touch touch) {
+  const auto root = root_of(unit);
+  const auto kind = touch == Touch::kTraining    ? Kind::kTraining
+                    : touch == Touch::kInference ? Kind::kInference
+                                                 : Kind::kBackward;
+  const bool records = touch == Touch::kTraining || touch == Touch::kRecompute;
+  if (at(root).kind != kind) change_kind(root, kind, unit);
+  if (at(root).current != unit) become_current(root, unit);
+  end_turns(unit);
+
+  auto& touched = at(unit);
+  if (touched.dirty && records) empty(unit);  // written back, and gathered again
+  if (touched.presence == Presence::kAbsent) {
+    ++gathers_.least;
+    ++gathers_.most;
+  }
+  touched.presence = Presence::kResident;
+  touched.turn = touch == Touch::kRecompute ? Turn::kWaiting : Turn::kInTurn;
+  if (records) touched.debt = Debt::kOwes;
+  if (kind == Kind::kBackward) touched.touched_in_backward = true;
+}
+
+void ResidencyModel::change_kind(int root, Kind kind, int touched) {
+  const auto before = at(root).kind;
+  const auto last = at(root).current;
+  for (const int unit : units_of(root)) {
+    auto& each = at(unit);
+    const bool had_turn = each.presence == Presence::kResident && each.turn != Turn::kWaiting;
+    const bool left_by_inference = before == Kind::kInference && reshards_after_forward(unit);
+    const bool done = before != Kind::kBackward && unit != last && reshards_though_ancestor(unit);
+    if (unit != touched && had_turn && (left_by_inference || done)) empty(unit);
+    each.turn = Turn::kWaiting;
+  }
+  if (before == Kind::kInference) end_rounds(root, before);
+  at(root).kind = kind;
+  at(root).current = -1;
+  at(root).first = touched;
+}
+
+void ResidencyModel::become_current(int root, int unit) {
+  const bool again = at(root).current >= 0;
+  const auto kind = at(root).kind;
+  if (kind == Kind::kInference && again && unit == at(root).first) end_rounds(root, kind);
+  ++at(unit).rounds[static_cast<size_t>(kind)].now;
+  at(root).current = unit;
+}
+
+void ResidencyModel::end_turns(int touched) {
+  const auto root = root_of(touched);
+  for (int unit = 0; unit < static_cast<int>(units_.size()); ++unit) {
+    auto& each = at(unit);
+    if (unit == touched || each.presence != Presence::kResident) continue;
+    const bool same_root = root_of(unit) == root;
+    const bool ends = same_root ? !are_related(unit, touched) : each.spec.parent < 0;
+    if (each.turn == Turn::kInTurn && ends) each.turn = Turn::kOver;
+    const auto kind = at(root).kind;
+    const auto& rounds = each.rounds[static_cast<size_t>(kind)];
+    const bool as_often_as_last_time = same_root && kind != Kind::kBackward &&
+                                       each.turn != Turn::kWaiting && rounds.last > 0 &&
+                                       rounds.now >= rounds.last;
+    if (each.turn == Turn::kOver && reshards_now(unit)) {
+      empty(unit);
+    } else if (as_often_as_last_time && reshards_though_ancestor(unit)) {
+      empty(unit);
+    }
+  }
+}
+
+void ResidencyModel::end_rounds(int root, Kind kind) {
+  for (const int unit : units_of(root)) at(unit).rounds[static_cast<size_t>(kind)].end();
+}
+
+// What was written to it goes to the shard first. A gather that was asked for by hand and
+// is dropped may be counted as an unused one.
+void ResidencyModel::empty(int unit) {
+  auto& emptied = at(unit);
+  if (emptied.presence == Presence::kGathering) --gathers_.least;
+  emptied.presence = Presence::kAbsent;
+  emptied.turn = Turn::kWaiting;
+  emptied.dirty = false;
+}
+
+// --- By hand, and writes
+
+void ResidencyModel::unshard_issued(int unit) {
+  auto& asked = at(unit);
+  asked.turn = Turn::kWaiting;
+  if (asked.presence != Presence::kAbsent) return;
+  asked.presence = Presence::kGathering;
+  ++gathers_.least;
+  ++gathers_.most;
+}
+
+void ResidencyModel::unsharded_by_hand(int unit) {
+  unshard_issued(unit);
+  at(unit).presence = Presence::kResident;
+}
+
+void ResidencyModel::emptied_by_hand(int unit) {
+  if (at(unit).presence == Presence::kResident) empty(unit);
+}
+
+void ResidencyModel::entry_written(int unit) { empty(unit); }
+
+// --- Ends of backwards
+
+bool ResidencyModel::takes_part(int root) const {
+  for (const int unit : units_of(root)) {
+    if (at(unit).touched_in_backward || at(unit).has_gradient) return true;
+  }
+  return false;
+}
+
+void ResidencyModel::reduce(int unit) {
+  auto& each = at(unit);
+  const bool certain = each.debt == Debt::kOwes || each.touched_in_backward;
+  if (!certain && each.debt == Debt::kNone && !each.has_gradient) return;
+  if (!each.synchronizes) {
+    for (auto& param : each.spec.params) param.unsynchronized |= param.trainable;
+    each.debt = Debt::kOwes;
+    return;
+  }
+  std::set<int> dtypes;
+  for (auto& param : each.spec.params) {
+    if (param.trainable || param.unsynchronized) dtypes.insert(param.dtype);
+    param.unsynchronized = false;
+  }
+  const auto count = static_cast<int64_t>(dtypes.size());
+  if (certain) reductions_.least += count;
+  reductions_.most += count;
+  each.debt = count == 0 && each.debt == Debt::kOwes ? Debt::kPossible : Debt::kNone;
+}
+
+void ResidencyModel::pending_gradients_dropped(int unit) {
+  auto& dropped = at(unit);
+  for (auto& param : dropped.spec.params) param.unsynchronized = false;
+  if (dropped.debt == Debt::kOwes) dropped.debt = Debt::kPossible;
+}
+
+void ResidencyModel::backward_ended() {
+  for (int root = 0; root < static_cast<int>(units_.size()); ++root) {
+    if (at(root).spec.parent >= 0 || !takes_part(root)) continue;
+    for (const int unit : units_of(root)) {
+      reduce(unit);
+      auto& each = at(unit);
+      if (each.presence != Presence::kAbsent && each.spec.reshard_after_backward) empty(unit);
+      each.turn = Turn::kWaiting;
+      each.touched_in_backward = each.has_gradient = false;
+    }
+    end_rounds(root, Kind::kTraining);
+    at(root).kind = Kind::kNone;
+    at(root).current = -1;
+  }
+}
+
+void ResidencyModel::backward_aborted() {
+  for (int root = 0; root < static_cast<int>(units_.size()); ++root) {
+    if (at(root).spec.parent >= 0 || !takes_part(root)) continue;
+    for (const int unit : units_of(root)) {
+      auto& each = at(unit);
+      if (each.presence != Presence::kAbsent) empty(unit);
+      if (each.debt == Debt::kOwes) each.debt = Debt::kPossible;
+      each.touched_in_backward = each.has_gradient = false;
+      each.rounds[static_cast<size_t>(Kind::kTraining)].now = 0;
+    }
+    at(root).kind = Kind::kNone;
+    at(root).current = -1;
+  }
+}
+
+}  // namespace fsdp::testing

@@ -1,0 +1,81 @@
+// Holds a running program against the reference model of residency: after every touch
+// the same bytes are unsharded, and as many gathers and reductions have left.
+//
+//   ResidencyOracle oracle(mesh, units);      // after fully_shard; listens until it dies
+//   ...
+//   oracle.check_counts();
+//   if (oracle.difference()) ...
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/counters.h"
+#include "fully_shard/units/unit_events.h"
+#include "tests/fully_shard/programs/residency_model.h"
+
+#include <cstdint>
+#include <deque>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fsdp::testing {
+
+class ResidencyOracle final : public internal::UnitObserver {
+ public:
+  struct ObservedUnit {
+    const internal::Unit* unit;
+    std::string name;
+    ResidencyModel::Spec spec;
+  };
+
+  // Of all units of the mesh's process group that are used while it lives; parents by
+  // position. Local.
+  ResidencyOracle(const DeviceMesh& mesh, const std::vector<ObservedUnit>& units);
+  ~ResidencyOracle() override;
+  ResidencyOracle(const ResidencyOracle&) = delete;
+  ResidencyOracle& operator=(const ResidencyOracle&) = delete;
+
+  ResidencyModel& model() { return model_; }
+  // Gathers and reductions so far.
+  void check_counts();
+  // The first difference, with the events before it.
+  const std::optional<std::string>& difference() const { return difference_; }
+
+  // The touches since the last call, as kind of pass and unit, each once in a row; for
+  // finding steps that repeat.
+  std::vector<std::string> take_touches();
+  // Whether each touch in `touches` follows from the two before it.
+  static bool has_one_successor_each(const std::vector<std::string>& touches);
+  int64_t unused_prefetches() const;
+
+  void touched(const internal::Unit& unit, internal::Pass pass) override;
+  void gradient_arrived(const internal::Unit& unit) override;
+  void unshard_issued(const internal::Unit& unit) override;
+  void unsharded_by_hand(const internal::Unit& unit) override;
+  void emptied_by_hand(const internal::Unit& unit) override;
+  void entry_written(const internal::Unit& unit) override;
+  void member_written(const internal::Unit& unit) override;
+  void backward_ended() override;
+  void backward_aborted() override;
+
+ private:
+  // The unit's number in the model, or -1.
+  int note(const char* event, const internal::Unit& unit);
+  void check_bytes();
+  void differ(const std::string& what);
+
+  DeviceMesh mesh_;
+  Counters start_;
+  internal::UnitObserver* before_;
+  ResidencyModel model_;
+  std::map<const internal::Unit*, int> numbers_;
+  std::vector<std::string> names_;
+  std::vector<int64_t> bytes_;  // learned when the unit is first resident; before that -1
+  std::deque<std::string> events_;
+  std::vector<std::string> touches_;
+  std::optional<std::string> difference_;
+};
+
+}  // namespace fsdp::testing

@@ -1,0 +1,168 @@
+#include "tests/fully_shard/programs/sharded_program.h"
+
+#include "tests/fully_shard/programs/program_optimizer.h"
+
+namespace fsdp::testing {
+
+ShardedProgram::ShardedProgram(const Program& program, const DeviceMesh& mesh)
+    : program_(program), mesh_(mesh), model_(build_model(program)) {
+  shard(program.root);
+  if (program.root.is_unit) shard_together({&program.root});
+  set_prefetch_lists();
+  optimizer_ = make_optimizer(program.optimizer, model_.module().parameters());
+}
+
+namespace {
+
+bool is_below(const Node& node, const std::vector<const Node*>& ancestors) {
+  bool found = false;
+  for (const auto* ancestor : ancestors) {
+    for_each_node(*ancestor, [&](const Node& below) { found |= below.id == node.id; });
+  }
+  return found;
+}
+
+}  // namespace
+
+// Bottom-up, as fully_shard asks; siblings that join become one unit.
+void ShardedProgram::shard(const Node& node) {
+  for (const auto& child : node.children) shard(child);
+  for (size_t i = 0; i < node.children.size(); ++i) {
+    if (!node.children[i].is_unit) continue;
+    std::vector<const Node*> together{&node.children[i]};
+    while (i + 1 < node.children.size() && node.children[i + 1].joins_previous) {
+      together.push_back(&node.children[++i]);
+    }
+    shard_together(together);
+  }
+}
+
+void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
+  const auto& spec = nodes.front()->unit;
+  FullyShardOptions options;
+  if (spec.reshard_after_forward) options.reshard_after_forward = *spec.reshard_after_forward;
+  std::vector<torch::nn::Module*> modules;
+  for (const auto* node : nodes) {
+    modules.push_back(model_.blocks.at(node->id).get());
+    for_each_node(*node, [&](const Node& below) { adopt(below, units_.size(), options); });
+  }
+  auto module = fully_shard(modules, mesh_, options);
+  if (!spec.reshard_after_backward) module.set_reshard_after_backward(false, /*recurse=*/false);
+  if (!spec.unshard_in_backward) module.set_unshard_in_backward(false);
+  if (spec.divide_factor != 0) module.set_gradient_divide_factor(spec.divide_factor);
+  const auto position = static_cast<int>(units_.size());
+  for (auto& below : units_) {
+    if (below.parent < 0 && is_below(*below.nodes.front(), nodes)) below.parent = position;
+  }
+  units_.push_back({nodes, module});
+}
+
+void ShardedProgram::adopt(const Node& node, size_t unit, FullyShardOptions& options) {
+  for (const auto& param : node.params) {
+    const auto& tensor = tensor_of(program_, param);
+    if (tensor.ignored) {
+      options.ignored_params.push_back(member(tensor.id));
+    } else {
+      unit_of_tensor_.emplace(tensor.id, unit);  // the first unit that sees it
+    }
+  }
+}
+
+void ShardedProgram::set_prefetch_lists() {
+  for (auto& unit : units_) {
+    const auto& spec = unit.nodes.front()->unit;
+    if (!spec.forward_prefetch.empty())
+      unit.module.set_modules_to_forward_prefetch(modules_of(spec.forward_prefetch));
+    if (!spec.backward_prefetch.empty()) {
+      unit.module.set_modules_to_backward_prefetch(modules_of(spec.backward_prefetch));
+    }
+  }
+}
+
+ShardedProgram::ShardedUnit* ShardedProgram::unit_of(int node_id) {
+  for (auto& unit : units_) {
+    for (const auto* node : unit.nodes) {
+      if (node->id == node_id) return &unit;
+    }
+  }
+  return nullptr;
+}
+
+std::vector<FSDPModule> ShardedProgram::modules_of(const std::vector<int>& node_ids) {
+  std::vector<FSDPModule> modules;
+  for (const int id : node_ids) {
+    if (const auto* unit = unit_of(id)) modules.push_back(unit->module);
+  }
+  return modules;
+}
+
+std::set<int> ShardedProgram::sharded_tensors() const {
+  std::set<int> ids;
+  for (const auto& [id, unit] : unit_of_tensor_) ids.insert(id);
+  return ids;
+}
+
+std::optional<Reduction> ShardedProgram::reduction_of(int id) const {
+  const auto found = unit_of_tensor_.find(id);
+  if (found == unit_of_tensor_.end()) return std::nullopt;
+  const auto& unit = units_[found->second];
+  const double factor = unit.nodes.front()->unit.divide_factor;
+  return Reduction{unit.synchronize, factor != 0 ? factor : static_cast<double>(program_.world)};
+}
+
+void ShardedProgram::set_sync(int node_id, bool synchronize) {
+  for (auto& unit : units_) {
+    if (node_id >= 0 && &unit != unit_of(node_id)) continue;
+    unit.synchronize = synchronize;
+    if (oracle_)
+      oracle_->model().set_synchronizes(static_cast<int>(&unit - units_.data()), synchronize);
+    unit.module.set_requires_gradient_sync(synchronize, /*recurse=*/false);
+  }
+}
+
+void ShardedProgram::by_hand(const Action& action) {
+  auto* unit = unit_of(action.target);
+  if (unit == nullptr) return;
+  if (action.kind == ActionKind::kUnshard) unit->module.unshard();
+  if (action.kind == ActionKind::kUnshardAsync) unit->module.unshard_async();
+  if (action.kind == ActionKind::kReshard) unit->module.reshard();
+}
+
+void ShardedProgram::reshard_all() {
+  for (auto& unit : units_) unit.module.reshard();
+}
+
+void ShardedProgram::zero_pending_gradients() {
+  for (auto& unit : units_) {
+    unit.module.zero_pending_gradients(/*recurse=*/false);
+    if (oracle_)
+      oracle_->model().pending_gradients_dropped(static_cast<int>(&unit - units_.data()));
+  }
+}
+
+std::vector<ResidencyOracle::ObservedUnit> ShardedProgram::observed_units() const {
+  std::vector<ResidencyOracle::ObservedUnit> observed;
+  for (const auto& unit : units_) {
+    const auto& spec = unit.nodes.front()->unit;
+    observed.push_back({.unit = unit.module.unit().get(),
+                        .name = "unit of n" + std::to_string(unit.nodes.front()->id),
+                        .spec = {.parent = unit.parent,
+                                 .reshard_after_forward = spec.reshard_after_forward,
+                                 .reshard_after_backward = spec.reshard_after_backward}});
+  }
+  for (const auto& [id, unit] : unit_of_tensor_) {
+    const auto& param = *find_param(program_, id);
+    observed[unit].spec.params.push_back(
+        {.id = id, .dtype = static_cast<int>(param.dtype), .trainable = !param.frozen});
+  }
+  return observed;
+}
+
+void ShardedProgram::set_requires_grad(int id, bool requires_grad) {
+  entry(id).set_requires_grad(requires_grad);
+  const auto unit = unit_of_tensor_.find(id);
+  if (oracle_ && unit != unit_of_tensor_.end())
+    oracle_->model().set_trainable(static_cast<int>(unit->second), id, requires_grad);
+}
+
+}  // namespace fsdp::testing

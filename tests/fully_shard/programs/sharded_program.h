@@ -1,0 +1,73 @@
+// The sharded side of a random program: the model with fully_shard applied as the program
+// says, and its optimizer.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/programs/random_model.h"
+#include "tests/fully_shard/programs/random_program.h"
+#include "tests/fully_shard/programs/residency_oracle.h"
+#include "tests/fully_shard/programs/unsharded_program.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+namespace fsdp::testing {
+
+class ShardedProgram {
+ public:
+  // Collective.
+  ShardedProgram(const Program& program, const DeviceMesh& mesh);
+
+  const RandomModel& model() const { return model_; }
+  torch::optim::Optimizer& optimizer() { return *optimizer_; }
+  at::Tensor member(int id) const { return model_.tensors.at(id).member; }
+  at::Tensor entry(int id) const { return model_.tensors.at(id).entry(); }
+  bool is_sharded(int id) const { return unit_of_tensor_.count(id) > 0; }
+  std::set<int> sharded_tensors() const;
+  // Nothing for tensors that are local to a rank.
+  std::optional<Reduction> reduction_of(int id) const;
+
+  // Of the unit of node `node_id`; of all units when negative.
+  void set_sync(int node_id, bool synchronize);
+  // Unshards or reshards the unit of the action's target, if it has one.
+  void by_hand(const Action& action);
+  void reshard_all();
+  void zero_pending_gradients();
+
+  // What an oracle needs to know of the units, by position.
+  std::vector<ResidencyOracle::ObservedUnit> observed_units() const;
+  void set_oracle(ResidencyOracle* oracle) { oracle_ = oracle; }
+  void set_requires_grad(int id, bool requires_grad);
+
+ private:
+  struct ShardedUnit {
+    std::vector<const Node*> nodes;
+    FSDPModule module;
+    bool synchronize = true;
+    int parent = -1;  // by position
+  };
+
+  void shard(const Node& node);
+  void shard_together(const std::vector<const Node*>& nodes);
+  void adopt(const Node& node, size_t unit, FullyShardOptions& options);
+  void set_prefetch_lists();
+  ShardedUnit* unit_of(int node_id);
+  std::vector<FSDPModule> modules_of(const std::vector<int>& node_ids);
+
+  const Program& program_;
+  DeviceMesh mesh_;
+  RandomModel model_;
+  std::vector<ShardedUnit> units_;
+  std::map<int, size_t> unit_of_tensor_;
+  ResidencyOracle* oracle_ = nullptr;  // is told what no event tells
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
+};
+
+}  // namespace fsdp::testing

@@ -1,0 +1,99 @@
+// What a sharded program is compared with: a plain model and optimizer per rank, all
+// here, whose gradients of sharded parameters are replaced by what a reduction over the
+// ranks gives.
+#pragma once
+
+#include "tests/fully_shard/programs/program_losses.h"
+#include "tests/fully_shard/programs/random_model.h"
+#include "tests/fully_shard/programs/random_program.h"
+
+#include <ATen/core/Tensor.h>
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <optional>
+#include <set>
+#include <vector>
+
+namespace fsdp::testing {
+
+// How a tensor's gradients are reduced now.
+struct Reduction {
+  bool synchronize = true;
+  double divisor = 1;
+};
+// By tensor id; nothing for tensors that are local to a rank.
+using ReductionOf = std::function<std::optional<Reduction>(int id)>;
+
+class UnshardedProgram {
+ public:
+  UnshardedProgram(const Program& program, const std::set<int>& sharded_tensors);
+
+  int64_t world() const { return static_cast<int64_t>(models_.size()); }
+  const RandomModel& model(int64_t rank) const { return models_[static_cast<size_t>(rank)]; }
+  const at::Tensor& member(int id, int64_t rank) const { return model(rank).tensors.at(id).member; }
+  // What a gradient of the last backward may differ by, element by element; undefined:
+  // nothing.
+  const at::Tensor& bound(int id) const { return tensors_.at(id).bound; }
+
+  // Loss number `index` of every rank.
+  void backward(const std::vector<Losses>& losses, size_t index, bool retain_graph,
+                const ReductionOf& reduction_of);
+  // Takes a sharded gradient itself where it may be rounded otherwise, so that this does
+  // not spread.
+  void follow_gradient(int id, const at::Tensor& full);
+  void drop_gradients();
+  void zero_grad(bool set_to_none);
+  void step();
+
+  // Scales the gradients of sharded tensors to a norm of at most `max_norm`.
+  struct Clipped {
+    double norm = 0;       // before
+    double precision = 0;  // relative, to which it is meant
+  };
+  Clipped clip(double max_norm, double p);
+
+  void set_requires_grad(int id, bool requires_grad);
+  void multiply(int id, double factor);
+
+ private:
+  // What one backward adds up on one rank.
+  struct Arrivals {
+    int count = 0;
+    at::Tensor magnitude = {};  // the sum of absolute values
+    void add(const at::Tensor& gradient);
+  };
+  struct PlainTensor {
+    std::vector<at::Tensor> members;                       // per rank
+    std::vector<std::shared_ptr<Arrivals>> arrivals = {};  // per rank
+    std::vector<at::Tensor> pending = {};  // per rank: gradients not synchronised yet
+    at::Tensor bound = {};
+  };
+  // LibTorch rounds bfloat16 between the steps of an update or not by an element's place
+  // in its tensor, so there each rank's chunk is a tensor of its own, which the optimizer
+  // updates.
+  struct Chunk {
+    at::Tensor member;
+    int64_t rank = 0;
+    at::Tensor part;  // a view of the member
+  };
+
+  void collect_tensors();
+  std::vector<at::Tensor> optimized_tensors(const RandomModel& model);
+  void reduce(PlainTensor& tensor, const Reduction& reduction, const at::Tensor& before);
+  void set_bound(PlainTensor& tensor, const at::Tensor& magnitude, const at::Tensor& added,
+                 double divisor) const;
+
+  std::set<int> sharded_;
+  std::vector<RandomModel> models_;  // per rank
+  std::map<int, PlainTensor> tensors_;
+  std::vector<Chunk> chunks_;
+  std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
+};
+
+// The rows of dimension 0 that rank `rank` of `world` holds. A view.
+at::Tensor chunk_of(const at::Tensor& full, int64_t rank, int64_t world);
+
+}  // namespace fsdp::testing
