@@ -81,6 +81,9 @@ std::vector<std::string> rank_environment(int64_t rank, int64_t ranks, int port)
       "RANK=" + std::to_string(rank),        "LOCAL_RANK=" + std::to_string(rank),
       "WORLD_SIZE=" + std::to_string(ranks), "MASTER_ADDR=127.0.0.1",
       "MASTER_PORT=" + std::to_string(port), kLauncherVariable + ("=" + std::to_string(getpid()))};
+  // The ranks' own errors say what happened; c10d's warnings add stacks for each poll.
+  if (std::getenv("TORCH_CPP_LOG_LEVEL") == nullptr)
+    environment.push_back("TORCH_CPP_LOG_LEVEL=ERROR");
   const size_t ours = environment.size();
   for (char** entry = environ; *entry; ++entry) {
     const std::string variable = *entry;
@@ -100,6 +103,8 @@ sigset_t launcher_signals() {
 }
 
 std::string describe(int status) {
+  if (WIFSIGNALED(status) && WTERMSIG(status) == SIGPIPE)
+    return "was stopped, since whoever read its output is gone";
   if (WIFSIGNALED(status)) {
     return "was killed by signal " + std::to_string(WTERMSIG(status)) + " (" +
            strsignal(WTERMSIG(status)) + ")";

@@ -7,13 +7,18 @@
 #include "examples/text_data.h"
 #include "examples/training.h"
 
+#include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <absl/flags/flag.h>
 #include <absl/flags/parse.h>
 #include <absl/flags/usage.h>
 #include <absl/flags/usage_config.h>
 
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -42,7 +47,7 @@ ABSL_FLAG(std::string, prompt, "#include <", "what the generated text starts wit
 ABSL_FLAG(int64_t, generate, 200, "tokens to generate at the end; 0: none");
 ABSL_FLAG(double, temperature, 0.7, "of the generated text; 0: always the likeliest token");
 ABSL_FLAG(std::string, device, "cpu", "cpu or cuda, one GPU per local rank");
-ABSL_FLAG(int, threads, 1, "threads per rank");
+ABSL_FLAG(int64_t, threads, 1, "threads per rank");
 
 namespace {
 
@@ -55,6 +60,7 @@ examples::OptimizerKind optimizer_kind(const std::string& name) {
 c10::DeviceType device_type(const std::string& name) {
   if (name == "cpu") return c10::DeviceType::CPU;
   TORCH_CHECK_VALUE(name == "cuda", "--device: ", name, ", allowed are cpu and cuda");
+  TORCH_CHECK_VALUE(at::hasCUDA(), "--device: cuda, but LibTorch finds no CUDA device here");
   return c10::DeviceType::CUDA;
 }
 
@@ -65,37 +71,73 @@ int64_t at_least(int64_t least, const absl::Flag<int64_t>& flag) {
   return value;
 }
 
+double finite(const absl::Flag<double>& flag) {
+  const double value = absl::GetFlag(flag);
+  TORCH_CHECK_VALUE(std::isfinite(value) && value >= 0, "--",
+                    absl::GetFlagReflectionHandle(flag).Name(), ": ", value,
+                    ", allowed is a number of 0 or more");
+  return value;
+}
+
+std::string existing_text(std::string path) {
+  if (path.empty()) path = examples::default_text_folder();
+  TORCH_CHECK_VALUE(std::filesystem::exists(path), "--data: no such file or folder: ", path);
+  return path;
+}
+
+examples::TransformerConfig model_from_flags() {
+  const examples::TransformerConfig model = {.width = at_least(1, FLAGS_width),
+                                             .blocks = at_least(1, FLAGS_blocks),
+                                             .heads = at_least(1, FLAGS_heads),
+                                             .kv_heads = at_least(1, FLAGS_kv_heads),
+                                             .max_tokens = at_least(1, FLAGS_tokens)};
+  TORCH_CHECK_VALUE(model.width % (2 * model.heads) == 0, "--width: ", model.width,
+                    ", allowed are multiples of ", 2 * model.heads, ", twice --heads");
+  TORCH_CHECK_VALUE(model.heads % model.kv_heads == 0, "--kv_heads: ", model.kv_heads,
+                    ", allowed are divisors of --heads, ", model.heads);
+  return model;
+}
+
 examples::TrainingOptions options_from_flags() {
   examples::TrainingOptions options;
-  options.data = absl::GetFlag(FLAGS_data);
-  if (options.data.empty()) options.data = examples::default_text_folder();
-  options.model = {.width = at_least(1, FLAGS_width),
-                   .blocks = at_least(1, FLAGS_blocks),
-                   .heads = at_least(1, FLAGS_heads),
-                   .kv_heads = at_least(1, FLAGS_kv_heads),
-                   .max_tokens = at_least(1, FLAGS_tokens)};
+  options.data = existing_text(absl::GetFlag(FLAGS_data));
+  options.model = model_from_flags();
   options.batch = at_least(1, FLAGS_batch);
   options.tokens = options.model.max_tokens;
   options.steps = at_least(1, FLAGS_steps);
   options.optimizer = optimizer_kind(absl::GetFlag(FLAGS_optimizer));
-  options.lr = absl::GetFlag(FLAGS_lr);
+  options.lr = finite(FLAGS_lr);
   options.seed = absl::GetFlag(FLAGS_seed);
   options.validate_every = at_least(0, FLAGS_validate_every);
   options.compare = absl::GetFlag(FLAGS_compare);
   options.prompt = absl::GetFlag(FLAGS_prompt);
   TORCH_CHECK_VALUE(!options.prompt.empty(), "--prompt: must not be empty");
   options.generate = at_least(0, FLAGS_generate);
-  options.temperature = absl::GetFlag(FLAGS_temperature);
+  options.temperature = finite(FLAGS_temperature);
   options.device = device_type(absl::GetFlag(FLAGS_device));
   return options;
 }
 
-int run() {
-  const auto options =
-      options_from_flags();  // first: a wrong flag is reported once, not by every rank
+void refuse_further_arguments(const std::vector<char*>& left) {
+  TORCH_CHECK_VALUE(left.size() <= 1, "unexpected argument '", left[1],
+                    "': text to train on is named by --data; --help lists the flags");
+}
+
+// A full disk, or a reader that is gone, must not look like success.
+int after_output(int exit_code) {
+  if (std::fflush(stdout) == 0 && std::ferror(stdout) == 0) return exit_code;
+  std::cerr << "what was printed could not be written (a full disk?)" << std::endl;
+  return 1;
+}
+
+int run(const std::vector<char*>& left) {
+  // First: what is wrong is reported once, not by every rank.
+  refuse_further_arguments(left);
+  const auto options = options_from_flags();
+  const auto threads = static_cast<int>(at_least(1, FLAGS_threads));
   if (auto exit_code = examples::launch_ranks(at_least(1, FLAGS_ranks))) return *exit_code;
-  at::set_num_threads(absl::GetFlag(FLAGS_threads));
-  return examples::train(options);
+  at::set_num_threads(threads);
+  return after_output(examples::train(options));
 }
 
 // --help shows the flags of this file.
@@ -107,6 +149,17 @@ void show_own_flags_in_help() {
   absl::SetFlagsUsageConfig(config);
 }
 
+// Abseil ends the program with 1 after --help.
+void end_help_with_success(int argc, char** argv) {
+  for (int i = 1; i < argc; ++i) {
+    if (std::string(argv[i]) != "--help") continue;
+    std::atexit([] {
+      std::cout.flush();
+      std::_Exit(0);
+    });
+  }
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -115,9 +168,10 @@ int main(int argc, char** argv) {
       "some.\n"
       "Usage: train_transformer [--ranks=2] [--steps=300] [--compare] ...");
   show_own_flags_in_help();
-  absl::ParseCommandLine(argc, argv);
+  end_help_with_success(argc, argv);
+  const auto left = absl::ParseCommandLine(argc, argv);
   try {
-    return run();
+    return run(left);
   } catch (const c10::Error& error) {
     std::cerr << error.what_without_backtrace() << std::endl;
   } catch (const std::exception& error) {
