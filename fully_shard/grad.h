@@ -14,6 +14,11 @@ namespace fsdp {
 // differentiable with create_graph. Nothing is added to .grad. Other inputs are taken as
 // they are.
 //
+// LibTorch's own functions do not find entries in a graph: autograd::grad throws, and
+// backward(inputs) adds nothing to the .grad of an entry among its inputs; where a member
+// is among them too it is an error. Members as inputs work: what arrives is reduced into
+// their entries' .grad.
+//
 // Touches parameters as any backward does, so it is collective in effect. Throws what
 // torch::autograd::grad throws, and ValueError for an input that is undefined or a view
 // of a registry entry.

@@ -16,6 +16,9 @@ int current_graph_task();
 // Whether the running backward accumulates into all leaves of its graph: it is neither
 // autograd::grad nor was given inputs.
 bool accumulates_everywhere();
+// Whether the running backward was given an input to accumulate into that its graph does
+// not know, as a registry entry.
+bool has_unknown_input();
 
 inline bool in_backward(Pass pass) { return pass == Pass::kBackward || pass == Pass::kRecompute; }
 inline bool records_gradients(Pass pass) {

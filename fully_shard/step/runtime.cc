@@ -149,7 +149,15 @@ void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
 }
 
 void Runtime::begin_graph_task(int task) {
-  if (!run_) run_.emplace(debts_, held_back_);
+  if (!run_) {
+    TORCH_CHECK_VALUE(
+        !has_unknown_input(),
+        "backward(inputs): one of the inputs is in no graph. Registry entries are not (what "
+        "parameters() gives); pass members (linear->weight), whose gradients are reduced into the "
+        "entries' .grad, or take gradients of entries as values with fsdp::grad (rank ",
+        dim_->global_rank(), ")");
+    run_.emplace(debts_, held_back_);
+  }
   if (std::find(graph_tasks_.begin(), graph_tasks_.end(), task) != graph_tasks_.end()) return;
   auto end = std::make_shared<GraphTaskEnd>(shared_from_this(), task);
   graph_tasks_.push_back(task);
