@@ -2,6 +2,7 @@
 #include "checkpoint/internal/catalog.h"
 #include "checkpoint/internal/commit.h"
 #include "checkpoint/internal/ivalue_json.h"
+#include "checkpoint/internal/names.h"
 #include "checkpoint/internal/optimizer_item.h"
 #include "checkpoint/internal/per_rank.h"
 #include "checkpoint/internal/raise.h"
@@ -10,28 +11,18 @@
 #include "checkpoint/internal/world.h"
 
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <deque>
 #include <filesystem>
 #include <optional>
 #include <set>
+#include <system_error>
 #include <utility>
 
 namespace fsdp {
 namespace {
 
 using namespace internal::checkpoint;  // NOLINT: this file is its front
-
-constexpr size_t kNamesShown = 20;
-
-std::string list_of(const std::vector<std::string>& names) {
-  std::string text;
-  for (size_t i = 0; i < names.size() && i < kNamesShown; ++i) text += (i ? ", " : "") + names[i];
-  if (names.size() > kNamesShown)
-    text += " and " + std::to_string(names.size() - kNamesShown) + " more";
-  return text;
-}
 
 // One call of load() on one rank: everything is checked, then everything is written.
 class Loading {
@@ -44,7 +35,12 @@ class Loading {
         world_(default_world()) {}
 
   LoadResult run() {
-    agree(world_, attempt([&] { plan(); }), "", what_);
+    const Failure failure = attempt([&] { plan(); });
+    const auto ids = agree(world_, failure, manifest_ ? manifest_->save_id : "", what_);
+    for (size_t rank = 1; rank < ids.size(); ++rank) {
+      TORCH_CHECK_VALUE(ids[rank] == ids[0], what_, ": rank ", rank,
+                        " reads another checkpoint than rank 0");
+    }
     agree(world_, attempt([&] { read(); }), "", what_ + ", which is now partly overwritten");
     apply();
     return std::move(result_);
@@ -76,7 +72,8 @@ class Loading {
     } else if (!absl::IsNotFound(manifest.status()) && std::filesystem::is_directory(path_)) {
       raise_unless_ok(manifest.status());
     } else {
-      TORCH_CHECK(std::filesystem::exists(path_), path_, ": no such checkpoint");
+      std::error_code error;
+      TORCH_CHECK(std::filesystem::exists(path_, error), path_, ": no such checkpoint");
     }
   }
 
@@ -147,10 +144,8 @@ class Loading {
 
   void check_names() const {
     if (!options_.strict) return;
-    TORCH_CHECK_VALUE(result_.missing.empty() && result_.unexpected.empty(),
-                      "missing in the file: ", list_of(result_.missing),
-                      "; in the file only: ", list_of(result_.unexpected),
-                      "; LoadOptions::strict = false loads the others");
+    check_no_names(result_.missing, "the file", result_.unexpected,
+                   "LoadOptions::strict = false loads the others");
   }
 
   void plan_rest() {
@@ -208,25 +203,6 @@ std::optional<std::string> latest_checkpoint(const std::string& directory) {
   const auto all = committed_checkpoints(normal_path(directory));
   if (all.empty()) return std::nullopt;
   return all.back().path;
-}
-
-void verify_checkpoint(const std::string& path) {
-  const std::string folder = readable_path(normal_path(path));
-  const Manifest manifest = value_or_raise(read_manifest(folder));
-  for (const auto& [name, record] : manifest.files) {
-    auto file = value_or_raise(
-        VerifiedFile::open({folder + "/" + name, record.bytes, record.checksum}, /*verify=*/true));
-    raise_unless_ok(file.verify_all());
-  }
-  for (const auto& [item, record] : manifest.items) {
-    const Catalog catalog = value_or_raise(catalog_of_item(folder, manifest, item));
-    for (const auto& [name, tensor] : catalog.tensors) {
-      for (const StoredBox& box : tensor.boxes) {
-        auto file = value_or_raise(VerifiedFile::open(catalog.files[box.file], /*verify=*/false));
-        value_or_raise(file.find(name, box.box));
-      }
-    }
-  }
 }
 
 }  // namespace fsdp

@@ -198,7 +198,8 @@ std::vector<Committed> committed_checkpoints(const std::string& directory) {
 }
 
 std::string readable_path(const std::string& path) {
-  if (fs::exists(path)) return path;
+  std::error_code error;
+  if (fs::exists(path, error)) return path;
   const auto previous = moved_away(path);
   if (!previous) return path;
   TORCH_WARN("checkpoint ", path, ": a save that was to replace it was interrupted; reading ",

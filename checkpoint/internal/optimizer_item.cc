@@ -1,6 +1,8 @@
 #include "checkpoint/internal/optimizer_item.h"
 
+#include "checkpoint/internal/forget_state.h"
 #include "checkpoint/internal/ivalue_json.h"
+#include "checkpoint/internal/parameter_names.h"
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
@@ -18,24 +20,6 @@ namespace fsdp::internal::checkpoint {
 namespace {
 
 constexpr const char* kPrefix = "state.";
-
-std::map<const void*, std::string> names_by_handle(const ModelTensors& model) {
-  std::map<const void*, std::string> names;
-  for (const auto& [name, tensor] : model.tensors)
-    names.emplace(tensor.unsafeGetTensorImpl(), name);
-  return names;
-}
-
-const std::string& name_of(const std::map<const void*, std::string>& names,
-                           const at::Tensor& parameter, const std::string& what, size_t group,
-                           size_t position) {
-  const auto found = names.find(parameter.unsafeGetTensorImpl());
-  TORCH_CHECK_VALUE(found != names.end(), what, ": parameter ", position, " of group ", group,
-                    ", of shape ", parameter.sizes(),
-                    ", is no parameter of the model, so it has no name to be saved by. Make the "
-                    "optimizer after fully_shard, over model->parameters()");
-  return found->second;
-}
 
 bool is_scalar(const c10::IValue& value) {
   return value.isInt() || value.isDouble() || value.isBool();
@@ -93,7 +77,7 @@ std::pair<std::string, std::string> split_last(const std::string& text) {
 
 OptimizerTensors tensors_of(const torch::optim::Optimizer& optimizer, const ModelTensors& model,
                             const std::string& what) {
-  const auto names = names_by_handle(model);
+  const auto names = names_of_groups(optimizer, model, what);
   OptimizerTensors saved;
   saved.details = {
       {"scalars", Json::array()}, {"lists", Json::object()}, {"groups", Json::array()}};
@@ -105,7 +89,7 @@ OptimizerTensors tensors_of(const torch::optim::Optimizer& optimizer, const Mode
     }
     for (size_t j = 0; j < groups[i].params().size(); ++j) {
       const at::Tensor& parameter = groups[i].params()[j];
-      const std::string& name = name_of(names, parameter, what, i, j);
+      const std::string& name = names[i][j];
       group["params"].push_back(name);
       const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (state == optimizer.state().end()) continue;
@@ -123,13 +107,13 @@ OptimizerLoad::OptimizerLoad(torch::optim::Optimizer& optimizer, const ModelTens
                              const LoadOptions& options)
     : optimizer_(optimizer), details_(details), strict_(options.strict) {
   find_stored_fields(catalog);
-  const auto names = names_by_handle(model);
+  const auto names = names_of_groups(optimizer, model, "load");
   std::set<std::string> used;
   for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     const auto& params = optimizer.param_groups()[i].params();
     std::vector<std::string> stored_names;
     for (size_t j = 0; j < params.size(); ++j) {
-      const std::string& name = name_of(names, params[j], "load", i, j);
+      const std::string& name = names[i][j];
       stored_names.push_back(options.name_in_file ? options.name_in_file(name) : name);
       used.insert(stored_names.back());
       plan_parameter(params[j], name, stored_names.back(), catalog);
@@ -175,7 +159,7 @@ void OptimizerLoad::plan_parameter(const at::Tensor& parameter, const std::strin
     fields[field] = c10::List<at::Tensor>(std::vector<at::Tensor>(length.get<size_t>()));
   }
   if (stored == stored_.end() && fields.empty()) {
-    without_state_.push_back(handle);
+    without_state_.insert(handle);
     return;
   }
   const auto found = stored == stored_.end() ? std::vector<StoredField>() : stored->second;
@@ -231,7 +215,7 @@ void OptimizerLoad::apply() {
     }
   }
   set_fields(optimizer_, fields_);
-  for (void* const handle : without_state_) optimizer_.state().erase(handle);
+  forget_state(optimizer_, without_state_);
 }
 
 }  // namespace fsdp::internal::checkpoint

@@ -13,6 +13,7 @@
 
 #include <functional>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -66,7 +67,7 @@ class OptimizerLoad {
   std::vector<Wanted> wanted_;
   std::vector<std::string> missing_, unexpected_;
   OptimizerFields fields_;
-  std::vector<void*> without_state_;
+  std::set<const void*> without_state_;
 };
 
 }  // namespace fsdp::internal::checkpoint

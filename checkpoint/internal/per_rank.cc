@@ -1,8 +1,10 @@
 #include "checkpoint/internal/per_rank.h"
 
+#include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/ivalue_json.h"
 #include "checkpoint/internal/tensor_reader.h"
 #include "device_mesh/process_group.h"
+#include "dtensor/dtensor.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
@@ -65,18 +67,23 @@ void forget_generators(PerRank& values) {
   values.erase(kCudaGenerator);
 }
 
-absl::StatusOr<WrittenFile> write_per_rank(const std::string& path, const PerRank& values) {
+FileToWrite per_rank_file(int64_t rank, const PerRank& values) {
   TensorsByName tensors;
   Json json = Json::object();
   for (const auto& [name, value] : values) json[name] = to_json(value, name, &tensors);
-  std::vector<PartToWrite> parts;
+  FileToWrite file{.path = rank_path(rank), .rank = rank, .kind = FileKind::kPerRank};
+  file.metadata = {{kValues, json.dump()}};
   for (const auto& [name, tensor] : tensors) {
+    TORCH_CHECK_VALUE(!is_dtensor(tensor) && dtype_name(tensor.scalar_type()), "save: '", name,
+                      "' is a DTensor or a ", tensor.scalar_type(),
+                      ", which State::per_rank cannot hold");
     Entry entry{.name = name, .tensor = name, .dtype = tensor.scalar_type()};
     entry.box = whole_box(tensor.sizes().vec());
     entry.global_shape = tensor.sizes().vec();
-    parts.push_back({std::move(entry), tensor});
+    file.parts.push_back({std::move(entry), tensor});
   }
-  return write_shard_file(path, parts, {{kValues, json.dump()}}, /*sharded=*/false);
+  lay_out(file);
+  return file;
 }
 
 absl::StatusOr<PerRank> read_per_rank(const std::string& folder, const Manifest& manifest,

@@ -2,13 +2,14 @@
 // per rank; what is no tensor lies in its metadata as JSON.
 #pragma once
 
+#include "checkpoint/internal/file_writing.h"
 #include "checkpoint/internal/manifest.h"
-#include "checkpoint/internal/shard_writer.h"
 #include "checkpoint/internal/world.h"
 
 #include <ATen/core/ivalue.h>
 #include <absl/status/statusor.h>
 
+#include <cstdint>
 #include <map>
 #include <string>
 
@@ -24,8 +25,8 @@ void restore_generators(PerRank& values);
 // Drops them.
 void forget_generators(PerRank& values);
 
-// Throws ValueError for values that cannot be saved.
-absl::StatusOr<WrittenFile> write_per_rank(const std::string& path, const PerRank& values);
+// The file of this rank's items. Throws ValueError for values that cannot be saved.
+FileToWrite per_rank_file(int64_t rank, const PerRank& values);
 absl::StatusOr<PerRank> read_per_rank(const std::string& folder, const Manifest& manifest,
                                       int64_t rank, bool verify);
 

@@ -2,12 +2,12 @@
 
 #include "checkpoint/internal/dtype.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <numeric>
+#include <set>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -30,8 +30,7 @@ bool is_copied(const SavedLayout& layout) {
 
 class Planner {
  public:
-  Planner(int64_t rank, int64_t world_size, bool balanced)
-      : rank_(rank), world_size_(world_size), balanced_(balanced) {}
+  Planner(int64_t world_size, bool balanced) : world_size_(world_size), balanced_(balanced) {}
 
   void add(const SaveItem& item) {
     ItemRecord record{.kind = item.kind, .tensors = {}, .ties = item.ties, .details = item.details};
@@ -41,15 +40,12 @@ class Planner {
       return item.tensors[a].tensor.nbytes() > item.tensors[b].tensor.nbytes();
     });
     for (const size_t i : order) record.tensors[item.tensors[i].name] = place(item.tensors[i]);
-    for (const NamedTensor& each : item.tensors) {  // in the order of the model
-      add_my_part(item.name, each, record.tensors.at(each.name));
-    }
-    plan_.manifest.items.emplace(item.name, std::move(record));
+    manifest_.items.emplace(item.name, std::move(record));
   }
 
-  SavePlan take() {
-    plan_.manifest.world_size = world_size_;
-    return std::move(plan_);
+  Manifest take() {
+    manifest_.world_size = world_size_;
+    return std::move(manifest_);
   }
 
  private:
@@ -59,7 +55,7 @@ class Planner {
                       tensor.scalar_type(), ", which safetensors files cannot hold");
     const SavedLayout layout = layout_of(tensor, world_size_, named.name);
     TensorRecord record{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
-    record.layout = static_cast<int64_t>(index_of(plan_.manifest.layouts, layout));
+    record.layout = static_cast<int64_t>(index_of(manifest_.layouts, layout));
     if (balanced_ && is_dtensor(tensor)) record.replica = least_loaded(layout, record);
     for (const auto& box : written_boxes(layout, record.shape, record.replica)) {
       load_[box.rank] += numel_of(box.box) * tensor.element_size();
@@ -80,28 +76,54 @@ class Planner {
     return best.second;
   }
 
-  void add_my_part(const std::string& item, const NamedTensor& named, const TensorRecord& record) {
-    const auto& layout = plan_.manifest.layouts[static_cast<size_t>(record.layout)];
-    for (auto& written : written_boxes(layout, record.shape, record.replica)) {
-      if (written.rank != rank_) continue;
-      Entry entry{.name = named.name, .tensor = named.name, .dtype = record.dtype};
-      entry.box = std::move(written.box);
-      entry.global_shape = record.shape;
-      const bool sharded = is_dtensor(named.tensor);
-      plan_.mine[item].push_back(
-          {std::move(entry), sharded ? local_of(named.tensor) : named.tensor});
-    }
-  }
-
-  const int64_t rank_, world_size_;
+  const int64_t world_size_;
   const bool balanced_;
-  SavePlan plan_;
+  Manifest manifest_;
   std::map<int64_t, int64_t> load_;  // bytes by rank
 };
 
-bool same_place(const TensorRecord& a, const SavedLayout& a_layout, const TensorRecord& b,
-                const SavedLayout& b_layout) {
-  return a.dtype == b.dtype && a.shape == b.shape && a.replica == b.replica && a_layout == b_layout;
+// What layout_of() gives a plain tensor.
+bool is_plain(const SavedLayout& layout, int64_t world_size) {
+  return layout.mesh_shape == std::vector<int64_t>{world_size} && layout.mesh_names.empty() &&
+         is_copied(layout);
+}
+
+// Adds what `rank` has of `item` to its file.
+void add_parts(FileToWrite& file, const SaveItem& item, const Manifest& manifest) {
+  const auto& records = manifest.items.at(item.name).tensors;
+  for (const NamedTensor& named : item.tensors) {  // in the order of the model
+    const TensorRecord& record = records.at(named.name);
+    const auto& layout = manifest.layouts[static_cast<size_t>(record.layout)];
+    for (auto& written : written_boxes(layout, record.shape, record.replica)) {
+      if (written.rank != file.rank) continue;
+      Entry entry{.name = named.name, .tensor = named.name, .dtype = record.dtype};
+      entry.box = std::move(written.box);
+      entry.global_shape = record.shape;
+      file.parts.push_back({std::move(entry), named.tensor});
+    }
+  }
+}
+
+// Adds what another rank's optimizer has besides: groups with the parameters that no rank
+// before had.
+void merge_details(Json& merged, const Json& details) {
+  if (!details.contains("groups")) return;
+  for (const Json& name : details.at("scalars")) {
+    auto& scalars = merged["scalars"];
+    if (std::find(scalars.begin(), scalars.end(), name) == scalars.end()) scalars.push_back(name);
+  }
+  merged["lists"].update(details.at("lists"));
+  std::set<std::string> known;
+  for (const Json& group : merged.at("groups")) {
+    for (const Json& name : group.at("params")) known.insert(name.get<std::string>());
+  }
+  for (const Json& group : details.at("groups")) {
+    Json added = {{"params", Json::array()}, {"options", group.at("options")}};
+    for (const Json& name : group.at("params")) {
+      if (known.count(name.get<std::string>()) == 0) added["params"].push_back(name);
+    }
+    if (!added["params"].empty()) merged["groups"].push_back(std::move(added));
+  }
 }
 
 // Adds what `rank` knows of item `name`.
@@ -109,16 +131,19 @@ void merge_item(Manifest& merged, const Manifest& plan, const std::string& name,
                 const ItemRecord& item, size_t rank) {
   const ItemRecord empty{.kind = item.kind, .tensors = {}, .ties = {}, .details = item.details};
   ItemRecord& target = merged.items.try_emplace(name, empty).first->second;
+  merge_details(target.details, item.details);
   target.ties.insert(item.ties.begin(), item.ties.end());
   for (const auto& [tensor, theirs] : item.tensors) {
     const SavedLayout& layout = plan.layouts[static_cast<size_t>(theirs.layout)];
     TensorRecord record = theirs;
     record.layout = static_cast<int64_t>(index_of(merged.layouts, layout));
+    if (is_plain(layout, merged.world_size)) record.replica = static_cast<int64_t>(rank);
     const auto [known, is_new] = target.tensors.emplace(tensor, record);
     const auto& known_layout = merged.layouts[static_cast<size_t>(known->second.layout)];
-    TORCH_CHECK_VALUE(is_new || same_place(known->second, known_layout, record, layout), "'",
-                      tensor, "' of '", name, "' has another shape, dtype, mesh or ",
-                      "placement on rank ", rank, " than on an earlier rank");
+    const bool same = known->second.dtype == theirs.dtype && known->second.shape == theirs.shape &&
+                      known_layout == layout;
+    TORCH_CHECK_VALUE(is_new || same, "'", tensor, "' of '", name, "' has another shape, dtype, ",
+                      "mesh or placement on rank ", rank, " than on an earlier rank");
   }
 }
 
@@ -126,9 +151,24 @@ void merge_item(Manifest& merged, const Manifest& plan, const std::string& name,
 
 SavePlan plan_save(const std::vector<SaveItem>& items, int64_t rank, int64_t world_size,
                    bool balanced) {
-  Planner planner(rank, world_size, balanced);
+  Planner planner(world_size, balanced);
   for (const SaveItem& item : items) planner.add(item);
-  return planner.take();
+  SavePlan plan{.manifest = planner.take()};
+  plan.files = files_of_rank(items, plan.manifest, rank);
+  return plan;
+}
+
+std::vector<FileToWrite> files_of_rank(const std::vector<SaveItem>& items, const Manifest& manifest,
+                                       int64_t rank) {
+  std::vector<FileToWrite> files;
+  for (const SaveItem& item : items) {
+    FileToWrite file{.path = shard_path(item.name, rank), .rank = rank};
+    file.metadata = manifest.items.at(item.name).ties;
+    add_parts(file, item, manifest);
+    lay_out(file);
+    if (!file.parts.empty()) files.push_back(std::move(file));
+  }
+  return files;
 }
 
 Manifest merge_plans(const std::vector<Manifest>& plans) {

@@ -2,8 +2,8 @@
 // comes to the same plan without being told.
 #pragma once
 
+#include "checkpoint/internal/file_writing.h"
 #include "checkpoint/internal/manifest.h"
-#include "checkpoint/internal/shard_writer.h"
 #include "checkpoint/internal/state_items.h"
 
 #include <cstdint>
@@ -25,18 +25,25 @@ struct SavePlan {
   // Layouts and items; no files yet. The same on all ranks whose models have the same
   // parameters.
   Manifest manifest;
-  std::map<std::string, std::vector<PartToWrite>> mine;  // what this rank writes, by item
+  // This rank's; or, where values are gathered, all, the same on every rank. A part's
+  // tensor is the whole one, as it is distributed.
+  std::vector<FileToWrite> files;
+  std::map<std::string, std::string> texts;  // files that rank 0 writes besides, by path
 };
 
-// One rank among those that hold a box writes it. `balanced`: tensors by falling size go
-// to the copy whose ranks have the least to write; else to the first copy, which then
-// does not depend on other tensors. Throws ValueError for dtypes that the format lacks
-// and for Partial placements. Local.
+// Boxes as they lie. One rank among those that hold a box writes it. `balanced`: tensors
+// by falling size go to the copy whose ranks have the least to write; else to the first
+// copy, which then does not depend on other tensors. Throws ValueError for dtypes that
+// the format lacks and for Partial placements. Local.
 SavePlan plan_save(const std::vector<SaveItem>& items, int64_t rank, int64_t world_size,
                    bool balanced);
 
-// Plans of ranks whose models differ (stages of a pipeline), as one. Throws ValueError
-// where two ranks mean different things by one name.
+// Plans of ranks whose models differ (stages of a pipeline), by rank and not balanced, as
+// one: a plain tensor is written by the first rank that has it. Throws ValueError where
+// two ranks mean different things by one name.
 Manifest merge_plans(const std::vector<Manifest>& plans);
+// What `rank` writes of `items`, as `manifest` says.
+std::vector<FileToWrite> files_of_rank(const std::vector<SaveItem>& items, const Manifest& manifest,
+                                       int64_t rank);
 
 }  // namespace fsdp::internal::checkpoint

@@ -6,6 +6,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -19,13 +20,16 @@ class ShardWriter::HashedFile {
  public:
   explicit HashedFile(OutputFile file) : file_(std::move(file)) {}
 
-  // In pieces small enough to be hashed from the cache.
+  // In pieces, each hashed on another thread while it is written.
   absl::Status write(const void* data, int64_t bytes) {
     const auto* next = static_cast<const char*>(data);
     for (int64_t done = 0; done < bytes; done += kPieceBytes) {
       const int64_t count = std::min(kPieceBytes, bytes - done);
-      sums_.update(next + done, count);
-      if (auto written = file_.write(next + done, count); !written.ok()) return written;
+      const auto policy = count < kMebibyte ? std::launch::deferred : std::launch::async;
+      auto hashed = std::async(policy, [&, piece = next + done] { sums_.update(piece, count); });
+      const absl::Status written = file_.write(next + done, count);
+      hashed.get();
+      if (!written.ok()) return written;
     }
     bytes_ += bytes;
     return absl::OkStatus();
@@ -50,7 +54,7 @@ ShardWriter::~ShardWriter() = default;
 absl::StatusOr<ShardWriter> ShardWriter::create(const std::string& path, std::vector<Entry> entries,
                                                 std::map<std::string, std::string> metadata,
                                                 bool sharded) {
-  const int64_t data_bytes = lay_out(entries);
+  const int64_t data_bytes = entries.empty() ? 0 : entries.back().end;
   const std::string head = format_header(entries, std::move(metadata), sharded);
   auto created = OutputFile::create(path);
   if (!created.ok()) return created.status();
@@ -65,8 +69,8 @@ absl::StatusOr<ShardWriter> ShardWriter::create(const std::string& path, std::ve
 absl::Status ShardWriter::write(const at::Tensor& value) {
   c10::NoGradGuard no_grad;
   const Entry& entry = entries_[next_++];
+  if (entry.begin == entry.end) return absl::OkStatus();
   TORCH_INTERNAL_ASSERT(value.sizes() == c10::IntArrayRef(lengths_of(entry.box)), entry.name);
-  if (value.numel() == 0) return absl::OkStatus();
   const at::Tensor plain = value.detach().to(c10::kCPU, entry.dtype).contiguous();
   return file_->write(plain.const_data_ptr(), entry.end - entry.begin);
 }
@@ -76,25 +80,7 @@ absl::StatusOr<WrittenFile> ShardWriter::finish() {
   absl::Status status = file_->file().sync_and_close();
   if (status.ok()) status = write_file(path_ + kChecksumSuffix, sums);
   if (!status.ok()) return status;
-  return WrittenFile{.path = path_, .bytes = file_->bytes(), .checksum = checksum_text(sums)};
-}
-
-absl::StatusOr<WrittenFile> write_shard_file(const std::string& path,
-                                             const std::vector<PartToWrite>& parts,
-                                             std::map<std::string, std::string> metadata,
-                                             bool sharded) {
-  std::vector<Entry> entries;
-  std::map<std::string, at::Tensor> values;
-  for (const PartToWrite& part : parts) {
-    entries.push_back(part.entry);
-    values.emplace(part.entry.name, part.value);
-  }
-  auto writer = ShardWriter::create(path, std::move(entries), std::move(metadata), sharded);
-  if (!writer.ok()) return writer.status();
-  for (const Entry& entry : writer->entries()) {
-    if (auto written = writer->write(values.at(entry.name)); !written.ok()) return written;
-  }
-  return writer->finish();
+  return WrittenFile{file_->bytes(), checksum_text(sums)};
 }
 
 }  // namespace fsdp::internal::checkpoint

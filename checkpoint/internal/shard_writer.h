@@ -1,11 +1,12 @@
-// Writes one safetensors file and the checksums beside it, hashing the bytes while they
-// are hot. Contiguous CPU tensors are written from where they lie; others through a copy
+// Writes one safetensors file and the checksums beside it, hashing bytes while they are
+// written. Contiguous CPU tensors are written from where they lie; others through a copy
 // of one tensor at a time.
 #pragma once
 
 #include "checkpoint/internal/safetensors.h"
 
 #include <ATen/core/Tensor.h>
+#include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
 #include <cstdint>
@@ -19,16 +20,14 @@ namespace fsdp::internal::checkpoint {
 inline constexpr const char* kChecksumSuffix = ".xxh3";
 
 struct WrittenFile {
-  std::string path;  // below the checkpoint
-  int64_t rank = 0;
   int64_t bytes = 0;
-  std::string checksum;  // of the .xxh3 file; empty for a file without one
+  std::string checksum;  // of the .xxh3 file
 };
 
 // Local. A file that was not finished is the caller's to remove.
 class ShardWriter {
  public:
-  // Lays the entries out; values are written in the order of entries(). `sharded`: see
+  // `entries` are laid out; values are written in their order. `sharded`: see
   // format_header().
   static absl::StatusOr<ShardWriter> create(const std::string& path, std::vector<Entry> entries,
                                             std::map<std::string, std::string> metadata,
@@ -36,7 +35,6 @@ class ShardWriter {
   ShardWriter(ShardWriter&&) noexcept;
   ~ShardWriter();
 
-  const std::vector<Entry>& entries() const { return entries_; }
   // Converts to the entry's dtype. REQUIRES: the next entry's box, by shape.
   absl::Status write(const at::Tensor& value);
   // Both files are synced; their folder is not.
@@ -51,14 +49,5 @@ class ShardWriter {
   std::unique_ptr<HashedFile> file_;
   size_t next_ = 0;
 };
-
-struct PartToWrite {
-  Entry entry;
-  at::Tensor value;  // of the entry's box
-};
-absl::StatusOr<WrittenFile> write_shard_file(const std::string& path,
-                                             const std::vector<PartToWrite>& parts,
-                                             std::map<std::string, std::string> metadata,
-                                             bool sharded);
 
 }  // namespace fsdp::internal::checkpoint

@@ -27,7 +27,10 @@ ModelTensors tensors_of(const torch::nn::Module& module) {
 std::map<std::string, torch::nn::Module*> models_of(const State& state) {
   std::map<std::string, torch::nn::Module*> models;
   if (state.model.get() != nullptr) models["model"] = state.model.get();
-  for (const auto& [key, model] : state.models) models["models/" + key] = model.get();
+  for (const auto& [key, model] : state.models) {
+    TORCH_CHECK_VALUE(model.get() != nullptr, "State::models: '", key, "' is null");
+    models["models/" + key] = model.get();
+  }
   return models;
 }
 
@@ -40,7 +43,10 @@ std::map<std::string, OptimizerOf> optimizers_of(const State& state) {
     optimizers[item] = {optimizer.get(), keyed ? "models/" + model : "model"};
   };
   if (state.optimizer.get() != nullptr) add("optimizer", state.optimizer, "");
-  for (const auto& [key, optimizer] : state.optimizers) add("optimizers/" + key, optimizer, key);
+  for (const auto& [key, optimizer] : state.optimizers) {
+    TORCH_CHECK_VALUE(optimizer.get() != nullptr, "State::optimizers: '", key, "' is null");
+    add("optimizers/" + key, optimizer, key);
+  }
   return optimizers;
 }
 

@@ -1,50 +1,22 @@
 #include "checkpoint/internal/tensor_reader.h"
 
-#include "checkpoint/internal/dtype.h"
+#include "checkpoint/internal/fit.h"
+#include "checkpoint/internal/tensor_values.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/redistribute.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
-#include <c10/util/ArrayRef.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
 namespace {
 
-std::string shape_text(c10::IntArrayRef shape) {
-  std::ostringstream text;
-  text << shape;
-  return text.str();
-}
-
-absl::Status check_fits(const std::string& name, const at::Tensor& target,
-                        const StoredTensor& stored, bool cast) {
-  if (target.sizes() != c10::IntArrayRef(stored.shape)) {
-    return absl::InvalidArgumentError("'" + name + "' has shape " + shape_text(target.sizes()) +
-                                      " here and " + shape_text(stored.shape) + " in the file");
-  }
-  if (cast || widens_exactly(stored.dtype, target.scalar_type())) return absl::OkStatus();
-  return absl::InvalidArgumentError(
-      "'" + name + "' is " + c10::toString(target.scalar_type()) + " here and " +
-      c10::toString(stored.dtype) +
-      " in the file, which loses something; LoadOptions::cast allows it");
-}
-
 Box box_of(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? local_box(*spec_of(tensor)) : whole_box(tensor.sizes().vec());
-}
-
-// What is written, after its owner was told. Whoever owns a registry entry counts the
-// writes, so it is told on every rank, an empty shard or not.
-at::Tensor open_for_writing(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return tensor.detach();
-  if (DTensorOwner* owner = owner_of(tensor)) owner->before_write(tensor);
-  return local_of(tensor).detach();
 }
 
 bool takes_bytes_directly(const at::Tensor& local, c10::ScalarType dtype) {
@@ -74,13 +46,10 @@ absl::Status TensorReader::add_pieces(const std::string& stored_name, const Stor
     }
     auto file = open(saved.file);
     if (!file.ok()) return file.status();
-    auto entry = (*file)->find(stored_name, saved.box);
-    if (!entry.ok()) return entry.status();
-    if ((*entry)->dtype != stored.dtype) {
-      return absl::DataLossError("'" + stored_name + "' has another dtype in its file");
-    }
+    const auto begin = (*file)->find(stored_name, saved, stored.dtype);
+    if (!begin.ok()) return begin.status();
     covered += numel_of(common);
-    target.pieces.push_back({saved.file, (*entry)->begin, saved.box, std::move(common)});
+    target.pieces.push_back({saved.file, *begin, saved.box, std::move(common)});
   }
   if (covered == numel_of(target.box)) return absl::OkStatus();
   return absl::DataLossError("'" + stored_name + "' " + to_string(target.box) + ": only " +
@@ -92,7 +61,8 @@ absl::Status TensorReader::add_pieces(const std::string& stored_name, const Stor
 absl::Status TensorReader::plan(const std::string& stored_name, const std::string& name,
                                 at::Tensor target) {
   const StoredTensor& stored = catalog_.tensors.at(stored_name);
-  if (auto fits = check_fits(name, target, stored, rules_.cast); !fits.ok()) return fits;
+  const Offered offered{stored.dtype, stored.shape, "in the file", "LoadOptions::cast allows it"};
+  if (auto fits = check_fits(name, target, offered, rules_.cast); !fits.ok()) return fits;
   Target planned{.tensor = target, .stored_dtype = stored.dtype, .box = box_of(target)};
   if (auto added = add_pieces(stored_name, stored, planned); !added.ok()) return added;
   std::sort(planned.pieces.begin(), planned.pieces.end(), [](const Piece& a, const Piece& b) {

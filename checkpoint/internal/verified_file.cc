@@ -2,13 +2,17 @@
 
 #include "checkpoint/internal/checksums.h"
 #include "checkpoint/internal/shard_writer.h"
+#include "checkpoint/internal/torch_archive.h"
 
 #include <algorithm>
 #include <cstring>
+#include <future>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
 namespace {
+
+constexpr int64_t kBlocksAtOnce = 8;
 
 absl::StatusOr<std::string> read_sums(const StoredFile& stored, int64_t bytes) {
   const std::string path = stored.path + kChecksumSuffix;
@@ -41,6 +45,7 @@ absl::StatusOr<VerifiedFile> VerifiedFile::open(const StoredFile& stored, bool v
     if (!read.ok()) return read.status();
     sums = *std::move(read);
   }
+  if (!stored.has_header) return VerifiedFile(*std::move(file), Header(), {});
   auto header = read_header(*file);
   if (!header.ok()) return header.status();
   const int64_t header_bytes = header->data_begin;
@@ -51,13 +56,37 @@ absl::StatusOr<VerifiedFile> VerifiedFile::open(const StoredFile& stored, bool v
   return verified;
 }
 
-absl::StatusOr<const Entry*> VerifiedFile::find(const std::string& tensor, const Box& box) const {
+absl::StatusOr<int64_t> VerifiedFile::find(const std::string& tensor, const StoredBox& box,
+                                           c10::ScalarType dtype) const {
+  if (header_.data_begin > 0) return find_in_header(tensor, box.box, dtype);
+  if (box.archive_bytes > 0) return find_in_archive(tensor, box, dtype);
+  return box.begin;
+}
+
+absl::StatusOr<int64_t> VerifiedFile::find_in_header(const std::string& tensor, const Box& box,
+                                                     c10::ScalarType dtype) const {
   const auto [begin, end] = by_tensor_.equal_range(tensor);
   const auto found =
       std::find_if(begin, end, [&](const auto& item) { return item.second->box == box; });
-  if (found != end) return found->second;
-  return absl::DataLossError(file_.path() + ": '" + tensor + "' " + to_string(box) +
-                             " is not in it, though the manifest says so");
+  if (found == end) {
+    return absl::DataLossError(file_.path() + ": '" + tensor + "' " + to_string(box) +
+                               " is not in it, though the manifest says so");
+  }
+  if (found->second->dtype == dtype) return found->second->begin;
+  return absl::DataLossError(file_.path() + ": '" + tensor + "' has another dtype there");
+}
+
+absl::StatusOr<int64_t> VerifiedFile::find_in_archive(const std::string& tensor,
+                                                      const StoredBox& box,
+                                                      c10::ScalarType dtype) const {
+  auto tensors = tensors_of_archive(file_, box.begin, box.archive_bytes);
+  if (!tensors.ok()) return tensors.status();
+  if (tensors->size() == 1 && tensors->front().dtype == dtype &&
+      tensors->front().shape == lengths_of(box.box)) {
+    return tensors->front().begin;
+  }
+  return absl::DataLossError(file_.path() + ": '" + tensor + "' " + to_string(box.box) +
+                             " is not where the metadata says");
 }
 
 int64_t VerifiedFile::block_bytes(int64_t block) const {
@@ -88,17 +117,50 @@ absl::Status VerifiedFile::read_block(int64_t block) {
   return absl::OkStatus();
 }
 
+int64_t VerifiedFile::whole_blocks(int64_t offset, int64_t bytes) const {
+  if (offset % kMebibyte != 0) return 0;
+  const int64_t whole = bytes / kMebibyte, rest = bytes % kMebibyte;
+  return rest > 0 && offset + bytes == file_.bytes() ? whole + 1 : whole;
+}
+
+absl::Status VerifiedFile::check_blocks(const char* data, int64_t first, int64_t count) const {
+  for (int64_t i = 0; i < count; ++i) {
+    auto checked = check(data + i * kMebibyte, block_bytes(first + i), first + i);
+    if (!checked.ok()) return checked;
+  }
+  return absl::OkStatus();
+}
+
+absl::Status VerifiedFile::read_blocks(char* target, int64_t first, int64_t count) {
+  std::future<absl::Status> checking;  // of the blocks before, meanwhile
+  for (int64_t done = 0; done < count; done += kBlocksAtOnce) {
+    const int64_t some = std::min(kBlocksAtOnce, count - done), block = first + done;
+    char* const place = target + done * kMebibyte;
+    const int64_t bytes = (some - 1) * kMebibyte + block_bytes(block + some - 1);
+    const absl::Status read = file_.read_at(place, bytes, block * kMebibyte);
+    if (checking.valid()) {
+      if (auto checked = checking.get(); !checked.ok()) return checked;
+    }
+    if (!read.ok()) return read;
+    bytes_read_ += bytes;
+    checking = std::async(std::launch::async,
+                          [this, place, block, some] { return check_blocks(place, block, some); });
+  }
+  return checking.get();
+}
+
 absl::Status VerifiedFile::read(void* target, int64_t bytes, int64_t offset) {
   auto* next = static_cast<char*>(target);
   offset += header_.data_begin;
+  if (offset < 0 || bytes > file_.bytes() - offset) {
+    return absl::DataLossError(file_.path() + ": ends too early");
+  }
   while (bytes > 0) {
     const int64_t block = offset / kMebibyte, skip = offset % kMebibyte;
-    const int64_t count = std::min(bytes, block_bytes(block) - skip);
-    if (count <= 0) return absl::DataLossError(file_.path() + ": ends too early");
-    if (count == block_bytes(block)) {
-      if (auto read = file_.read_at(next, count, offset); !read.ok()) return read;
-      bytes_read_ += count;
-      if (auto checked = check(next, count, block); !checked.ok()) return checked;
+    int64_t count = std::min(bytes, block_bytes(block) - skip);
+    if (const int64_t blocks = whole_blocks(offset, bytes); blocks > 0) {
+      count = std::min(bytes, blocks * kMebibyte);
+      if (auto read = read_blocks(next, block, blocks); !read.ok()) return read;
     } else {
       if (auto read = read_block(block); !read.ok()) return read;
       std::memcpy(next, buffer_.data() + skip, static_cast<size_t>(count));

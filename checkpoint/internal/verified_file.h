@@ -1,6 +1,7 @@
-// A safetensors file that is read in parts, each byte of it checked against the checksum
-// of its MiB before it is used. Whole MiBs go straight to where they belong; the edges of
-// a run through a buffer of one MiB, so that small runs nearby read it once.
+// A file of tensors that is read in parts, each byte of it checked against the checksum
+// of its MiB before it is used, where it has such. Whole MiBs go straight to where they
+// belong; the edges of a run through a buffer of one MiB, so that small runs nearby read
+// it once.
 #pragma once
 
 #include "checkpoint/internal/catalog.h"
@@ -21,8 +22,9 @@ class VerifiedFile {
   // file has no checksums, only size and header.
   static absl::StatusOr<VerifiedFile> open(const StoredFile& stored, bool verify);
 
-  // The entry that holds `box` of `tensor`, or an error.
-  absl::StatusOr<const Entry*> find(const std::string& tensor, const Box& box) const;
+  // Where the elements of `box` of `tensor` begin in the data, or an error.
+  absl::StatusOr<int64_t> find(const std::string& tensor, const StoredBox& box,
+                               c10::ScalarType dtype) const;
   // `bytes` at `offset` of the data.
   absl::Status read(void* target, int64_t bytes, int64_t offset);
   // Every byte of the file against its checksums.
@@ -33,7 +35,16 @@ class VerifiedFile {
 
  private:
   VerifiedFile(InputFile file, Header header, std::string sums);
+  absl::StatusOr<int64_t> find_in_header(const std::string& tensor, const Box& box,
+                                         c10::ScalarType dtype) const;
+  absl::StatusOr<int64_t> find_in_archive(const std::string& tensor, const StoredBox& box,
+                                          c10::ScalarType dtype) const;
   absl::Status read_block(int64_t block);
+  // Straight to `target`, checked while the next ones are read.
+  absl::Status read_blocks(char* target, int64_t first, int64_t count);
+  absl::Status check_blocks(const char* data, int64_t first, int64_t count) const;
+  // How many MiBs of the file [offset, offset + bytes) begins with.
+  int64_t whole_blocks(int64_t offset, int64_t bytes) const;
   absl::Status check(const void* data, int64_t bytes, int64_t block) const;
   int64_t block_bytes(int64_t block) const;
 

@@ -14,21 +14,20 @@
 namespace fsdp::internal::checkpoint {
 namespace {
 
-constexpr int64_t kShort = 240;
+constexpr int64_t kShort = 1016;
 constexpr int64_t kLengthBytes = sizeof(int64_t);
 
 // One all-gather of each rank's length and the first `room` bytes of its text.
 at::Tensor gather_texts(const World& world, const std::string& mine, int64_t room,
                         const std::string& what) {
-  const auto device = group_backend(*world.group) == "nccl" ? c10::kCUDA : c10::kCPU;
   at::Tensor row = at::zeros({kLengthBytes + room}, at::kByte);
   const auto length = static_cast<int64_t>(mine.size());
   std::memcpy(row.mutable_data_ptr(), &length, kLengthBytes);
   std::memcpy(static_cast<char*>(row.mutable_data_ptr()) + kLengthBytes, mine.data(),
               static_cast<size_t>(std::min(length, room)));
-  at::Tensor rows = at::empty({world.size, row.numel()}, row.options().device(device));
-  all_gather(*world.group, rows.view({-1}), row.to(device)).wait(what);
-  return rows.cpu();
+  at::Tensor rows = at::empty({world.size, row.numel()}, row.options());
+  all_gather(*world.group, rows.view({-1}), row).wait(what);
+  return rows;
 }
 
 int64_t length_at(const at::Tensor& row) {
@@ -41,7 +40,7 @@ int64_t length_at(const at::Tensor& row) {
 
 World default_world() {
   if (!is_process_group_initialized()) return {};
-  World world{.group = default_process_group()};
+  World world{.group = std::make_shared<const Group>(default_process_group())};
   world.rank = group_rank(*world.group);
   world.size = group_size(*world.group);
   return world;

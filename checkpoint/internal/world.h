@@ -5,21 +5,21 @@
 
 #include <cstdint>
 #include <functional>
-#include <optional>
+#include <memory>
 #include <string>
 #include <vector>
 
 namespace fsdp::internal::checkpoint {
 
 struct World {
-  std::optional<Group> group;  // none: a world of one
+  std::shared_ptr<const Group> group;  // null: a world of one
   int64_t rank = 0;
   int64_t size = 1;
 };
 // The default process group's, or a world of one where there is none.
 World default_world();
 
-// Everyone's text, by rank. One all-gather for texts up to 240 bytes, else two.
+// Everyone's text, by rank. One all-gather for texts up to 1016 bytes, else two.
 // Collective over the world.
 std::vector<std::string> exchange(const World& world, const std::string& mine,
                                   const std::string& what);

@@ -95,6 +95,43 @@ TEST(Crash, AFullDiskAtAnyCallLeavesTheOldOneOrTheNew) {
   }
 }
 
+// Saves 2, cut over two ranks; returns whether it threw, on both.
+bool save_sharded_throws(const std::string& path, bool overwrite) {
+  std::atomic<int> threw = 0;
+  run_ranks(2, [&](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    const auto w = distribute_tensor(torch::full({3, 2}, 2.0), mesh, {Shard{0}});
+    try {
+      save({.tensors = {{"w", w}}}, path, {.overwrite = overwrite, .step = 2});
+    } catch (const c10::Error& error) {
+      threw += 1;
+      EXPECT_THAT(error.what(), HasSubstr("No space left on device"));
+    }
+  });
+  EXPECT_TRUE(threw == 0 || threw == 2) << threw;
+  return threw != 0;
+}
+
+TEST(Crash, AFullDiskOfAnyRankIsEveryRanksErrorAndLeavesTheOldOneOrTheNew) {
+  for (const bool overwrite : {false, true}) {
+    for (int at = 0;; ++at) {
+      TemporaryFolder folder;
+      if (overwrite) save_value(folder / "last", 1, false);
+      int calls = 0;
+      bool threw = false;
+      {
+        CallCounter counter([&](int call, std::string_view) { return call == at ? ENOSPC : 0; });
+        threw = save_sharded_throws(folder / "last", overwrite);
+        calls = counter.count();
+      }
+      EXPECT_EQ(newest_value(folder), threw ? (overwrite ? 1 : 0) : 2) << "call " << at;
+      expect_next_save_is_clean(folder);
+      if (calls <= at) break;
+      ASSERT_LT(at, 100);
+    }
+  }
+}
+
 TEST(Crash, WithoutExchangeTheOldOneIsFoundBetweenTheTwoRenames) {
   TemporaryFolder folder;
   save_value(folder / "last", 1, false);

@@ -1,0 +1,166 @@
+#include "checkpoint/internal/dcp_folder.h"
+
+#include "checkpoint/internal/file_calls.h"
+#include "checkpoint/internal/pickle.h"
+
+#include <array>
+#include <exception>
+#include <filesystem>
+#include <stdexcept>
+#include <string_view>
+#include <system_error>
+#include <utility>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+using c10::ScalarType;
+using Kind = Pickled::Kind;
+
+constexpr const char* kMetadata = "/.metadata";
+
+constexpr std::array<std::pair<std::string_view, ScalarType>, 16> kDtypes = {{
+    {"torch float64", ScalarType::Double},
+    {"torch float32", ScalarType::Float},
+    {"torch float16", ScalarType::Half},
+    {"torch bfloat16", ScalarType::BFloat16},
+    {"torch int64", ScalarType::Long},
+    {"torch int32", ScalarType::Int},
+    {"torch int16", ScalarType::Short},
+    {"torch int8", ScalarType::Char},
+    {"torch uint8", ScalarType::Byte},
+    {"torch uint16", ScalarType::UInt16},
+    {"torch uint32", ScalarType::UInt32},
+    {"torch uint64", ScalarType::UInt64},
+    {"torch bool", ScalarType::Bool},
+    {"torch complex64", ScalarType::ComplexFloat},
+    {"torch float8_e4m3fn", ScalarType::Float8_e4m3fn},
+    {"torch float8_e5m2", ScalarType::Float8_e5m2},
+}};
+
+ScalarType dtype_called(const Pickled& value) {
+  for (const auto& [name, dtype] : kDtypes) {
+    if (value.text == name) return dtype;
+  }
+  throw std::runtime_error("the dtype '" + value.text + "' is not read");
+}
+
+// Attribute `name` of an object; throws where it has none.
+const Pickled& attribute(const Pickled& object, std::string_view name) {
+  const Pickled* const found = object.state == nullptr ? nullptr : object.state->find(name);
+  if (found == nullptr) throw std::runtime_error("no attribute " + std::string(name));
+  return *found;
+}
+
+int64_t integer(const Pickled& value) {
+  if (!value.is(Kind::kInt) || value.integer < 0) throw std::runtime_error("no number");
+  return value.integer;
+}
+
+// torch.Size((2, 3))
+std::vector<int64_t> size_of(const Pickled& value) {
+  if (!value.calls("torch Size") || value.items[1]->items.size() != 1) {
+    throw std::runtime_error("a shape is no torch.Size");
+  }
+  std::vector<int64_t> sizes;
+  for (const Pickled* each : value.items[1]->items[0]->items) sizes.push_back(integer(*each));
+  return sizes;
+}
+
+bool is_of_class(const Pickled& value, std::string_view name) {
+  return value.is(Kind::kCall) && value.items[0]->is(Kind::kGlobal) &&
+         value.items[0]->text.ends_with(name);
+}
+
+bool lies_in(const std::vector<int64_t>& offsets, const std::vector<int64_t>& lengths,
+             const std::vector<int64_t>& shape) {
+  if (offsets.size() != shape.size() || lengths.size() != shape.size()) return false;
+  for (size_t dim = 0; dim < shape.size(); ++dim) {
+    if (lengths[dim] > shape[dim] || offsets[dim] > shape[dim] - lengths[dim]) return false;
+  }
+  return true;
+}
+
+class Reader {
+ public:
+  explicit Reader(std::string folder) : folder_(std::move(folder)) {}
+
+  Catalog run(const Pickled& metadata) {
+    for (const auto& [name, value] : attribute(metadata, "state_dict_metadata").entries) {
+      if (is_of_class(*value, " TensorStorageMetadata")) add_tensor(name->text, *value);
+    }
+    for (const auto& [index, info] : attribute(metadata, "storage_data").entries) {
+      add_box(*index, *info);
+    }
+    return std::move(catalog_);
+  }
+
+ private:
+  void add_tensor(const std::string& name, const Pickled& value) {
+    const Pickled* const properties = attribute(value, "properties").state;
+    if (properties == nullptr || properties->items.empty()) {
+      throw std::runtime_error("'" + name + "' has no dtype");
+    }
+    StoredTensor& tensor = catalog_.tensors[name];
+    tensor.dtype = dtype_called(*properties->items[0]);
+    tensor.shape = size_of(attribute(value, "size"));
+    for (const Pickled* chunk : attribute(value, "chunks").items) {
+      const auto offsets = size_of(attribute(*chunk, "offsets"));
+      lengths_[{name, offsets}] = size_of(attribute(*chunk, "sizes"));
+    }
+  }
+
+  void add_box(const Pickled& index, const Pickled& info) {
+    const std::string& name = attribute(index, "fqn").text;
+    const auto tensor = catalog_.tensors.find(name);
+    if (tensor == catalog_.tensors.end()) return;
+    const auto offsets = size_of(attribute(index, "offset"));
+    const std::string& file = attribute(info, "relative_path").text;
+    const Pickled* const transforms = info.state->find("transform_descriptors");
+    if (transforms != nullptr && !transforms->is(Kind::kNone)) {
+      throw std::runtime_error("'" + name + "' was transformed when it was saved");
+    }
+    const auto lengths = lengths_.find({name, offsets});
+    if (lengths == lengths_.end() || !lies_in(offsets, lengths->second, tensor->second.shape)) {
+      throw std::runtime_error("'" + name + "' has a box without lengths or outside of it");
+    }
+    StoredBox box{.file = file_called(file)};
+    box.box = box_at(offsets, lengths->second);
+    box.begin = integer(attribute(info, "offset"));
+    box.archive_bytes = integer(attribute(info, "length"));
+    if (numel_of(box.box) > 0) tensor->second.boxes.push_back(std::move(box));
+  }
+
+  size_t file_called(const std::string& name) {
+    const auto [place, is_new] = files_.try_emplace(name, catalog_.files.size());
+    if (is_new) catalog_.files.push_back({.path = folder_ + "/" + name, .has_header = false});
+    return place->second;
+  }
+
+  const std::string folder_;
+  Catalog catalog_;
+  std::map<std::pair<std::string, std::vector<int64_t>>, std::vector<int64_t>> lengths_;
+  std::map<std::string, size_t> files_;
+};
+
+}  // namespace
+
+bool is_dcp_folder(const std::string& path) {
+  std::error_code error;
+  return std::filesystem::is_regular_file(path + kMetadata, error);
+}
+
+absl::StatusOr<Catalog> catalog_of_dcp_folder(const std::string& path) {
+  const auto bytes = read_file(path + kMetadata);
+  if (!bytes.ok()) return bytes.status();
+  const auto pickle = Pickle::parse(*bytes, path + kMetadata);
+  if (!pickle.ok()) return pickle.status();
+  try {
+    return Reader(path).run(*pickle->root());
+  } catch (const std::exception& error) {
+    return absl::DataLossError(path + kMetadata +
+                               ": not the metadata that is known: " + error.what());
+  }
+}
+
+}  // namespace fsdp::internal::checkpoint

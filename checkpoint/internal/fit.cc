@@ -1,0 +1,31 @@
+#include "checkpoint/internal/fit.h"
+
+#include "checkpoint/internal/dtype.h"
+
+#include <sstream>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+std::string shape_text(c10::IntArrayRef shape) {
+  std::ostringstream text;
+  text << shape;
+  return text.str();
+}
+
+}  // namespace
+
+absl::Status check_fits(const std::string& name, const at::Tensor& target, const Offered& offered,
+                        bool cast) {
+  if (target.sizes() != offered.shape) {
+    return absl::InvalidArgumentError("'" + name + "' has shape " + shape_text(target.sizes()) +
+                                      " here and " + shape_text(offered.shape) + " " +
+                                      offered.place);
+  }
+  if (cast || widens_exactly(offered.dtype, target.scalar_type())) return absl::OkStatus();
+  return absl::InvalidArgumentError("'" + name + "' is " + c10::toString(target.scalar_type()) +
+                                    " here and " + c10::toString(offered.dtype) + " " +
+                                    offered.place + ", which loses something; " + offered.advice);
+}
+
+}  // namespace fsdp::internal::checkpoint

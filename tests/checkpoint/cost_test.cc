@@ -1,0 +1,120 @@
+// What saving and loading cost besides the bytes: collectives, memory, bytes read.
+#include "checkpoint/async_save.h"
+#include "checkpoint/internal/catalog.h"
+#include "checkpoint/internal/tensor_reader.h"
+#include "device_mesh/process_group.h"
+#include "tests/checkpoint/small_model.h"
+#include "tests/support/process_ranks.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iostream>
+
+namespace fsdp::testing {
+namespace {
+
+constexpr int64_t kMiB = int64_t{1} << 20;
+
+uint64_t collectives_of(const std::function<void()>& body) {
+  const uint64_t before = default_process_group()->getSequenceNumberForGroup();
+  body();
+  return default_process_group()->getSequenceNumberForGroup() - before;
+}
+
+TEST(Cost, SavingIsThreeExchangesAndLoadingTwoWhateverThereIsToSave) {
+  TemporaryFolder folder;
+  run_ranks(2, [&](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    for (const int count : {1, 30}) {
+      std::map<std::string, at::Tensor> tensors;
+      for (int i = 0; i < count; ++i) {
+        tensors["t" + std::to_string(i)] = distribute_tensor(torch::ones({5}), mesh, {Shard{0}});
+      }
+      const auto path = folder / std::to_string(count);
+      EXPECT_EQ(collectives_of([&] { save({.tensors = tensors}, path); }), 3u);
+      EXPECT_EQ(collectives_of([&] { load({.tensors = tensors}, path); }), 2u);
+      // Whole tensors: each is announced to one other rank and gathered once.
+      const uint64_t gathers = 3 * static_cast<uint64_t>(count);
+      const auto save_full = [&] {
+        save({.tensors = tensors}, path + "-full", {.layout = Layout::kFull});
+      };
+      EXPECT_EQ(collectives_of(save_full), 3 + gathers);
+      // In the background only the first exchange is the training's.
+      SaveHandle saving;
+      EXPECT_EQ(collectives_of([&] { saving = async_save({.tensors = tensors}, path + "-async"); }),
+                1u);
+      saving.wait();
+    }
+  });
+}
+
+TEST(Cost, ARankReadsAboutWhatItNeeds) {
+  TemporaryFolder folder;
+  const auto whole = torch::rand({1024, 1024});  // 4 MiB
+  run_ranks(4, [&](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {4});
+    save({.tensors = {{"w", distribute_tensor(whole, mesh, {Shard{0}})}}}, folder / "saved");
+  });
+  using namespace internal::checkpoint;
+  const auto manifest = read_manifest(folder / "saved").value();
+  const auto catalog = catalog_of_item(folder / "saved", manifest, "tensors").value();
+  run_ranks(3, [&](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {3});
+    const auto target = distribute_tensor(torch::zeros({1024, 1024}), mesh, {Shard{0}});
+    TensorReader reader(catalog, {.verify = true});
+    ASSERT_TRUE(reader.plan("w", "w", target).ok());
+    ASSERT_TRUE(reader.read().ok());
+    const auto needed = static_cast<int64_t>(DTensor(target).to_local().nbytes());
+    EXPECT_LE(reader.bytes_read(), 2 * needed + 2 * kMiB) << rank;
+    EXPECT_TRUE(torch::equal(DTensor(target).to_local(),
+                             DTensor(distribute_tensor(whole, mesh, {Shard{0}})).to_local()));
+  });
+}
+
+// In kB; "VmHWM": the most this process has had, "VmRSS": what it has.
+int64_t memory_of_process(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(field + ":", 0) == 0) return std::stoll(line.substr(field.size() + 1));
+  }
+  return -1;
+}
+
+// In bytes, what `body` needed besides what there was. Resets the high-water mark.
+int64_t peak_of(const std::function<void()>& body) {
+  std::ofstream("/proc/self/clear_refs") << "5";
+  const int64_t before = memory_of_process("VmRSS");
+  body();
+  return (memory_of_process("VmHWM") - before) * 1024;
+}
+
+const ChildCase kMemory("checkpoint_memory", [] {
+  const std::string folder = std::getenv("MEMORY_PATH");
+  std::map<std::string, at::Tensor> tensors;
+  for (int i = 0; i < 4; ++i) tensors["t" + std::to_string(i)] = torch::ones({16 * kMiB});
+  save({.tensors = {{"warm", torch::ones({4})}}}, folder + "/warm");
+  const int64_t saved = peak_of([&] { save({.tensors = tensors}, folder + "/saved"); });
+  const int64_t loaded = peak_of([&] { load({.tensors = tensors}, folder + "/saved"); });
+  std::printf("save needs %.1f MiB, load %.1f MiB\n", static_cast<double>(saved) / kMiB,
+              static_cast<double>(loaded) / kMiB);
+  return saved <= 32 * kMiB && loaded <= 32 * kMiB ? 0 : 1;
+});
+
+TEST(Cost, SavingAndLoadingAQuarterGibibyteNeedsAtMost32MiB) {
+  TemporaryFolder folder;
+  const auto ends = run_processes("checkpoint_memory", 1, std::chrono::seconds(60),
+                                  {{"MEMORY_PATH", folder.path()}});
+  EXPECT_EQ(ends[0].exit_code, 0) << ends[0].output;
+  std::cout << ends[0].output;
+}
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,66 @@
+// Ranks whose models differ, as the stages of a pipeline do.
+#include "checkpoint/checkpoint.h"
+#include "tests/checkpoint/small_model.h"
+#include "tests/support/errors.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::HasSubstr;
+
+struct StageImpl : torch::nn::Module {
+  explicit StageImpl(int64_t number)
+      : linear(register_module("stage" + std::to_string(number), torch::nn::Linear(2, 2))),
+        steps(register_buffer("steps" + std::to_string(number), torch::full({1}, number))) {}
+  torch::nn::Linear linear;
+  torch::Tensor steps;
+};
+TORCH_MODULE(Stage);
+
+torch::optim::AdamWOptions options_of(int64_t rank) {
+  return torch::optim::AdamWOptions(0.1 * static_cast<double>(rank + 1));
+}
+
+TEST(StagesCheckpoint, AreOneCheckpointThatOneRankReads) {
+  TemporaryFolder folder;
+  run_ranks(3, [&](int64_t rank) {
+    torch::manual_seed(rank);
+    Stage stage(rank);
+    torch::optim::AdamW optimizer(stage->parameters(), options_of(rank));
+    stage->linear(torch::ones({1, 2})).sum().backward();
+    optimizer.step();
+    save({.model = stage, .optimizer = optimizer}, folder / "saved");
+    Stage other(rank);
+    torch::optim::AdamW other_optimizer(other->parameters(), torch::optim::AdamWOptions(7.0));
+    load({.model = other, .optimizer = other_optimizer}, folder / "saved", {.strict = false});
+    EXPECT_TRUE(torch::equal(other->linear->weight, stage->linear->weight));
+    EXPECT_EQ(other_optimizer.param_groups()[0].options().get_lr(), options_of(rank).lr());
+    EXPECT_EQ(other_optimizer.state().size(), 2u);
+  });
+  for (int64_t number = 0; number < 3; ++number) {
+    Stage stage(number);
+    stage->steps.fill_(9);
+    const auto loaded = load({.model = stage}, folder / "saved", {.strict = false});
+    EXPECT_TRUE(loaded.missing.empty());
+    EXPECT_EQ(loaded.unexpected.size(), 6u);  // of the two others
+    EXPECT_EQ(stage->steps.item<int64_t>(), number);
+  }
+  verify_checkpoint(folder / "saved");
+}
+
+TEST(StagesCheckpoint, OneNameOfTwoShapesIsRefused) {
+  TemporaryFolder folder;
+  run_ranks(2, [&](int64_t rank) {
+    const std::map<std::string, at::Tensor> tensors = {{"w", torch::ones({rank + 1})}};
+    EXPECT_THAT(message_of([&] { save({.tensors = tensors}, folder / "saved"); }),
+                HasSubstr("'w' of 'tensors' has another shape"));
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
+}  // namespace
+}  // namespace fsdp::testing
