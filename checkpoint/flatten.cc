@@ -1,0 +1,150 @@
+#include "checkpoint/internal/archive_fields.h"
+#include "checkpoint/internal/parameter_names.h"
+#include "checkpoint/internal/state_items.h"
+#include "checkpoint/optimizer_state_dict.h"
+
+#include <ATen/core/List.h>
+#include <ATen/ops/scalar_tensor.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
+
+#include <set>
+#include <tuple>
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+using namespace internal::checkpoint;  // NOLINT: this file is its front
+
+constexpr const char* kState = "state.";
+constexpr const char* kGroups = "param_groups.";
+
+at::Tensor number_tensor(const c10::IValue& value) {
+  const auto dtype = value.isInt() ? at::kLong : value.isBool() ? at::kBool : at::kDouble;
+  return at::scalar_tensor(value.toScalar(), dtype);
+}
+
+bool is_number(const c10::IValue& value) {
+  return value.isInt() || value.isDouble() || value.isBool();
+}
+
+// A number, or a tuple of doubles such as betas.
+at::Tensor option_tensor(const std::string& name, const c10::IValue& value) {
+  if (is_number(value)) return number_tensor(value);
+  TORCH_CHECK_VALUE(value.isTuple(), "flatten: '", name, "' is a ", value.tagKind(),
+                    ", which is no number");
+  std::vector<double> numbers;
+  for (const auto& element : value.toTupleRef().elements()) numbers.push_back(element.toDouble());
+  return at::tensor(numbers, at::kDouble);
+}
+
+c10::IValue option_value(const at::Tensor& tensor, const c10::IValue& like) {
+  if (like.isTuple()) {
+    std::vector<c10::IValue> elements;
+    for (int64_t i = 0; i < tensor.numel(); ++i) elements.emplace_back(tensor[i].item<double>());
+    return c10::ivalue::Tuple::create(std::move(elements));
+  }
+  if (like.isBool()) return tensor.item<bool>();
+  if (like.isInt()) return tensor.item<int64_t>();
+  return tensor.item<double>();
+}
+
+// Python's step is a float tensor, LibTorch's an integer.
+c10::IValue field_value(const std::string& field, const at::Tensor& tensor) {
+  if (tensor.dim() != 0) return tensor;
+  if (field == "step" || tensor.scalar_type() == at::kLong) return tensor.item<int64_t>();
+  if (tensor.scalar_type() == at::kBool) return tensor.item<bool>();
+  if (tensor.scalar_type() == at::kDouble) return tensor.item<double>();
+  return tensor;
+}
+
+// "a.b" -> {"a", "b"}
+std::pair<std::string, std::string> split_last(const std::string& text) {
+  const size_t dot = text.rfind('.');
+  return dot == std::string::npos ? std::pair(std::string(), text)
+                                  : std::pair(text.substr(0, dot), text.substr(dot + 1));
+}
+
+bool is_index(const std::string& text) {
+  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
+}
+
+void add_state(OptimizerStateDict& dict, const std::set<std::string>& names,
+               const std::string& rest, const at::Tensor& tensor) {
+  auto [owner, field] = split_last(rest);
+  if (names.count(owner) != 0) {
+    dict.state[owner][field] = field_value(field, tensor);
+    return;
+  }
+  TORCH_CHECK_VALUE(is_index(field), "unflatten: 'state.", rest, "' is of no parameter here");
+  const auto index = static_cast<size_t>(std::stoull(field));
+  std::tie(owner, field) = split_last(owner);
+  TORCH_CHECK_VALUE(names.count(owner) != 0, "unflatten: 'state.", rest,
+                    "' is of no parameter here");
+  c10::IValue& list = dict.state[owner][field];
+  if (list.isNone()) list = c10::List<at::Tensor>();
+  auto tensors = list.toTensorList();
+  if (tensors.size() <= index) tensors.resize(index + 1);
+  tensors.set(index, tensor);
+}
+
+}  // namespace
+
+StateDict flatten(const OptimizerStateDict& dict) {
+  StateDict flat;
+  for (const auto& [name, fields] : dict.state) {
+    for (const auto& [field, value] : fields) {
+      const std::string key = kState + name + "." + field;
+      if (value.isTensorList()) {
+        const auto list = value.toTensorVector();
+        for (size_t i = 0; i < list.size(); ++i)
+          flat.insert(key + "." + std::to_string(i), list[i]);
+      } else {
+        flat.insert(key, value.isTensor() ? value.toTensor() : number_tensor(value));
+      }
+    }
+  }
+  for (const auto& group : dict.param_groups) {
+    for (const auto& name : group.params) {
+      for (const auto& [option, value] : group.options) {
+        if (value.isNone()) continue;
+        const std::string key = kGroups + name + "." + option;
+        flat.insert(key, option_tensor(key, value));
+      }
+    }
+  }
+  return flat;
+}
+
+OptimizerStateDict unflatten(const StateDict& flat, const torch::nn::Module& module,
+                             const torch::optim::Optimizer& optimizer) {
+  OptimizerStateDict dict;
+  const auto groups = names_of_groups(optimizer, tensors_of(module), "unflatten");
+  std::set<std::string> names;
+  for (size_t i = 0; i < groups.size(); ++i) {
+    auto& group = dict.param_groups.emplace_back();
+    group.params = groups[i];
+    names.insert(groups[i].begin(), groups[i].end());
+    for (const auto& [option, like] : fields_of(optimizer.param_groups()[i].options())) {
+      if (groups[i].empty() || like.isNone()) continue;
+      const std::string key = kGroups + groups[i].front() + "." + option;
+      const at::Tensor* const value = flat.find(key);
+      TORCH_CHECK_VALUE(value != nullptr, "unflatten: '", key, "' is missing");
+      group.options[option] = option_value(*value, like);
+    }
+  }
+  for (const auto& item : flat) {
+    const std::string& key = item.key();
+    if (key.rfind(kState, 0) == 0) {
+      add_state(dict, names, key.substr(std::string(kState).size()), item.value());
+    } else {
+      TORCH_CHECK_VALUE(key.rfind(kGroups, 0) == 0, "unflatten: '", key,
+                        "' is neither state nor an option");
+    }
+  }
+  return dict;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,182 @@
+#include "checkpoint/internal/dict_values.h"
+#include "checkpoint/internal/dtype.h"
+#include "checkpoint/internal/fit.h"
+#include "checkpoint/internal/names.h"
+#include "checkpoint/internal/raise.h"
+#include "checkpoint/internal/state_items.h"
+#include "checkpoint/internal/strict_json.h"
+#include "checkpoint/internal/tensor_values.h"
+#include "checkpoint/state_dict.h"
+#include "dtensor/dtensor.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <map>
+#include <optional>
+#include <set>
+#include <unordered_map>
+#include <utility>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+using namespace internal::checkpoint;  // NOLINT: this file is its front
+
+constexpr const char* kGet = "get_model_state_dict";
+constexpr const char* kSet = "set_model_state_dict";
+
+// What a dict has under a name.
+struct Described {
+  c10::ScalarType dtype;
+  std::vector<int64_t> shape;
+};
+using Descriptions = std::map<std::string, Described>;
+
+Descriptions describe(const StateDict& values) {
+  Descriptions found;
+  for (const auto& item : values) {
+    found[item.key()] = {item.value().scalar_type(), item.value().sizes().vec()};
+  }
+  return found;
+}
+
+// Rank 0's, on every rank. Collective.
+Descriptions exchange_descriptions(const Descriptions& mine, const World& world) {
+  Json json = Json::object();
+  for (const auto& [name, each] : mine) {
+    json[name] = {static_cast<int64_t>(each.dtype), each.shape};
+  }
+  const std::string text = exchange(world, world.rank == 0 ? json.dump() : "{}", kSet).front();
+  const Json first = Json::parse(text);
+  Descriptions found;
+  for (const auto& [name, each] : first.items()) {
+    found[name] = {static_cast<c10::ScalarType>(each.at(0).get<int64_t>()),
+                   each.at(1).get<std::vector<int64_t>>()};
+  }
+  return found;
+}
+
+// One call of set_model_state_dict() on one rank.
+class Setting {
+ public:
+  Setting(torch::nn::Module& module, const StateDict& values, const StateDictOptions& options,
+          const World& world)
+      : module_(module), values_(values), options_(options), world_(world) {}
+
+  LoadResult run() {
+    const bool sent = options_.broadcast_from_rank0;
+    const Descriptions offered =
+        sent ? exchange_descriptions(describe(values_), world_) : describe(values_);
+    if (sent) {
+      agree(world_, attempt([&] { plan(offered); }), "", kSet);
+    } else {
+      plan(offered);
+    }
+    for (const Step& step : steps_) write(step, offered.at(step.source));
+    return std::move(result_);
+  }
+
+ private:
+  struct Step {
+    std::string name, source;
+    at::Tensor target;
+  };
+
+  void plan(const Descriptions& offered) {
+    check_set_options(options_, kSet);
+    const ModelTensors model = tensors_of(module_);
+    std::map<std::string, std::vector<std::string>> names;
+    for (const auto& [other, first] : model.ties) names[first].push_back(other);
+    if (options_.ignore_frozen_params) {
+      for (const auto& item : module_.named_parameters()) {
+        if (!item.value().requires_grad()) left_out_.insert(item.key());
+      }
+    }
+    std::set<std::string> used;
+    for (const auto& [name, target] : model.tensors) {
+      auto& each = names[name];
+      each.insert(each.begin(), name);
+      plan_tensor(each, target, offered, used);
+    }
+    for (const auto& [name, each] : offered) {
+      if (used.count(name) == 0) result_.unexpected.push_back(name);
+    }
+    if (options_.strict)
+      check_no_names(result_.missing, "the dict", result_.unexpected,
+                     "StateDictOptions::strict = false sets the others");
+  }
+
+  void plan_tensor(const std::vector<std::string>& names, const at::Tensor& target,
+                   const Descriptions& offered, std::set<std::string>& used) {
+    std::optional<std::string> source;
+    for (const auto& name : names) {
+      if (offered.count(name) == 0) continue;
+      used.insert(name);
+      if (!source) source = name;
+    }
+    const bool is_left_out = left_out_.count(names.front()) != 0;
+    if (source && !is_left_out) {
+      check(names.front(), target, offered.at(*source));
+      steps_.push_back({names.front(), *source, target});
+    } else if (!is_left_out) {
+      result_.missing.push_back(names.front());
+    }
+  }
+
+  void check(const std::string& name, const at::Tensor& target, const Described& offered) const {
+    const at::Tensor like = options_.local ? local_value(target) : target;
+    raise_unless_ok(check_fits(
+        name, like, {offered.dtype, offered.shape, "in the dict", "convert it first"}, false));
+  }
+
+  void write(const Step& step, const Described& offered) const {
+    c10::NoGradGuard no_grad;
+    const at::Tensor* const mine = values_.find(step.source);
+    const at::Tensor value =
+        options_.broadcast_from_rank0
+            ? broadcast_value(world_, mine ? *mine : at::Tensor(), offered.dtype, offered.shape,
+                              step.target.device())
+            : *mine;
+    const at::Tensor part = part_for(step.name, step.target, value, options_.local);
+    open_for_writing(step.target).copy_(part);
+  }
+
+  torch::nn::Module& module_;
+  const StateDict& values_;
+  const StateDictOptions options_;
+  const World world_;
+  std::set<std::string> left_out_;
+  std::vector<Step> steps_;
+  LoadResult result_;
+};
+
+}  // namespace
+
+StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions options) {
+  check_get_options(options, kGet);
+  const World world = default_world();
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> seen;  // ties are gathered once
+  StateDict dict;
+  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+    if (!tensor.defined()) return;
+    const auto [place, is_new] = seen.try_emplace(tensor.unsafeGetTensorImpl());
+    if (is_new) place->second = dict_value(tensor, options, world);
+    if (place->second.defined()) dict.insert(name, place->second);
+  };
+  for (const auto& item : module.named_parameters()) {
+    if (!options.ignore_frozen_params || item.value().requires_grad())
+      add(item.key(), item.value());
+  }
+  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+  return dict;
+}
+
+LoadResult set_model_state_dict(torch::nn::Module& module, const StateDict& values,
+                                StateDictOptions options) {
+  return Setting(module, values, options, default_world()).run();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,188 @@
+#include "checkpoint/optimizer_state_dict.h"
+
+#include "checkpoint/internal/archive_fields.h"
+#include "checkpoint/internal/dict_values.h"
+#include "checkpoint/internal/forget_state.h"
+#include "checkpoint/internal/names.h"
+#include "checkpoint/internal/optimizer_scatter.h"
+#include "checkpoint/internal/parameter_names.h"
+#include "checkpoint/internal/state_items.h"
+#include "dtensor/dtensor.h"
+
+#include <ATen/core/List.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
+
+#include <optional>
+#include <set>
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+using namespace internal::checkpoint;  // NOLINT: this file is its front
+
+constexpr const char* kGet = "get_optimizer_state_dict";
+constexpr const char* kSet = "set_optimizer_state_dict";
+
+// A field as `options` want it; None where only rank 0 gets it.
+c10::IValue get_field(const c10::IValue& value, const StateDictOptions& options,
+                      const World& world) {
+  if (value.isTensor() && value.toTensor().defined()) {
+    const at::Tensor got = dict_value(value.toTensor(), options, world);
+    return got.defined() ? c10::IValue(got) : c10::IValue();
+  }
+  if (!value.isTensorList()) return value;
+  c10::List<at::Tensor> list;
+  for (const at::Tensor& each : value.toTensorVector()) {
+    if (!each.defined()) return {};  // scratch that was never filled
+    const at::Tensor got = dict_value(each, options, world);
+    if (got.defined()) list.push_back(got);
+  }
+  return list;
+}
+
+// One call of set_optimizer_state_dict() on one rank: everything is made, then set.
+class Setting {
+ public:
+  Setting(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+          const OptimizerStateDict& dict, const StateDictOptions& options)
+      : optimizer_(optimizer), dict_(dict), options_(options) {
+    for (size_t i = 0; i < dict.param_groups.size(); ++i) {
+      for (const auto& name : dict.param_groups[i].params) group_of_[name] = i;
+    }
+    const auto names = names_of_groups(optimizer, tensors_of(module), kSet);
+    std::set<std::string> used;
+    for (size_t i = 0; i < names.size(); ++i) {
+      for (size_t j = 0; j < names[i].size(); ++j) {
+        plan(optimizer.param_groups()[i].params()[j], names[i][j]);
+        used.insert(names[i][j]);
+      }
+      fields_.options.push_back(options_of_group(i, names[i]));
+    }
+    for (const auto& [name, group] : group_of_) {
+      if (used.count(name) == 0) result_.unexpected.push_back(name);
+    }
+    if (!options.strict) return;
+    check_no_names(result_.missing, "the dict", result_.unexpected,
+                   "StateDictOptions::strict = false sets the others; rekey() turns numbers into "
+                   "names");
+  }
+
+  LoadResult apply() {
+    set_fields(optimizer_, fields_);
+    forget_state(optimizer_, without_state_);
+    return std::move(result_);
+  }
+
+ private:
+  void plan(const at::Tensor& parameter, const std::string& name) {
+    if (group_of_.count(name) == 0) {
+      result_.missing.push_back(name);
+      return;
+    }
+    const auto state = dict_.state.find(name);
+    if (state == dict_.state.end()) {
+      without_state_.insert(parameter.unsafeGetTensorImpl());
+      return;
+    }
+    Fields& fields = fields_.state[parameter.unsafeGetTensorImpl()];
+    for (const auto& [field, value] : state->second) {
+      if (!value.isNone()) fields[field] = placed(name + "." + field, parameter, value);
+    }
+  }
+
+  c10::IValue placed(const std::string& name, const at::Tensor& parameter,
+                     const c10::IValue& value) const {
+    if (value.isTensor()) return placed_tensor(name, parameter, value.toTensor());
+    if (!value.isTensorList()) return value;
+    c10::List<at::Tensor> list;
+    for (const at::Tensor& each : value.toTensorVector()) {
+      list.push_back(placed_tensor(name, parameter, each));
+    }
+    return list;
+  }
+
+  // Like its parameter where it has the parameter's shape, else a copy.
+  at::Tensor placed_tensor(const std::string& name, const at::Tensor& parameter,
+                           const at::Tensor& value) const {
+    const bool is_part = options_.local && is_dtensor(parameter) && value.dim() > 0;
+    if (!is_part && value.sizes() != parameter.sizes()) return value.detach().clone();
+    const at::Tensor copy = distributed_like(name, parameter, value, options_.local);
+    if (is_part) {
+      TORCH_CHECK_VALUE(DTensor(copy).to_local().sizes() == DTensor(parameter).to_local().sizes(),
+                        kSet, ": '", name, "' has shape ", value.sizes(),
+                        ", which is not this rank's part");
+    }
+    return copy;
+  }
+
+  Fields options_of_group(size_t index, const std::vector<std::string>& names) const {
+    Fields options = fields_of(optimizer_.param_groups()[index].options());
+    const OptimizerStateDict::Group* saved = nullptr;
+    for (const auto& name : names) {
+      const auto found = group_of_.find(name);
+      if (found == group_of_.end()) continue;
+      const auto& theirs = dict_.param_groups[found->second];
+      if (saved == nullptr) saved = &theirs;
+      TORCH_CHECK_VALUE(!options_.strict || saved == &theirs || saved->options == theirs.options,
+                        kSet, ": group ", index, " of the optimizer joins '", names.front(),
+                        "' and '", name, "', which have different options in the dict");
+    }
+    if (saved == nullptr) return options;
+    for (auto& [option, value] : options) {
+      if (const auto found = saved->options.find(option); found != saved->options.end()) {
+        value = found->second;
+      }
+    }
+    return options;
+  }
+
+  torch::optim::Optimizer& optimizer_;
+  const OptimizerStateDict& dict_;
+  const StateDictOptions options_;
+  std::map<std::string, size_t> group_of_;
+  OptimizerFields fields_;
+  std::set<const void*> without_state_;
+  LoadResult result_;
+};
+
+}  // namespace
+
+OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
+                                            const torch::optim::Optimizer& optimizer,
+                                            StateDictOptions options) {
+  check_get_options(options, kGet);
+  const World world = default_world();
+  const auto names = names_of_groups(optimizer, tensors_of(module), kGet);
+  OptimizerStateDict dict;
+  for (size_t i = 0; i < names.size(); ++i) {
+    const auto& group = optimizer.param_groups()[i];
+    dict.param_groups.push_back({names[i], fields_of(group.options())});
+    for (size_t j = 0; j < names[i].size(); ++j) {
+      const auto state = optimizer.state().find(group.params()[j].unsafeGetTensorImpl());
+      if (state == optimizer.state().end()) continue;
+      auto& fields = dict.state[names[i][j]];
+      for (const auto& [field, value] : fields_of(*state->second)) {
+        c10::IValue got = get_field(value, options, world);
+        if (!got.isNone()) fields[field] = std::move(got);
+      }
+    }
+  }
+  const bool others_get_nothing = options.full_state_dict && options.cpu_offload;
+  return others_get_nothing && world.rank != 0 ? OptimizerStateDict() : dict;
+}
+
+LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
+                                    torch::optim::Optimizer& optimizer,
+                                    const OptimizerStateDict& dict, StateDictOptions options) {
+  check_set_options(options, kSet);
+  if (!options.broadcast_from_rank0) return Setting(module, optimizer, dict, options).apply();
+  const World world = default_world();
+  const OptimizerStateDict mine = scatter(module, optimizer, dict, world, kSet);
+  std::optional<Setting> setting;
+  agree(world, attempt([&] { setting.emplace(module, optimizer, mine, options); }), "", kSet);
+  return setting->apply();
+}
+
+}  // namespace fsdp

@@ -1,0 +1,68 @@
+// An optimizer's state and options in memory, by the names of the parameters: LibTorch's
+// optimizers and those written with its serialization macros.
+//
+//   auto state = fsdp::get_optimizer_state_dict(*model, optimizer, {.full_state_dict = true});
+//   fsdp::set_optimizer_state_dict(*model, other, state, {.full_state_dict = true});
+//
+//   auto by_id = fsdp::rekey(state, fsdp::KeyType::kId, *model, optimizer);   // for unsharded code
+//   fsdp::StateDict flat = fsdp::flatten(state);   // "state.first.weight.exp_avg", ...
+#pragma once
+
+#include "checkpoint/state_dict.h"
+
+#include <ATen/core/ivalue.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+struct OptimizerStateDict {
+  using Fields = std::map<std::string, c10::IValue>;
+  struct Group {
+    std::vector<std::string> params;
+    Fields options;
+  };
+  // By parameter, and by field: tensors, numbers, lists of tensors. A parameter without
+  // state has no entry.
+  std::map<std::string, Fields> state;
+  std::vector<Group> param_groups;
+};
+
+// Tensors of a parameter's shape are as `options` want the parameter, others as they are.
+// As distributed or local: shares memory; local. Full: copies; collective over the
+// meshes. Throws ValueError for a parameter that `module` does not name.
+OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
+                                            const torch::optim::Optimizer& optimizer,
+                                            StateDictOptions options = {});
+
+// Copies. State that the dict lacks is erased, as for a parameter never used; a group
+// takes the options of the dict's group that has its parameters. Parameters that the dict
+// lacks are `missing`, and its others `unexpected`; both throw with `strict`, as do
+// parameters of one group with different options. Throws before it changes anything.
+// Local, but for broadcast_from_rank0: collective over the default group.
+LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
+                                    torch::optim::Optimizer& optimizer,
+                                    const OptimizerStateDict& dict, StateDictOptions options = {});
+
+// How parameters are called: by name, or by their number ("0", "1", ...) over the
+// optimizer's groups, as torch.optim's state_dict() does.
+enum class KeyType { kName, kId };
+
+// The same state under other keys; `dict` itself where they are such already. Parameters
+// that the optimizer does not have are dropped. Local. Throws ValueError for keys of both
+// kinds, and for names and numbers that are nobody's here.
+OptimizerStateDict rekey(const OptimizerStateDict& dict, KeyType to,
+                         const torch::nn::Module& module, const torch::optim::Optimizer& optimizer);
+
+// Tensors alone, under the flattened names of torch.distributed.checkpoint:
+// "state.<parameter>.<field>" and "param_groups.<parameter>.<option>", numbers as tensors
+// without dimensions. Local. Throws ValueError for options that are no numbers.
+StateDict flatten(const OptimizerStateDict& dict);
+// The way back, for the groups and types of options that `optimizer` has. Throws
+// ValueError for names that are not of its parameters or that lack an option.
+OptimizerStateDict unflatten(const StateDict& flat, const torch::nn::Module& module,
+                             const torch::optim::Optimizer& optimizer);
+
+}  // namespace fsdp
