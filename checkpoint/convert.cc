@@ -1,0 +1,155 @@
+#include "checkpoint/convert.h"
+
+#include "checkpoint/internal/catalog.h"
+#include "checkpoint/internal/checksums.h"
+#include "checkpoint/internal/commit.h"
+#include "checkpoint/internal/file_calls.h"
+#include "checkpoint/internal/file_writing.h"
+#include "checkpoint/internal/full_plan.h"
+#include "checkpoint/internal/raise.h"
+#include "checkpoint/internal/save_id.h"
+#include "checkpoint/internal/tensor_reader.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <filesystem>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+using namespace internal::checkpoint;  // NOLINT: this file is its front
+
+struct Source {
+  Manifest manifest;  // values, step and the like
+  std::vector<SaveItem> items;
+};
+
+// All tensors of a catalog, whole.
+SaveItem read_item(const std::string& name, const Catalog& catalog) {
+  SaveItem item{.name = name, .kind = "model", .tensors = {}, .ties = catalog.ties};
+  TensorReader reader(catalog, {.verify = true});
+  for (const auto& [each, stored] : catalog.tensors) {
+    const at::Tensor tensor = at::empty(stored.shape, at::TensorOptions(stored.dtype));
+    raise_unless_ok(reader.plan(each, each, tensor));
+    item.tensors.push_back({each, tensor});
+  }
+  raise_unless_ok(reader.read());
+  return item;
+}
+
+Source read_source(const std::string& path) {
+  const std::string place = readable_path(normal_path(path));
+  auto manifest = read_manifest(place);
+  Source source;
+  if (!manifest.ok()) {
+    if (!absl::IsNotFound(manifest.status()) && std::filesystem::is_directory(place)) {
+      raise_unless_ok(manifest.status());
+    }
+    source.items.push_back(read_item("model", value_or_raise(catalog_of_files(place))));
+    return source;
+  }
+  for (const auto& [name, record] : manifest->items) {
+    SaveItem item = read_item(name, value_or_raise(catalog_of_item(place, *manifest, name)));
+    item.kind = record.kind;
+    item.details = record.details;
+    source.items.push_back(std::move(item));
+  }
+  source.manifest = *std::move(manifest);
+  return source;
+}
+
+// The rows of `tensor` that are in `box`.
+at::Tensor rows_of(const at::Tensor& tensor, const Box& box) {
+  return box.empty() ? tensor : tensor.narrow(0, box[0].offset, box[0].length);
+}
+
+SavedLayout layout_over(int64_t ranks, bool is_cut) {
+  SavedLayout layout{.mesh_shape = {ranks}, .mesh_names = {}, .ranks = {}, .shard_dims = {}};
+  layout.ranks.resize(static_cast<size_t>(ranks));
+  std::iota(layout.ranks.begin(), layout.ranks.end(), 0);
+  layout.shard_dims = {is_cut ? 0 : internal::kNotSharded};
+  return layout;
+}
+
+// As if `ranks` ranks saved, each its rows; all files are written by this process.
+SavePlan plan_sharded(const std::vector<SaveItem>& items, int64_t ranks) {
+  SavePlan plan;
+  plan.manifest.world_size = ranks;
+  plan.manifest.layouts = {layout_over(ranks, /*is_cut=*/true), layout_over(ranks, false)};
+  for (const SaveItem& item : items) {
+    ItemRecord record{.kind = item.kind, .tensors = {}, .ties = item.ties, .details = item.details};
+    std::map<int64_t, FileToWrite> files;
+    for (const auto& [name, tensor] : item.tensors) {
+      TensorRecord placed{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
+      placed.layout = tensor.dim() > 0 ? 0 : 1;
+      const auto& layout = plan.manifest.layouts[static_cast<size_t>(placed.layout)];
+      for (const auto& [rank, box] : written_boxes(layout, placed.shape, /*replica=*/0)) {
+        Entry entry{.name = name, .tensor = name, .dtype = placed.dtype, .box = box};
+        entry.global_shape = placed.shape;
+        files[rank].parts.push_back({std::move(entry), rows_of(tensor, box)});
+      }
+      record.tensors.emplace(name, std::move(placed));
+    }
+    for (auto& [rank, file] : files) {
+      file.path = shard_path(item.name, rank);
+      file.metadata = item.ties;
+      lay_out(file);
+      plan.files.push_back(std::move(file));
+    }
+    plan.manifest.items.emplace(item.name, std::move(record));
+  }
+  return plan;
+}
+
+SavePlan plan_for(const std::vector<SaveItem>& items, const ConvertOptions& options) {
+  TORCH_CHECK_VALUE(options.ranks >= 1, "ConvertOptions::ranks is ", options.ranks,
+                    "; it must be 1 or more");
+  TORCH_CHECK_VALUE(options.max_file_bytes >= 1, "ConvertOptions::max_file_bytes is ",
+                    options.max_file_bytes, "; it must be 1 or more");
+  TORCH_CHECK_VALUE(!options.model_dtype || options.layout == Layout::kFull,
+                    "ConvertOptions::model_dtype is of Layout::kFull only");
+  if (options.layout == Layout::kSharded) return plan_sharded(items, options.ranks);
+  SaveOptions save;
+  save.model_dtype = options.model_dtype;
+  save.max_file_bytes = options.max_file_bytes;
+  return plan_full(items, /*world_size=*/1, save);
+}
+
+}  // namespace
+
+void convert_checkpoint(const std::string& from, const std::string& to, ConvertOptions options) {
+  Source source = read_source(from);
+  SavePlan plan = plan_for(source.items, options);
+  std::vector<std::string> folders;
+  for (const SaveItem& item : source.items) folders.push_back(item.name);
+  const std::string path = normal_path(to), id = new_save_id();
+  Commit commit = value_or_raise(Commit::begin(path, id, folders, options.overwrite));
+  const std::string folder = staging_path(path, id);
+
+  FileWriting writing(folder, /*rank=*/0);
+  StagingBuffer unused;
+  writing.take(
+      std::move(plan.files), [](FileKind, const at::Tensor& part) { return part; }, unused,
+      /*staged_bytes=*/0);
+  auto& files = plan.manifest.files;
+  for (const auto& [name, file] : value_or_raise(writing.finish())) {
+    files[name] = {0, file.bytes, file.checksum};
+  }
+  for (const auto& [name, text] : plan.texts) {
+    raise_unless_ok(write_file(folder + "/" + name, text));
+    files[name] = {0, static_cast<int64_t>(text.size()), checksum_text(text)};
+  }
+  plan.manifest.save_id = id;
+  plan.manifest.step = source.manifest.step;
+  plan.manifest.saved_at = now_ns();
+  plan.manifest.values = std::move(source.manifest.values);
+  plan.manifest.scheduler = std::move(source.manifest.scheduler);
+  raise_unless_ok(commit.finish(format_manifest(plan.manifest)));
+  commit.tidy(/*keep_last=*/0);
+}
+
+}  // namespace fsdp

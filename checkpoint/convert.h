@@ -1,0 +1,32 @@
+// Writes a checkpoint anew in another layout, on one process: for Python's readers, or
+// from somebody else's files into a checkpoint.
+//
+//   fsdp::convert_checkpoint("runs/step-1000", "export", {.layout = fsdp::Layout::kFull});
+#pragma once
+
+#include "checkpoint/checkpoint.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+
+namespace fsdp {
+
+struct ConvertOptions {
+  Layout layout = Layout::kFull;
+  int64_t ranks = 1;  // kSharded: as if so many ranks had saved it, cut along dimension 0
+  bool overwrite = false;
+  std::optional<c10::ScalarType> model_dtype = {};  // kFull, as in SaveOptions
+  int64_t max_file_bytes = 5'000'000'000;           // kFull
+};
+
+// `from`: whatever load() reads; without a manifest its tensors become the model. Every
+// byte is verified that has a checksum. Values, step, scheduler and the optimizers'
+// options are kept, and per-rank items are not. Holds all tensors of the checkpoint in
+// memory. Local. Throws as save() and load() do.
+void convert_checkpoint(const std::string& from, const std::string& to,
+                        ConvertOptions options = {});
+
+}  // namespace fsdp

@@ -1,0 +1,12 @@
+// What is in a checkpoint, for people.
+#pragma once
+
+#include <string>
+
+namespace fsdp {
+
+// A table of tensors with dtype, shape, bytes and layout, and what else there is. `path`:
+// whatever load() reads. Reads the manifest or the headers only. Local. Throws as load().
+std::string describe_checkpoint(const std::string& path);
+
+}  // namespace fsdp
