@@ -1,11 +1,12 @@
 """Times training steps (forward, backward, AdamW) of the example's transformer under Python's FSDP2.
 
 The model, the units, the optimizer and the output are those of step_time.cc. One process is one rank, as RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT say; `run` starts them.
+MASTER_ADDR and MASTER_PORT say; `run` and `host_cost` start them.
 """
 
 import argparse
 import json
+import os
 import statistics
 import time
 
@@ -99,6 +100,8 @@ class Transformer(nn.Module):
 
 def flags():
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--implementation", choices=("fsdp2", "plain"), default="fsdp2")
+    parser.add_argument("--backend", choices=("gloo", "fake"), default="gloo", help="fake: nothing is sent")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32)
@@ -108,18 +111,33 @@ def flags():
     return parser.parse_args()
 
 
-def main():
-    options = flags()
-    torch.set_num_threads(1)
-    torch.manual_seed(1)
-    dist.init_process_group("gloo")
+def start(backend):
+    if backend == "gloo":
+        dist.init_process_group("gloo")
+        return
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    place = {"rank": int(os.environ["RANK"]), "world_size": int(os.environ["WORLD_SIZE"])}
+    dist.init_process_group("fake", store=FakeStore(), **place)
+
+
+def shard(model):
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    model = Transformer(options.width, options.blocks, options.tokens)
     fully_shard(model.embedding, mesh=mesh)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
     fully_shard(model.head, mesh=mesh)
     fully_shard(model, mesh=mesh)
+
+
+def main():
+    options = flags()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    start(options.backend)
+    model = Transformer(options.width, options.blocks, options.tokens)
+    if options.implementation == "fsdp2":
+        shard(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
     text = torch.randint(VOCAB, (options.batch, options.tokens + 1))
     inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
@@ -136,7 +154,7 @@ def main():
         print(
             json.dumps(
                 {
-                    "implementation": "fsdp2",
+                    "implementation": options.implementation,
                     "median_seconds": statistics.median(seconds),
                     "min_seconds": min(seconds),
                     "max_seconds": max(seconds),

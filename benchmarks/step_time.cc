@@ -1,6 +1,6 @@
 // Times training steps (forward, backward, AdamW) of the example's transformer, plain or
 // sharded, and prints one line of JSON on rank 0. One process is one rank, as RANK,
-// WORLD_SIZE, MASTER_ADDR and MASTER_PORT say; `run` starts them.
+// WORLD_SIZE, MASTER_ADDR and MASTER_PORT say; `run` and `host_cost` start them.
 //
 //   step_time --implementation=sharded --width=64 --blocks=4 --tokens=32
 //
@@ -26,6 +26,8 @@
 #include <vector>
 
 ABSL_FLAG(std::string, implementation, "sharded", "plain or sharded");
+ABSL_FLAG(std::string, backend, "gloo",
+          "of the process group; fake: nothing is sent, and this process is the only one");
 ABSL_FLAG(int64_t, width, 64, "width of the model");
 ABSL_FLAG(int64_t, blocks, 4, "transformer blocks");
 ABSL_FLAG(int64_t, tokens, 32, "tokens per sequence");
@@ -110,7 +112,7 @@ void run() {
   std::optional<fsdp::DeviceMesh> mesh;
   if (implementation == "sharded") {
     fsdp::ProcessGroupOptions options;
-    options.backend = "gloo";
+    options.backend = absl::GetFlag(FLAGS_backend);
     fsdp::init_process_group(options);
     mesh = fsdp::init_device_mesh(torch::kCPU, {place.world_size});
   }

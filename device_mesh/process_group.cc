@@ -32,6 +32,21 @@ std::shared_ptr<DimensionGroups>& process_default() {
 
 thread_local std::shared_ptr<DimensionGroups> thread_default;
 
+StorePtr meet(const LaunchEnvironment& here, const c10d::TCPStoreOptions& options) {
+  try {
+    return c10::make_intrusive<c10d::TCPStore>(here.master_addr, options);
+  } catch (const c10::Error& error) {
+    const auto where =
+        c10::str("MASTER_ADDR=", here.master_addr, ", MASTER_PORT=", here.master_port);
+    TORCH_CHECK_WITH(DistNetworkError, false, "rank ", here.rank,
+                     options.isServer ? " can not listen at " : " can not reach rank 0 at ", where,
+                     options.isServer
+                         ? " (another program has the port? give every rank another MASTER_PORT): "
+                         : ": ",
+                     error.what_without_backtrace());
+  }
+}
+
 StorePtr connect_store(const LaunchEnvironment& here, std::chrono::milliseconds timeout) {
   if (here.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
   TORCH_CHECK_VALUE(
@@ -55,8 +70,7 @@ StorePtr connect_store(const LaunchEnvironment& here, std::chrono::milliseconds 
   options.numWorkers = static_cast<size_t>(here.world_size);
   options.waitWorkers = false;
   options.timeout = timeout;
-  auto store = c10::make_intrusive<c10d::TCPStore>(here.master_addr, options);
-  kept = c10::make_intrusive<c10d::PrefixStore>(host.key_prefix, store);
+  kept = c10::make_intrusive<c10d::PrefixStore>(host.key_prefix, meet(here, options));
   return kept;
 }
 

@@ -41,7 +41,7 @@ bool Report::due(int64_t step) const {
 }
 
 void Report::step(int64_t step, const std::vector<RankMetrics>& ranks,
-                  std::optional<double> unsharded_loss) {
+                  std::optional<double> unsharded_loss, const std::string& note) {
   if (!prints_ || !due(step)) return;
   double resident = 0;
   for (const auto& rank : ranks) resident = std::max(resident, rank.resident_peak_bytes);
@@ -50,15 +50,17 @@ void Report::step(int64_t step, const std::vector<RankMetrics>& ranks,
   std::printf("%sstep %*lld/%lld  loss %.4f", terminal_ ? "\r" : "", 4,
               static_cast<long long>(step), static_cast<long long>(steps_), mean_loss(ranks));
   if (unsharded_loss) std::printf("  unsharded %.4f", *unsharded_loss);
-  std::printf("  %.0f tokens/s  peak %.0f MiB/rank  waiting %.0f %%%s", tokens / seconds,
+  std::printf("  %.0f tokens/s  peak %.0f MiB/rank  waiting %.0f %%%s%s%s", tokens / seconds,
               resident / kMiB, share(mean_waiting(ranks) - shown_waiting_, seconds),
-              terminal_ ? "\033[K" : "\n");
+              note.empty() ? "" : "  ", note.c_str(), terminal_ ? "\033[K" : "\n");
   std::fflush(stdout);
   line_open_ = terminal_;
   shown_step_ = step;
   shown_seconds_ = ranks[0].training_seconds;
   shown_waiting_ = mean_waiting(ranks);
 }
+
+void Report::start_after(int64_t step) { shown_step_ = step; }
 
 void Report::time_table(const PhaseTimes& times) {
   if (!prints_) return;

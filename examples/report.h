@@ -20,9 +20,11 @@ class Report {
   void say(const std::string& line);
   // The live line: rewritten at every step on a terminal, else a line at the first, the
   // last and every 20th part of the steps. `ranks` is what exchange() returned;
-  // `unsharded_loss` is shown where there is one.
+  // `unsharded_loss` and `note` are shown where there are such.
   void step(int64_t step, const std::vector<RankMetrics>& ranks,
-            std::optional<double> unsharded_loss);
+            std::optional<double> unsharded_loss, const std::string& note = {});
+  // Training goes on after step `step` of an earlier run.
+  void start_after(int64_t step);
   // The tables of where time and memory went.
   void time_table(const PhaseTimes& times);
   void memory_table(const std::vector<RankMetrics>& ranks, double unsharded_bytes);

@@ -46,6 +46,12 @@ ABSL_FLAG(bool, compare, false,
 ABSL_FLAG(std::string, prompt, "#include <", "what the generated text starts with");
 ABSL_FLAG(int64_t, generate, 200, "tokens to generate at the end; 0: none");
 ABSL_FLAG(double, temperature, 0.7, "of the generated text; 0: always the likeliest token");
+ABSL_FLAG(
+    std::string, checkpoint, "",
+    "folder for checkpoints: the last step's, and with --save_every others; the newest 2 stay");
+ABSL_FLAG(int64_t, save_every, 0, "steps between checkpoints; 0: after the last step only");
+ABSL_FLAG(bool, resume, false,
+          "go on from the newest checkpoint in --checkpoint, if there is one; --ranks may differ");
 ABSL_FLAG(std::string, device, "cpu", "cpu or cuda, one GPU per local rank");
 ABSL_FLAG(int64_t, threads, 1, "threads per rank");
 
@@ -98,6 +104,17 @@ examples::TransformerConfig model_from_flags() {
   return model;
 }
 
+examples::CheckpointOptions checkpoint_options() {
+  examples::CheckpointOptions options{.folder = absl::GetFlag(FLAGS_checkpoint),
+                                      .every = at_least(0, FLAGS_save_every),
+                                      .resume = absl::GetFlag(FLAGS_resume)};
+  TORCH_CHECK_VALUE(!options.folder.empty() || (options.every == 0 && !options.resume),
+                    "--save_every and --resume need --checkpoint, the folder");
+  TORCH_CHECK_VALUE(!options.resume || !absl::GetFlag(FLAGS_compare),
+                    "--resume and --compare exclude each other: the unsharded model is not saved");
+  return options;
+}
+
 examples::TrainingOptions options_from_flags() {
   examples::TrainingOptions options;
   options.data = existing_text(absl::GetFlag(FLAGS_data));
@@ -115,6 +132,7 @@ examples::TrainingOptions options_from_flags() {
   options.generate = at_least(0, FLAGS_generate);
   options.temperature = finite(FLAGS_temperature);
   options.device = device_type(absl::GetFlag(FLAGS_device));
+  options.checkpoints = checkpoint_options();
   return options;
 }
 

@@ -81,6 +81,7 @@ class Trainer {
         data_(options.data, options.seed),
         model_(make_model(options)),
         unsharded_bytes_(parameter_bytes(*model_)),
+        checkpointing_(options.checkpoints),
         times_([this] { return fsdp::counters(mesh_).wait_seconds; }),
         report_(mesh.rank(), options.steps, options.batch * options.tokens * mesh.size()) {
     shard(model_, mesh);
@@ -93,17 +94,20 @@ class Trainer {
 
   int run() {
     introduce();
-    validate(0);
+    const int64_t done = resume();
+    validate(done);
     std::vector<RankMetrics> metrics;
-    for (int64_t step = 1; step <= options_.steps; ++step) {
+    for (int64_t step = done + 1; step <= options_.steps; ++step) {
       metrics = train_step(step);
+      checkpointing_.save_if_due(step, options_.steps, model_, optimizer_);
       std::optional<double> unsharded;
       if (comparison_) unsharded = comparison_->unsharded_loss();
-      report_.step(step, metrics, unsharded);
+      report_.step(step, metrics, unsharded, checkpointing_.status());
       const bool last = step == options_.steps;
       if (last || (options_.validate_every > 0 && step % options_.validate_every == 0))
         validate(step);
     }
+    checkpointing_.finish();
     generate();
     report_.time_table(times_);
     if (!metrics.empty()) report_.memory_table(metrics, unsharded_bytes_);
@@ -111,6 +115,14 @@ class Trainer {
   }
 
  private:
+  // The steps that were done before.
+  int64_t resume() {
+    const int64_t done = checkpointing_.resume(model_, optimizer_);
+    if (done > 0) report_.say(format("resumed after step %lld", static_cast<long long>(done)));
+    report_.start_after(done);
+    return done;
+  }
+
   void introduce() {
     report_.say(format(
         "%.2f M parameters on %lld rank(s), %.1f MB of text to train on, %.1f MB held out (%s)",
@@ -217,6 +229,7 @@ class Trainer {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   std::optional<Comparison> comparison_;
   bool first_step_agrees_ = true;
+  Checkpointing checkpointing_;
   PhaseTimes times_;
   Report report_;
 };

@@ -2,6 +2,7 @@
 // text.
 #pragma once
 
+#include "examples/checkpointing.h"
 #include "examples/transformer.h"
 
 #include <c10/core/DeviceType.h>
@@ -28,6 +29,7 @@ struct TrainingOptions {
   int64_t generate = 200;  // tokens
   double temperature = 0.7;
   c10::DeviceType device = c10::DeviceType::CPU;
+  CheckpointOptions checkpoints;
 };
 
 // One rank's part; every rank calls it with the same options. Returns the exit code: 1

@@ -1,6 +1,7 @@
 #include "fully_shard/raw_access.h"
 
 #include "fully_shard/params/registry_entry.h"
+#include "fully_shard/units/write_checks.h"
 
 #include <c10/util/Exception.h>
 
@@ -28,7 +29,7 @@ Unsharded::Unsharded(const at::Tensor& parameter)
   state_->managed.group->hold();
 }
 
-Unsharded::~Unsharded() { state_->managed.group->release(); }
+Unsharded::~Unsharded() { state_->managed.group->release_own_parts(); }
 
 void Unsharded::mark_written() { state_->managed.group->mark_written(state_->managed.index); }
 
@@ -36,5 +37,7 @@ void mark_written(const at::Tensor& parameter) {
   const auto managed = require_managed(parameter, "mark_written");
   managed.group->before_write(managed.index);
 }
+
+void set_write_checks(bool on) { internal::enable_write_checks(on); }
 
 }  // namespace fsdp

@@ -200,7 +200,7 @@ class SummonFullParams::Scope {
       } else {
         unit.group->forget_writes();
       }
-      unit.group->release();
+      unit.group->release_own_parts();
     } else if (options_.writeback) {
       for (auto& param : unit.params) param.entry.copy_(param.full.to(param.entry.device()));
     }

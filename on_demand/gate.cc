@@ -44,6 +44,7 @@ class Touch {
     });
   }
   void begin() {
+    for (auto* storage : written_) storage->writable_group()->announce_write(storage->index());
     groups_.fill();
     for (auto* storage : written_) storage->writable_group()->mark_written(storage->index());
   }

@@ -65,6 +65,8 @@ class OnDemandGroup : public Touchable {
   virtual void mark_written(int64_t index) = 0;
   // Whether `impl` is parameter `index` itself, not a view of it.
   virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
+  // As mark_written(), but before the group is made readable for the operator.
+  virtual void announce_write(int64_t /*index*/) {}
 };
 
 }  // namespace fsdp::internal

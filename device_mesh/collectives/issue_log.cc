@@ -67,21 +67,31 @@ struct IssueLog::WeakGroup {
 };
 
 IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device)
+    : IssueLog(group, global_rank, on_device, std::make_shared<Failure>()) {}
+
+IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device,
+                   std::shared_ptr<Failure> failure)
     : group_(std::make_shared<const WeakGroup>(
           WeakGroup{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)})),
       group_size_(group_size(group)),
       global_rank_(global_rank),
-      on_device_(on_device) {}
+      on_device_(on_device),
+      failure_(std::move(failure)) {}
+
+std::shared_ptr<IssueLog> IssueLog::beside(const Group& side) const {
+  if (const auto group = group_->pointer.lock()) set_ranks_in_job(side, ranks_in_job(group));
+  return std::shared_ptr<IssueLog>(new IssueLog(side, global_rank_, on_device_, failure_));
+}
 
 void IssueLog::check_usable(const std::string& what) {
-  std::lock_guard lock(mutex_);
-  TORCH_CHECK(failure_.empty(), "the ", what, " can not go on: ", failure_, " (rank ", global_rank_,
-              ")");
+  std::lock_guard lock(failure_->mutex);
+  TORCH_CHECK(failure_->reason.empty(), "the ", what, " can not go on: ", failure_->reason,
+              " (rank ", global_rank_, ")");
 }
 
 Stamp IssueLog::record(const IssuedOperation& operation) {
   check_usable(operation.what);
-  std::lock_guard lock(mutex_);
+  std::lock_guard lock(order_mutex_);
   const auto stamp = order_.next(operation.unit, operation.kind, operation.bytes);
   record_issued(operation.what, stamp.sequence(), global_rank_);
   return stamp;
@@ -107,8 +117,8 @@ void IssueLog::note_failure(const std::exception& error) {
 }
 
 void IssueLog::refuse_from_now_on(const std::string& reason) {
-  std::lock_guard lock(mutex_);
-  if (failure_.empty()) failure_ = reason;
+  std::lock_guard lock(failure_->mutex);
+  if (failure_->reason.empty()) failure_->reason = reason;
 }
 
 void IssueLog::end(const Group& group) {

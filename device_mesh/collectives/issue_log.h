@@ -77,6 +77,9 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   static void end(const Group& group);
 
   IssueLog(const Group& group, int64_t global_rank, bool on_device);
+  // The log of `side`, another group of the same ranks. What is issued on the one and on
+  // the other may come in another order on each rank; a failure of one ends both. Local.
+  std::shared_ptr<IssueLog> beside(const Group& side) const;
 
   // Throws after a failure. On devices nobody is told, since reading notices would stall
   // the host.
@@ -107,15 +110,22 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
 
  private:
   struct WeakGroup;  // a weak pointer needs the whole type, which is heavy
+  // Why nothing is announced any more: the first reason. Empty: it is.
+  struct Failure {
+    std::mutex mutex;
+    std::string reason;
+  };
+  IssueLog(const Group& group, int64_t global_rank, bool on_device,
+           std::shared_ptr<Failure> failure);
   Stamp record(const IssuedOperation& operation);
   void refuse_from_now_on(const std::string& reason);
 
   const std::shared_ptr<const WeakGroup> group_;
   const int64_t group_size_, global_rank_;
   const bool on_device_;
-  std::mutex mutex_;
+  const std::shared_ptr<Failure> failure_;  // shared by the logs of one mesh dimension
+  std::mutex order_mutex_;
   IssueOrder order_;
-  std::string failure_;  // why nothing is announced any more: the first reason
 };
 
 }  // namespace fsdp::internal

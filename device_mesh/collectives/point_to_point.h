@@ -21,6 +21,10 @@ inline constexpr int kNoticeTag = 1;
 // the process where their sizes differ).
 int tag_of(const Stamp& stamp);
 
+// Whether a collective of `memory` had better be made of messages: on Gloo, and in a
+// group of one, where nothing is sent.
+bool better_by_messages(const Group& group, const at::Tensor& memory);
+
 // Both return at once; the tensor, contiguous bytes, must stay alive and untouched until
 // wait() returns. Pending::finished() says nothing about them.
 Pending send(const Group& group, at::Tensor bytes, int64_t to, int tag);

@@ -48,10 +48,10 @@ std::vector<Placement> common_placements(const OperatorCall& call,
         "fsdp::distribute_tensor(t, mesh, placements) (rank ",
         leader.mesh.rank(), ")");
     TORCH_CHECK_VALUE(!is_dtensor(tensor) || spec_of(tensor)->mesh == leader.mesh,
-                      call.description(), " has operands ",
-                      "on different meshes; bring them to one mesh with .full_tensor() and "
-                      "fsdp::distribute_tensor "
-                      "(rank ",
+                      call.description(),
+                      " has operands on different meshes; bring them to one mesh with "
+                      ".full_tensor() and fsdp::distribute_tensor. Gradients on several meshes are "
+                      "clipped by fsdp::clip_grad_norm_, not LibTorch's (rank ",
                       leader.mesh.rank(), ")");
     for (size_t m = 0; m < placements.size(); ++m) {
       const bool same = is_dtensor(tensor) && spec_of(tensor)->placements[m] == placements[m];

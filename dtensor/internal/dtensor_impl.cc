@@ -24,9 +24,9 @@ namespace {
 constexpr const char* kNoStorage =
     "A DTensor has no storage of its own, so its data cannot be read or written directly. Use "
     "fsdp::DTensor(tensor).to_local() for this rank's part (local), or .full_tensor() for the "
-    "whole value "
-    "(collective over the mesh). To save a whole "
-    "model, call torch::save while a fsdp::SummonFullParams lives.";
+    "whole value (collective over the mesh). To save a model or an optimizer, call fsdp::save "
+    "(checkpoint/checkpoint.h); for one plain file of a whole model, torch::save while a "
+    "fsdp::SummonFullParams lives.";
 
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_tensor, DTensorSpecPtr spec_ptr,

@@ -179,7 +179,8 @@ class Step {
   // As FSDP reduces: added in the order of the ranks, 16-bit types in float.
   at::Tensor exchanged_sum(const at::Tensor& input) const {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor rows = input.clone().view({parts_, -1}).view(at::kByte);
+    const at::Tensor rows =
+        input.clone(at::MemoryFormat::Contiguous).view({parts_, -1}).view(at::kByte);
     auto announcement = log_->announce({.kind = CollectiveKind::kReduceScatter,
                                         .what = what_,
                                         .bytes = static_cast<int64_t>(input.nbytes())});

@@ -3,7 +3,8 @@
 // since the last gather. Each is known by a hash; all of a group's travel in one word
 // with its next gather, and where the words differ one more exchange names the parameter.
 //
-// Any write to a shard before the first gather takes that parameter's start value back.
+// Any write to a member or a shard before the first gather takes that parameter's start
+// value back.
 // Everything but report() is local.
 #pragma once
 
@@ -26,7 +27,7 @@ class AgreedValues {
   // The whole parameter with its name; a parameter without values (meta, no bytes) has
   // none.
   void note_start(size_t param, const std::string& name, const at::Tensor& whole);
-  void note_shard_write(size_t param) { params_[param].start_values = 0; }
+  void note_write(size_t param) { params_[param].start_values = 0; }
   // What a member's full copy holds after writes to it.
   void note_member_write(size_t param, const void* bytes, int64_t nbytes, c10::Device device);
   // The word for the next gather; 0 when there is nothing to compare.

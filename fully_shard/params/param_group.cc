@@ -1,10 +1,7 @@
 #include "fully_shard/params/param_group.h"
 
 #include "fully_shard/params/runtime_mode.h"
-#include "fully_shard/transport/packed_copy.h"
 #include "fully_shard/units/root.h"
-#include "fully_shard/units/unit_events.h"
-#include "fully_shard/units/write_checks.h"
 
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
@@ -78,19 +75,6 @@ void ParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* storage
   param(index).storage_destroyed(storage);
 }
 
-void ParamGroup::mark_written(int64_t index) {
-  if (residency().is_borrowed()) return;
-  writes_.copy_written(static_cast<size_t>(index));
-  unsettle();
-  tell_unit_observer(&UnitObserver::member_written, *unit_);
-}
-
-void ParamGroup::mark_all_written() {
-  for (size_t i = 0; i < params_.size(); ++i) mark_written(static_cast<int64_t>(i));
-}
-
-void ParamGroup::forget_writes() { writes_.copy_discarded(); }
-
 Issue ParamGroup::issue(uint64_t agreement) const {
   return {.unit = number_, .unit_name = name(), .agreement = agreement};
 }
@@ -98,12 +82,6 @@ Issue ParamGroup::issue(uint64_t agreement) const {
 void ParamGroup::prefetch() {
   issue_gather();
   if (residency().is_gathering()) unit_->root->schedule.unsharded(unit_->id);
-}
-
-void ParamGroup::discard_prefetch() {
-  if (!residency().is_gathering()) return;
-  drop_gather();
-  accounts_.count(&Counters::unused_prefetches);
 }
 
 void ParamGroup::issue_gather() {
@@ -143,6 +121,7 @@ std::vector<uint64_t> ParamGroup::gathered_words() {
 void ParamGroup::drop_gather() noexcept {
   if (!residency().is_gathering()) return;
   copy_.drop_gather();
+  accounts_.count(&Counters::unused_prefetches);
   unit_->root->schedule.emptied(unit_->id);
 }
 
@@ -151,7 +130,7 @@ void ParamGroup::unshard_async() {
   const ExclusiveUse use(dim_->user());
   empty_if_stale();
   issue_gather();
-  if (!residency().is_sharded()) unit_->root->schedule.unsharded_by_hand(unit_->id);
+  if (!residency().is_sharded()) asked_by_hand();
 }
 
 void ParamGroup::unshard() {
@@ -168,6 +147,11 @@ void ParamGroup::unshard() {
     throw;
   }
   unpin();
+  asked_by_hand();
+}
+
+void ParamGroup::asked_by_hand() {
+  unsettle();
   unit_->root->schedule.unsharded_by_hand(unit_->id);
 }
 
@@ -203,12 +187,6 @@ void ParamGroup::empty_if_stale() {
   if (residency().is_resident() && !residency().is_held() && writes_.is_stale()) empty_copy();
 }
 
-void ParamGroup::settle_member_writes() {
-  if (!writes_.is_dirty() || residency().is_held()) return;
-  write_back();
-  empty_copy();
-}
-
 void ParamGroup::hold() {
   unshard();
   copy_.hold();
@@ -219,66 +197,11 @@ void ParamGroup::release() {
   if (!residency().is_held()) reshard();
 }
 
-void ParamGroup::copy_to_shard(int64_t index) {
-  copy_bytes(shards_->data(index), copy_.data(*shards_, index) + shards_->first(index),
-             shards_->length(index), device());
-}
-
-void ParamGroup::write_back() {
-  const RuntimeMode runtime_mode;
-  for (const auto i : writes_.write_back()) {
-    const auto index = static_cast<int64_t>(i);
-    agreed_.note_member_write(i, copy_.data(*shards_, index),
-                              shards_->layout().chunk(index).total_bytes, device());
-    copy_to_shard(index);
-    const auto entry = params_[i].entry();
-    if (entry.defined()) entry.unsafeGetTensorImpl()->bump_version();
-  }
-}
-
-void ParamGroup::note_raw_writes() {
-  if (!write_checks() || writes_.is_stale() || !device().is_cpu()) return;
-  for (size_t i = 0; i < params_.size(); ++i) {
-    if (writes_.is_dirty(i) || params_[i].storage() == nullptr) continue;
-    const auto index = static_cast<int64_t>(i);
-    const auto* shard = shards_->data(index);
-    const auto* copy = copy_.data(*shards_, index) + shards_->first(index);
-    if (!std::equal(shard, shard + shards_->length(index), copy)) {
-      unit_->root->raw_writes.note(params_[i].name());
-    }
-  }
-}
-
-void ParamGroup::before_read(int64_t index) {
-  if (!writes_.is_dirty(static_cast<size_t>(index)) || residency().is_held()) return;
-  const RuntimeMode runtime_mode;
-  copy_to_shard(index);
-}
-
-void ParamGroup::before_write(int64_t index) {
-  TORCH_CHECK_VALUE(
-      !residency().is_held() || residency().is_borrowed(),
-      "write to the registry entry of parameter '", parameter_name(index),
-      "' while its unit is held unsharded (SummonFullParams, Unsharded): write to the "
-      "member instead, or end that scope first (rank ",
-      dim_->global_rank(), ")");
-  param(index).note_shard_written();
-  const auto member = param(index).member();
-  if (member.defined()) member.unsafeGetTensorImpl()->bump_version();
-  if (residency().is_borrowed()) return;
-  const RuntimeMode runtime_mode;
-  if (residency().is_gathering()) {
-    copy_.await_and_drop();
-    unit_->root->schedule.emptied(unit_->id);
-  }
-  dim_->transport().before_shard_write();
-  if (writes_.is_dirty()) write_back();
-  agreed_.note_shard_write(static_cast<size_t>(index));
-  writes_.shard_written();
-  unsettle();
-  tell_unit_observer(&UnitObserver::entry_written, *unit_);
-  // Nothing may read the copy any more, so its memory goes, unless an operator is at it.
-  if (!pinned()) empty_if_stale();
+void ParamGroup::release_own_parts() {
+  copy_.release();
+  if (!may_be_emptied()) return;
+  write_back_own_parts();
+  reshard();
 }
 
 void ParamGroup::graph_recorded() {

@@ -54,6 +54,7 @@ class ParamGroup final : public OnDemandGroup {
   void synchronize_metadata(int64_t index, c10::TensorImpl* impl) override;
   bool is_member(int64_t index, const c10::TensorImpl* impl) const override;
   void mark_written(int64_t index) override;
+  void announce_write(int64_t index) override;
   void evict_and_poison() override;
   void storage_destroyed(int64_t index, const OnDemandStorage* storage) noexcept override;
   const std::string& parameter_name(int64_t index) const override;
@@ -63,10 +64,10 @@ class ParamGroup final : public OnDemandGroup {
   // Waits for it, fills the members and checks that all ranks agree; nothing unless
   // gathering.
   void fill();
-  // The gather is issued because the schedule expects a touch; the second takes it back.
+  // The gather is issued because the schedule expects a touch.
   void prefetch();
-  void discard_prefetch();
-  // Waits for a gather in flight and drops what it brought, failed or not.
+  // Waits for a gather in flight and drops what it brought, failed or not: it was in
+  // vain.
   void drop_gather() noexcept;
   // By hand: issues the gather and returns. Collective.
   void unshard_async();
@@ -85,6 +86,9 @@ class ParamGroup final : public OnDemandGroup {
   void hold();
   // The last one reshards. Local.
   void release();
+  // The same, and what was written meanwhile need not be alike on all ranks: each rank's
+  // part of it goes to its shards. Local.
+  void release_own_parts();
   void mark_all_written();
   // Drops what was written to the copy.
   void forget_writes();
@@ -130,8 +134,10 @@ class ParamGroup final : public OnDemandGroup {
   friend class GroupCreation;
 
   bool may_be_emptied() const;
+  void asked_by_hand();
   std::vector<uint64_t> gathered_words();
   void write_back();
+  void write_back_own_parts();
   void copy_to_shard(int64_t index);
   void empty_copy();
   void note_raw_writes();

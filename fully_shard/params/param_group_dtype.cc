@@ -24,8 +24,9 @@ void ParamGroup::check_dtype_may_change(int64_t index, const at::Tensor& from) c
   const int64_t graphs = accumulator ? static_cast<int64_t>(accumulator.use_count()) - 1 : 0;
   const int64_t expected_graphs = from.grad_fn() ? 1 : 0;  // `from` may be member.to(dtype)
   if (graphs > expected_graphs) in_the_way = "a graph that uses it is alive";
-  TORCH_CHECK_VALUE(in_the_way == nullptr, "the dtype of sharded parameter '", param.name(),
-                    "' can not change while ", in_the_way, " (rank ", dim_->global_rank(), ")");
+  TORCH_CHECK_VALUE(in_the_way == nullptr, "the data of sharded parameter '", param.name(),
+                    "' can not be replaced (set_data, Module::to(dtype)) while ", in_the_way,
+                    " (rank ", dim_->global_rank(), ")");
 }
 
 void ParamGroup::change_dtype(int64_t index, const at::Tensor& from) {
@@ -36,7 +37,7 @@ void ParamGroup::change_dtype(int64_t index, const at::Tensor& from) {
   param(index).set_dtype(from.scalar_type());
   rebuild_shards(index, from);
   for (auto& param : params_) param.note_shard_written();
-  agreed_.note_shard_write(static_cast<size_t>(index));
+  agreed_.note_write(static_cast<size_t>(index));
   writes_.shard_written();
 }
 

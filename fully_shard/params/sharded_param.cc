@@ -29,6 +29,7 @@ DimZeroExtent ShardedParam::extent(at::ScalarType dtype) const {
 
 void ShardedParam::set_dtype(at::ScalarType dtype) {
   dtype_ = dtype;
+  remove_tripwire();  // of the old dtype
   release_tripwire();
 }
 

@@ -62,16 +62,18 @@ void BackwardRun::send_ready() {
   }
 }
 
-void BackwardRun::send(ParamGroup& group) {
+int64_t BackwardRun::send(ParamGroup& group) {
   const RuntimeMode runtime_mode;
   auto& gradients = group.gradients();
   gradients.open();  // zeros where no gradient arrived: on another rank some may have
   gradients.collect_pending();
-  for (auto& buffer : gradients.take()) {
+  auto buffers = gradients.take();
+  for (auto& buffer : buffers) {
     receive_in_flight();
     in_flight_.emplace(c10::intrusive_ptr<ParamGroup>::reclaim_copy(&group), std::move(buffer));
     in_flight_->send(late_);
   }
+  return static_cast<int64_t>(buffers.size());
 }
 
 void BackwardRun::receive_in_flight() {
@@ -104,8 +106,7 @@ void BackwardRun::send_late() {
   if (!some) return;
   late_ = Late::kNone;
   for (auto* group : order_.groups()) {
-    send(*group);
-    group->accounts().count(&Counters::late_reduce_scatters);
+    group->accounts().add(&Counters::late_reduce_scatters, send(*group));
   }
   receive_in_flight();
 }
@@ -135,7 +136,7 @@ void BackwardRun::publish() {
 void BackwardRun::end_roots() {
   for (const auto& root : roots_) {
     const auto decision = root->schedule.backward_ended(root->is_last_backward);
-    for (const auto unit : decision.discard) root->groups.at(unit)->discard_prefetch();
+    for (const auto unit : decision.discard) root->groups.at(unit)->drop_gather();
     for (const auto unit : decision.evict) root->groups.at(unit)->reshard();
     for (const auto& [unit, group] : root->groups) group->unsettle();
   }

@@ -51,7 +51,7 @@ class BackwardRun {
   using Late = GradientBuffer::Late;
   void meet(const std::shared_ptr<Root>& root);
   void send_ready();
-  void send(ParamGroup& group);
+  int64_t send(ParamGroup& group);  // how many reductions: one for each dtype
   void receive_in_flight();
   void send_late();
   void publish();

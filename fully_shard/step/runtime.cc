@@ -2,6 +2,7 @@
 
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/unit_events.h"
+#include "fully_shard/units/write_checks.h"
 #include "on_demand/pass.h"
 
 #include <c10/util/Exception.h>
@@ -80,6 +81,7 @@ void Runtime::touched(ParamGroup& group) {
 
 // From here on a touch of this group needs nothing, until another one is touched.
 void Runtime::settle(ParamGroup& group, Pass pass) {
+  if (write_checks()) return;  // every touch looks for writes that nothing announced
   auto& root = *group.unit().root;
   for (auto* before : {settled_, root.settled}) {
     if (before != nullptr) before->unsettle();
@@ -115,7 +117,7 @@ void Runtime::enter(ParamGroup& group, Pass pass) {
 }
 
 void Runtime::apply(Root& root, const Decision& decision) {
-  for (const auto unit : decision.discard) root.groups.at(unit)->discard_prefetch();
+  for (const auto unit : decision.discard) root.groups.at(unit)->drop_gather();
   for (const auto unit : decision.evict) root.groups.at(unit)->reshard();
 }
 

@@ -1,8 +1,9 @@
 // The transport over c10d process groups: any backend, any number of hosts.
 //
-// Gathers and reductions have a group each, so that they do not queue behind one another;
-// what is issued on either is announced on the first (device_mesh/collectives/
-// issue_log.h), in one order. On CPU a reduction is an exchange of rows, added in the
+// Gathers and reductions have a group each, so that they do not queue behind one another,
+// and are announced there (device_mesh/collectives/issue_log.h), each kind in one order:
+// when a reduction leaves between two gathers may differ from rank to rank, since
+// gradients arrive differently. On CPU a reduction is an exchange of rows, added in the
 // order of the ranks: the same bits on every run. On other devices it is the backend's
 // reduce-scatter, and nothing is announced.
 #pragma once

@@ -9,10 +9,10 @@
 //   const GatheredRows rows = gather->wait();               // throws unless all ranks agree
 //   read(rows.row(r), ...);                                 // good while `rows` lives
 //
-// gather() and reduce() are collective over the dimension, in one order on all ranks (but
-// for a gather of a one_sided() transport); they do not block. After a collective that
-// failed the ranks no longer agree on what was sent: every later call throws and says
-// which was the first. Messages give ranks of the whole job.
+// gather() and reduce() are collective over the dimension, each of the two in one order
+// on all ranks (but for a gather of a one_sided() transport); they do not block. After a
+// collective that failed the ranks no longer agree on what was sent: every later call
+// throws and says which was the first. Messages give ranks of the whole job.
 #pragma once
 
 #include "device_mesh/collectives/row_exchange.h"

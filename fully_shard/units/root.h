@@ -3,7 +3,7 @@
 // an ancestor, the ancestor's Root takes all over. Used by one thread at a time.
 #pragma once
 
-#include "fully_shard/step/schedule.h"
+#include "fully_shard/schedule/schedule.h"
 #include "fully_shard/transport/accounts.h"
 #include "fully_shard/units/raw_writes.h"
 

@@ -1,8 +1,8 @@
 // One fully_shard call: what was asked for, and where it stands among the other units.
 #pragma once
 
-#include "fully_shard/step/schedule.h"
-#include "fully_shard/units/unit_policy.h"
+#include "fully_shard/schedule/unit_id.h"
+#include "fully_shard/schedule/unit_policy.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -5,5 +5,6 @@
 namespace fsdp::internal {
 
 bool write_checks();
+void enable_write_checks(bool on);
 
 }  // namespace fsdp::internal

@@ -56,6 +56,30 @@ TEST(IssueLog, GivesTheAgreementsOfAllRanksInOrder) {
   }
 }
 
+TEST(IssueLog, BesideAnotherHasAnOrderOfItsOwn) {
+  run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const auto log = IssueLog::of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
+    std::vector<Announcement> announced;
+    // Ranks issue on the two in opposite orders.
+    for (const auto& each : rank == 0 ? std::vector{log, beside} : std::vector{beside, log}) {
+      announced.push_back(each->announce({.what = each == log ? "gather" : "reduction"}));
+    }
+    for (auto& each : announced) EXPECT_NO_THROW(each.wait());
+  });
+}
+
+TEST(IssueLog, BesideAnotherEndsWithIt) {
+  run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const auto log = IssueLog::of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
+    const auto other = rank == 0 ? "gather" : "sum";
+    EXPECT_THROW(beside->announce({.what = other, .bytes = rank}).wait(), c10::Error);
+    EXPECT_THAT(error_of([&] { log->announce({.what = "later gather"}); }),
+                AllOf(HasSubstr("the later gather can not go on"), HasSubstr("out of order")));
+  });
+}
+
 TEST(IssueLog, ChecksBeforeItRunsACollective) {
   run_ranks(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});

@@ -1,6 +1,7 @@
 // Gradients as values, optimizers built too early, announced and unannounced writes.
 #include "fully_shard/transport/exclusive_use.h"
 #include "tests/fully_shard/decoder.h"
+#include "tests/fully_shard/write_checks.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"
 
@@ -111,6 +112,7 @@ TEST_P(Autograd, WhatAnEarlyOptimizerWroteBeforeItFoundOutIsDropped) {
 
 TEST_P(Autograd, WritesThroughALocalAliasMustBeAnnounced) {
   if (world() == 1) return;  // the member is the shard: nothing can be stale
+  const WriteChecks checks;
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
     torch::nn::Linear linear(3, 5);
     torch::nn::init::constant_(linear->weight, 0.5);  // the same on every rank

@@ -12,6 +12,7 @@ DecoderImpl& decoder_of(Model& model) { return dynamic_cast<DecoderImpl&>(*model
 
 Model start_rank() {
   init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(5)});
+  torch::manual_seed(1);
   auto model = decoder_model(4, 3);
   shard_decoder(*model.module, init_device_mesh(torch::kCPU, {2}));
   return model;

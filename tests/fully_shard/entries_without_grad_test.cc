@@ -19,13 +19,14 @@ torch::Tensor rows(const Data& data) { return data.x[0]; }
 // A model that has no members: its weights are in lists.
 struct ListModel : torch::nn::Module {
   ListModel() {
-    weights->append(torch::randn({5, 16}) / 4);
-    weights->append(torch::randn({3, 5}));
+    weights->append((torch::randn({5, 16}) / 4).requires_grad_());
+    weights->append(torch::randn({3, 5}).requires_grad_());
+    weights->append(torch::randn({3}).requires_grad_());
     register_module("weights", weights);
   }
   torch::Tensor forward(const torch::Tensor& x) {
     const auto hidden = torch::tanh(torch::nn::functional::linear(x, weights[0]));
-    return hidden.mm(weights[1].t()) + weights[1].sum(1);
+    return hidden.mm(weights[1].t()) + weights[2];
   }
   torch::nn::ParameterList weights;
 };

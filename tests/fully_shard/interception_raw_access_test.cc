@@ -2,6 +2,7 @@
 // parameter as it was; so is what would part a parameter from its shards.
 #include "on_demand/on_demand_storage.h"
 #include "tests/fully_shard/interception.h"
+#include "tests/fully_shard/write_checks.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
 
@@ -215,6 +216,7 @@ TEST(InterceptionRawAccess, APointerKeptAcrossAnEvictionReadsGarbageInPoisonMode
 }
 
 TEST(InterceptionRawAccess, ARawWriteIsReportedWhenItIsLost) {
+  const WriteChecks checks;
   on_two_ranks([](Cells& cells, FSDPModule unit) {
     torch::NoGradGuard no_grad;
     const auto before = cells.members()[0].clone();
@@ -235,6 +237,7 @@ TEST(InterceptionRawAccess, ARawWriteIsReportedWhenItIsLost) {
 }
 
 TEST(InterceptionRawAccess, ARawWriteDuringATrainingStepIsReportedByBackward) {
+  const WriteChecks checks;
   on_two_ranks([](Cells& cells, FSDPModule) {
     const auto loss = cells.members()[0].pow(2).sum();
     std::fill_n(cells.members()[0].data_ptr<float>(), 16, 42.F);
@@ -246,6 +249,7 @@ TEST(InterceptionRawAccess, ARawWriteDuringATrainingStepIsReportedByBackward) {
 }
 
 TEST(InterceptionRawAccess, OperatorsThatWriteAreNoRawWrites) {
+  const WriteChecks checks;
   on_two_ranks([](Cells& cells, FSDPModule unit) {
     torch::NoGradGuard no_grad;
     cells.members()[0].fill_(3);

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <c10/core/GradMode.h>
 #include <gtest/gtest.h>
 
 namespace fsdp::testing {

@@ -3,6 +3,7 @@
 #include "on_demand/gate_key.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/GradMode.h>
 
 #include <utility>
 

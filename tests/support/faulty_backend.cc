@@ -15,12 +15,29 @@ using c10d::Work;
 using WorkPtr = c10::intrusive_ptr<Work>;
 using Tensors = std::vector<at::Tensor>;
 
+// A message, which Gloo would wait for as long as its context was made to, whatever
+// setTimeout() says.
+class LimitedMessage final : public Work {
+ public:
+  LimitedMessage(WorkPtr inner, std::chrono::milliseconds timeout)
+      : inner_(std::move(inner)), timeout_(timeout) {}
+  bool isCompleted() override { return inner_->isCompleted(); }
+  bool wait(std::chrono::milliseconds) override { return inner_->wait(timeout_); }
+  void abort() override { inner_->abort(); }
+
+ private:
+  WorkPtr inner_;
+  std::chrono::milliseconds timeout_;
+};
+
 class FaultyBackend final : public c10d::Backend {
  public:
-  FaultyBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Fault> fault)
+  FaultyBackend(c10::intrusive_ptr<c10d::Backend> inner, std::shared_ptr<Fault> fault,
+                std::chrono::milliseconds timeout)
       : Backend(inner->getRank(), inner->getSize()),
         inner_(std::move(inner)),
-        fault_(std::move(fault)) {}
+        fault_(std::move(fault)),
+        timeout_(timeout) {}
 
   const std::string getBackendName() const override { return "faulty"; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return inner_->getBackendOptions(); }
@@ -52,10 +69,10 @@ class FaultyBackend final : public c10d::Backend {
   }
   WorkPtr send(Tensors& tensors, int to, int tag) override {
     if (to == (getRank() + 1) % getSize()) pass();
-    return inner_->send(tensors, to, tag);
+    return limited(inner_->send(tensors, to, tag));
   }
   WorkPtr recv(Tensors& tensors, int from, int tag) override {
-    return inner_->recv(tensors, from, tag);
+    return limited(inner_->recv(tensors, from, tag));
   }
   WorkPtr barrier(const c10d::BarrierOptions& options) override {
     pass();
@@ -63,6 +80,9 @@ class FaultyBackend final : public c10d::Backend {
   }
 
  private:
+  WorkPtr limited(WorkPtr message) const {
+    return c10::make_intrusive<LimitedMessage>(std::move(message), timeout_);
+  }
   void pass() {
     if (fault_->issued++ != fault_->at) return;
     switch (fault_->kind) {
@@ -80,6 +100,7 @@ class FaultyBackend final : public c10d::Backend {
 
   c10::intrusive_ptr<c10d::Backend> inner_;
   std::shared_ptr<Fault> fault_;
+  std::chrono::milliseconds timeout_;
 };
 
 }  // namespace
@@ -88,8 +109,9 @@ void inject_fault(const c10::intrusive_ptr<c10d::ProcessGroup>& group, std::shar
                   std::chrono::milliseconds timeout) {
   auto inner = group->getBackend(c10::DeviceType::CPU);
   inner->setTimeout(timeout);
-  group->setBackend(c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
-                    c10::make_intrusive<FaultyBackend>(std::move(inner), std::move(fault)));
+  group->setBackend(
+      c10::DeviceType::CPU, c10d::ProcessGroup::BackendType::CUSTOM,
+      c10::make_intrusive<FaultyBackend>(std::move(inner), std::move(fault), timeout));
 }
 
 }  // namespace fsdp::testing

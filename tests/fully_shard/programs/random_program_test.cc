@@ -5,6 +5,7 @@
 #include "tests/fully_shard/programs/program_features.h"
 #include "tests/fully_shard/programs/program_run.h"
 #include "tests/fully_shard/programs/program_shrink.h"
+#include "tests/fully_shard/write_checks.h"
 #include "tests/support/errors.h"
 #include "tests/support/shared_memory_backend.h"
 #include "tests/support/thread_ranks.h"
@@ -65,7 +66,9 @@ Outcome run_in_one_world(const std::vector<Program>& programs) {
       }
     }
   };
+  // In the one mode every touch does all it can, in the other as little.
   internal::set_evict_after_every_operator(programs.front().evict);
+  const WriteChecks checks(programs.front().evict);
   run_ranks(world, body, std::chrono::minutes(5));
   internal::set_evict_after_every_operator(false);
   outcome.failures.erase(outcome.failures.lower_bound(outcome.ended), outcome.failures.end());

@@ -90,8 +90,8 @@ void ResidencyModel::touched(int unit, Touch touch) {
                                                  : Kind::kBackward;
   const bool records = touch == Touch::kTraining || touch == Touch::kRecompute;
   if (at(root).kind != kind) change_kind(root, kind, unit);
-  if (at(root).current != unit) become_current(root, unit);
   end_turns(unit);
+  if (at(root).current != unit) become_current(root, unit);
 
   auto& touched = at(unit);
   if (touched.dirty && records) empty(unit);  // written back, and gathered again
@@ -246,8 +246,8 @@ void ResidencyModel::backward_aborted() {
       if (each.presence != Presence::kAbsent) empty(unit);
       if (each.debt == Debt::kOwes) each.debt = Debt::kPossible;
       each.touched_in_backward = each.has_gradient = false;
-      each.rounds[static_cast<size_t>(Kind::kTraining)].now = 0;
     }
+    end_rounds(root, Kind::kTraining);
     at(root).kind = Kind::kNone;
     at(root).current = -1;
   }

@@ -1,7 +1,7 @@
 // The schedule alone: residency against the rules of docs/design.md written down a second
 // time (TurnModel), in every sequence of six touches of up to four units; then what is
 // gathered ahead.
-#include "fully_shard/step/schedule.h"
+#include "fully_shard/schedule/schedule.h"
 
 #include <gtest/gtest.h>
 
@@ -110,7 +110,7 @@ class TurnModel {
     kind_.reset();
     current_.reset();
   }
-  void unshard(UnitId unit) { turn.try_emplace(unit, "waiting"); }
+  void unshard(UnitId unit) { turn[unit] = "waiting"; }
 
   std::map<UnitId, std::string> turn;  // of resident units
 
@@ -157,9 +157,8 @@ class TurnModel {
       }
       const bool related = tree_.above(other, unit) || tree_.above(unit, other);
       const auto key = std::pair(*kind_, other);
-      const bool visited_enough = forward && tree_.above(other, unit) &&
-                                  policy(other).reshard_after_forward == true &&
-                                  last_visits_.contains(key) && last_visits_[key] == visits_[key];
+      const bool visited_enough = forward && is_explicit_ancestor(other) &&
+                                  last_visits_.contains(key) && visits_[key] >= last_visits_[key];
       if (state == "in turn" && (!related || visited_enough)) state = "over";
       item = state == "over" && goes(other, *kind_) ? turn.erase(item) : std::next(item);
     }

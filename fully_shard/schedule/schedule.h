@@ -11,27 +11,22 @@
 // (touched in the running kind of pass; open: by a recomputation, until a backward
 // operator touches it), or over. A turn ends when a unit of the same root that is neither
 // ancestor nor descendant is touched. There are no pass boundaries to rely on
-// (evaluation, generation, recomputation): what follows what is kept in a successor table
-// per kind of pass, previous unit and current unit.
+// (evaluation, generation, recomputation): what is expected next comes from what followed
+// before (successors.h).
 #pragma once
 
-#include "fully_shard/units/unit_policy.h"
-#include "on_demand/pass.h"
+#include "fully_shard/schedule/pass_kind.h"
+#include "fully_shard/schedule/successors.h"
+#include "fully_shard/schedule/unit_id.h"
+#include "fully_shard/schedule/unit_policy.h"
 
 #include <array>
 #include <cstdint>
 #include <map>
 #include <optional>
-#include <tuple>
 #include <vector>
 
 namespace fsdp::internal {
-
-// Numbers units in the order in which fully_shard made them; unique in the process.
-using UnitId = int64_t;
-
-enum class PassKind : uint8_t { kTraining, kInference, kBackward };
-PassKind kind_of(Pass pass);
 
 struct Decision {
   std::vector<UnitId> evict;     // to be emptied, unless something holds them
@@ -60,8 +55,9 @@ class Schedule {
   // The outermost backward that touched units of this root ended; false: more are to
   // come.
   Decision backward_ended(bool is_last);
-  // A unit's gather was issued by hand, or as decided.
+  // A unit's gather was issued as decided.
   void unsharded(UnitId unit);
+  // A unit was asked for by hand: it waits for its next turn, resident before or not.
   void unsharded_by_hand(UnitId unit);
   void emptied(UnitId unit);
 
@@ -101,10 +97,10 @@ class Schedule {
   void discard_listed(UnitId entered, Decision& decision);
   void choose_prefetch(Decision& decision);
   std::optional<UnitId> expected_successor() const;
-  void leave_position() { current_ = previous_ = first_ = std::nullopt; }
+  void end_pass();
 
   std::map<UnitId, State> units_;
-  std::map<std::tuple<PassKind, std::optional<UnitId>, UnitId>, UnitId> successors_;
+  Successors successors_;
   std::optional<PassKind> kind_;
   std::optional<UnitId> current_, previous_;
   std::optional<UnitId> first_;  // entered first since the kind changed

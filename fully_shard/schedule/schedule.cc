@@ -1,4 +1,4 @@
-#include "fully_shard/step/schedule.h"
+#include "fully_shard/schedule/schedule.h"
 
 #include <algorithm>
 #include <utility>
@@ -13,11 +13,6 @@ size_t index(PassKind kind) { return static_cast<size_t>(kind); }
 
 }  // namespace
 
-PassKind kind_of(Pass pass) {
-  if (in_backward(pass)) return PassKind::kBackward;
-  return pass == Pass::kTraining ? PassKind::kTraining : PassKind::kInference;
-}
-
 void Schedule::Visits::end_round() {
   if (now > 0) before = now;
   now = 0;
@@ -29,10 +24,7 @@ void Schedule::set_parent(UnitId unit, UnitId parent) { units_.at(unit).parent =
 
 void Schedule::remove(UnitId unit) {
   units_.erase(unit);
-  std::erase_if(successors_, [unit](const auto& item) {
-    const auto& [kind, previous, current] = item.first;
-    return previous == unit || current == unit || item.second == unit;
-  });
+  successors_.remove(unit);
   for (auto& [id, state] : units_) {
     if (state.parent == unit) state.parent.reset();
     std::erase(state.forward_list, unit);
@@ -45,7 +37,7 @@ void Schedule::remove(UnitId unit) {
 
 void Schedule::absorb(Schedule&& other) {
   units_.merge(other.units_);
-  successors_.merge(other.successors_);
+  successors_.absorb(std::move(other.successors_));
 }
 
 bool Schedule::is_ancestor(UnitId ancestor, UnitId unit) const {
@@ -103,13 +95,13 @@ void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
     if (state.turn != Turn::kNone) state.turn = Turn::kWaiting;
     if (kind == PassKind::kInference) state.visits[index(kind)].end_round();
   }
+  end_pass();
   kind_ = kind;
-  leave_position();
 }
 
 void Schedule::enter(UnitId unit, Decision& decision) {
   if (current_) {
-    successors_[{*kind_, previous_, *current_}] = unit;
+    successors_.learn(*kind_, previous_, *current_, unit);
   } else {
     first_ = unit;
   }
@@ -125,9 +117,9 @@ void Schedule::end_turns(UnitId entered, Decision& decision) {
     if (id == entered) continue;
     if (state.turn == Turn::kInTurn) {
       const auto& visits = state.visits[index(*kind_)];
-      const bool was_last_visit = kind_ != PassKind::kBackward &&
-                                  state.policy->reshard_after_forward == true &&
-                                  is_ancestor(id, entered) && visits.now == visits.before;
+      const bool was_last_visit =
+          kind_ != PassKind::kBackward && state.policy->reshard_after_forward == true &&
+          has_descendants(id) && visits.before && visits.now >= *visits.before;
       if (was_last_visit || !is_related(id, entered)) state.turn = Turn::kOver;
     }
     if (state.turn == Turn::kOver && reshards(state)) decision.evict.push_back(id);
@@ -157,8 +149,7 @@ void Schedule::discard_listed(UnitId entered, Decision& decision) {
 }
 
 std::optional<UnitId> Schedule::expected_successor() const {
-  const auto known = successors_.find({*kind_, previous_, *current_});
-  if (known != successors_.end()) return known->second;
+  if (const auto* known = successors_.after(*kind_, previous_, *current_)) return *known;
   if (kind_ == PassKind::kBackward) return std::nullopt;
   const auto next = units_.upper_bound(*current_);
   return next == units_.end() ? std::nullopt : std::optional(next->first);
@@ -212,8 +203,8 @@ Decision Schedule::backward_ended(bool is_last) {
       state.turn = Turn::kWaiting;
     }
   }
+  end_pass();
   kind_.reset();
-  leave_position();
   return decision;
 }
 
@@ -224,9 +215,9 @@ void Schedule::unsharded(UnitId unit) {
 
 void Schedule::unsharded_by_hand(UnitId unit) {
   auto& state = units_.at(unit);
+  state.turn = Turn::kWaiting;
   state.guess_age.reset();
   state.listed = false;
-  unsharded(unit);
 }
 
 void Schedule::emptied(UnitId unit) {
@@ -242,10 +233,15 @@ void Schedule::set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId>
   (backward ? state.backward_list : state.forward_list) = std::move(units);
 }
 
+void Schedule::end_pass() {
+  if (kind_ && current_) successors_.learn(*kind_, previous_, *current_, std::nullopt);
+  current_ = previous_ = first_ = std::nullopt;
+}
+
 void Schedule::forget() {
-  successors_.clear();
+  successors_.forget();
   for (auto& [id, state] : units_) state.visits = {};
-  leave_position();
+  current_ = previous_ = first_ = std::nullopt;
 }
 
 }  // namespace fsdp::internal

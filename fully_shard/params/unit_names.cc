@@ -1,4 +1,4 @@
-#include "fully_shard/units/unit_names.h"
+#include "fully_shard/params/unit_names.h"
 
 #include "fully_shard/params/param_group.h"
 

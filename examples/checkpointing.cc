@@ -1,0 +1,44 @@
+#include "examples/checkpointing.h"
+
+#include <cstdio>
+
+namespace examples {
+namespace {
+
+constexpr int64_t kKept = 2;
+
+std::string path_of(const std::string& folder, int64_t step) {
+  char name[32];
+  std::snprintf(name, sizeof(name), "/step-%08lld", static_cast<long long>(step));
+  return folder + name;
+}
+
+}  // namespace
+
+int64_t Checkpointing::resume(fsdp::ModuleRef model, fsdp::OptimizerRef optimizer) const {
+  if (!options_.resume) return 0;
+  const auto newest = fsdp::latest_checkpoint(options_.folder);
+  if (!newest) return 0;
+  const auto loaded = fsdp::load({.model = model, .optimizer = optimizer}, *newest);
+  return loaded.values.at("steps_done").toInt();
+}
+
+void Checkpointing::save_if_due(int64_t step, int64_t steps, fsdp::ModuleRef model,
+                                fsdp::OptimizerRef optimizer) {
+  if (options_.folder.empty()) return;
+  if (step != steps && (options_.every == 0 || step % options_.every != 0)) return;
+  finish();
+  saving_ = fsdp::async_save(
+      {.model = model, .optimizer = optimizer, .values = {{"steps_done", step}}},
+      path_of(options_.folder, step), {.overwrite = true, .step = step, .keep_last = kKept});
+  saving_step_ = step;
+}
+
+std::string Checkpointing::status() const {
+  if (saving_step_ == 0) return {};
+  return (saving_.is_done() ? "saved step " : "saving step ") + std::to_string(saving_step_);
+}
+
+void Checkpointing::finish() { saving_.wait(); }
+
+}  // namespace examples

@@ -1,0 +1,108 @@
+// How what is written to members reaches the shards, and the other way round.
+#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/transport/packed_copy.h"
+#include "fully_shard/units/root.h"
+#include "fully_shard/units/unit_events.h"
+#include "fully_shard/units/write_checks.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace fsdp::internal {
+
+void ParamGroup::mark_written(int64_t index) {
+  if (residency().is_borrowed()) return;
+  writes_.copy_written(static_cast<size_t>(index));
+  unsettle();
+  tell_unit_observer(&UnitObserver::member_written, *unit_);
+}
+
+// Start values need not be alike where the first thing done to them is a write.
+void ParamGroup::announce_write(int64_t index) { agreed_.note_write(static_cast<size_t>(index)); }
+
+void ParamGroup::mark_all_written() {
+  for (size_t i = 0; i < params_.size(); ++i) mark_written(static_cast<int64_t>(i));
+}
+
+void ParamGroup::forget_writes() { writes_.copy_discarded(); }
+
+void ParamGroup::settle_member_writes() {
+  if (!writes_.is_dirty() || residency().is_held()) return;
+  write_back();
+  empty_copy();
+}
+
+void ParamGroup::copy_to_shard(int64_t index) {
+  copy_bytes(shards_->data(index), copy_.data(*shards_, index) + shards_->first(index),
+             shards_->length(index), device());
+}
+
+void ParamGroup::write_back() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (!writes_.is_dirty(i)) continue;
+    const auto index = static_cast<int64_t>(i);
+    agreed_.note_member_write(i, copy_.data(*shards_, index),
+                              shards_->layout().chunk(index).total_bytes, device());
+  }
+  write_back_own_parts();
+}
+
+void ParamGroup::write_back_own_parts() {
+  if (!writes_.is_dirty()) return;
+  const RuntimeMode runtime_mode;
+  for (const auto i : writes_.write_back()) {
+    copy_to_shard(static_cast<int64_t>(i));
+    const auto entry = params_[i].entry();
+    if (entry.defined()) entry.unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+void ParamGroup::note_raw_writes() {
+  if (!write_checks() || writes_.is_stale() || !device().is_cpu()) return;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (writes_.is_dirty(i) || params_[i].storage() == nullptr) continue;
+    const auto index = static_cast<int64_t>(i);
+    const auto* shard = shards_->data(index);
+    const auto* copy = copy_.data(*shards_, index) + shards_->first(index);
+    if (!std::equal(shard, shard + shards_->length(index), copy)) {
+      unit_->root->raw_writes.note(params_[i].name());
+    }
+  }
+}
+
+void ParamGroup::before_read(int64_t index) {
+  if (!writes_.is_dirty(static_cast<size_t>(index)) || residency().is_held()) return;
+  const RuntimeMode runtime_mode;
+  copy_to_shard(index);
+}
+
+void ParamGroup::before_write(int64_t index) {
+  TORCH_CHECK_VALUE(
+      !residency().is_held() || residency().is_borrowed(),
+      "write to the registry entry of parameter '", parameter_name(index),
+      "' while its unit is held unsharded (SummonFullParams, Unsharded): write to the "
+      "member instead, or end that scope first (rank ",
+      dim_->global_rank(), ")");
+  param(index).note_shard_written();
+  const auto member = param(index).member();
+  if (member.defined()) member.unsafeGetTensorImpl()->bump_version();
+  if (residency().is_borrowed()) return;
+  const RuntimeMode runtime_mode;
+  if (residency().is_gathering()) {
+    copy_.await_and_drop();
+    accounts_.count(&Counters::unused_prefetches);
+    unit_->root->schedule.emptied(unit_->id);
+  }
+  dim_->transport().before_shard_write();
+  if (writes_.is_dirty()) write_back();
+  agreed_.note_write(static_cast<size_t>(index));
+  writes_.shard_written();
+  unsettle();
+  tell_unit_observer(&UnitObserver::entry_written, *unit_);
+  // Nothing may read the copy any more, so its memory goes, unless an operator is at it.
+  if (!pinned()) empty_if_stale();
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,17 @@
+// The passes that the schedule tells apart: a recomputation belongs to its backward.
+#pragma once
+
+#include "on_demand/pass.h"
+
+#include <cstdint>
+
+namespace fsdp::internal {
+
+enum class PassKind : uint8_t { kTraining, kInference, kBackward };
+
+inline PassKind kind_of(Pass pass) {
+  if (in_backward(pass)) return PassKind::kBackward;
+  return pass == Pass::kTraining ? PassKind::kTraining : PassKind::kInference;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,89 @@
+#include "fully_shard/transport/c10d_reduction.h"
+
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/row_exchange.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/core/ScalarType.h>
+
+#include <cstdint>
+#include <string>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// The backend's reduce-scatter.
+class BackendReduction final : public PendingReduction {
+ public:
+  BackendReduction(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
+                   const at::Tensor& rows, at::ScalarType dtype, std::string what)
+      : log_(std::move(log)),
+        announcement_(std::move(announcement)),
+        what_(std::move(what)),
+        dtype_(dtype),
+        rows_(rows.view(c10::toRealValueType(dtype)).contiguous()),
+        sum_(at::empty({rows_.size(1)}, rows_.options())),
+        pending_(reduce_scatter(group, sum_, rows_.view({-1}), ReduceOp::kSum)) {}
+
+  int64_t staging_bytes() const override {
+    return static_cast<int64_t>(rows_.nbytes() + sum_.nbytes());
+  }
+  void progress() override {}
+  at::Tensor wait() override {
+    announcement_.wait();
+    log_->watch([&] { pending_.wait(what_); });
+    return sum_.view(dtype_).to(sum_dtype(dtype_));
+  }
+
+ private:
+  std::shared_ptr<IssueLog> log_;
+  Announcement announcement_;
+  std::string what_;
+  at::ScalarType dtype_;
+  at::Tensor rows_, sum_;
+  Pending pending_;  // last: waits before the buffers go
+};
+
+// The rows are exchanged and added here.
+class ExchangedReduction final : public PendingReduction {
+ public:
+  ExchangedReduction(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
+                     const at::Tensor& rows, at::ScalarType dtype, std::string what)
+      : log_(std::move(log)),
+        announcement_(std::move(announcement)),
+        exchange_(group, rows, dtype,
+                  {.what = std::move(what),
+                   .tag = tag_of(announcement_.stamp()),
+                   .agree = [this] { announcement_.wait(); },
+                   .in_background = true}) {}
+
+  int64_t staging_bytes() const override { return exchange_.staging_bytes(); }
+  void progress() override {}  // the exchange goes on by itself
+  at::Tensor wait() override {
+    return log_->watch([&] { return exchange_.wait(); });
+  }
+
+ private:
+  std::shared_ptr<IssueLog> log_;
+  Announcement announcement_;
+  RowExchange exchange_;  // last: uses the announcement
+};
+
+}  // namespace
+
+std::unique_ptr<PendingReduction> issue_c10d_reduction(const std::shared_ptr<IssueLog>& log,
+                                                       const IssuedOperation& operation,
+                                                       const Group& group, const at::Tensor& rows,
+                                                       at::ScalarType dtype) {
+  auto announcement = log->announce(operation);
+  if (better_by_messages(group, rows)) {
+    return std::make_unique<ExchangedReduction>(log, std::move(announcement), group, rows, dtype,
+                                                operation.what);
+  }
+  return std::make_unique<BackendReduction>(log, std::move(announcement), group, rows, dtype,
+                                            operation.what);
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,24 @@
+// A reduction over a c10d process group. Through Gloo the rows are exchanged and added
+// here in the order of the ranks: the same bits on every run. Through another backend it
+// is that one's reduce-scatter.
+#pragma once
+
+#include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/issue_log.h"
+#include "fully_shard/transport/transport.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+namespace fsdp::internal {
+
+// `rows`: uint8 [ranks, row bytes], elements of `dtype`; overwritten. Announces
+// `operation` on `log`, whose group may be another one; does not block. Collective over
+// `group`.
+std::unique_ptr<PendingReduction> issue_c10d_reduction(const std::shared_ptr<IssueLog>& log,
+                                                       const IssuedOperation& operation,
+                                                       const Group& group, const at::Tensor& rows,
+                                                       at::ScalarType dtype);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,110 @@
+// What needs CUDA devices: nothing here has run on one yet, and every test says so where
+// there is none.
+#include "device_mesh/process_group.h"
+#include "fully_shard/fully_shard.h"
+#include "tests/support/errors.h"
+#include "tests/support/full_value.h"
+#include "tests/support/process_ranks.h"
+#include "tests/support/start_values.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using torch::nn::Linear;
+
+class Cuda : public ::testing::Test {
+ protected:
+  static bool has_devices(int count) { return torch::cuda::device_count() >= count; }
+};
+
+#define SKIP_UNLESS_DEVICES(count)                                                       \
+  if (!has_devices(count))                                                               \
+  GTEST_SKIP() << "NOT SHOWN ON CUDA: this needs " << (count) << " CUDA devices, there " \
+               << "are " << static_cast<int>(torch::cuda::device_count())
+
+TEST_F(Cuda, AModuleOnTheCpuIsRefusedByName) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    auto layer = make_linear(4, 4);
+    expect_error<c10::ValueError>(
+        [&] { fully_shard(layer, init_device_mesh(torch::kCUDA, {1})); },
+        AllOf(HasSubstr("'weight'"), HasSubstr("cpu"), HasSubstr("cuda")));
+    EXPECT_FALSE(is_fsdp_module(*layer));
+  });
+}
+
+TEST_F(Cuda, ParametersOnTwoDevicesAreRefusedByName) {
+  SKIP_UNLESS_DEVICES(2);
+  run_ranks(1, [](int64_t) {
+    auto layer = make_linear(4, 4);
+    layer->weight.set_data(layer->weight.to(torch::Device(torch::kCUDA, 0)));
+    layer->bias.set_data(layer->bias.to(torch::Device(torch::kCUDA, 1)));
+    expect_error<c10::ValueError>(
+        [&] { fully_shard(layer, init_device_mesh(torch::kCUDA, {1})); },
+        AllOf(HasSubstr("'bias'"), HasSubstr("cuda:1"), HasSubstr("one device")));
+  });
+}
+
+TEST_F(Cuda, TheDefaultMeshIsOfThatDevice) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) { EXPECT_EQ(default_mesh().device_type(), torch::kCUDA); });
+}
+
+// On `mesh`: two steps beside a plain model, then a copy on the CPU.
+int train_beside_a_plain_model(const DeviceMesh& mesh, c10::Device device) {
+  Linear plain = make_linear(8, 8), layer = make_linear(8, 8);
+  plain->to(device);
+  layer->to(device);
+  fully_shard(layer, mesh);
+  torch::optim::AdamW plain_optimizer(plain->parameters(), 0.1);
+  torch::optim::AdamW optimizer(layer->parameters(), 0.1);
+  const auto x = torch::linspace(-1, 1, 16, device).view({2, 8});
+  for (int step = 0; step < 2; ++step) {
+    plain_optimizer.zero_grad();
+    optimizer.zero_grad();
+    plain(x).pow(2).sum().backward();
+    layer(x).pow(2).sum().backward();
+    plain_optimizer.step();
+    optimizer.step();
+  }
+  if (!torch::allclose(full_value(layer->parameters()[0]), plain->weight)) return 2;
+  const SummonFullParams full(layer,
+                              {.writeback = false, .rank0_only = true, .offload_to_cpu = true});
+  return mesh.rank() != 0 || layer->parameters()[0].is_cpu() ? 0 : 3;
+}
+
+TEST_F(Cuda, OneRankTrainsAsThePlainModel) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    EXPECT_EQ(train_beside_a_plain_model(init_device_mesh(torch::kCUDA, {1}), {torch::kCUDA, 0}),
+              0);
+  });
+}
+
+const ChildCase kTrainsOnCuda("trains_on_cuda", [] {
+  const auto rank = launch_environment().rank;
+  const c10::Device device(torch::kCUDA, static_cast<c10::DeviceIndex>(rank));
+  const c10::DeviceGuard guard(device);
+  init_process_group({.backend = "nccl", .timeout = std::chrono::seconds(60)});
+  const auto result = train_beside_a_plain_model(init_device_mesh(torch::kCUDA, {2}), device);
+  destroy_process_group();
+  return result;
+});
+
+TEST_F(Cuda, TwoRanksTrainAsThePlainModel) {
+  SKIP_UNLESS_DEVICES(2);
+  for (const auto& end : run_processes("trains_on_cuda", 2, std::chrono::seconds(120)))
+    EXPECT_EQ(end.exit_code, 0) << end.output;
+}
+
+}  // namespace
+}  // namespace fsdp::testing

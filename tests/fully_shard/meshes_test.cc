@@ -1,0 +1,193 @@
+// Meshes other than the whole world: slices, subgroups, several beside each other.
+#include "device_mesh/process_group.h"
+#include "fully_shard/fully_shard.h"
+#include "tests/support/errors.h"
+#include "tests/support/full_value.h"
+#include "tests/support/process_ranks.h"
+#include "tests/support/start_values.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <cstdio>
+#include <vector>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using torch::Tensor;
+using torch::nn::Linear;
+
+struct TrioImpl : torch::nn::Module {
+  Tensor forward(const Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
+  Linear a = register_module("a", make_linear(6, 6)), b = register_module("b", make_linear(6, 6)),
+         c = register_module("c", make_linear(6, 6));
+};
+TORCH_MODULE(Trio);
+
+Tensor input_of(int64_t rank) { return torch::full({1, 6}, 1.0 + static_cast<double>(rank)); }
+
+// The gradient of each parameter of a plain Trio, averaged over the data of `ranks`.
+std::vector<Tensor> mean_gradients(const std::vector<int64_t>& ranks) {
+  Trio plain;
+  for (const auto rank : ranks) plain(input_of(rank)).sum().backward();
+  std::vector<Tensor> means;
+  for (const auto& parameter : plain->parameters())
+    means.push_back(parameter.grad() / static_cast<double>(ranks.size()));
+  return means;
+}
+
+void expect_mean_over(const Linear& layer, const std::vector<Tensor>& means, size_t first) {
+  for (size_t i = 0; i < 2; ++i) {
+    EXPECT_TRUE(torch::allclose(full_gradient(layer->parameters()[i]), means[first + i], 1e-5))
+        << "parameter " << first + i;
+  }
+}
+
+// A model of its own on each row of a 2x2 grid.
+void expect_sharded_over(const DeviceMesh& mesh, int64_t rank) {
+  Trio model;
+  for (auto* layer : {&model->a, &model->b, &model->c}) fully_shard(*layer, mesh);
+  fully_shard(model, mesh);
+  const auto entry = DTensor(model->a->parameters()[0]);
+  EXPECT_EQ(entry.device_mesh(), mesh);
+  EXPECT_EQ(entry.to_local().sizes(), at::IntArrayRef({3, 6}));
+  const auto before = counters(mesh);
+  model(input_of(rank)).sum().backward();
+  EXPECT_EQ(counters(mesh).reduce_scatters - before.reduce_scatters, 3);
+  const auto means = mean_gradients(mesh.ranks());
+  expect_mean_over(model->a, means, 0);
+  expect_mean_over(model->b, means, 2);
+  expect_mean_over(model->c, means, 4);
+}
+
+TEST(Meshes, ASliceShardsAndAveragesOverItsRanksOnly) {
+  run_ranks(4, [](int64_t rank) {
+    const auto grid = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
+    expect_sharded_over(grid["dp"], rank);
+    expect_sharded_over(grid["tp"], rank);
+  });
+}
+
+TEST(Meshes, AGroupOfTheUsersOwnShardsAndAveragesOverItsRanksOnly) {
+  run_ranks(4, [](int64_t rank) {
+    const auto grid = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"});
+    expect_sharded_over(DeviceMesh::from_group(grid.group(0), torch::kCPU), rank);
+  });
+}
+
+TEST(Meshes, UnitsOfOneModelMayLieOnDifferentOnes) {
+  run_ranks(4, [](int64_t rank) {
+    const auto grid = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "pp"});
+    const auto world = grid.flatten({"dp", "pp"}, "world")["world"];
+    Trio model;
+    fully_shard(model->a, grid["dp"]);
+    fully_shard(model->b, grid["pp"]);
+    fully_shard(model, world);
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      model(input_of(rank)).sum().backward();
+      expect_mean_over(model->a, mean_gradients(grid["dp"].ranks()), 0);
+      expect_mean_over(model->b, mean_gradients(grid["pp"].ranks()), 2);
+      expect_mean_over(model->c, mean_gradients({0, 1, 2, 3}), 4);
+    }
+  });
+}
+
+TEST(Meshes, ClippingCountsEveryUnitOnceWhateverItsMesh) {
+  run_ranks(4, [](int64_t) {
+    const auto grid = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "pp"});
+    const auto world = grid.flatten({"dp", "pp"}, "world")["world"];
+    Trio plain, model;
+    fully_shard(model->a, grid["dp"]);
+    fully_shard(model->b, grid["pp"]);
+    fully_shard(model, world);
+    plain(input_of(0)).sum().backward();
+    model(input_of(0)).sum().backward();
+    const auto expected = torch::nn::utils::clip_grad_norm_(plain->parameters(), 0.1);
+    EXPECT_NEAR(clip_grad_norm_(model->parameters(), 0.1).item<double>(), expected, 1e-5);
+    for (size_t i = 0; i < 6; ++i) {
+      EXPECT_TRUE(torch::allclose(full_gradient(model->parameters()[i]),
+                                  plain->parameters()[i].grad(), 1e-4, 1e-7));
+    }
+  });
+}
+
+TEST(Meshes, TwoOverTheSameRanksServeOneModel) {
+  run_ranks(2, [](int64_t rank) {
+    const auto one = init_device_mesh(torch::kCPU, {2});
+    const auto grid = init_device_mesh(torch::kCPU, {1, 2}, {"none", "all"});
+    const auto other = grid["all"];
+    Trio model;
+    fully_shard(model->a, one);
+    fully_shard(model->b, other);
+    fully_shard(model, one);
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      model(input_of(rank)).sum().backward();
+      const auto means = mean_gradients({0, 1});
+      expect_mean_over(model->a, means, 0);
+      expect_mean_over(model->b, means, 2);
+      expect_mean_over(model->c, means, 4);
+    }
+    EXPECT_EQ(counters(one).unsharded_bytes, 0);
+    EXPECT_EQ(counters(other).unsharded_bytes, 0);
+  });
+}
+
+TEST(Meshes, OfSeveralDimensionsAreRefusedUntilHybridShardingComes) {
+  run_ranks(4, [](int64_t) {
+    Linear layer = make_linear(4, 4);
+    expect_error<c10::NotImplementedError>(
+        [&] {
+          fully_shard(layer, init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"}));
+        },
+        AllOf(HasSubstr("2 dimensions"), HasSubstr("slice")));
+    EXPECT_FALSE(is_fsdp_module(*layer));
+    EXPECT_FALSE(is_dtensor(layer->parameters()[0]));
+  });
+}
+
+double trained_sum() {
+  Trio model;
+  const auto mesh = init_device_mesh(torch::kCPU, {2});
+  fully_shard(model, mesh);
+  torch::optim::SGD optimizer(model->parameters(), 0.1);
+  model(input_of(mesh.rank())).sum().backward();
+  optimizer.step();
+  double sum = 0;
+  for (const auto& parameter : model->parameters())
+    sum += full_value(parameter).sum().item<double>();
+  return sum;
+}
+
+const ChildCase kStartsAgain("starts_again", [] {
+  init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(20)});
+  Trio old;
+  fully_shard(old, init_device_mesh(torch::kCPU, {2}));
+  const auto first = trained_sum();
+  destroy_process_group();
+  const auto refusal = message_of([&] { old(input_of(0)); });
+  init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(20)});
+  const auto second = trained_sum();
+  destroy_process_group();
+  std::printf("refusal: %s\n", refusal.c_str());
+  return first == second ? 0 : 1;
+});
+
+TEST(Meshes, AfterADestroyedGroupAnotherIsMadeAtTheSamePort) {
+  for (const auto& end : run_processes("starts_again", 2, std::chrono::seconds(60))) {
+    EXPECT_EQ(end.exit_code, 0) << end.output;
+    EXPECT_THAT(end.output, AllOf(HasSubstr("refusal:"), HasSubstr("destroy_process_group")))
+        << "the old model can not go on";
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::testing

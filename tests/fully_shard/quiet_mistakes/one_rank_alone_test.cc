@@ -1,0 +1,79 @@
+// What one rank does without the others is an error on all of them, at once and by name.
+#include "tests/fully_shard/decoder.h"
+#include "tests/support/errors.h"
+#include "tests/support/slowdown.h"
+#include "tests/support/worlds.h"
+
+#include <chrono>
+#include <sstream>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::AnyOf;
+using ::testing::HasSubstr;
+
+class OneRankAlone : public Worlds {
+ protected:
+  // Rank 0 does something first, then all ranks train.
+  void expect_named(const std::function<void(DecoderImpl& model, const Model&)>& alone) const {
+    on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
+      auto model = build_seeded([] { return decoder_model(4, 3); });
+      shard_decoder(*model.module, mesh);
+      const auto begin = std::chrono::steady_clock::now();
+      const auto message = message_of([&] {
+        if (rank == 0) alone(dynamic_cast<DecoderImpl&>(*model.module), model);
+        for (int step = 0; step < 2; ++step) model.loss(make_data(1)).backward();
+      });
+      EXPECT_THAT(message, AllOf(HasSubstr("rank 0 issued"), HasSubstr("out of order")));
+      EXPECT_THAT(message,
+                  AnyOf(HasSubstr("all-gather of unit '"), HasSubstr("reduce-scatter of unit '")));
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, kSlowdown * std::chrono::seconds(10))
+          << "waited for the timeout";
+    });
+  }
+};
+
+TEST_P(OneRankAlone, AnEvaluationOnRankZero) {
+  expect_named([](DecoderImpl&, const Model& model) {
+    torch::NoGradGuard no_grad;
+    model.loss(make_data(2));
+  });
+}
+
+TEST_P(OneRankAlone, PrintingAWeightOnRankZero) {
+  expect_named([](DecoderImpl& model, const Model&) {
+    std::ostringstream() << model.blocks[2]->up->weight.abs().max().item<float>();
+  });
+}
+
+TEST_P(OneRankAlone, TheWholeValueOfAnEntryOnRankZero) {
+  expect_named([](DecoderImpl& model, const Model&) {
+    DTensor(model.blocks[1]->up->parameters()[0].detach()).full_tensor();
+  });
+}
+
+TEST_P(OneRankAlone, ANormOfAnEntryOnRankZero) {
+  expect_named([](DecoderImpl& model, const Model&) {
+    torch::NoGradGuard no_grad;
+    std::ostringstream() << model.head->parameters()[0].norm().item<float>();
+  });
+}
+
+TEST_P(OneRankAlone, ExpertsAsUnitsWithARouteOfEachRanksOwn) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto model = build_seeded([] { return decoder_model(4, 2); });
+    shard_decoder(*model.module, mesh);
+    auto& experts = dynamic_cast<DecoderImpl&>(*model.module).blocks;
+    EXPECT_THAT(message_of([&] {
+                  experts[rank == 0 ? 0 : 1](torch::ones({2, 4})).sum().backward();
+                }),
+                AllOf(HasSubstr("'block0'"), HasSubstr("'block1'")));
+  });
+}
+
+INSTANTIATE_WORLDS(OneRankAlone, 2, 3);
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,65 @@
+// SummonFullParams where there is nothing to show, and where it costs more than it looks.
+#include "fully_shard/fully_shard.h"
+#include "tests/support/full_value.h"
+#include "tests/support/start_values.h"
+#include "tests/support/worlds.h"
+
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <string>
+#include <vector>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+
+class SummonDetails : public Worlds {};
+
+TEST_P(SummonDetails, MissingGradientsStayMissing) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh);
+    torch::linear(torch::ones({1, 4}), layer->weight).sum().backward();  // the bias is not used
+    {
+      const SummonFullParams full(layer, {.with_grads = true});
+      EXPECT_TRUE(torch::equal(layer->parameters()[0].grad(), torch::ones({4, 4})));
+      EXPECT_FALSE(layer->parameters()[1].grad().defined());
+    }
+    EXPECT_TRUE(torch::equal(full_gradient(layer->parameters()[0]), torch::ones({4, 4})));
+    EXPECT_FALSE(layer->parameters()[1].grad().defined());
+  });
+}
+
+struct Warnings final : c10::WarningHandler {
+  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
+  std::vector<std::string> texts;
+};
+
+TEST_P(SummonDetails, OffloadingOnEveryRankWarnsThatEachCopiesTheModel) {
+  c10::WarningUtils::set_warnAlways(true);  // process-wide: warnings that come once
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh);
+    Warnings warnings;
+    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
+    {
+      const SummonFullParams full(layer,
+                                  {.writeback = false, .rank0_only = true, .offload_to_cpu = true});
+    }
+    EXPECT_THAT(warnings.texts, IsEmpty());
+    { const SummonFullParams full(layer, {.offload_to_cpu = true}); }
+    EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("copies the whole model on every rank")));
+  });
+  c10::WarningUtils::set_warnAlways(false);
+}
+
+INSTANTIATE_WORLDS(SummonDetails, 1, 2);
+
+}  // namespace
+}  // namespace fsdp::testing

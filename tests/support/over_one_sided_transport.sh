@@ -1,0 +1,4 @@
+#!/usr/bin/env bash
+# Runs the training tests of test program $1 over the one-sided test transport.
+exec env FSDP_TEST_TRANSPORT=one_sided "$1" \
+  --gtest_filter='*Training.*:*ModuleZoo.*:*UnshardByHand*:*ReshardAfter*'
