@@ -1,4 +1,4 @@
-// What one rank does without the others is an error on all of them, at once and by name.
+// What one rank does without the others is an error on all of them, by name and in time.
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/errors.h"
 #include "tests/support/slowdown.h"
@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <sstream>
+#include <string>
 
 namespace fsdp::testing {
 namespace {
@@ -34,13 +35,6 @@ class OneRankAlone : public Worlds {
     });
   }
 };
-
-TEST_P(OneRankAlone, AnEvaluationOnRankZero) {
-  expect_named([](DecoderImpl&, const Model& model) {
-    torch::NoGradGuard no_grad;
-    model.loss(make_data(2));
-  });
-}
 
 TEST_P(OneRankAlone, PrintingAWeightOnRankZero) {
   expect_named([](DecoderImpl& model, const Model&) {
@@ -74,6 +68,24 @@ TEST_P(OneRankAlone, ExpertsAsUnitsWithARouteOfEachRanksOwn) {
 }
 
 INSTANTIATE_WORLDS(OneRankAlone, 2, 3);
+
+// Rank 0 has come to its training's first gather, the other to a reduction. These have
+// orders of their own, so the two never meet, and the timeout ends both.
+TEST(AnEvaluationOnOneRank, EndsInTimeWithWhatEachRankWaitedForAndForWhom) {
+  run_ranks(2, [](int64_t rank) {
+    auto model = build_seeded([] { return decoder_model(4, 3); });
+    shard_decoder(*model.module, init_device_mesh(torch::kCPU, {2}));
+    const auto message = message_of([&] {
+      if (rank == 0) {
+        torch::NoGradGuard no_grad;
+        model.loss(make_data(2));
+      }
+      for (int step = 0; step < 2; ++step) model.loss(make_data(1)).backward();
+    });
+    EXPECT_THAT(message, HasSubstr(rank == 0 ? "all-gather of unit '" : "of unit '"));
+    EXPECT_THAT(message, HasSubstr("No word from rank " + std::to_string(1 - rank)));
+  });
+}
 
 }  // namespace
 }  // namespace fsdp::testing
