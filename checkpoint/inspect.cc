@@ -129,8 +129,8 @@ std::string describe_checkpoint(const std::string& path) {
     }
     return text + describe_item("tensors", value_or_raise(catalog_of_files(place)), nullptr);
   }
-  text += "  step " + std::to_string(manifest->step) + ", saved " + time_text(manifest->saved_at) +
-          " by " + std::to_string(manifest->world_size) +
+  text += manifest->step < 0 ? "  " : "  step " + std::to_string(manifest->step) + ", ";
+  text += "saved " + time_text(manifest->saved_at) + " by " + std::to_string(manifest->world_size) +
           (manifest->world_size == 1 ? " rank\n" : " ranks\n");
   for (const auto& [item, record] : manifest->items) {
     text +=
