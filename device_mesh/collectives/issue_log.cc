@@ -10,11 +10,14 @@
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <chrono>
 #include <cstring>
 #include <exception>
 #include <map>
+#include <thread>
 #include <utility>
 
 namespace fsdp::internal {
@@ -67,7 +70,9 @@ struct IssueLog::WeakGroup {
 };
 
 IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device)
-    : IssueLog(group, global_rank, on_device, std::make_shared<Failure>()) {}
+    : IssueLog(group, global_rank, on_device, std::make_shared<Failure>()) {
+  failure_->store = group->getStore();
+}
 
 IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device,
                    std::shared_ptr<Failure> failure)
@@ -114,6 +119,35 @@ void IssueLog::note_failure(const std::exception& error) {
   refuse_from_now_on(c10::str("an earlier collective of its process group failed (",
                               rich != nullptr ? rich->what_without_backtrace() : error.what(),
                               "). Destroy the process group and start anew on every rank"));
+}
+
+// Ranks that wait for one another in different collectives, a gather here and a reduction
+// there, learn of it here.
+void IssueLog::add_word_of_others(c10::Error& error) {
+  constexpr auto kGrace = std::chrono::seconds(1);
+  const auto group = group_->pointer.lock();
+  {
+    std::lock_guard lock(failure_->mutex);
+    if (!failure_->reason.empty() || !failure_->store || !group) return;
+  }
+  const auto key = [](int64_t rank) { return "failed operation/" + std::to_string(rank); };
+  const std::string text = error.what_without_backtrace();
+  const auto operation = text.substr(0, text.find(" failed on rank "));
+  try {
+    auto& store = *failure_->store;
+    store.set(key(global_rank_), std::vector<uint8_t>(operation.begin(), operation.end()));
+    const auto deadline = std::chrono::steady_clock::now() + kGrace;
+    for (const auto rank : ranks_in_job(group)) {
+      while (!store.check({key(rank)}) && std::chrono::steady_clock::now() < deadline)
+        std::this_thread::sleep_for(std::chrono::milliseconds(20));
+      if (rank == global_rank_ || !store.check({key(rank)})) continue;
+      const auto word = store.get(key(rank));
+      error.add_context(
+          c10::str("rank ", rank, " failed in the ", std::string(word.begin(), word.end())));
+    }
+  } catch (const std::exception&) {
+    // The rank that serves the store is gone.
+  }
 }
 
 void IssueLog::refuse_from_now_on(const std::string& reason) {

@@ -20,6 +20,7 @@
 #include "device_mesh/device_mesh.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -28,6 +29,10 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::internal {
 
@@ -91,11 +96,16 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
     announce(operation).wait();
     watch([&] { collective().wait(operation.what); });
   }
-  // Runs `wait`; what it throws is noted as a failure.
+  // Runs `wait`; what it throws is noted as a failure. The first one of the backend says
+  // also what the other ranks failed in, when they do so within a second.
   template <class Wait>
   auto watch(const Wait& wait) {
     try {
       return wait();
+    } catch (c10::DistBackendError& error) {
+      add_word_of_others(error);
+      note_failure(error);
+      throw;
     } catch (const std::exception& error) {
       note_failure(error);
       throw;
@@ -114,11 +124,13 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   struct Failure {
     std::mutex mutex;
     std::string reason;
+    c10::intrusive_ptr<c10d::Store> store;  // where ranks leave word of it
   };
   IssueLog(const Group& group, int64_t global_rank, bool on_device,
            std::shared_ptr<Failure> failure);
   Stamp record(const IssuedOperation& operation);
   void refuse_from_now_on(const std::string& reason);
+  void add_word_of_others(c10::Error& error);
 
   const std::shared_ptr<const WeakGroup> group_;
   const int64_t group_size_, global_rank_;

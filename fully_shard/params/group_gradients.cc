@@ -61,7 +61,8 @@ void GroupGradients::note_pending(int64_t index) {
   const auto member = param(index).member();
   const bool waits =
       member.defined() && member.grad().defined() && !is_untouched_tripwire(member.grad());
-  const auto bytes = waits ? static_cast<int64_t>(member.grad().nbytes()) : 0;
+  const bool strided = waits && member.grad().layout() == at::kStrided;  // others are refused
+  const auto bytes = strided ? static_cast<int64_t>(member.grad().nbytes()) : 0;
   const auto before = std::exchange(pending_bytes_[static_cast<size_t>(index)], bytes);
   accounts_.add(&Counters::gradient_bytes, bytes - before);
 }

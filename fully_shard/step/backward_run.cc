@@ -36,7 +36,11 @@ void BackwardRun::touched(ParamGroup& group) {
     return;
   }
   if (group.dim().is_alone() || !accumulates_everywhere_ || !group.gradients().reduces()) return;
-  order_.touched(&group);
+  if (group.unit().children.empty()) {
+    order_.touched(&group);
+  } else {
+    order_.add(&group);  // that an ancestor is used says nothing of the units before it
+  }
   send_ready();
 }
 

@@ -72,9 +72,10 @@ void Runtime::touched(ParamGroup& group) {
   if (in_backward(pass)) touched_in_backward(group);
   if (records_gradients(pass)) touched_in_forward(group);
   group.empty_if_stale();
-  if (!group.residency().is_resident() || !root.schedule.is_current(group.unit().id, pass)) {
-    enter(group, pass);
-  }
+  const bool is_current = group.residency().is_resident() &&
+                          last_root_.lock() == group.unit().root &&
+                          root.schedule.is_current(group.unit().id, pass);
+  if (!is_current) enter(group, pass);
   settle(group, pass);
   tell_unit_observer(&UnitObserver::touched, group.unit(), pass);
 }

@@ -3,6 +3,7 @@
 // module's parameter, or take lists with holes.
 #include "on_demand/gate_key.h"
 #include "tests/fully_shard/interception.h"
+#include "tests/fully_shard/write_checks.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
@@ -148,6 +149,7 @@ TEST_P(InterceptionCustomOperators, DeclaredRawWritesAreKept) {
 }
 
 TEST_P(InterceptionCustomOperators, UndeclaredRawWritesAreReported) {
+  const WriteChecks checks;
   expect_refused({"undeclared_scale_",
                   shapes({{4, 4}}),
                   [&](const Tensors& w, Random&) {

@@ -45,7 +45,10 @@ Outcome run_in_one_world(const std::vector<Program>& programs) {
   Outcome outcome{.ended = programs.size()};
   std::mutex mutex;
   const auto fail = [&](size_t position, int64_t rank, const std::string& text) {
-    outcome.failures.emplace(position, "rank " + std::to_string(rank) + ", " + text);
+    // That another rank has gone explains least.
+    auto& told = outcome.failures[position];
+    if (told.empty() || told.find("a rank left the group") != std::string::npos)
+      told = "rank " + std::to_string(rank) + ", " + text;
   };
   const auto world = programs.front().world;
   const auto gathers = make_shared_memory(world), reductions = make_shared_memory(world);

@@ -196,6 +196,14 @@ bool ResidencyModel::takes_part(int root) const {
   return false;
 }
 
+int64_t ResidencyModel::dtypes_to_reduce(int unit) const {
+  std::set<int> dtypes;
+  for (const auto& param : at(unit).spec.params) {
+    if (param.trainable || param.unsynchronized) dtypes.insert(param.dtype);
+  }
+  return static_cast<int64_t>(dtypes.size());
+}
+
 void ResidencyModel::reduce(int unit) {
   auto& each = at(unit);
   const bool certain = each.debt == Debt::kOwes || each.touched_in_backward;
@@ -205,12 +213,8 @@ void ResidencyModel::reduce(int unit) {
     each.debt = Debt::kOwes;
     return;
   }
-  std::set<int> dtypes;
-  for (auto& param : each.spec.params) {
-    if (param.trainable || param.unsynchronized) dtypes.insert(param.dtype);
-    param.unsynchronized = false;
-  }
-  const auto count = static_cast<int64_t>(dtypes.size());
+  const auto count = dtypes_to_reduce(unit);
+  for (auto& param : each.spec.params) param.unsynchronized = false;
   if (certain) reductions_.least += count;
   reductions_.most += count;
   each.debt = count == 0 && each.debt == Debt::kOwes ? Debt::kPossible : Debt::kNone;
@@ -244,6 +248,8 @@ void ResidencyModel::backward_aborted() {
     for (const int unit : units_of(root)) {
       auto& each = at(unit);
       if (each.presence != Presence::kAbsent) empty(unit);
+      // How many left before depends on what had arrived on this rank.
+      if (each.synchronizes) reductions_.most += dtypes_to_reduce(unit);
       if (each.debt == Debt::kOwes) each.debt = Debt::kPossible;
       each.touched_in_backward = each.has_gradient = false;
     }

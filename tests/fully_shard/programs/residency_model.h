@@ -107,6 +107,7 @@ class ResidencyModel {
   void empty(int unit);
   void end_rounds(int root, Kind kind);
   bool takes_part(int root) const;
+  int64_t dtypes_to_reduce(int unit) const;
   void reduce(int unit);
 
   std::vector<Unit> units_;

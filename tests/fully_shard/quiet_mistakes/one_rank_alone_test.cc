@@ -1,10 +1,15 @@
 // What one rank does without the others is an error on all of them, by name and in time.
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/errors.h"
+#include "tests/support/faulty_backend.h"
 #include "tests/support/slowdown.h"
+#include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include <chrono>
+#include <memory>
 #include <sstream>
 #include <string>
 
@@ -71,10 +76,14 @@ INSTANTIATE_WORLDS(OneRankAlone, 2, 3);
 
 // Rank 0 has come to its training's first gather, the other to a reduction. These have
 // orders of their own, so the two never meet, and the timeout ends both.
-TEST(AnEvaluationOnOneRank, EndsInTimeWithWhatEachRankWaitedForAndForWhom) {
+TEST(AnEvaluationOnOneRank, EndsAtTheTimeoutWithWhatBothRanksWaitedFor) {
   run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    const auto none = std::make_shared<Fault>();
+    for (const auto& group : {mesh.group(0), mesh.side_group(0, "reduce")})
+      inject_fault(group, none, std::chrono::seconds(2));
     auto model = build_seeded([] { return decoder_model(4, 3); });
-    shard_decoder(*model.module, init_device_mesh(torch::kCPU, {2}));
+    shard_decoder(*model.module, mesh);
     const auto message = message_of([&] {
       if (rank == 0) {
         torch::NoGradGuard no_grad;
@@ -82,8 +91,8 @@ TEST(AnEvaluationOnOneRank, EndsInTimeWithWhatEachRankWaitedForAndForWhom) {
       }
       for (int step = 0; step < 2; ++step) model.loss(make_data(1)).backward();
     });
-    EXPECT_THAT(message, HasSubstr(rank == 0 ? "all-gather of unit '" : "of unit '"));
-    EXPECT_THAT(message, HasSubstr("No word from rank " + std::to_string(1 - rank)));
+    EXPECT_THAT(message, HasSubstr("all-gather of unit '"));
+    EXPECT_THAT(message, HasSubstr("reduce-scatter of unit '"));
   });
 }
 
