@@ -20,7 +20,10 @@ void ParamGroup::mark_written(int64_t index) {
 }
 
 // Start values need not be alike where the first thing done to them is a write.
-void ParamGroup::announce_write(int64_t index) { agreed_.note_write(static_cast<size_t>(index)); }
+void ParamGroup::announce_write(int64_t index) {
+  // A gather in flight compares what it was issued with.
+  if (residency().is_sharded()) agreed_.note_write(static_cast<size_t>(index));
+}
 
 void ParamGroup::mark_all_written() {
   for (size_t i = 0; i < params_.size(); ++i) mark_written(static_cast<int64_t>(i));
