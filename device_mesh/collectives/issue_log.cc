@@ -2,6 +2,7 @@
 
 #include "device_mesh/collectives/abandoned.h"
 #include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/last_issued.h"
 #include "device_mesh/collectives/point_to_point.h"
 #include "device_mesh/collectives/ranks_in_job.h"
@@ -13,11 +14,10 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <chrono>
 #include <cstring>
 #include <exception>
 #include <map>
-#include <thread>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
@@ -124,27 +124,20 @@ void IssueLog::note_failure(const std::exception& error) {
 // Ranks that wait for one another in different collectives, a gather here and a reduction
 // there, learn of it here.
 void IssueLog::add_word_of_others(c10::Error& error) {
-  constexpr auto kGrace = std::chrono::seconds(1);
   const auto group = group_->pointer.lock();
   {
     std::lock_guard lock(failure_->mutex);
     if (!failure_->reason.empty() || !failure_->store || !group) return;
   }
-  const auto key = [](int64_t rank) { return "failed operation/" + std::to_string(rank); };
   const std::string text = error.what_without_backtrace();
   const auto operation = text.substr(0, text.find(" failed on rank "));
   try {
-    auto& store = *failure_->store;
-    store.set(key(global_rank_), std::vector<uint8_t>(operation.begin(), operation.end()));
-    const auto deadline = std::chrono::steady_clock::now() + kGrace;
-    for (const auto rank : ranks_in_job(group)) {
-      while (!store.check({key(rank)}) && std::chrono::steady_clock::now() < deadline)
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      if (rank == global_rank_ || !store.check({key(rank)})) continue;
-      const auto word = store.get(key(rank));
-      error.add_context(
-          c10::str("rank ", rank, " failed in the ", std::string(word.begin(), word.end())));
-    }
+    exchange_failure_words(*failure_->store, "failed operation", global_rank_, operation,
+                           ranks_in_job(group),
+                           [&](int64_t rank, const std::optional<std::string>& word) {
+                             if (rank == global_rank_ || !word) return;
+                             error.add_context(c10::str("rank ", rank, " failed in the ", *word));
+                           });
   } catch (const std::exception&) {
     // The rank that serves the store is gone.
   }

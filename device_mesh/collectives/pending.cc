@@ -1,5 +1,6 @@
 #include "device_mesh/collectives/pending.h"
 
+#include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/collectives/slow_wait.h"
 
@@ -8,8 +9,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <chrono>
-#include <thread>
+#include <numeric>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -29,21 +30,16 @@ std::string backend_message(const std::exception& error) {
 // none within a second: as a rule those that never came to the collective. Empty when the
 // store cannot be asked.
 std::string silent_ranks(const Group& group) {
-  constexpr auto kGrace = std::chrono::seconds(1);
-  const auto key = [](int64_t rank) { return "failed/" + std::to_string(rank); };
   const auto names = ranks_in_job(group);
-  std::vector<int64_t> silent;
+  std::vector<int64_t> group_ranks(static_cast<size_t>(group->getSize())), silent;
+  std::iota(group_ranks.begin(), group_ranks.end(), 0);
   try {
     const auto store = group->getStore();
     if (!store) return "";
-    store->set(key(group->getRank()), std::vector<uint8_t>{1});
-    const auto deadline = std::chrono::steady_clock::now() + kGrace;
-    for (int64_t rank = 0; rank < group->getSize(); ++rank) {
-      while (!store->check({key(rank)}) && std::chrono::steady_clock::now() < deadline) {
-        std::this_thread::sleep_for(std::chrono::milliseconds(20));
-      }
-      if (!store->check({key(rank)})) silent.push_back(names[static_cast<size_t>(rank)]);
-    }
+    exchange_failure_words(*store, "failed", group->getRank(), "failed", group_ranks,
+                           [&](int64_t rank, const std::optional<std::string>& word) {
+                             if (!word) silent.push_back(names[static_cast<size_t>(rank)]);
+                           });
   } catch (const std::exception&) {
     return "";  // The rank that serves the store is gone.
   }
