@@ -55,6 +55,7 @@ void ParamGroup::write_back() {
 void ParamGroup::write_back_own_parts() {
   if (!writes_.is_dirty()) return;
   const RuntimeMode runtime_mode;
+  dim_->transport().before_shard_write();
   for (const auto i : writes_.write_back()) {
     copy_to_shard(static_cast<int64_t>(i));
     const auto entry = params_[i].entry();
@@ -78,6 +79,7 @@ void ParamGroup::note_raw_writes() {
 void ParamGroup::before_read(int64_t index) {
   if (!writes_.is_dirty(static_cast<size_t>(index)) || residency().is_held()) return;
   const RuntimeMode runtime_mode;
+  dim_->transport().before_shard_write();
   copy_to_shard(index);
 }
 

@@ -79,8 +79,8 @@ MakeOptimizer with(Options options) {
   };
 }
 
-struct Training {
-  Training(const MakeOptimizer& make, int64_t world, int64_t seed) {
+struct ScheduledTraining {
+  ScheduledTraining(const MakeOptimizer& make, int64_t world, int64_t seed) {
     shard_small_model(model, init_device_mesh(torch::kCPU, {world}));
     fill(*model, seed);
     torch::NoGradGuard no_grad;
@@ -103,7 +103,7 @@ struct Training {
   std::unique_ptr<StepLR> scheduler;
 };
 
-void expect_same(Training& a, Training& b, const std::string& what) {
+void expect_same(ScheduledTraining& a, ScheduledTraining& b, const std::string& what) {
   const auto want = full_values(*b.model);
   for (const auto& item : full_values(*a.model)) {
     EXPECT_TRUE(torch::equal(item.value(), want[item.key()])) << what << ": " << item.key();
@@ -115,7 +115,7 @@ void expect_bit_equal_resume(const std::string& what, const MakeOptimizer& make)
   for (const int64_t stop : {0, 3}) {
     TemporaryFolder folder;
     run_ranks(2, [&](int64_t rank) {
-      Training straight(make, 2, 1);
+      ScheduledTraining straight(make, 2, 1);
       straight.steps(0, stop, rank);
       save({.model = straight.model,
             .optimizer = straight.optimizer,
@@ -123,7 +123,7 @@ void expect_bit_equal_resume(const std::string& what, const MakeOptimizer& make)
             .values = {{"step", stop}}},
            folder / "saved");
       straight.steps(stop, 6, rank);
-      Training resumed(make, 2, 7);
+      ScheduledTraining resumed(make, 2, 7);
       resumed.steps(0, 1, rank);  // state that must go
       const auto loaded = load(
           {.model = resumed.model, .optimizer = resumed.optimizer, .scheduler = *resumed.scheduler},
@@ -171,16 +171,16 @@ TEST(Resume, EveryWorldGetsTheStateOfEveryOther) {
   for (const int64_t from : {1, 2, 3, 4}) {
     TemporaryFolder folder;
     run_ranks(from, [&](int64_t rank) {
-      Training training(make, from, 1);
+      ScheduledTraining training(make, from, 1);
       training.steps(0, 2, rank);
       save({.model = training.model, .optimizer = training.optimizer}, folder / "saved");
     });
-    Training alone(make, 1, 3);  // a world of one without a process group
+    ScheduledTraining alone(make, 1, 3);  // a world of one without a process group
     load({.model = alone.model, .optimizer = alone.optimizer}, folder / "saved");
     destroy_process_group();
     for (const int64_t to : {2, 3, 4}) {
       run_ranks(to, [&](int64_t) {
-        Training training(make, to, 5);
+        ScheduledTraining training(make, to, 5);
         load({.model = training.model, .optimizer = training.optimizer}, folder / "saved");
         const auto entries = training.model->named_parameters();
         const auto expected = alone.model->named_parameters();

@@ -24,8 +24,8 @@ namespace {
 
 using internal::checkpoint::OutputFile;
 
-constexpr int64_t kMiB = int64_t{1} << 20;
-constexpr int64_t kBytes = 256 * kMiB;
+constexpr int64_t kBytes = int64_t{256} << 20;
+constexpr int64_t kPiece = int64_t{8} << 20;
 constexpr int kTensors = 16;
 constexpr int kRounds = 7;
 
@@ -86,10 +86,10 @@ class Speeds {
   void write_raw(const std::string& path) {
     auto file = OutputFile::create(path).value();
     for (const auto& weight : weights_->parameters()) {
-      for (int64_t at = 0; at < static_cast<int64_t>(weight.nbytes()); at += 8 * kMiB) {
+      for (int64_t at = 0; at < static_cast<int64_t>(weight.nbytes()); at += kPiece) {
         const auto* data = static_cast<const char*>(weight.const_data_ptr());
         const auto left = static_cast<int64_t>(weight.nbytes()) - at;
-        ASSERT_TRUE(file.write(data + at, std::min(8 * kMiB, left)).ok());
+        ASSERT_TRUE(file.write(data + at, std::min(kPiece, left)).ok());
       }
     }
     ASSERT_TRUE(file.sync_and_close().ok());

@@ -2,6 +2,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/process_group.h"
+#include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
 
 #include <c10/util/Exception.h>
@@ -18,20 +19,9 @@ using testing::run_ranks;
 using Indices = std::vector<int64_t>;
 using Names = std::vector<std::string>;
 
-std::string value_error(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  } catch (const std::exception& error) {
-    return std::string("not a ValueError: ") + error.what();
-  }
-  return "no error";
-}
-
 #define EXPECT_VALUE_ERROR(call, part)                                                          \
   do {                                                                                          \
-    const std::string text = value_error([&] { (void)(call); });                                \
+    const std::string text = testing::message_of<c10::ValueError>([&] { (void)(call); });       \
     EXPECT_NE(text.find(part), std::string::npos) << "expected: " << part << "\ngot: " << text; \
   } while (false)
 

@@ -2,6 +2,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/device_mesh.h"
+#include "tests/support/errors.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
 
@@ -21,15 +22,6 @@ namespace {
 
 using testing::ChildCase;
 using testing::run_processes;
-
-std::string value_error(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "no ValueError";
-}
 
 int64_t sum_of_ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   auto total = at::full({1}, internal::group_rank(group), at::kLong);
@@ -94,7 +86,7 @@ TEST(ProcessGroup, LateRankIsATimeout) {
 }
 
 TEST(ProcessGroup, WorldWithoutMasterAddressIsAnError) {
-  EXPECT_NE(value_error([] {
+  EXPECT_NE(testing::message_of<c10::ValueError>([] {
               init_process_group({.backend = "gloo", .rank = 1, .world_size = 2});
             }).find("environment variable MASTER_ADDR is not set: a world of 2 ranks needs"),
             std::string::npos);
@@ -106,20 +98,23 @@ TEST(ProcessGroup, AWorldOfOneNeedsNothing) {
   EXPECT_TRUE(is_process_group_initialized());
   EXPECT_EQ(internal::group_size(default_process_group()), 1);
   EXPECT_EQ(sum_of_ranks(default_process_group()), 0);
-  EXPECT_NE(value_error([] { init_process_group(); }).find("has a default group already (rank 0)"),
+  EXPECT_NE(testing::message_of<c10::ValueError>([] {
+              init_process_group();
+            }).find("has a default group already (rank 0)"),
             std::string::npos);
   destroy_process_group();
   EXPECT_FALSE(is_process_group_initialized());
-  EXPECT_NE(
-      value_error([] { default_process_group(); }).find("call fsdp::init_process_group() first"),
-      std::string::npos);
+  EXPECT_NE(testing::message_of<c10::ValueError>([] {
+              default_process_group();
+            }).find("call fsdp::init_process_group() first"),
+            std::string::npos);
 }
 
 TEST(ProcessGroup, ThreadsHaveTheirOwnDefaultGroup) {
   testing::run_ranks(3, [](int64_t rank) {
     EXPECT_EQ(internal::group_rank(default_process_group()), rank);
     EXPECT_EQ(sum_of_ranks(default_process_group()), 3);
-    EXPECT_NE(value_error([] {
+    EXPECT_NE(testing::message_of<c10::ValueError>([] {
                 init_process_group(
                     {.store = c10::make_intrusive<c10d::HashStore>(), .rank = 0, .world_size = 1});
               }).find("this thread has a default group already"),
@@ -146,7 +141,7 @@ TEST(ProcessGroup, OneStoreServesSeveralGroupsInTurn) {
 TEST(ProcessGroup, BadOptionsNameTheirValue) {
   auto store = c10::make_intrusive<c10d::HashStore>();
   const auto error = [&](ProcessGroupOptions options) {
-    return value_error([&] { init_process_group(options); });
+    return testing::message_of<c10::ValueError>([&] { init_process_group(options); });
   };
   EXPECT_EQ(error({.store = store}),
             "ProcessGroupOptions: rank and world_size are required with a store");

@@ -2,7 +2,7 @@
 // norm of its own and a head.
 #pragma once
 
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 
 namespace fsdp::testing {
 

@@ -20,11 +20,12 @@ inline std::string text_of(const std::exception& error) {
   return rich ? rich->what_without_backtrace() : error.what();
 }
 
-// The text of what `body` throws, or "nothing was thrown".
-inline std::string message_of(const std::function<void()>& body) {
+// The text of the Error that `body` throws, or "nothing was thrown".
+template <class Error = std::exception>
+std::string message_of(const std::function<void()>& body) {
   try {
     body();
-  } catch (const std::exception& error) {
+  } catch (const Error& error) {
     return text_of(error);
   }
   return "nothing was thrown";

@@ -25,6 +25,10 @@ inline void on_ranks_of(int64_t world,
   run_ranks(world, [&](int64_t rank) { body(rank, init_device_mesh(c10::kCPU, {world})); });
 }
 
+inline void on_one_rank(const std::function<void(const DeviceMesh& mesh)>& body) {
+  on_ranks_of(1, [&](int64_t, const DeviceMesh& mesh) { body(mesh); });
+}
+
 class Worlds : public ::testing::TestWithParam<int64_t> {
  protected:
   int64_t world() const { return GetParam(); }

@@ -42,13 +42,39 @@ def fsdp_cc_shared_library(name, deps, **kwargs):
         **kwargs
     )
 
-def fsdp_cc_test(name, copts = [], deps = [], size = "large", **kwargs):
+def _compiled_by_folder(name, srcs):
+    """One source per folder of `srcs`, which includes that folder's files: LibTorch's headers take ten times as long to
+    compile as what a file of tests says."""
+    folders = {}
+    for src in srcs:
+        folders.setdefault(src.rpartition("/")[0], []).append(src)
+    together = []
+    for folder, files in folders.items():
+        source = "%s_sources/%s.cc" % (name, folder)
+        includes = ['#include "%s/%s"' % (native.package_name(), file) for file in files]
+        native.genrule(
+            name = source.replace("/", "_"),
+            testonly = True,
+            outs = [source],
+            cmd = "cat > $@ <<'END'\n%s\nEND" % "\n".join(includes),
+        )
+        together.append(source)
+    return together
+
+def fsdp_cc_test(name, srcs, copts = [], deps = [], size = "large", **kwargs):
     """A GoogleTest program. Its main function is in //tests:support."""
+    sources = [src for src in srcs if src.endswith(".cc")]
+    cc_library(
+        name = name + "_files",
+        testonly = True,
+        textual_hdrs = sources,
+    )
     cc_test(
         name = name,
         size = size,
+        srcs = [src for src in srcs if src not in sources] + _compiled_by_folder(name, sources),
         copts = _WARNINGS + ["-O0"] + copts,
         linkstatic = True,
-        deps = deps + ["@googletest//:gtest"],
+        deps = deps + [name + "_files", "@googletest//:gtest"],
         **kwargs
     )

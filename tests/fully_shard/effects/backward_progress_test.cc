@@ -16,8 +16,6 @@ namespace {
 
 using ::testing::ElementsAre;
 
-constexpr auto kUnits = MeasuredDecoder::kUnits;
-
 class BackwardProgress : public Worlds {};
 
 // The reductions that had left when each backward of this thread ended.

@@ -12,8 +12,6 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr auto kUnits = MeasuredDecoder::kUnits;
-
 class FreezingEffects : public Worlds {};
 
 struct Way {

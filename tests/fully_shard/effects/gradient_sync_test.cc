@@ -11,8 +11,6 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr auto kUnits = MeasuredDecoder::kUnits;
-
 class GradientSyncEffects : public Worlds {};
 
 int64_t bytes_of(const torch::nn::Module& module) {

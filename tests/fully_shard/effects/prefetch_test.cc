@@ -7,9 +7,6 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr auto kBlocks = MeasuredDecoder::kBlocks;
-constexpr auto kUnits = MeasuredDecoder::kUnits;
-
 class PrefetchEffects : public Worlds {};
 
 TEST_P(PrefetchEffects, TheFirstForwardFollowsRegistrationAndTheFirstBackwardGuessesNothing) {

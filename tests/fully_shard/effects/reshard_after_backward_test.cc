@@ -7,9 +7,6 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr auto kBlocks = MeasuredDecoder::kBlocks;
-constexpr auto kUnits = MeasuredDecoder::kUnits;
-
 class ReshardAfterBackwardEffects : public Worlds {};
 
 TEST_P(ReshardAfterBackwardEffects, FalseLeavesTheNextForwardOnlyWhatBackwardDidNotTouch) {

@@ -7,9 +7,6 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr auto kBlocks = MeasuredDecoder::kBlocks;
-constexpr auto kUnits = MeasuredDecoder::kUnits;
-
 class ReshardAfterForwardEffects : public Worlds {};
 
 TEST_P(ReshardAfterForwardEffects, UnsetGathersEveryBlockTwiceAndTheRootOnce) {

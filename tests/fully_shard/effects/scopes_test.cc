@@ -10,8 +10,6 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr auto kBlocks = MeasuredDecoder::kBlocks;
-constexpr auto kUnits = MeasuredDecoder::kUnits;
 constexpr auto kStepGathers = MeasuredDecoder::kStepGathers;
 
 class ScopeEffects : public Worlds {};

@@ -104,4 +104,7 @@ class MeasuredDecoder {
   torch::Tensor loss_;
 };
 
+inline constexpr auto kBlocks = MeasuredDecoder::kBlocks;
+inline constexpr auto kUnits = MeasuredDecoder::kUnits;
+
 }  // namespace fsdp::testing

@@ -14,11 +14,11 @@ enum class Event { kIssued, kFilled, kDropped, kEmptied, kHold, kRelease };
 constexpr int kEvents = 6;
 
 // The table of the header, by itself.
-struct Model {
+struct ModelOfResidency {
   Residence state;
   int holds = 0;
 
-  std::optional<Model> after(Event event) const {
+  std::optional<ModelOfResidency> after(Event event) const {
     const bool there = state == Residence::kResident || state == Residence::kBorrowed;
     switch (event) {
       case Event::kIssued:
@@ -37,8 +37,8 @@ struct Model {
     }
     return std::nullopt;
   }
-  std::optional<Model> step(Residence next, int change) const {
-    return Model{next, holds + change};
+  std::optional<ModelOfResidency> step(Residence next, int change) const {
+    return ModelOfResidency{next, holds + change};
   }
 };
 
@@ -61,7 +61,7 @@ void apply(Residency& residency, Event event) {
 
 int sequences = 0;
 
-void check_all(const Residency& residency, const Model& model, int depth) {
+void check_all(const Residency& residency, const ModelOfResidency& model, int depth) {
   EXPECT_EQ(residency.state(), model.state);
   EXPECT_EQ(residency.is_held(), model.holds > 0);
   ++sequences;
@@ -83,7 +83,7 @@ void check_all(const Residency& residency, const Model& model, int depth) {
 TEST(Residency, FollowsItsTableInEverySequenceOfSixEvents) {
   sequences = 0;
   for (const auto start : {Residence::kSharded, Residence::kBorrowed}) {
-    check_all(Residency(start), Model{start}, 6);
+    check_all(Residency(start), ModelOfResidency{start}, 6);
   }
   EXPECT_EQ(sequences, 79) << "legal ones, and the start";
 }

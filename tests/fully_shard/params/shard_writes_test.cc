@@ -11,7 +11,7 @@
 namespace fsdp::internal {
 namespace {
 
-struct Model {
+struct ModelOfWrites {
   struct Param {
     int shard = 0;
     std::optional<int> copy = {};   // what the copy holds; none: it may not be read
@@ -22,7 +22,7 @@ struct Model {
   int next = 1;
   bool written_since_graph = false, has_graph = false;
 
-  explicit Model(size_t count) : params(count) {}
+  explicit ModelOfWrites(size_t count) : params(count) {}
   bool dirty() const {
     for (const auto& param : params) {
       if (param.dirty) return true;
@@ -65,7 +65,7 @@ struct Model {
 
 int compared = 0;
 
-void compare(const ShardWrites& writes, const Model& model) {
+void compare(const ShardWrites& writes, const ModelOfWrites& model) {
   ++compared;
   ASSERT_EQ(writes.is_dirty(), model.dirty());
   for (size_t i = 0; i < model.params.size(); ++i) {
@@ -79,7 +79,7 @@ void compare(const ShardWrites& writes, const Model& model) {
   ASSERT_EQ(writes.graph_is_current(), !model.has_graph || !model.written_since_graph);
 }
 
-void explore(const ShardWrites& writes, const Model& model, int depth) {
+void explore(const ShardWrites& writes, const ModelOfWrites& model, int depth) {
   compare(writes, model);
   if (depth == 0 || ::testing::Test::HasFatalFailure()) return;
   const auto branch = [&](const auto& on_writes, const auto& on_model) {
@@ -120,7 +120,7 @@ void explore(const ShardWrites& writes, const Model& model, int depth) {
 TEST(ShardWrites, AgreesWithAModelOfValuesInEverySequenceOfSixEvents) {
   for (size_t params = 1; params <= 3; ++params) {
     compared = 0;
-    explore(ShardWrites(params), Model(params), 6);
+    explore(ShardWrites(params), ModelOfWrites(params), 6);
     EXPECT_GT(compared, 1000);
   }
 }

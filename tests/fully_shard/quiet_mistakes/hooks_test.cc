@@ -1,5 +1,6 @@
 // Tensor hooks on members and on registry entries.
 #include "tests/fully_shard/decoder.h"
+#include "tests/fully_shard/quiet_mistakes/constant_layer.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
@@ -14,13 +15,6 @@ namespace {
 using ::testing::HasSubstr;
 
 class Hooks : public Worlds {};
-
-torch::nn::Linear constant_layer() {
-  torch::nn::Linear layer(4, 4);
-  torch::NoGradGuard no_grad;
-  for (auto& parameter : layer->parameters()) parameter.fill_(0.5);
-  return layer;
-}
 
 double mean_of_ones_to(int64_t world) { return static_cast<double>(world + 1) / 2; }
 
@@ -44,7 +38,7 @@ void train_with_member_hook(torch::nn::Linear& layer, int64_t rank, const Device
 
 TEST_P(Hooks, OnAMemberMadeAfterFullyShardChangeEveryStepsGradient) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    auto layer = constant_layer();
+    auto layer = constant_layer(4);
     fully_shard(layer, mesh);
     int calls = 0;
     layer->weight.register_hook([&calls](const torch::Tensor& gradient) {
@@ -57,7 +51,7 @@ TEST_P(Hooks, OnAMemberMadeAfterFullyShardChangeEveryStepsGradient) {
 
 TEST_P(Hooks, OnAMemberMadeBeforeFullyShardChangeEveryStepsGradient) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    auto layer = constant_layer();
+    auto layer = constant_layer(4);
     int calls = 0;
     layer->weight.register_hook([&calls](const torch::Tensor& gradient) {
       ++calls;
@@ -70,7 +64,7 @@ TEST_P(Hooks, OnAMemberMadeBeforeFullyShardChangeEveryStepsGradient) {
 
 TEST_P(Hooks, OnAMemberMadeBetweenStepsAndRemovedAgain) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    auto layer = constant_layer();
+    auto layer = constant_layer(4);
     fully_shard(layer, mesh);
     const auto gradient = [&] {
       layer->zero_grad();
@@ -87,7 +81,7 @@ TEST_P(Hooks, OnAMemberMadeBetweenStepsAndRemovedAgain) {
 
 TEST_P(Hooks, OnAnEntryGetTheReducedGradientOncePerReductionAndMayReplaceIt) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
-    auto layer = constant_layer();
+    auto layer = constant_layer(4);
     fully_shard(layer, mesh);
     std::vector<torch::Tensor> seen;
     layer->parameters()[0].register_hook([&seen](const torch::Tensor& gradient) {
@@ -118,7 +112,7 @@ TEST_P(Hooks, OnAnEntryGetTheReducedGradientOncePerReductionAndMayReplaceIt) {
 
 TEST_P(Hooks, OnAnEntryThatReturnAPlainTensorAreAnErrorByName) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    auto layer = constant_layer();
+    auto layer = constant_layer(4);
     fully_shard(layer, mesh);
     layer->parameters()[0].register_hook([](const torch::Tensor&) { return torch::zeros({4, 4}); });
     EXPECT_THAT(message_of([&] { loss_of(layer, rank).backward(); }), HasSubstr("'weight'"));

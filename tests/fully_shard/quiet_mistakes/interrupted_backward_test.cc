@@ -93,7 +93,7 @@ struct AtTheEnd : torch::autograd::Function<AtTheEnd> {
   }
 };
 
-torch::nn::Linear constant_layer(const DeviceMesh& mesh) {
+torch::nn::Linear sharded_constant_layer(const DeviceMesh& mesh) {
   torch::nn::Linear layer(torch::nn::LinearOptions(4, 4).bias(false));
   {
     torch::NoGradGuard no_grad;
@@ -105,10 +105,10 @@ torch::nn::Linear constant_layer(const DeviceMesh& mesh) {
 
 TEST_P(InterruptedBackward, InWhichAUnitDiesStillBringsLateGradients) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
-    auto first = constant_layer(mesh), second = constant_layer(mesh);
+    auto first = sharded_constant_layer(mesh), second = sharded_constant_layer(mesh);
     const auto run = [&](bool dies, bool late) {
       for (auto* layer : {&first, &second}) (*layer)->parameters()[0].mutable_grad().reset();
-      auto doomed = constant_layer(mesh);
+      auto doomed = sharded_constant_layer(mesh);
       const auto x = torch::ones({1, 4}, torch::requires_grad());
       const auto input = AtTheEnd::apply(x, [&] {
         if (dies) doomed = nullptr;

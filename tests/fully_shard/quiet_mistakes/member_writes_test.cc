@@ -1,5 +1,6 @@
 // Writes to members that differ between ranks are errors by name, never a mixture.
 #include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/quiet_mistakes/constant_layer.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
@@ -13,16 +14,9 @@ using ::testing::HasSubstr;
 
 class MemberWrites : public Worlds {};
 
-torch::nn::Linear constant_layer() {
-  torch::nn::Linear layer(6, 6);
-  torch::NoGradGuard no_grad;
-  for (auto& parameter : layer->parameters()) parameter.fill_(0.5);
-  return layer;
-}
-
 TEST_P(MemberWrites, ThatDifferAreNamedOnEveryRank) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    auto layer = constant_layer();
+    auto layer = constant_layer(6);
     fully_shard(layer, mesh);
     {
       torch::NoGradGuard no_grad;
@@ -34,7 +28,7 @@ TEST_P(MemberWrites, ThatDifferAreNamedOnEveryRank) {
 
 TEST_P(MemberWrites, ThatDifferAreNamedAfterAReshardToo) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    auto layer = constant_layer();
+    auto layer = constant_layer(6);
     fully_shard(layer, mesh);
     {
       torch::NoGradGuard no_grad;
@@ -68,7 +62,7 @@ TEST_P(MemberWrites, RowsThatAnEmbeddingRenormalisesByThisRanksDataAreNamed) {
 
 TEST_P(MemberWrites, ThatAgreeAreKept) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
-    auto layer = constant_layer();
+    auto layer = constant_layer(6);
     fully_shard(layer, mesh);
     {
       torch::NoGradGuard no_grad;

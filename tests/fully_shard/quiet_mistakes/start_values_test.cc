@@ -15,8 +15,8 @@ using ::testing::Not;
 
 class StartValues : public Worlds {};
 
-struct Pair : torch::nn::Module {
-  explicit Pair(double weight, double bias = 0.25) {
+struct TwoLayers : torch::nn::Module {
+  explicit TwoLayers(double weight, double bias = 0.25) {
     torch::NoGradGuard no_grad;
     layer->weight.fill_(weight);
     layer->bias.fill_(bias);
@@ -28,7 +28,7 @@ struct Pair : torch::nn::Module {
   torch::nn::Linear other = register_module("other", torch::nn::Linear(6, 6));
 };
 
-std::shared_ptr<Pair> sharded(std::shared_ptr<Pair> model, const DeviceMesh& mesh) {
+std::shared_ptr<TwoLayers> sharded(std::shared_ptr<TwoLayers> model, const DeviceMesh& mesh) {
   fully_shard(model->layer, mesh);
   fully_shard(model->other, mesh);
   fully_shard(model, mesh);
@@ -40,7 +40,7 @@ double odd_one(int64_t rank, const DeviceMesh& mesh) { return rank == mesh.size(
 
 TEST_P(StartValues, ThatDifferAreNamedOnEveryRankAtTheFirstGather) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    const auto model = sharded(std::make_shared<Pair>(odd_one(rank, mesh)), mesh);
+    const auto model = sharded(std::make_shared<TwoLayers>(odd_one(rank, mesh)), mesh);
     EXPECT_THAT(message_of([&] {
                   model->forward(torch::ones({1, 6}));
                 }),
@@ -50,7 +50,7 @@ TEST_P(StartValues, ThatDifferAreNamedOnEveryRankAtTheFirstGather) {
 
 TEST_P(StartValues, ThatDifferInOneElementAreFoundInFp64AndInBias) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    auto model = std::make_shared<Pair>(1.0);
+    auto model = std::make_shared<TwoLayers>(1.0);
     model->to(torch::kDouble);
     if (rank == 0) {
       torch::NoGradGuard no_grad;
@@ -66,7 +66,7 @@ TEST_P(StartValues, ThatDifferInOneElementAreFoundInFp64AndInBias) {
 
 TEST_P(StartValues, ThatAgreeAreNotCompared) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
-    const auto model = sharded(std::make_shared<Pair>(1.0), mesh);
+    const auto model = sharded(std::make_shared<TwoLayers>(1.0), mesh);
     model->forward(torch::ones({1, 6})).sum().backward();
     EXPECT_EQ(counters(mesh).all_gathers, 2);  // each layer once: x needs no gradient
   });
@@ -74,7 +74,7 @@ TEST_P(StartValues, ThatAgreeAreNotCompared) {
 
 TEST_P(StartValues, AWriteToTheEntryBeforeTheFirstGatherEndsTheComparison) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    const auto model = sharded(std::make_shared<Pair>(odd_one(rank, mesh)), mesh);
+    const auto model = sharded(std::make_shared<TwoLayers>(odd_one(rank, mesh)), mesh);
     {
       torch::NoGradGuard no_grad;
       model->layer->parameters()[0].fill_(0.75);
@@ -87,7 +87,7 @@ TEST_P(StartValues, AWriteToTheEntryBeforeTheFirstGatherEndsTheComparison) {
 TEST_P(StartValues, AWriteToOneParameterLeavesTheOthersCompared) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
     const auto model =
-        sharded(std::make_shared<Pair>(odd_one(rank, mesh), odd_one(rank, mesh)), mesh);
+        sharded(std::make_shared<TwoLayers>(odd_one(rank, mesh), odd_one(rank, mesh)), mesh);
     {
       torch::NoGradGuard no_grad;
       model->layer->parameters()[0].fill_(0.75);
@@ -101,7 +101,7 @@ TEST_P(StartValues, AWriteToOneParameterLeavesTheOthersCompared) {
 
 TEST_P(StartValues, AWriteOfTheMemberBeforeTheFirstGatherEndsTheComparison) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    const auto model = sharded(std::make_shared<Pair>(odd_one(rank, mesh)), mesh);
+    const auto model = sharded(std::make_shared<TwoLayers>(odd_one(rank, mesh)), mesh);
     {
       torch::NoGradGuard no_grad;
       EXPECT_NO_THROW(torch::nn::init::constant_(model->layer->weight, 0.75));

@@ -3,7 +3,8 @@
 
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/units/registry_slot.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/fully_shard/units/unit_names.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -39,16 +40,6 @@ std::vector<std::string> paths(const ModuleTree& tree) {
   std::vector<std::string> all;
   for (size_t i = 0; i < tree.size(); ++i) all.push_back(tree.path(i));
   return all;
-}
-
-std::vector<std::string> names(const std::vector<FSDPModule>& units) {
-  std::vector<std::string> all;
-  for (const auto& unit : units) all.push_back(unit.name());
-  return all;
-}
-
-void on_one_rank(const std::function<void(const DeviceMesh&)>& body) {
-  run_ranks(1, [&](int64_t) { body(init_device_mesh(torch::kCPU, {1})); });
 }
 
 TEST(ModuleTree, IsWalkedInPreOrderChildrenAsRegistered) {

@@ -1,6 +1,7 @@
 // Units below units: at any depth, by several paths, with parameters that an inner call
 // left alone.
 #include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/units/unit_names.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
 
@@ -41,12 +42,6 @@ FactorPtr factor(const Children& children = {}, bool bare = false) {
   return made;
 }
 FactorPtr plain(const Children& children) { return factor(children, /*bare=*/true); }
-
-std::vector<std::string> names(const std::vector<FSDPModule>& units) {
-  std::vector<std::string> all;
-  for (const auto& unit : units) all.push_back(unit.name());
-  return all;
-}
 
 class NestedUnits : public Worlds {
  protected:

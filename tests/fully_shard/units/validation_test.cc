@@ -1,7 +1,8 @@
 // What fully_shard refuses about modules and memory, and parameters that come too late.
 #include "fully_shard/fully_shard.h"
-#include "tests/support/start_values.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/fully_shard/units/pair.h"
+#include "tests/support/errors.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -14,26 +15,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::Linear;
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::ValueError& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
-
-void on_one_rank(const std::function<void(const DeviceMesh&)>& body) {
-  run_ranks(1, [&](int64_t) { body(init_device_mesh(torch::kCPU, {1})); });
-}
-
-struct PairImpl : torch::nn::Module {
-  Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
-  Linear first = register_module("first", make_linear(4, 4));
-  Linear second = register_module("second", make_linear(4, 4));
-};
-TORCH_MODULE(Pair);
 
 void expect_untouched(const torch::nn::Module& module) {
   EXPECT_FALSE(is_fsdp_module(module));

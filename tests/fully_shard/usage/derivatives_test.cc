@@ -1,6 +1,6 @@
 // Derivatives beyond one backward: penalties on inputs, Hessian products, forwards and
 // backwards in any order.
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
 

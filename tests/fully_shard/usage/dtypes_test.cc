@@ -1,6 +1,6 @@
 // Parameters of every dtype, also side by side in one unit, train with the unsharded
 // numbers.
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
 

@@ -1,5 +1,5 @@
 // Models of many layer types, every child a unit of its own, in training and evaluation.
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>

@@ -1,6 +1,6 @@
 // What models do with weights besides calling layers: routes, other units' weights,
 // normalisation, custom functions, adapters.
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 #include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"

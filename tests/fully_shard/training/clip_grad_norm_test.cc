@@ -3,6 +3,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
+#include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gmock/gmock.h>
@@ -43,16 +44,6 @@ double norm_of(const std::vector<Tensor>& gradients, double p) {
   std::vector<Tensor> flat;
   for (const auto& gradient : gradients) flat.push_back(gradient.flatten().to(torch::kDouble));
   return torch::cat(flat).norm(p).item<double>();
-}
-
-template <class Error>
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
 }
 
 // On a 2x2 mesh {dp, pp}, with the world as a mesh of one dimension.

@@ -1,7 +1,7 @@
 // Registry entries in operators outside autograd: with plain tensors they are whole,
 // among themselves they stay sharded.
 #include "fully_shard/counters.h"
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,7 @@
 // Access that passes no operator is refused with the parameter's name, and leaves the
 // parameter as it was; so is what would part a parameter from its shards.
 #include "on_demand/on_demand_storage.h"
-#include "tests/fully_shard/interception.h"
+#include "tests/fully_shard/interception/interception.h"
 #include "tests/fully_shard/write_checks.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"

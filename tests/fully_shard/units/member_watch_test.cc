@@ -1,8 +1,8 @@
 // A member that the model reassigned after fully_shard is reported by name; whatever else
 // models do with handles is not.
 #include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/units/pair.h"
 #include "tests/support/errors.h"
-#include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -16,15 +16,6 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::Linear;
-
-struct PairImpl : torch::nn::Module {
-  PairImpl()
-      : first(register_module("first", make_linear(4, 4))),
-        second(register_module("second", make_linear(4, 4))) {}
-  Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
-  Linear first, second;
-};
-TORCH_MODULE(Pair);
 
 // Registers a parameter and keeps no member.
 struct RegistryOnly : torch::nn::Module {

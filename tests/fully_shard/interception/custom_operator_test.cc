@@ -2,7 +2,7 @@
 // and whenever it was registered: bodies that read raw memory, call operators on another
 // module's parameter, or take lists with holes.
 #include "on_demand/gate_key.h"
-#include "tests/fully_shard/interception.h"
+#include "tests/fully_shard/interception/interception.h"
 #include "tests/fully_shard/write_checks.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

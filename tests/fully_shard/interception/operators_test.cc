@@ -1,7 +1,7 @@
 // Operators of every kind work with parameters that are empty between operators: several
 // parameters at once, containers and layouts whose kernels run before autograd's, views
 // of views. Every parameter is a unit, emptied and poisoned after every operator.
-#include "tests/fully_shard/interception.h"
+#include "tests/fully_shard/interception/interception.h"
 
 #include <gtest/gtest.h>
 

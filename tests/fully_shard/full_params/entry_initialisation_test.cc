@@ -1,5 +1,5 @@
 // What torch::nn::init does to registry entries beyond elementwise operators.
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/CPUGeneratorImpl.h>

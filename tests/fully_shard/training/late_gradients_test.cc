@@ -1,5 +1,5 @@
 // Gradients that arrive after their group's reduction has left, on some ranks only.
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 

@@ -5,7 +5,7 @@
 #endif
 // Profilers see an operator's arguments before the gate does: what they read of empty
 // parameters must be harmless.
-#include "tests/fully_shard/interception.h"
+#include "tests/fully_shard/interception/interception.h"
 
 #include <ATen/record_function.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 
 #include "tests/support/gradient_bound.h"
 #include "tests/support/thread_ranks.h"

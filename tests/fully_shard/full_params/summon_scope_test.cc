@@ -1,6 +1,7 @@
 // What may be done while full parameters are shown, and initialisers over a sharded
 // model.
 #include "tests/fully_shard/decoder.h"
+#include "tests/support/errors.h"
 #include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
 
@@ -15,15 +16,6 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-
-std::string message_of(const std::function<void()>& body) {
-  try {
-    body();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "nothing was thrown";
-}
 
 class SummonScope : public ::testing::TestWithParam<int64_t> {
  protected:

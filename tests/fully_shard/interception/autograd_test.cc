@@ -1,7 +1,7 @@
 // What autograd can do with parameters works with parameters that are empty between
 // operators: custom functions, higher derivatives, hooks, modes. Every parameter is a
 // unit, emptied and poisoned after every operator.
-#include "tests/fully_shard/interception.h"
+#include "tests/fully_shard/interception/interception.h"
 
 #include <ATen/autocast_mode.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "tests/fully_shard/interception.h"
+#include "tests/fully_shard/interception/interception.h"
 
 #include "on_demand/on_demand_storage.h"
 #include "tests/support/full_value.h"

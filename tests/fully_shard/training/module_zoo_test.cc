@@ -1,7 +1,7 @@
 // Every layer type of torch::nn trains sharded with the unsharded numbers, with every
 // group emptied and poisoned after every operator.
 #include "on_demand/on_demand_storage.h"
-#include "tests/fully_shard/parity.h"
+#include "tests/fully_shard/training/parity.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 

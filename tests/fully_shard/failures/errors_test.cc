@@ -2,7 +2,7 @@
 #include "tests/support/errors.h"
 
 #include "tests/fully_shard/decoder.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -13,20 +13,13 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-class Errors : public ::testing::Test {
- protected:
-  void on_one_rank(const std::function<void(const DeviceMesh&)>& body) {
-    run_ranks(1, [&](int64_t) { body(init_device_mesh(torch::kCPU, {1})); });
-  }
-};
-
 struct OneParameter : torch::nn::Module {
   explicit OneParameter(torch::Tensor tensor)
       : weight(register_parameter("weight", std::move(tensor))) {}
   torch::Tensor weight;
 };
 
-TEST_F(Errors, AModuleOnTheStack) {
+TEST(Errors, AModuleOnTheStack) {
   on_one_rank([](const DeviceMesh& mesh) {
     torch::nn::LinearImpl linear(2, 2);
     expect_error<c10::ValueError>([&] { fully_shard(linear, mesh); },
@@ -34,7 +27,7 @@ TEST_F(Errors, AModuleOnTheStack) {
   });
 }
 
-TEST_F(Errors, AContainerWithoutForward) {
+TEST(Errors, AContainerWithoutForward) {
   on_one_rank([](const DeviceMesh& mesh) {
     torch::nn::ModuleList list(torch::nn::Linear(2, 2));
     expect_error<c10::ValueError>([&] { fully_shard(list, mesh); },
@@ -42,7 +35,7 @@ TEST_F(Errors, AContainerWithoutForward) {
   });
 }
 
-TEST_F(Errors, ASecondApplication) {
+TEST(Errors, ASecondApplication) {
   on_one_rank([](const DeviceMesh& mesh) {
     torch::nn::Linear linear(2, 2);
     fully_shard(linear, mesh);
@@ -50,7 +43,7 @@ TEST_F(Errors, ASecondApplication) {
   });
 }
 
-TEST_F(Errors, TopDownOrder) {
+TEST(Errors, TopDownOrder) {
   on_one_rank([](const DeviceMesh& mesh) {
     Decoder model(4, 1);
     fully_shard(model, mesh);
@@ -59,7 +52,7 @@ TEST_F(Errors, TopDownOrder) {
   });
 }
 
-TEST_F(Errors, AScalarParameterLeavesTheModuleAsItWas) {
+TEST(Errors, AScalarParameterLeavesTheModuleAsItWas) {
   on_one_rank([](const DeviceMesh& mesh) {
     auto module = std::make_shared<OneParameter>(torch::ones({}));
     expect_error<c10::ValueError>([&] { fully_shard(module, mesh); },
@@ -69,14 +62,14 @@ TEST_F(Errors, AScalarParameterLeavesTheModuleAsItWas) {
   });
 }
 
-TEST_F(Errors, ANonContiguousParameter) {
+TEST(Errors, ANonContiguousParameter) {
   on_one_rank([](const DeviceMesh& mesh) {
     auto module = std::make_shared<OneParameter>(torch::ones({3, 2}).t());
     expect_error<c10::ValueError>([&] { fully_shard(module, mesh); }, HasSubstr("not contiguous"));
   });
 }
 
-TEST_F(Errors, ParametersThatShareMemoryOnly) {
+TEST(Errors, ParametersThatShareMemoryOnly) {
   on_one_rank([](const DeviceMesh& mesh) {
     auto module = std::make_shared<OneParameter>(torch::ones({4}));
     module->register_parameter("alias", module->weight.detach().view({2, 2}));
@@ -86,7 +79,7 @@ TEST_F(Errors, ParametersThatShareMemoryOnly) {
   });
 }
 
-TEST_F(Errors, AParameterWithAGradient) {
+TEST(Errors, AParameterWithAGradient) {
   on_one_rank([](const DeviceMesh& mesh) {
     auto module = std::make_shared<OneParameter>(torch::ones({4}));
     module->weight.sum().backward();
@@ -94,7 +87,7 @@ TEST_F(Errors, AParameterWithAGradient) {
   });
 }
 
-TEST_F(Errors, AnIgnoredTensorThatIsNoParameter) {
+TEST(Errors, AnIgnoredTensorThatIsNoParameter) {
   on_one_rank([](const DeviceMesh& mesh) {
     torch::nn::Linear linear(2, 2);
     expect_error<c10::ValueError>(
@@ -103,7 +96,7 @@ TEST_F(Errors, AnIgnoredTensorThatIsNoParameter) {
   });
 }
 
-TEST_F(Errors, RawAccessToAShardedMember) {
+TEST(Errors, RawAccessToAShardedMember) {
   run_ranks(2, [](int64_t) {
     const auto mesh = init_device_mesh(torch::kCPU, {2});
     Decoder model(4, 1);
@@ -119,7 +112,7 @@ TEST_F(Errors, RawAccessToAShardedMember) {
   });
 }
 
-TEST_F(Errors, WhatIsNotImplementedYetSaysSo) {
+TEST(Errors, WhatIsNotImplementedYetSaysSo) {
   on_one_rank([](const DeviceMesh& mesh) {
     torch::nn::Linear linear(2, 2);
     const auto refused = [&](FullyShardOptions options, const char* name) {
@@ -152,7 +145,7 @@ TEST_F(Errors, WhatIsNotImplementedYetSaysSo) {
   });
 }
 
-TEST_F(Errors, EqualSizedUnitsTouchedInOppositeOrderAreNamedOnEveryRank) {
+TEST(Errors, EqualSizedUnitsTouchedInOppositeOrderAreNamedOnEveryRank) {
   run_ranks(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(torch::kCPU, {2});
     auto model = build_seeded([] { return decoder_model(4, 2); });

@@ -1,6 +1,6 @@
 // Writes to members and registry entries: every form reaches the shards, ranks that write
 // different values are told, and views of registry entries stand for themselves.
-#include "tests/fully_shard/interception.h"
+#include "tests/fully_shard/interception/interception.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/thread_ranks.h"

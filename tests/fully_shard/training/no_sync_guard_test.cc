@@ -13,26 +13,26 @@ namespace {
 using torch::Tensor;
 using torch::nn::Linear;
 
-struct TrioImpl : torch::nn::Module {
+struct ThreeLayersImpl : torch::nn::Module {
   Tensor forward(const Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
   Linear a = register_module("a", make_linear(4, 4)), b = register_module("b", make_linear(4, 4)),
          c = register_module("c", make_linear(4, 4));
 };
-TORCH_MODULE(Trio);
+TORCH_MODULE(ThreeLayers);
 
 class NoSync : public ::testing::TestWithParam<int64_t> {
  protected:
   // Units a, b, c and a root without parameters of its own.
-  void on_ranks(const std::function<void(const DeviceMesh&, Trio&)>& body) const {
+  void on_ranks(const std::function<void(const DeviceMesh&, ThreeLayers&)>& body) const {
     run_ranks(GetParam(), [&](int64_t) {
       const auto mesh = init_device_mesh(torch::kCPU, {GetParam()});
-      Trio model;
+      ThreeLayers model;
       for (auto* layer : {&model->a, &model->b, &model->c}) fully_shard(*layer, mesh);
       fully_shard(model, mesh);
       body(mesh, model);
     });
   }
-  static int64_t reductions_of_a_step(const DeviceMesh& mesh, Trio& model) {
+  static int64_t reductions_of_a_step(const DeviceMesh& mesh, ThreeLayers& model) {
     const auto before = counters(mesh).reduce_scatters;
     model(torch::ones({2, 4})).sum().backward();
     return counters(mesh).reduce_scatters - before;
@@ -40,7 +40,7 @@ class NoSync : public ::testing::TestWithParam<int64_t> {
 };
 
 TEST_P(NoSync, GuardsNest) {
-  on_ranks([](const DeviceMesh& mesh, Trio& model) {
+  on_ranks([](const DeviceMesh& mesh, ThreeLayers& model) {
     const auto root = get_fsdp_module(*model);
     EXPECT_EQ(reductions_of_a_step(mesh, model), 3);
     {
@@ -57,7 +57,7 @@ TEST_P(NoSync, GuardsNest) {
 }
 
 TEST_P(NoSync, AUnitSwitchedOffByHandStaysOff) {
-  on_ranks([](const DeviceMesh& mesh, Trio& model) {
+  on_ranks([](const DeviceMesh& mesh, ThreeLayers& model) {
     auto b = get_fsdp_module(*model->b);
     b.set_requires_gradient_sync(false);
     EXPECT_EQ(reductions_of_a_step(mesh, model), 2);
@@ -72,7 +72,7 @@ TEST_P(NoSync, AUnitSwitchedOffByHandStaysOff) {
 }
 
 TEST_P(NoSync, AnInnerUnitAloneAndAnExceptionEndWell) {
-  on_ranks([](const DeviceMesh& mesh, Trio& model) {
+  on_ranks([](const DeviceMesh& mesh, ThreeLayers& model) {
     try {
       const NoSyncGuard of_a(get_fsdp_module(*model->a)), of_b(get_fsdp_module(*model->b));
       EXPECT_EQ(reductions_of_a_step(mesh, model), 1);
@@ -84,7 +84,7 @@ TEST_P(NoSync, AnInnerUnitAloneAndAnExceptionEndWell) {
 }
 
 TEST_P(NoSync, AHandleThatOutlivesTheModelIsHarmless) {
-  on_ranks([](const DeviceMesh& mesh, Trio&) {
+  on_ranks([](const DeviceMesh& mesh, ThreeLayers&) {
     auto dying = make_linear(4, 4).ptr();
     auto unit = fully_shard(dying, mesh);
     auto handle = unit.unshard_async();
@@ -96,7 +96,7 @@ TEST_P(NoSync, AHandleThatOutlivesTheModelIsHarmless) {
 }
 
 TEST_P(NoSync, AnUnshardHandleWaitsOnce) {
-  on_ranks([](const DeviceMesh& mesh, Trio& model) {
+  on_ranks([](const DeviceMesh& mesh, ThreeLayers& model) {
     auto unit = get_fsdp_module(*model->a);
     auto handle = unit.unshard_async();
     handle.wait();
@@ -109,7 +109,7 @@ TEST_P(NoSync, AnUnshardHandleWaitsOnce) {
 }
 
 TEST_P(NoSync, ForwardAtTheModuleBoundaryIsTheModulesForward) {
-  on_ranks([](const DeviceMesh&, Trio& model) {
+  on_ranks([](const DeviceMesh&, ThreeLayers& model) {
     const auto x = torch::ones({2, 4});
     torch::NoGradGuard no_grad;
     EXPECT_TRUE(torch::equal(fsdp::forward(model, x), model(x)));
