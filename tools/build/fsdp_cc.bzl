@@ -10,9 +10,12 @@ _WARNINGS = [
     "-Wno-missing-field-initializers",
 ]
 
+# LibTorch is a release build, and the layout of some of its classes depends on that.
+_RELEASE = ["-DNDEBUG"]
+
 # One configuration for training and tests: what is run is optimised, and checks that cost are
 # switched on by tests (fsdp::set_write_checks).
-_OPTIMISED = ["-O2", "-DNDEBUG"]
+_OPTIMISED = _RELEASE + ["-O2"]
 
 def fsdp_cc_library(name, copts = [], **kwargs):
     """A library. It is always linked whole: its dispatcher kernels are registered by static initialisers."""
@@ -73,7 +76,7 @@ def fsdp_cc_test(name, srcs, copts = [], deps = [], size = "large", **kwargs):
         name = name,
         size = size,
         srcs = [src for src in srcs if src not in sources] + _compiled_by_folder(name, sources),
-        copts = _WARNINGS + ["-O0"] + copts,
+        copts = _WARNINGS + _RELEASE + ["-O0"] + copts,
         linkstatic = True,
         deps = deps + [name + "_files", "@googletest//:gtest"],
         **kwargs

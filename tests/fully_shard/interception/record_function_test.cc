@@ -1,8 +1,3 @@
-// LibTorch is a release build, and the layout of RecordFunction depends on this. Before
-// any header.
-#ifndef NDEBUG
-#define NDEBUG
-#endif
 // Profilers see an operator's arguments before the gate does: what they read of empty
 // parameters must be harmless.
 #include "tests/fully_shard/interception/interception.h"
