@@ -81,9 +81,7 @@ at::Tensor ShardedParam::take_gradient(ParamGroup& group, int64_t index) {
   const auto tensor = member();
   if (!tensor.defined() || !tensor.grad().defined()) return {};
   if (is_untouched_tripwire(tensor.grad())) return {};
-  if (!tripwire_.defined() || tensor.grad().is_same(tripwire_)) {
-    tripwire_ = make_tripwire(tensor, group, index);
-  }
+  if (!is_untouched_tripwire(tripwire_)) tripwire_ = make_tripwire(tensor, group, index);
   return std::exchange(tensor.mutable_grad(), tripwire_);
 }
 

@@ -15,7 +15,7 @@ _RELEASE = ["-DNDEBUG"]
 
 # One configuration for training and tests: what is run is optimised, and checks that cost are
 # switched on by tests (fsdp::set_write_checks).
-_OPTIMISED = _RELEASE + ["-O2"]
+_OPTIMISED = ["-O2"] + _RELEASE
 
 def fsdp_cc_library(name, copts = [], **kwargs):
     """A library. It is always linked whole: its dispatcher kernels are registered by static initialisers."""

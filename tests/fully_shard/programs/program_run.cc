@@ -204,8 +204,10 @@ class SideBySide {
     for (size_t i = 0; i < sharded.losses.size(); ++i) {
       compare("loss", sharded.losses[i].detach(), mine.losses[i].detach());
       const bool retain = sharded.retain_graph && i + 1 < sharded.losses.size();
-      plain_.backward(plain, i, retain, [this](int id) { return sharded_.reduction_of(id); });
       sharded.losses[i].backward({}, retain);
+      plain_.backward(plain, i, retain, [this](int id, const std::set<int>& arrived) {
+        return sharded_.reduction_of(id, arrived);
+      });
       compare_gradients();
       follow_gradients();
     }

@@ -209,6 +209,7 @@ void ResidencyModel::reduce(int unit) {
   const bool certain = each.debt == Debt::kOwes || each.touched_in_backward;
   if (!certain && each.debt == Debt::kNone && !each.has_gradient) return;
   if (!each.synchronizes) {
+    if (!each.touched_in_backward && !each.has_gradient) return;  // owes what it owed
     for (auto& param : each.spec.params) param.unsynchronized |= param.trainable;
     each.debt = Debt::kOwes;
     return;

@@ -1,6 +1,9 @@
 #include "tests/fully_shard/programs/sharded_program.h"
 
+#include "fully_shard/params/optimizer_tripwire.h"
 #include "tests/fully_shard/programs/program_optimizer.h"
+
+#include <algorithm>
 
 namespace fsdp::testing {
 
@@ -102,12 +105,29 @@ std::set<int> ShardedProgram::sharded_tensors() const {
   return ids;
 }
 
-std::optional<Reduction> ShardedProgram::reduction_of(int id) const {
+int ShardedProgram::root_of(size_t unit) const {
+  auto root = static_cast<int>(unit);
+  while (units_[static_cast<size_t>(root)].parent >= 0)
+    root = units_[static_cast<size_t>(root)].parent;
+  return root;
+}
+
+// A backward that meets no unit of a root reduces nothing of it. Where it meets one that
+// gets no gradient, both may be: then what happened is asked.
+std::optional<Reduction> ShardedProgram::reduction_of(int id, const std::set<int>& arrived) const {
   const auto found = unit_of_tensor_.find(id);
   if (found == unit_of_tensor_.end()) return std::nullopt;
   const auto& unit = units_[found->second];
+  const auto root = root_of(found->second);
+  const bool meets_root =
+      std::any_of(unit_of_tensor_.begin(), unit_of_tensor_.end(), [&](const auto& other) {
+        return root_of(other.second) == root && arrived.contains(other.first);
+      });
+  const auto& left = model_.tensors.at(id).member.grad();
+  const bool waits = left.defined() && !internal::is_untouched_tripwire(left);
   const double factor = unit.nodes.front()->unit.divide_factor;
-  return Reduction{unit.synchronize, factor != 0 ? factor : static_cast<double>(program_.world)};
+  return Reduction{unit.synchronize && (meets_root || !waits),
+                   factor != 0 ? factor : static_cast<double>(program_.world)};
 }
 
 void ShardedProgram::set_sync(int node_id, bool synchronize) {

@@ -31,8 +31,9 @@ class ShardedProgram {
   at::Tensor entry(int id) const { return model_.tensors.at(id).entry(); }
   bool is_sharded(int id) const { return unit_of_tensor_.count(id) > 0; }
   std::set<int> sharded_tensors() const;
+  // How the last backward reduced it, in which `arrived` got gradients on some rank.
   // Nothing for tensors that are local to a rank.
-  std::optional<Reduction> reduction_of(int id) const;
+  std::optional<Reduction> reduction_of(int id, const std::set<int>& arrived) const;
 
   // Of the unit of node `node_id`; of all units when negative.
   void set_sync(int node_id, bool synchronize);
@@ -59,6 +60,7 @@ class ShardedProgram {
   void adopt(const Node& node, size_t unit, FullyShardOptions& options);
   void set_prefetch_lists();
   ShardedUnit* unit_of(int node_id);
+  int root_of(size_t unit) const;  // by position
   std::vector<FSDPModule> modules_of(const std::vector<int>& node_ids);
 
   const Program& program_;

@@ -79,19 +79,33 @@ std::vector<Tensor> UnshardedProgram::optimized_tensors(const RandomModel& model
 void UnshardedProgram::backward(const std::vector<Losses>& losses, size_t index, bool retain_graph,
                                 const ReductionOf& reduction_of) {
   std::map<int, Tensor> before;  // the same on every rank
+  std::vector<std::pair<std::shared_ptr<Arrivals>, Tensor>> pending;
   for (auto& [id, tensor] : tensors_) {
     tensor.bound.reset();
     if (!sharded_.count(id)) continue;
     for (size_t r = 0; r < models_.size(); ++r) {
-      auto& arrivals = *tensor.arrivals[r] = {};
-      if (tensor.pending[r].defined()) arrivals.add(tensor.pending[r]);
+      *tensor.arrivals[r] = {};
+      if (tensor.pending[r].defined())
+        pending.emplace_back(tensor.arrivals[r], tensor.pending[r].clone());
       before[id] =
           std::exchange(tensor.members[r].mutable_grad(), std::exchange(tensor.pending[r], {}));
     }
   }
   for (const auto& of_rank : losses) of_rank.losses[index].backward({}, retain_graph);
   at::NoGradGuard no_grad;
-  for (const int id : sharded_) reduce(tensors_.at(id), *reduction_of(id), before[id]);
+  const auto arrived = tensors_with_arrivals();
+  for (const auto& [arrivals, gradient] : pending) arrivals->add(gradient);
+  for (const int id : sharded_) reduce(tensors_.at(id), *reduction_of(id, arrived), before[id]);
+}
+
+std::set<int> UnshardedProgram::tensors_with_arrivals() const {
+  std::set<int> arrived;
+  for (const auto& [id, tensor] : tensors_) {
+    for (const auto& of_rank : tensor.arrivals) {
+      if (of_rank->count > 0) arrived.insert(id);
+    }
+  }
+  return arrived;
 }
 
 void UnshardedProgram::reduce(PlainTensor& tensor, const Reduction& reduction,

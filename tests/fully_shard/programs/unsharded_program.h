@@ -24,8 +24,9 @@ struct Reduction {
   bool synchronize = true;
   double divisor = 1;
 };
-// By tensor id; nothing for tensors that are local to a rank.
-using ReductionOf = std::function<std::optional<Reduction>(int id)>;
+// By tensor id, after a backward in which `arrived` got gradients on some rank; nothing
+// for tensors that are local to a rank.
+using ReductionOf = std::function<std::optional<Reduction>(int id, const std::set<int>& arrived)>;
 
 class UnshardedProgram {
  public:
@@ -81,6 +82,7 @@ class UnshardedProgram {
   };
 
   void collect_tensors();
+  std::set<int> tensors_with_arrivals() const;
   std::vector<at::Tensor> optimized_tensors(const RandomModel& model);
   void reduce(PlainTensor& tensor, const Reduction& reduction, const at::Tensor& before);
   void set_bound(PlainTensor& tensor, const at::Tensor& magnitude, const at::Tensor& added,
