@@ -237,7 +237,7 @@ void ResidencyModel::backward_ended() {
       each.turn = Turn::kWaiting;
       each.touched_in_backward = each.has_gradient = false;
     }
-    end_rounds(root, Kind::kTraining);
+    for (const auto kind : {Kind::kTraining, Kind::kInference}) end_rounds(root, kind);
     at(root).kind = Kind::kNone;
     at(root).current = -1;
   }
@@ -254,7 +254,7 @@ void ResidencyModel::backward_aborted() {
       if (each.debt == Debt::kOwes) each.debt = Debt::kPossible;
       each.touched_in_backward = each.has_gradient = false;
     }
-    end_rounds(root, Kind::kTraining);
+    for (const auto kind : {Kind::kTraining, Kind::kInference}) end_rounds(root, kind);
     at(root).kind = Kind::kNone;
     at(root).current = -1;
   }
