@@ -59,7 +59,34 @@ TEST_P(SummonDetails, OffloadingOnEveryRankWarnsThatEachCopiesTheModel) {
   c10::WarningUtils::set_warnAlways(false);
 }
 
-INSTANTIATE_WORLDS(SummonDetails, 1, 2);
+TEST_P(SummonDetails, OffloadedParametersAreOrdinaryMemory) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_linear(4, 4);
+    const auto expected = layer->weight.detach().clone();
+    fully_shard(layer, mesh);
+    const SummonFullParams full(layer, {.offload_to_cpu = true});
+    const auto gathers = counters(mesh).all_gathers;
+    const auto weight = layer->parameters()[0];
+    ASSERT_FALSE(weight.is_same(layer->weight));
+    EXPECT_NO_THROW(weight.data_ptr());
+    EXPECT_TRUE(torch::equal(weight.detach(), expected));
+    EXPECT_EQ(counters(mesh).all_gathers, gathers);
+  });
+}
+
+TEST_P(SummonDetails, AVisitOfAllParametersGathersEachUnitOnceAndAllButTheFirstAhead) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    torch::nn::Sequential model(make_linear(4, 4), make_linear(4, 4), make_linear(4, 4));
+    for (const auto& layer : model->children()) fully_shard(*layer, mesh);
+    fully_shard(model, mesh);
+    for_each_full_param(*model, [](const std::string&, const at::Tensor&) {});
+    const int64_t sent = mesh.size() > 1 ? 1 : 0;
+    EXPECT_EQ(counters(mesh).all_gathers, 3 * sent);
+    EXPECT_EQ(counters(mesh).prefetched_all_gathers, 2 * sent);
+  });
+}
+
+INSTANTIATE_WORLDS(SummonDetails, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

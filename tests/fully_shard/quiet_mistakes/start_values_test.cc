@@ -123,6 +123,23 @@ TEST_P(StartValues, ShapesThatDifferAreNamedThoughTheChunksAreEqual) {
   });
 }
 
+TEST_P(StartValues, DtypesThatDifferAreNamedThoughTheBytesAreEqual) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    torch::nn::Linear layer(6, 6);
+    {
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : layer->parameters()) parameter.zero_();
+    }
+    const auto dtype = rank == 0 ? torch::kHalf : torch::kBFloat16;
+    layer->to(dtype);
+    fully_shard(layer, mesh);
+    EXPECT_THAT(message_of([&] {
+                  layer(torch::ones({1, 6}, dtype));
+                }),
+                AllOf(HasSubstr("'weight'"), HasSubstr("dtype")));
+  });
+}
+
 INSTANTIATE_WORLDS(StartValues, 2, 3);
 
 }  // namespace

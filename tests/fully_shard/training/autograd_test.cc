@@ -1,4 +1,5 @@
 // Gradients as values, optimizers built too early, announced and unannounced writes.
+#include "fully_shard/params/param_group.h"
 #include "fully_shard/transport/exclusive_use.h"
 #include "tests/fully_shard/decoder.h"
 #include "tests/fully_shard/write_checks.h"
@@ -143,6 +144,23 @@ TEST(ExclusiveUse, ASecondThreadIsToldAndTheFirstMayNest) {
     }
   }).join();
   EXPECT_THAT(message, HasSubstr("two threads"));
+}
+
+TEST(ExclusiveUse, IsTakenByTouchesAndByGathersByHand) {
+  on_ranks_of(2, [](int64_t, const DeviceMesh& mesh) {
+    torch::nn::Linear linear(3, 5);
+    fully_shard(linear, mesh);
+    auto unit = get_fsdp_module(*linear);
+    const internal::ExclusiveUse first(unit.unit()->group->dim().user());
+    std::string by_touch, by_hand;
+    std::thread([&] {
+      by_touch = message_of([&] { linear(torch::ones({1, 3})); });
+      by_hand = message_of([&] { unit.unshard(); });
+    }).join();
+    EXPECT_THAT(by_touch, HasSubstr("two threads"));
+    EXPECT_THAT(by_hand, HasSubstr("two threads"));
+    EXPECT_EQ(counters(mesh).all_gathers, 0);
+  });
 }
 
 INSTANTIATE_WORLDS(Autograd, 1, 2, 3);

@@ -198,6 +198,16 @@ TEST_P(ClipGradNormWorlds, RanksWithoutGradientsTakePart) {
   });
 }
 
+TEST_P(ClipGradNormWorlds, ARankWithoutAnyGradientTakesPart) {
+  on_ranks([](const DeviceMesh& mesh) {
+    const auto whole = values(1);
+    const auto parameter = placed(whole, mesh, {Shard{0}});
+    if (mesh.rank() != 0) parameter.mutable_grad().reset();
+    const auto of_rank_zero = whole.chunk(mesh.size())[0];
+    EXPECT_NEAR(clip_grad_norm_({parameter}, 1).item<double>(), norm_of({of_rank_zero}, 2), 1e-9);
+  });
+}
+
 TEST_P(ClipGradNormWorlds, WithoutADTensorIsLibTorchs) {
   on_ranks([](const DeviceMesh& mesh) {
     const auto own = values(static_cast<double>(mesh.rank()));

@@ -51,7 +51,10 @@ TEST_P(LateGradients, OfOneRankAreReducedOnAll) {
       const auto x = torch::ones({1, 4}, torch::requires_grad());
       auto y = LateUse::apply(
           x, [last] { return (last->weight * 3).sum(); }, late_somewhere && rank == 0);
+      const auto before = counters(mesh).late_reduce_scatters;
       model->forward(y).sum().backward();
+      const int64_t late = counters(mesh).late_reduce_scatters - before;
+      EXPECT_EQ(late, late_somewhere && world > 1 ? 3 : 0) << "once more for every unit";
       return DTensor(last->parameters()[0].grad()).full_tensor();
     };
     const auto usual = run(false), with_late = run(true);
