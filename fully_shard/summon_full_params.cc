@@ -166,14 +166,16 @@ class SummonFullParams::Scope {
   void show(SummonedParam& param, const ParamGroup& group) const {
     auto member = param.member();
     const auto& gradient = param.entry.grad();
-    const auto full_gradient =
+    auto full_gradient =
         options_.with_grads && gradient.defined() ? DTensor(gradient).full_tensor() : at::Tensor();
     if (!shown_here(group)) return;
+    const bool changes_are_dropped = group.residency().is_borrowed() && !options_.writeback;
+    if (full_gradient.defined() && changes_are_dropped) full_gradient = full_gradient.clone();
     param.full = member;
     if (options_.offload_to_cpu) {
       param.full = member.to(at::kCPU, member.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
       param.full.set_requires_grad(param.entry.requires_grad());
-    } else if (group.residency().is_borrowed() && !options_.writeback) {
+    } else if (changes_are_dropped) {
       param.shard = internal::local_of(param.entry).clone();
     }
     if (full_gradient.defined()) member.mutable_grad() = full_gradient;

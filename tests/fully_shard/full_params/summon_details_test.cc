@@ -59,6 +59,20 @@ TEST_P(SummonDetails, OffloadingOnEveryRankWarnsThatEachCopiesTheModel) {
   c10::WarningUtils::set_warnAlways(false);
 }
 
+TEST_P(SummonDetails, GradientsChangedWithoutWritebackStayAsTheyWere) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh);
+    layer(torch::ones({1, 4})).sum().backward();
+    {
+      const SummonFullParams full(layer, {.writeback = false, .with_grads = true});
+      for (auto& parameter : layer->parameters()) parameter.mutable_grad().mul_(2);
+    }
+    EXPECT_TRUE(torch::equal(full_gradient(layer->parameters()[0]), torch::ones({4, 4})));
+    EXPECT_TRUE(torch::equal(full_gradient(layer->parameters()[1]), torch::ones({4})));
+  });
+}
+
 TEST_P(SummonDetails, OffloadedParametersAreOrdinaryMemory) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     auto layer = make_linear(4, 4);
