@@ -1,8 +1,12 @@
 // What is gathered ahead: successors that were learned, explicit lists, the switches.
 #include "tests/fully_shard/effects/traffic.h"
+#include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
+
+#include <cstddef>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
@@ -120,6 +124,86 @@ TEST_P(PrefetchEffects, ABranchNotTakenCostsOneUnusedGather) {
     EXPECT_EQ(forward.unused, 1);
     EXPECT_EQ(counters(mesh).staging_bytes, 0);
     loss.backward();
+  });
+}
+
+// Layers that are called in an order of the test's choice.
+struct LettersImpl : torch::nn::Module {
+  LettersImpl() {
+    for (const char* name : {"a", "b", "c", "d"})
+      layers.push_back(register_module(name, make_linear(4, 4)));
+  }
+  torch::Tensor forward(torch::Tensor x, const std::vector<size_t>& order) {
+    for (const auto layer : order) x = torch::tanh(layers[layer](x));
+    return x.sum();
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Letters);
+
+Letters sharded_letters(const DeviceMesh& mesh) {
+  Letters model;
+  for (auto& layer : model->layers) fully_shard(layer, mesh);
+  fully_shard(model, mesh);
+  return model;
+}
+
+constexpr size_t kA = 0, kB = 1, kC = 2, kD = 3;
+
+TEST_P(PrefetchEffects, NothingIsGuessedInTheFirstBackwardWhateverTheOrderOfRegistration) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto model = sharded_letters(mesh);
+    // Backward goes b, c, d, a: as registered, but for the last one.
+    const auto loss = model->forward(torch::ones({1, 4}), {kA, kD, kC, kB});
+    const auto backward = traffic_of(mesh, [&] { loss.backward(); });
+    EXPECT_EQ(backward.all_gathers, 2);  // c and d; the first layer's input needs no gradient
+    EXPECT_EQ(backward.prefetched, 0);
+  });
+}
+
+TEST_P(PrefetchEffects, NothingIsGatheredAfterTheLastUnitOnceItIsKnown) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto model = sharded_letters(mesh);
+    for (int step = 0; step < 3; ++step) {
+      const auto traffic = traffic_of(mesh, [&] {
+        model->forward(torch::ones({1, 4}), {kC, kB, kD, kA}).backward();
+      });
+      // At first b is taken to follow a.
+      if (step > 0) {
+        EXPECT_EQ(traffic.unused, 0) << step;
+      }
+      EXPECT_EQ(traffic.all_gathers - traffic.unused, 6) << step;
+    }
+  });
+}
+
+TEST_P(PrefetchEffects, TheEndOfARepeatedPassDoesNotFetchItsBeginning) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh);
+    for (int round = 0; round < 4; ++round) {
+      const auto inference = decoder.inference();
+      EXPECT_EQ(inference.unused, 0) << round;
+      EXPECT_EQ(counters(mesh).staging_bytes, 0) << round;
+    }
+    EXPECT_EQ(decoder.step().unused, 0);
+  });
+}
+
+TEST_P(PrefetchEffects, ABackwardThatEndsEarlyDropsWhatWasGatheredForIt) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto model = sharded_letters(mesh);
+    const auto x = torch::ones({1, 4});
+    for (int step = 0; step < 2; ++step) model->forward(x, {kA, kB, kC, kD}).backward();
+    torch::Tensor loss;
+    {
+      torch::NoGradGuard no_grad;
+      loss = model->layers[kB](torch::tanh(model->layers[kA](x)));
+    }
+    loss = model->forward(loss, {kC, kD});
+    const auto backward = traffic_of(mesh, [&] { loss.backward(); });
+    EXPECT_EQ(backward.unused, 1);  // c was to follow d, but its input needs no gradient here
+    EXPECT_EQ(counters(mesh).staging_bytes, 0);
+    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
   });
 }
 

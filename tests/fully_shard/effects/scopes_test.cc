@@ -1,6 +1,7 @@
 // Several models on one mesh: switches, schedules and failures of one are its own.
 #include "tests/fully_shard/effects/traffic.h"
 #include "tests/support/full_value.h"
+#include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
@@ -158,6 +159,52 @@ TEST_P(ScopeEffects, OneBackwardThroughTwoModelsReducesBoth) {
                                full_gradient(alone.model->blocks[0]->parameters()[2])));
       for (auto* model : {&a, &b, &alone}) model->update();
     }
+  });
+}
+
+TEST_P(ScopeEffects, ARootThatReshardsGoesWhenAnotherOnItsMeshIsTouched) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto a = make_linear(8, 8), b = make_linear(4, 4);
+    fully_shard(a, mesh, {.reshard_after_forward = true});
+    fully_shard(b, mesh, {.reshard_after_forward = true});
+    b(torch::ones({1, 4}));
+    const auto bytes_of_b = counters(mesh).unsharded_bytes;
+    a(torch::ones({1, 8}));
+    b(torch::ones({1, 4}));
+    EXPECT_EQ(counters(mesh).unsharded_bytes, bytes_of_b);
+  });
+}
+
+TEST_P(ScopeEffects, ARootThatGetsAnAncestorBringsItsCounts) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    torch::nn::Sequential model(make_linear(4, 4));
+    auto below = fully_shard(*model->ptr(0), mesh);
+    model->forward(torch::ones({1, 4})).sum().backward();
+    const auto before = below.counters();
+    EXPECT_GT(before.all_gathers, 0);
+    EXPECT_GT(before.sharded_bytes, 0);
+    const auto above = fully_shard(model, mesh).counters();
+    EXPECT_EQ(above.all_gathers, before.all_gathers);
+    EXPECT_EQ(above.reduce_scatters, before.reduce_scatters);
+    EXPECT_EQ(above.sharded_bytes, before.sharded_bytes);
+    EXPECT_EQ(above.peak_bytes, before.peak_bytes);
+  });
+}
+
+TEST_P(ScopeEffects, ForgettingAScheduleForgetsWhereARootsForwardIsOver) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh, {}, {.reshard_after_forward = true});
+    const auto bytes_after_forward = [&] {
+      decoder.forward();
+      const auto bytes = decoder.unsharded_bytes();
+      decoder.backward();
+      return bytes;
+    };
+    const auto unknown = bytes_after_forward(), known = bytes_after_forward();
+    EXPECT_LT(known, unknown);
+    decoder.root().reset_lazy_init();
+    EXPECT_EQ(bytes_after_forward(), unknown);
+    EXPECT_EQ(bytes_after_forward(), known);
   });
 }
 
