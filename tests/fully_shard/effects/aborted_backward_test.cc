@@ -83,7 +83,10 @@ TEST_P(AbortedBackward, TeachesNoSuccessors) {
     decoder.step();
     decoder.forward();
     EXPECT_THROW(failing_loss(decoder).backward(), std::exception);
-    EXPECT_EQ(decoder.backward().unused, 0);  // of the graph that was made before
+    const auto backward = decoder.backward();      // of the graph that was made before
+    EXPECT_EQ(backward.all_gathers, kBlocks + 2);  // the head, the root and the blocks
+    EXPECT_EQ(backward.prefetched, kBlocks + 1);
+    EXPECT_EQ(backward.unused, 0);
   });
 }
 

@@ -1,0 +1,200 @@
+// fsdp::checkpoint: the numbers of the plain call, less memory, and no gather beyond
+// those of the second run.
+#include "fully_shard/activation_checkpoint.h"
+
+#include "tests/fully_shard/decoder.h"
+#include "tests/support/errors.h"
+#include "tests/support/full_value.h"
+#include "tests/support/start_values.h"
+#include "tests/support/worlds.h"
+
+#include <ATen/autocast_mode.h>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::Tensor;
+
+class ActivationCheckpoint : public Worlds {};
+
+Tensor checkpointed_loss(Decoder& model, const Data& data) {
+  auto x = model->embedding(data.index);
+  for (auto& block : model->blocks) x = checkpoint(block, x);
+  return model->head(model->norm(x)).pow(2).mean();
+}
+
+Decoder sharded_decoder(const DeviceMesh& mesh) {
+  Decoder model{nullptr};
+  build_seeded([&model] {
+    model = Decoder(6, 3);
+    return Model{model.ptr(), {}};
+  });
+  shard_decoder(*model, mesh);
+  return model;
+}
+
+TEST_P(ActivationCheckpoint, OfEveryBlockHasTheNumbersOfThePlainModel) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto plain = sharded_decoder(mesh), saving = sharded_decoder(mesh);
+    for (const uint64_t seed : {1, 2}) {
+      const auto expected = loss_of(plain, make_data(seed));
+      const auto loss = checkpointed_loss(saving, make_data(seed));
+      EXPECT_TRUE(torch::equal(loss, expected));
+      expected.backward();
+      loss.backward();
+      for (size_t i = 0; i < plain->parameters().size(); ++i) {
+        EXPECT_TRUE(torch::equal(full_gradient(saving->parameters()[i]),
+                                 full_gradient(plain->parameters()[i])))
+            << i;
+      }
+    }
+  });
+}
+
+TEST_P(ActivationCheckpoint, GathersAUnitOnceInForwardAndOnceWhenItRunsAgain) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    auto model = sharded_decoder(mesh);
+    const auto gathers = [&](const std::function<void()>& body) {
+      const auto before = counters(mesh).all_gathers;
+      body();
+      return counters(mesh).all_gathers - before;
+    };
+    checkpointed_loss(model, make_data(1)).backward();
+    Tensor loss;
+    const auto forward = gathers([&] { loss = checkpointed_loss(model, make_data(1)); });
+    const auto backward = gathers([&] { loss.backward(); });
+    const int64_t blocks = 3;
+    EXPECT_EQ(forward, world() == 1 ? 0 : blocks + 3) << "embedding, head and root once";
+    EXPECT_EQ(backward, world() == 1 ? 0 : blocks);
+  });
+}
+
+TEST_P(ActivationCheckpoint, KeepsNothingBetweenForwardAndBackward) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh);
+    c10::weak_intrusive_ptr<c10::StorageImpl> inner{
+        torch::empty({1}).storage().getWeakStorageImpl()};
+    int runs = 0;
+    auto y = checkpoint(
+        [&](const Tensor& x) {
+          ++runs;
+          const auto hidden = torch::sigmoid(layer(x));  // saved by its own backward
+          inner = hidden.storage().getWeakStorageImpl();
+          return hidden * hidden;
+        },
+        torch::ones({2, 4}));
+    EXPECT_EQ(runs, 1);
+    EXPECT_TRUE(inner.expired());
+    y.sum().backward();
+    EXPECT_EQ(runs, 2);
+  });
+}
+
+TEST_P(ActivationCheckpoint, TakesAndGivesSeveralTensorsNestedAndWithoutGradients) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_linear(4, 4), plain = make_linear(4, 4);
+    fully_shard(layer, mesh);
+    const auto region = [](torch::nn::Linear& used) {
+      return [&used](const Tensor& x, const Tensor& mask) {
+        const auto inner = checkpoint([&](const Tensor& z) { return torch::tanh(used(z)); }, x);
+        return std::make_tuple(inner * mask, mask.argmax(), used(inner).sum());
+      };
+    };
+    auto x = torch::ones({2, 4}, torch::requires_grad()), y = x.detach().requires_grad_();
+    const auto mask = torch::eye(4).slice(0, 0, 2);
+    const auto [a, index, b] = checkpoint(region(layer), x, mask);
+    const auto [c, plain_index, d] = region(plain)(y, mask);
+    EXPECT_TRUE(torch::equal(index, plain_index));
+    (a.sum() + b).backward();
+    (c.sum() + d).backward();
+    EXPECT_TRUE(torch::equal(x.grad(), y.grad()));
+    EXPECT_TRUE(torch::allclose(full_gradient(layer->parameters()[0]), plain->weight.grad()));
+  });
+}
+
+INSTANTIATE_WORLDS(ActivationCheckpoint, 1, 2, 3);
+
+TEST(ActivationCheckpointAlone, RunsAgainWithTheSameRandomNumbersAndLeavesTheLaterOnes) {
+  const auto x = torch::ones({1000}, torch::requires_grad());
+  torch::manual_seed(3);
+  const auto y = checkpoint([&](const Tensor& in) { return torch::dropout(in, 0.5, true); }, x);
+  const auto next = torch::rand({3});
+  torch::manual_seed(3);
+  torch::dropout(torch::ones({1000}), 0.5, true);
+  EXPECT_TRUE(torch::equal(torch::rand({3}), next));
+  const auto state = at::detail::getDefaultCPUGenerator().get_state();
+  y.sum().backward();
+  EXPECT_TRUE(torch::equal(x.grad(), y.detach())) << "the mask of the first run";
+  EXPECT_TRUE(torch::equal(at::detail::getDefaultCPUGenerator().get_state(), state));
+}
+
+TEST(ActivationCheckpointAlone, RunsAgainUnderTheSameAutocast) {
+  const auto weight = torch::ones({4, 4}, torch::requires_grad());
+  std::vector<at::ScalarType> seen;
+  at::autocast::set_autocast_enabled(at::kCPU, true);
+  const auto y = checkpoint(
+      [&](const Tensor& x) {
+        auto out = torch::mm(x, weight);
+        seen.push_back(out.scalar_type());
+        return out;
+      },
+      torch::ones({2, 4}));
+  at::autocast::set_autocast_enabled(at::kCPU, false);
+  at::autocast::clear_cache();
+  y.sum().backward();
+  EXPECT_EQ(seen, (std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16}));
+  EXPECT_FALSE(at::autocast::is_autocast_enabled(at::kCPU));
+}
+
+TEST(ActivationCheckpointAlone, IsThePlainCallWhereNoGradientsAreRecorded) {
+  torch::NoGradGuard no_grad;
+  int runs = 0;
+  const auto y = checkpoint(
+      [&](const Tensor& x) {
+        ++runs;
+        return x * 2;
+      },
+      torch::ones({2}));
+  EXPECT_EQ(runs, 1);
+  EXPECT_FALSE(y.requires_grad());
+}
+
+TEST(ActivationCheckpointAlone, RefusesWhatWouldGiveWrongGradients) {
+  const auto square = [](const Tensor& x) { return x * x; };
+  auto x = torch::ones({2}, torch::requires_grad());
+  const auto sum = [&] { return checkpoint(square, x).sum(); };
+  EXPECT_THAT(message_of([&] { torch::autograd::grad({sum()}, {x}); }),
+              HasSubstr("autograd::grad"));
+  EXPECT_THAT(message_of([&] { sum().backward({}, true, /*create_graph=*/true); }),
+              HasSubstr("create_graph"));
+  const auto twice = sum();
+  twice.backward();
+  EXPECT_THAT(message_of([&] { twice.backward(); }), HasSubstr("second time"));
+  auto input = x * 1;
+  const auto written = checkpoint(square, input).sum();
+  input.detach().add_(1);
+  EXPECT_THAT(message_of([&] { written.backward(); }), HasSubstr("modified by an inplace"));
+  int runs = 0;
+  const auto fickle = checkpoint(
+      [&](const Tensor& in) { return std::vector<Tensor>(static_cast<size_t>(++runs), in * 2); },
+      x);
+  EXPECT_THAT(message_of([&] { fickle.front().sum().backward(); }),
+              HasSubstr("1 outputs in forward and 2"));
+}
+
+TEST(ActivationCheckpointAlone, AnExceptionWhenTheRegionRunsAgainReachesTheCaller) {
+  int runs = 0;
+  auto x = torch::ones({2}, torch::requires_grad());
+  const auto y = checkpoint(
+      [&](const Tensor& in) {
+        TORCH_CHECK(++runs == 1, "the second run fails");
+        return in * 2;
+      },
+      x);
+  EXPECT_THAT(message_of([&] { y.sum().backward(); }), HasSubstr("the second run fails"));
+}
+
+}  // namespace
+}  // namespace fsdp::testing
