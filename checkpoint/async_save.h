@@ -9,8 +9,7 @@
 // a process group of its own, so that no collective of the training waits for it or is
 // waited for. One at a time: the next save waits for it. Same contract and errors as
 // save(); what goes wrong in the background is thrown by wait(), or else by the next
-// save() or async_save(). Wait for it before destroy_process_group(), which would end its
-// group and with it the save.
+// save(), async_save() or destroy_process_group(), which waits for it.
 #pragma once
 
 #include "checkpoint/checkpoint.h"
@@ -31,7 +30,8 @@ struct AsyncOptions {
   int64_t staging_bytes = INT64_MAX;
 };
 
-// Movable. One that is destroyed waits first, and leaves an error to the next save.
+// Movable. One that is destroyed waits first, and leaves an error to the next save, or
+// to destroy_process_group().
 class SaveHandle {
  public:
   SaveHandle() = default;  // of nothing: done

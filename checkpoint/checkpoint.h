@@ -50,7 +50,7 @@ struct State {
 
 enum class Layout {
   kSharded,  // each rank writes what it holds; nothing is sent
-  kFull,     // whole tensors, as Hugging Face's readers want them; gathered one by one
+  kFull,     // whole tensors, as Hugging Face's readers want them; gathered unit by unit
 };
 
 struct SaveOptions {

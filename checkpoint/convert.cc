@@ -83,7 +83,7 @@ SavePlan plan_sharded(const std::vector<SaveItem>& items, int64_t ranks) {
   for (const SaveItem& item : items) {
     ItemRecord record{.kind = item.kind, .tensors = {}, .ties = item.ties, .details = item.details};
     std::map<int64_t, FileToWrite> files;
-    for (const auto& [name, tensor] : item.tensors) {
+    for (const auto& [name, tensor, unit] : item.tensors) {
       TensorRecord placed{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
       placed.layout = tensor.dim() > 0 ? 0 : 1;
       const auto& layout = plan.manifest.layouts[static_cast<size_t>(placed.layout)];

@@ -96,7 +96,7 @@ class Loading {
     std::map<std::string, std::vector<std::string>> other_names;
     for (const auto& [other, first] : model.ties) other_names[first].push_back(other);
     std::set<std::string> used;
-    for (const auto& [name, tensor] : model.tensors) {
+    for (const auto& [name, tensor, unit] : model.tensors) {
       std::vector<std::string> names = other_names[name];
       names.insert(names.begin(), name);
       std::optional<std::string> stored;

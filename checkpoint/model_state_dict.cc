@@ -96,7 +96,7 @@ class Setting {
       }
     }
     std::set<std::string> used;
-    for (const auto& [name, target] : model.tensors) {
+    for (const auto& [name, target, unit] : model.tensors) {
       auto& each = names[name];
       each.insert(each.begin(), name);
       plan_tensor(each, target, offered, used);
@@ -158,19 +158,30 @@ class Setting {
 StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions options) {
   check_get_options(options, kGet);
   const World world = default_world();
-  std::unordered_map<const c10::TensorImpl*, at::Tensor> seen;  // ties are gathered once
-  StateDict dict;
-  const auto add = [&](const std::string& name, const at::Tensor& tensor) {
+  std::vector<NamedTensor> firsts, distributed;
+  std::vector<std::pair<std::string, const c10::TensorImpl*>> names;
+  std::unordered_map<const c10::TensorImpl*, at::Tensor> values;  // ties are gathered once
+  const auto note = [&](const std::string& name, const at::Tensor& tensor) {
     if (!tensor.defined()) return;
-    const auto [place, is_new] = seen.try_emplace(tensor.unsafeGetTensorImpl());
-    if (is_new) place->second = dict_value(tensor, options, world);
-    if (place->second.defined()) dict.insert(name, place->second);
+    names.emplace_back(name, tensor.unsafeGetTensorImpl());
+    if (!values.try_emplace(tensor.unsafeGetTensorImpl()).second) return;
+    firsts.push_back({name, tensor, unit_of(tensor)});
+    if (is_dtensor(tensor)) distributed.push_back(firsts.back());
   };
   for (const auto& item : module.named_parameters()) {
     if (!options.ignore_frozen_params || item.value().requires_grad())
-      add(item.key(), item.value());
+      note(item.key(), item.value());
   }
-  for (const auto& item : module.named_buffers()) add(item.key(), item.value());
+  for (const auto& item : module.named_buffers()) note(item.key(), item.value());
+  WholeValues whole(std::move(distributed), world);
+  StateDict dict;
+  for (const NamedTensor& each : firsts) {
+    values[each.tensor.unsafeGetTensorImpl()] =
+        dict_value(each.tensor, options, world.rank == 0, whole);
+  }
+  for (const auto& [name, tensor] : names) {
+    if (values[tensor].defined()) dict.insert(name, values[tensor]);
+  }
   return dict;
 }
 

@@ -5,6 +5,7 @@
 #include "checkpoint/internal/forget_state.h"
 #include "checkpoint/internal/names.h"
 #include "checkpoint/internal/optimizer_scatter.h"
+#include "checkpoint/internal/optimizer_states.h"
 #include "checkpoint/internal/parameter_names.h"
 #include "checkpoint/internal/state_items.h"
 #include "dtensor/dtensor.h"
@@ -16,6 +17,7 @@
 #include <optional>
 #include <set>
 #include <utility>
+#include <vector>
 
 namespace fsdp {
 namespace {
@@ -24,23 +26,6 @@ using namespace internal::checkpoint;  // NOLINT: this file is its front
 
 constexpr const char* kGet = "get_optimizer_state_dict";
 constexpr const char* kSet = "set_optimizer_state_dict";
-
-// A field as `options` want it; None where only rank 0 gets it.
-c10::IValue get_field(const c10::IValue& value, const StateDictOptions& options,
-                      const World& world) {
-  if (value.isTensor() && value.toTensor().defined()) {
-    const at::Tensor got = dict_value(value.toTensor(), options, world);
-    return got.defined() ? c10::IValue(got) : c10::IValue();
-  }
-  if (!value.isTensorList()) return value;
-  c10::List<at::Tensor> list;
-  for (const at::Tensor& each : value.toTensorVector()) {
-    if (!each.defined()) return {};  // scratch that was never filled
-    const at::Tensor got = dict_value(each, options, world);
-    if (got.defined()) list.push_back(got);
-  }
-  return list;
-}
 
 // One call of set_optimizer_state_dict() on one rank: everything is made, then set.
 class Setting {
@@ -62,6 +47,9 @@ class Setting {
     }
     for (const auto& [name, group] : group_of_) {
       if (used.count(name) == 0) result_.unexpected.push_back(name);
+    }
+    for (const auto& [name, fields] : dict.state) {
+      if (used.count(name) == 0 && group_of_.count(name) == 0) result_.unexpected.push_back(name);
     }
     if (!options.strict) return;
     check_no_names(result_.missing, "the dict", result_.unexpected,
@@ -157,20 +145,17 @@ OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
   const auto names = names_of_groups(optimizer, tensors_of(module), kGet);
   OptimizerStateDict dict;
   for (size_t i = 0; i < names.size(); ++i) {
-    const auto& group = optimizer.param_groups()[i];
-    dict.param_groups.push_back({names[i], fields_of(group.options())});
-    for (size_t j = 0; j < names[i].size(); ++j) {
-      const auto state = optimizer.state().find(group.params()[j].unsafeGetTensorImpl());
-      if (state == optimizer.state().end()) continue;
-      auto& fields = dict.state[names[i][j]];
-      for (const auto& [field, value] : fields_of(*state->second)) {
-        c10::IValue got = get_field(value, options, world);
-        if (!got.isNone()) fields[field] = std::move(got);
-      }
-    }
+    dict.param_groups.push_back({names[i], fields_of(optimizer.param_groups()[i].options())});
   }
-  const bool others_get_nothing = options.full_state_dict && options.cpu_offload;
-  return others_get_nothing && world.rank != 0 ? OptimizerStateDict() : dict;
+  const OptimizerStates states(optimizer, names);
+  dict.state = states.get(options, world);
+  if (!options.full_state_dict) return dict;
+  dict.uncollected = states.of_one_rank(world);
+  if (!options.cpu_offload || world.rank == 0) return dict;
+  OptimizerStateDict own;  // the others get nothing else
+  for (const auto& name : dict.uncollected) own.state[name] = std::move(dict.state[name]);
+  own.uncollected = std::move(dict.uncollected);
+  return own;
 }
 
 LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
@@ -179,7 +164,11 @@ LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
   check_set_options(options, kSet);
   if (!options.broadcast_from_rank0) return Setting(module, optimizer, dict, options).apply();
   const World world = default_world();
-  const OptimizerStateDict mine = scatter(module, optimizer, dict, world, kSet);
+  OptimizerStateDict mine = scatter(module, optimizer, dict, world, kSet);
+  for (const auto& name : dict.uncollected) {
+    if (const auto own = dict.state.find(name); own != dict.state.end())
+      mine.state[name] = own->second;
+  }
   std::optional<Setting> setting;
   agree(world, attempt([&] { setting.emplace(module, optimizer, mine, options); }), "", kSet);
   return setting->apply();

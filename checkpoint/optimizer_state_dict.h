@@ -28,6 +28,9 @@ struct OptimizerStateDict {
   // state has no entry.
   std::map<std::string, Fields> state;
   std::vector<Group> param_groups;
+  // Of a full dict: parameters that lie on a mesh of one rank, such as an expert's, whose
+  // state is each rank's own and was not gathered. Every rank has that of its own.
+  std::vector<std::string> uncollected = {};
 };
 
 // Tensors of a parameter's shape are as `options` want the parameter, others as they are.

@@ -91,6 +91,9 @@ OptimizerStateDict rekey(const OptimizerStateDict& dict, KeyType to,
     }
     sort_keys(added.params, to);
   }
+  for (const auto& key : dict.uncollected) {
+    if (is_known(key, keys, module)) result.uncollected.push_back(keys.at(key));
+  }
   return result;
 }
 

@@ -37,8 +37,8 @@ struct StateDictOptions {
 };
 
 // As distributed or local: shares memory with the model; local. Full: copies, gathered
-// one by one; collective over the meshes. Throws ValueError for options that exclude each
-// other.
+// unit by unit; collective over the meshes. Throws ValueError for options that exclude
+// each other.
 StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions options = {});
 
 // Copies values in. A value may be distributed as the parameter, or otherwise on its mesh

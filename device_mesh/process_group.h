@@ -76,8 +76,9 @@ bool is_process_group_initialized();
 // destroy_process_group(). Throws when there is none. To do more with it than to hand it
 // on, include <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
 const c10::intrusive_ptr<c10d::ProcessGroup>& default_process_group();
-// Waits for what is in flight, then ends the default group and every group made from it:
-// collectives of meshes that still hold them are refused.
+// Waits for what is in flight, also for saves in the background, then ends the default
+// group and every group made from it: collectives of meshes that still hold them are
+// refused. Once all are ended, throws what went wrong in a save and nobody was told yet.
 void destroy_process_group();
 
 }  // namespace fsdp

@@ -1,6 +1,7 @@
 #include "checkpoint/internal/background_save.h"
 
 #include "checkpoint/internal/world.h"
+#include "device_mesh/internal/dimension_groups.h"
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -42,14 +43,20 @@ RankSaves& saves_of_this_rank() {
 }  // namespace
 
 std::shared_ptr<BackgroundSave> BackgroundSave::start(std::function<void()> work) {
-  return saves_of_this_rank().last = std::make_shared<BackgroundSave>(std::move(work));
+  auto save = std::make_shared<BackgroundSave>(std::move(work));
+  if (const auto groups = default_dimension()) {
+    groups->before_shut_down("checkpoint", [save] { save->finish(); });
+  }
+  return saves_of_this_rank().last = std::move(save);
 }
 
 void BackgroundSave::settle() {
-  const auto last = std::exchange(saves_of_this_rank().last, nullptr);
-  if (!last) return;
-  last->wait_without_throwing();
-  if (const auto error = last->take_unreported()) std::rethrow_exception(error);
+  if (const auto last = std::exchange(saves_of_this_rank().last, nullptr)) last->finish();
+}
+
+void BackgroundSave::finish() {
+  wait_without_throwing();
+  if (const auto error = take_unreported()) std::rethrow_exception(error);
 }
 
 StagingBuffer& BackgroundSave::staging() { return saves_of_this_rank().staging; }

@@ -1,5 +1,6 @@
 // The end of a save on a thread of its own. Each rank has at most one at a time, and what
-// goes wrong in it is thrown by wait(), or else by the rank's next save.
+// goes wrong in it is thrown by wait(), or else by the rank's next save, or else by
+// destroy_process_group(), which waits for it.
 #pragma once
 
 #include "checkpoint/internal/staging_buffer.h"
@@ -32,6 +33,8 @@ class BackgroundSave {
   void wait();
 
  private:
+  // Waits, and throws what nobody was told yet.
+  void finish();
   std::exception_ptr take_unreported();
 
   std::mutex mutex_;  // of what follows but done_

@@ -38,6 +38,11 @@ void ChecksumWriter::update(const void* data, int64_t bytes) {
   const auto* next = static_cast<const char*>(data);
   while (bytes > 0) {
     const int64_t count = std::min(bytes, kMebibyte - in_block_);
+    if (count == kMebibyte) {  // quicker at once
+      append(checksum_of(next, count));
+      next += count, bytes -= count;
+      continue;
+    }
     XXH3_64bits_update(state_of(state_), next, static_cast<size_t>(count));
     next += count, bytes -= count, in_block_ += count;
     if (in_block_ == kMebibyte) close_block();
@@ -45,12 +50,15 @@ void ChecksumWriter::update(const void* data, int64_t bytes) {
 }
 
 void ChecksumWriter::close_block() {
-  const uint64_t sum = XXH3_64bits_digest(state_of(state_));
+  append(XXH3_64bits_digest(state_of(state_)));
+  XXH3_64bits_reset(state_of(state_));
+  in_block_ = 0;
+}
+
+void ChecksumWriter::append(uint64_t sum) {
   char bytes[sizeof(sum)];
   std::memcpy(bytes, &sum, sizeof(sum));
   sums_.append(bytes, sizeof(sum));
-  XXH3_64bits_reset(state_of(state_));
-  in_block_ = 0;
 }
 
 std::string ChecksumWriter::finish() {

@@ -26,6 +26,7 @@ class ChecksumWriter {
 
  private:
   void close_block();
+  void append(uint64_t sum);
 
   void* state_;
   int64_t in_block_ = 0;

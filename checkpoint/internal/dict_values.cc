@@ -43,16 +43,16 @@ void check_set_options(const StateDictOptions& options, const std::string& call)
       ": StateDictOptions::broadcast_from_rank0 needs full_state_dict: it sends whole values");
 }
 
-at::Tensor dict_value(const at::Tensor& tensor, const StateDictOptions& options,
-                      const World& world) {
+at::Tensor dict_value(const at::Tensor& tensor, const StateDictOptions& options, bool gets_values,
+                      WholeValues& whole_values) {
   c10::NoGradGuard no_grad;
   if (options.local) {
     const at::Tensor part = local_value(tensor);
     return options.cpu_offload ? part.cpu() : part;
   }
   if (!options.full_state_dict) return distributed_value(tensor, options.cpu_offload);
-  const at::Tensor whole = is_dtensor(tensor) ? whole_value(tensor, world) : tensor.detach();
-  if (options.cpu_offload && world.rank != 0) return {};
+  const at::Tensor whole = is_dtensor(tensor) ? whole_values.next() : tensor.detach();
+  if (options.cpu_offload && !gets_values) return {};
   return copy_of(whole, options.cpu_offload);
 }
 

@@ -2,6 +2,7 @@
 // parts.
 #pragma once
 
+#include "checkpoint/internal/whole_values.h"
 #include "checkpoint/internal/world.h"
 #include "checkpoint/state_dict.h"
 
@@ -18,10 +19,10 @@ namespace fsdp::internal::checkpoint {
 void check_get_options(const StateDictOptions& options, const std::string& call);
 void check_set_options(const StateDictOptions& options, const std::string& call);
 
-// `tensor` as `options` want it; undefined where only rank 0 gets it. Full: collective
-// over a DTensor's mesh.
-at::Tensor dict_value(const at::Tensor& tensor, const StateDictOptions& options,
-                      const World& world);
+// `tensor` as `options` want it. Full: a DTensor is the next of `whole`, and the call
+// collective; in host memory only where this rank `gets_values`, else undefined.
+at::Tensor dict_value(const at::Tensor& tensor, const StateDictOptions& options, bool gets_values,
+                      WholeValues& whole);
 
 // This rank's part of `value` for `target`, which it fits: distributed, whole, or with
 // `local` that part. Collective over the mesh where it is distributed otherwise. Throws

@@ -26,7 +26,8 @@ namespace fsdp::internal::checkpoint {
 
 struct PartToWrite {
   Entry entry;
-  at::Tensor tensor;  // whose box it is
+  at::Tensor tensor;           // whose box it is
+  const void* unit = nullptr;  // NamedTensor::unit
 };
 
 enum class FileKind {

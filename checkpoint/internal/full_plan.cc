@@ -35,7 +35,7 @@ PartToWrite whole_part(const SaveItem& item, const NamedTensor& named, int64_t w
                     ", which safetensors files cannot hold");
   entry.global_shape = tensor.sizes().vec();
   entry.box = whole_box(entry.global_shape);
-  return {std::move(entry), tensor};
+  return {std::move(entry), tensor, named.unit};
 }
 
 // The parts of each file, in the order of the model.

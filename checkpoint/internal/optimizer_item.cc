@@ -38,13 +38,14 @@ c10::IValue scalar_value(const at::Tensor& tensor) {
   return tensor.item<double>();
 }
 
-// One field of a parameter's state, saved as `name`.
-void add_field(OptimizerTensors& saved, const std::string& name, const c10::IValue& value) {
+// One field of the state of a parameter of `unit`, saved as `name`.
+void add_field(OptimizerTensors& saved, const std::string& name, const c10::IValue& value,
+               const void* unit) {
   if (is_scalar(value)) {
     saved.details["scalars"].push_back(name);
     saved.tensors.push_back({name, scalar_tensor(value)});
   } else if (value.isTensor()) {
-    if (value.toTensor().defined()) saved.tensors.push_back({name, value.toTensor()});
+    if (value.toTensor().defined()) saved.tensors.push_back({name, value.toTensor(), unit});
   } else if (value.isTensorList()) {
     const auto list = value.toTensorList();
     saved.details["lists"][name] = list.size();
@@ -54,7 +55,7 @@ void add_field(OptimizerTensors& saved, const std::string& name, const c10::IVal
         saved.details["lists"].erase(name);
         return;
       }
-      saved.tensors.push_back({name + "." + std::to_string(i), element});
+      saved.tensors.push_back({name + "." + std::to_string(i), element, unit});
     }
   } else {
     TORCH_CHECK_VALUE(value.isNone(), "checkpoint: '", name, "' is a ", value.tagKind(),
@@ -94,7 +95,7 @@ OptimizerTensors tensors_of(const torch::optim::Optimizer& optimizer, const Mode
       const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (state == optimizer.state().end()) continue;
       for (const auto& [field, value] : fields_of(*state->second)) {
-        add_field(saved, kPrefix + name + "." + field, value);
+        add_field(saved, kPrefix + name + "." + field, value, unit_of(parameter));
       }
     }
     saved.details["groups"].push_back(std::move(group));

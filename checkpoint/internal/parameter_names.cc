@@ -9,7 +9,7 @@ std::vector<std::vector<std::string>> names_of_groups(const torch::optim::Optimi
                                                       const ModelTensors& model,
                                                       const std::string& what) {
   std::map<const void*, std::string> names;
-  for (const auto& [name, tensor] : model.tensors) {
+  for (const auto& [name, tensor, unit] : model.tensors) {
     names.emplace(tensor.unsafeGetTensorImpl(), name);
   }
   std::vector<std::vector<std::string>> groups;

@@ -96,9 +96,10 @@ absl::StatusOr<PerRank> read_per_rank(const std::string& folder, const Manifest&
       {folder + "/" + record->first, record->second.bytes, record->second.checksum}, verify);
   if (!file.ok()) return file.status();
   TensorsByName tensors;
+  BlockBuffer buffer;
   for (const Entry& entry : file->header().entries) {
     const at::Tensor tensor = at::empty(lengths_of(entry.box), at::TensorOptions(entry.dtype));
-    auto read = file->read(tensor.mutable_data_ptr(), bytes_of(entry), entry.begin);
+    auto read = file->read(tensor.mutable_data_ptr(), bytes_of(entry), entry.begin, buffer);
     if (!read.ok()) return read;
     tensors.emplace(entry.name, tensor);
   }

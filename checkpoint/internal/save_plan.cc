@@ -143,7 +143,9 @@ void merge_item(Manifest& merged, const Manifest& plan, const std::string& name,
     const bool same = known->second.dtype == theirs.dtype && known->second.shape == theirs.shape &&
                       known_layout == layout;
     TORCH_CHECK_VALUE(is_new || same, "'", tensor, "' of '", name, "' has another shape, dtype, ",
-                      "mesh or placement on rank ", rank, " than on an earlier rank");
+                      "mesh or placement on rank ", rank,
+                      " than on an earlier rank; what each rank has ",
+                      "of its own (an expert, say) needs a name of its own");
   }
 }
 

@@ -9,6 +9,7 @@
 #include "checkpoint/internal/save_id.h"
 #include "checkpoint/internal/scheduler_step.h"
 #include "checkpoint/internal/tensor_values.h"
+#include "checkpoint/internal/whole_values.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -62,6 +63,18 @@ std::string fingerprint_of(const SaveOptions& options) {
     text += std::to_string(number) + ",";
   }
   return checksum_text(text);
+}
+
+// What is gathered, in the order of writing.
+std::vector<NamedTensor> whole_tensors_of(const std::vector<FileToWrite>& files) {
+  std::vector<NamedTensor> tensors;
+  for (const FileToWrite& file : files) {
+    if (file.kind != FileKind::kWhole) continue;
+    for (const PartToWrite& part : file.parts) {
+      tensors.push_back({part.entry.name, part.tensor, part.unit});
+    }
+  }
+  return tensors;
 }
 
 bool differ(const std::vector<std::string>& texts, size_t index) {
@@ -145,8 +158,9 @@ void Saving::take(StagingBuffer& staging, int64_t staged_bytes) {
     std::vector<FileToWrite> files = std::move(plan_.files);
     if (!per_rank_.empty()) files.push_back(per_rank_file(world_.rank, per_rank_));
     writing_.emplace(staging_path(path_, id_), world_.rank);
+    WholeValues whole(whole_tensors_of(files), world_);
     const auto value_of = [&](FileKind kind, const at::Tensor& tensor) {
-      return kind == FileKind::kWhole ? whole_value(tensor, world_) : local_value(tensor);
+      return kind == FileKind::kWhole ? whole.next() : local_value(tensor);
     };
     writing_->take(std::move(files), value_of, staging, staged_bytes);
   });

@@ -1,11 +1,17 @@
 #include "checkpoint/internal/state_items.h"
 
+#include "fully_shard/params/registry_entry.h"
+
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
 #include <unordered_map>
 
 namespace fsdp::internal::checkpoint {
+
+const void* unit_of(const at::Tensor& parameter) {
+  return find_managed_tensor(parameter).group.get();
+}
 
 ModelTensors tensors_of(const torch::nn::Module& module) {
   ModelTensors found;
@@ -14,7 +20,7 @@ ModelTensors tensors_of(const torch::nn::Module& module) {
     if (!tensor.defined()) return;
     const auto [place, is_new] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
     if (is_new) {
-      found.tensors.push_back({name, tensor});
+      found.tensors.push_back({name, tensor, unit_of(tensor)});
     } else {
       found.ties.emplace(name, place->second);
     }

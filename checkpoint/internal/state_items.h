@@ -16,7 +16,10 @@ namespace fsdp::internal::checkpoint {
 struct NamedTensor {
   std::string name;
   at::Tensor tensor;
+  const void* unit = nullptr;  // what is of one is gathered together; null: of none
 };
+// The unit of fully_shard() that shards `parameter`, known by its address; null for none.
+const void* unit_of(const at::Tensor& parameter);
 
 struct ModelTensors {
   std::vector<NamedTensor> tensors;         // each tensor once, by its first name

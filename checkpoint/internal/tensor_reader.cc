@@ -10,10 +10,13 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <future>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
 namespace {
+
+constexpr int64_t kWorthAThread = int64_t{4} << 20;
 
 Box box_of(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? local_box(*spec_of(tensor)) : whole_box(tensor.sizes().vec());
@@ -72,32 +75,63 @@ absl::Status TensorReader::plan(const std::string& stored_name, const std::strin
   return absl::OkStatus();
 }
 
-absl::Status TensorReader::read_pieces(const Target& target, void* memory) {
+TensorReader::Destination TensorReader::destination(const Target& target,
+                                                    const at::Tensor& memory) {
+  return {&target, static_cast<char*>(memory.mutable_data_ptr()),
+          static_cast<int64_t>(memory.nbytes())};
+}
+
+absl::Status TensorReader::read_part(const Destination& destination, int64_t from, int64_t to,
+                                     BlockBuffer& buffer) const {
+  const Target& target = *destination.target;
   const auto item_size = static_cast<int64_t>(c10::elementSize(target.stored_dtype));
+  int64_t done = 0;
   absl::Status status;
   for (const Piece& piece : target.pieces) {
-    VerifiedFile& file = open_.at(piece.file);
+    const VerifiedFile& file = open_.at(piece.file);
     for_each_run(piece.common, piece.saved, target.box, [&](const Run& run) {
-      if (!status.ok()) return;
-      status = file.read(static_cast<char*>(memory) + run.to * item_size, run.length * item_size,
-                         piece.begin + run.from * item_size);
+      const int64_t length = run.length * item_size;
+      const int64_t begin = std::max<int64_t>(from - done, 0);
+      const int64_t end = std::min(to - done, length);
+      done += length;
+      if (!status.ok() || begin >= end) return;
+      status = file.read(destination.memory + run.to * item_size + begin, end - begin,
+                         piece.begin + run.from * item_size + begin, buffer);
     });
-    if (!status.ok()) return status;
   }
   return status;
 }
 
-absl::Status TensorReader::read_target(const Target& target) {
-  const at::Tensor local = open_for_writing(target.tensor);
-  if (local.numel() == 0) return absl::OkStatus();
-  if (takes_bytes_directly(local, target.stored_dtype)) {
-    auto read = read_pieces(target, local.mutable_data_ptr());
-    local.unsafeGetTensorImpl()->bump_version();
-    return read;
+absl::Status TensorReader::read_range(const std::vector<Destination>& destinations, int64_t from,
+                                      int64_t to, BlockBuffer& buffer) const {
+  for (const Destination& each : destinations) {
+    if (from < each.bytes && to > 0) {
+      if (auto read = read_part(each, from, to, buffer); !read.ok()) return read;
+    }
+    from -= each.bytes, to -= each.bytes;
   }
+  return absl::OkStatus();
+}
+
+absl::Status TensorReader::read_all(const std::vector<Destination>& destinations) {
+  int64_t bytes = 0;
+  for (const Destination& each : destinations) bytes += each.bytes;
+  const int64_t half = bytes < kWorthAThread ? bytes : bytes / 2;
+  BlockBuffer buffer, other_buffer;
+  const auto policy = half < bytes ? std::launch::async : std::launch::deferred;
+  auto other =
+      std::async(policy, [&] { return read_range(destinations, half, bytes, other_buffer); });
+  absl::Status status = read_range(destinations, 0, half, buffer);
+  const absl::Status other_status = other.get();
+  if (status.ok()) status = other_status;
+  bytes_read_ += buffer.bytes_read + other_buffer.bytes_read;
+  return status;
+}
+
+absl::Status TensorReader::read_converted(const Target& target, const at::Tensor& local) {
   const at::Tensor bytes =
       at::empty(lengths_of(target.box), at::TensorOptions(target.stored_dtype));
-  if (auto read = read_pieces(target, bytes.mutable_data_ptr()); !read.ok()) return read;
+  if (auto read = read_all({destination(target, bytes)}); !read.ok()) return read;
   local.copy_(bytes);
   return absl::OkStatus();
 }
@@ -112,16 +146,21 @@ absl::Status TensorReader::read() {
     };
     return first(a) < first(b);
   });
+  std::vector<at::Tensor> locals;
+  std::vector<Destination> direct;
   for (const Target& target : targets_) {
-    if (auto read = read_target(target); !read.ok()) return read;
+    const at::Tensor& local = locals.emplace_back(open_for_writing(target.tensor));
+    if (local.numel() == 0 || !takes_bytes_directly(local, target.stored_dtype)) continue;
+    direct.push_back(destination(target, local));
+    local.unsafeGetTensorImpl()->bump_version();
+  }
+  if (auto read = read_all(direct); !read.ok()) return read;
+  for (size_t i = 0; i < targets_.size(); ++i) {
+    if (locals[i].numel() == 0 || takes_bytes_directly(locals[i], targets_[i].stored_dtype))
+      continue;
+    if (auto read = read_converted(targets_[i], locals[i]); !read.ok()) return read;
   }
   return absl::OkStatus();
-}
-
-int64_t TensorReader::bytes_read() const {
-  int64_t bytes = 0;
-  for (const auto& [number, file] : open_) bytes += file.bytes_read();
-  return bytes;
 }
 
 }  // namespace fsdp::internal::checkpoint

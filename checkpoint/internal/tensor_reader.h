@@ -1,6 +1,6 @@
 // Fills tensors from a catalog, each rank only what it holds: which boxes meet the
-// target's, from which files, as byte runs. Everything that can be wrong is found by
-// plan(), before anything is written.
+// target's, from which files, as byte runs, which two threads read. Everything that can
+// be wrong is found by plan(), before anything is written.
 //
 //   TensorReader reader(catalog, {.verify = true});
 //   for (auto& [name, tensor] : targets) status = reader.plan(name, tensor);
@@ -40,7 +40,7 @@ class TensorReader {
   // Writes all that was planned; after an error some of it.
   absl::Status read();
 
-  int64_t bytes_read() const;
+  int64_t bytes_read() const { return bytes_read_; }
 
  private:
   struct Piece {
@@ -57,13 +57,26 @@ class TensorReader {
   absl::StatusOr<VerifiedFile*> open(size_t file);
   absl::Status add_pieces(const std::string& stored_name, const StoredTensor& stored,
                           Target& target);
-  absl::Status read_target(const Target& target);
-  absl::Status read_pieces(const Target& target, void* memory);
+  // Where the bytes of a target go, as the file has them.
+  struct Destination {
+    const Target* target = nullptr;
+    char* memory = nullptr;
+    int64_t bytes = 0;
+  };
+  static Destination destination(const Target& target, const at::Tensor& memory);
+  absl::Status read_all(const std::vector<Destination>& destinations);
+  // Bytes [from, to) of all destinations together.
+  absl::Status read_range(const std::vector<Destination>& destinations, int64_t from, int64_t to,
+                          BlockBuffer& buffer) const;
+  absl::Status read_part(const Destination& destination, int64_t from, int64_t to,
+                         BlockBuffer& buffer) const;
+  absl::Status read_converted(const Target& target, const at::Tensor& local);
 
   const Catalog& catalog_;
   ReadRules rules_;
   std::vector<Target> targets_;
   std::map<size_t, VerifiedFile> open_;
+  int64_t bytes_read_ = 0;
 };
 
 }  // namespace fsdp::internal::checkpoint

@@ -6,13 +6,10 @@
 
 #include <algorithm>
 #include <cstring>
-#include <future>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
 namespace {
-
-constexpr int64_t kBlocksAtOnce = 8;
 
 absl::StatusOr<std::string> read_sums(const StoredFile& stored, int64_t bytes) {
   const std::string path = stored.path + kChecksumSuffix;
@@ -50,8 +47,10 @@ absl::StatusOr<VerifiedFile> VerifiedFile::open(const StoredFile& stored, bool v
   if (!header.ok()) return header.status();
   const int64_t header_bytes = header->data_begin;
   VerifiedFile verified(*std::move(file), *std::move(header), std::move(sums));
+  if (verified.sums_.empty()) return verified;
+  BlockBuffer buffer;
   for (int64_t block = 0; block * kMebibyte < header_bytes; ++block) {
-    if (auto read = verified.read_block(block); !read.ok()) return read;
+    if (auto filled = verified.fill(buffer, block); !filled.ok()) return filled;
   }
   return verified;
 }
@@ -105,51 +104,25 @@ absl::Status VerifiedFile::check(const void* data, int64_t bytes, int64_t block)
   return absl::DataLossError(text);
 }
 
-absl::Status VerifiedFile::read_block(int64_t block) {
-  if (buffered_ == block) return absl::OkStatus();
-  buffered_ = -1;
+absl::Status VerifiedFile::read_block(void* target, int64_t block) const {
   const int64_t bytes = block_bytes(block);
-  buffer_.resize(static_cast<size_t>(kMebibyte));
-  if (auto read = file_.read_at(buffer_.data(), bytes, block * kMebibyte); !read.ok()) return read;
-  bytes_read_ += bytes;
-  if (auto checked = check(buffer_.data(), bytes, block); !checked.ok()) return checked;
-  buffered_ = block;
+  if (auto read = file_.read_at(target, bytes, block * kMebibyte); !read.ok()) return read;
+  return check(target, bytes, block);
+}
+
+absl::Status VerifiedFile::fill(BlockBuffer& buffer, int64_t block) const {
+  if (buffer.file == this && buffer.block == block) return absl::OkStatus();
+  buffer.file = nullptr;
+  buffer.bytes.resize(static_cast<size_t>(kMebibyte));
+  if (auto read = read_block(buffer.bytes.data(), block); !read.ok()) return read;
+  buffer.bytes_read += block_bytes(block);
+  buffer.file = this;
+  buffer.block = block;
   return absl::OkStatus();
 }
 
-int64_t VerifiedFile::whole_blocks(int64_t offset, int64_t bytes) const {
-  if (offset % kMebibyte != 0) return 0;
-  const int64_t whole = bytes / kMebibyte, rest = bytes % kMebibyte;
-  return rest > 0 && offset + bytes == file_.bytes() ? whole + 1 : whole;
-}
-
-absl::Status VerifiedFile::check_blocks(const char* data, int64_t first, int64_t count) const {
-  for (int64_t i = 0; i < count; ++i) {
-    auto checked = check(data + i * kMebibyte, block_bytes(first + i), first + i);
-    if (!checked.ok()) return checked;
-  }
-  return absl::OkStatus();
-}
-
-absl::Status VerifiedFile::read_blocks(char* target, int64_t first, int64_t count) {
-  std::future<absl::Status> checking;  // of the blocks before, meanwhile
-  for (int64_t done = 0; done < count; done += kBlocksAtOnce) {
-    const int64_t some = std::min(kBlocksAtOnce, count - done), block = first + done;
-    char* const place = target + done * kMebibyte;
-    const int64_t bytes = (some - 1) * kMebibyte + block_bytes(block + some - 1);
-    const absl::Status read = file_.read_at(place, bytes, block * kMebibyte);
-    if (checking.valid()) {
-      if (auto checked = checking.get(); !checked.ok()) return checked;
-    }
-    if (!read.ok()) return read;
-    bytes_read_ += bytes;
-    checking = std::async(std::launch::async,
-                          [this, place, block, some] { return check_blocks(place, block, some); });
-  }
-  return checking.get();
-}
-
-absl::Status VerifiedFile::read(void* target, int64_t bytes, int64_t offset) {
+absl::Status VerifiedFile::read(void* target, int64_t bytes, int64_t offset,
+                                BlockBuffer& buffer) const {
   auto* next = static_cast<char*>(target);
   offset += header_.data_begin;
   if (offset < 0 || bytes > file_.bytes() - offset) {
@@ -157,23 +130,23 @@ absl::Status VerifiedFile::read(void* target, int64_t bytes, int64_t offset) {
   }
   while (bytes > 0) {
     const int64_t block = offset / kMebibyte, skip = offset % kMebibyte;
-    int64_t count = std::min(bytes, block_bytes(block) - skip);
-    if (const int64_t blocks = whole_blocks(offset, bytes); blocks > 0) {
-      count = std::min(bytes, blocks * kMebibyte);
-      if (auto read = read_blocks(next, block, blocks); !read.ok()) return read;
+    const int64_t count = std::min(bytes, block_bytes(block) - skip);
+    if (count == block_bytes(block)) {
+      if (auto read = read_block(next, block); !read.ok()) return read;
+      buffer.bytes_read += count;
     } else {
-      if (auto read = read_block(block); !read.ok()) return read;
-      std::memcpy(next, buffer_.data() + skip, static_cast<size_t>(count));
+      if (auto filled = fill(buffer, block); !filled.ok()) return filled;
+      std::memcpy(next, buffer.bytes.data() + skip, static_cast<size_t>(count));
     }
     next += count, offset += count, bytes -= count;
   }
   return absl::OkStatus();
 }
 
-absl::Status VerifiedFile::verify_all() {
+absl::Status VerifiedFile::verify_all() const {
+  BlockBuffer buffer;
   for (int64_t block = 0; block * kMebibyte < file_.bytes(); ++block) {
-    buffered_ = -1;
-    if (auto read = read_block(block); !read.ok()) return read;
+    if (auto filled = fill(buffer, block); !filled.ok()) return filled;
   }
   return absl::OkStatus();
 }

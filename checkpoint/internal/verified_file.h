@@ -1,7 +1,8 @@
 // A file of tensors that is read in parts, each byte of it checked against the checksum
 // of its MiB before it is used, where it has such. Whole MiBs go straight to where they
-// belong; the edges of a run through a buffer of one MiB, so that small runs nearby read
-// it once.
+// belong and are checked there while the cache has them; the edges of a run through a
+// buffer of one MiB, so that small runs nearby read it once. Several threads may read,
+// each with a buffer of its own.
 #pragma once
 
 #include "checkpoint/internal/catalog.h"
@@ -16,6 +17,17 @@
 
 namespace fsdp::internal::checkpoint {
 
+class VerifiedFile;
+
+// What one reading thread keeps: the MiB that it read last. For files that stay where
+// they are.
+struct BlockBuffer {
+  std::vector<char> bytes = {};
+  const VerifiedFile* file = nullptr;  // null: holds nothing
+  int64_t block = 0;
+  int64_t bytes_read = 0;  // in all
+};
+
 class VerifiedFile {
  public:
   // Checks size and header, and the checksums' own one. Without `verify`, or where the
@@ -26,12 +38,11 @@ class VerifiedFile {
   absl::StatusOr<int64_t> find(const std::string& tensor, const StoredBox& box,
                                c10::ScalarType dtype) const;
   // `bytes` at `offset` of the data.
-  absl::Status read(void* target, int64_t bytes, int64_t offset);
+  absl::Status read(void* target, int64_t bytes, int64_t offset, BlockBuffer& buffer) const;
   // Every byte of the file against its checksums.
-  absl::Status verify_all();
+  absl::Status verify_all() const;
 
   const Header& header() const { return header_; }
-  int64_t bytes_read() const { return bytes_read_; }
 
  private:
   VerifiedFile(InputFile file, Header header, std::string sums);
@@ -39,12 +50,9 @@ class VerifiedFile {
                                          c10::ScalarType dtype) const;
   absl::StatusOr<int64_t> find_in_archive(const std::string& tensor, const StoredBox& box,
                                           c10::ScalarType dtype) const;
-  absl::Status read_block(int64_t block);
-  // Straight to `target`, checked while the next ones are read.
-  absl::Status read_blocks(char* target, int64_t first, int64_t count);
-  absl::Status check_blocks(const char* data, int64_t first, int64_t count) const;
-  // How many MiBs of the file [offset, offset + bytes) begins with.
-  int64_t whole_blocks(int64_t offset, int64_t bytes) const;
+  // A whole MiB, or the last of the file, checked.
+  absl::Status read_block(void* target, int64_t block) const;
+  absl::Status fill(BlockBuffer& buffer, int64_t block) const;
   absl::Status check(const void* data, int64_t bytes, int64_t block) const;
   int64_t block_bytes(int64_t block) const;
 
@@ -52,9 +60,6 @@ class VerifiedFile {
   Header header_;
   std::multimap<std::string, const Entry*> by_tensor_;
   std::string sums_;  // empty: nothing to check with
-  std::vector<char> buffer_;
-  int64_t buffered_ = -1;  // which MiB
-  int64_t bytes_read_ = 0;
 };
 
 }  // namespace fsdp::internal::checkpoint

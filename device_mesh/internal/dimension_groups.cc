@@ -32,15 +32,36 @@ std::shared_ptr<DimensionGroups> DimensionGroups::make_subset(
   return subset;
 }
 
-void DimensionGroups::shut_down() {
+void DimensionGroups::before_shut_down(const std::string& purpose, std::function<void()> finish) {
   std::lock_guard<std::mutex> lock(mutex_);
-  for (auto& weak : subsets_) {
-    if (auto subset = weak.lock()) subset->shut_down();
+  finishes_[purpose] = std::move(finish);
+}
+
+std::exception_ptr DimensionGroups::finish() {
+  std::exception_ptr error;
+  for (const auto& [purpose, finish] : std::exchange(finishes_, {})) {
+    try {
+      finish();
+    } catch (...) {
+      if (!error) error = std::current_exception();
+    }
   }
-  for (auto& [purpose, side] : side_groups_) internal::shut_down(side);
-  side_groups_.clear();
-  IssueLog::end(group_);
-  internal::shut_down(group_);
+  return error;
+}
+
+void DimensionGroups::shut_down() {
+  const std::exception_ptr error = finish();  // it may need the lock for groups
+  {
+    std::lock_guard<std::mutex> lock(mutex_);
+    for (auto& weak : subsets_) {
+      if (auto subset = weak.lock()) subset->shut_down();
+    }
+    for (auto& [purpose, side] : side_groups_) internal::shut_down(side);
+    side_groups_.clear();
+    IssueLog::end(group_);
+    internal::shut_down(group_);
+  }
+  if (error) std::rethrow_exception(error);
 }
 
 }  // namespace fsdp::internal

@@ -6,6 +6,8 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <exception>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -38,14 +40,21 @@ class DimensionGroups {
   std::shared_ptr<DimensionGroups> make_subset(const std::vector<int64_t>& group_ranks,
                                                const std::string& purpose);
 
+  // `finish` is called by shut_down() first, while every group still works; it replaces
+  // what was given under `purpose` before.
+  void before_shut_down(const std::string& purpose, std::function<void()> finish);
   // Ends every group made from here, then this one. Local; waits for what is in flight.
+  // Afterwards throws what the first of before_shut_down() threw.
   void shut_down();
 
  private:
+  std::exception_ptr finish();
+
   Group group_;
   std::mutex mutex_;
   std::map<std::string, Group> side_groups_;
   std::vector<std::weak_ptr<DimensionGroups>> subsets_;
+  std::map<std::string, std::function<void()>> finishes_;
 };
 
 // The default group (the calling thread's, else the process's) as a dimension; null when

@@ -1,5 +1,6 @@
 // Saves in the background.
 #include "checkpoint/async_save.h"
+#include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
@@ -136,6 +137,51 @@ TEST(AsyncSave, TheNextSaveWaitsForTheLast) {
     EXPECT_TRUE(fs::exists(folder / "second"));
     second.wait();
   });
+}
+
+TEST(AsyncSave, EndingTheProcessGroupWaitsForTheSave) {
+  TemporaryFolder folder;
+  Gate gate;
+  run_ranks(2, [&](int64_t rank) {
+    const std::map<std::string, at::Tensor> tensors = {{"w", torch::ones({4})}};
+    const SaveHandle saving = async_save({.tensors = tensors}, folder / "saved");
+    std::thread opener([&] {
+      if (rank != 0) return;
+      std::this_thread::sleep_for(std::chrono::milliseconds(200));
+      gate.open();
+    });
+    EXPECT_FALSE(fs::exists(folder / "saved"));
+    destroy_process_group();
+    EXPECT_TRUE(saving.is_done());
+    opener.join();
+  });
+  verify_checkpoint(folder / "saved");
+}
+
+TEST(AsyncSave, AnErrorThatNobodyWasToldIsThrownByEndingTheProcessGroup) {
+  TemporaryFolder folder;
+  set_file_call_hook(
+      [](std::string_view call, const std::string&) { return call == "write" ? ENOSPC : 0; });
+  for (const bool told : {false, true}) {
+    run_ranks(2, [&](int64_t) {
+      const std::map<std::string, at::Tensor> tensors = {{"w", torch::ones({4})}};
+      {
+        SaveHandle saving = async_save({.tensors = tensors}, folder / "saved");
+        if (told) {
+          EXPECT_THAT(message_of([&] { saving.wait(); }), HasSubstr("No space left"));
+        }
+      }
+      if (told) {
+        destroy_process_group();
+      } else {
+        EXPECT_THAT(message_of([] { destroy_process_group(); }),
+                    HasSubstr("No space left on device"));
+      }
+      EXPECT_FALSE(is_process_group_initialized());
+    });
+  }
+  set_file_call_hook(nullptr);
+  EXPECT_TRUE(fs::is_empty(folder.path()));
 }
 
 TEST(AsyncSave, ErrorsAreThrownByWaitOrByTheNextSave) {

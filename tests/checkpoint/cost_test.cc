@@ -1,22 +1,16 @@
-// What saving and loading cost besides the bytes: collectives, memory, bytes read.
+// What saving and loading cost besides the bytes: collectives, bytes read.
 #include "checkpoint/async_save.h"
 #include "checkpoint/internal/catalog.h"
 #include "checkpoint/internal/tensor_reader.h"
 #include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"
-#include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <fstream>
 #include <functional>
-#include <iostream>
 
 namespace fsdp::testing {
 namespace {
@@ -77,43 +71,6 @@ TEST(Cost, ARankReadsAboutWhatItNeeds) {
     EXPECT_TRUE(torch::equal(DTensor(target).to_local(),
                              DTensor(distribute_tensor(whole, mesh, {Shard{0}})).to_local()));
   });
-}
-
-// In kB; "VmHWM": the most this process has had, "VmRSS": what it has.
-int64_t memory_of_process(const std::string& field) {
-  std::ifstream status("/proc/self/status");
-  for (std::string line; std::getline(status, line);) {
-    if (line.rfind(field + ":", 0) == 0) return std::stoll(line.substr(field.size() + 1));
-  }
-  return -1;
-}
-
-// In bytes, what `body` needed besides what there was. Resets the high-water mark.
-int64_t peak_of(const std::function<void()>& body) {
-  std::ofstream("/proc/self/clear_refs") << "5";
-  const int64_t before = memory_of_process("VmRSS");
-  body();
-  return (memory_of_process("VmHWM") - before) * 1024;
-}
-
-const ChildCase kMemory("checkpoint_memory", [] {
-  const std::string folder = std::getenv("MEMORY_PATH");
-  std::map<std::string, at::Tensor> tensors;
-  for (int i = 0; i < 4; ++i) tensors["t" + std::to_string(i)] = torch::ones({16 * kMiB});
-  save({.tensors = {{"warm", torch::ones({4})}}}, folder + "/warm");
-  const int64_t saved = peak_of([&] { save({.tensors = tensors}, folder + "/saved"); });
-  const int64_t loaded = peak_of([&] { load({.tensors = tensors}, folder + "/saved"); });
-  std::printf("save needs %.1f MiB, load %.1f MiB\n", static_cast<double>(saved) / kMiB,
-              static_cast<double>(loaded) / kMiB);
-  return saved <= 32 * kMiB && loaded <= 32 * kMiB ? 0 : 1;
-});
-
-TEST(Cost, SavingAndLoadingAQuarterGibibyteNeedsAtMost32MiB) {
-  TemporaryFolder folder;
-  const auto ends = run_processes("checkpoint_memory", 1, std::chrono::seconds(60),
-                                  {{"MEMORY_PATH", folder.path()}});
-  EXPECT_EQ(ends[0].exit_code, 0) << ends[0].output;
-  std::cout << ends[0].output;
 }
 
 }  // namespace

@@ -8,6 +8,7 @@
 #include <gtest/gtest.h>
 
 #include <fstream>
+#include <map>
 
 namespace fsdp::testing {
 namespace {
@@ -49,6 +50,45 @@ TEST(Damage, VerifyFindsDamageInWhatNobodyLoads) {
   std::fstream(file, std::ios::binary | std::ios::in | std::ios::out).seekp(1'200'000).put('x');
   EXPECT_THAT(message_of([&] { verify_checkpoint(folder / "saved"); }),
               HasSubstr("MiB 1 is damaged; it holds 'w'"));
+}
+
+// Large enough that two threads share the reading, somewhere within 'b'.
+TEST(Damage, LargeTensorsAreReadWholeAndEachOfTheirMiBsIsChecked) {
+  TemporaryFolder folder;
+  const auto values = [] {
+    std::map<std::string, at::Tensor> tensors;
+    tensors["a"] = torch::arange(400'003).to(torch::kFloat);
+    tensors["b"] = torch::arange(1'900'001).to(torch::kFloat);
+    tensors["c"] = torch::arange(500'021).to(torch::kFloat);
+    return tensors;
+  };
+  save({.tensors = values()}, folder / "saved");
+  auto loaded = values();
+  for (auto& [name, tensor] : loaded) tensor.zero_();
+  load({.tensors = loaded}, folder / "saved");
+  for (const auto& [name, tensor] : values()) EXPECT_TRUE(torch::equal(loaded[name], tensor));
+  auto converted = values();
+  for (auto& [name, tensor] : converted) tensor = torch::zeros_like(tensor, torch::kDouble);
+  load({.tensors = converted}, folder / "saved");
+  for (const auto& [name, tensor] : values()) {
+    EXPECT_TRUE(torch::equal(converted[name], tensor.to(torch::kDouble)));
+  }
+  const std::string file = folder / "saved/tensors/model.safetensors";
+  const auto blocks = static_cast<int64_t>(fs::file_size(file) >> 20) + 1;
+  EXPECT_EQ(blocks, 11);
+  for (int64_t block = 0; block < blocks; ++block) {
+    std::fstream bytes(file, std::ios::binary | std::ios::in | std::ios::out);
+    const auto flip = [&] {
+      bytes.seekg((block << 20) + 50'000);
+      const int was = bytes.get();
+      bytes.seekp((block << 20) + 50'000).put(static_cast<char>(was ^ 1)).flush();
+    };
+    flip();
+    EXPECT_THAT(message_of([&] { load({.tensors = loaded}, folder / "saved"); }),
+                HasSubstr("MiB " + std::to_string(block) + " is damaged"));
+    flip();
+  }
+  load({.tensors = loaded}, folder / "saved");
 }
 
 TEST(Damage, MissingFilesAreNoticedBeforeAnythingIsWritten) {

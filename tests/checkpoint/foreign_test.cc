@@ -4,6 +4,7 @@
 #include "checkpoint/internal/file_calls.h"
 #include "checkpoint/internal/pickle.h"
 #include "checkpoint/internal/torch_archive.h"
+#include "checkpoint/optimizer_state_dict.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
@@ -65,6 +66,37 @@ TEST(ForeignFiles, AFolderOfPythonsDistributedCheckpoint) {
   EXPECT_TRUE(std::any_of(
       loaded.unexpected.begin(), loaded.unexpected.end(),
       [](const std::string& name) { return name == "optim.state.first.weight.exp_avg"; }));
+}
+
+// The state's tensors of Python's optimizer, into one of ours that has stepped.
+TEST(ForeignFiles, TheTensorsOfPythonsOptimizerGoInByAStateDict) {
+  SmallModel model;
+  fill(*model, 1);
+  model->frozen.set_requires_grad(false);
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+  model->forward(torch::rand({4, 5})).sum().backward();
+  optimizer.step();
+  EXPECT_THAT(message_of([&] { load({.model = model, .optimizer = optimizer}, fixture("dcp")); }),
+              HasSubstr("'optimizer': only a checkpoint of save() holds its options"));
+  auto dict = get_optimizer_state_dict(*model, optimizer);
+  std::map<std::string, at::Tensor> tensors;
+  for (auto& [name, fields] : dict.state) {
+    fields["step"] = int64_t{5};
+    tensors["optim.state." + name + ".step"] = torch::zeros({});
+    for (const std::string field : {"exp_avg", "exp_avg_sq"}) {
+      fields[field] = torch::full_like(fields.at(field).toTensor(), -1);
+      tensors["optim.state." + name + "." + field] = fields.at(field).toTensor();
+    }
+  }
+  EXPECT_TRUE(load({.tensors = tensors}, fixture("dcp"), {.strict = false}).missing.empty());
+  set_optimizer_state_dict(*model, optimizer, dict);
+  EXPECT_EQ(tensors.at("optim.state.last.bias.step").item<float>(), 1);
+  for (const auto& [parameter, state] : optimizer.state()) {
+    const auto& adam = static_cast<const torch::optim::AdamWParamState&>(*state);
+    EXPECT_TRUE((adam.exp_avg_sq() >= 0).all().item<bool>());
+    // One step: both averages are of one gradient.
+    EXPECT_TRUE(torch::allclose(adam.exp_avg().pow(2) / 0.01, adam.exp_avg_sq() / 0.001));
+  }
 }
 
 TEST(ForeignFiles, OneSafetensorsFileOfAnyName) {

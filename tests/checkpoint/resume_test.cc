@@ -6,8 +6,11 @@
 #include "tests/support/thread_ranks.h"
 
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <memory>
 
@@ -163,6 +166,50 @@ TEST(Resume, TwoGroupsKeepTheirOptions) {
     return std::make_unique<AdamW>(groups, AdamWOptions(1.0));
   };
   expect_bit_equal_resume("two groups", make);
+}
+
+// Each rank draws masks of its own from its generator, which goes on where it was.
+const ChildCase kDropout("checkpoint_dropout", [] {
+  init_process_group({.timeout = std::chrono::seconds(60)});
+  const int64_t world = default_process_group()->getSize();
+  const int64_t rank = default_process_group()->getRank();
+  const std::string path = std::getenv("RESUME_PATH");
+  const MakeOptimizer make = with<AdamW>(AdamWOptions(1e-2));
+  torch::manual_seed(100 + rank);
+  ScheduledTraining straight(make, world, 1);
+  straight.model->train();
+  straight.steps(0, 3, rank);
+  save({.model = straight.model,
+        .optimizer = straight.optimizer,
+        .scheduler = *straight.scheduler,
+        .rng = true},
+       path);
+  straight.steps(3, 6, rank);
+  const auto want = full_values(*straight.model);
+  const auto is_same_after_resuming = [&](bool rng) {
+    ScheduledTraining resumed(make, world, 5);
+    resumed.model->train();
+    const auto& [model, optimizer, scheduler] = resumed;
+    load({.model = model, .optimizer = optimizer, .scheduler = *scheduler, .rng = rng}, path);
+    resumed.steps(3, 6, rank);
+    const auto got = full_values(*resumed.model);
+    return std::all_of(want.begin(), want.end(), [&](const auto& item) {
+      // Running statistics are each rank's own, and rank 0's are saved.
+      return item.key().starts_with("norm.running") || torch::equal(got[item.key()], item.value());
+    });
+  };
+  const bool with_rng = is_same_after_resuming(true), without = is_same_after_resuming(false);
+  destroy_process_group();
+  return with_rng && !without ? 0 : 1;
+});
+
+TEST(Resume, WithDropoutIsBitEqualWhereTheGeneratorsAreSaved) {
+  for (const int64_t world : {2, 3}) {
+    TemporaryFolder folder;
+    const auto ends = run_processes("checkpoint_dropout", world, std::chrono::seconds(60),
+                                    {{"RESUME_PATH", folder / "saved"}});
+    for (const auto& end : ends) EXPECT_EQ(end.exit_code, 0) << end.output;
+  }
 }
 
 // What `to` ranks have after loading equals what `from` ranks had, and goes on so.

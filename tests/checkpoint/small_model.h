@@ -62,10 +62,11 @@ inline void shard_small_model(SmallModel& model, const DeviceMesh& mesh) {
 // A folder of its own, removed at the end.
 class TemporaryFolder {
  public:
-  TemporaryFolder() {
+  explicit TemporaryFolder(
+      const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
     static std::atomic<int> count = 0;
-    path_ = std::filesystem::temp_directory_path() /
-            ("checkpoint_test_" + std::to_string(getpid()) + "_" + std::to_string(count++));
+    path_ =
+        parent / ("checkpoint_test_" + std::to_string(getpid()) + "_" + std::to_string(count++));
     std::filesystem::create_directories(path_);
   }
   ~TemporaryFolder() { internal::checkpoint::remove_tree(path_).IgnoreError(); }
@@ -76,5 +77,11 @@ class TemporaryFolder {
  private:
   std::filesystem::path path_;
 };
+
+// In memory where the system has such a file system: for tests of many saves.
+inline std::filesystem::path memory_folder() {
+  const std::filesystem::path memory = "/dev/shm";
+  return access(memory.c_str(), W_OK) == 0 ? memory : std::filesystem::temp_directory_path();
+}
 
 }  // namespace fsdp::testing

@@ -62,5 +62,19 @@ TEST(StagesCheckpoint, OneNameOfTwoShapesIsRefused) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
+TEST(StagesCheckpoint, OneNameOnMeshesOfDifferentRanksIsRefused) {
+  TemporaryFolder folder;
+  run_ranks(2, [&](int64_t) {
+    const auto own = init_device_mesh(torch::kCPU, {2, 1}, {"ranks", "own"})["own"];
+    const std::map<std::string, at::Tensor> tensors = {
+        {"expert", distribute_tensor(torch::ones({2}), own, {Shard{0}})}};
+    EXPECT_THAT(
+        message_of([&] { save({.tensors = tensors}, folder / "saved"); }),
+        HasSubstr("'expert' of 'tensors' has another shape, dtype, mesh or placement on rank "
+                  "1 than on an earlier rank; what each rank has of its own"));
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
 }  // namespace
 }  // namespace fsdp::testing

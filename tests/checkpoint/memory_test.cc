@@ -1,0 +1,135 @@
+// The memory that saving and loading need besides what is saved, measured as the
+// high-water mark of a process.
+#include "checkpoint/async_save.h"
+#include "checkpoint/state_dict.h"
+#include "device_mesh/process_group.h"
+#include "tests/checkpoint/small_model.h"
+#include "tests/support/process_ranks.h"
+
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <functional>
+#include <iostream>
+#include <map>
+#include <string>
+
+namespace fsdp::testing {
+namespace {
+
+constexpr int64_t kMiBOfMemory = int64_t{1} << 20;
+constexpr int64_t kAllowed = 32;  // MiB
+
+// In kB; "VmHWM": the most this process has had, "VmRSS": what it has.
+int64_t memory_of_process(const std::string& field) {
+  std::ifstream status("/proc/self/status");
+  for (std::string line; std::getline(status, line);) {
+    if (line.rfind(field + ":", 0) == 0) return std::stoll(line.substr(field.size() + 1));
+  }
+  return -1;
+}
+
+// Runs `body` and says what it needed besides what there was; whether that is at most
+// `allowed` MiB. Resets the high-water mark.
+bool needs_at_most(int64_t allowed, const std::string& what, const std::function<void()>& body) {
+  std::ofstream("/proc/self/clear_refs") << "5";
+  const int64_t before = memory_of_process("VmRSS");
+  body();
+  const auto needed = static_cast<double>(memory_of_process("VmHWM") - before) / 1024;
+  std::printf("  %-28s %7.1f MiB (allowed %d)\n", what.c_str(), needed, static_cast<int>(allowed));
+  return needed <= static_cast<double>(allowed);
+}
+
+const ChildCase kMemory("checkpoint_memory", [] {
+  const std::string folder = std::getenv("MEMORY_PATH");
+  std::map<std::string, at::Tensor> tensors;
+  for (int i = 0; i < 4; ++i) tensors["t" + std::to_string(i)] = torch::ones({16 * kMiBOfMemory});
+  save({.tensors = {{"warm", torch::ones({4})}}}, folder + "/warm");
+  const bool saved =
+      needs_at_most(kAllowed, "save", [&] { save({.tensors = tensors}, folder + "/saved"); });
+  const bool loaded =
+      needs_at_most(kAllowed, "load", [&] { load({.tensors = tensors}, folder + "/saved"); });
+  return saved && loaded ? 0 : 1;
+});
+
+TEST(Memory, SavingAndLoadingAQuarterGibibyteNeedsAtMost32MiB) {
+  TemporaryFolder folder;
+  const auto ends = run_processes("checkpoint_memory", 1, std::chrono::seconds(60),
+                                  {{"MEMORY_PATH", folder.path()}});
+  EXPECT_EQ(ends[0].exit_code, 0) << ends[0].output;
+  std::cout << ends[0].output;
+}
+
+// Units of one parameter each.
+struct LargeModelImpl : torch::nn::Module {
+  LargeModelImpl(int64_t units, int64_t unit_mib, const DeviceMesh& mesh) {
+    for (int64_t i = 0; i < units; ++i) {
+      auto unit = std::make_shared<Unit>(unit_mib);
+      register_module("unit" + std::to_string(i), unit);
+      fully_shard(*unit, mesh);
+    }
+  }
+  struct Unit : torch::nn::Module {
+    explicit Unit(int64_t mib) { register_parameter("w", torch::ones({mib, kMiBOfMemory / 4})); }
+  };
+};
+TORCH_MODULE(LargeModel);
+
+const ChildCase kMemoryOfAModel("checkpoint_memory_of_a_model", [] {
+  init_process_group({.timeout = std::chrono::minutes(5)});
+  const std::string folder = std::getenv("MEMORY_PATH");
+  const int64_t unit = std::atoll(std::getenv("MEMORY_UNIT_MIB"));
+  const int64_t units = std::atoll(std::getenv("MEMORY_UNITS"));
+  const int64_t world = default_process_group()->getSize();
+  const int64_t shards = units * unit / world;
+  const auto mesh = init_device_mesh(torch::kCPU, {world});
+  LargeModel model(units, unit, mesh);
+  save({.tensors = {{"warm", distribute_tensor(torch::ones({64, 64}), mesh, {Shard{0}})}}},
+       folder + "/warm");
+  std::printf("shards of %d MiB, units of %d MiB:\n", static_cast<int>(shards),
+              static_cast<int>(unit));
+  bool good = needs_at_most(kAllowed, "save", [&] { save({.model = model}, folder + "/sharded"); });
+  good &= needs_at_most(kAllowed, "load", [&] { load({.model = model}, folder + "/sharded"); });
+  good &= needs_at_most(kAllowed + 2 * unit, "full save", [&] {
+    save({.model = model}, folder + "/full", {.layout = Layout::kFull});
+  });
+  good &= needs_at_most(kAllowed, "load of a full one",
+                        [&] { load({.model = model}, folder + "/full"); });
+  const int64_t staged = shards / 4;
+  good &= needs_at_most(kAllowed + staged, "async_save, a quarter staged", [&] {
+    async_save({.model = model}, folder + "/bounded", {}, {.staging_bytes = staged * kMiBOfMemory})
+        .wait();
+  });
+  good &= needs_at_most(kAllowed + shards - staged, "async_save, the rest staged",
+                        [&] { async_save({.model = model}, folder + "/background").wait(); });
+  const auto whole = get_model_state_dict(*model, {.full_state_dict = true, .cpu_offload = true});
+  good &= needs_at_most(kAllowed + unit, "broadcast from rank 0", [&] {
+    set_model_state_dict(*model, whole, {.full_state_dict = true, .broadcast_from_rank0 = true});
+  });
+  destroy_process_group();
+  return good ? 0 : 1;
+});
+
+void expect_bounded(int64_t units, int64_t unit_mib) {
+  TemporaryFolder folder;
+  const auto ends = run_processes("checkpoint_memory_of_a_model", 2, std::chrono::minutes(8),
+                                  {{"MEMORY_PATH", folder.path()},
+                                   {"MEMORY_UNITS", std::to_string(units)},
+                                   {"MEMORY_UNIT_MIB", std::to_string(unit_mib)}});
+  for (const auto& end : ends) EXPECT_EQ(end.exit_code, 0) << end.output;
+  std::cout << ends[0].output << ends[1].output;
+}
+
+// By hand: 10 GiB of memory, 5 GiB on disk.
+TEST(DISABLED_Memory, SavesOfShardsOfOneGibibyteStayWithinTheirBounds) { expect_bounded(16, 128); }
+
+// Larger than what the allocator keeps for itself.
+TEST(Memory, SavesOfAModelStayWithinTheirBounds) { expect_bounded(4, 48); }
+
+}  // namespace
+}  // namespace fsdp::testing
