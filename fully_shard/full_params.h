@@ -23,12 +23,12 @@ void for_each_full_param(
     const torch::nn::Module& module,
     const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
-// Calls `function` on every module below `module` and on `module`, children first, as
-// Module::apply does, so that an initialiser started from the same seed gives the weights
-// of the unsharded model. Meanwhile the parameters of that module's unit, and of units
-// around it that were entered before, are full; this rank's part of what `function` wrote
-// is kept. Collective over the units' meshes. Throws ValueError where a unit is held
-// unsharded already. What `function` throws ends the visit.
+// Calls `function` on `module` and on every module below it, in the order of
+// Module::apply (parents first), so that an initialiser started from the same seed gives
+// the weights of the unsharded model. Meanwhile the parameters of that module's unit, and
+// of units around it that were entered before, are full; this rank's part of what
+// `function` wrote is kept. Collective over the units' meshes. Throws ValueError where a
+// unit is held unsharded already. What `function` throws ends the visit.
 void apply_unsharded(torch::nn::Module& module,
                      const std::function<void(torch::nn::Module&)>& function);
 
