@@ -18,6 +18,6 @@ namespace fsdp::testing {
 // again once all threads have ended, with its rank in the text. Ends the process when
 // they have not ended after `timeout`.
 void run_ranks(int64_t world_size, const std::function<void(int64_t rank)>& body,
-               std::chrono::milliseconds timeout = std::chrono::seconds(60));
+               std::chrono::milliseconds timeout = std::chrono::seconds(120));
 
 }  // namespace fsdp::testing
