@@ -31,7 +31,7 @@ class WholeValues {
   at::Tensor next();
 
  private:
-  // The tensors [begin_, end_), as they came: a row of bytes per rank.
+  // The tensors [next_, end_), as they came: a row of bytes per rank.
   void bring();
   void move(const at::Tensor& row, int64_t parts);
   bool go_together(const NamedTensor& first, const NamedTensor& other) const;

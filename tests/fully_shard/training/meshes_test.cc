@@ -1,6 +1,7 @@
 // Meshes other than the whole world: slices, subgroups, several beside each other.
 #include "device_mesh/process_group.h"
 #include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/training/trio.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/process_ranks.h"
@@ -24,18 +25,11 @@ using ::testing::HasSubstr;
 using torch::Tensor;
 using torch::nn::Linear;
 
-struct TrioImpl : torch::nn::Module {
-  Tensor forward(const Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
-  Linear a = register_module("a", make_linear(6, 6)), b = register_module("b", make_linear(6, 6)),
-         c = register_module("c", make_linear(6, 6));
-};
-TORCH_MODULE(Trio);
-
 Tensor input_of(int64_t rank) { return torch::full({1, 6}, 1.0 + static_cast<double>(rank)); }
 
 // The gradient of each parameter of a plain Trio, averaged over the data of `ranks`.
 std::vector<Tensor> mean_gradients(const std::vector<int64_t>& ranks) {
-  Trio plain;
+  Trio plain(6);
   for (const auto rank : ranks) plain(input_of(rank)).sum().backward();
   std::vector<Tensor> means;
   for (const auto& parameter : plain->parameters())
@@ -52,7 +46,7 @@ void expect_mean_over(const Linear& layer, const std::vector<Tensor>& means, siz
 
 // A model of its own on each row of a 2x2 grid.
 void expect_sharded_over(const DeviceMesh& mesh, int64_t rank) {
-  Trio model;
+  Trio model(6);
   for (auto* layer : {&model->a, &model->b, &model->c}) fully_shard(*layer, mesh);
   fully_shard(model, mesh);
   const auto entry = DTensor(model->a->parameters()[0]);
@@ -86,7 +80,7 @@ TEST(Meshes, UnitsOfOneModelMayLieOnDifferentOnes) {
   run_ranks(4, [](int64_t rank) {
     const auto grid = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "pp"});
     const auto world = grid.flatten({"dp", "pp"}, "world")["world"];
-    Trio model;
+    Trio model(6);
     fully_shard(model->a, grid["dp"]);
     fully_shard(model->b, grid["pp"]);
     fully_shard(model, world);
@@ -104,7 +98,7 @@ TEST(Meshes, ClippingCountsEveryUnitOnceWhateverItsMesh) {
   run_ranks(4, [](int64_t) {
     const auto grid = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "pp"});
     const auto world = grid.flatten({"dp", "pp"}, "world")["world"];
-    Trio plain, model;
+    Trio plain(6), model(6);
     fully_shard(model->a, grid["dp"]);
     fully_shard(model->b, grid["pp"]);
     fully_shard(model, world);
@@ -124,7 +118,7 @@ TEST(Meshes, TwoOverTheSameRanksServeOneModel) {
     const auto one = init_device_mesh(torch::kCPU, {2});
     const auto grid = init_device_mesh(torch::kCPU, {1, 2}, {"none", "all"});
     const auto other = grid["all"];
-    Trio model;
+    Trio model(6);
     fully_shard(model->a, one);
     fully_shard(model->b, other);
     fully_shard(model, one);
@@ -155,7 +149,7 @@ TEST(Meshes, OfSeveralDimensionsAreRefusedUntilHybridShardingComes) {
 }
 
 double trained_sum() {
-  Trio model;
+  Trio model(6);
   const auto mesh = init_device_mesh(torch::kCPU, {2});
   fully_shard(model, mesh);
   torch::optim::SGD optimizer(model->parameters(), 0.1);
@@ -169,7 +163,7 @@ double trained_sum() {
 
 const ChildCase kStartsAgain("starts_again", [] {
   init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(20)});
-  Trio old;
+  Trio old(6);
   fully_shard(old, init_device_mesh(torch::kCPU, {2}));
   const auto first = trained_sum();
   destroy_process_group();

@@ -1,5 +1,6 @@
 // NoSyncGuard and the switches and handles of units, by what they make the runtime do.
 #include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/training/trio.h"
 #include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
 
@@ -11,28 +12,20 @@ namespace fsdp::testing {
 namespace {
 
 using torch::Tensor;
-using torch::nn::Linear;
-
-struct ThreeLayersImpl : torch::nn::Module {
-  Tensor forward(const Tensor& x) { return c(torch::tanh(b(torch::tanh(a(x))))); }
-  Linear a = register_module("a", make_linear(4, 4)), b = register_module("b", make_linear(4, 4)),
-         c = register_module("c", make_linear(4, 4));
-};
-TORCH_MODULE(ThreeLayers);
 
 class NoSync : public ::testing::TestWithParam<int64_t> {
  protected:
   // Units a, b, c and a root without parameters of its own.
-  void on_ranks(const std::function<void(const DeviceMesh&, ThreeLayers&)>& body) const {
+  void on_ranks(const std::function<void(const DeviceMesh&, Trio&)>& body) const {
     run_ranks(GetParam(), [&](int64_t) {
       const auto mesh = init_device_mesh(torch::kCPU, {GetParam()});
-      ThreeLayers model;
+      Trio model(4);
       for (auto* layer : {&model->a, &model->b, &model->c}) fully_shard(*layer, mesh);
       fully_shard(model, mesh);
       body(mesh, model);
     });
   }
-  static int64_t reductions_of_a_step(const DeviceMesh& mesh, ThreeLayers& model) {
+  static int64_t reductions_of_a_step(const DeviceMesh& mesh, Trio& model) {
     const auto before = counters(mesh).reduce_scatters;
     model(torch::ones({2, 4})).sum().backward();
     return counters(mesh).reduce_scatters - before;
@@ -40,7 +33,7 @@ class NoSync : public ::testing::TestWithParam<int64_t> {
 };
 
 TEST_P(NoSync, GuardsNest) {
-  on_ranks([](const DeviceMesh& mesh, ThreeLayers& model) {
+  on_ranks([](const DeviceMesh& mesh, Trio& model) {
     const auto root = get_fsdp_module(*model);
     EXPECT_EQ(reductions_of_a_step(mesh, model), 3);
     {
@@ -57,7 +50,7 @@ TEST_P(NoSync, GuardsNest) {
 }
 
 TEST_P(NoSync, AUnitSwitchedOffByHandStaysOff) {
-  on_ranks([](const DeviceMesh& mesh, ThreeLayers& model) {
+  on_ranks([](const DeviceMesh& mesh, Trio& model) {
     auto b = get_fsdp_module(*model->b);
     b.set_requires_gradient_sync(false);
     EXPECT_EQ(reductions_of_a_step(mesh, model), 2);
@@ -72,7 +65,7 @@ TEST_P(NoSync, AUnitSwitchedOffByHandStaysOff) {
 }
 
 TEST_P(NoSync, AnInnerUnitAloneAndAnExceptionEndWell) {
-  on_ranks([](const DeviceMesh& mesh, ThreeLayers& model) {
+  on_ranks([](const DeviceMesh& mesh, Trio& model) {
     try {
       const NoSyncGuard of_a(get_fsdp_module(*model->a)), of_b(get_fsdp_module(*model->b));
       EXPECT_EQ(reductions_of_a_step(mesh, model), 1);
@@ -84,7 +77,7 @@ TEST_P(NoSync, AnInnerUnitAloneAndAnExceptionEndWell) {
 }
 
 TEST_P(NoSync, AHandleThatOutlivesTheModelIsHarmless) {
-  on_ranks([](const DeviceMesh& mesh, ThreeLayers&) {
+  on_ranks([](const DeviceMesh& mesh, Trio&) {
     auto dying = make_linear(4, 4).ptr();
     auto unit = fully_shard(dying, mesh);
     auto handle = unit.unshard_async();
@@ -96,7 +89,7 @@ TEST_P(NoSync, AHandleThatOutlivesTheModelIsHarmless) {
 }
 
 TEST_P(NoSync, AnUnshardHandleWaitsOnce) {
-  on_ranks([](const DeviceMesh& mesh, ThreeLayers& model) {
+  on_ranks([](const DeviceMesh& mesh, Trio& model) {
     auto unit = get_fsdp_module(*model->a);
     auto handle = unit.unshard_async();
     handle.wait();
@@ -109,7 +102,7 @@ TEST_P(NoSync, AnUnshardHandleWaitsOnce) {
 }
 
 TEST_P(NoSync, ForwardAtTheModuleBoundaryIsTheModulesForward) {
-  on_ranks([](const DeviceMesh&, ThreeLayers& model) {
+  on_ranks([](const DeviceMesh&, Trio& model) {
     const auto x = torch::ones({2, 4});
     torch::NoGradGuard no_grad;
     EXPECT_TRUE(torch::equal(fsdp::forward(model, x), model(x)));
