@@ -57,6 +57,10 @@ void GroupGradients::keep_unsynchronized() {
   }
 }
 
+bool GroupGradients::keeps_unsynchronized() const {
+  return std::find(unsynchronized_.begin(), unsynchronized_.end(), true) != unsynchronized_.end();
+}
+
 void GroupGradients::note_pending(int64_t index) {
   const auto member = param(index).member();
   const bool waits =

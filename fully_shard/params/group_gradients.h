@@ -30,6 +30,7 @@ class GroupGradients {
   // What a backward without synchronisation trains is reduced with the next synchronised
   // one, frozen by then or not.
   void keep_unsynchronized();
+  bool keeps_unsynchronized() const;
   // Parameter `index` has a gradient that stays on its member.
   void note_pending(int64_t index);
 

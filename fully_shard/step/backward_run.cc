@@ -167,7 +167,7 @@ void BackwardRun::abort() noexcept {
       group->writes().graph_done();
       group->drop_gather();
       group->reshard();
-      debts_.paid(group);
+      if (!group->gradients().keeps_unsynchronized()) debts_.paid(group);
     }
     root->schedule.backward_ended(/*is_last=*/true);
     for (const auto& [unit, group] : root->groups) group->unsettle();

@@ -59,6 +59,27 @@ TEST_P(AbortedBackward, LeavesNothingToBeReducedByTheNext) {
   });
 }
 
+// The embedding and block 0 took no part in it, and have gradients from before.
+TEST_P(AbortedBackward, LeavesWaitingGradientsToBeReducedByTheNext) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh);
+    const auto weight = decoder.model->embedding->parameters()[0];
+    decoder.forward();
+    decoder.backward();
+    const auto expected = full_gradient(weight);
+    decoder.model->zero_grad();
+    {
+      const NoSyncGuard guard(decoder.root());
+      decoder.forward();
+      decoder.backward();
+    }
+    EXPECT_THROW(failing_loss(decoder).backward(), std::exception);
+    const auto next = traffic_of(mesh, [&] { head_loss(decoder).backward(); });
+    EXPECT_EQ(next.reduce_scatters, 3);
+    EXPECT_TRUE(torch::equal(full_gradient(weight), expected));
+  });
+}
+
 TEST_P(AbortedBackward, DropsWhatEarlierBackwardsHeldBack) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     MeasuredDecoder decoder(mesh);

@@ -1,5 +1,6 @@
 #include "tests/fully_shard/programs/residency_model.h"
 
+#include <algorithm>
 #include <utility>
 
 namespace fsdp::testing {
@@ -204,6 +205,16 @@ int64_t ResidencyModel::dtypes_to_reduce(int unit) const {
   return static_cast<int64_t>(dtypes.size());
 }
 
+bool ResidencyModel::keeps_unsynchronized(int unit) const {
+  const auto& params = at(unit).spec.params;
+  return std::any_of(params.begin(), params.end(),
+                     [](const Param& param) { return param.unsynchronized; });
+}
+
+void ResidencyModel::forget_unsynchronized(int unit) {
+  for (auto& param : at(unit).spec.params) param.unsynchronized = false;
+}
+
 void ResidencyModel::reduce(int unit) {
   auto& each = at(unit);
   const bool certain = each.debt == Debt::kOwes || each.touched_in_backward;
@@ -215,7 +226,7 @@ void ResidencyModel::reduce(int unit) {
     return;
   }
   const auto count = dtypes_to_reduce(unit);
-  for (auto& param : each.spec.params) param.unsynchronized = false;
+  forget_unsynchronized(unit);
   if (certain) reductions_.least += count;
   reductions_.most += count;
   each.debt = count == 0 && each.debt == Debt::kOwes ? Debt::kPossible : Debt::kNone;
@@ -223,7 +234,7 @@ void ResidencyModel::reduce(int unit) {
 
 void ResidencyModel::pending_gradients_dropped(int unit) {
   auto& dropped = at(unit);
-  for (auto& param : dropped.spec.params) param.unsynchronized = false;
+  forget_unsynchronized(unit);
   if (dropped.debt == Debt::kOwes) dropped.debt = Debt::kPossible;
 }
 
@@ -251,7 +262,8 @@ void ResidencyModel::backward_aborted() {
       if (each.presence != Presence::kAbsent) empty(unit);
       // How many left before depends on what had arrived on this rank.
       if (each.synchronizes) reductions_.most += dtypes_to_reduce(unit);
-      if (each.debt == Debt::kOwes) each.debt = Debt::kPossible;
+      if (each.touched_in_backward || each.has_gradient) forget_unsynchronized(unit);
+      if (each.debt == Debt::kOwes && !keeps_unsynchronized(unit)) each.debt = Debt::kPossible;
       each.touched_in_backward = each.has_gradient = false;
     }
     for (const auto kind : {Kind::kTraining, Kind::kInference}) end_rounds(root, kind);

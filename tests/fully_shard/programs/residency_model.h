@@ -108,6 +108,8 @@ class ResidencyModel {
   void end_rounds(int root, Kind kind);
   bool takes_part(int root) const;
   int64_t dtypes_to_reduce(int unit) const;
+  bool keeps_unsynchronized(int unit) const;
+  void forget_unsynchronized(int unit);
   void reduce(int unit);
 
   std::vector<Unit> units_;
