@@ -85,7 +85,7 @@ void check_operands(const Group& group, const char* operation, const at::Tensor&
 // Backends compare shapes, and Gloo has no complex numbers; the contract here is about
 // elements.
 at::Tensor elements(const at::Tensor& tensor) {
-  const auto flat = tensor.view({-1});
+  const auto flat = tensor.dim() == 1 ? tensor : tensor.view({-1});
   return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat;
 }
 

@@ -161,19 +161,22 @@ void IssueLog::end(const Group& group) {
 void Announcement::post(const Group& group) {
   group_ = group;
   const auto size = group_size(group), rank = group_rank(group);
-  notices_ = at::empty({size, static_cast<int64_t>(kNoticeBytes)}, at::kByte);
   const auto bytes = write_notice(mine_);
-  std::memcpy(notices_[rank].data_ptr(), bytes.data(), bytes.size());
+  notices_ = at::empty({size * static_cast<int64_t>(bytes.size())}, at::kByte);
   if (!through_gloo(group, notices_)) {
-    messages_.push_back(all_gather(group, notices_, notices_[rank].clone()));
+    const auto own = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
+    std::memcpy(own.mutable_data_ptr(), bytes.data(), bytes.size());
+    messages_.push_back(all_gather(group, notices_, own));
     return;
   }
+  const auto rows = notices_.view({size, -1});
+  std::memcpy(rows[rank].mutable_data_ptr(), bytes.data(), bytes.size());
   for (int64_t distance = 1; distance < size; ++distance) {
     const auto from = (rank + size - distance) % size;
-    messages_.push_back(receive(group, notices_[from], from, kNoticeTag));
+    messages_.push_back(receive(group, rows[from], from, kNoticeTag));
   }
   for (int64_t distance = 1; distance < size; ++distance)
-    messages_.push_back(send(group, notices_[rank], (rank + distance) % size, kNoticeTag));
+    messages_.push_back(send(group, rows[rank], (rank + distance) % size, kNoticeTag));
 }
 
 Announcement::Announcement() = default;
@@ -201,7 +204,7 @@ std::vector<uint64_t> Announcement::wait() {
       throw;
     }
     std::vector<uint64_t> agreements;
-    for (int64_t peer = 0; peer < notices_.size(0); ++peer)
+    for (int64_t peer = 0; peer < group_size(group_); ++peer)
       agreements.push_back(read(peer).agreement);
     return agreements;
   });
@@ -209,7 +212,8 @@ std::vector<uint64_t> Announcement::wait() {
 
 Notice Announcement::read(int64_t peer) const {
   Notice theirs;
-  TORCH_CHECK(read_notice(static_cast<const char*>(notices_[peer].const_data_ptr()), theirs),
+  const auto* const first = static_cast<const char*>(notices_.const_data_ptr());
+  TORCH_CHECK(read_notice(first + static_cast<size_t>(peer) * kNoticeBytes, theirs),
               "collectives are out of order: what rank ",
               ranks_in_job(group_)[static_cast<size_t>(peer)],
               " sent is no notice of a collective, where rank ", mine_.global_rank, " issued ",

@@ -70,7 +70,7 @@ class Announcement {
   std::shared_ptr<IssueLog> log_;  // null: of nothing, or waited for
   Notice mine_;
   Group group_;         // null: nobody else to tell
-  at::Tensor notices_;  // uint8 [group size, notice]: this rank's is sent
+  at::Tensor notices_;  // uint8 [group size * notice], by rank
   std::vector<Pending> messages_;
 };
 

@@ -6,6 +6,7 @@
 #include <ATen/ops/real.h>
 #include <ATen/ops/tensor.h>
 
+#include <cstring>
 #include <utility>
 
 namespace fsdp::internal {
@@ -55,15 +56,18 @@ void GradientBuffer::add(int64_t position, const at::Tensor& gradient) {
 }
 
 void GradientBuffer::write_flags(Late late) {
-  auto flags = rows_.narrow(1, layout_.row_bytes(), flag_count() * bytes_of(dtype_));
+  const auto bytes = flag_count() * bytes_of(dtype_);
   if (!reads_flags_) {  // nobody looks, and writing them would make the host wait
-    flags.zero_();
+    rows_.narrow(1, layout_.row_bytes(), bytes).zero_();
     return;
   }
   std::vector<double> raised(arrived_.begin(), arrived_.end());
   raised.push_back(late == Late::kSome ? 1 : 0);
   const auto values = at::tensor(raised, at::TensorOptions().dtype(at::kDouble)).to(dtype_);
-  flags.copy_(values.view(at::kByte).unsqueeze(0));
+  for (int64_t row = 0; row < shard_count_; ++row) {
+    std::memcpy(row_data() + row * rows_.stride(0) + layout_.row_bytes(), values.const_data_ptr(),
+                static_cast<size_t>(bytes));
+  }
 }
 
 at::Tensor GradientBuffer::release_rows(Late late) {

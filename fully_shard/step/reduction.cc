@@ -51,8 +51,9 @@ void Reduction::publish() {
   const auto& params = buffer_.params();
   for (size_t i = 0; i < params.size(); ++i) {
     if (!used[i]) continue;
-    const auto part = buffer_.part(row, static_cast<int64_t>(i)).to(buffer_.dtype());
-    group_->gradients().publish(params[i].index, part);
+    const auto part = buffer_.part(row, static_cast<int64_t>(i));
+    const bool same = part.scalar_type() == buffer_.dtype();
+    group_->gradients().publish(params[i].index, same ? part : part.to(buffer_.dtype()));
   }
 }
 
