@@ -157,8 +157,10 @@ class SideBySide {
       const auto before = std::exchange(touches, oracle_->take_touches());
       const bool repeats =
           i == 2 && before == touches && ResidencyOracle::has_one_successor_each(touches);
-      if (repeats && oracle_->unused_prefetches() != unused)
-        differ("a step that repeats gathered in vain");
+      if (!repeats || oracle_->unused_prefetches() == unused) continue;
+      std::string text = "a step that repeats gathered in vain; its touches are";
+      for (const auto& touch : touches) text += "\n  " + touch;
+      differ(text);
     }
     ask_oracle();
   }

@@ -137,12 +137,14 @@ std::vector<std::string> ResidencyOracle::take_touches() { return std::exchange(
 bool ResidencyOracle::has_one_successor_each(const std::vector<std::string>& touches) {
   std::map<std::pair<std::string, std::string>, std::string> successors;
   const auto kind = [](const std::string& touch) { return touch.substr(0, touch.find(' ')); };
-  for (size_t i = 1; i < touches.size(); ++i) {
+  for (size_t i = 1; i <= touches.size(); ++i) {
     // Where the kind changes, what came before is not looked at.
     const bool has_previous = i > 1 && kind(touches[i - 2]) == kind(touches[i - 1]);
     const auto previous = has_previous ? touches[i - 2] : std::string();
-    const auto [known, added] = successors.emplace(std::pair(previous, touches[i - 1]), touches[i]);
-    if (!added && known->second != touches[i]) return false;
+    const bool ends = i == touches.size() || kind(touches[i]) != kind(touches[i - 1]);
+    const auto next = ends ? "end" : touches[i];
+    const auto [known, added] = successors.emplace(std::pair(previous, touches[i - 1]), next);
+    if (!added && known->second != next) return false;
   }
   return true;
 }
