@@ -151,15 +151,16 @@ class Gradients {
     const auto found = std::find_if(candidates.begin(), candidates.end(), covers);
     if (found != candidates.end()) return *found;
     const auto& any = candidates.front();
-    if (is_process_group_initialized()) {
-      auto world = DeviceMesh::from_group(default_process_group(), any.device_type());
-      if (covers(world)) return world;
-    }
-    TORCH_CHECK_VALUE(false, "clip_grad_norm_: the gradients lie on ", names(candidates),
+    std::optional<DeviceMesh> world;
+    if (is_process_group_initialized())
+      world = DeviceMesh::from_group(default_process_group(), any.device_type());
+    TORCH_CHECK_VALUE(world && covers(*world), "clip_grad_norm_: the gradients lie on ",
+                      names(candidates),
                       ", and neither one of these meshes nor the default process group has all "
                       "their ranks, over which the norm would be agreed; call it once per mesh "
                       "(rank ",
                       any.rank(), ")");
+    return *world;
   }
 
   static std::string names(const std::vector<DeviceMesh>& meshes) {

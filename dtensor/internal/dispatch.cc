@@ -4,6 +4,7 @@
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
+#include "dtensor/internal/fast_pointwise.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
@@ -37,14 +38,6 @@ void tell_owners(const OperatorCall& call) {
   }
 }
 
-void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,
-              c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  OperatorCall call(op, traits, keys, stack);
-  tell_owners(call);
-  rule(call);
-}
-
 class RuleKernel final : public c10::OperatorKernel {
  public:
   RuleKernel(Rule rule, const c10::OperatorHandle& op) : rule_(rule), traits_(op) {}
@@ -74,7 +67,7 @@ void register_rules(Handles& handles) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (!op || !op->hasSchema()) continue;
+    if (!op || !op->hasSchema() || has_fast_pointwise(name)) continue;
     const Rule special = special_rule_of(name);
     if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
         special == nullptr)
@@ -88,12 +81,21 @@ void register_rules(Handles& handles) {
 
 }  // namespace
 
+void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,
+              c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  OperatorCall call(op, traits, keys, stack);
+  tell_owners(call);
+  rule(call);
+}
+
 void install_dtensor_kernels() {
   // Never destroyed: tensors may outlive static destruction, and the dispatcher may be
   // gone by then.
   static const auto* const installed = [] {
     auto* const handles = new Handles;
     register_rules(*handles);
+    register_fast_pointwise(*handles);
     handles->push_back(c10::Dispatcher::singleton().registerFallback(
         kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "fsdp DTensor"));
     return handles;

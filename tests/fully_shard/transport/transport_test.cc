@@ -13,7 +13,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
-#include <cstring>
+#include <algorithm>
 #include <memory>
 #include <string>
 #include <tuple>
@@ -38,7 +38,8 @@ void fill(const at::Tensor& bytes, int64_t seed) {
 bool holds(const char* row, int64_t bytes, int64_t seed) {
   const auto expected = at::zeros({bytes}, at::kByte);
   fill(expected, seed);
-  return std::memcmp(row, expected.const_data_ptr(), static_cast<size_t>(bytes)) == 0;
+  const auto* bytes_expected = static_cast<const char*>(expected.const_data_ptr());
+  return std::equal(bytes_expected, bytes_expected + bytes, row);
 }
 
 // Values whose sum depends on the order of the additions in every floating type.

@@ -1,0 +1,154 @@
+#include "dtensor/internal/fast_pointwise.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/dispatch.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/dtensor_key.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/lerp_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/sub_ops.h>
+
+#include <algorithm>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// Whether the DTensors looked at so far have one spec, without Partial, and the other
+// tensors are numbers.
+class Alike {
+ public:
+  void look(const at::Tensor& tensor) {
+    if (!is_dtensor(tensor)) {
+      alike_ &= !tensor.defined() || tensor.dim() == 0;
+      return;
+    }
+    const auto& spec = spec_of(tensor);
+    if (first_ == nullptr) {
+      first_ = &tensor;
+      alike_ &= std::none_of(spec->placements.begin(), spec->placements.end(),
+                             [](const Placement& placement) { return placement.is_partial(); });
+    } else {
+      alike_ &= spec == spec_of(*first_);
+    }
+  }
+  template <class Argument>
+  void look(const Argument&) {}
+
+  bool alike() const { return alike_ && first_ != nullptr; }
+  // The first DTensor.
+  const at::Tensor& first() const { return *first_; }
+
+ private:
+  const at::Tensor* first_ = nullptr;
+  bool alike_ = true;
+};
+
+template <class Argument>
+constexpr bool kIsTensor = std::is_same_v<std::decay_t<Argument>, at::Tensor>;
+
+// An argument as the local operator takes it.
+template <class Argument>
+decltype(auto) local_argument(const Argument& argument) {
+  if constexpr (kIsTensor<Argument>) {
+    return is_dtensor(argument) ? at::Tensor(local_of(argument)) : at::Tensor(argument);
+  } else {
+    return (argument);
+  }
+}
+
+template <class Argument>
+void tell_read_of(const Argument& argument) {
+  if constexpr (kIsTensor<Argument>) tell_read(argument);
+}
+
+template <class Op>
+void rule_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                 torch::jit::Stack* stack) {
+  static const OperatorTraits traits(op);
+  run_rule(rule_of(op.operator_name()), traits, op, keys, stack);
+}
+
+template <class Op, class Result, class... Args>
+Result by_rule(c10::DispatchKeySet keys, Args... args) {
+  static const auto function = c10::KernelFunction::makeFromBoxedFunction<&rule_kernel<Op>>();
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  return function.template call<Result, Args...>(op, keys, std::forward<Args>(args)...);
+}
+
+template <class Op, class Schema = typename Op::schema>
+struct FastPointwise;
+
+// Makes a new tensor.
+template <class Op, class... Args>
+struct FastPointwise<Op, at::Tensor(Args...)> {
+  static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
+    Alike operands;
+    (operands.look(args), ...);
+    if (!operands.alike() || !operands.first().is_non_overlapping_and_dense())
+      return by_rule<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    (tell_read_of(args), ...);
+    return make_dtensor(Op::call(local_argument(args)...), spec_of(operands.first()));
+  }
+};
+
+// Writes its first operand.
+template <class Op, class... Args>
+struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
+  static at::Tensor& call(c10::DispatchKeySet keys, at::Tensor& self, Args... args) {
+    Alike operands;
+    operands.look(self);
+    (operands.look(args), ...);
+    if (!is_dtensor(self) || !operands.alike())
+      return by_rule<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
+                                                            std::forward<Args>(args)...);
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    tell_write(self);
+    (tell_read_of(args), ...);
+    at::Tensor local = local_of(self);
+    Op::call(local, local_argument(args)...);
+    return self;
+  }
+};
+
+template <class... Ops>
+struct Operators {
+  static void register_all(std::vector<c10::RegistrationHandleRAII>& handles) {
+    (handles.push_back(c10::Dispatcher::singleton().registerImpl(
+         {Ops::name, Ops::overload_name}, kDTensorKey,
+         c10::KernelFunction::makeFromUnboxedRuntimeFunction(&FastPointwise<Ops>::call),
+         std::nullopt, nullptr, "fsdp DTensor")),
+     ...);
+  }
+  static bool contain(const c10::OperatorName& name) {
+    return ((name == c10::OperatorName(Ops::name, Ops::overload_name)) || ...);
+  }
+};
+
+namespace ops = at::_ops;
+using Fast = Operators<ops::add_Tensor, ops::add__Tensor, ops::add__Scalar, ops::sub__Tensor,
+                       ops::mul_Tensor, ops::mul_Scalar, ops::mul__Tensor, ops::mul__Scalar,
+                       ops::div_Tensor, ops::div_Scalar, ops::div__Tensor, ops::div__Scalar,
+                       ops::addcmul_, ops::addcdiv_, ops::lerp__Scalar, ops::sqrt>;
+
+}  // namespace
+
+void register_fast_pointwise(std::vector<c10::RegistrationHandleRAII>& handles) {
+  Fast::register_all(handles);
+}
+
+bool has_fast_pointwise(const c10::OperatorName& name) { return Fast::contain(name); }
+
+}  // namespace fsdp::internal
