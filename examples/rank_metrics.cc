@@ -12,7 +12,8 @@ std::vector<RankMetrics> exchange(const RankMetrics& mine, const fsdp::DeviceMes
   auto row = at::tensor({mine.loss, mine.training_seconds, mine.waiting_seconds, mine.shard_bytes,
                          mine.sharding_peak_bytes, mine.resident_peak_bytes},
                         at::kDouble);
-  auto rows = fsdp::from_local(row.unsqueeze(0).to(mesh.device_type()), mesh, {fsdp::Shard{0}});
+  const std::vector<fsdp::Placement> by_rank(static_cast<size_t>(mesh.ndim()), fsdp::Shard{0});
+  auto rows = fsdp::from_local(row.unsqueeze(0).to(mesh.device_type()), mesh, by_rank);
   auto all = rows.full_tensor().cpu();
   auto value = all.accessor<double, 2>();
   std::vector<RankMetrics> ranks;

@@ -18,7 +18,7 @@ struct RankMetrics {
   double resident_peak_bytes = 0;  // of the whole process
 };
 
-// Everyone's metrics, by rank; the same on all ranks. Collective over the 1-D mesh.
+// Everyone's metrics, by rank; the same on all ranks. Collective over the mesh.
 std::vector<RankMetrics> exchange(const RankMetrics& mine, const fsdp::DeviceMesh& mesh);
 
 double mean_loss(const std::vector<RankMetrics>& ranks);

@@ -29,6 +29,8 @@ ABSL_FLAG(
     "local processes to start; ignored under torchrun, srun and mpirun, which say it themselves");
 ABSL_FLAG(std::string, data, "",
           "text to train on, a file or a folder; default: the LibTorch headers on this machine");
+ABSL_FLAG(int64_t, replicas, 1,
+          "hybrid sharding: groups of ranks that hold the same shards; a divisor of the ranks");
 ABSL_FLAG(int64_t, steps, 300, "training steps");
 ABSL_FLAG(int64_t, batch, 8, "sequences per rank and step");
 ABSL_FLAG(int64_t, tokens, 128, "tokens (bytes) per sequence");
@@ -119,6 +121,7 @@ examples::TrainingOptions options_from_flags() {
   examples::TrainingOptions options;
   options.data = existing_text(absl::GetFlag(FLAGS_data));
   options.model = model_from_flags();
+  options.replicas = at_least(1, FLAGS_replicas);
   options.batch = at_least(1, FLAGS_batch);
   options.tokens = options.model.max_tokens;
   options.steps = at_least(1, FLAGS_steps);

@@ -234,6 +234,15 @@ class Trainer {
   Report report_;
 };
 
+// One dimension shards; before it, where asked for, one replicates.
+fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks) {
+  if (options.replicas == 1) return fsdp::init_device_mesh(options.device, {ranks});
+  TORCH_CHECK_VALUE(ranks % options.replicas == 0, "--replicas: ", options.replicas,
+                    ", allowed are divisors of the number of ranks, ", ranks);
+  return fsdp::init_device_mesh(options.device, {options.replicas, ranks / options.replicas},
+                                {"replicate", "shard"});
+}
+
 }  // namespace
 
 int train(const TrainingOptions& options) {
@@ -245,8 +254,7 @@ int train(const TrainingOptions& options) {
   fsdp::ProcessGroupOptions group;
   group.backend = options.device == c10::DeviceType::CUDA ? "nccl" : "gloo";
   fsdp::init_process_group(group);
-  const int exit_code =
-      Trainer(options, fsdp::init_device_mesh(options.device, {place.world_size})).run();
+  const int exit_code = Trainer(options, mesh_of(options, place.world_size)).run();
   fsdp::destroy_process_group();
   return exit_code;
 }

@@ -17,6 +17,7 @@ enum class OptimizerKind { kAdamW, kSgd };
 struct TrainingOptions {
   std::string data;  // file or folder
   TransformerConfig model;
+  int64_t replicas = 1;  // groups of ranks that hold the same shards; a divisor of the ranks
   int64_t batch = 8;     // sequences per rank and step
   int64_t tokens = 128;  // per sequence
   int64_t steps = 300;

@@ -15,6 +15,7 @@ struct Counters {
   // Events since the start, of all units that share the mesh's group.
   int64_t all_gathers = 0;
   int64_t reduce_scatters = 0;
+  int64_t all_reduces = 0;             // of hybrid sharding, over the replicas
   int64_t prefetched_all_gathers = 0;  // of all_gathers, those issued before they were needed
   int64_t unused_prefetches = 0;       // of those, the ones that were dropped unused
   int64_t late_reduce_scatters = 0;    // of reduce_scatters, second ones for late gradients

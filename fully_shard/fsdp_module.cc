@@ -67,6 +67,11 @@ void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool re
                 [=](auto& unit) { unit.policy.synchronize_gradients = requires_gradient_sync; });
 }
 
+void FSDPModule::set_requires_all_reduce(bool requires_all_reduce, bool recurse) {
+  for_each_unit(recurse,
+                [=](auto& unit) { unit.policy.all_reduce_gradients = requires_all_reduce; });
+}
+
 void FSDPModule::set_is_last_backward(bool is_last_backward) {
   unit_->root->is_last_backward = is_last_backward;
 }
@@ -127,7 +132,6 @@ void FSDPModule::zero_pending_gradients(bool recurse) {
 
 void FSDPModule::reset_lazy_init() { unit_->root->schedule.forget(); }
 
-void FSDPModule::set_requires_all_reduce(bool, bool) { not_implemented("set_requires_all_reduce"); }
 void FSDPModule::set_force_sum_reduction_for_comms(bool) {
   not_implemented("set_force_sum_reduction_for_comms");
 }

@@ -58,6 +58,9 @@ class FSDPModule {
   // False: backward leaves gradients unreduced on this rank; they join the next
   // synchronised backward.
   void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true);
+  // Hybrid sharding. False: gradients are reduced over the shards only and kept, in size
+  // of shards; they join the next backward that reduces over the replicas too.
+  void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true);
   // False: the ends of the next backwards leave .grad unset and parameters unsharded,
   // until that of a last one.
   void set_is_last_backward(bool is_last_backward);
@@ -86,7 +89,6 @@ class FSDPModule {
   void reset_lazy_init();
 
   // Not implemented yet: these throw NotImplementedError.
-  void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true);
   void set_force_sum_reduction_for_comms(bool enable);
   void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook);
   // A user's own collectives: from `input` into `output`, finished when the work is.

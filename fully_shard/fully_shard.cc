@@ -63,7 +63,8 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
   }
   if (tensors.empty()) return;
   const auto runtime = internal::Runtime::of(mesh);
-  const auto entries = internal::create_group(mesh, runtime->dim(), unit, runtime, tensors, names);
+  const auto entries = internal::create_group(mesh, runtime->dim(), runtime->replicas(mesh), unit,
+                                              runtime, tensors, names);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
 

@@ -45,7 +45,9 @@ class ModuleHolder;
 namespace fsdp {
 
 // Makes `module` a unit: all its parameters that no deeper unit manages are sharded over
-// the 1-D mesh, in place, and travel together. Every rank must hold the same values
+// the mesh, in place, and travel together. Of a mesh of two dimensions the first
+// replicates and the second shards (hybrid sharding): gradients are summed over the
+// shards, then over the replicas. Every rank must hold the same values
 // before. Local, except that the first call on a mesh is collective.
 //
 // Throws ValueError, leaving the module as it was, for: no module, a null one, one that
@@ -55,7 +57,7 @@ namespace fsdp {
 // not contiguous, on another device than the mesh or the unit's others, has a .grad,
 // belongs to a live graph, or shares its storage with another parameter, a buffer or any
 // other tensor. A parameter that is registered several times is tied and stays so. Throws
-// NotImplementedError for meshes of more than one dimension, to_world(n), mixed
+// NotImplementedError for meshes of more than two dimensions, to_world(n), mixed
 // precision, offloading and shards of another dimension than 0.
 FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
                        FullyShardOptions options = {});

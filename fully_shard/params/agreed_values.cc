@@ -3,6 +3,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/device_mesh.h"
+#include "fully_shard/transport/mesh_dims.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
@@ -62,8 +63,10 @@ uint64_t AgreedValues::word() const {
 
 void AgreedValues::agreed() { params_.assign(params_.size(), Hashes{}); }
 
-void AgreedValues::report(const DeviceMesh& mesh, const std::vector<std::string>& names) const {
-  const auto& group = mesh.group(0);
+void AgreedValues::report(const DeviceMesh& mesh, int64_t dim,
+                          const std::vector<std::string>& names) const {
+  const auto& group = mesh.group(dim);
+  const char* ranks = dim == shard_dim_of(mesh) ? "shard rank " : "replica ";
   const auto count = static_cast<int64_t>(params_.size());
   const auto mine = at::empty({count, kWords}, at::kLong);
   static_assert(sizeof(Hashes) == kWords * sizeof(int64_t));
@@ -77,9 +80,8 @@ void AgreedValues::report(const DeviceMesh& mesh, const std::vector<std::string>
         const auto at_zero = words[param * kWords + word];
         const auto here = words[(rank * count + param) * kWords + word];
         TORCH_CHECK_VALUE(at_zero == here, "parameter '", names[static_cast<size_t>(param)],
-                          "' of shard rank ", rank, " ", what_differs(word),
-                          ". It differs from shard rank 0's; every rank gets this error (rank ",
-                          mesh.rank(), ")");
+                          "' of ", ranks, rank, " ", what_differs(word), ". It differs from ",
+                          ranks, "0's; every rank gets this error (rank ", mesh.rank(), ")");
       }
     }
   }

@@ -34,8 +34,9 @@ class AgreedValues {
   uint64_t word() const;
   // All ranks had the same word.
   void agreed();
-  // Throws the same error on every rank. Collective over the mesh.
-  [[noreturn]] void report(const DeviceMesh& mesh, const std::vector<std::string>& names) const;
+  // Throws the same error on every rank of the mesh dimension. Collective over it.
+  [[noreturn]] void report(const DeviceMesh& mesh, int64_t dim,
+                           const std::vector<std::string>& names) const;
 
  private:
   struct Hashes {

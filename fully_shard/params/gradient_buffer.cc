@@ -86,6 +86,11 @@ at::Tensor GradientBuffer::part(const at::Tensor& row, int64_t position) const {
   return row.narrow(0, chunk.offset / size, chunk.length(shard_rank_) / size);
 }
 
+void GradientBuffer::add_part(at::Tensor& row, int64_t position, const at::Tensor& part) const {
+  this->part(row, position).add_(part);
+  if (reads_flags_) row.narrow(0, layout_.row_bytes() / bytes_of(dtype_) + position, 1).add_(1);
+}
+
 std::vector<double> GradientBuffer::read_flags(const at::Tensor& row) const {
   auto flags = row.narrow(0, layout_.row_bytes() / bytes_of(dtype_), flag_count());
   if (flags.is_complex()) flags = at::real(flags);

@@ -48,6 +48,8 @@ class GradientBuffer {
   // count as used.
   at::Tensor part(const at::Tensor& row, int64_t position) const;
   std::vector<bool> used(const at::Tensor& row) const;
+  // Adds `part`, of a parameter that some rank used, to its place in a reduced row.
+  void add_part(at::Tensor& row, int64_t position, const at::Tensor& part) const;
   // Whether some rank had late gradients. Never where flags are not read.
   bool late(const at::Tensor& row) const;
 

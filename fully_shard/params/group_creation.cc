@@ -23,7 +23,7 @@ class GroupCreation {
   at::Tensor adopt(int64_t index, const at::Tensor& tensor) {
     auto& param = group_->params_[static_cast<size_t>(index)];
     const auto& shards = *group_->shards_;
-    if (!group_->dim_->is_alone()) {
+    if (!group_->is_alone()) {
       group_->agreed_.note_start(static_cast<size_t>(index), param.name(), tensor);
     }
     shards.take_part(index, tensor.const_data_ptr());
@@ -43,6 +43,7 @@ class GroupCreation {
 };
 
 std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
+                                     std::shared_ptr<Transport> replicas,
                                      std::shared_ptr<Unit> unit,
                                      std::shared_ptr<GroupDriver> driver,
                                      const std::vector<at::Tensor>& tensors,
@@ -52,8 +53,9 @@ std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<Sha
   std::vector<ShardedParam> params;
   params.reserve(tensors.size());
   for (size_t i = 0; i < tensors.size(); ++i) params.emplace_back(names[i], tensors[i], mesh);
-  GroupCreation creation(c10::make_intrusive<ParamGroup>(mesh, std::move(dim), std::move(unit),
-                                                         std::move(driver), std::move(params)));
+  GroupCreation creation(c10::make_intrusive<ParamGroup>(mesh, std::move(dim), std::move(replicas),
+                                                         std::move(unit), std::move(driver),
+                                                         std::move(params)));
   creation.open_shards(tensors.front().device());
   std::vector<at::Tensor> entries;
   for (size_t i = 0; i < tensors.size(); ++i) {

@@ -16,6 +16,7 @@ namespace fsdp::internal {
 // Returns what the registry is to hold, in the same order; the group lives as long as one
 // of these, or a member. Local.
 std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
+                                     std::shared_ptr<Transport> replicas,
                                      std::shared_ptr<Unit> unit,
                                      std::shared_ptr<GroupDriver> driver,
                                      const std::vector<at::Tensor>& tensors,

@@ -27,15 +27,18 @@ GroupGradients::GroupGradients(ParamGroup& group, std::vector<ShardedParam>& par
       params_(params),
       accounts_(std::move(accounts)),
       unsynchronized_(params.size(), false),
-      pending_bytes_(params.size(), 0) {}
+      pending_bytes_(params.size(), 0),
+      shard_sums_(params.size()) {}
 
 GroupGradients::~GroupGradients() {
   drop();
+  for (size_t i = 0; i < params_.size(); ++i) forget_shard_sum(static_cast<int64_t>(i));
   for (const auto bytes : pending_bytes_) accounts_.add(&Counters::gradient_bytes, -bytes);
 }
 
 double GroupGradients::divisor() const {
-  const auto ranks = static_cast<double>(group_.dim().shard_count());
+  const auto copies = group_.replicas() == nullptr ? 1 : group_.replicas()->shard_count();
+  const auto ranks = static_cast<double>(group_.dim().shard_count() * copies);
   return group_.unit().policy.gradient_divide_factor.value_or(ranks);
 }
 
@@ -44,7 +47,8 @@ bool GroupGradients::synchronizes() const { return group_.unit().policy.synchron
 std::vector<int64_t> GroupGradients::reduced_params() {
   std::vector<int64_t> indices;
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (params_[i].is_trainable() || unsynchronized_[i]) indices.push_back(static_cast<int64_t>(i));
+    const bool owes = unsynchronized_[i] || shard_sums_[i].defined();
+    if (params_[i].is_trainable() || owes) indices.push_back(static_cast<int64_t>(i));
   }
   return indices;
 }
@@ -72,7 +76,7 @@ void GroupGradients::note_pending(int64_t index) {
 }
 
 void GroupGradients::open() {
-  if (!buffers_.empty() || !synchronizes() || group_.dim().is_alone()) return;
+  if (!buffers_.empty() || !synchronizes() || group_.is_alone()) return;
   std::vector<at::ScalarType> dtypes;
   const auto indices = reduced_params();
   for (const auto index : indices) {
@@ -103,7 +107,7 @@ void GroupGradients::pack(int64_t index) {
   if (!gradient.defined()) return;
   check_gradient(gradient, index);
   gradient = owned(gradient.detach());
-  if (group_.dim().is_alone()) {  // nothing to reduce
+  if (group_.is_alone()) {  // nothing to reduce
     return publish(index, divisor() != 1 ? gradient.div(divisor()) : gradient);
   }
   open();
@@ -131,12 +135,48 @@ void GroupGradients::drop_pending() {
   for (size_t i = 0; i < params_.size(); ++i) {
     params_[i].drop_gradient();
     note_pending(static_cast<int64_t>(i));
+    forget_shard_sum(static_cast<int64_t>(i));
   }
 }
 
 std::vector<GradientBuffer> GroupGradients::take() {
   for (const auto& buffer : buffers_) accounts_.add(&Counters::gradient_bytes, -buffer.nbytes());
   return std::exchange(buffers_, {});
+}
+
+bool GroupGradients::reduces_over_replicas() const {
+  return group_.replicas() != nullptr && group_.unit().policy.all_reduce_gradients;
+}
+
+void GroupGradients::keep_shard_sum(int64_t index, const at::Tensor& part) {
+  auto& kept = shard_sums_[static_cast<size_t>(index)];
+  if (kept.defined()) {
+    kept.add_(part);
+    return;
+  }
+  kept = part.clone();
+  accounts_.add(&Counters::gradient_bytes, static_cast<int64_t>(kept.nbytes()));
+}
+
+void GroupGradients::forget_shard_sum(int64_t index) {
+  const auto kept = std::exchange(shard_sums_[static_cast<size_t>(index)], {});
+  if (kept.defined())
+    accounts_.add(&Counters::gradient_bytes, -static_cast<int64_t>(kept.nbytes()));
+}
+
+void GroupGradients::add_shard_sums(const GradientBuffer& buffer, at::Tensor& row) {
+  for (size_t i = 0; i < buffer.params().size(); ++i) {
+    const auto index = buffer.params()[i].index;
+    const auto& kept = shard_sums_[static_cast<size_t>(index)];
+    if (!kept.defined()) continue;
+    buffer.add_part(row, static_cast<int64_t>(i), kept);
+    forget_shard_sum(index);
+  }
+}
+
+bool GroupGradients::keeps_shard_sums() const {
+  return std::any_of(shard_sums_.begin(), shard_sums_.end(),
+                     [](const auto& kept) { return kept.defined(); });
 }
 
 void GroupGradients::publish(int64_t index, const at::Tensor& part) {

@@ -51,8 +51,18 @@ class GroupGradients {
   void publish(int64_t index, const at::Tensor& part);
   double divisor() const;
 
+  // Hybrid sharding: whether reductions go on over the replicas. Where not, what they
+  // have summed over the shards is kept here, undivided, for the next one that does.
+  bool reduces_over_replicas() const;
+  // Keeps this rank's part of parameter `index`, of sum_dtype.
+  void keep_shard_sum(int64_t index, const at::Tensor& part);
+  // Adds what was kept to `row`, a received row of `buffer`, and keeps it no longer.
+  void add_shard_sums(const GradientBuffer& buffer, at::Tensor& row);
+  bool keeps_shard_sums() const;
+
  private:
   std::vector<int64_t> reduced_params();
+  void forget_shard_sum(int64_t index);
   void check_gradient(const at::Tensor& gradient, int64_t index) const;
   ShardedParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
 
@@ -61,6 +71,7 @@ class GroupGradients {
   GroupAccounts accounts_;
   std::vector<bool> unsynchronized_;     // trained without synchronisation since its last reduction
   std::vector<int64_t> pending_bytes_;   // of gradients on members
+  std::vector<at::Tensor> shard_sums_;   // by parameter; undefined for none
   std::vector<GradientBuffer> buffers_;  // one per dtype, while a backward fills them
 };
 

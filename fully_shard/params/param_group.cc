@@ -1,8 +1,10 @@
 #include "fully_shard/params/param_group.h"
 
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/root.h"
 
+#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
@@ -10,18 +12,27 @@
 #include <utility>
 
 namespace fsdp::internal {
+namespace {
+
+bool all_are(uint64_t word, const std::vector<uint64_t>& words) {
+  return std::all_of(words.begin(), words.end(), [word](uint64_t other) { return other == word; });
+}
+
+}  // namespace
 
 ParamGroup::ParamGroup(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
-                       std::shared_ptr<Unit> unit, std::shared_ptr<GroupDriver> driver,
-                       std::vector<ShardedParam> params)
+                       std::shared_ptr<Transport> replicas, std::shared_ptr<Unit> unit,
+                       std::shared_ptr<GroupDriver> driver, std::vector<ShardedParam> params)
     : mesh_(mesh),
       dim_(std::move(dim)),
+      replicas_(std::move(replicas)),
       unit_(std::move(unit)),
       driver_(std::move(driver)),
       number_(dim_->next_unit_number()),
       params_(std::move(params)),
       accounts_(dim_, unit_),
-      copy_(*dim_, accounts_),
+      copy_(is_alone() ? Residence::kBorrowed : Residence::kSharded, dim_->shard_count(),
+            accounts_),
       writes_(params_.size()),
       agreed_(params_.size()),
       gradients_(*this, params_, accounts_) {
@@ -100,13 +111,23 @@ void ParamGroup::fill() {
   const auto word = agreed_.word();
   const auto words = gathered_words();
   writes_.copy_filled();
-  const bool agree =
-      std::all_of(words.begin(), words.end(), [word](uint64_t other) { return other == word; });
-  if (agree) return agreed_.agreed();
+  if (!all_are(word, words)) report_difference(shard_dim_of(mesh_));
+  if (!replicas_agree(word)) report_difference(*replicate_dim_of(mesh_));
+  agreed_.agreed();
+}
+
+// Where there is nothing to agree on, no rank asks.
+bool ParamGroup::replicas_agree(uint64_t word) const {
+  if (!replicas_ || word == 0 || !replicas_->checks_stamps()) return true;
+  const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
+  return all_are(word, replicas_->gather(nothing, issue(word))->wait().agreements());
+}
+
+void ParamGroup::report_difference(int64_t mesh_dim) {
   empty_copy();
   std::vector<std::string> names;
   for (const auto& param : params_) names.push_back(param.name());
-  agreed_.report(mesh_, names);
+  agreed_.report(mesh_, mesh_dim, names);
 }
 
 std::vector<uint64_t> ParamGroup::gathered_words() {

@@ -42,7 +42,8 @@ class ParamGroup final : public OnDemandGroup {
  public:
   // Turns the parameters' tensors into members; new_entries() has what the registry is to
   // hold. See group_creation.h.
-  ParamGroup(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim, std::shared_ptr<Unit> unit,
+  ParamGroup(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
+             std::shared_ptr<Transport> replicas, std::shared_ptr<Unit> unit,
              std::shared_ptr<GroupDriver> driver, std::vector<ShardedParam> params);
   ~ParamGroup() override;
   // The tripwires know the group weakly, and would keep it from being destroyed.
@@ -125,6 +126,10 @@ class ParamGroup final : public OnDemandGroup {
   AgreedValues& agreed_values() { return agreed_; }
   Unit& unit() const { return *unit_; }
   ShardDim& dim() const { return *dim_; }
+  // To the ranks with the same shards; null where there are none.
+  Transport* replicas() const { return replicas_.get(); }
+  // One rank: members borrow the shards, and nothing is ever sent.
+  bool is_alone() const { return dim_->shard_count() == 1 && !replicas_; }
   const GroupAccounts& accounts() const { return accounts_; }
   const DeviceMesh& mesh() const { return mesh_; }
   const std::shared_ptr<GroupDriver>& driver() const { return driver_; }
@@ -136,6 +141,8 @@ class ParamGroup final : public OnDemandGroup {
   bool may_be_emptied() const;
   void asked_by_hand();
   std::vector<uint64_t> gathered_words();
+  bool replicas_agree(uint64_t word) const;
+  [[noreturn]] void report_difference(int64_t mesh_dim);
   void write_back();
   void write_back_own_parts();
   void copy_to_shard(int64_t index);
@@ -147,6 +154,7 @@ class ParamGroup final : public OnDemandGroup {
 
   DeviceMesh mesh_;
   std::shared_ptr<ShardDim> dim_;
+  std::shared_ptr<Transport> replicas_;
   std::shared_ptr<Unit> unit_;
   std::shared_ptr<GroupDriver> driver_;
   uint32_t number_;  // of the unit on its process group, the same on every rank

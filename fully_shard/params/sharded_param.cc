@@ -3,6 +3,7 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/params/optimizer_tripwire.h"
 #include "fully_shard/params/param_group.h"
+#include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/write_checks.h"
 #include "on_demand/gate_key.h"
 
@@ -10,14 +11,24 @@
 #include <c10/util/Exception.h>
 
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
+namespace {
+
+std::vector<Placement> placements_on(const DeviceMesh& mesh) {
+  std::vector<Placement> placements(static_cast<size_t>(mesh.ndim()), Replicate{});
+  placements[static_cast<size_t>(shard_dim_of(mesh))] = Shard{0};
+  return placements;
+}
+
+}  // namespace
 
 ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh)
     : name_(std::move(name)),
       member_(tensor.getIntrusivePtr()),
       entry_(tensor.getIntrusivePtr()),
-      spec_(intern_spec({mesh, {Shard{0}}, tensor.sizes().vec(), tensor.strides().vec()})),
+      spec_(intern_spec({mesh, placements_on(mesh), tensor.sizes().vec(), tensor.strides().vec()})),
       dtype_(tensor.scalar_type()),
       requires_grad_(tensor.requires_grad()) {}
 

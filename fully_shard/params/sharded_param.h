@@ -24,7 +24,7 @@ class ParamGroup;
 
 class ShardedParam {
  public:
-  // `tensor` becomes the member; it is dim-0 sharded over `mesh`.
+  // `tensor` becomes the member; it is dim-0 sharded over `mesh` (mesh_dims.h).
   ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh);
 
   const std::string& name() const { return name_; }

@@ -10,10 +10,8 @@
 
 namespace fsdp::internal {
 
-UnshardedCopy::UnshardedCopy(const ShardDim& dim, GroupAccounts accounts)
-    : residency_(dim.is_alone() ? Residence::kBorrowed : Residence::kSharded),
-      accounts_(std::move(accounts)),
-      shard_count_(dim.shard_count()) {}
+UnshardedCopy::UnshardedCopy(Residence start, int64_t shard_count, GroupAccounts accounts)
+    : residency_(start), accounts_(std::move(accounts)), shard_count_(shard_count) {}
 
 UnshardedCopy::~UnshardedCopy() {
   drop_gather();

@@ -21,8 +21,8 @@ namespace fsdp::internal {
 
 class UnshardedCopy {
  public:
-  // A group of one rank borrows the shards for good.
-  UnshardedCopy(const ShardDim& dim, GroupAccounts accounts);
+  // `start` is kSharded, or kBorrowed for good.
+  UnshardedCopy(Residence start, int64_t shard_count, GroupAccounts accounts);
   ~UnshardedCopy();
   UnshardedCopy(const UnshardedCopy&) = delete;
 

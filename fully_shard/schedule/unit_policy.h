@@ -10,8 +10,9 @@ struct UnitPolicy {
   std::optional<bool> reshard_after_forward = {};  // unset: true, and false for a root
   bool reshard_after_backward = true;
   bool synchronize_gradients = true;  // false: backwards leave full gradients pending
+  bool all_reduce_gradients = true;   // hybrid sharding: false keeps the sums over the shards
   bool prefetch_in_backward = true;
-  std::optional<double> gradient_divide_factor = {};  // unset: the number of shards
+  std::optional<double> gradient_divide_factor = {};  // unset: the number of ranks
 };
 
 }  // namespace fsdp::internal

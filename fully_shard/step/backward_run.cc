@@ -35,7 +35,7 @@ void BackwardRun::touched(ParamGroup& group) {
     debts_.left_unpaid(&group);
     return;
   }
-  if (group.dim().is_alone() || !accumulates_everywhere_ || !group.gradients().reduces()) return;
+  if (group.is_alone() || !accumulates_everywhere_ || !group.gradients().reduces()) return;
   if (group.unit().children.empty()) {
     order_.touched(&group);
   } else {
@@ -48,7 +48,7 @@ void BackwardRun::gradient_arrived(ParamGroup& group, int64_t index) {
   touched(group);
   auto& gradients = group.gradients();
   if (!gradients.synchronizes()) return gradients.note_pending(index);
-  if (group.dim().is_alone()) return gradients.pack(index);
+  if (group.is_alone()) return gradients.pack(index);
   if (!accumulates_everywhere_) order_.touched(&group);
   if (order_.has_left(&group)) {
     late_ = Late::kSome;
@@ -85,13 +85,19 @@ void BackwardRun::receive_in_flight() {
   auto reduction = std::move(*in_flight_);
   in_flight_.reset();
   reduction.receive();
+  if (!received_.empty()) received_.back().settle();  // at most one is with the replicas
   received_.push_back(std::move(reduction));
+}
+
+void BackwardRun::receive_last() {
+  receive_in_flight();
+  if (!received_.empty()) received_.back().settle();
 }
 
 void BackwardRun::finish() {
   const RuntimeMode runtime_mode;
   while (auto* const* group = order_.next_at_end()) send(**group);
-  receive_in_flight();
+  receive_last();
   send_late();
   settle_debts();
   publish();
@@ -112,7 +118,7 @@ void BackwardRun::send_late() {
   for (auto* group : order_.groups()) {
     group->accounts().add(&Counters::late_reduce_scatters, send(*group));
   }
-  receive_in_flight();
+  receive_last();
 }
 
 // Those whose reductions left owe nothing any more.
@@ -123,6 +129,9 @@ void BackwardRun::settle_debts() {
   }
   debts_.backward_ended();
   for (auto* group : part_takers_) group->writes().graph_done();
+  for (auto* group : order_.groups()) {
+    if (group->gradients().keeps_shard_sums()) debts_.left_unpaid(group);
+  }
 }
 
 void BackwardRun::publish() {

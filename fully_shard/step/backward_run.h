@@ -53,6 +53,7 @@ class BackwardRun {
   void send_ready();
   int64_t send(ParamGroup& group);  // how many reductions: one for each dtype
   void receive_in_flight();
+  void receive_last();
   void send_late();
   void publish();
   void settle_debts();
@@ -67,8 +68,8 @@ class BackwardRun {
   std::set<ParamGroup*> part_takers_;      // touched, or with a gradient
   ReductionOrder<ParamGroup*> order_;
   std::optional<Reduction> in_flight_;  // one at a time bounds the memory
-  std::vector<Reduction> received_;
-  Late late_ = Late::kNone;  // on this rank
+  std::vector<Reduction> received_;     // all settled but the last
+  Late late_ = Late::kNone;             // on this rank
   enum class State { kRunning, kFinished } state_ = State::kRunning;
 };
 

@@ -11,41 +11,79 @@ namespace fsdp::internal {
 Reduction::Reduction(c10::intrusive_ptr<ParamGroup> group, GradientBuffer buffer)
     : group_(std::move(group)), buffer_(std::move(buffer)) {}
 
-Reduction::~Reduction() { take_pending(); }
+Reduction::~Reduction() {
+  take_pending<Sent>();
+  take_pending<Shared>();
+}
 
+template <class Stage>
 std::unique_ptr<PendingReduction> Reduction::take_pending() {
-  auto* const sent = std::get_if<Sent>(&stage_);
-  if (sent == nullptr || !sent->pending) return nullptr;
-  group_->accounts().add(&Counters::staging_bytes, -sent->staging_bytes);
-  return std::move(sent->pending);
+  auto* const stage = std::get_if<Stage>(&stage_);
+  if (stage == nullptr || !stage->pending) return nullptr;
+  group_->accounts().add(&Counters::staging_bytes, -stage->staging_bytes);
+  return std::move(stage->pending);
+}
+
+template <class Stage>
+void Reduction::put_in_flight(std::unique_ptr<PendingReduction> pending) {
+  const auto bytes = pending->staging_bytes();
+  group_->accounts().add(&Counters::staging_bytes, bytes);
+  stage_.emplace<Stage>(Stage{std::move(pending), bytes});
+}
+
+template <class Stage>
+at::Tensor Reduction::wait_for() {
+  const WaitClock clock(group_->accounts());
+  return take_pending<Stage>()->wait();
 }
 
 void Reduction::send(GradientBuffer::Late late) {
   RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->name() + ")", {});
-  auto pending = group_->dim().transport().reduce(buffer_.release_rows(late), buffer_.dtype(),
-                                                  group_->issue(/*agreement=*/0));
-  const auto bytes = pending->staging_bytes();
-  group_->accounts().add(&Counters::staging_bytes, bytes);
+  put_in_flight<Sent>(group_->dim().transport().reduce(buffer_.release_rows(late), buffer_.dtype(),
+                                                       group_->issue(/*agreement=*/0)));
   group_->accounts().count(&Counters::reduce_scatters);
-  stage_.emplace<Sent>(Sent{std::move(pending), bytes});
 }
 
 void Reduction::progress() { std::get<Sent>(stage_).pending->progress(); }
 
 void Reduction::receive() {
   const RuntimeMode runtime_mode;
-  at::Tensor row;
-  {
-    const WaitClock clock(group_->accounts());
-    row = take_pending()->wait();
+  auto row = wait_for<Sent>();
+  auto& gradients = group_->gradients();
+  if (group_->replicas() == nullptr) {
+    stage_.emplace<Received>(Received{std::move(row), Received::Use::kPublish});
+  } else if (gradients.reduces_over_replicas()) {
+    RECORD_FUNCTION("fsdp::all_reduce(" + group_->name() + ")", {});
+    gradients.add_shard_sums(buffer_, row);
+    put_in_flight<Shared>(
+        group_->replicas()->all_reduce(std::move(row), group_->issue(/*agreement=*/0)));
+    group_->accounts().count(&Counters::all_reduces);
+  } else {
+    keep(row);
+    stage_.emplace<Received>(Received{std::move(row), Received::Use::kKept});
   }
-  stage_.emplace<Received>(Received{std::move(row)});
+}
+
+void Reduction::settle() {
+  if (!std::holds_alternative<Shared>(stage_)) return;
+  const RuntimeMode runtime_mode;
+  stage_.emplace<Received>(Received{wait_for<Shared>(), Received::Use::kPublish});
+}
+
+void Reduction::keep(const at::Tensor& row) {
+  const auto used = buffer_.used(row);
+  for (size_t i = 0; i < used.size(); ++i) {
+    const auto position = static_cast<int64_t>(i);
+    if (!used[i]) continue;
+    group_->gradients().keep_shard_sum(buffer_.params()[i].index, buffer_.part(row, position));
+  }
 }
 
 bool Reduction::announces_late() const { return buffer_.late(std::get<Received>(stage_).row); }
 
 void Reduction::publish() {
-  const auto row = std::exchange(std::get<Received>(stage_).row, {});
+  const auto [row, use] = std::exchange(std::get<Received>(stage_), {});
+  if (use == Received::Use::kKept) return;
   const auto used = buffer_.used(row);
   if (group_->gradients().divisor() != 1) row.div_(group_->gradients().divisor());
   const auto& params = buffer_.params();

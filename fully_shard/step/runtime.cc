@@ -1,6 +1,7 @@
 #include "fully_shard/step/runtime.h"
 
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/unit_events.h"
 #include "fully_shard/units/write_checks.h"
 #include "on_demand/pass.h"
@@ -47,7 +48,7 @@ class Runtime::GraphTaskEnd {
 
 std::shared_ptr<Runtime> Runtime::find(const DeviceMesh& mesh) {
   std::lock_guard lock(registry().mutex);
-  const auto found = registry().runtimes.find(mesh.group(0).get());
+  const auto found = registry().runtimes.find(mesh.group(shard_dim_of(mesh)).get());
   return found == registry().runtimes.end() ? nullptr : found->second.lock();
 }
 
@@ -56,11 +57,19 @@ std::shared_ptr<Runtime> Runtime::of(const DeviceMesh& mesh) {
   auto runtime = std::make_shared<Runtime>(mesh);  // collective: not under the lock
   std::lock_guard lock(registry().mutex);
   std::erase_if(registry().runtimes, [](const auto& item) { return item.second.expired(); });
-  registry().runtimes[mesh.group(0).get()] = runtime;
+  registry().runtimes[mesh.group(shard_dim_of(mesh)).get()] = runtime;
   return runtime;
 }
 
 Runtime::Runtime(const DeviceMesh& mesh) : dim_(std::make_shared<ShardDim>(mesh)) {}
+
+std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh) {
+  const auto dim = replicate_dim_of(mesh);
+  if (!dim) return nullptr;
+  auto& transport = replicas_[mesh.group(*dim).get()];
+  if (!transport) transport = make_transport(mesh, *dim);
+  return transport;
+}
 
 void Runtime::touched(ParamGroup& group) {
   const ExclusiveUse use(dim_->user());

@@ -8,6 +8,7 @@
 #include "fully_shard/step/backward_run.h"
 #include "fully_shard/transport/shard_dim.h"
 
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -16,8 +17,8 @@ namespace fsdp::internal {
 
 class Runtime final : public GroupDriver, public std::enable_shared_from_this<Runtime> {
  public:
-  // Of the mesh's process group; made at the first call, which is collective over the
-  // mesh.
+  // Of the process group that shards over the mesh; made at the first call, which is
+  // collective over the mesh.
   static std::shared_ptr<Runtime> of(const DeviceMesh& mesh);
   // Null when no group lives on the mesh. Local.
   static std::shared_ptr<Runtime> find(const DeviceMesh& mesh);
@@ -30,6 +31,9 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void destroyed(ParamGroup& group) noexcept override;
 
   const std::shared_ptr<ShardDim>& dim() const { return dim_; }
+  // To the ranks of the mesh with the same shards; null where there are none. Collective
+  // over them the first time.
+  std::shared_ptr<Transport> replicas(const DeviceMesh& mesh);
 
  private:
   class GraphTaskEnd;
@@ -45,6 +49,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void abort_graph_task(int task) noexcept;
 
   std::shared_ptr<ShardDim> dim_;
+  std::map<const void*, std::shared_ptr<Transport>> replicas_;  // by process group
   Debts<ParamGroup*> debts_;
   std::vector<int> graph_tasks_;    // outermost first
   std::optional<BackwardRun> run_;  // of the outermost

@@ -22,10 +22,10 @@ class Accounts {
   void absorb(const Accounts& other) {
     const auto& from = other.counters_;
     for (auto counter :
-         {&Counters::all_gathers, &Counters::reduce_scatters, &Counters::prefetched_all_gathers,
-          &Counters::unused_prefetches, &Counters::late_reduce_scatters, &Counters::reshards,
-          &Counters::sharded_bytes, &Counters::unsharded_bytes, &Counters::staging_bytes,
-          &Counters::gradient_bytes}) {
+         {&Counters::all_gathers, &Counters::reduce_scatters, &Counters::all_reduces,
+          &Counters::prefetched_all_gathers, &Counters::unused_prefetches,
+          &Counters::late_reduce_scatters, &Counters::reshards, &Counters::sharded_bytes,
+          &Counters::unsharded_bytes, &Counters::staging_bytes, &Counters::gradient_bytes}) {
       counters_.*counter += from.*counter;
     }
     counters_.wait_seconds += from.wait_seconds;

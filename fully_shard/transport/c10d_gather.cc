@@ -1,8 +1,8 @@
 #include "fully_shard/transport/c10d_gather.h"
 
-#include "device_mesh/collectives/abandoned.h"
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/row_gather.h"
 
 #include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -16,41 +16,17 @@
 namespace fsdp::internal {
 namespace {
 
-// Where the rows of a gather lie: this rank's in its shard memory, the others' behind one
-// another in `received`, in the order of the ranks.
-struct Rows {
-  at::Tensor shards, received;
-};
-
-GatheredRows readable(const std::shared_ptr<const Rows>& rows, int64_t rank, int64_t size,
-                      std::vector<uint64_t> agreements) {
-  const auto bytes = rows->shards.numel();
-  const auto* own = static_cast<const char*>(rows->shards.const_data_ptr());
-  const auto* next = size > 1 ? static_cast<const char*>(rows->received.const_data_ptr()) : nullptr;
-  std::vector<const char*> pointers;
-  for (int64_t r = 0; r < size; ++r) {
-    pointers.push_back(r == rank ? own : next);
-    if (r != rank) next += bytes;
-  }
-  return {std::move(pointers), std::move(agreements), rows};
-}
-
 // Every row is a message of its own from its rank. Its tag comes from the stamp, so it is
 // posted together with the notice, and meets only rows of the same gather.
 class MessageGather final : public Gather {
  public:
-  MessageGather(std::shared_ptr<IssueLog> log, Announcement announcement, Group group,
+  MessageGather(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
                 const at::Tensor& shards, std::string what)
       : log_(std::move(log)),
         announcement_(std::move(announcement)),
-        group_(std::move(group)),
         what_(std::move(what)),
-        rank_(group_rank(group_)),
-        size_(group_size(group_)),
-        rows_(std::make_shared<Rows>(
-            Rows{shards, at::empty({size_ - 1, shards.numel()}, shards.options())})) {
-    if (shards.numel() > 0) post(tag_of(announcement_.stamp()));
-  }
+        size_(group_size(group)),
+        rows_(group, shards, tag_of(announcement_.stamp())) {}
   ~MessageGather() override {
     try {
       if (!waited_) agreements_of_finished();
@@ -59,45 +35,33 @@ class MessageGather final : public Gather {
     }
   }
 
-  int64_t staging_bytes() const override { return rows_->received.numel(); }
+  int64_t staging_bytes() const override { return rows_.staging_bytes(); }
 
   GatheredRows wait() override {
     auto agreements = agreements_of_finished();
-    return readable(rows_, rank_, size_, std::move(agreements));
+    std::vector<const char*> pointers;
+    for (int64_t rank = 0; rank < size_; ++rank) pointers.push_back(rows_.row(rank));
+    return {std::move(pointers), std::move(agreements), rows_.memory()};
   }
 
  private:
-  void post(int tag) {
-    for (int64_t distance = 1; distance < size_; ++distance) {
-      const auto from = (rank_ + size_ - distance) % size_;
-      messages_.push_back(
-          receive(group_, rows_->received.select(0, from < rank_ ? from : from - 1), from, tag));
-    }
-    for (int64_t distance = 1; distance < size_; ++distance)
-      messages_.push_back(send(group_, rows_->shards, (rank_ + distance) % size_, tag));
-  }
-
   std::vector<uint64_t> agreements_of_finished() {
     waited_ = true;
     try {
       auto agreements = announcement_.wait();
-      log_->watch([&] {
-        for (auto& message : messages_) message.wait(what_);
-      });
+      log_->watch([&] { rows_.wait(what_); });
       return agreements;
     } catch (...) {
-      for (auto& message : messages_) abandon(group_, message, rows_);
+      rows_.abandon();
       throw;
     }
   }
 
   std::shared_ptr<IssueLog> log_;
   Announcement announcement_;
-  Group group_;
   std::string what_;
-  int64_t rank_, size_;
-  std::shared_ptr<const Rows> rows_;
-  std::vector<Pending> messages_;
+  int64_t size_;
+  RowGather rows_;
   bool waited_ = false;
 };
 

@@ -2,6 +2,7 @@
 
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/issue_log.h"
+#include "fully_shard/transport/c10d_all_reduce.h"
 #include "fully_shard/transport/c10d_gather.h"
 #include "fully_shard/transport/c10d_reduction.h"
 
@@ -48,6 +49,13 @@ class C10dTransport final : public Transport {
         reduce_log_,
         operation_of(CollectiveKind::kReduceScatter, "reduce-scatter", rows.size(1), issue),
         reduce_group_, rows, dtype);
+  }
+
+  std::unique_ptr<PendingReduction> all_reduce(at::Tensor row, const Issue& issue) override {
+    return issue_c10d_all_reduce(reduce_log_,
+                                 operation_of(CollectiveKind::kAllReduce, "all-reduce",
+                                              static_cast<int64_t>(row.nbytes()), issue),
+                                 reduce_group_, row);
   }
 
   bool checks_stamps() const override { return on_cpu_; }

@@ -15,7 +15,7 @@ namespace fsdp::internal {
 
 class ShardDim {
  public:
-  // Of the mesh's only dimension. Collective over the mesh.
+  // Of the dimension that shards (mesh_dims.h). Collective over it.
   explicit ShardDim(const DeviceMesh& mesh);
 
   Transport& transport() { return *transport_; }
@@ -23,8 +23,6 @@ class ShardDim {
   int64_t shard_count() const { return transport_->shard_count(); }
   // The number of this process, or thread standing for one, in the whole job.
   int64_t global_rank() const { return global_rank_; }
-  // A world of one: members borrow the shards, and nothing is ever sent.
-  bool is_alone() const { return shard_count() == 1; }
   uint32_t next_unit_number() { return unit_number_++; }
   User& user() { return user_; }
   Accounts& accounts() { return accounts_; }

@@ -94,6 +94,9 @@ class Transport {
   // `rows` from row_memory(), elements of `dtype`: row r goes to rank r. Overwritten.
   virtual std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
                                                    const Issue& issue) = 0;
+  // The sum of `row`, [elements] contiguous, over the ranks, with the same bits on all;
+  // `row` is overwritten. What hybrid sharding does over the ranks with the same shards.
+  virtual std::unique_ptr<PendingReduction> all_reduce(at::Tensor row, const Issue& issue) = 0;
   // Before this rank writes its shards (c10d: nothing). May block on a one-sided
   // transport.
   virtual void before_shard_write() {}

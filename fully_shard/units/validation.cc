@@ -119,8 +119,8 @@ void validate_request(const std::vector<torch::nn::Module*>& modules, const Devi
     validate_module(*modules[i], mesh);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      mesh.ndim() == 1, "fully_shard: mesh ", to_string(mesh), " has ", mesh.ndim(),
-      " dimensions; hybrid sharding is not implemented yet, use a 1-D mesh or a slice");
+      mesh.ndim() <= 2, "fully_shard: mesh ", to_string(mesh), " has ", mesh.ndim(),
+      " dimensions; it takes one (shards) or two (replicates, then shards): use a slice");
   validate_options(options);
 }
 

@@ -234,6 +234,13 @@ class OneSidedTransport final : public internal::Transport {
     return std::make_unique<OneSidedReduction>(shared_, rank_, sequence_++, rows, dtype,
                                                "reduce-scatter of unit '" + issue.unit_name + "'");
   }
+  std::unique_ptr<internal::PendingReduction> all_reduce(at::Tensor row,
+                                                         const Issue& issue) override {
+    const auto dtype = row.scalar_type();
+    return std::make_unique<OneSidedReduction>(
+        shared_, rank_, sequence_++, row.view(at::kByte).unsqueeze(0).expand({size_, -1}), dtype,
+        "all-reduce of unit '" + issue.unit_name + "'");
+  }
   void before_shard_write() override { shared_->begin_writing(rank_); }
   void end_of_backward() override { shared_->end_writing(rank_); }
   bool checks_stamps() const override { return false; }

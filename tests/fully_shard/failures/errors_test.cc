@@ -130,7 +130,6 @@ TEST(Errors, WhatIsNotImplementedYetSaysSo) {
     const auto method = [&](auto call, const char* name) {
       expect_error<c10::NotImplementedError>(call, HasSubstr(name));
     };
-    method([&] { module.set_requires_all_reduce(false); }, "set_requires_all_reduce");
     method([&] { module.set_force_sum_reduction_for_comms(true); },
            "set_force_sum_reduction_for_comms");
     method([&] { module.set_all_reduce_hook({}); }, "set_all_reduce_hook");

@@ -135,19 +135,6 @@ TEST(Meshes, TwoOverTheSameRanksServeOneModel) {
   });
 }
 
-TEST(Meshes, OfSeveralDimensionsAreRefusedUntilHybridShardingComes) {
-  run_ranks(4, [](int64_t) {
-    Linear layer = make_linear(4, 4);
-    expect_error<c10::NotImplementedError>(
-        [&] {
-          fully_shard(layer, init_device_mesh(torch::kCPU, {2, 2}, {"dp", "tp"}));
-        },
-        AllOf(HasSubstr("2 dimensions"), HasSubstr("slice")));
-    EXPECT_FALSE(is_fsdp_module(*layer));
-    EXPECT_FALSE(is_dtensor(layer->parameters()[0]));
-  });
-}
-
 double trained_sum() {
   Trio model(6);
   const auto mesh = init_device_mesh(torch::kCPU, {2});

@@ -1,0 +1,128 @@
+#include "fully_shard/transport/c10d_all_reduce.h"
+
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/row_exchange.h"
+#include "device_mesh/collectives/row_gather.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <cstring>
+#include <exception>
+#include <string>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// The backend's all-reduce.
+class BackendAllReduce final : public PendingReduction {
+ public:
+  BackendAllReduce(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
+                   const at::Tensor& row, std::string what)
+      : log_(std::move(log)),
+        announcement_(std::move(announcement)),
+        what_(std::move(what)),
+        dtype_(row.scalar_type()),
+        row_(row.view(c10::toRealValueType(dtype_))),
+        pending_(all_reduce(group, row_, ReduceOp::kSum)) {}
+
+  int64_t staging_bytes() const override { return static_cast<int64_t>(row_.nbytes()); }
+  void progress() override {}
+  at::Tensor wait() override {
+    announcement_.wait();
+    log_->watch([&] { pending_.wait(what_); });
+    return row_.view(dtype_);
+  }
+
+ private:
+  std::shared_ptr<IssueLog> log_;
+  Announcement announcement_;
+  std::string what_;
+  at::ScalarType dtype_;
+  at::Tensor row_;
+  Pending pending_;  // last: waits before the buffers go
+};
+
+// The row cut into one piece per rank, the last ones padded with zeros: uint8 [ranks,
+// bytes].
+at::Tensor pieces_of(const at::Tensor& row, int64_t ranks) {
+  const auto piece = (row.numel() + ranks - 1) / ranks;
+  auto pieces = at::zeros({ranks, piece}, row.options());
+  pieces.view({-1}).narrow(0, 0, row.numel()).copy_(row);
+  return pieces.view({-1}).view(at::kByte).view({ranks, -1});
+}
+
+// Every rank adds up one piece and sends it to the others (Rabenseifner, "Optimization of
+// collective reduction operations", 2004).
+class ExchangedAllReduce final : public PendingReduction {
+ public:
+  ExchangedAllReduce(std::shared_ptr<IssueLog> log, Announcement announcement, Group group,
+                     const at::Tensor& row, std::string what)
+      : log_(std::move(log)),
+        announcement_(std::move(announcement)),
+        group_(std::move(group)),
+        what_(std::move(what)),
+        dtype_(row.scalar_type()),
+        elements_(row.numel()),
+        exchange_(group_, pieces_of(row, group_size(group_)), dtype_,
+                  {.what = what_,
+                   .tag = tag_of(announcement_.stamp()),
+                   .agree = [this] { announcement_.wait(); },
+                   .in_background = true}) {}
+
+  ~ExchangedAllReduce() override {
+    try {
+      if (!waited_) wait();  // the other ranks count on this one's piece
+    } catch (const std::exception&) {
+      // The group's next user is told.
+    }
+  }
+
+  int64_t staging_bytes() const override { return exchange_.staging_bytes(); }
+  void progress() override {}  // the exchange goes on by itself
+  at::Tensor wait() override {
+    waited_ = true;
+    return log_->watch([&] { return gathered(exchange_.wait().view(at::kByte)); });
+  }
+
+ private:
+  at::Tensor gathered(const at::Tensor& piece) {
+    RowGather pieces(group_, piece, tag_of(announcement_.stamp()));
+    pieces.wait(what_);
+    const auto ranks = group_size(group_);
+    auto sum = at::empty({ranks * piece.numel()}, piece.options());
+    auto* to = static_cast<char*>(sum.mutable_data_ptr());
+    for (int64_t rank = 0; rank < ranks; ++rank, to += piece.numel())
+      std::memcpy(to, pieces.row(rank), static_cast<size_t>(piece.numel()));
+    return sum.view(dtype_).narrow(0, 0, elements_);
+  }
+
+  std::shared_ptr<IssueLog> log_;
+  Announcement announcement_;
+  Group group_;
+  std::string what_;
+  at::ScalarType dtype_;
+  int64_t elements_;
+  bool waited_ = false;
+  RowExchange exchange_;  // last: uses the announcement
+};
+
+}  // namespace
+
+std::unique_ptr<PendingReduction> issue_c10d_all_reduce(const std::shared_ptr<IssueLog>& log,
+                                                        const IssuedOperation& operation,
+                                                        const Group& group, const at::Tensor& row) {
+  auto announcement = log->announce(operation);
+  if (better_by_messages(group, row)) {
+    return std::make_unique<ExchangedAllReduce>(log, std::move(announcement), group, row,
+                                                operation.what);
+  }
+  return std::make_unique<BackendAllReduce>(log, std::move(announcement), group, row,
+                                            operation.what);
+}
+
+}  // namespace fsdp::internal
