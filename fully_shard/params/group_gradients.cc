@@ -61,8 +61,10 @@ void GroupGradients::keep_unsynchronized() {
   }
 }
 
-bool GroupGradients::keeps_unsynchronized() const {
-  return std::find(unsynchronized_.begin(), unsynchronized_.end(), true) != unsynchronized_.end();
+bool GroupGradients::keeps_gradients() const {
+  return std::find(unsynchronized_.begin(), unsynchronized_.end(), true) != unsynchronized_.end() ||
+         std::any_of(shard_sums_.begin(), shard_sums_.end(),
+                     [](const auto& kept) { return kept.defined(); });
 }
 
 void GroupGradients::note_pending(int64_t index) {
@@ -172,11 +174,6 @@ void GroupGradients::add_shard_sums(const GradientBuffer& buffer, at::Tensor& ro
     buffer.add_part(row, static_cast<int64_t>(i), kept);
     forget_shard_sum(index);
   }
-}
-
-bool GroupGradients::keeps_shard_sums() const {
-  return std::any_of(shard_sums_.begin(), shard_sums_.end(),
-                     [](const auto& kept) { return kept.defined(); });
 }
 
 void GroupGradients::publish(int64_t index, const at::Tensor& part) {

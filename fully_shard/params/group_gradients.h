@@ -30,7 +30,8 @@ class GroupGradients {
   // What a backward without synchronisation trains is reduced with the next synchronised
   // one, frozen by then or not.
   void keep_unsynchronized();
-  bool keeps_unsynchronized() const;
+  // Some backward's gradients wait for a reduction: unsynchronised ones, or shard sums.
+  bool keeps_gradients() const;
   // Parameter `index` has a gradient that stays on its member.
   void note_pending(int64_t index);
 
@@ -58,7 +59,6 @@ class GroupGradients {
   void keep_shard_sum(int64_t index, const at::Tensor& part);
   // Adds what was kept to `row`, a received row of `buffer`, and keeps it no longer.
   void add_shard_sums(const GradientBuffer& buffer, at::Tensor& row);
-  bool keeps_shard_sums() const;
 
  private:
   std::vector<int64_t> reduced_params();

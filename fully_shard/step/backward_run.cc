@@ -130,7 +130,7 @@ void BackwardRun::settle_debts() {
   debts_.backward_ended();
   for (auto* group : part_takers_) group->writes().graph_done();
   for (auto* group : order_.groups()) {
-    if (group->gradients().keeps_shard_sums()) debts_.left_unpaid(group);
+    if (group->gradients().keeps_gradients()) debts_.left_unpaid(group);
   }
 }
 
@@ -176,7 +176,7 @@ void BackwardRun::abort() noexcept {
       group->writes().graph_done();
       group->drop_gather();
       group->reshard();
-      if (!group->gradients().keeps_unsynchronized()) debts_.paid(group);
+      if (!group->gradients().keeps_gradients()) debts_.paid(group);
     }
     root->schedule.backward_ended(/*is_last=*/true);
     for (const auto& [unit, group] : root->groups) group->unsettle();

@@ -205,6 +205,10 @@ std::vector<Feature> option_features() {
       program_feature("world 2", [](const Program& p) { return p.world == 2; }),
       program_feature("world 3", [](const Program& p) { return p.world == 3; }),
       program_feature("world 4", [](const Program& p) { return p.world == 4; }),
+      program_feature("hybrid sharding, each rank a replica",
+                      [](const Program& p) { return p.replicas > 1 && p.replicas == p.world; }),
+      program_feature("hybrid sharding, two replicas of two shards",
+                      [](const Program& p) { return p.replicas == 2 && p.world == 4; }),
       program_feature("SGD", [](const Program& p) { return p.optimizer == Optimizer::kSgd; }),
       program_feature("SGD with momentum",
                       [](const Program& p) { return p.optimizer == Optimizer::kMomentum; }),
@@ -235,6 +239,7 @@ std::vector<Feature> action_features() {
       action_feature(
           "one unit's synchronisation off",
           [](const Action& a) { return a.kind == ActionKind::kSetSync && a.target >= 0; }),
+      action_feature("sums over the shards kept", ActionKind::kSetAllReduce),
       program_feature("gradients accumulating over steps", accumulates_over_steps),
       action_feature("an exception in forward", ActionKind::kThrowInForward),
       action_feature("an exception in backward", ActionKind::kThrowInBackward),

@@ -79,17 +79,21 @@ class SideBySide {
     differ(text.str());
   }
 
+  Tensor own_part(const Tensor& whole) const {
+    const auto shards = shards_of(program_);
+    return chunk_of(whole, rank_ % shards, shards);
+  }
+
   // Of a sharded tensor's value or gradient: its part here. Local.
   void compare_shard(const std::string& what, const Tensor& actual, const Tensor& expected,
                      const Tensor& bound) {
     if (!actual.defined() || !expected.defined()) return compare(what, actual, expected);
     if (!is_dtensor(actual)) return differ(what + " is no DTensor");
     const auto local = DTensor(actual).to_local();
-    const auto part = chunk_of(expected, rank_, program_.world);
+    const auto part = own_part(expected);
     if (local.sizes() == part.sizes() && local.scalar_type() == part.scalar_type() &&
         bound.defined()) {
-      if (((local - part).abs() <= chunk_of(bound, rank_, program_.world)).all().item<bool>())
-        return;
+      if (((local - part).abs() <= own_part(bound)).all().item<bool>()) return;
     }
     compare(what, local, part);
   }
@@ -178,6 +182,8 @@ class SideBySide {
         return throw_inside(action);
       case ActionKind::kSetSync:
         return sharded_.set_sync(action.target, action.flag);
+      case ActionKind::kSetAllReduce:
+        return sharded_.set_all_reduce(action.target, action.flag);
       case ActionKind::kFreeze:
       case ActionKind::kUnfreeze:
         return freeze(action.target, action.kind == ActionKind::kFreeze);

@@ -20,7 +20,8 @@ class Simpler {
     for (const int id : ids) offer_plainer(id);
     offer([](Program& p) { p.evict = false; });
     offer([](Program& p) { p.optimizer = Optimizer::kSgd; });
-    if (program_.world > 2) offer([](Program& p) { --p.world; });
+    offer([](Program& p) { p.replicas = 1; });
+    if (program_.world > 2 && program_.replicas == 1) offer([](Program& p) { --p.world; });
     if (program_.width > 1) offer([](Program& p) { p.width = p.width > 4 ? 4 : p.width - 1; });
     for (size_t i = 0; i < program_.actions.size(); ++i) {
       if (!runs_backward(program_.actions[i].kind)) continue;

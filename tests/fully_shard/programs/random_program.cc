@@ -25,6 +25,7 @@ class Generator {
     draw_ties();
     draw_prefetch_lists();
     draw_actions();
+    draw_replicas();
     return std::move(program_);
   }
 
@@ -205,6 +206,18 @@ class Generator {
     }
   }
 
+  // Some accumulations then keep sums over the shards in place of unreduced gradients.
+  void draw_replicas() {
+    if (program_.world == 1 || !chance(30)) return;
+    program_.replicas = program_.world == 4 ? pick({2, 2, 4}) : program_.world;
+    bool changed = false;
+    for (auto& action : program_.actions) {
+      if (action.kind != ActionKind::kSetSync) continue;
+      if (!action.flag) changed = chance(50);
+      if (changed) action.kind = ActionKind::kSetAllReduce;
+    }
+  }
+
   std::mt19937_64 random_;
   Program program_;
   int node_count_ = 0, param_count_ = 0;
@@ -236,6 +249,7 @@ const char* name_of(ActionKind kind) {
                                    "throw in forward",
                                    "throw in backward, zero_grad",
                                    "set_requires_gradient_sync",
+                                   "set_requires_all_reduce",
                                    "freeze",
                                    "unfreeze",
                                    "write to member",
@@ -297,7 +311,8 @@ void print_action(std::ostream& out, const Action& action) {
   out << "  " << name_of(action.kind);
   if (action.target >= 0) out << " " << action.target;
   if (runs_backward(action.kind) && !action.condition) out << " (condition false)";
-  if (action.kind == ActionKind::kSetSync) out << " " << action.flag;
+  if (action.kind == ActionKind::kSetSync || action.kind == ActionKind::kSetAllReduce)
+    out << " " << action.flag;
   if (action.kind == ActionKind::kClip)
     out << " to " << action.value << (action.flag ? " maximum norm" : "");
   if (action.kind == ActionKind::kWriteMember || action.kind == ActionKind::kWriteEntry)
@@ -311,7 +326,9 @@ Program generate(uint64_t seed) { return Generator(seed).run(); }
 
 std::string to_string(const Program& program) {
   std::ostringstream out;
-  out << "program of seed " << program.seed << ": world " << program.world << ", width "
+  out << "program of seed " << program.seed << ": world " << program.world;
+  if (program.replicas > 1) out << " of " << program.replicas << " replicas";
+  out << ", width "
       << program.width << ", " << name_of(program.optimizer)
       << (program.evict ? ", evict after every operator" : "") << "\n";
   print_node(out, program.root, "  ");
@@ -349,5 +366,7 @@ int64_t rows_of(const Program& program, const ParamSpec& param) {
 }
 
 bool runs_backward(ActionKind kind) { return kind <= ActionKind::kEvaluateBeforeBackward; }
+
+int shards_of(const Program& program) { return program.world / program.replicas; }
 
 }  // namespace fsdp::testing

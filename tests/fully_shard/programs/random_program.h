@@ -72,6 +72,7 @@ enum class ActionKind {
   kThrowInForward,          // at node `target`
   kThrowInBackward,         // at the output of node `target`; then zero_grad
   kSetSync,                 // of unit `target`, or all when negative, to `flag`
+  kSetAllReduce,            // likewise
   kFreeze,                  // parameter `target`
   kUnfreeze,
   kWriteMember,  // under no_grad, times `value`
@@ -99,6 +100,7 @@ enum class Optimizer { kSgd, kMomentum, kAdam, kAdamW };
 struct Program {
   uint64_t seed = 0;
   int world = 2;
+  int replicas = 1;    // hybrid sharding where more than one: a mesh {replicas, shards}
   bool evict = false;  // empty and poison every group after every operator
   int width = 4;
   Optimizer optimizer = Optimizer::kSgd;
@@ -119,5 +121,7 @@ const ParamSpec& tensor_of(const Program& program, const ParamSpec& param);
 // Elements along dimension 0.
 int64_t rows_of(const Program& program, const ParamSpec& param);
 bool runs_backward(ActionKind kind);
+// Ranks that hold different shards.
+int shards_of(const Program& program);
 
 }  // namespace fsdp::testing

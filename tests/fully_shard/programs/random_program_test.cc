@@ -19,7 +19,9 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -34,6 +36,48 @@ uint64_t number_from_environment(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
   return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
 }
+
+// A mesh of thread ranks whose collectives go through memory.
+class MeshInMemory {
+ public:
+  MeshInMemory(int64_t replicas, int64_t shards)
+      : replicas_(replicas), shards_(shards), of_shards_(replicas, shards) {
+    if (replicas > 1) of_replicas_ = Groups(shards, replicas);
+  }
+
+  // Collective.
+  DeviceMesh join(int64_t rank) const {
+    if (replicas_ == 1) {
+      auto mesh = init_device_mesh(c10::kCPU, {shards_});
+      of_shards_.use(mesh, 0, 0);
+      return mesh;
+    }
+    auto mesh = init_device_mesh(c10::kCPU, {replicas_, shards_});
+    of_replicas_.use(mesh, 0, rank % shards_);
+    of_shards_.use(mesh, 1, rank / shards_);
+    return mesh;
+  }
+
+ private:
+  // `count` groups of `size` ranks, each with a side group for reductions.
+  struct Groups {
+    Groups() = default;
+    Groups(int64_t count, int64_t size) {
+      for (int64_t i = 0; i < count; ++i) {
+        gathers.push_back(make_shared_memory(size));
+        reductions.push_back(make_shared_memory(size));
+      }
+    }
+    void use(const DeviceMesh& mesh, int64_t dim, int64_t group) const {
+      use_shared_memory(mesh.group(dim), gathers[static_cast<size_t>(group)]);
+      use_shared_memory(mesh.side_group(dim, "reduce"), reductions[static_cast<size_t>(group)]);
+    }
+    std::vector<std::shared_ptr<SharedMemory>> gathers = {}, reductions = {};
+  };
+
+  int64_t replicas_, shards_;
+  Groups of_shards_, of_replicas_;
+};
 
 struct Outcome {
   size_t ended = 0;  // programs that this world ran: all, unless an exception broke it
@@ -50,12 +94,10 @@ Outcome run_in_one_world(const std::vector<Program>& programs) {
     if (told.empty() || told.find("a rank left the group") != std::string::npos)
       told = "rank " + std::to_string(rank) + ", " + text;
   };
-  const auto world = programs.front().world;
-  const auto gathers = make_shared_memory(world), reductions = make_shared_memory(world);
+  const auto world = programs.front().world, replicas = programs.front().replicas;
+  const MeshInMemory memory(replicas, world / replicas);
   const auto body = [&](int64_t rank) {
-    const auto mesh = init_device_mesh(c10::kCPU, {world});
-    use_shared_memory(mesh.group(0), gathers);
-    use_shared_memory(mesh.side_group(0, "reduce"), reductions);
+    const auto mesh = memory.join(rank);
     for (size_t i = 0; i < programs.size(); ++i) {
       try {
         const auto difference = run_program(programs[i], rank, mesh);
@@ -143,11 +185,11 @@ TEST(RandomPrograms, HaveTheUnshardedNumbers) {
   const auto first = number_from_environment("FSDP_FIRST_SEED", 1);
   const auto count = number_from_environment("FSDP_PROGRAMS", kDefaultPrograms);
   Coverage coverage;
-  std::map<std::pair<int, bool>, std::vector<Program>> by_world;
+  std::map<std::tuple<int, int, bool>, std::vector<Program>> by_world;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     auto program = generate(seed);
     coverage.count(program);
-    by_world[{program.world, program.evict}].push_back(std::move(program));
+    by_world[{program.world, program.replicas, program.evict}].push_back(std::move(program));
   }
   Failures failures;
   for (auto& [world, programs] : by_world) run_all(std::move(programs), failures);

@@ -197,12 +197,13 @@ bool ResidencyModel::takes_part(int root) const {
   return false;
 }
 
-int64_t ResidencyModel::dtypes_to_reduce(int unit) const {
-  std::set<int> dtypes;
+ResidencyModel::Count ResidencyModel::dtypes_to_reduce(int unit) const {
+  std::set<int> certain, possible;
   for (const auto& param : at(unit).spec.params) {
-    if (param.trainable || param.unsynchronized) dtypes.insert(param.dtype);
+    if (param.trainable || param.unsynchronized) certain.insert(param.dtype);
+    if (param.trainable || param.unsynchronized || param.summed) possible.insert(param.dtype);
   }
-  return static_cast<int64_t>(dtypes.size());
+  return {static_cast<int64_t>(certain.size()), static_cast<int64_t>(possible.size())};
 }
 
 bool ResidencyModel::keeps_unsynchronized(int unit) const {
@@ -211,8 +212,17 @@ bool ResidencyModel::keeps_unsynchronized(int unit) const {
                      [](const Param& param) { return param.unsynchronized; });
 }
 
-void ResidencyModel::forget_unsynchronized(int unit) {
-  for (auto& param : at(unit).spec.params) param.unsynchronized = false;
+void ResidencyModel::forget_kept(int unit) {
+  for (auto& param : at(unit).spec.params) param.unsynchronized = param.summed = false;
+}
+
+// Of the parameters that some rank had gradients of, which is not told here.
+void ResidencyModel::keep_sums(int unit) {
+  for (auto& param : at(unit).spec.params) {
+    param.summed |= param.trainable || param.unsynchronized;
+    param.unsynchronized = false;
+  }
+  at(unit).debt = Debt::kPossible;
 }
 
 void ResidencyModel::reduce(int unit) {
@@ -226,15 +236,16 @@ void ResidencyModel::reduce(int unit) {
     return;
   }
   const auto count = dtypes_to_reduce(unit);
-  forget_unsynchronized(unit);
-  if (certain) reductions_.least += count;
-  reductions_.most += count;
-  each.debt = count == 0 && each.debt == Debt::kOwes ? Debt::kPossible : Debt::kNone;
+  if (certain) reductions_.least += count.least;
+  reductions_.most += count.most;
+  each.debt = count.most == 0 && each.debt == Debt::kOwes ? Debt::kPossible : Debt::kNone;
+  if (each.keeps_sums) return keep_sums(unit);
+  forget_kept(unit);
 }
 
 void ResidencyModel::pending_gradients_dropped(int unit) {
   auto& dropped = at(unit);
-  forget_unsynchronized(unit);
+  forget_kept(unit);
   if (dropped.debt == Debt::kOwes) dropped.debt = Debt::kPossible;
 }
 
@@ -261,8 +272,8 @@ void ResidencyModel::backward_aborted() {
       auto& each = at(unit);
       if (each.presence != Presence::kAbsent) empty(unit);
       // How many left before depends on what had arrived on this rank.
-      if (each.synchronizes) reductions_.most += dtypes_to_reduce(unit);
-      if (each.touched_in_backward || each.has_gradient) forget_unsynchronized(unit);
+      if (each.synchronizes) reductions_.most += dtypes_to_reduce(unit).most;
+      if (each.touched_in_backward || each.has_gradient) forget_kept(unit);
       if (each.debt == Debt::kOwes && !keeps_unsynchronized(unit)) each.debt = Debt::kPossible;
       each.touched_in_backward = each.has_gradient = false;
     }

@@ -28,6 +28,7 @@ class ResidencyModel {
     int dtype = 0;
     bool trainable = true;
     bool unsynchronized = false;  // trained by a backward without synchronisation
+    bool summed = false;          // hybrid sharding: a sum over the shards may be kept
   };
 
   struct Spec {
@@ -46,6 +47,8 @@ class ResidencyModel {
   // Gives the unit's number, by which others name it as their parent, before or after.
   int add_unit(Spec spec);
   void set_synchronizes(int unit, bool synchronizes) { at(unit).synchronizes = synchronizes; }
+  // Hybrid sharding without an all-reduce: reductions leave sums over the shards.
+  void set_keeps_sums(int unit, bool keeps) { at(unit).keeps_sums = keeps; }
   void set_trainable(int unit, int param_id, bool trainable);
 
   void touched(int unit, Touch touch);
@@ -79,7 +82,7 @@ class ResidencyModel {
 
   struct Unit {
     Spec spec;
-    bool synchronizes = true;
+    bool synchronizes = true, keeps_sums = false;
     Presence presence = Presence::kAbsent;
     Turn turn = Turn::kWaiting;
     bool dirty = false;
@@ -107,9 +110,10 @@ class ResidencyModel {
   void empty(int unit);
   void end_rounds(int root, Kind kind);
   bool takes_part(int root) const;
-  int64_t dtypes_to_reduce(int unit) const;
+  Count dtypes_to_reduce(int unit) const;
   bool keeps_unsynchronized(int unit) const;
-  void forget_unsynchronized(int unit);
+  void forget_kept(int unit);
+  void keep_sums(int unit);
   void reduce(int unit);
 
   std::vector<Unit> units_;

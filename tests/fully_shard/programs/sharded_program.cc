@@ -1,6 +1,7 @@
 #include "tests/fully_shard/programs/sharded_program.h"
 
 #include "fully_shard/params/optimizer_tripwire.h"
+#include "fully_shard/params/param_group.h"
 #include "tests/fully_shard/programs/program_optimizer.h"
 
 #include <algorithm>
@@ -124,9 +125,11 @@ std::optional<Reduction> ShardedProgram::reduction_of(int id, const std::set<int
         return root_of(other.second) == root && arrived.contains(other.first);
       });
   const auto& left = model_.tensors.at(id).member.grad();
-  const bool waits = left.defined() && !internal::is_untouched_tripwire(left);
+  const bool waits = (left.defined() && !internal::is_untouched_tripwire(left)) ||
+                     unit.module.unit()->group->gradients().keeps_gradients();
   const double factor = unit.nodes.front()->unit.divide_factor;
-  return Reduction{unit.synchronize && (meets_root || !waits),
+  const bool reduces = unit.synchronize && (unit.all_reduce || program_.replicas == 1);
+  return Reduction{reduces && (meets_root || !waits),
                    factor != 0 ? factor : static_cast<double>(program_.world)};
 }
 
@@ -137,6 +140,17 @@ void ShardedProgram::set_sync(int node_id, bool synchronize) {
     if (oracle_)
       oracle_->model().set_synchronizes(static_cast<int>(&unit - units_.data()), synchronize);
     unit.module.set_requires_gradient_sync(synchronize, /*recurse=*/false);
+  }
+}
+
+void ShardedProgram::set_all_reduce(int node_id, bool all_reduce) {
+  for (auto& unit : units_) {
+    if (node_id >= 0 && &unit != unit_of(node_id)) continue;
+    unit.all_reduce = all_reduce;
+    const bool keeps_sums = !all_reduce && program_.replicas > 1;
+    if (oracle_)
+      oracle_->model().set_keeps_sums(static_cast<int>(&unit - units_.data()), keeps_sums);
+    unit.module.set_requires_all_reduce(all_reduce, /*recurse=*/false);
   }
 }
 

@@ -37,6 +37,7 @@ class ShardedProgram {
 
   // Of the unit of node `node_id`; of all units when negative.
   void set_sync(int node_id, bool synchronize);
+  void set_all_reduce(int node_id, bool all_reduce);
   // Unshards or reshards the unit of the action's target, if it has one.
   void by_hand(const Action& action);
   void reshard_all();
@@ -51,7 +52,7 @@ class ShardedProgram {
   struct ShardedUnit {
     std::vector<const Node*> nodes;
     FSDPModule module;
-    bool synchronize = true;
+    bool synchronize = true, all_reduce = true;
     int parent = -1;  // by position
   };
 

@@ -28,7 +28,7 @@ void UnshardedProgram::Arrivals::add(const Tensor& gradient) {
 }
 
 UnshardedProgram::UnshardedProgram(const Program& program, const std::set<int>& sharded_tensors)
-    : sharded_(sharded_tensors) {
+    : shards_(shards_of(program)), sharded_(sharded_tensors) {
   for (int64_t rank = 0; rank < program.world; ++rank) models_.push_back(build_model(program));
   collect_tensors();
   for (const auto& model : models_) {
@@ -57,8 +57,8 @@ std::vector<Tensor> UnshardedProgram::optimized_tensors(const RandomModel& model
   for (const auto& [id, model_tensor] : model.tensors) {
     const auto& member = model_tensor.member;
     if (!sharded_.count(id) || member.scalar_type() != at::kBFloat16) continue;
-    for (int64_t rank = 0; rank < world(); ++rank) {
-      chunks_.push_back({member, rank, chunk_of(member.detach(), rank, world())});
+    for (int64_t rank = 0; rank < shards_; ++rank) {
+      chunks_.push_back({member, rank, chunk_of(member.detach(), rank, shards_)});
       parts[member.unsafeGetTensorImpl()].push_back(chunks_.back().part);
     }
   }
@@ -165,7 +165,7 @@ void UnshardedProgram::zero_grad(bool set_to_none) {
 void UnshardedProgram::step() {
   for (auto& [member, rank, part] : chunks_) {
     part.mutable_grad() =
-        member.grad().defined() ? chunk_of(member.grad(), rank, world()) : Tensor();
+        member.grad().defined() ? chunk_of(member.grad(), rank, shards_) : Tensor();
   }
   for (auto& optimizer : optimizers_) optimizer->step();
 }

@@ -88,6 +88,7 @@ class UnshardedProgram {
   void set_bound(PlainTensor& tensor, const at::Tensor& magnitude, const at::Tensor& added,
                  double divisor) const;
 
+  int64_t shards_;
   std::set<int> sharded_;
   std::vector<RandomModel> models_;  // per rank
   std::map<int, PlainTensor> tensors_;
