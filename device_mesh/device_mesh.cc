@@ -28,12 +28,12 @@ using Names = std::vector<std::string>;
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
 // What a mesh and all meshes cut from it share: the ranks it was made of, and the groups
-// made for flattened dimensions.
+// made for dimensions that were flattened or cut into blocks.
 struct Family {
   Indices ranks;                           // global, by position in the layout
   std::shared_ptr<DimensionGroups> world;  // null where there was no default group
   std::mutex mutex;
-  std::map<Indices, std::shared_ptr<DimensionGroups>> flattened;  // by global ranks
+  std::map<Indices, std::shared_ptr<DimensionGroups>> made;  // by global ranks
 };
 
 std::string join(const Names& names, const char* separator) {
@@ -130,23 +130,29 @@ struct DeviceMesh::State {
   std::shared_ptr<DimensionGroups> merged_groups(const Indices& dims_named,
                                                  const std::string& name) const {
     if (dims_named.size() == 1) return dims[static_cast<size_t>(dims_named.front())];
-    Indices members =
-        layout.merged(dims_named)
-            .along({layout.merged_position(dims_named)}, merged_coordinate(dims_named))
-            .positions();
+    return groups_of(layout.merged(dims_named)
+                         .along({layout.merged_position(dims_named)},
+                                merged_coordinate(dims_named))
+                         .positions(),
+                     "flatten to '" + name + "'", "mesh_" + name);
+  }
+
+  // The groups of the ranks at `members`. Collective over them the first time.
+  std::shared_ptr<DimensionGroups> groups_of(Indices members, const std::string& caller,
+                                             const std::string& name) const {
     for (int64_t& member : members) member = family->ranks[static_cast<size_t>(member)];
     const auto& world = family->world;
     const int64_t last = *std::max_element(members.begin(), members.end());
     TORCH_CHECK_VALUE(
         world && last < world->group()->getSize() && world->group()->getRank() == rank,
-        "DeviceMesh: flatten to '", name,
-        "' needs a default process group that contains the mesh's ranks (", "rank ", rank, ")");
+        "DeviceMesh: ", caller, " needs a default process group that contains the mesh's ranks (rank ",
+        rank, ")");
     std::lock_guard<std::mutex> lock(family->mutex);
-    auto& groups = family->flattened[members];
+    auto& groups = family->made[members];
     if (!groups) {
       groups = members == internal::global_ranks(world->group())
                    ? world
-                   : world->make_subset(members, "mesh_" + name);
+                   : world->make_subset(members, name);
     }
     return groups;
   }
@@ -261,6 +267,25 @@ DeviceMesh DeviceMesh::flatten(const Names& dim_names, std::string name) const {
   check_names(flat.dim_names, flat.dim_names.size(), rank());
   flat.dims[static_cast<size_t>(merged_dim)] = state_->merged_groups(dims, name);
   return DeviceMesh(std::move(flat).complete());
+}
+
+DeviceMesh DeviceMesh::neighbours(int64_t dim, int64_t n) const {
+  const auto index = static_cast<int64_t>(state_->index_of(dim));
+  const bool divides = n >= 1 && size(index) % n == 0;
+  const auto split = divides ? state_->layout.split(index, n) : std::nullopt;
+  TORCH_CHECK_VALUE(split, "DeviceMesh::neighbours: n is ", n, ", which does not divide dimension ",
+                    index, " of ", to_string(*this), " (rank ", rank(), ")");
+  const auto coordinate = *split->coordinate_of(state_->layout.position_of(state_->coordinate));
+  State block;
+  block.device_type = state_->device_type;
+  block.layout = split->along({index + 1}, coordinate);
+  block.coordinate = {coordinate[static_cast<size_t>(index) + 1]};
+  block.family = state_->family;
+  block.dims = {n == size(index)
+                    ? state_->dims[static_cast<size_t>(index)]
+                    : state_->groups_of(block.layout.positions(), "neighbours",
+                                        "mesh_block_" + std::to_string(n))};
+  return DeviceMesh(std::move(block).complete());
 }
 
 bool operator==(const DeviceMesh& a, const DeviceMesh& b) {

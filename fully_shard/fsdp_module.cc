@@ -2,6 +2,8 @@
 
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/registry_entry.h"
+#include "fully_shard/step/runtime.h"
+#include "fully_shard/units/after_forward.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_events.h"
@@ -78,12 +80,24 @@ void FSDPModule::set_is_last_backward(bool is_last_backward) {
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
                                            bool recurse) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !reshard_after_forward.world(),
-      "set_reshard_after_forward: ReshardAfterForward::to_world(n) is not implemented yet");
-  for_each_unit(recurse, [reshards = reshard_after_forward.reshards()](auto& unit) {
-    unit.policy.reshard_after_forward = reshards;
+  // All are checked before one is changed.
+  std::vector<std::pair<internal::Unit*, internal::AfterForward>> changes;
+  for_each_unit(recurse, [&](auto& unit) {
+    internal::AfterForward after{.reshards = reshard_after_forward.reshards()};
+    if (unit.group != nullptr) {
+      after = internal::after_forward("set_reshard_after_forward", reshard_after_forward,
+                                      unit.group->mesh());
+    }
+    changes.emplace_back(&unit, after);
   });
+  for (const auto& [unit, after] : changes) {
+    unit->policy.reshard_after_forward = after.reshards;
+    if (unit->group == nullptr) continue;
+    const auto& mesh = unit->group->mesh();
+    unit->group->set_neighbours(
+        after.neighbours ? internal::Runtime::of(mesh)->neighbours(mesh, *after.neighbours)
+                         : nullptr);
+  }
 }
 
 void FSDPModule::set_reshard_after_backward(bool reshard_after_backward, bool recurse) {

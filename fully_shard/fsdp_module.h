@@ -64,6 +64,7 @@ class FSDPModule {
   // False: the ends of the next backwards leave .grad unset and parameters unsharded,
   // until that of a last one.
   void set_is_last_backward(bool is_last_backward);
+  // For the forwards to come. Collective over the mesh where to_world(n) is new to it.
   void set_reshard_after_forward(ReshardAfterForward reshard_after_forward, bool recurse = true);
   // False: unsharded parameters stay after backward.
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true);

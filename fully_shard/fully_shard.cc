@@ -6,6 +6,7 @@
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/unit_names.h"
 #include "fully_shard/step/runtime.h"
+#include "fully_shard/units/after_forward.h"
 #include "fully_shard/units/managed_modules.h"
 #include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
@@ -18,6 +19,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace fsdp {
@@ -48,7 +50,7 @@ void register_entry(const FoundParam& param, const at::Tensor& entry) {
 }
 
 void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
-                      const std::shared_ptr<Unit>& unit) {
+                      const std::shared_ptr<Unit>& unit, std::optional<int64_t> neighbours) {
   std::vector<at::Tensor> tensors;
   std::vector<std::string> names;
   std::vector<const FoundParam*> fresh;
@@ -63,16 +65,12 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
   }
   if (tensors.empty()) return;
   const auto runtime = internal::Runtime::of(mesh);
-  const auto entries = internal::create_group(mesh, runtime->dim(), runtime->replicas(mesh), unit,
-                                              runtime, tensors, names);
+  const auto replicas = runtime->replicas(mesh);
+  const auto sharing = neighbours ? runtime->neighbours(mesh, *neighbours) : nullptr;
+  const auto entries =
+      internal::create_group(mesh, runtime->dim(), replicas, unit, runtime, tensors, names);
+  unit->group->set_neighbours(sharing);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
-}
-
-internal::UnitPolicy policy_of(const FullyShardOptions& options) {
-  internal::UnitPolicy policy;
-  if (options.reshard_after_forward)
-    policy.reshard_after_forward = options.reshard_after_forward->reshards();
-  return policy;
 }
 
 }  // namespace
@@ -82,9 +80,11 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   internal::validate_request(modules, mesh, options);
   const auto managed = internal::find_managed(modules, options.ignored_params);
   internal::validate_parameters(modules, managed, mesh, options);
-  auto unit = std::make_shared<Unit>(policy_of(options));
+  const auto after = internal::after_forward("fully_shard", options.reshard_after_forward, mesh);
+  auto unit =
+      std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = after.reshards});
   unit->ignore(options.ignored_params);
-  shard_parameters(mesh, managed, unit);
+  shard_parameters(mesh, managed, unit, after.neighbours);
   adopt_units(unit, managed);
   for (auto* module : modules) internal::attach_unit(*module, unit);
   return FSDPModule(std::move(unit));

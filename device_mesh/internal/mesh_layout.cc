@@ -128,6 +128,26 @@ MeshLayout MeshLayout::merged(const Indices& dims) const {
   return {std::move(result), base_};
 }
 
+std::optional<MeshLayout> MeshLayout::split(int64_t dim, int64_t n) const {
+  Dimension blocks = dims_[static_cast<size_t>(dim)], inside;
+  while (n > 1) {
+    if (blocks.empty()) return std::nullopt;
+    auto& fastest = blocks.back();
+    const auto taken = std::min(n, fastest.size);
+    if (n % taken != 0 || fastest.size % taken != 0) return std::nullopt;
+    inside.insert(inside.begin(), {taken, fastest.stride});
+    fastest = {fastest.size / taken, fastest.stride * taken};
+    if (fastest.size == 1) blocks.pop_back();
+    n /= taken;
+  }
+  if (blocks.empty()) blocks.push_back({1, 0});
+  if (inside.empty()) inside.push_back({1, 0});
+  auto dims = dims_;
+  dims[static_cast<size_t>(dim)] = std::move(blocks);
+  dims.insert(dims.begin() + dim + 1, std::move(inside));
+  return MeshLayout(std::move(dims), base_);
+}
+
 std::string MeshLayout::strides_text() const {
   std::vector<std::string> parts;
   for (const Dimension& dim : dims_) {

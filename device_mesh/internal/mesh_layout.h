@@ -42,6 +42,10 @@ class MeshLayout {
   int64_t merged_position(
       const Indices& dims) const;  // the index of that dimension in the new layout
 
+  // Dimension `dim` as two, of sizes {size / n, n}: the second one walks blocks of `n`
+  // neighbours. nullopt where no steps do that.
+  std::optional<MeshLayout> split(int64_t dim, int64_t n) const;
+
   // "(4, 1)"; a dimension of several steps prints as a tuple: "((4, 1), 2)".
   std::string strides_text() const;
 

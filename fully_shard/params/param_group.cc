@@ -100,9 +100,14 @@ void ParamGroup::issue_gather() {
   if (evict_after_every_operator() && !pinned()) return;  // a prefetch: that mode is about touches
   RECORD_FUNCTION("fsdp::all_gather(" + name() + ")", {});
   const RuntimeMode runtime_mode;
-  copy_.issue(dim_->transport(), *shards_, issue(agreed_.word()));
+  copy_.issue(row_to_gather(), issue(agreed_.word()));
   accounts_.count(&Counters::all_gathers);
   if (!pinned()) accounts_.count(&Counters::prefetched_all_gathers);
+}
+
+PackedRow ParamGroup::row_to_gather() const {
+  if (post_forward_ && post_forward_->is_kept()) return post_forward_->row();
+  return {dim_->transport(), shards_->layout(), shards_->bytes()};
 }
 
 void ParamGroup::fill() {
@@ -111,6 +116,7 @@ void ParamGroup::fill() {
   const auto word = agreed_.word();
   const auto words = gathered_words();
   writes_.copy_filled();
+  drop_post_forward_shards();
   if (!all_are(word, words)) report_difference(shard_dim_of(mesh_));
   if (!replicas_agree(word)) report_difference(*replicate_dim_of(mesh_));
   agreed_.agreed();
@@ -180,7 +186,32 @@ bool ParamGroup::may_be_emptied() const {
   return residency().is_resident() && !pinned() && !residency().is_held();
 }
 
+void ParamGroup::set_neighbours(std::shared_ptr<Transport> neighbours) {
+  drop_gather();
+  post_forward_.reset();
+  if (neighbours)
+    post_forward_ = std::make_unique<PostForwardShards>(params_, std::move(neighbours), accounts_);
+}
+
+void ParamGroup::drop_post_forward_shards() {
+  if (post_forward_) post_forward_->drop();
+}
+
+void ParamGroup::reshard_after_forward() {
+  const bool keeps = post_forward_ && may_be_emptied() && !writes_.is_dirty() && !writes_.is_stale();
+  if (keeps) {
+    const RuntimeMode runtime_mode;
+    post_forward_->keep(copy_, *shards_);
+  }
+  empty_by_schedule();
+}
+
 void ParamGroup::reshard() {
+  if (residency().is_sharded()) drop_post_forward_shards();
+  empty_by_schedule();
+}
+
+void ParamGroup::empty_by_schedule() {
   if (!may_be_emptied()) return;
   note_raw_writes();
   if (writes_.is_dirty()) write_back();

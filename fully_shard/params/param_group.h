@@ -5,6 +5,7 @@
 //   ShardedParam    one parameter: handles, shape, requires_grad
 //   ShardBuffer     this rank's shards
 //   UnshardedCopy   the full parameters while they are there, and the state of that (residency.h)
+//   PostForwardShards  a part of them that a forward leaves, where asked for
 //   ShardWrites     which of the two is newest
 //   AgreedValues    what all ranks must have alike
 //   GroupGradients  full gradients, pending and packed
@@ -21,6 +22,7 @@
 #include "fully_shard/params/agreed_values.h"
 #include "fully_shard/params/group_driver.h"
 #include "fully_shard/params/group_gradients.h"
+#include "fully_shard/params/post_forward_shards.h"
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/shard_writes.h"
 #include "fully_shard/params/sharded_param.h"
@@ -77,6 +79,12 @@ class ParamGroup final : public OnDemandGroup {
   void unshard();
   // Local. Writes back what was written; nothing when pinned or held, or not resident.
   void reshard();
+  // The same, and keeps what the backward is to gather, where the unit asks for that.
+  void reshard_after_forward();
+  // Between forward and backward, one n-th of the parameters stays on each of n
+  // neighbouring ranks; null: only the shards do. Local.
+  void set_neighbours(std::shared_ptr<Transport> neighbours);
+  void drop_post_forward_shards();
   // Empties a copy that is older than the shards.
   void empty_if_stale();
   // What was written to the members goes to the shards, and the copy is emptied: the next
@@ -146,7 +154,9 @@ class ParamGroup final : public OnDemandGroup {
   void write_back();
   void write_back_own_parts();
   void copy_to_shard(int64_t index);
+  void empty_by_schedule();
   void empty_copy();
+  PackedRow row_to_gather() const;
   void note_raw_writes();
   void check_dtype_may_change(int64_t index, const at::Tensor& from) const;
   void rebuild_shards(int64_t changed, const at::Tensor& from);
@@ -161,6 +171,7 @@ class ParamGroup final : public OnDemandGroup {
   std::vector<ShardedParam> params_;
   GroupAccounts accounts_;
   std::unique_ptr<ShardBuffer> shards_;
+  std::unique_ptr<PostForwardShards> post_forward_;  // null: nothing is kept
   UnshardedCopy copy_;
   ShardWrites writes_;
   AgreedValues agreed_;

@@ -36,6 +36,7 @@ void ParamGroup::change_dtype(int64_t index, const at::Tensor& from) {
   reshard();
   param(index).set_dtype(from.scalar_type());
   rebuild_shards(index, from);
+  if (post_forward_) set_neighbours(post_forward_->neighbours());
   for (auto& param : params_) param.note_shard_written();
   agreed_.note_write(static_cast<size_t>(index));
   writes_.shard_written();

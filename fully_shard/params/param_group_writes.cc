@@ -100,6 +100,7 @@ void ParamGroup::before_write(int64_t index) {
     accounts_.count(&Counters::unused_prefetches);
     unit_->root->schedule.emptied(unit_->id);
   }
+  drop_post_forward_shards();
   dim_->transport().before_shard_write();
   if (writes_.is_dirty()) write_back();
   agreed_.note_write(static_cast<size_t>(index));

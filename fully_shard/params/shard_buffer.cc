@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 
 namespace fsdp::internal {
-namespace {
 
 std::vector<DimZeroExtent> extents_of(const std::vector<ShardedParam>& params) {
   std::vector<DimZeroExtent> extents;
@@ -14,8 +13,6 @@ std::vector<DimZeroExtent> extents_of(const std::vector<ShardedParam>& params) {
   for (const auto& param : params) extents.push_back(param.extent(param.dtype()));
   return extents;
 }
-
-}  // namespace
 
 ShardBuffer::ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,
                          GroupAccounts accounts)

@@ -13,6 +13,9 @@
 
 namespace fsdp::internal {
 
+// In the parameters' own dtypes.
+std::vector<DimZeroExtent> extents_of(const std::vector<ShardedParam>& params);
+
 class ShardBuffer {
  public:
   // Zeros, for parameters as they are.

@@ -22,8 +22,11 @@ char* UnshardedCopy::data(const ShardBuffer& shards, int64_t index) const {
   return static_cast<char*>(full_.data_ptr()) + shard_count_ * shards.layout().chunk(index).offset;
 }
 
-void UnshardedCopy::issue(Transport& transport, const ShardBuffer& shards, const Issue& issue) {
-  gather_ = transport.gather(shards.bytes(), issue);
+void UnshardedCopy::issue(const PackedRow& own, const Issue& issue) {
+  gather_ = own.transport.gather(own.bytes, issue);
+  gathered_layout_ = &own.layout;
+  gathered_rows_ = own.transport.shard_count();
+  accounts_.add(&Counters::all_gather_bytes, (gathered_rows_ - 1) * own.layout.row_bytes());
   residency_.gather_issued();
   staging_bytes_ = gather_->staging_bytes();
   accounts_.add(&Counters::staging_bytes, staging_bytes_);
@@ -51,9 +54,9 @@ std::vector<uint64_t> UnshardedCopy::fill(const ShardBuffer& shards,
     auto* const storage = params[i].storage();
     if (storage == nullptr) continue;
     const auto index = static_cast<int64_t>(i);
-    const auto& chunk = shards.layout().chunk(index);
+    const auto& chunk = gathered_layout_->chunk(index);
     auto* const whole = data(shards, index);
-    for (int64_t rank = 0; rank < shard_count_; ++rank) {
+    for (int64_t rank = 0; rank < gathered_rows_; ++rank) {
       copy_bytes(whole + chunk.first(rank), rows.row(rank) + chunk.offset, chunk.length(rank),
                  shards.device());
     }

@@ -19,6 +19,13 @@
 
 namespace fsdp::internal {
 
+// What a rank sends when a group is gathered, and the ranks that it goes to.
+struct PackedRow {
+  Transport& transport;
+  const PackedLayout& layout;  // of every rank's row; outlives the gather
+  const at::Tensor& bytes;     // memory of the transport
+};
+
 class UnshardedCopy {
  public:
   // `start` is kSharded, or kBorrowed for good.
@@ -30,8 +37,9 @@ class UnshardedCopy {
   void hold() { residency_.hold(); }
   void release() { residency_.release(); }
 
-  // Issues the gather of `shards`; does not block. Collective.
-  void issue(Transport& transport, const ShardBuffer& shards, const Issue& issue);
+  // Issues the gather of `own` with the other ranks' rows; does not block. Collective over
+  // the transport's ranks.
+  void issue(const PackedRow& own, const Issue& issue);
   // Waits for the gather and fills the members' storages. Returns the ranks' agreement
   // words. After a failure the group is sharded again.
   std::vector<uint64_t> fill(const ShardBuffer& shards, const std::vector<ShardedParam>& params);
@@ -53,6 +61,8 @@ class UnshardedCopy {
   GroupAccounts accounts_;
   int64_t shard_count_;
   std::unique_ptr<Gather> gather_;
+  const PackedLayout* gathered_layout_ = nullptr;  // of the gather's rows
+  int64_t gathered_rows_ = 0;
   int64_t staging_bytes_ = 0;  // of the gather
   at::Tensor full_;            // uint8, while resident
   at::Tensor poisoned_;        // test mode: what was emptied last

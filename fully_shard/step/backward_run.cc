@@ -151,7 +151,10 @@ void BackwardRun::end_roots() {
     const auto decision = root->schedule.backward_ended(root->is_last_backward);
     for (const auto unit : decision.discard) root->groups.at(unit)->drop_gather();
     for (const auto unit : decision.evict) root->groups.at(unit)->reshard();
-    for (const auto& [unit, group] : root->groups) group->unsettle();
+    for (const auto& [unit, group] : root->groups) {
+      if (root->is_last_backward) group->drop_post_forward_shards();
+      group->unsettle();
+    }
   }
 }
 

@@ -71,6 +71,12 @@ std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh) {
   return transport;
 }
 
+std::shared_ptr<Transport> Runtime::neighbours(const DeviceMesh& mesh, int64_t count) {
+  auto& transport = neighbours_[{mesh.group(shard_dim_of(mesh)).get(), count}];
+  if (!transport) transport = make_transport(mesh.neighbours(shard_dim_of(mesh), count), 0);
+  return transport;
+}
+
 void Runtime::touched(ParamGroup& group) {
   const ExclusiveUse use(dim_->user());
   const auto pass = current_pass();
@@ -116,8 +122,8 @@ void Runtime::enter(ParamGroup& group, Pass pass) {
   auto& root = *group.unit().root;
   group.issue_gather();
   const auto decision = root.schedule.touched(group.unit().id, pass);
-  apply(root, decision);
-  leave_other_roots(group.unit().root);
+  apply(root, decision, pass);
+  leave_other_roots(group.unit().root, pass);
   group.fill();
   for (const auto unit : decision.prefetch) {
     const auto found = root.groups.find(unit);
@@ -126,16 +132,19 @@ void Runtime::enter(ParamGroup& group, Pass pass) {
   root.raw_writes.raise(dim_->global_rank());  // what apply() found
 }
 
-void Runtime::apply(Root& root, const Decision& decision) {
+void Runtime::apply(Root& root, const Decision& decision, Pass pass) {
   for (const auto unit : decision.discard) root.groups.at(unit)->drop_gather();
-  for (const auto unit : decision.evict) root.groups.at(unit)->reshard();
+  for (const auto unit : decision.evict) {
+    auto& group = *root.groups.at(unit);
+    in_backward(pass) ? group.reshard() : group.reshard_after_forward();
+  }
 }
 
 // A root's turn ends when a unit of another root on the process group is touched.
-void Runtime::leave_other_roots(const std::shared_ptr<Root>& entered) {
+void Runtime::leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass) {
   const auto last = last_root_.lock();
   if (last == entered) return;
-  if (last) apply(*last, last->schedule.touched_elsewhere());
+  if (last) apply(*last, last->schedule.touched_elsewhere(), pass);
   last_root_ = entered;
 }
 

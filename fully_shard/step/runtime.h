@@ -11,6 +11,7 @@
 #include <map>
 #include <memory>
 #include <optional>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
@@ -34,6 +35,9 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   // To the ranks of the mesh with the same shards; null where there are none. Collective
   // over them the first time.
   std::shared_ptr<Transport> replicas(const DeviceMesh& mesh);
+  // To the `count` neighbours that share what forwards leave (to_world(count)). Collective
+  // over the ranks that shard the first time.
+  std::shared_ptr<Transport> neighbours(const DeviceMesh& mesh, int64_t count);
 
  private:
   class GraphTaskEnd;
@@ -42,14 +46,15 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void touched_in_forward(ParamGroup& group);
   void touched_in_backward(ParamGroup& group);
   void enter(ParamGroup& group, Pass pass);
-  void leave_other_roots(const std::shared_ptr<Root>& entered);
-  void apply(Root& root, const Decision& decision);
+  void leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass);
+  void apply(Root& root, const Decision& decision, Pass pass);
   void begin_graph_task(int task);
   void end_graph_task(int task);
   void abort_graph_task(int task) noexcept;
 
   std::shared_ptr<ShardDim> dim_;
   std::map<const void*, std::shared_ptr<Transport>> replicas_;  // by process group
+  std::map<std::pair<const void*, int64_t>, std::shared_ptr<Transport>> neighbours_;
   Debts<ParamGroup*> debts_;
   std::vector<int> graph_tasks_;    // outermost first
   std::optional<BackwardRun> run_;  // of the outermost

@@ -24,8 +24,9 @@ class Accounts {
     for (auto counter :
          {&Counters::all_gathers, &Counters::reduce_scatters, &Counters::all_reduces,
           &Counters::prefetched_all_gathers, &Counters::unused_prefetches,
-          &Counters::late_reduce_scatters, &Counters::reshards, &Counters::sharded_bytes,
-          &Counters::unsharded_bytes, &Counters::staging_bytes, &Counters::gradient_bytes}) {
+          &Counters::late_reduce_scatters, &Counters::reshards, &Counters::all_gather_bytes,
+          &Counters::reduce_scatter_bytes, &Counters::sharded_bytes, &Counters::unsharded_bytes,
+          &Counters::post_forward_bytes, &Counters::staging_bytes, &Counters::gradient_bytes}) {
       counters_.*counter += from.*counter;
     }
     counters_.wait_seconds += from.wait_seconds;
@@ -34,7 +35,8 @@ class Accounts {
 
  private:
   int64_t held_bytes() const {
-    return counters_.unsharded_bytes + counters_.staging_bytes + counters_.gradient_bytes;
+    return counters_.unsharded_bytes + counters_.post_forward_bytes + counters_.staging_bytes +
+           counters_.gradient_bytes;
   }
 
   Counters counters_;

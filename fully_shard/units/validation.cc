@@ -32,9 +32,6 @@ void validate_module(const torch::nn::Module& module, const DeviceMesh& mesh) {
 void validate_options(const FullyShardOptions& options) {
   const auto& policy = options.mp_policy;
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !options.reshard_after_forward || !options.reshard_after_forward->world(),
-      "fully_shard: ReshardAfterForward::to_world(n) is not implemented yet; use true or false");
-  TORCH_CHECK_NOT_IMPLEMENTED(
       !policy.param_dtype && !policy.reduce_dtype && !policy.output_dtype,
       "fully_shard: mp_policy (param_dtype, reduce_dtype, output_dtype) is not implemented yet");
   TORCH_CHECK_NOT_IMPLEMENTED(!options.offload_policy.offload_to_cpu,

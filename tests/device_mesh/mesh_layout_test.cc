@@ -90,6 +90,35 @@ TEST(MeshLayout, MergedDimensionIsRowMajorInTheGivenOrder) {
   }
 }
 
+TEST(MeshLayout, SplitDimensionWalksBlocksOfNeighbours) {
+  for (const Indices& sizes : all_shapes()) {
+    const MeshLayout layout = MeshLayout::row_major(sizes);
+    for (int64_t d = 0; d < layout.ndim(); ++d) {
+      const auto at = static_cast<size_t>(d);
+      for (int64_t n = 1; n <= sizes[at] + 1; ++n) {
+        const auto split = layout.split(d, n);
+        ASSERT_EQ(split.has_value(), sizes[at] % n == 0) << n;
+        if (!split) continue;
+        for (int64_t position : layout.positions()) {
+          const Indices before = *layout.coordinate_of(position);
+          const Indices after = *split->coordinate_of(position);
+          ASSERT_EQ(after[at], before[at] / n);
+          ASSERT_EQ(after[at + 1], before[at] % n);
+          ASSERT_EQ(split->position_of(after), position);
+        }
+      }
+    }
+  }
+}
+
+TEST(MeshLayout, SplitsAMergedDimensionAlongItsSteps) {
+  const MeshLayout merged = MeshLayout::row_major({4, 2, 3}).merged({0, 2});  // 4 steps of 3
+  EXPECT_EQ(merged.split(0, 3)->along({1}, {2, 0, 0}).positions(), (Indices{12, 13, 14}));
+  EXPECT_EQ(merged.split(0, 6)->along({1}, {1, 0, 1}).positions(),
+            (Indices{15, 16, 17, 21, 22, 23}));
+  EXPECT_FALSE(merged.split(0, 2));  // blocks would begin inside a step
+}
+
 TEST(MeshLayout, SliceInReversedOrderTransposes) {
   const MeshLayout layout = MeshLayout::row_major({2, 3});
   EXPECT_EQ(layout.along({1, 0}, {0, 0}).positions(), (Indices{0, 3, 1, 4, 2, 5}));

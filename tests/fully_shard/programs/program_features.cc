@@ -189,6 +189,8 @@ std::vector<Feature> option_features() {
                    [](const UnitSpec& u) { return u.reshard_after_forward == true; }),
       unit_feature("reshard_after_forward = false",
                    [](const UnitSpec& u) { return u.reshard_after_forward == false; }),
+      unit_feature("reshard_after_forward = to_world(2)",
+                   [](const UnitSpec& u) { return u.to_halves; }),
       unit_feature("set_reshard_after_backward(false)",
                    [](const UnitSpec& u) { return !u.reshard_after_backward; }),
       unit_feature("set_unshard_in_backward(false)",

@@ -81,6 +81,7 @@ class Simpler {
       node_of(p, id).unit.forward_prefetch = node_of(p, id).unit.backward_prefetch = {};
     });
     offer([id](Program& p) { node_of(p, id).unit.reshard_after_forward = {}; });
+    offer([id](Program& p) { node_of(p, id).unit.to_halves = false; });
     offer([id](Program& p) { node_of(p, id).calls = 1; });
     offer([id](Program& p) { node_of(p, id).checkpoint = false; });
     offer([id](Program& p) { node_of(p, id).conditional = false; });

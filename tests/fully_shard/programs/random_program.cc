@@ -26,6 +26,7 @@ class Generator {
     draw_prefetch_lists();
     draw_actions();
     draw_replicas();
+    draw_halves();
     return std::move(program_);
   }
 
@@ -218,6 +219,14 @@ class Generator {
     }
   }
 
+  void draw_halves() {
+    if (shards_of(program_) != 4) return;
+    for_each_node(program_.root, [&](Node& node) {
+      const bool reshards = node.is_unit && node.unit.reshard_after_forward == true;
+      if (reshards) node.unit.to_halves = chance(60);
+    });
+  }
+
   std::mt19937_64 random_;
   Program program_;
   int node_count_ = 0, param_count_ = 0;
@@ -284,6 +293,7 @@ void print_unit(std::ostream& out, const Node& node) {
   out << (node.joins_previous ? " unit with the one before" : " unit");
   const auto& unit = node.unit;
   if (unit.reshard_after_forward) out << " reshard_after_forward=" << *unit.reshard_after_forward;
+  if (unit.to_halves) out << " to_world(2)";
   if (!unit.reshard_after_backward) out << " reshard_after_backward=0";
   if (!unit.unshard_in_backward) out << " unshard_in_backward=0";
   if (unit.divide_factor != 0) out << " divide_factor=" << unit.divide_factor;

@@ -42,6 +42,7 @@ struct ParamSpec {
 
 struct UnitSpec {
   std::optional<bool> reshard_after_forward = {};
+  bool to_halves = false;  // of four shards: to_world(2) in place of true
   bool reshard_after_backward = true;
   bool unshard_in_backward = true;
   double divide_factor = 0;                                        // 0: unset

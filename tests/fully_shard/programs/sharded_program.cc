@@ -45,6 +45,8 @@ void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
   const auto& spec = nodes.front()->unit;
   FullyShardOptions options;
   if (spec.reshard_after_forward) options.reshard_after_forward = *spec.reshard_after_forward;
+  if (spec.to_halves && shards_of(program_) == 4)
+    options.reshard_after_forward = ReshardAfterForward::to_world(2);
   std::vector<torch::nn::Module*> modules;
   for (const auto* node : nodes) {
     modules.push_back(model_.blocks.at(node->id).get());

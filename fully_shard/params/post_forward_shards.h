@@ -1,0 +1,45 @@
+// What a group keeps of its full parameters between forward and backward with
+// ReshardAfterForward::to_world(n): every rank one n-th, which a gather over n neighbouring
+// ranks puts together again. The shards stay as they are. Local.
+//
+//   kept.keep(copy);                // before the copy is emptied
+//   copy.issue(kept.row(), ...);    // gathers over the neighbours
+//   kept.drop();                    // the next gather is over all shards again
+#pragma once
+
+#include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/unsharded_copy.h"
+#include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/transport.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace fsdp::internal {
+
+class PostForwardShards {
+ public:
+  // `neighbours`: to the ranks that keep the other parts.
+  PostForwardShards(const std::vector<ShardedParam>& params, std::shared_ptr<Transport> neighbours,
+                    GroupAccounts accounts);
+  ~PostForwardShards() { drop(); }
+  PostForwardShards(const PostForwardShards&) = delete;
+
+  const std::shared_ptr<Transport>& neighbours() const { return neighbours_; }
+  // Takes this rank's part of a resident copy.
+  void keep(const UnshardedCopy& copy, const ShardBuffer& shards);
+  bool is_kept() const { return bytes_.defined(); }
+  // REQUIRES: is_kept().
+  PackedRow row() const { return {*neighbours_, layout_, bytes_}; }
+  void drop();
+
+ private:
+  std::shared_ptr<Transport> neighbours_;
+  PackedLayout layout_;
+  GroupAccounts accounts_;
+  at::Tensor bytes_;  // memory of the transport; undefined: nothing is kept
+};
+
+}  // namespace fsdp::internal
