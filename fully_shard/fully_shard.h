@@ -57,7 +57,7 @@ namespace fsdp {
 // not contiguous, on another device than the mesh or the unit's others, has a .grad,
 // belongs to a live graph, or shares its storage with another parameter, a buffer or any
 // other tensor. A parameter that is registered several times is tied and stays so. Throws
-// NotImplementedError for meshes of more than two dimensions, to_world(n), mixed
+// NotImplementedError for meshes of more than two dimensions, mixed
 // precision, offloading and shards of another dimension than 0.
 FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
                        FullyShardOptions options = {});

@@ -120,7 +120,6 @@ TEST(Errors, WhatIsNotImplementedYetSaysSo) {
                                              HasSubstr(name));
       EXPECT_FALSE(is_fsdp_module(*linear));
     };
-    refused({.reshard_after_forward = ReshardAfterForward::to_world(2)}, "to_world");
     refused({.mp_policy = {.param_dtype = torch::kBFloat16}}, "mp_policy");
     refused({.offload_policy = {.offload_to_cpu = true}}, "offload_to_cpu");
     refused({.shard_placement_fn = [](const std::string&,
@@ -140,7 +139,6 @@ TEST(Errors, WhatIsNotImplementedYetSaysSo) {
            "set_allocate_memory_from_process_group_for_comm");
     method([&] { module.set_reduce_scatter_unused_params(true); },
            "set_reduce_scatter_unused_params");
-    method([&] { module.set_reshard_after_forward(ReshardAfterForward::to_world(2)); }, "to_world");
   });
 }
 
