@@ -45,6 +45,10 @@ class ToldTransport final : public internal::Transport {
                                                      const internal::Issue& issue) override {
     return usual_->reduce(std::move(rows), dtype, issue);
   }
+  std::unique_ptr<internal::PendingReduction> all_reduce(at::Tensor row,
+                                                         const internal::Issue& issue) override {
+    return usual_->all_reduce(std::move(row), issue);
+  }
   void before_shard_write() override { ++told().shard_writes; }
   void end_of_backward() override { ++told().backward_ends; }
   bool checks_stamps() const override { return usual_->checks_stamps(); }
