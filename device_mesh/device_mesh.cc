@@ -131,8 +131,7 @@ struct DeviceMesh::State {
                                                  const std::string& name) const {
     if (dims_named.size() == 1) return dims[static_cast<size_t>(dims_named.front())];
     return groups_of(layout.merged(dims_named)
-                         .along({layout.merged_position(dims_named)},
-                                merged_coordinate(dims_named))
+                         .along({layout.merged_position(dims_named)}, merged_coordinate(dims_named))
                          .positions(),
                      "flatten to '" + name + "'", "mesh_" + name);
   }
@@ -145,8 +144,8 @@ struct DeviceMesh::State {
     const int64_t last = *std::max_element(members.begin(), members.end());
     TORCH_CHECK_VALUE(
         world && last < world->group()->getSize() && world->group()->getRank() == rank,
-        "DeviceMesh: ", caller, " needs a default process group that contains the mesh's ranks (rank ",
-        rank, ")");
+        "DeviceMesh: ", caller,
+        " needs a default process group that contains the mesh's ranks (rank ", rank, ")");
     std::lock_guard<std::mutex> lock(family->mutex);
     auto& groups = family->made[members];
     if (!groups) {
@@ -281,10 +280,9 @@ DeviceMesh DeviceMesh::neighbours(int64_t dim, int64_t n) const {
   block.layout = split->along({index + 1}, coordinate);
   block.coordinate = {coordinate[static_cast<size_t>(index) + 1]};
   block.family = state_->family;
-  block.dims = {n == size(index)
-                    ? state_->dims[static_cast<size_t>(index)]
-                    : state_->groups_of(block.layout.positions(), "neighbours",
-                                        "mesh_block_" + std::to_string(n))};
+  block.dims = {n == size(index) ? state_->dims[static_cast<size_t>(index)]
+                                 : state_->groups_of(block.layout.positions(), "neighbours",
+                                                     "mesh_block_" + std::to_string(n))};
   return DeviceMesh(std::move(block).complete());
 }
 

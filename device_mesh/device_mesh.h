@@ -75,9 +75,9 @@ class DeviceMesh {
 
   // The 1-D mesh of the `n` neighbours along dimension `dim` that this rank is one of:
   // those with indices [k n, (k + 1) n). Unnamed. Collective over the ranks of group(dim)
-  // the first time, local afterwards. Throws ValueError unless n divides the dimension (of
-  // a flattened one, the dimensions that it was made of in turn), or where no default group
-  // contains the mesh's ranks.
+  // the first time, local afterwards. Throws ValueError unless n divides the dimension
+  // (of a flattened one, the dimensions that it was made of in turn), or where no default
+  // group contains the mesh's ranks.
   DeviceMesh neighbours(int64_t dim, int64_t n) const;
 
   friend bool operator==(const DeviceMesh&, const DeviceMesh&);

@@ -22,16 +22,15 @@ struct Counters {
   int64_t reshards = 0;
   int64_t all_gather_bytes = 0;      // that all-gathers bring from other ranks, padded
   int64_t reduce_scatter_bytes = 0;  // that reduce-scatters bring from other ranks, padded
-  double wait_seconds = 0;  // the calling thread blocked on a collective
+  double wait_seconds = 0;           // the calling thread blocked on a collective
 
   // Bytes held now.
-  int64_t sharded_bytes = 0;    // parameter shards, padded
-  int64_t unsharded_bytes = 0;  // full parameters
+  int64_t sharded_bytes = 0;       // parameter shards, padded
+  int64_t unsharded_bytes = 0;     // full parameters
   int64_t post_forward_bytes = 0;  // parts of them that ReshardAfterForward::to_world(n) keeps
-  int64_t staging_bytes = 0;    // gather buffers, reduce inputs in flight and their received rows
-  int64_t gradient_bytes = 0;   // full gradients accumulating
-  int64_t peak_bytes =
-      0;  // high-water mark of these, but for sharded_bytes, since reset_peak
+  int64_t staging_bytes = 0;   // gather buffers, reduce inputs in flight and their received rows
+  int64_t gradient_bytes = 0;  // full gradients accumulating
+  int64_t peak_bytes = 0;      // high-water mark of these, but for sharded_bytes, since reset_peak
 };
 
 // Local. All zero when no unit lives on this mesh's group.

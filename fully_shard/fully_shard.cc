@@ -81,8 +81,7 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   const auto managed = internal::find_managed(modules, options.ignored_params);
   internal::validate_parameters(modules, managed, mesh, options);
   const auto after = internal::after_forward("fully_shard", options.reshard_after_forward, mesh);
-  auto unit =
-      std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = after.reshards});
+  auto unit = std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = after.reshards});
   unit->ignore(options.ignored_params);
   shard_parameters(mesh, managed, unit, after.neighbours);
   adopt_units(unit, managed);

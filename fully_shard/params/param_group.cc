@@ -198,7 +198,8 @@ void ParamGroup::drop_post_forward_shards() {
 }
 
 void ParamGroup::reshard_after_forward() {
-  const bool keeps = post_forward_ && may_be_emptied() && !writes_.is_dirty() && !writes_.is_stale();
+  const bool keeps =
+      post_forward_ && may_be_emptied() && !writes_.is_dirty() && !writes_.is_stale();
   if (keeps) {
     const RuntimeMode runtime_mode;
     post_forward_->keep(copy_, *shards_);

@@ -21,8 +21,8 @@ void PostForwardShards::keep(const UnshardedCopy& copy, const ShardBuffer& shard
   const auto rank = neighbours_->shard_rank();
   for (int64_t index = 0; index < layout_.size(); ++index) {
     const auto& chunk = layout_.chunk(index);
-    copy_bytes(row + chunk.offset, copy.data(shards, index) + chunk.first(rank),
-               chunk.length(rank), shards.device());
+    copy_bytes(row + chunk.offset, copy.data(shards, index) + chunk.first(rank), chunk.length(rank),
+               shards.device());
   }
 }
 

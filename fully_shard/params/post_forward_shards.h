@@ -1,6 +1,6 @@
 // What a group keeps of its full parameters between forward and backward with
-// ReshardAfterForward::to_world(n): every rank one n-th, which a gather over n neighbouring
-// ranks puts together again. The shards stay as they are. Local.
+// ReshardAfterForward::to_world(n): every rank one n-th, which a gather over n
+// neighbouring ranks puts together again. The shards stay as they are. Local.
 //
 //   kept.keep(copy);                // before the copy is emptied
 //   copy.issue(kept.row(), ...);    // gathers over the neighbours

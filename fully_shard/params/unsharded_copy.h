@@ -37,8 +37,8 @@ class UnshardedCopy {
   void hold() { residency_.hold(); }
   void release() { residency_.release(); }
 
-  // Issues the gather of `own` with the other ranks' rows; does not block. Collective over
-  // the transport's ranks.
+  // Issues the gather of `own` with the other ranks' rows; does not block. Collective
+  // over the transport's ranks.
   void issue(const PackedRow& own, const Issue& issue);
   // Waits for the gather and fills the members' storages. Returns the ranks' agreement
   // words. After a failure the group is sharded again.

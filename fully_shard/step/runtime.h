@@ -35,8 +35,8 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   // To the ranks of the mesh with the same shards; null where there are none. Collective
   // over them the first time.
   std::shared_ptr<Transport> replicas(const DeviceMesh& mesh);
-  // To the `count` neighbours that share what forwards leave (to_world(count)). Collective
-  // over the ranks that shard the first time.
+  // To the `count` neighbours that share what forwards leave (to_world(count)).
+  // Collective over the ranks that shard the first time.
   std::shared_ptr<Transport> neighbours(const DeviceMesh& mesh, int64_t count);
 
  private:

@@ -30,7 +30,8 @@ AfterForward after_forward(const char* caller, const std::optional<ReshardAfterF
                     " ranks that shard; allowed are ", c10::IntArrayRef(divisors_of(shards)),
                     " (rank ", mesh.rank(), ")");
   if (*n == 1) {
-    TORCH_WARN_ONCE(caller, ": ReshardAfterForward::to_world(1) keeps the parameters unsharded, as "
+    TORCH_WARN_ONCE(caller,
+                    ": ReshardAfterForward::to_world(1) keeps the parameters unsharded, as "
                     "false does; true frees them");
     return {.reshards = false};
   }

@@ -11,7 +11,7 @@
 namespace fsdp::internal {
 
 struct AfterForward {
-  std::optional<bool> reshards = {};      // unset: true, and false for a root
+  std::optional<bool> reshards = {};       // unset: true, and false for a root
   std::optional<int64_t> neighbours = {};  // that keep the parameters, where not all or one
 };
 

@@ -47,8 +47,7 @@ TEST(ReshardToWorld, BackwardGathersOverTheNeighboursAndReducesOverAll) {
 
       EXPECT_EQ(gathered_bytes(mesh, [&] { halves.forward(); }), everything);
       Traffic backward;
-      EXPECT_EQ(gathered_bytes(mesh, [&] { backward = halves.backward(); }),
-                blocks_row(halves, 2));
+      EXPECT_EQ(gathered_bytes(mesh, [&] { backward = halves.backward(); }), blocks_row(halves, 2));
       EXPECT_EQ(backward.all_gathers, kBlocks);
       EXPECT_EQ(backward.reduce_scatters, kUnits);
       usual.update();
@@ -101,8 +100,7 @@ TEST(ReshardToWorld, AWriteToTheShardsMakesWhatIsKeptStale) {
     auto block = decoder.model->blocks[1];
     for (auto& entry : block->parameters()) entry.zero_();
     const auto kept = counters(mesh).post_forward_bytes;
-    EXPECT_EQ(kept, (kBlocks - 1) * row_bytes(*block, 2) +
-                        row_bytes(*decoder.model->embedding, 2));
+    EXPECT_EQ(kept, (kBlocks - 1) * row_bytes(*block, 2) + row_bytes(*decoder.model->embedding, 2));
     const auto x = torch::ones({1, MeasuredDecoder::kWidth});
     EXPECT_TRUE(torch::equal(block->forward(x), x));
   });
@@ -129,8 +127,7 @@ TEST(ReshardToWorld, ReshardByHandKeepsNothing) {
     decoder.forward();
     const auto before = counters(mesh).post_forward_bytes;
     decoder.block(0).reshard();
-    EXPECT_EQ(before - counters(mesh).post_forward_bytes,
-              row_bytes(*decoder.model->blocks[0], 2));
+    EXPECT_EQ(before - counters(mesh).post_forward_bytes, row_bytes(*decoder.model->blocks[0], 2));
     decoder.backward();
   });
 }
@@ -194,18 +191,17 @@ TEST(ReshardToWorld, RefusesWhatDoesNotDivideTheRanksThatShard) {
   on_ranks_of(4, [](int64_t, const DeviceMesh& mesh) {
     torch::nn::Linear layer(4, 4);
     for (const int64_t n : {-2, 0, 3, 8}) {
-      EXPECT_THAT(
-          message_of<c10::ValueError>([&] {
-            fully_shard(layer, mesh, {.reshard_after_forward = ReshardAfterForward::to_world(n)});
-          }),
-          AllOf(HasSubstr("to_world(" + std::to_string(n) + ")"), HasSubstr("4 ranks"),
-                HasSubstr("[1, 2, 4]")));
+      EXPECT_THAT(message_of<c10::ValueError>([&] {
+                    fully_shard(layer, mesh,
+                                {.reshard_after_forward = ReshardAfterForward::to_world(n)});
+                  }),
+                  AllOf(HasSubstr("to_world(" + std::to_string(n) + ")"), HasSubstr("4 ranks"),
+                        HasSubstr("[1, 2, 4]")));
       EXPECT_FALSE(is_fsdp_module(*layer));
     }
     auto module = fully_shard(layer, mesh);
-    EXPECT_THAT(message_of<c10::ValueError>([&] {
-                  module.set_reshard_after_forward(ReshardAfterForward::to_world(3));
-                }),
+    EXPECT_THAT(message_of<c10::ValueError>(
+                    [&] { module.set_reshard_after_forward(ReshardAfterForward::to_world(3)); }),
                 HasSubstr("set_reshard_after_forward"));
   });
 }

@@ -338,8 +338,7 @@ std::string to_string(const Program& program) {
   std::ostringstream out;
   out << "program of seed " << program.seed << ": world " << program.world;
   if (program.replicas > 1) out << " of " << program.replicas << " replicas";
-  out << ", width "
-      << program.width << ", " << name_of(program.optimizer)
+  out << ", width " << program.width << ", " << name_of(program.optimizer)
       << (program.evict ? ", evict after every operator" : "") << "\n";
   print_node(out, program.root, "  ");
   for (const auto& action : program.actions) print_action(out, action);
