@@ -32,8 +32,7 @@ class RowGather {
   // The ranks do not agree on what is sent: the messages and their memory stay with the
   // group.
   void abandon();
-  // REQUIRES: waited for. The rows of all ranks, this one's included.
-  const at::Tensor& own() const { return rows_->own; }
+  // REQUIRES: waited for. Of any rank, this one included.
   const char* row(int64_t rank) const;
   // Keeps every row's memory.
   std::shared_ptr<const void> memory() const { return rows_; }

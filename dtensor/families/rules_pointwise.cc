@@ -1,35 +1,21 @@
 // Elementwise operators, functional, in-place and out=.
 #include "dtensor/dtensor.h"
+#include "dtensor/families/alike.h"
 #include "dtensor/families/pointwise.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-bool is_partial(const Placement& placement) { return placement.is_partial(); }
-
-// Whether every DTensor among the arguments has the same spec, without Partial, and every
-// other tensor is a number: the operator can then run where the arguments stand. The
-// common case, kept free of allocations.
-bool lies_alike(const OperatorCall& call) {
-  const DTensorSpec* common = nullptr;
+Alike look_at(const OperatorCall& call) {
+  Alike operands;
   for (size_t i = 0; i < call.argument_count(); ++i) {
-    if (!call.argument(i).isTensor()) continue;
-    const at::Tensor& tensor = call.argument(i).toTensor();
-    if (!is_dtensor(tensor)) {
-      if (tensor.defined() && tensor.dim() > 0) return false;
-      continue;
-    }
-    const DTensorSpec* spec = spec_of(tensor).get();
-    if (common != nullptr && common != spec) return false;
-    common = spec;
+    if (call.argument(i).isTensor()) operands.look(call.argument(i).toTensor());
   }
-  return common != nullptr &&
-         std::none_of(common->placements.begin(), common->placements.end(), is_partial);
+  return operands;
 }
 
 void localize_arguments(OperatorCall& call) {
@@ -40,23 +26,14 @@ void localize_arguments(OperatorCall& call) {
   }
 }
 
-// The first DTensor, if it lies in memory without gaps.
-const at::Tensor* find_dense(const OperatorCall& call) {
-  for (size_t i = 0; i < call.argument_count(); ++i) {
-    if (!call.argument(i).isTensor() || !is_dtensor(call.argument(i).toTensor())) continue;
-    const at::Tensor& tensor = call.argument(i).toTensor();
-    return tensor.is_non_overlapping_and_dense() ? &tensor : nullptr;
-  }
-  return nullptr;
-}
-
 // True when it could: an operator that writes one DTensor, hands it back, and needs
 // nothing moved.
 bool run_in_place(OperatorCall& call) {
   const OperatorTraits& traits = call.traits();
   if (traits.written.size() != 1 || traits.returned_argument.size() != 1) return false;
   const c10::IValue& written = call.argument(traits.written[0]);
-  if (!written.isTensor() || !is_dtensor(written.toTensor()) || !lies_alike(call)) return false;
+  if (!written.isTensor() || !is_dtensor(written.toTensor()) || !look_at(call).alike())
+    return false;
   at::Tensor self = written.toTensor();
   localize_arguments(call);
   call.run_in_place();
@@ -67,11 +44,10 @@ bool run_in_place(OperatorCall& call) {
 // The same for an operator that writes nothing and has one result.
 bool run_alike(OperatorCall& call) {
   const OperatorTraits& traits = call.traits();
-  if (!traits.written.empty() || traits.returned_argument.size() != 1 || !lies_alike(call))
-    return false;
-  const auto* const model = find_dense(call);
-  if (model == nullptr) return false;
-  DTensorSpecPtr spec = spec_of(*model);
+  if (!traits.written.empty() || traits.returned_argument.size() != 1) return false;
+  const auto operands = look_at(call);
+  if (!operands.alike() || !operands.is_dense()) return false;
+  DTensorSpecPtr spec = spec_of(operands.first());
   localize_arguments(call);
   call.run_in_place();
   call.result(0) = make_dtensor(call.result(0).toTensor(), std::move(spec));

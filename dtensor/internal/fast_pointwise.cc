@@ -1,6 +1,7 @@
 #include "dtensor/internal/fast_pointwise.h"
 
 #include "dtensor/dtensor.h"
+#include "dtensor/families/alike.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dispatch.h"
 #include "dtensor/internal/dtensor_impl.h"
@@ -16,43 +17,11 @@
 #include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/sub_ops.h>
 
-#include <algorithm>
-#include <tuple>
 #include <type_traits>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
-
-// Whether the DTensors looked at so far have one spec, without Partial, and the other
-// tensors are numbers.
-class Alike {
- public:
-  void look(const at::Tensor& tensor) {
-    if (!is_dtensor(tensor)) {
-      alike_ &= !tensor.defined() || tensor.dim() == 0;
-      return;
-    }
-    const auto& spec = spec_of(tensor);
-    if (first_ == nullptr) {
-      first_ = &tensor;
-      alike_ &= std::none_of(spec->placements.begin(), spec->placements.end(),
-                             [](const Placement& placement) { return placement.is_partial(); });
-    } else {
-      alike_ &= spec == spec_of(*first_);
-    }
-  }
-  template <class Argument>
-  void look(const Argument&) {}
-
-  bool alike() const { return alike_ && first_ != nullptr; }
-  // The first DTensor.
-  const at::Tensor& first() const { return *first_; }
-
- private:
-  const at::Tensor* first_ = nullptr;
-  bool alike_ = true;
-};
 
 template <class Argument>
 constexpr bool kIsTensor = std::is_same_v<std::decay_t<Argument>, at::Tensor>;
@@ -76,7 +45,8 @@ template <class Op>
 void rule_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                  torch::jit::Stack* stack) {
   static const OperatorTraits traits(op);
-  run_rule(rule_of(op.operator_name()), traits, op, keys, stack);
+  static const Rule rule = rule_of(op.operator_name());
+  run_rule(rule, traits, op, keys, stack);
 }
 
 template <class Op, class Result, class... Args>
@@ -96,7 +66,7 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
   static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
     Alike operands;
     (operands.look(args), ...);
-    if (!operands.alike() || !operands.first().is_non_overlapping_and_dense())
+    if (!operands.alike() || !operands.is_dense())
       return by_rule<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);

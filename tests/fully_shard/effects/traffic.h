@@ -31,6 +31,8 @@ struct Traffic {
   int64_t prefetched = 0;  // of all_gathers
   int64_t unused = 0;      // of prefetched; 0 where Counters does not tell
   int64_t reduce_scatters = 0;
+  int64_t all_reduces = 0;
+  int64_t all_gather_bytes = 0;
 };
 
 inline Traffic traffic_of(const DeviceMesh& mesh, const std::function<void()>& body) {
@@ -40,7 +42,9 @@ inline Traffic traffic_of(const DeviceMesh& mesh, const std::function<void()>& b
   return {after.all_gathers - before.all_gathers,
           after.prefetched_all_gathers - before.prefetched_all_gathers,
           unused_prefetches(after) - unused_prefetches(before),
-          after.reduce_scatters - before.reduce_scatters};
+          after.reduce_scatters - before.reduce_scatters,
+          after.all_reduces - before.all_reduces,
+          after.all_gather_bytes - before.all_gather_bytes};
 }
 
 // Seven units, touched in forward in this order: embedding, four blocks, root (a norm),

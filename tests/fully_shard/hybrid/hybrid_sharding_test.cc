@@ -1,6 +1,6 @@
 // Meshes of two dimensions: the first replicates, the second shards. Gradients are
 // reduced over the shards, then over the replicas.
-#include "tests/fully_shard/decoder.h"
+#include "tests/fully_shard/effects/traffic.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
@@ -14,7 +14,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-constexpr int64_t kBlocks = 3, kUnits = kBlocks + 3;
+constexpr int64_t kDepth = 3, kUnitsOfDepth = kDepth + 3;
 
 struct Shape {
   int64_t replicas, shards;
@@ -29,35 +29,17 @@ class HybridSharding : public ::testing::TestWithParam<Shape> {
     run_ranks(ranks(), [&](int64_t rank) {
       const auto mesh = init_device_mesh(torch::kCPU, {GetParam().replicas, GetParam().shards},
                                          {"replicate", "shard"});
-      const auto model = build_seeded([] { return decoder_model(6, kBlocks); });
+      const auto model = build_seeded([] { return decoder_model(6, kDepth); });
       shard_decoder(*model.module, mesh);
       body(rank, mesh, model);
     });
   }
   ExpectedGradients expected(uint64_t step) const {
-    return expected_gradients(build_seeded([] { return decoder_model(6, kBlocks); }), ranks(),
-                              step);
+    return expected_gradients(build_seeded([] { return decoder_model(6, kDepth); }), ranks(), step);
   }
 };
 
-// As expected_gradients() has it.
-Data data_of(int64_t rank, uint64_t step) {
-  return make_data(100 * step + static_cast<uint64_t>(rank) + 7);
-}
-
-// What a part of a program sends.
-struct Sent {
-  int64_t all_gathers, reduce_scatters, all_reduces;
-  bool operator==(const Sent&) const = default;
-};
-
-Sent sent_by(const DeviceMesh& mesh, const std::function<void()>& body) {
-  const auto before = counters(mesh);
-  body();
-  const auto after = counters(mesh);
-  return {after.all_gathers - before.all_gathers, after.reduce_scatters - before.reduce_scatters,
-          after.all_reduces - before.all_reduces};
-}
+Data data_of(int64_t rank, uint64_t step) { return make_data(data_seed(step, rank)); }
 
 void expect_sum_of(const torch::nn::Module& module, const ExpectedGradients& a,
                    const ExpectedGradients& b) {
@@ -91,9 +73,9 @@ TEST_P(HybridSharding, HasTheUnshardedGradientsOverSeveralSteps) {
 TEST_P(HybridSharding, SendsOneAllReducePerUnitAndStep) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh, const Model& model) {
     model.loss(data_of(rank, 1)).backward();
-    const auto sent = sent_by(mesh, [&] { model.loss(data_of(rank, 1)).backward(); });
-    EXPECT_EQ(sent.reduce_scatters, kUnits);
-    EXPECT_EQ(sent.all_reduces, has_replicas() ? kUnits : 0);
+    const auto sent = traffic_of(mesh, [&] { model.loss(data_of(rank, 1)).backward(); });
+    EXPECT_EQ(sent.reduce_scatters, kUnitsOfDepth);
+    EXPECT_EQ(sent.all_reduces, has_replicas() ? kUnitsOfDepth : 0);
     EXPECT_EQ(counters(mesh).staging_bytes, 0);
     EXPECT_EQ(counters(mesh).gradient_bytes, 0);
   });
@@ -103,15 +85,15 @@ TEST_P(HybridSharding, WithoutAllReduceKeepsShardSumsThatTheNextOneTakesAlong) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh, const Model& model) {
     auto root = get_fsdp_module(*model.module);
     root.set_requires_all_reduce(false);
-    const auto kept = sent_by(mesh, [&] { model.loss(data_of(rank, 1)).backward(); });
-    EXPECT_EQ(kept.reduce_scatters, kUnits);
+    const auto kept = traffic_of(mesh, [&] { model.loss(data_of(rank, 1)).backward(); });
+    EXPECT_EQ(kept.reduce_scatters, kUnitsOfDepth);
     EXPECT_EQ(kept.all_reduces, 0);
     EXPECT_EQ(model.module->parameters()[0].grad().defined(), !has_replicas());
     EXPECT_EQ(counters(mesh).gradient_bytes > 0, has_replicas());
 
     root.set_requires_all_reduce(true);
-    const auto shared = sent_by(mesh, [&] { model.loss(data_of(rank, 2)).backward(); });
-    EXPECT_EQ(shared.all_reduces, has_replicas() ? kUnits : 0);
+    const auto shared = traffic_of(mesh, [&] { model.loss(data_of(rank, 2)).backward(); });
+    EXPECT_EQ(shared.all_reduces, has_replicas() ? kUnitsOfDepth : 0);
     expect_sum_of(*model.module, expected(1), expected(2));
     EXPECT_EQ(counters(mesh).gradient_bytes, 0);
   });
@@ -169,7 +151,7 @@ TEST_P(HybridSharding, GradientsWithoutSynchronisationJoinTheNextSynchronisedSte
   on_ranks([&](int64_t rank, const DeviceMesh& mesh, const Model& model) {
     {
       NoSyncGuard guard(get_fsdp_module(*model.module));
-      const auto sent = sent_by(mesh, [&] { model.loss(data_of(rank, 1)).backward(); });
+      const auto sent = traffic_of(mesh, [&] { model.loss(data_of(rank, 1)).backward(); });
       EXPECT_EQ(sent.reduce_scatters + sent.all_reduces, 0);
     }
     model.loss(data_of(rank, 2)).backward();

@@ -135,25 +135,28 @@ std::optional<Reduction> ShardedProgram::reduction_of(int id, const std::set<int
                    factor != 0 ? factor : static_cast<double>(program_.world)};
 }
 
-void ShardedProgram::set_sync(int node_id, bool synchronize) {
-  for (auto& unit : units_) {
-    if (node_id >= 0 && &unit != unit_of(node_id)) continue;
-    unit.synchronize = synchronize;
-    if (oracle_)
-      oracle_->model().set_synchronizes(static_cast<int>(&unit - units_.data()), synchronize);
-    unit.module.set_requires_gradient_sync(synchronize, /*recurse=*/false);
+void ShardedProgram::for_units(int node_id,
+                               const std::function<void(ShardedUnit&, int position)>& visit) {
+  for (size_t i = 0; i < units_.size(); ++i) {
+    if (node_id < 0 || &units_[i] == unit_of(node_id)) visit(units_[i], static_cast<int>(i));
   }
 }
 
+void ShardedProgram::set_sync(int node_id, bool synchronize) {
+  for_units(node_id, [&](ShardedUnit& unit, int position) {
+    unit.synchronize = synchronize;
+    if (oracle_) oracle_->model().set_synchronizes(position, synchronize);
+    unit.module.set_requires_gradient_sync(synchronize, /*recurse=*/false);
+  });
+}
+
 void ShardedProgram::set_all_reduce(int node_id, bool all_reduce) {
-  for (auto& unit : units_) {
-    if (node_id >= 0 && &unit != unit_of(node_id)) continue;
+  const bool keeps_sums = !all_reduce && program_.replicas > 1;
+  for_units(node_id, [&](ShardedUnit& unit, int position) {
     unit.all_reduce = all_reduce;
-    const bool keeps_sums = !all_reduce && program_.replicas > 1;
-    if (oracle_)
-      oracle_->model().set_keeps_sums(static_cast<int>(&unit - units_.data()), keeps_sums);
+    if (oracle_) oracle_->model().set_keeps_sums(position, keeps_sums);
     unit.module.set_requires_all_reduce(all_reduce, /*recurse=*/false);
-  }
+  });
 }
 
 void ShardedProgram::by_hand(const Action& action) {

@@ -12,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 #include <torch/optim/optimizer.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -61,6 +62,8 @@ class ShardedProgram {
   void adopt(const Node& node, size_t unit, FullyShardOptions& options);
   void set_prefetch_lists();
   ShardedUnit* unit_of(int node_id);
+  // The unit of node `node_id`, or all when negative.
+  void for_units(int node_id, const std::function<void(ShardedUnit&, int position)>& visit);
   int root_of(size_t unit) const;  // by position
   std::vector<FSDPModule> modules_of(const std::vector<int>& node_ids);
 

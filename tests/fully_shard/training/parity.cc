@@ -6,13 +6,10 @@
 #include <gtest/gtest.h>
 
 namespace fsdp::testing {
-namespace {
 
 uint64_t data_seed(uint64_t step, int64_t rank) {
   return 100 * step + static_cast<uint64_t>(rank) + 7;
 }
-
-}  // namespace
 
 Data make_data(uint64_t seed) {
   auto generator = at::detail::createCPUGenerator(seed);

@@ -19,6 +19,8 @@ struct Data {
 
 // The same on every call with one seed, whatever other threads do.
 Data make_data(uint64_t seed);
+// Of what expected_gradients() gives rank `rank` in step `step`.
+uint64_t data_seed(uint64_t step, int64_t rank);
 
 // A freshly built model and its loss.
 struct Model {
@@ -41,7 +43,7 @@ std::vector<torch::Tensor> gradients_of(const Model& model, const Data& data);
 struct ExpectedGradients {
   std::vector<torch::Tensor> mean, bound;
 };
-ExpectedGradients expected_gradients(const Model& model, int64_t world, uint64_t seed);
+ExpectedGradients expected_gradients(const Model& model, int64_t world, uint64_t step);
 
 // Bit-equal for up to two ranks; within the bound for more. Collective.
 void expect_gradients(const torch::nn::Module& sharded, const ExpectedGradients& expected,

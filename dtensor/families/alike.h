@@ -1,0 +1,45 @@
+// The common case of elementwise operators: their DTensors lie alike, so that they run
+// where these stand. Kept free of allocations.
+#pragma once
+
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <algorithm>
+
+namespace fsdp::internal {
+
+// Whether the DTensors looked at so far have one spec, without Partial, and the other
+// tensors are numbers.
+class Alike {
+ public:
+  void look(const at::Tensor& tensor) {
+    if (!is_dtensor(tensor)) {
+      alike_ &= !tensor.defined() || tensor.dim() == 0;
+      return;
+    }
+    const auto& spec = spec_of(tensor);
+    if (first_ == nullptr) {
+      first_ = &tensor;
+      alike_ &= std::none_of(spec->placements.begin(), spec->placements.end(),
+                             [](const Placement& placement) { return placement.is_partial(); });
+    } else {
+      alike_ &= spec == spec_of(*first_);
+    }
+  }
+  template <class Argument>
+  void look(const Argument&) {}
+
+  bool alike() const { return alike_ && first_ != nullptr; }
+  // The first DTensor. It lies in memory without gaps where a result is to lie like it.
+  const at::Tensor& first() const { return *first_; }
+  bool is_dense() const { return first_->is_non_overlapping_and_dense(); }
+
+ private:
+  const at::Tensor* first_ = nullptr;
+  bool alike_ = true;
+};
+
+}  // namespace fsdp::internal
