@@ -21,6 +21,10 @@ namespace {
 // Plain tensors that are sent together; distributed ones end with their unit.
 constexpr int64_t kSentTogether = int64_t{64} << 20;
 
+// Memory of more than this is the system's again as soon as it is free (mallopt(3),
+// M_MMAP_THRESHOLD).
+constexpr int64_t kGivenBack = int64_t{32} << 20;
+
 // How a tensor is cut into rows of bytes, one per rank.
 struct Cut {
   int64_t mesh_dim = -1;  // none: whole, of rank 0
@@ -94,12 +98,12 @@ void WholeValues::bring() {
     if (cut.parts == 1 && bytes + more > kSentTogether) break;
     bytes += more;
   }
-  if (end_ == next_ + 1 || bytes == 0) {
+  const bool alone = end_ == next_ + 1;
+  if (bytes == 0 || (alone && (cut.parts == 1 || bytes * cut.parts > kGivenBack))) {
     end_ = next_ + 1;  // moved by itself, or not at all
     return;
   }
-  const auto options = at::TensorOptions(at::kByte).device(first.tensor.device());
-  const at::Tensor row = at::empty({bytes}, options);
+  const at::Tensor row = row_memory_.take(bytes, first.tensor.device());
   offset_ = 0;
   for (size_t i = next_; i < end_; ++i) {
     const at::Tensor& tensor = tensors_[i].tensor;
@@ -121,7 +125,8 @@ void WholeValues::move(const at::Tensor& row, int64_t parts) {
   }
   const int64_t mesh_dim = cut_of(first).mesh_dim;
   const DeviceMesh& mesh = spec_of(first)->mesh;
-  const at::Tensor rows = at::empty({parts, row.numel()}, row.options());
+  const at::Tensor rows =
+      rows_memory_.take(parts * row.numel(), row.device()).view({parts, row.numel()});
   IssueLog::of(mesh, mesh_dim)
       ->run({.kind = CollectiveKind::kAllGather,
              .what = "all-gather of " + names,
@@ -130,9 +135,15 @@ void WholeValues::move(const at::Tensor& row, int64_t parts) {
   rows_ = rows;
 }
 
-at::Tensor WholeValues::unpacked(const at::Tensor& tensor, int64_t offset) const {
+at::Tensor WholeValues::value_memory(const at::Tensor& like) {
+  const auto bytes = like.numel() * static_cast<int64_t>(like.element_size());
+  if (bytes > kGivenBack) return at::empty(like.sizes(), rows_.options().dtype(like.scalar_type()));
+  return value_memory_.take(bytes, rows_.device()).view(like.scalar_type()).view(like.sizes());
+}
+
+at::Tensor WholeValues::unpacked(const at::Tensor& tensor, int64_t offset) {
   const Cut cut = cut_of(tensor);
-  const at::Tensor whole = at::empty(tensor.sizes(), rows_.options().dtype(tensor.scalar_type()));
+  const at::Tensor whole = value_memory(tensor);
   for (int64_t index = 0; index < cut.parts; ++index) {
     const auto shape = shape_of_part(tensor, cut, index);
     at::Tensor place = whole;

@@ -6,6 +6,7 @@
 //   for (size_t i = 0; i < tensors.size(); ++i) write(values.next());
 #pragma once
 
+#include "checkpoint/internal/reused_bytes.h"
 #include "checkpoint/internal/state_items.h"
 #include "checkpoint/internal/world.h"
 
@@ -26,8 +27,8 @@ class WholeValues {
       : tensors_(std::move(tensors)), world_(world) {}
 
   // Of a DTensor: gathered, or where it lies if every rank has all of it. Of a plain
-  // tensor: rank 0's. Plain, without gradient; may share memory. Collective over the
-  // DTensors' mesh, or over the world.
+  // tensor: rank 0's. Plain, without gradient; may share memory, and is good until the
+  // next call. Collective over the DTensors' mesh, or over the world.
   at::Tensor next();
 
  private:
@@ -35,11 +36,13 @@ class WholeValues {
   void bring();
   void move(const at::Tensor& row, int64_t parts);
   bool go_together(const NamedTensor& first, const NamedTensor& other) const;
-  at::Tensor unpacked(const at::Tensor& tensor, int64_t offset) const;
+  at::Tensor unpacked(const at::Tensor& tensor, int64_t offset);
+  at::Tensor value_memory(const at::Tensor& like);
 
   std::vector<NamedTensor> tensors_;
   const World world_;
   size_t next_ = 0, end_ = 0;
+  ReusedBytes row_memory_, rows_memory_, value_memory_;
   at::Tensor rows_;  // undefined: of one tensor, which is moved by itself
   int64_t offset_ = 0;
 };

@@ -15,9 +15,13 @@ std::string group_backend(const Group& group) {
   return group->getDefaultBackend()->getBackendName();
 }
 
-bool through_gloo(const Group& group, const at::Tensor& tensor) {
+bool has_gloo(const Group& group) {
   const auto type = group->getBackendType();
-  return tensor.is_cpu() && (type == ProcessGroup::GLOO || type == ProcessGroup::NCCL);
+  return type == ProcessGroup::GLOO || type == ProcessGroup::NCCL;
+}
+
+bool through_gloo(const Group& group, const at::Tensor& tensor) {
+  return tensor.is_cpu() && has_gloo(group);
 }
 
 }  // namespace fsdp::internal

@@ -1,20 +1,14 @@
 #include "device_mesh/collectives/issue_log.h"
 
-#include "device_mesh/collectives/abandoned.h"
-#include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/last_issued.h"
-#include "device_mesh/collectives/point_to_point.h"
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/internal/mesh_layout.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
-#include <torch/csrc/distributed/c10d/Work.hpp>
 
-#include <cstring>
 #include <exception>
 #include <map>
 #include <optional>
@@ -45,10 +39,6 @@ std::vector<int64_t> ranks_along(const DeviceMesh& mesh, int64_t dim) {
   for (const auto position : row.positions())
     ranks.push_back(mesh.ranks()[static_cast<size_t>(position)]);
   return ranks;
-}
-
-std::string describe(const Notice& notice) {
-  return c10::str("the ", notice.operation, " (sequence ", notice.stamp.sequence(), ")");
 }
 
 }  // namespace
@@ -102,16 +92,20 @@ Stamp IssueLog::record(const IssuedOperation& operation) {
   return stamp;
 }
 
-Announcement IssueLog::announce(const IssuedOperation& operation) {
-  Announcement announcement;
-  announcement.mine_ = {.stamp = record(operation),
-                        .agreement = operation.agreement,
-                        .global_rank = global_rank_,
-                        .operation = operation.what};
-  announcement.log_ = shared_from_this();
+bool IssueLog::carries(int64_t bytes) const {
   const auto group = group_->pointer.lock();
-  if (group_size_ > 1 && !on_device_ && group) announcement.post(group);
-  return announcement;
+  return group_size_ > 1 && !on_device_ && group && has_gloo(group) &&
+         bytes <= rider_room(group_size_);
+}
+
+Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tensor& riders) {
+  Notice notice = {.stamp = record(operation),
+                   .agreement = operation.agreement,
+                   .global_rank = global_rank_,
+                   .operation = operation.what};
+  auto group = group_->pointer.lock();
+  if (group_size_ == 1 || on_device_) group = {};
+  return {shared_from_this(), std::move(notice), group, riders};
 }
 
 void IssueLog::note_failure(const std::exception& error) {
@@ -156,76 +150,6 @@ void IssueLog::end(const Group& group) {
     kept.log = std::make_shared<IssueLog>(group, fsdp::internal::group_rank(group), false);
   }
   kept.log->refuse_from_now_on("destroy_process_group() has ended its process group");
-}
-
-void Announcement::post(const Group& group) {
-  group_ = group;
-  const auto size = group_size(group), rank = group_rank(group);
-  const auto bytes = write_notice(mine_);
-  notices_ = at::empty({size * static_cast<int64_t>(bytes.size())}, at::kByte);
-  if (!through_gloo(group, notices_)) {
-    const auto own = at::empty({static_cast<int64_t>(bytes.size())}, at::kByte);
-    std::memcpy(own.mutable_data_ptr(), bytes.data(), bytes.size());
-    messages_.push_back(all_gather(group, notices_, own));
-    return;
-  }
-  const auto rows = notices_.view({size, -1});
-  std::memcpy(rows[rank].mutable_data_ptr(), bytes.data(), bytes.size());
-  for (int64_t distance = 1; distance < size; ++distance) {
-    const auto from = (rank + size - distance) % size;
-    messages_.push_back(receive(group, rows[from], from, kNoticeTag));
-  }
-  for (int64_t distance = 1; distance < size; ++distance)
-    messages_.push_back(send(group, rows[rank], (rank + distance) % size, kNoticeTag));
-}
-
-Announcement::Announcement() = default;
-Announcement::Announcement(Announcement&&) noexcept = default;
-
-Announcement::~Announcement() {
-  if (!log_) return;
-  try {
-    wait();
-  } catch (const std::exception&) {
-    // The group's next user is told.
-  }
-}
-
-std::vector<uint64_t> Announcement::wait() {
-  const auto log = std::exchange(log_, nullptr);
-  if (!group_) return {mine_.agreement};
-  return log->watch([&] {
-    try {
-      log->check_usable(mine_.operation);  // a failed group's other ranks need not come
-      for (auto& message : messages_) message.wait(mine_.operation);
-    } catch (...) {
-      const auto memory = std::make_shared<at::Tensor>(notices_);
-      for (auto& message : messages_) abandon(group_, message, memory);
-      throw;
-    }
-    std::vector<uint64_t> agreements;
-    for (int64_t peer = 0; peer < group_size(group_); ++peer)
-      agreements.push_back(read(peer).agreement);
-    return agreements;
-  });
-}
-
-Notice Announcement::read(int64_t peer) const {
-  Notice theirs;
-  const auto* const first = static_cast<const char*>(notices_.const_data_ptr());
-  TORCH_CHECK(read_notice(first + static_cast<size_t>(peer) * kNoticeBytes, theirs),
-              "collectives are out of order: what rank ",
-              ranks_in_job(group_)[static_cast<size_t>(peer)],
-              " sent is no notice of a collective, where rank ", mine_.global_rank, " issued ",
-              describe(mine_));
-  TORCH_CHECK(
-      theirs.stamp == mine_.stamp, "collectives are out of order: rank ", theirs.global_rank,
-      " issued ", describe(theirs), " where rank ", mine_.global_rank, " issued ", describe(mine_),
-      theirs.operation == mine_.operation ? ", of another size or after a different history" : "",
-      ". Every rank must issue the same collectives in the same order: touch the sharded "
-      "units alike. Nothing was changed by it on this rank; the other ranks of the group "
-      "fail alike or time out");
-  return theirs;
 }
 
 }  // namespace fsdp::internal

@@ -7,15 +7,15 @@
 //   ...
 //   announced.wait();   // throws, naming both operations, unless all ranks announced the same
 //
-// An announcement is a message of fixed size to every rank of the group, so it meets the
-// others' whatever they issue. After a failure the ranks no longer agree on what was
-// sent, and nothing more is announced. One log per process group, as long as that lives;
-// found by the group, since ranks may be threads. Thread-safe, but for announce(), which
-// is called in one order on all ranks. Messages give ranks of the whole job.
+// Announcements meet whatever the ranks issue (announcement.h). After a failure the ranks
+// no longer agree on what was sent, and nothing more is announced. One log per process
+// group, as long as that lives; found by the group, since ranks may be threads.
+// Thread-safe, but for announce(), which is called in one order on all ranks. Messages
+// give ranks of the whole job.
 #pragma once
 
+#include "device_mesh/collectives/announcement.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/notice.h"
 #include "device_mesh/collectives/pending.h"
 #include "device_mesh/device_mesh.h"
 
@@ -36,8 +36,6 @@ class Store;
 
 namespace fsdp::internal {
 
-class IssueLog;
-
 inline constexpr uint32_t kNoUnit = 0xffffffffu;
 
 struct IssuedOperation {
@@ -46,32 +44,6 @@ struct IssuedOperation {
   std::string what = {};  // "all-gather of unit 'blocks.0'"
   int64_t bytes = 0;
   uint64_t agreement = 0;  // a word that travels with it, compared by the caller
-};
-
-// The notices of all ranks about one operation, on their way. Destroying one that was not
-// waited for waits, and swallows errors.
-class Announcement {
- public:
-  Announcement();  // of nothing
-  Announcement(Announcement&&) noexcept;
-  Announcement& operator=(Announcement&&) = delete;
-  ~Announcement();
-  const Stamp& stamp() const { return mine_.stamp; }
-  // Every rank's agreement, by group rank. Throws DistBackendError where notices do not
-  // arrive, and an error that names both operations where one differs from this rank's.
-  // REQUIRES: called once.
-  std::vector<uint64_t> wait();
-
- private:
-  friend class IssueLog;
-  void post(const Group& group);
-  Notice read(int64_t peer) const;
-
-  std::shared_ptr<IssueLog> log_;  // null: of nothing, or waited for
-  Notice mine_;
-  Group group_;         // null: nobody else to tell
-  at::Tensor notices_;  // uint8 [group size * notice], by rank
-  std::vector<Pending> messages_;
 };
 
 class IssueLog : public std::enable_shared_from_this<IssueLog> {
@@ -86,9 +58,14 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   // the other may come in another order on each rank; a failure of one ends both. Local.
   std::shared_ptr<IssueLog> beside(const Group& side) const;
 
+  // Whether `bytes` to each rank can travel with the notices (announcement.h). The same
+  // answer on every rank. Local.
+  bool carries(int64_t bytes) const;
   // Throws after a failure. On devices nobody is told, since reading notices would stall
-  // the host.
-  Announcement announce(const IssuedOperation& operation);
+  // the host. riders: bytes that travel with the notices, copied: uint8 [1, bytes], the
+  // same to every rank, or [group size, bytes], row r to rank r.
+  // REQUIRES: with riders: carries(bytes); `bytes` is a function of the operation's own.
+  Announcement announce(const IssuedOperation& operation, const at::Tensor& riders = {});
   // Announces, waits until all ranks agree, and runs `collective`, which gives a Pending,
   // to its end.
   template <class Collective>

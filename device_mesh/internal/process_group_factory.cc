@@ -1,5 +1,6 @@
 #include "device_mesh/internal/process_group_factory.h"
 
+#include "device_mesh/internal/batch_threads.h"
 #include "device_mesh/internal/fake_process_group.h"
 
 #include <ATen/Context.h>
@@ -49,6 +50,7 @@ std::string host_of(const StorePtr& store) {
 // Binds to the loopback address when the rendezvous is there, since a host's own name
 // often does not resolve.
 GlooDevices open_gloo_devices(const StorePtr& store) {
+  const StartsBatchThreads policy;
   if (const char* interface = std::getenv("GLOO_SOCKET_IFNAME")) {
     return {ProcessGroupGloo::createDeviceForInterface(interface)};
   }

@@ -16,6 +16,28 @@
 namespace fsdp::internal {
 namespace {
 
+// Every row came with its rank's notice.
+class RidingGather final : public Gather {
+ public:
+  RidingGather(Announcement announcement, const Group& group, int64_t bytes)
+      : announcement_(std::move(announcement)), size_(group_size(group)), bytes_(bytes) {}
+
+  int64_t staging_bytes() const override { return size_ * bytes_; }
+
+  GatheredRows wait() override {
+    auto agreements = announcement_.wait();
+    auto rows = std::make_shared<std::vector<at::Tensor>>(announcement_.riders());
+    std::vector<const char*> pointers;
+    for (const auto& row : *rows)
+      pointers.push_back(static_cast<const char*>(row.const_data_ptr()));
+    return {std::move(pointers), std::move(agreements), std::move(rows)};
+  }
+
+ private:
+  Announcement announcement_;
+  int64_t size_, bytes_;
+};
+
 // Every row is a message of its own from its rank. Its tag comes from the stamp, so it is
 // posted together with the notice, and meets only rows of the same gather.
 class MessageGather final : public Gather {
@@ -101,6 +123,10 @@ class BackendGather final : public Gather {
 std::unique_ptr<Gather> issue_c10d_gather(const std::shared_ptr<IssueLog>& log,
                                           const IssuedOperation& operation, const Group& group,
                                           const at::Tensor& shards) {
+  if (log->carries(shards.numel())) {
+    return std::make_unique<RidingGather>(log->announce(operation, shards.view({1, -1})), group,
+                                          shards.numel());
+  }
   auto announcement = log->announce(operation);
   if (better_by_messages(group, shards)) {
     return std::make_unique<MessageGather>(log, std::move(announcement), group, shards,

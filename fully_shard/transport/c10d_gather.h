@@ -1,6 +1,6 @@
-// A gather over a c10d process group. Through Gloo every row is a message of its own,
-// which meets only rows of the same gather; through another backend it is that one's
-// all-gather.
+// A gather over a c10d process group. Through Gloo small rows travel with their ranks'
+// notices, larger ones are messages of their own, which meet only rows of the same
+// gather; through another backend it is that one's all-gather.
 #pragma once
 
 #include "device_mesh/collectives/group.h"

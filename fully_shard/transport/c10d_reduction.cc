@@ -46,6 +46,29 @@ class BackendReduction final : public PendingReduction {
   Pending pending_;  // last: waits before the buffers go
 };
 
+// Every row came with its rank's notice.
+class RidingReduction final : public PendingReduction {
+ public:
+  RidingReduction(Announcement announcement, const Group& group, int64_t row_bytes,
+                  at::ScalarType dtype)
+      : announcement_(std::move(announcement)),
+        size_(group_size(group)),
+        row_bytes_(row_bytes),
+        dtype_(dtype) {}
+
+  int64_t staging_bytes() const override { return (2 * size_ - 1) * row_bytes_; }
+  void progress() override {}
+  at::Tensor wait() override {
+    announcement_.wait();
+    return sum_in_order(announcement_.riders(), dtype_);
+  }
+
+ private:
+  Announcement announcement_;
+  int64_t size_, row_bytes_;
+  at::ScalarType dtype_;
+};
+
 // The rows are exchanged and added here.
 class ExchangedReduction final : public PendingReduction {
  public:
@@ -77,6 +100,10 @@ std::unique_ptr<PendingReduction> issue_c10d_reduction(const std::shared_ptr<Iss
                                                        const IssuedOperation& operation,
                                                        const Group& group, const at::Tensor& rows,
                                                        at::ScalarType dtype) {
+  if (log->carries(rows.size(1))) {
+    return std::make_unique<RidingReduction>(log->announce(operation, rows), group, rows.size(1),
+                                             dtype);
+  }
   auto announcement = log->announce(operation);
   if (better_by_messages(group, rows)) {
     return std::make_unique<ExchangedReduction>(log, std::move(announcement), group, rows, dtype,

@@ -1,6 +1,6 @@
-// A reduction over a c10d process group. Through Gloo the rows are exchanged and added
-// here in the order of the ranks: the same bits on every run. Through another backend it
-// is that one's reduce-scatter.
+// A reduction over a c10d process group. Through Gloo the rows are exchanged, small ones
+// with the ranks' notices, and added here in the order of the ranks: the same bits on
+// every run. Through another backend it is that one's reduce-scatter.
 #pragma once
 
 #include "device_mesh/collectives/group.h"

@@ -62,10 +62,10 @@ TEST(Gathering, AUnitOfAFullSaveIsOneCollectiveAsItIsInTraining) {
       model->forward(torch::ones({2, 5})).sum().backward();
       optimizer.step();
       constexpr uint64_t kExchanges = 3, kUnits = kBlocks + 1;
-      // Messages to and from every other rank: an announcement, and in training the
-      // unit's parts, for which saving has one collective.
+      // Messages to and from every other rank: an announcement, which in training brings
+      // the unit's parts, for which saving has one collective.
       const auto messages = 2 * static_cast<uint64_t>(world - 1);
-      const uint64_t units = kUnits * (messages + 1), units_in_training = kUnits * 2 * messages;
+      const uint64_t units = kUnits * (messages + 1), units_in_training = kUnits * messages;
       const auto visit = [](const std::string&, const at::Tensor&) {};
       EXPECT_EQ(sent_by([&] { for_each_full_param(*model, visit); }), units_in_training);
       const SaveOptions full{.layout = Layout::kFull};

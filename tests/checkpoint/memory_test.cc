@@ -131,5 +131,8 @@ TEST(DISABLED_Memory, SavesOfShardsOfOneGibibyteStayWithinTheirBounds) { expect_
 // Larger than what the allocator keeps for itself.
 TEST(Memory, SavesOfAModelStayWithinTheirBounds) { expect_bounded(4, 48); }
 
+// As small as most units of a model.
+TEST(Memory, SavesOfManySmallUnitsStayWithinTheirBounds) { expect_bounded(192, 1); }
+
 }  // namespace
 }  // namespace fsdp::testing

@@ -4,8 +4,12 @@
 #include "device_mesh/process_group.h"
 #include "tests/support/thread_ranks.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -54,6 +58,54 @@ TEST(IssueLog, GivesTheAgreementsOfAllRanksInOrder) {
       for (size_t i = 5; i-- > 0;) EXPECT_EQ(announced[i].wait(), expected);
     });
   }
+}
+
+// What `rank` sends to `receiver`.
+at::Tensor rider_of(int64_t rank, int64_t receiver, int64_t bytes) {
+  return at::arange(bytes).add(7 * rank + 3 * receiver).remainder(251).to(at::kByte);
+}
+
+TEST(IssueLog, RidersComeWithTheNotices) {
+  for (int64_t world : {2, 3, 4}) {
+    run_ranks(world, [&](int64_t rank) {
+      const auto log = IssueLog::of(init_device_mesh(c10::kCPU, {world}), 0);
+      for (int64_t bytes : {int64_t{0}, int64_t{5}, rider_room(world)}) {
+        ASSERT_TRUE(log->carries(bytes));
+        std::vector<at::Tensor> rows;
+        for (int64_t to = 0; to < world; ++to) rows.push_back(rider_of(rank, to, bytes));
+        const auto shared = rider_of(rank, rank, bytes).view({1, -1});
+        auto to_each = log->announce({.what = "reduction", .bytes = bytes}, at::stack(rows));
+        auto to_all = log->announce({.what = "gather", .bytes = bytes}, shared);
+        auto none = log->announce({.what = "barrier"});
+        none.wait();
+        to_all.wait();
+        to_each.wait();
+        for (int64_t from = 0; from < world; ++from) {
+          const auto place = static_cast<size_t>(from);
+          EXPECT_TRUE(at::equal(to_each.riders()[place], rider_of(from, rank, bytes)));
+          EXPECT_TRUE(at::equal(to_all.riders()[place], rider_of(from, from, bytes)));
+        }
+      }
+      EXPECT_FALSE(log->carries(rider_room(world) + 1));
+    });
+  }
+}
+
+TEST(IssueLog, RidersOfOperationsThatDifferAreRefusedWithTheOperations) {
+  run_ranks(3, [](int64_t rank) {
+    const auto log = IssueLog::of(init_device_mesh(c10::kCPU, {3}), 0);
+    const int64_t bytes = rank == 1 ? rider_room(3) : 3;
+    auto announced = log->announce({.what = rank == 1 ? "gather" : "sum", .bytes = bytes},
+                                   at::zeros({1, bytes}, at::kByte));
+    EXPECT_THAT(error_of([&] { announced.wait(); }),
+                AllOf(HasSubstr("rank 1 issued the gather"), HasSubstr("issued the sum")));
+  });
+}
+
+TEST(IssueLog, RidersNeedAPeer) {
+  run_ranks(1, [](int64_t) {
+    EXPECT_FALSE(IssueLog::of(init_device_mesh(c10::kCPU, {1}), 0)->carries(1));
+  });
 }
 
 TEST(IssueLog, BesideAnotherHasAnOrderOfItsOwn) {

@@ -9,12 +9,15 @@
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
+#include <sched.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <chrono>
 #include <cstdio>
+#include <filesystem>
 #include <functional>
+#include <string>
 #include <thread>
 
 namespace fsdp {
@@ -163,6 +166,22 @@ TEST(RunRanks, RethrowsTheFirstErrorWithItsRank) {
   } catch (const c10::Error& error) {
     EXPECT_STREQ(error.what_without_backtrace(), "rank 1: broken on purpose");
   }
+}
+
+// Threads of this process that give way to others when they wake up.
+int64_t batch_threads() {
+  int64_t count = 0;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task"))
+    count += sched_getscheduler(std::stoi(task.path().filename())) == SCHED_BATCH;
+  return count;
+}
+
+TEST(ProcessGroup, TheTransportsThreadGivesWayAndTheCallersOwnPolicyStays) {
+  const auto before = batch_threads();
+  testing::run_ranks(1, [&](int64_t) {
+    EXPECT_EQ(batch_threads(), before + 1);
+    EXPECT_EQ(sched_getscheduler(0), SCHED_OTHER);
+  });
 }
 
 }  // namespace

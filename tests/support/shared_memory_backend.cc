@@ -198,7 +198,7 @@ class SharedMemory {
 
   static void deliver(Collective& awaited, const at::Tensor& bytes) {
     run(awaited, [&](Operands& receiver) {
-      TORCH_CHECK(receiver.front().output.nbytes() == bytes.nbytes(), "the ranks' sizes differ");
+      // As through Gloo, a message may be shorter than what is ready to receive it.
       copy({receiver.front().output, bytes}, 0, {bytes, bytes}, 0,
            static_cast<int64_t>(bytes.nbytes()));
     });
