@@ -75,7 +75,9 @@ struct LargeModelImpl : torch::nn::Module {
     }
   }
   struct Unit : torch::nn::Module {
-    explicit Unit(int64_t mib) { register_parameter("w", torch::ones({mib, kMiBOfMemory / 4})); }
+    explicit Unit(int64_t mib) {
+      register_parameter("w", torch::ones({4 * mib, kMiBOfMemory / 16}));
+    }
   };
 };
 TORCH_MODULE(LargeModel);
