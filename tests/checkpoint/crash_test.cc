@@ -26,7 +26,7 @@ using internal::checkpoint::set_file_call_hook;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
-constexpr int64_t kRows = 5;  // uneven over 2 and 4 ranks
+constexpr int64_t kRows = 7;  // uneven over 2 and 4 ranks, all of which have some
 
 void save_value(const std::string& path, double value, bool overwrite) {
   save({.tensors = {{"w", torch::full({kRows, 2}, value)}}}, path,
