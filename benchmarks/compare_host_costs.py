@@ -3,7 +3,8 @@
 The process believes to be rank 0 of a fake world, so a step's time is that of one thread: what the sharded step takes beyond
 the plain one, over the number of units, is what sharding costs the host per unit and step. Optimizers included. Of each
 program's steps the shortest counts: it differs from another's by what the program does, not by what the machine does beside
-it. A cell is the median over rounds, with the smallest and largest; a round runs all four one after the other, and ratios are formed within it.
+it. A cell is the median over rounds, with the smallest and largest; a round runs all four one after the other, and ratios are
+formed within it.
 """
 
 import argparse

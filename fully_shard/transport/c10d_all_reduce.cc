@@ -4,6 +4,7 @@
 #include "device_mesh/collectives/point_to_point.h"
 #include "device_mesh/collectives/row_exchange.h"
 #include "device_mesh/collectives/row_gather.h"
+#include "fully_shard/transport/c10d_reduction.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -45,28 +46,6 @@ class BackendAllReduce final : public PendingReduction {
   at::ScalarType dtype_;
   at::Tensor row_;
   Pending pending_;  // last: waits before the buffers go
-};
-
-// Every rank's row came with its notice: all add all.
-class RidingAllReduce final : public PendingReduction {
- public:
-  RidingAllReduce(Announcement announcement, const Group& group, const at::Tensor& row)
-      : announcement_(std::move(announcement)),
-        size_(group_size(group)),
-        row_bytes_(static_cast<int64_t>(row.nbytes())),
-        dtype_(row.scalar_type()) {}
-
-  int64_t staging_bytes() const override { return size_ * row_bytes_; }
-  void progress() override {}
-  at::Tensor wait() override {
-    announcement_.wait();
-    return sum_in_order(announcement_.riders(), dtype_).to(dtype_);
-  }
-
- private:
-  Announcement announcement_;
-  int64_t size_, row_bytes_;
-  at::ScalarType dtype_;
 };
 
 // The row cut into one piece per rank, the last ones padded with zeros: uint8 [ranks,
@@ -138,9 +117,11 @@ class ExchangedAllReduce final : public PendingReduction {
 std::unique_ptr<PendingReduction> issue_c10d_all_reduce(const std::shared_ptr<IssueLog>& log,
                                                         const IssuedOperation& operation,
                                                         const Group& group, const at::Tensor& row) {
-  const auto bytes = row.view({1, -1}).view(at::kByte);
-  if (log->carries(bytes.size(1)))
-    return std::make_unique<RidingAllReduce>(log->announce(operation, bytes), group, row);
+  // All send all of a small row, and add all.
+  if (const auto bytes = static_cast<int64_t>(row.nbytes()); log->carries(bytes)) {
+    return sum_of_riders(log->announce(operation, row.view({1, -1}).view(at::kByte)),
+                         group_size(group) * bytes, row.scalar_type());
+  }
   auto announcement = log->announce(operation);
   if (better_by_messages(group, row)) {
     return std::make_unique<ExchangedAllReduce>(log, std::move(announcement), group, row,

@@ -47,16 +47,12 @@ class BackendReduction final : public PendingReduction {
 };
 
 // Every row came with its rank's notice.
-class RidingReduction final : public PendingReduction {
+class RiderSum final : public PendingReduction {
  public:
-  RidingReduction(Announcement announcement, const Group& group, int64_t row_bytes,
-                  at::ScalarType dtype)
-      : announcement_(std::move(announcement)),
-        size_(group_size(group)),
-        row_bytes_(row_bytes),
-        dtype_(dtype) {}
+  RiderSum(Announcement announcement, int64_t staging_bytes, at::ScalarType dtype)
+      : announcement_(std::move(announcement)), staging_bytes_(staging_bytes), dtype_(dtype) {}
 
-  int64_t staging_bytes() const override { return (2 * size_ - 1) * row_bytes_; }
+  int64_t staging_bytes() const override { return staging_bytes_; }
   void progress() override {}
   at::Tensor wait() override {
     announcement_.wait();
@@ -65,7 +61,7 @@ class RidingReduction final : public PendingReduction {
 
  private:
   Announcement announcement_;
-  int64_t size_, row_bytes_;
+  int64_t staging_bytes_;
   at::ScalarType dtype_;
 };
 
@@ -96,13 +92,18 @@ class ExchangedReduction final : public PendingReduction {
 
 }  // namespace
 
+std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, int64_t staging_bytes,
+                                                at::ScalarType dtype) {
+  return std::make_unique<RiderSum>(std::move(announcement), staging_bytes, dtype);
+}
+
 std::unique_ptr<PendingReduction> issue_c10d_reduction(const std::shared_ptr<IssueLog>& log,
                                                        const IssuedOperation& operation,
                                                        const Group& group, const at::Tensor& rows,
                                                        at::ScalarType dtype) {
   if (log->carries(rows.size(1))) {
-    return std::make_unique<RidingReduction>(log->announce(operation, rows), group, rows.size(1),
-                                             dtype);
+    const auto sent = rows.size(0), received = sent - 1;
+    return sum_of_riders(log->announce(operation, rows), (sent + received) * rows.size(1), dtype);
   }
   auto announcement = log->announce(operation);
   if (better_by_messages(group, rows)) {

@@ -13,6 +13,11 @@
 
 namespace fsdp::internal {
 
+// The sum of the rows of `dtype` that rode with the notices (IssueLog::announce), which
+// hold `staging_bytes`.
+std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, int64_t staging_bytes,
+                                                at::ScalarType dtype);
+
 // `rows`: uint8 [ranks, row bytes], elements of `dtype`; overwritten. Announces
 // `operation` on `log`, whose group may be another one; does not block. Collective over
 // `group`.
