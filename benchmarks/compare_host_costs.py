@@ -1,10 +1,9 @@
-"""Runs plain and sharded steps in C++ and in Python in turn, with nothing sent, and prints the host time that a unit costs.
+"""Times sharded steps in C++ and in Python, each right after a plain one, with nothing sent: the host time that a unit costs.
 
 The process believes to be rank 0 of a fake world, so a step's time is that of one thread: what the sharded step takes beyond
-the plain one, over the number of units, is what sharding costs the host per unit and step. Optimizers included. Of each
-program's steps the shortest counts: it differs from another's by what the program does, not by what the machine does beside
-it. A cell is the median over rounds, with the smallest and largest; a round runs all four one after the other, and ratios are
-formed within it.
+the plain one before it, over the number of units, is what sharding costs the host per unit and step. Optimizers included. A
+program's figure is the median over its pairs of steps; a cell is the median over rounds, with the smallest and largest. A round
+runs both one after the other, and ratios are formed within it.
 """
 
 import argparse
@@ -18,22 +17,15 @@ FOLDER = pathlib.Path(__file__).resolve().parent
 UNITS_BESIDE_BLOCKS = 2  # the embedding and the head; the root's norm is a unit of its own too, but counted as theirs
 
 
-def shortest_step(program, flags, world):
-    place = {"WORLD_SIZE": str(world), "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
+def microseconds_per_unit(program, units, options):
+    """Of one run of `program`, in which plain and sharded steps take turns."""
+    flags = [f"--blocks={units - UNITS_BESIDE_BLOCKS}", f"--width={options.width}", f"--tokens={options.tokens}", "--batch=1",
+             f"--warmup={options.warmup}", f"--steps={options.steps}", "--backend=fake",
+             "--implementation=beside_plain"]  # fmt: skip
+    place = {"WORLD_SIZE": str(options.world), "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
     output = subprocess.run(program + flags, env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True).stdout
-    return json.loads(output.strip().splitlines()[-1])["min_seconds"]
-
-
-def microseconds_per_unit(program, units, options):
-    """Of one round: (sharded - plain) / units."""
-    flags = [f"--blocks={units - UNITS_BESIDE_BLOCKS}", f"--width={options.width}", f"--tokens={options.tokens}", "--batch=1",
-             f"--warmup={options.warmup}", f"--steps={options.steps}", "--backend=fake"]  # fmt: skip
-    plain, sharded = (
-        shortest_step(program, flags + ["--implementation=" + implementation], options.world)
-        for implementation in ("plain", "fsdp2" if program[0] == options.python else "sharded")
-    )
-    return (sharded - plain) / units * 1e6
+    return json.loads(output.strip().splitlines()[-1])["median_seconds_beyond_plain"] / units * 1e6
 
 
 def spread(values, digits):

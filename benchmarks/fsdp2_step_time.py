@@ -1,7 +1,7 @@
 """Times training steps (forward, backward, AdamW) of the example's transformer under Python's FSDP2.
 
 The model, the units, the optimizer and the output are those of step_time.cc. One process is one rank, as RANK, WORLD_SIZE,
-MASTER_ADDR and MASTER_PORT say; `run` and `host_cost` start them.
+MASTER_ADDR and MASTER_PORT say; `run` and `host_cost` start them. "beside_plain" has a plain step before each of FSDP2's.
 """
 
 import argparse
@@ -100,7 +100,7 @@ class Transformer(nn.Module):
 
 def flags():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--implementation", choices=("fsdp2", "plain"), default="fsdp2")
+    parser.add_argument("--implementation", choices=("fsdp2", "beside_plain"), default="fsdp2")
     parser.add_argument("--backend", choices=("gloo", "fake"), default="gloo", help="fake: nothing is sent")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=4)
@@ -130,37 +130,45 @@ def shard(model):
     fully_shard(model, mesh=mesh)
 
 
+def make_step(model, inputs, targets):
+    """Returns a function that makes one training step and returns its seconds."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+
+    def step():
+        begin = time.perf_counter()
+        optimizer.zero_grad()
+        F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
+        optimizer.step()
+        return time.perf_counter() - begin
+
+    return step
+
+
 def main():
     options = flags()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     start(options.backend)
-    model = Transformer(options.width, options.blocks, options.tokens)
-    if options.implementation == "fsdp2":
-        shard(model)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+    size = (options.width, options.blocks, options.tokens)
     text = torch.randint(VOCAB, (options.batch, options.tokens + 1))
-    inputs, targets = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    data = text[:, :-1].contiguous(), text[:, 1:].contiguous()
+    model = Transformer(*size)
+    shard(model)
+    step = make_step(model, *data)
+    plain_step = make_step(Transformer(*size), *data) if options.implementation == "beside_plain" else None
 
-    seconds = []
-    for _ in range(options.warmup + options.steps):
-        begin = time.perf_counter()
-        optimizer.zero_grad()
-        F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
-        optimizer.step()
-        seconds.append(time.perf_counter() - begin)
-    seconds = seconds[options.warmup :]
+    seconds, beyond_plain = [], []
+    for i in range(-options.warmup, options.steps):
+        of_plain = plain_step() if plain_step else 0
+        of_step = step()
+        if i >= 0:
+            seconds.append(of_step)
+            beyond_plain.append(of_step - of_plain)
     if dist.get_rank() == 0:
-        print(
-            json.dumps(
-                {
-                    "implementation": options.implementation,
-                    "median_seconds": statistics.median(seconds),
-                    "min_seconds": min(seconds),
-                    "max_seconds": max(seconds),
-                }
-            )
-        )
+        result = {"implementation": options.implementation, "median_seconds": statistics.median(seconds)}
+        if plain_step:
+            result["median_seconds_beyond_plain"] = statistics.median(beyond_plain)
+        print(json.dumps(result))
     dist.destroy_process_group()
 
 

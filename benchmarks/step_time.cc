@@ -5,7 +5,8 @@
 //   step_time --implementation=sharded --width=64 --blocks=4 --tokens=32
 //
 // "plain" ranks do not communicate: they keep each other's cores busy as the sharded ones
-// do.
+// do. "beside_plain" is "sharded" with a plain step before each, and tells what the
+// sharded step takes beyond it: whatever else the machine does meets both.
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
 #include "examples/transformer.h"
@@ -25,7 +26,7 @@
 #include <string>
 #include <vector>
 
-ABSL_FLAG(std::string, implementation, "sharded", "plain or sharded");
+ABSL_FLAG(std::string, implementation, "sharded", "plain, sharded or beside_plain");
 ABSL_FLAG(std::string, backend, "gloo",
           "of the process group; fake: nothing is sent, and this process is the only one");
 ABSL_FLAG(int64_t, width, 64, "width of the model");
@@ -81,46 +82,64 @@ class Training {
   torch::Tensor inputs_, targets_;
 };
 
-std::vector<double> timed_steps(Training& training) {
-  for (int64_t i = 0; i < absl::GetFlag(FLAGS_warmup); ++i) training.step();
-  std::vector<double> seconds;
-  for (int64_t i = 0; i < absl::GetFlag(FLAGS_steps); ++i) {
-    const auto begin = std::chrono::steady_clock::now();
-    training.step();
-    seconds.push_back(seconds_since(begin));
-  }
-  return seconds;
+double timed_step(Training& training) {
+  const auto begin = std::chrono::steady_clock::now();
+  training.step();
+  return seconds_since(begin);
 }
 
-void print_json(std::vector<double> seconds, double waiting) {
-  std::sort(seconds.begin(), seconds.end());
-  std::printf(
-      "{\"implementation\": \"%s\", \"median_seconds\": %.9f, \"min_seconds\": %.9f, "
-      "\"max_seconds\": %.9f, "
-      "\"waiting_seconds\": %.6f}\n",
-      absl::GetFlag(FLAGS_implementation).c_str(), seconds[seconds.size() / 2], seconds.front(),
-      seconds.back(), waiting);
+// In seconds, one per timed step.
+struct Times {
+  std::vector<double> steps;
+  std::vector<double> beyond_plain;  // empty without a plain model
+};
+
+Times timed_steps(Training& training, Training* plain) {
+  Times times;
+  for (int64_t i = -absl::GetFlag(FLAGS_warmup); i < absl::GetFlag(FLAGS_steps); ++i) {
+    const auto of_plain = plain != nullptr ? timed_step(*plain) : 0.0;
+    const auto of_step = timed_step(training);
+    if (i < 0) continue;
+    times.steps.push_back(of_step);
+    if (plain != nullptr) times.beyond_plain.push_back(of_step - of_plain);
+  }
+  return times;
+}
+
+double median(std::vector<double> values) {
+  std::sort(values.begin(), values.end());
+  return values[values.size() / 2];
+}
+
+void print_json(const Times& times, double waiting) {
+  std::printf("{\"implementation\": \"%s\", \"median_seconds\": %.9f, ",
+              absl::GetFlag(FLAGS_implementation).c_str(), median(times.steps));
+  if (!times.beyond_plain.empty())
+    std::printf("\"median_seconds_beyond_plain\": %.9f, ", median(times.beyond_plain));
+  std::printf("\"waiting_seconds\": %.6f}\n", waiting);
 }
 
 void run() {
   const auto implementation = absl::GetFlag(FLAGS_implementation);
-  TORCH_CHECK_VALUE(implementation == "plain" || implementation == "sharded",
-                    "--implementation: ", implementation, ", allowed are plain and sharded");
+  TORCH_CHECK_VALUE(
+      implementation == "plain" || implementation == "sharded" || implementation == "beside_plain",
+      "--implementation: ", implementation, ", allowed are plain, sharded and beside_plain");
   TORCH_CHECK_VALUE(absl::GetFlag(FLAGS_steps) > 0, "--steps must be positive");
   at::set_num_threads(1);
   const auto place = fsdp::launch_environment();
   std::optional<fsdp::DeviceMesh> mesh;
-  if (implementation == "sharded") {
+  if (implementation != "plain") {
     fsdp::ProcessGroupOptions options;
     options.backend = absl::GetFlag(FLAGS_backend);
     fsdp::init_process_group(options);
     mesh = fsdp::init_device_mesh(torch::kCPU, {place.world_size});
   }
   {
+    std::optional<Training> plain;
+    if (implementation == "beside_plain") plain.emplace(std::nullopt);
     Training training(mesh);
-    auto seconds = timed_steps(training);
-    if (place.rank == 0)
-      print_json(std::move(seconds), mesh ? fsdp::counters(*mesh).wait_seconds : 0.0);
+    const auto times = timed_steps(training, plain ? &*plain : nullptr);
+    if (place.rank == 0) print_json(times, mesh ? fsdp::counters(*mesh).wait_seconds : 0.0);
   }
   mesh.reset();
   if (fsdp::is_process_group_initialized()) fsdp::destroy_process_group();

@@ -70,12 +70,13 @@ IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device,
           WeakGroup{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)})),
       group_size_(group_size(group)),
       global_rank_(global_rank),
-      on_device_(on_device),
+      tells_(group_size_ > 1 && !on_device && group_backend(group) != "fake"),
       failure_(std::move(failure)) {}
 
 std::shared_ptr<IssueLog> IssueLog::beside(const Group& side) const {
   if (const auto group = group_->pointer.lock()) set_ranks_in_job(side, ranks_in_job(group));
-  return std::shared_ptr<IssueLog>(new IssueLog(side, global_rank_, on_device_, failure_));
+  return std::shared_ptr<IssueLog>(
+      new IssueLog(side, global_rank_, /*on_device=*/!tells_, failure_));
 }
 
 void IssueLog::check_usable(const std::string& what) {
@@ -94,8 +95,7 @@ Stamp IssueLog::record(const IssuedOperation& operation) {
 
 bool IssueLog::carries(int64_t bytes) const {
   const auto group = group_->pointer.lock();
-  return group_size_ > 1 && !on_device_ && group && has_gloo(group) &&
-         bytes <= rider_room(group_size_);
+  return tells_ && group && has_gloo(group) && bytes <= rider_room(group_size_);
 }
 
 Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tensor& riders) {
@@ -104,7 +104,7 @@ Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tens
                    .global_rank = global_rank_,
                    .operation = operation.what};
   auto group = group_->pointer.lock();
-  if (group_size_ == 1 || on_device_) group = {};
+  if (!tells_) group = {};
   return {shared_from_this(), std::move(notice), group, riders};
 }
 

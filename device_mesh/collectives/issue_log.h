@@ -62,9 +62,10 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   // answer on every rank. Local.
   bool carries(int64_t bytes) const;
   // Throws after a failure. On devices nobody is told, since reading notices would stall
-  // the host. riders: bytes that travel with the notices, copied: uint8 [1, bytes], the
-  // same to every rank, or [group size, bytes], row r to rank r.
-  // REQUIRES: with riders: carries(bytes); `bytes` is a function of the operation's own.
+  // the host, nor in a fake world, where nobody is. riders: bytes that travel with the
+  // notices, copied: uint8 [1, bytes], the same to every rank, or [group size, bytes],
+  // row r to rank r. REQUIRES: with riders: carries(bytes); `bytes` is a function of the
+  // operation's own.
   Announcement announce(const IssuedOperation& operation, const at::Tensor& riders = {});
   // Announces, waits until all ranks agree, and runs `collective`, which gives a Pending,
   // to its end.
@@ -111,7 +112,7 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
 
   const std::shared_ptr<const WeakGroup> group_;
   const int64_t group_size_, global_rank_;
-  const bool on_device_;
+  const bool tells_;                        // the other ranks of what is issued
   const std::shared_ptr<Failure> failure_;  // shared by the logs of one mesh dimension
   std::mutex order_mutex_;
   IssueOrder order_;

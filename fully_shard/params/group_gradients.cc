@@ -12,11 +12,12 @@
 namespace fsdp::internal {
 namespace {
 
-// A gradient may alias a parameter (w.backward(v.detach())), whose memory is on demand:
-// then a copy, by an operator.
+// Without a graph. A gradient may alias a parameter (w.backward(v.detach())), whose
+// memory is on demand: then a copy, by an operator.
 at::Tensor owned(const at::Tensor& gradient) {
+  const auto detached = gradient.requires_grad() ? gradient.detach() : gradient;
   const bool on_demand = OnDemandStorage::of(gradient.unsafeGetTensorImpl()) != nullptr;
-  return on_demand ? gradient.clone() : gradient;
+  return on_demand ? detached.clone() : detached;
 }
 
 }  // namespace
@@ -108,7 +109,7 @@ void GroupGradients::pack(int64_t index) {
   note_pending(index);
   if (!gradient.defined()) return;
   check_gradient(gradient, index);
-  gradient = owned(gradient.detach());
+  gradient = owned(gradient);
   if (group_.is_alone()) {  // nothing to reduce
     return publish(index, divisor() != 1 ? gradient.div(divisor()) : gradient);
   }

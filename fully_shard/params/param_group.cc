@@ -152,36 +152,6 @@ void ParamGroup::drop_gather() noexcept {
   unit_->root->schedule.emptied(unit_->id);
 }
 
-void ParamGroup::unshard_async() {
-  if (residency().is_borrowed()) return;
-  const ExclusiveUse use(dim_->user());
-  empty_if_stale();
-  issue_gather();
-  if (!residency().is_sharded()) asked_by_hand();
-}
-
-void ParamGroup::unshard() {
-  if (residency().is_borrowed()) return;
-  const ExclusiveUse use(dim_->user());
-  const RuntimeMode runtime_mode;
-  pin();
-  try {
-    empty_if_stale();
-    issue_gather();
-    fill();
-  } catch (...) {
-    unpin();
-    throw;
-  }
-  unpin();
-  asked_by_hand();
-}
-
-void ParamGroup::asked_by_hand() {
-  unsettle();
-  unit_->root->schedule.unsharded_by_hand(unit_->id);
-}
-
 bool ParamGroup::may_be_emptied() const {
   return residency().is_resident() && !pinned() && !residency().is_held();
 }
@@ -238,23 +208,6 @@ void ParamGroup::empty_copy() {
 
 void ParamGroup::empty_if_stale() {
   if (residency().is_resident() && !residency().is_held() && writes_.is_stale()) empty_copy();
-}
-
-void ParamGroup::hold() {
-  unshard();
-  copy_.hold();
-}
-
-void ParamGroup::release() {
-  copy_.release();
-  if (!residency().is_held()) reshard();
-}
-
-void ParamGroup::release_own_parts() {
-  copy_.release();
-  if (!may_be_emptied()) return;
-  write_back_own_parts();
-  reshard();
 }
 
 void ParamGroup::graph_recorded() {

@@ -117,8 +117,8 @@ class ExchangedAllReduce final : public PendingReduction {
 std::unique_ptr<PendingReduction> issue_c10d_all_reduce(const std::shared_ptr<IssueLog>& log,
                                                         const IssuedOperation& operation,
                                                         const Group& group, const at::Tensor& row) {
-  // All send all of a small row, and add all.
-  if (const auto bytes = static_cast<int64_t>(row.nbytes()); log->carries(bytes)) {
+  // Both send all of a small row, and add.
+  if (const auto bytes = static_cast<int64_t>(row.nbytes()); rides(*log, group, bytes)) {
     return sum_of_riders(log->announce(operation, row.view({1, -1}).view(at::kByte)),
                          group_size(group) * bytes, row.scalar_type());
   }

@@ -92,6 +92,10 @@ class ExchangedReduction final : public PendingReduction {
 
 }  // namespace
 
+bool rides(const IssueLog& log, const Group& group, int64_t row_bytes) {
+  return group_size(group) == 2 && log.carries(row_bytes);
+}
+
 std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, int64_t staging_bytes,
                                                 at::ScalarType dtype) {
   return std::make_unique<RiderSum>(std::move(announcement), staging_bytes, dtype);
@@ -101,9 +105,9 @@ std::unique_ptr<PendingReduction> issue_c10d_reduction(const std::shared_ptr<Iss
                                                        const IssuedOperation& operation,
                                                        const Group& group, const at::Tensor& rows,
                                                        at::ScalarType dtype) {
-  if (log->carries(rows.size(1))) {
-    const auto sent = rows.size(0), received = sent - 1;
-    return sum_of_riders(log->announce(operation, rows), (sent + received) * rows.size(1), dtype);
+  if (rides(*log, group, rows.size(1))) {
+    constexpr int64_t kSent = 2, kReceived = 1;
+    return sum_of_riders(log->announce(operation, rows), (kSent + kReceived) * rows.size(1), dtype);
   }
   auto announcement = log->announce(operation);
   if (better_by_messages(group, rows)) {

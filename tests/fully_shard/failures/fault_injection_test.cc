@@ -1,5 +1,5 @@
-// Every collective of a step fails once on every rank: all ranks say which one, at the
-// latest in the next step, and go on after a new start.
+// Every collective of a step fails once on every rank: all ranks say which one, soon, and
+// go on after a new start.
 #include "device_mesh/process_group.h"
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/faulty_backend.h"
@@ -20,28 +20,21 @@ using ::testing::HasSubstr;
 
 constexpr auto kTimeout = std::chrono::milliseconds(700);
 
-std::string error_of_step(const Model& model, int64_t rank) {
+// One training step of one rank, with `fault` in the way of its collectives; the error's
+// text, or none.
+std::string step_with_fault(const DeviceMesh& mesh, const std::shared_ptr<Fault>& fault) {
+  auto model = build_seeded([] { return decoder_model(4, 1); });
+  shard_decoder(*model.module, mesh);
+  inject_fault(mesh.group(0), fault, kTimeout);
+  inject_fault(mesh.side_group(0, "reduce"), fault, kTimeout);
   try {
-    model.loss(make_data(static_cast<uint64_t>(rank))).backward();
+    model.loss(make_data(static_cast<uint64_t>(mesh.rank()))).backward();
     return "";
   } catch (const c10::Error& error) {
     return error.what_without_backtrace();
   } catch (const std::exception& error) {
     return error.what();
   }
-}
-
-// Training steps of one rank, with `fault` in the way of its collectives; the first
-// error's text, or none.
-std::string error_of_steps(int steps, const DeviceMesh& mesh, const std::shared_ptr<Fault>& fault) {
-  auto model = build_seeded([] { return decoder_model(4, 1); });
-  shard_decoder(*model.module, mesh);
-  inject_fault(mesh.group(0), fault, kTimeout);
-  inject_fault(mesh.side_group(0, "reduce"), fault, kTimeout);
-  std::string error;
-  for (int step = 0; step < steps && error.empty(); ++step)
-    error = error_of_step(model, mesh.rank());
-  return error;
 }
 
 class FaultInjection : public ::testing::TestWithParam<int64_t> {};
@@ -51,7 +44,7 @@ TEST_P(FaultInjection, AFailureAtAnyCollectiveOfAnyRankIsNamedOnAllRanksAndTheNe
   int64_t collectives = 0;
   run_ranks(world, [&](int64_t rank) {
     const auto none = std::make_shared<Fault>();
-    EXPECT_EQ(error_of_steps(1, init_device_mesh(torch::kCPU, {world}), none), "");
+    EXPECT_EQ(step_with_fault(init_device_mesh(torch::kCPU, {world}), none), "");
     if (rank == 0) collectives = none->issued;
   });
   ASSERT_GE(collectives, 9);
@@ -61,9 +54,8 @@ TEST_P(FaultInjection, AFailureAtAnyCollectiveOfAnyRankIsNamedOnAllRanksAndTheNe
         const auto kind = rank == faulty ? Fault::Kind::kError : Fault::Kind::kNone;
         const auto mesh = init_device_mesh(torch::kCPU, {world});
         const auto begin = std::chrono::steady_clock::now();
-        // What fails last in a step need not concern every rank.
         const auto error =
-            error_of_steps(2, mesh, std::make_shared<Fault>(Fault{.kind = kind, .at = at}));
+            step_with_fault(mesh, std::make_shared<Fault>(Fault{.kind = kind, .at = at}));
         EXPECT_THAT(error,
                     AnyOf(HasSubstr("all-gather of unit '"), HasSubstr("reduce-scatter of unit '")))
             << "rank " << rank << ", collective " << at << " of rank " << faulty;
@@ -100,7 +92,7 @@ const ChildCase kDiesAtACollective("dies_at_a_collective", [] {
   init_process_group({.backend = "gloo", .timeout = seconds(5)});
   const auto mesh = init_device_mesh(torch::kCPU, {2});
   const auto kind = mesh.rank() == 1 ? Fault::Kind::kDeath : Fault::Kind::kNone;
-  const auto error = error_of_steps(1, mesh, std::make_shared<Fault>(Fault{.kind = kind, .at = 6}));
+  const auto error = step_with_fault(mesh, std::make_shared<Fault>(Fault{.kind = kind, .at = 6}));
   std::printf("error: %s\n", error.c_str());
   return error.empty() ? 0 : 1;
 });
