@@ -1,30 +1,44 @@
 #!/usr/bin/env bash
-# The example program as its users meet it: wrong flags are told once and by name, it ends cleanly by signals and when a rank
-# dies, and it never calls lost output a success. Run from the repository root, after everything was built.
+# The example program as its users meet it: wrong flags and data are refused by name, it ends cleanly by signals, when a rank
+# or the launcher dies and when its reader leaves, and it never calls lost output a success. Run from the repository root,
+# after everything was built.
 set -euo pipefail
 
 work=$(mktemp -d)
-trap 'rm -rf "$work"' EXIT
+job=
+# After a failure no training goes on.
+clean_up() {
+  [[ -z $job ]] || kill -KILL -- "-$job" 2> /dev/null || true
+  rm -rf "$work"
+}
+trap clean_up EXIT
 
 program=bazel-bin/examples/train_transformer
 cat examples/*.cc dtensor/families/*.cc > "$work/text"
 small=(--data="$work/text" --width=16 --heads=2 --kv_heads=1 --blocks=1 --tokens=16 --batch=1 --generate=0)
-endless=("${small[@]}" --steps=1000000 --validate_every=0)
+endless=("${small[@]}" --steps=1000000 --validate_every=20)  # The validations show that it goes on.
 
 fail() {
   echo "train_transformer_test: $*" >&2
   exit 1
 }
 
-# Runs the program with the arguments after $1; its exit status must be $1. Its output is in $work/out and $work/err.
-expect_exit() {
+# Runs the command after $1; its exit status must be $1. Its output is in $work/out and $work/err.
+expect_status() {
   local expected=$1 status=0
   shift
-  timeout 120 "$program" "$@" > "$work/out" 2> "$work/err" || status=$?
+  timeout 120 "$@" > "$work/out" 2> "$work/err" || status=$?
   [[ $status == "$expected" ]] || fail "$*: exit status $status, expected $expected: $(cat "$work/err")"
 }
 
-# The program refuses the arguments after $1 before any rank starts, in one line that has the text $1.
+# Runs the program with the arguments after $1; its exit status must be $1.
+expect_exit() {
+  local expected=$1
+  shift
+  expect_status "$expected" "$program" "$@"
+}
+
+# The program refuses the arguments after $1, in one line that has the text $1.
 expect_refusal() {
   local text=$1
   shift
@@ -33,30 +47,63 @@ expect_refusal() {
   [[ $(wc -l < "$work/err") == 1 ]] || fail "$*: more than one line: $(cat "$work/err")"
 }
 
-# Starts an endless training of two ranks; $job is its process, $ranks are theirs.
-start_training() {
-  "$program" "${endless[@]}" > "$work/out" 2> "$work/err" &
-  job=$!
+# The number of lines that tell of steps the training has done.
+steps_told() { grep --count --extended-regexp "^step|after [1-9][0-9]* steps" "$work/out" || true; }
+
+# Waits until there are $1 such lines.
+wait_for_steps() {
+  local i
   for ((i = 0; i < 300; ++i)); do
-    grep --quiet "^step" "$work/out" && break
+    [[ $(steps_told) -lt $1 ]] || return 0
     sleep 0.1
   done
+  fail "no $1 lines about steps within 30 s: $(cat "$work/out" "$work/err")"
+}
+
+# Starts an endless training of two ranks, in a process group of its own; $job is its launcher, $ranks are the ranks. What a
+# script starts in the background ignores SIGINT, what a terminal starts does not.
+start_training() {
+  : > "$work/out"  # An earlier training's steps are not this one's.
+  setsid env --default-signal=INT "$program" "${endless[@]}" > "$work/out" 2> "$work/err" &
+  job=$!
+  wait_for_steps 1
   ranks=$(pgrep --parent "$job") || fail "no ranks are running: $(cat "$work/err")"
   [[ $(wc -w <<< "$ranks") == 2 ]] || fail "expected two ranks, found: $ranks"
 }
 
-# The training ends with status $1, and none of its ranks is left.
+now() { echo "${EPOCHREALTIME/[.,]/}"; }  # in microseconds
+
+# Whether process $1 has ended; one that its parent has not asked about yet has, too.
+has_ended() {
+  local state
+  state=$(ps -o state= -p "$1") || return 0
+  [[ $state == Z ]]
+}
+
+# Stops process $1, which takes a moment until its last thread stands: before that a signal could still end it.
+pause() {
+  local i
+  kill -STOP "$1"
+  for ((i = 0; i < 50; ++i)); do
+    [[ -n $(ps -L -o state= -p "$1" | tr -d ' T\n') ]] || return 0
+    sleep 0.1
+  done
+  fail "process $1 does not stop: $(ps -L -o state= -p "$1")"
+}
+
+# The launcher ends with status $1, and none of its ranks is left, within $3 seconds (by default 10) from here.
 expect_end() {
-  local status=0 rank
-  wait "$job" || status=$?
-  [[ $status == "$1" ]] || fail "$2: exit status $status, expected $1: $(cat "$work/err")"
-  for rank in $ranks; do
-    for ((i = 0; i < 50; ++i)); do
-      kill -0 "$rank" 2> /dev/null || break
+  local status=0 seconds=${3:-10} process deadline
+  deadline=$(($(now) + seconds * 1000000))
+  for process in "$job" $ranks; do
+    until has_ended "$process"; do
+      [[ $(now) -lt $deadline ]] || fail "$2: process $process still runs after $seconds s: $(cat "$work/err")"
       sleep 0.1
     done
-    ! kill -0 "$rank" 2> /dev/null || fail "$2: rank $rank still runs"
   done
+  wait "$job" 2> /dev/null || status=$?
+  job=
+  [[ $status == "$1" ]] || fail "$2: exit status $status, expected $1: $(cat "$work/err")"
 }
 
 expect_refusal "unexpected argument 'my/text'" my/text
@@ -69,9 +116,22 @@ expect_refusal "--width: 100, allowed are multiples of 8" --width=100
 expect_refusal "--kv_heads: 3, allowed are divisors of --heads, 4" --kv_heads=3
 expect_refusal "--optimizer: adagrad, allowed are adamw and sgd" --optimizer=adagrad
 expect_refusal "--ranks: 0, allowed is 1 or more" --ranks=0
+expect_refusal "Unknown command line flag 'nonsense'" --nonsense=1
+expect_refusal "Illegal value 'abc' specified for flag 'steps'" --steps=abc
 if ! nvidia-smi > /dev/null 2>&1; then
   expect_refusal "--device: cuda, but LibTorch finds no CUDA device here" --device=cuda
 fi
+
+# Every rank reads the text, and every one would refuse it: one rank alone does so in one line.
+touch "$work/empty"
+expect_refusal "--data: $work/empty has 0 bytes of text, at least 65536 are needed" --data="$work/empty" --ranks=1
+echo -n x > "$work/byte"
+expect_refusal "--data: $work/byte has 1 bytes of text, at least 65536 are needed" --data="$work/byte" --ranks=1
+mkdir "$work/binaries"
+cp "$program" "$work/binaries"
+expect_refusal "--data: $work/binaries has 0 bytes of text, at least 65536 are needed" --data="$work/binaries" --ranks=1
+# Reading this file fails even for root.
+expect_refusal "--data: /proc/self/mem has 0 bytes of text, at least 65536 are needed" --data=/proc/self/mem --ranks=1
 
 expect_exit 0 --help
 grep --quiet -- "--ranks" "$work/out" || fail "--help does not show the flags"
@@ -80,20 +140,79 @@ expect_exit 0 "${small[@]}" --steps=3 --compare
 grep --quiet "agree" "$work/out" || fail "the comparison does not agree: $(cat "$work/out")"
 [[ ! -s $work/err ]] || fail "a good run complains: $(cat "$work/err")"
 
+# Many more ranks than cores take their time, and train. They need 3 GB.
+expect_exit 0 "${small[@]}" --ranks=16 --steps=1 --validate_every=0
+grep --quiet "on 16 rank(s)" "$work/out" || fail "the 16 ranks are not told: $(cat "$work/out")"
+grep --quiet "^step *1/1 " "$work/out" || fail "no step of 16 ranks: $(cat "$work/out")"
+[[ ! -s $work/err ]] || fail "a good run of 16 ranks complains: $(cat "$work/err")"
+
+# torchrun lies in the virtual environment whose LibTorch tools/setup has chosen. It says how many ranks there are.
+torchrun=.venv/bin/torchrun
+[[ -z ${TORCH_DIR:-} ]] || torchrun=${TORCH_DIR%/lib/python3*}/bin/torchrun
+if [[ -x $torchrun ]]; then
+  expect_status 0 "$torchrun" --standalone --nproc-per-node 2 --no-python "$program" "${small[@]}" --steps=2 --ranks=3
+  grep --quiet "on 2 rank(s)" "$work/out" || fail "not torchrun's two ranks: $(cat "$work/out")"
+  for step in 1 2; do
+    [[ $(grep --count "^step *$step/2 " "$work/out") == 1 ]] || fail "torchrun: step $step not told once: $(cat "$work/out")"
+  done
+else
+  echo "train_transformer_test: NOT TESTED: training under torchrun, for there is no $torchrun" >&2
+fi
+
 status=0
 timeout 120 "$program" "${small[@]}" --steps=2 > /dev/full 2> "$work/err" || status=$?
 [[ $status == 1 ]] || fail "exit status $status where nothing could be written"
 grep --quiet "could not be written" "$work/err" || fail "a full disk is not told: $(cat "$work/err")"
 
+# Whoever reads the output may leave: training ends by itself and says why.
+statuses=(0 0)
+timeout 60 "$program" "${endless[@]}" 2> "$work/err" | head -1 > "$work/out" || statuses=("${PIPESTATUS[@]}")
+[[ ${statuses[*]} == "1 0" ]] || fail "exit statuses ${statuses[*]} where the reader leaves: $(cat "$work/err")"
+grep --quiet "was stopped, since whoever read its output is gone" "$work/err" ||
+  fail "nothing is said about the reader: $(cat "$work/err")"
+[[ $(wc -l < "$work/out") == 1 ]] || fail "more or less than a line was read: $(cat "$work/out")"
+! pgrep --full -- "--data=$work/text" || fail "these ranks are left after their reader"
+
+# A signal to the launcher ends the training, and so does one to all its processes, as a terminal sends it.
 for signal in TERM:143 INT:130 HUP:129; do
-  start_training
-  kill "-${signal%:*}" "$job"
-  expect_end "${signal#*:}" "after ${signal%:*}"
+  for receiver in launcher group; do
+    start_training
+    [[ $receiver == launcher ]] && process=$job || process=-$job
+    kill "-${signal%:*}" -- "$process"
+    expect_end "${signal#*:}" "after ${signal%:*} to the $receiver"
+    grep --quiet "stopping 2 ranks" "$work/err" || fail "no word of ${signal%:*} to the $receiver: $(cat "$work/err")"
+  done
 done
+
+# A rank that does not react is killed.
+start_training
+pause "${ranks%%$'\n'*}"
+kill -TERM "$job"
+expect_end 143 "after TERM with a stopped rank"
+
+# Ranks do not outlive their launcher.
+start_training
+kill -KILL "$job"
+wait "$job" 2> /dev/null || true  # Otherwise bash complains later that it was killed.
+expect_end 137 "after the launcher's death" 5
+
+# A rank may pause: the others wait for it, and all go on with it.
+start_training
+paused=${ranks##*$'\n'}
+pause "$paused"
+sleep 1
+told=$(steps_told)
+sleep 9
+[[ $(steps_told) == "$told" ]] || fail "training went on without a rank: $(cat "$work/out")"
+kill -CONT "$paused"
+wait_for_steps $((told + 2))
+kill -TERM "$job"
+expect_end 143 "after TERM with a rank that had paused"
 
 start_training
 killed=${ranks%%$'\n'*}
 kill -KILL "$killed"
-expect_end 1 "after the death of a rank"
-grep --quiet "rank 0 (process $killed) was killed by signal 9" "$work/err" || fail "the dead rank is not named: $(cat "$work/err")"
+expect_end 1 "after the death of a rank" 2
+grep --quiet "rank 0 (process $killed) was killed by signal 9" "$work/err" ||
+  fail "the dead rank is not named: $(cat "$work/err")"
 [[ $(wc -l < "$work/err") -le 6 ]] || fail "too many words about a dead rank: $(cat "$work/err")"
