@@ -59,14 +59,19 @@ class Surroundings {
   std::vector<OnDevice> states_;
 };
 
-// As it was then, for the length of a scope.
+// As it was then, for the length of a scope. What autocast casts within it, it keeps no
+// longer than an outer scope of autocast: the parameters are written between steps.
 class SurroundingsGuard {
  public:
   SurroundingsGuard(const Surroundings& then, const std::vector<c10::Device>& devices)
       : before_(Surroundings::now(devices)) {
+    at::autocast::increment_nesting();
     then.restore();
   }
-  ~SurroundingsGuard() { before_.restore(); }
+  ~SurroundingsGuard() {
+    before_.restore();
+    if (at::autocast::decrement_nesting() == 0) at::autocast::clear_cache();
+  }
   SurroundingsGuard(const SurroundingsGuard&) = delete;
 
  private:
@@ -187,6 +192,7 @@ std::vector<at::Tensor> run_checkpointed(CheckpointRegion region,
   std::vector<at::Tensor> outputs;
   {
     const at::AutoGradMode do_not_record(false);
+    const CheckpointedForward forward;
     outputs = region(detached(inputs));
   }
   return node->adopt(node, outputs);

@@ -80,23 +80,28 @@ void FSDPModule::set_is_last_backward(bool is_last_backward) {
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
                                            bool recurse) {
-  // All are checked before one is changed.
-  std::vector<std::pair<internal::Unit*, internal::AfterForward>> changes;
+  struct Change {
+    internal::Unit& unit;
+    std::optional<bool> reshards;
+    std::shared_ptr<internal::Transport> neighbours;
+  };
+  std::vector<Change> changes;  // all that may throw comes before the first
   for_each_unit(recurse, [&](auto& unit) {
-    internal::AfterForward after{.reshards = reshard_after_forward.reshards()};
-    if (unit.group != nullptr) {
-      after = internal::after_forward("set_reshard_after_forward", reshard_after_forward,
-                                      unit.group->mesh());
+    if (unit.group == nullptr) {
+      changes.push_back({unit, reshard_after_forward.reshards(), nullptr});
+      return;
     }
-    changes.emplace_back(&unit, after);
+    const auto& mesh = unit.group->mesh();
+    const auto after =
+        internal::after_forward("set_reshard_after_forward", reshard_after_forward, mesh);
+    auto neighbours = after.neighbours
+                          ? internal::Runtime::of(mesh)->neighbours(mesh, *after.neighbours)
+                          : nullptr;
+    changes.push_back({unit, after.reshards, std::move(neighbours)});
   });
-  for (const auto& [unit, after] : changes) {
-    unit->policy.reshard_after_forward = after.reshards;
-    if (unit->group == nullptr) continue;
-    const auto& mesh = unit->group->mesh();
-    unit->group->set_neighbours(
-        after.neighbours ? internal::Runtime::of(mesh)->neighbours(mesh, *after.neighbours)
-                         : nullptr);
+  for (auto& change : changes) {
+    change.unit.policy.reshard_after_forward = change.reshards;
+    if (change.unit.group) change.unit.group->set_neighbours(std::move(change.neighbours));
   }
 }
 

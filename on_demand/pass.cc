@@ -5,8 +5,17 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace fsdp::internal {
+namespace {
+
+thread_local bool runs_again = false;
+
+}  // namespace
+
+CheckpointedForward::CheckpointedForward() : before_(std::exchange(runs_again, true)) {}
+CheckpointedForward::~CheckpointedForward() { runs_again = before_; }
 
 int current_graph_task() { return torch::autograd::get_current_graph_task_id(); }
 
@@ -27,7 +36,8 @@ bool has_unknown_input() {
 Pass current_pass() {
   const bool grad_mode = c10::GradMode::is_enabled();
   if (current_graph_task() != -1) return grad_mode ? Pass::kRecompute : Pass::kBackward;
-  return grad_mode ? Pass::kTraining : Pass::kInference;
+  if (grad_mode) return Pass::kTraining;
+  return runs_again ? Pass::kCheckpointed : Pass::kInference;
 }
 
 }  // namespace fsdp::internal

@@ -4,9 +4,10 @@
 namespace fsdp::internal {
 
 enum class Pass {
-  kTraining,   // forward, gradients recorded
-  kInference,  // forward, no gradients
-  kRecompute,  // gradients recorded inside a backward (activation checkpointing)
+  kTraining,      // forward, gradients recorded
+  kInference,     // forward, no gradients
+  kCheckpointed,  // forward, no gradients until a backward runs it again
+  kRecompute,     // gradients recorded inside a backward (activation checkpointing)
   kBackward,
 };
 
@@ -20,7 +21,22 @@ bool accumulates_everywhere();
 // not know, as a registry entry.
 bool has_unknown_input();
 
+// While it lives, forwards of this thread that record nothing are kCheckpointed.
+class CheckpointedForward {
+ public:
+  CheckpointedForward();
+  ~CheckpointedForward();
+  CheckpointedForward(const CheckpointedForward&) = delete;
+
+ private:
+  bool before_;
+};
+
 inline bool in_backward(Pass pass) { return pass == Pass::kBackward || pass == Pass::kRecompute; }
+// A backward brings gradients of what this pass uses.
+inline bool owes_reduction(Pass pass) {
+  return pass == Pass::kTraining || pass == Pass::kCheckpointed || pass == Pass::kRecompute;
+}
 inline bool records_gradients(Pass pass) {
   return pass == Pass::kTraining || pass == Pass::kRecompute;
 }

@@ -9,8 +9,8 @@
 namespace fsdp::internal {
 
 int tag_of(const Stamp& stamp) {
-  const auto hash = static_cast<int>(stamp.history >> 34);  // 30 bits
-  return hash <= kNoticeTag ? hash + kNoticeTag + 1 : hash;
+  constexpr int kMore = kNoticeTag + 1;
+  return kMore + static_cast<int>(stamp.history >> 35);  // 29 bits
 }
 
 bool better_by_messages(const Group& group, const at::Tensor& memory) {

@@ -22,6 +22,9 @@ namespace fsdp::internal {
 
 class AgreedValues {
  public:
+  // Stands for the word of ranks that found theirs to differ.
+  static constexpr uint64_t kDiffer = 1;
+
   explicit AgreedValues(size_t param_count) : params_(param_count) {}
 
   // The whole parameter with its name; a parameter without values (meta, no bytes) has

@@ -117,16 +117,31 @@ void ParamGroup::fill() {
   const auto words = gathered_words();
   writes_.copy_filled();
   drop_post_forward_shards();
-  if (!all_are(word, words)) report_difference(shard_dim_of(mesh_));
-  if (!replicas_agree(word)) report_difference(*replicate_dim_of(mesh_));
+  check_agreement(word, all_are(word, words));
   agreed_.agreed();
 }
 
-// Where there is nothing to agree on, no rank asks.
-bool ParamGroup::replicas_agree(uint64_t word) const {
-  if (!replicas_ || word == 0 || !replicas_->checks_stamps()) return true;
-  const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
-  return all_are(word, replicas_->gather(nothing, issue(word))->wait().agreements());
+// All ranks learn of a difference, whether it is among those that shard or between
+// replicas. Where there is nothing to agree on, no rank asks.
+void ParamGroup::check_agreement(uint64_t word, bool shards_agree) {
+  std::vector<uint64_t> of_replicas;
+  if (replicas_ && word != 0 && replicas_->checks_stamps()) {
+    const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
+    const auto told = issue(shards_agree ? word : AgreedValues::kDiffer);
+    of_replicas = replicas_->gather(nothing, told)->wait().agreements();
+  }
+  if (!shards_agree) report_difference(shard_dim_of(mesh_));
+  const auto differ = std::find(of_replicas.begin(), of_replicas.end(), AgreedValues::kDiffer);
+  if (differ != of_replicas.end()) report_difference_in(differ - of_replicas.begin());
+  if (!all_are(word, of_replicas)) report_difference(*replicate_dim_of(mesh_));
+}
+
+void ParamGroup::report_difference_in(int64_t replica) {
+  empty_copy();
+  TORCH_CHECK_VALUE(false, "parameters of unit '", name(), "' (the first is '",
+                    params_.front().name(), "') differ among the ranks of replica ", replica,
+                    ", which name the parameter and what happened; every rank gets an error (rank ",
+                    dim_->global_rank(), ")");
 }
 
 void ParamGroup::report_difference(int64_t mesh_dim) {

@@ -149,8 +149,9 @@ class ParamGroup final : public OnDemandGroup {
   bool may_be_emptied() const;
   void asked_by_hand();
   std::vector<uint64_t> gathered_words();
-  bool replicas_agree(uint64_t word) const;
+  void check_agreement(uint64_t word, bool shards_agree);
   [[noreturn]] void report_difference(int64_t mesh_dim);
+  [[noreturn]] void report_difference_in(int64_t replica);
   void write_back();
   void write_back_own_parts();
   void copy_to_shard(int64_t index);

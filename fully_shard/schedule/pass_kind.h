@@ -1,4 +1,5 @@
-// The passes that the schedule tells apart: a recomputation belongs to its backward.
+// The passes that the schedule tells apart: a recomputation belongs to its backward, and
+// the forward before it to the training.
 #pragma once
 
 #include "on_demand/pass.h"
@@ -11,7 +12,7 @@ enum class PassKind : uint8_t { kTraining, kInference, kBackward };
 
 inline PassKind kind_of(Pass pass) {
   if (in_backward(pass)) return PassKind::kBackward;
-  return pass == Pass::kTraining ? PassKind::kTraining : PassKind::kInference;
+  return pass == Pass::kInference ? PassKind::kInference : PassKind::kTraining;
 }
 
 }  // namespace fsdp::internal

@@ -5,6 +5,8 @@
 #include "fully_shard/params/runtime_mode.h"
 #include "on_demand/pass.h"
 
+#include <ATen/ops/empty.h>
+
 #include <algorithm>
 #include <utility>
 
@@ -106,13 +108,28 @@ void BackwardRun::finish() {
   check_afterwards();
 }
 
+// What the last reduction announces. Where others go over the replicas and it does not,
+// these must still do the same, so they tell each other.
+bool BackwardRun::is_late_anywhere() const {
+  const auto& last = received_.back();
+  const bool late = last.announces_late();
+  auto* const replicas = last.group().replicas();
+  const bool some_go_on =
+      std::any_of(received_.begin(), received_.end(),
+                  [](const auto& reduction) { return reduction.is_over_replicas(); });
+  if (!some_go_on || last.is_over_replicas() || replicas == nullptr) return late;
+  const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
+  const auto told = replicas->gather(nothing, last.group().issue(late))->wait().agreements();
+  return std::find(told.begin(), told.end(), uint64_t{true}) != told.end();
+}
+
 // Ranks whose graphs differ may differ in what came late: where one has late gradients,
 // all reduce once more.
 void BackwardRun::send_late() {
   // A backward of some inputs only sends what it has, so nothing was announced.
   const bool announced = accumulates_everywhere_ && !received_.empty() &&
                          received_.back().group().dim().transport().reads_flags();
-  const bool some = announced ? received_.back().announces_late() : late_ == Late::kSome;
+  const bool some = announced ? is_late_anywhere() : late_ == Late::kSome;
   if (!some) return;
   late_ = Late::kNone;
   for (auto* group : order_.groups()) {
@@ -136,13 +153,14 @@ void BackwardRun::settle_debts() {
 
 void BackwardRun::publish() {
   for (auto& reduction : std::exchange(received_, {})) {
-    held_back_[reduction.group().unit().root].push_back(std::move(reduction));
+    const auto root = reduction.group().unit().root;
+    if (auto row = std::move(reduction).result()) held_back_[root].push_back(std::move(*row));
   }
   for (const auto& root : roots_) {
     if (!root->is_last_backward) continue;
     auto results = held_back_.extract(root);
     if (results.empty()) continue;
-    for (auto& reduction : results.mapped()) reduction.publish();
+    for (auto& row : results.mapped()) row.publish();
   }
 }
 

@@ -33,9 +33,9 @@ namespace fsdp::internal {
 
 class BackwardRun {
  public:
-  // `debts`: kept and written, groups that leave are taken off. `held_back`: reductions
-  // of earlier backwards that were not the last.
-  using HeldBack = std::map<std::shared_ptr<Root>, std::vector<Reduction>>;
+  // `debts`: kept and written, groups that leave are taken off. `held_back`: what earlier
+  // backwards brought that were not the last.
+  using HeldBack = std::map<std::shared_ptr<Root>, std::vector<ReducedRow>>;
   BackwardRun(Debts<ParamGroup*>& debts, HeldBack& held_back);
   ~BackwardRun();
   BackwardRun(const BackwardRun&) = delete;
@@ -54,6 +54,7 @@ class BackwardRun {
   int64_t send(ParamGroup& group);  // how many reductions: one for each dtype
   void receive_in_flight();
   void receive_last();
+  bool is_late_anywhere() const;
   void send_late();
   void publish();
   void settle_debts();

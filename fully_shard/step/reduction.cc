@@ -82,19 +82,35 @@ void Reduction::keep(const at::Tensor& row) {
   }
 }
 
+bool Reduction::is_over_replicas() const {
+  return group_->replicas() != nullptr && std::get<Received>(stage_).use == Received::Use::kPublish;
+}
+
 bool Reduction::announces_late() const { return buffer_.late(std::get<Received>(stage_).row); }
 
-void Reduction::publish() {
-  const auto [row, use] = std::exchange(std::get<Received>(stage_), {});
-  if (use == Received::Use::kKept) return;
+std::optional<ReducedRow> Reduction::result() && {
+  auto [row, use] = std::exchange(std::get<Received>(stage_), {});
+  if (use == Received::Use::kKept) return std::nullopt;
+  return std::optional<ReducedRow>(std::in_place, group_, std::move(buffer_), std::move(row));
+}
+
+ReducedRow::ReducedRow(const c10::intrusive_ptr<ParamGroup>& group, GradientBuffer buffer,
+                       at::Tensor row)
+    : group_(group), buffer_(std::move(buffer)), row_(std::move(row)) {}
+
+void ReducedRow::publish() {
+  const auto row = std::exchange(row_, {});
+  const auto group = group_.lock();
+  if (!group) return;
+  auto& gradients = group->gradients();
   const auto used = buffer_.used(row);
-  if (group_->gradients().divisor() != 1) row.div_(group_->gradients().divisor());
+  if (gradients.divisor() != 1) row.div_(gradients.divisor());
   const auto& params = buffer_.params();
   for (size_t i = 0; i < params.size(); ++i) {
     if (!used[i]) continue;
     const auto part = buffer_.part(row, static_cast<int64_t>(i));
     const bool same = part.scalar_type() == buffer_.dtype();
-    group_->gradients().publish(params[i].index, same ? part : part.to(buffer_.dtype()));
+    gradients.publish(params[i].index, same ? part : part.to(buffer_.dtype()));
   }
 }
 

@@ -4,7 +4,9 @@
 //   sent      the transport adds the rows up (16-bit types in float)
 //   shared    hybrid sharding: this rank's row is added up over the replicas as well
 //   received  this rank's row, summed
-//   published divided, cast to the parameters' dtype and added into the entries' .grad
+//
+// Then its ReducedRow is published: divided, cast to the parameters' dtype and added into
+// the entries' .grad.
 //
 // Where the unit does not reduce over its replicas, the received row is kept for a later
 // reduction instead (GroupGradients::keep_shard_sum), and nothing is published.
@@ -15,10 +17,26 @@
 #include "fully_shard/params/param_group.h"
 
 #include <memory>
+#include <optional>
 #include <variant>
 #include <vector>
 
 namespace fsdp::internal {
+
+// What a reduction brought. It may wait for the last of several backwards, and the
+// group's driver keeps it meanwhile: it does not keep the group.
+class ReducedRow {
+ public:
+  ReducedRow(const c10::intrusive_ptr<ParamGroup>& group, GradientBuffer buffer, at::Tensor row);
+  // Divides, casts and adds into the entries' .grad. Nothing where the group is gone. At
+  // most once.
+  void publish();
+
+ private:
+  c10::weak_intrusive_ptr<ParamGroup> group_;
+  GradientBuffer buffer_;
+  at::Tensor row_;  // [elements], of sum_dtype
+};
 
 class Reduction {
  public:
@@ -34,10 +52,12 @@ class Reduction {
   void receive();
   // Waits for the replicas. REQUIRES: receive() was called.
   void settle();
-  // Some rank had gradients that came after their reduction had left. REQUIRES: settled.
+  // Some rank had gradients that came after their reduction had left: a rank of the
+  // replicas too, where the row was added up over them. REQUIRES: settled.
   bool announces_late() const;
-  // REQUIRES: settled. At most once.
-  void publish();
+  bool is_over_replicas() const;
+  // What is to be published; nothing where the row is kept. REQUIRES: settled.
+  std::optional<ReducedRow> result() &&;
 
   ParamGroup& group() const { return *group_; }
 

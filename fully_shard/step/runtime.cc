@@ -85,7 +85,8 @@ void Runtime::touched(ParamGroup& group) {
   root.raw_writes.raise(dim_->global_rank());
   group.check_graph_is_current(pass);
   if (in_backward(pass)) touched_in_backward(group);
-  if (records_gradients(pass)) touched_in_forward(group);
+  if (owes_reduction(pass)) touched_in_training(group);
+  if (records_gradients(pass)) group.graph_recorded();
   group.empty_if_stale();
   const bool is_current = group.residency().is_resident() &&
                           last_root_.lock() == group.unit().root &&
@@ -106,10 +107,9 @@ void Runtime::settle(ParamGroup& group, Pass pass) {
   group.settle(pass);
 }
 
-void Runtime::touched_in_forward(ParamGroup& group) {
+void Runtime::touched_in_training(ParamGroup& group) {
   debts_.touched(&group);
   group.settle_member_writes();
-  group.graph_recorded();
 }
 
 void Runtime::touched_in_backward(ParamGroup& group) {

@@ -43,7 +43,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   class GraphTaskEnd;
 
   void settle(ParamGroup& group, Pass pass);
-  void touched_in_forward(ParamGroup& group);
+  void touched_in_training(ParamGroup& group);
   void touched_in_backward(ParamGroup& group);
   void enter(ParamGroup& group, Pass pass);
   void leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass);

@@ -22,7 +22,8 @@ class C10dTransport final : public Transport {
  public:
   C10dTransport(const DeviceMesh& mesh, int64_t dim)
       : gather_group_(mesh.group(dim)),
-        reduce_group_(mesh.size(dim) == 1 ? gather_group_ : mesh.side_group(dim, "reduce")),
+        reduce_group_(mesh.size(dim) == 1 ? gather_group_
+                                          : mesh.side_group(dim, reductions_on(mesh))),
         gather_log_(IssueLog::of(mesh, dim)),
         reduce_log_(gather_log_->beside(reduce_group_)),
         on_cpu_(mesh.device_type() == c10::kCPU) {}
@@ -62,6 +63,14 @@ class C10dTransport final : public Transport {
   bool reads_flags() const override { return on_cpu_; }
 
  private:
+  // Meshes that share a dimension reduce over it each in its own order.
+  static std::string reductions_on(const DeviceMesh& mesh) {
+    std::string purpose = "reduce";
+    if (mesh.ndim() > 1) {
+      for (const auto& name : mesh.dim_names()) purpose += "/" + name;
+    }
+    return purpose;
+  }
   static IssuedOperation operation_of(CollectiveKind kind, const char* name, int64_t bytes,
                                       const Issue& issue) {
     return {.kind = kind,

@@ -243,6 +243,20 @@ TEST(HybridReplicas, ThatStartDifferentAreNamedAtTheFirstGather) {
       });
 }
 
+// All learn of it, not only the ranks that shard with the one that differs.
+TEST(HybridReplicas, OfWhichOneRankStartsDifferentAreAnErrorOnEveryRank) {
+  on_changed_replicas(
+      [](int64_t rank, Decoder& model) {
+        if (rank == 1) model->blocks[0]->up->weight.add_(1);
+      },
+      [](const DeviceMesh& mesh, Decoder& model) {
+        const auto message = message_of([&] { loss_of(model, make_data(3)); });
+        EXPECT_THAT(message, HasSubstr("block0"));
+        EXPECT_THAT(message, HasSubstr(mesh.local_rank(0) == 0 ? "started with other values"
+                                                               : "ranks of replica 0"));
+      });
+}
+
 TEST(HybridReplicas, ThatWriteOtherValuesToAMemberAreNamed) {
   on_changed_replicas([](int64_t, Decoder&) {},
                       [](const DeviceMesh& mesh, Decoder& model) {

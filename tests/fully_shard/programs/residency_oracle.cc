@@ -27,6 +27,7 @@ int64_t late_of(const C& counters) {
 ResidencyModel::Touch touch_of(internal::Pass pass) {
   switch (pass) {
     case internal::Pass::kTraining:
+    case internal::Pass::kCheckpointed:
       return ResidencyModel::Touch::kTraining;
     case internal::Pass::kInference:
       return ResidencyModel::Touch::kInference;
@@ -39,7 +40,7 @@ ResidencyModel::Touch touch_of(internal::Pass pass) {
 }
 
 const char* name_of(internal::Pass pass) {
-  constexpr const char* names[] = {"training", "inference", "recompute", "backward"};
+  constexpr const char* names[] = {"training", "inference", "checkpointed", "recompute", "backward"};
   return names[static_cast<size_t>(pass)];
 }
 

@@ -214,7 +214,8 @@ void compare(const Tree& tree, const std::vector<Event>& events) {
   }
 }
 
-constexpr Pass kPasses[] = {Pass::kTraining, Pass::kInference, Pass::kRecompute, Pass::kBackward};
+constexpr Pass kPasses[] = {Pass::kTraining, Pass::kInference, Pass::kCheckpointed,
+                            Pass::kRecompute, Pass::kBackward};
 
 std::vector<Tree> trees() {
   return {Tree({kNone}),       Tree({kNone, kNone}),   Tree({kNone, 0}),

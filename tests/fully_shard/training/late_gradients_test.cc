@@ -63,6 +63,32 @@ TEST_P(LateGradients, OfOneRankAreReducedOnAll) {
   });
 }
 
+// The unit whose reduction leaves last tells of late gradients, here only those of its
+// replica: the other one has to send once more all the same.
+TEST(HybridLateGradients, OfOneRankAreReducedOnAllThoughTheLastUnitStaysInItsReplica) {
+  run_ranks(4, [](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2, 2});
+    torch::nn::Linear first(4, 4), last(4, 4);
+    {
+      torch::NoGradGuard no_grad;
+      for (auto* layer : {&first, &last}) {
+        for (auto& parameter : (*layer)->parameters()) parameter.fill_(0.5);
+      }
+    }
+    fully_shard(first, mesh).set_requires_all_reduce(false);
+    fully_shard(last, mesh);
+    const auto run = [&](bool late) {
+      for (auto& parameter : last->parameters()) parameter.mutable_grad().reset();
+      const auto x = torch::ones({1, 4}, torch::requires_grad());
+      const auto y = LateUse::apply(x, [last] { return (last->weight * 3).sum(); }, late);
+      last(first(y)).sum().backward();
+      return DTensor(last->parameters()[0].grad()).full_tensor();
+    };
+    const auto usual = run(false), with_late = run(rank == 0);
+    EXPECT_TRUE(torch::allclose(with_late, usual + 3.0 / 4)) << with_late;
+  });
+}
+
 TEST_P(LateGradients, AParameterThatOnlyOneRankDifferentiatesHasAGradientOnAll) {
   const auto world = GetParam();
   run_ranks(world, [&](int64_t rank) {
