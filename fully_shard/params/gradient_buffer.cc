@@ -2,10 +2,9 @@
 
 #include "fully_shard/transport/packed_copy.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/ops/as_strided.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/real.h>
-#include <ATen/ops/tensor.h>
+#include <c10/util/strides.h>
 
 #include <cstring>
 #include <utility>
@@ -21,6 +20,20 @@ std::vector<DimZeroExtent> extents_of(const std::vector<TrainableParam>& params)
 }
 
 int64_t bytes_of(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
+
+// Operators would take longer than all else that is done with a few flags.
+template <class Scalar>
+void write_raised(const std::vector<bool>& raised, void* to) {
+  for (size_t i = 0; i < raised.size(); ++i) static_cast<Scalar*>(to)[i] = Scalar(raised[i] ? 1 : 0);
+}
+
+template <class Scalar>
+std::vector<bool> read_raised(const void* from, int64_t count) {
+  std::vector<bool> raised;
+  const auto* const first = static_cast<const Scalar*>(from);
+  for (int64_t i = 0; i < count; ++i) raised.push_back(first[i] != Scalar(0));
+  return raised;
+}
 
 }  // namespace
 
@@ -62,13 +75,13 @@ void GradientBuffer::write_flags(Late late) {
     rows_.narrow(1, layout_.row_bytes(), bytes).zero_();
     return;
   }
-  std::vector<double> raised(arrived_.begin(), arrived_.end());
-  raised.push_back(late == Late::kSome ? 1 : 0);
-  const auto values = at::tensor(raised, at::TensorOptions().dtype(at::kDouble)).to(dtype_);
-  for (int64_t row = 0; row < shard_count_; ++row) {
-    std::memcpy(row_data() + row * rows_.stride(0) + layout_.row_bytes(), values.const_data_ptr(),
-                static_cast<size_t>(bytes));
-  }
+  auto raised = arrived_;
+  raised.push_back(late == Late::kSome);
+  auto* const first = row_data() + layout_.row_bytes();
+  AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES_AND2(at::kHalf, at::kBFloat16, dtype_, "gradient flags",
+                                              [&] { write_raised<scalar_t>(raised, first); });
+  for (int64_t row = 1; row < shard_count_; ++row)
+    std::memcpy(first + row * rows_.stride(0), first, static_cast<size_t>(bytes));
 }
 
 at::Tensor GradientBuffer::release_rows(Late late) {
@@ -84,9 +97,13 @@ at::Tensor GradientBuffer::release_rows(Late late) {
 at::Tensor GradientBuffer::part(const at::Tensor& row, int64_t position) const {
   const auto& chunk = layout_.chunk(position);
   const auto size = bytes_of(dtype_);
-  // One operator, where narrow() is three.
-  return row.as_strided({chunk.length(shard_rank_) / size}, {1},
-                        row.storage_offset() + chunk.offset / size);
+  const auto& param = params_[static_cast<size_t>(position)];
+  const auto length = chunk.length(shard_rank_);
+  const auto offset = row.storage_offset() + chunk.offset / size;
+  if (length == 0) return row.as_strided({0}, {1}, offset);
+  c10::DimVector shape(param.shape.begin(), param.shape.end());
+  shape[0] = length / param.extent.row_bytes;
+  return row.as_strided(shape, c10::contiguous_strides(shape), offset);
 }
 
 void GradientBuffer::add_part(at::Tensor& row, int64_t position, const at::Tensor& part) const {
@@ -94,24 +111,25 @@ void GradientBuffer::add_part(at::Tensor& row, int64_t position, const at::Tenso
   if (reads_flags_) row.narrow(0, layout_.row_bytes() / bytes_of(dtype_) + position, 1).add_(1);
 }
 
-std::vector<double> GradientBuffer::read_flags(const at::Tensor& row) const {
-  auto flags = row.narrow(0, layout_.row_bytes() / bytes_of(dtype_), flag_count());
-  if (flags.is_complex()) flags = at::real(flags);
-  flags = flags.to(at::kDouble).contiguous();
-  const auto* values = flags.const_data_ptr<double>();
-  return {values, values + flag_count()};
+std::vector<bool> GradientBuffer::read_flags(const at::Tensor& row) const {
+  const auto offset = layout_.row_bytes() / bytes_of(dtype_);
+  std::vector<bool> raised;
+  AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES_AND2(
+      at::kHalf, at::kBFloat16, row.scalar_type(), "gradient flags", [&] {
+        raised = read_raised<scalar_t>(row.const_data_ptr<scalar_t>() + offset, flag_count());
+      });
+  return raised;
 }
 
 std::vector<bool> GradientBuffer::used(const at::Tensor& row) const {
-  std::vector<bool> used(params_.size(), true);
-  if (!reads_flags_) return used;
-  const auto flags = read_flags(row);
-  for (size_t i = 0; i < used.size(); ++i) used[i] = flags[i] > 0;
+  if (!reads_flags_) return std::vector<bool>(params_.size(), true);
+  auto used = read_flags(row);
+  used.pop_back();  // of late gradients
   return used;
 }
 
 bool GradientBuffer::late(const at::Tensor& row) const {
-  return reads_flags_ && read_flags(row).back() > 0;
+  return reads_flags_ && read_flags(row).back();
 }
 
 }  // namespace fsdp::internal

@@ -21,6 +21,7 @@ namespace fsdp::internal {
 struct TrainableParam {
   int64_t index = 0;  // in the group
   DimZeroExtent extent = {};
+  at::IntArrayRef shape = {};  // of the whole parameter; the group keeps it
 };
 
 class GradientBuffer {
@@ -43,9 +44,9 @@ class GradientBuffer {
   // bytes]).
   at::Tensor release_rows(Late late);
 
-  // Of a reduced row, this rank's, of any dtype: its part of parameter `position`,
-  // [elements]; and whether any rank used each parameter. Where flags are not read, all
-  // count as used.
+  // Of a reduced row, this rank's, of any dtype: its part of parameter `position`, in the
+  // shape of the shard, or [0] where that has no elements; and whether any rank used each
+  // parameter. Where flags are not read, all count as used.
   at::Tensor part(const at::Tensor& row, int64_t position) const;
   std::vector<bool> used(const at::Tensor& row) const;
   // Adds `part`, of a parameter that some rank used, to its place in a reduced row.
@@ -57,7 +58,8 @@ class GradientBuffer {
   char* row_data() { return static_cast<char*>(rows_.data_ptr()); }
   void write_flags(Late late);
   int64_t flag_count() const { return static_cast<int64_t>(params_.size()) + 1; }
-  std::vector<double> read_flags(const at::Tensor& row) const;
+  // Whether each flag of the row is raised by some rank.
+  std::vector<bool> read_flags(const at::Tensor& row) const;
 
   std::vector<TrainableParam> params_;
   int64_t shard_rank_, shard_count_;

@@ -89,7 +89,9 @@ void GroupGradients::open() {
   for (const auto dtype : dtypes) {
     std::vector<TrainableParam> members;
     for (const auto index : indices) {
-      if (param(index).dtype() == dtype) members.push_back({index, param(index).extent(dtype)});
+      if (param(index).dtype() == dtype) {
+        members.push_back({index, param(index).extent(dtype), param(index).spec()->shape});
+      }
     }
     buffers_.emplace_back(std::move(members), dtype, group_.dim().transport(), group_.device());
     accounts_.add(&Counters::gradient_bytes, buffers_.back().nbytes());
