@@ -24,7 +24,8 @@ int64_t bytes_of(at::ScalarType dtype) { return static_cast<int64_t>(c10::elemen
 // Operators would take longer than all else that is done with a few flags.
 template <class Scalar>
 void write_raised(const std::vector<bool>& raised, void* to) {
-  for (size_t i = 0; i < raised.size(); ++i) static_cast<Scalar*>(to)[i] = Scalar(raised[i] ? 1 : 0);
+  for (size_t i = 0; i < raised.size(); ++i)
+    static_cast<Scalar*>(to)[i] = Scalar(raised[i] ? 1 : 0);
 }
 
 template <class Scalar>

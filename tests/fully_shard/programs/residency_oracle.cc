@@ -40,7 +40,8 @@ ResidencyModel::Touch touch_of(internal::Pass pass) {
 }
 
 const char* name_of(internal::Pass pass) {
-  constexpr const char* names[] = {"training", "inference", "checkpointed", "recompute", "backward"};
+  constexpr const char* names[] = {"training", "inference", "checkpointed", "recompute",
+                                   "backward"};
   return names[static_cast<size_t>(pass)];
 }
 

@@ -80,7 +80,8 @@ TEST(HybridLateGradients, OfOneRankAreReducedOnAllThoughTheLastUnitStaysInItsRep
     const auto run = [&](bool late) {
       for (auto& parameter : last->parameters()) parameter.mutable_grad().reset();
       const auto x = torch::ones({1, 4}, torch::requires_grad());
-      const auto y = LateUse::apply(x, [last] { return (last->weight * 3).sum(); }, late);
+      const auto y = LateUse::apply(
+          x, [last] { return (last->weight * 3).sum(); }, late);
       last(first(y)).sum().backward();
       return DTensor(last->parameters()[0].grad()).full_tensor();
     };
