@@ -209,12 +209,13 @@ class LocalJob {
 
 }  // namespace
 
-std::optional<int> launch_ranks(int64_t ranks) {
+std::optional<int> launch_ranks(int64_t ranks, const std::function<void()>& check) {
   if (const char* launcher = std::getenv(kLauncherVariable)) {
     follow_launcher(static_cast<pid_t>(std::atoll(launcher)));
     return std::nullopt;
   }
   if (started_by_another_launcher() || ranks == 1) return std::nullopt;
+  if (check) check();
   const sigset_t signals = launcher_signals();
   sigprocmask(SIG_BLOCK, &signals, nullptr);
   return LocalJob(ranks).wait();

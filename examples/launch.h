@@ -10,6 +10,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 
 namespace examples {
@@ -17,12 +18,13 @@ namespace examples {
 // Returns nothing in a rank: the caller goes on. In the launcher it starts `ranks` copies
 // of this program with the same arguments and with RANK, WORLD_SIZE, LOCAL_RANK,
 // MASTER_ADDR and MASTER_PORT, waits for them, and returns the exit code. One rank needs
-// no launcher.
+// no launcher. check: runs in the launcher before any rank does; what it throws is told
+// once, not by every rank.
 //
-// SIGINT or SIGTERM to the launcher stops every rank (exit code 128 + signal). When a
-// rank fails, a message on stderr names it and the others are stopped (exit code 1); so
-// are all ranks when the launcher itself is killed. Throws std::system_error when the
-// ranks cannot be started.
-std::optional<int> launch_ranks(int64_t ranks);
+// SIGINT, SIGTERM or SIGHUP to the launcher stops every rank (exit code 128 + signal).
+// When a rank fails, a message on stderr names it and the others are stopped (exit code
+// 1); so are all ranks when the launcher itself is killed. Throws std::system_error when
+// the ranks cannot be started.
+std::optional<int> launch_ranks(int64_t ranks, const std::function<void()>& check = {});
 
 }  // namespace examples

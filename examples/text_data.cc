@@ -6,7 +6,6 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
 #include <vector>
 
 namespace examples {
@@ -23,9 +22,14 @@ enum Stream : uint64_t { kTraining = 1, kHeldOut = 2 };
 std::string read_file(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);
   TORCH_CHECK_VALUE(file.good(), "--data: cannot read ", path.string());
-  std::ostringstream text;
-  text << file.rdbuf();
-  return text.str();
+  std::string text;
+  std::vector<char> chunk(size_t{1} << 16);
+  while (file) {
+    file.read(chunk.data(), static_cast<std::streamsize>(chunk.size()));
+    text.append(chunk.data(), static_cast<size_t>(file.gcount()));
+  }
+  TORCH_CHECK_VALUE(!file.bad(), "--data: cannot read ", path.string());
+  return text;
 }
 
 bool is_text(const std::string& content) { return content.find('\0') == std::string::npos; }

@@ -151,12 +151,20 @@ int after_output(int exit_code) {
   return 1;
 }
 
+// What every rank would find wrong.
+void check_job(const examples::TrainingOptions& options, int64_t ranks) {
+  examples::check_replicas(options.replicas, ranks);
+  examples::TextData(options.data, options.seed)
+      .training_batch(/*step=*/0, /*rank=*/0, /*rows=*/1, options.tokens);
+}
+
 int run(const std::vector<char*>& left) {
-  // First: what is wrong is reported once, not by every rank.
   refuse_further_arguments(left);
   const auto options = options_from_flags();
   const auto threads = static_cast<int>(at_least(1, FLAGS_threads));
-  if (auto exit_code = examples::launch_ranks(at_least(1, FLAGS_ranks))) return *exit_code;
+  const auto ranks = at_least(1, FLAGS_ranks);
+  const auto exit_code = examples::launch_ranks(ranks, [&] { check_job(options, ranks); });
+  if (exit_code) return *exit_code;
   at::set_num_threads(threads);
   return after_output(examples::train(options));
 }

@@ -237,13 +237,17 @@ class Trainer {
 // One dimension shards; before it, where asked for, one replicates.
 fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks) {
   if (options.replicas == 1) return fsdp::init_device_mesh(options.device, {ranks});
-  TORCH_CHECK_VALUE(ranks % options.replicas == 0, "--replicas: ", options.replicas,
-                    ", allowed are divisors of the number of ranks, ", ranks);
+  check_replicas(options.replicas, ranks);
   return fsdp::init_device_mesh(options.device, {options.replicas, ranks / options.replicas},
                                 {"replicate", "shard"});
 }
 
 }  // namespace
+
+void check_replicas(int64_t replicas, int64_t ranks) {
+  TORCH_CHECK_VALUE(ranks % replicas == 0, "--replicas: ", replicas,
+                    ", allowed are divisors of the number of ranks, ", ranks);
+}
 
 int train(const TrainingOptions& options) {
   const auto place = fsdp::launch_environment();

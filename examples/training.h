@@ -38,4 +38,7 @@ struct TrainingOptions {
 // world.
 int train(const TrainingOptions& options);
 
+// Throws ValueError, naming --replicas, unless they divide the ranks.
+void check_replicas(int64_t replicas, int64_t ranks);
+
 }  // namespace examples

@@ -116,22 +116,22 @@ expect_refusal "--width: 100, allowed are multiples of 8" --width=100
 expect_refusal "--kv_heads: 3, allowed are divisors of --heads, 4" --kv_heads=3
 expect_refusal "--optimizer: adagrad, allowed are adamw and sgd" --optimizer=adagrad
 expect_refusal "--ranks: 0, allowed is 1 or more" --ranks=0
+expect_refusal "--replicas: 3, allowed are divisors of the number of ranks, 2" --replicas=3
 expect_refusal "Unknown command line flag 'nonsense'" --nonsense=1
 expect_refusal "Illegal value 'abc' specified for flag 'steps'" --steps=abc
 if ! nvidia-smi > /dev/null 2>&1; then
   expect_refusal "--device: cuda, but LibTorch finds no CUDA device here" --device=cuda
 fi
 
-# Every rank reads the text, and every one would refuse it: one rank alone does so in one line.
 touch "$work/empty"
-expect_refusal "--data: $work/empty has 0 bytes of text, at least 65536 are needed" --data="$work/empty" --ranks=1
+expect_refusal "--data: $work/empty has 0 bytes of text, at least 65536 are needed" --data="$work/empty"
 echo -n x > "$work/byte"
-expect_refusal "--data: $work/byte has 1 bytes of text, at least 65536 are needed" --data="$work/byte" --ranks=1
+expect_refusal "--data: $work/byte has 1 bytes of text, at least 65536 are needed" --data="$work/byte"
 mkdir "$work/binaries"
 cp "$program" "$work/binaries"
-expect_refusal "--data: $work/binaries has 0 bytes of text, at least 65536 are needed" --data="$work/binaries" --ranks=1
+expect_refusal "--data: $work/binaries has 0 bytes of text, at least 65536 are needed" --data="$work/binaries"
 # Reading this file fails even for root.
-expect_refusal "--data: /proc/self/mem has 0 bytes of text, at least 65536 are needed" --data=/proc/self/mem --ranks=1
+expect_refusal "--data: cannot read /proc/self/mem" --data=/proc/self/mem
 
 expect_exit 0 --help
 grep --quiet -- "--ranks" "$work/out" || fail "--help does not show the flags"
