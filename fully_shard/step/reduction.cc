@@ -91,17 +91,17 @@ bool Reduction::announces_late() const { return buffer_.late(std::get<Received>(
 std::optional<ReducedRow> Reduction::result() && {
   auto [row, use] = std::exchange(std::get<Received>(stage_), {});
   if (use == Received::Use::kKept) return std::nullopt;
-  return std::optional<ReducedRow>(std::in_place, group_, std::move(buffer_), std::move(row));
+  return std::optional<ReducedRow>(std::in_place, group_->unit().shared_from_this(),
+                                   std::move(buffer_), std::move(row));
 }
 
-ReducedRow::ReducedRow(const c10::intrusive_ptr<ParamGroup>& group, GradientBuffer buffer,
-                       at::Tensor row)
-    : group_(group), buffer_(std::move(buffer)), row_(std::move(row)) {}
+ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Tensor row)
+    : unit_(std::move(unit)), buffer_(std::move(buffer)), row_(std::move(row)) {}
 
 void ReducedRow::publish() {
   const auto row = std::exchange(row_, {});
-  const auto group = group_.lock();
-  if (!group) return;
+  if (unit_->group == nullptr) return;
+  const auto group = c10::intrusive_ptr<ParamGroup>::reclaim_copy(unit_->group);
   auto& gradients = group->gradients();
   const auto used = buffer_.used(row);
   if (gradients.divisor() != 1) row.div_(gradients.divisor());

@@ -24,16 +24,17 @@
 namespace fsdp::internal {
 
 // What a reduction brought. It may wait for the last of several backwards, and the
-// group's driver keeps it meanwhile: it does not keep the group.
+// group's driver keeps it meanwhile: it does not keep the group (not even a weak pointer,
+// which would keep it from being destroyed).
 class ReducedRow {
  public:
-  ReducedRow(const c10::intrusive_ptr<ParamGroup>& group, GradientBuffer buffer, at::Tensor row);
+  ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Tensor row);
   // Divides, casts and adds into the entries' .grad. Nothing where the group is gone. At
   // most once.
   void publish();
 
  private:
-  c10::weak_intrusive_ptr<ParamGroup> group_;
+  std::shared_ptr<Unit> unit_;  // knows its group as long as there is one
   GradientBuffer buffer_;
   at::Tensor row_;  // [elements], of sum_dtype
 };

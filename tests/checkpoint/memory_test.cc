@@ -4,6 +4,7 @@
 #include "checkpoint/state_dict.h"
 #include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"
+#include "tests/support/instrumented.h"
 #include "tests/support/process_ranks.h"
 
 #include <gtest/gtest.h>
@@ -134,7 +135,12 @@ TEST(DISABLED_Memory, SavesOfShardsOfOneGibibyteStayWithinTheirBounds) { expect_
 TEST(Memory, SavesOfAModelStayWithinTheirBounds) { expect_bounded(4, 48); }
 
 // As small as most units of a model.
-TEST(Memory, SavesOfManySmallUnitsStayWithinTheirBounds) { expect_bounded(192, 1); }
+TEST(Memory, SavesOfManySmallUnitsStayWithinTheirBounds) {
+#ifdef FSDP_INSTRUMENTED
+  GTEST_SKIP() << "AddressSanitizer keeps what is freed";
+#endif
+  expect_bounded(192, 1);
+}
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -3,10 +3,16 @@
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/process_ranks.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
+
+using ::testing::HasSubstr;
 
 DecoderImpl& decoder_of(Model& model) { return dynamic_cast<DecoderImpl&>(*model.module); }
 
@@ -44,23 +50,29 @@ const ChildCase kTouchesUnequalUnitsInOppositeOrder("touches_unequal_units_in_op
   return 0;
 });
 
-TEST(Divergence, ARankThatSkipsAUnitIsAnErrorOnEveryRankWithinTheTimeout) {
-  const auto ends = run_processes("skips_a_unit", 2, std::chrono::seconds(40));
-  for (const auto& end : ends) {
+// Every rank ends by an exception that names what both issued, and by no signal. Rank i
+// issued what `issued[i]` says.
+void expect_named_on_every_rank(const std::string& child, const std::vector<std::string>& issued) {
+  const auto ends = run_processes(child, 2, std::chrono::seconds(40));
+  for (size_t rank = 0; rank < ends.size(); ++rank) {
+    const auto& end = ends[rank];
+    const auto other = 1 - rank;
     EXPECT_FALSE(end.killed_at_deadline) << end.output;
-    EXPECT_NE(end.exit_code, 0) << end.output;
-    EXPECT_NE(end.output.find("unit '"), std::string::npos) << end.output;
+    EXPECT_EQ(end.exit_code, 1) << end.output;
+    EXPECT_THAT(end.output, HasSubstr("out of order"));
+    EXPECT_THAT(end.output, HasSubstr(c10::str("rank ", rank, " issued the ", issued[rank])));
+    EXPECT_THAT(end.output, HasSubstr(c10::str("rank ", other, " issued the ", issued[other])));
   }
 }
 
-TEST(Divergence, UnequalUnitsInOppositeOrderEndEveryRankWithTheLastOperationNamed) {
-  const auto ends =
-      run_processes("touches_unequal_units_in_opposite_order", 2, std::chrono::seconds(40));
-  for (const auto& end : ends) {
-    EXPECT_FALSE(end.killed_at_deadline) << end.output;
-    EXPECT_NE(end.exit_code, 0) << end.output;
-    EXPECT_NE(end.output.find("all-gather of unit '"), std::string::npos) << end.output;
-  }
+TEST(Divergence, ARankThatSkipsAUnitIsAnErrorOnEveryRankThatNamesBothUnits) {
+  expect_named_on_every_rank("skips_a_unit",
+                             {"all-gather of unit 'block1'", "all-gather of unit 'block0'"});
+}
+
+TEST(Divergence, UnequalUnitsInOppositeOrderAreAnErrorOnEveryRankThatNamesBothUnits) {
+  expect_named_on_every_rank("touches_unequal_units_in_opposite_order",
+                             {"all-gather of unit 'head'", "all-gather of unit 'block0'"});
 }
 
 }  // namespace

@@ -1,11 +1,16 @@
 // What torch::nn::init does to registry entries beyond elementwise operators.
+#include "device_mesh/process_group.h"
 #include "tests/fully_shard/training/parity.h"
+#include "tests/support/full_value.h"
+#include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <chrono>
+#include <cstdio>
 #include <functional>
 #include <memory>
 
@@ -52,6 +57,37 @@ TEST_P(EntryInitialisation, BernoulliDrawsWhatItDrawsOnOneRank) {
     EXPECT_TRUE(is_dtensor(drawn));
     EXPECT_TRUE(DTensor(drawn).full_tensor().equal(at::bernoulli(plain.sigmoid(), other)));
   });
+}
+
+// It takes no generator, so ranks need default generators of their own: processes.
+const ChildCase kIsSparse("initialises_sparsely", [] {
+  init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(20)});
+  const auto sparse = [](const torch::Tensor& tensor) {
+    torch::manual_seed(5);
+    torch::nn::init::sparse_(tensor, /*sparsity=*/0.4, /*std=*/0.5);
+  };
+  const auto expected = torch::ones({5, 3});
+  sparse(expected);
+  int failures = (expected == 0).sum().item<int64_t>() == 6 ? 0 : 1;
+  for (const bool by_member : {false, true}) {
+    const auto module = std::make_shared<torch::nn::Module>();
+    const auto member = module->register_parameter("weight", torch::ones({5, 3}));
+    fully_shard(*module, init_device_mesh(torch::kCPU, {launch_environment().world_size}));
+    const auto entry = module->parameters()[0];
+    sparse(by_member ? member : entry);
+    if (is_dtensor(entry) && full_value(entry).equal(expected) &&
+        member.detach().clone().equal(expected))
+      continue;
+    std::printf("wrong by the %s\n", by_member ? "member" : "entry");
+    ++failures;
+  }
+  destroy_process_group();
+  return failures;
+});
+
+TEST(EntryInitialisationInProcesses, SparseIsThePlainOneByEntryAndByMember) {
+  for (const auto& end : run_processes("initialises_sparsely", 2, std::chrono::seconds(60)))
+    EXPECT_EQ(end.exit_code, 0) << end.output;
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, EntryInitialisation, ::testing::Values(1, 2, 3));

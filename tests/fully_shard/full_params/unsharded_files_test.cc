@@ -1,5 +1,6 @@
 // What users do to a model besides training it: save and load, convert, copy, average.
 #include "tests/fully_shard/decoder.h"
+#include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
 
@@ -11,6 +12,7 @@
 namespace fsdp::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 
 class UnshardedFiles : public Worlds {};
@@ -105,12 +107,16 @@ TEST_P(UnshardedFiles, TheDtypeCanNotChangeUnderALivingGraph) {
   });
 }
 
-TEST_P(UnshardedFiles, CloningAShardedModuleIsAnErrorAndLeavesItAlone) {
+TEST_P(UnshardedFiles, CloningAShardedModuleIsAnErrorThatSaysWhatToDoAndLeavesItAlone) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
     torch::manual_seed(1);
     torch::nn::Linear linear(3, 5);
     fully_shard(linear, mesh);
-    EXPECT_THROW(linear->clone(), c10::Error);
+    expect_error<c10::ValueError>([&] { linear->clone(); },
+                                  AllOf(HasSubstr("Module::clone of a sharded module"),
+                                        HasSubstr("Build a new module, apply fully_shard to it"),
+                                        HasSubstr("copy the registry entries")));
+    EXPECT_TRUE(is_dtensor(linear->parameters()[0]));
     EXPECT_NO_THROW(linear(torch::ones({1, 3})).sum().backward());
   });
 }

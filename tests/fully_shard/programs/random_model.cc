@@ -122,24 +122,30 @@ class RandomBlock : public torch::nn::Module {
     return x;
   }
 
-  // Registry entries stand for parameters where gradients are recorded; elsewhere they
-  // are shards.
+  // The parameters of a list have no other handle. An entry stands for its parameter in
+  // any mode where it, or a view of it, meets a plain tensor.
   static Tensor fetch(const ModelTensor& slot, bool through_registry) {
+    return through_registry ? slot.entry() : slot.member;
+  }
+  // For operators that have it alone: where nothing is recorded for an entry, they give
+  // DTensors.
+  static Tensor fetch_alone(const ModelTensor& slot, bool through_registry) {
     if (!through_registry || !at::GradMode::is_enabled()) return slot.member;
-    auto entry = slot.entry();
+    const auto entry = slot.entry();
     return entry.requires_grad() ? entry : slot.member;
   }
 
   static Tensor use(Tensor x, const ParamSpec& param, const ModelTensor& slot,
                     const Forward& forward) {
-    if (param.penalised) x = x + 0.01 * sum_of_squares(fetch(slot, true));
+    if (param.penalised) x = x + 0.01 * sum_of_squares(fetch_alone(slot, true));
     if (param.use == Use::kUnused) return x;
-    const auto p = fetch(slot, param.in_list);
+    if (param.use == Use::kMatmul) {
+      const auto p = fetch(slot, param.in_list);
+      return x + 0.3 * x.to(p.scalar_type()).matmul(p.t()).tanh().matmul(p).to(at::kFloat);
+    }
+    if (param.use == Use::kBias) return (x + fetch(slot, param.in_list)).to(at::kFloat);
+    const auto p = fetch_alone(slot, param.in_list);
     switch (param.use) {
-      case Use::kMatmul:
-        return x + 0.3 * x.to(p.scalar_type()).matmul(p.t()).tanh().matmul(p).to(at::kFloat);
-      case Use::kBias:
-        return x + p.to(at::kFloat);
       case Use::kGain:
         return x * (1 + 0.05 * sum_of_squares(p).tanh());  // bounded: training must not diverge
       case Use::kMasked:

@@ -115,6 +115,45 @@ TEST_P(EntriesAsLeaves, ABackwardToAMemberAndAnEntryIsAnErrorThatNamesTheWaysOut
   });
 }
 
+// docs/from_pytorch.md: an entry is in no graph, and alone gets nothing.
+TEST_P(EntriesAsLeaves, ABackwardToEntriesAloneBringsNothingAndTheNextOneIsRight) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    const auto input_of = [](int64_t r) { return input() * (1.0 + static_cast<double>(r)); };
+    Pair plain;
+    for (int64_t r = 0; r < mesh.size(); ++r) plain(input_of(r)).pow(2).sum().backward();
+    for (const size_t count : {1, 4}) {
+      auto model = sharded(Pair(), mesh);
+      const auto entries = model->parameters();
+      const auto expect_the_mean = [&](const char* what) {
+        for (size_t i = 0; i < entries.size(); ++i) {
+          const auto mean = plain->parameters()[i].grad() / mesh.size();
+          ASSERT_TRUE(entries[i].grad().defined()) << what << ", " << i;
+          EXPECT_TRUE(torch::allclose(full_gradient(entries[i]), mean, 1e-5, 1e-6))
+              << what << ", " << i;
+        }
+        EXPECT_EQ(counters(mesh).gradient_bytes, 0) << what;
+        EXPECT_EQ(counters(mesh).unsharded_bytes, 0) << what;
+        model->zero_grad();
+      };
+      const auto loss = model(input_of(rank)).pow(2).sum();
+      const auto reductions = counters(mesh).reduce_scatters;
+      loss.backward({}, /*retain_graph=*/true, /*create_graph=*/false,
+                    std::vector<Tensor>(entries.begin(), entries.begin() + count));
+      for (const auto& entry : entries) EXPECT_FALSE(entry.grad().defined());
+      for (const auto& layer : {model->first, model->second}) {
+        EXPECT_FALSE(layer->weight.grad().defined());
+        EXPECT_FALSE(layer->bias.grad().defined());
+      }
+      EXPECT_EQ(counters(mesh).reduce_scatters, reductions);
+      EXPECT_EQ(counters(mesh).gradient_bytes, 0);
+      loss.backward();
+      expect_the_mean("the same graph");
+      model(input_of(rank)).pow(2).sum().backward();
+      expect_the_mean("the next step");
+    }
+  });
+}
+
 TEST_P(EntriesAsLeaves, GradientsOfEntriesAreTakenAsValues) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     Pair plain;

@@ -1,5 +1,8 @@
+#include "fully_shard/units/unit.h"
 #include "tests/fully_shard/decoder.h"
+#include "tests/support/full_value.h"
 #include "tests/support/instrumented.h"
+#include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 
@@ -8,6 +11,7 @@
 #include <unistd.h>
 
 #include <fstream>
+#include <vector>
 #ifdef FSDP_INSTRUMENTED
 extern "C" size_t
 __sanitizer_get_current_allocated_bytes();  // not every compiler brings the header
@@ -82,6 +86,57 @@ TEST_P(Lifetime, AGraphOutlivesItsModuleAndDeadEntriesAreStillReduced) {
     EXPECT_EQ(counters(mesh).reduce_scatters - before, world == 1 ? 0 : 1);
     loss.reset();
     EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+  });
+}
+
+// The units of a model that died after one backward. A unit has no group once the
+// parameters are gone.
+std::vector<FSDPModule> units_of_a_dropped_model(const DeviceMesh& mesh, bool is_last_backward) {
+  auto model = build_seeded([] { return decoder_model(4, 2); });
+  shard_decoder(*model.module, mesh);
+  get_fsdp_module(*model.module).set_is_last_backward(is_last_backward);
+  model.loss(make_data(1)).backward();
+  auto units = fsdp_modules(*model.module);
+  for (const auto& unit : units) EXPECT_NE(unit.unit()->group, nullptr);
+  EXPECT_GT(counters(mesh).sharded_bytes, 0);
+  return units;
+}
+
+TEST_P(Lifetime, AModelThatIsDroppedBeforeItsLastBackwardIsFreed) {
+  on_ranks_of(GetParam(), [](int64_t, const DeviceMesh& mesh) {
+    for (const bool is_last_backward : {true, false}) {
+      SCOPED_TRACE(is_last_backward ? "after the last backward" : "before the last backward");
+      for (const auto& unit : units_of_a_dropped_model(mesh, is_last_backward))
+        EXPECT_EQ(unit.unit()->group, nullptr) << unit.name();
+      // No unit lives on the mesh, so nothing is counted; nor is it when one comes.
+      EXPECT_EQ(counters(mesh).sharded_bytes, 0);
+      EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+      EXPECT_EQ(counters(mesh).gradient_bytes, 0);
+      EXPECT_EQ(counters(mesh).staging_bytes, 0);
+      EXPECT_EQ(counters(mesh).peak_bytes, 0);
+      EXPECT_EQ(counters(mesh).all_gathers, 0);
+      EXPECT_EQ(counters(mesh).reduce_scatters, 0);
+      auto next = make_linear(2, 2);
+      fully_shard(next, mesh);
+      EXPECT_EQ(counters(mesh).all_gathers, 0);
+      EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    }
+  });
+}
+
+TEST_P(Lifetime, AModelThatIsDroppedBeforeItsLastBackwardLeavesAnotherAsItWas) {
+  on_ranks_of(GetParam(), [](int64_t, const DeviceMesh& mesh) {
+    auto witness = make_linear(2, 2);  // keeps the counters
+    fully_shard(witness, mesh);
+    const auto before = counters(mesh);
+    for (const auto& unit : units_of_a_dropped_model(mesh, /*is_last_backward=*/false))
+      EXPECT_EQ(unit.unit()->group, nullptr) << unit.name();
+    EXPECT_EQ(counters(mesh).sharded_bytes, before.sharded_bytes);
+    EXPECT_EQ(counters(mesh).unsharded_bytes, before.unsharded_bytes);
+    EXPECT_EQ(counters(mesh).gradient_bytes, 0);
+    EXPECT_EQ(counters(mesh).staging_bytes, 0);
+    witness(torch::ones({1, 2})).sum().backward();
+    EXPECT_TRUE(torch::equal(full_gradient(witness->parameters()[1]), torch::ones({2})));
   });
 }
 

@@ -114,6 +114,54 @@ TEST_P(ActivationCheckpoint, TakesAndGivesSeveralTensorsNestedAndWithoutGradient
   });
 }
 
+// As torch.autocast does, only around the forward, and what was cast is forgotten after
+// it. The steps are so large that each one shows in the next loss. Gives the losses.
+std::vector<double> train_in_autocast(const std::vector<torch::nn::Linear>& layers, bool saves) {
+  std::vector<Tensor> parameters;
+  for (const auto& layer : layers)
+    for (const auto& parameter : layer->parameters()) parameters.push_back(parameter);
+  torch::optim::SGD optimizer(parameters, 2.0);
+  std::vector<double> losses;
+  for (int step = 0; step < 3; ++step) {
+    at::autocast::set_autocast_enabled(at::kCPU, true);
+    auto x = torch::linspace(-1, 1, 24).view({4, 6});
+    for (const auto& layer : layers) {
+      const auto region = [&layer](const Tensor& in) {  // autocast keeps casts of whole leaves
+        return torch::tanh(torch::linear(in, layer->weight, layer->bias));
+      };
+      x = saves ? checkpoint(region, x) : region(x);
+    }
+    const auto loss = x.to(at::kFloat).pow(2).sum();
+    at::autocast::set_autocast_enabled(at::kCPU, false);
+    at::autocast::clear_cache();
+    EXPECT_EQ(x.scalar_type(), at::kBFloat16);
+    losses.push_back(loss.item<double>());
+    optimizer.zero_grad();
+    loss.backward();
+    optimizer.step();
+  }
+  return losses;
+}
+
+TEST_P(ActivationCheckpoint, TrainsUnderAutocastAsThePlainModel) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    std::vector<torch::nn::Linear> plain, saving;
+    for (auto* layers : {&plain, &saving}) {
+      for (int i = 0; i < 3; ++i) fully_shard(layers->emplace_back(make_linear(6, 6)), mesh);
+    }
+    const auto expected = train_in_autocast(plain, /*saves=*/false);
+    EXPECT_EQ(train_in_autocast(saving, /*saves=*/true), expected);
+    EXPECT_NE(expected[0], expected[1]);
+    EXPECT_NE(expected[1], expected[2]);
+    for (size_t i = 0; i < plain.size(); ++i) {
+      for (const size_t j : {0, 1})
+        EXPECT_TRUE(torch::equal(full_value(saving[i]->parameters()[j]),
+                                 full_value(plain[i]->parameters()[j])))
+            << "layer " << i << ", parameter " << j;
+    }
+  });
+}
+
 INSTANTIATE_WORLDS(ActivationCheckpoint, 1, 2, 3);
 
 TEST(ActivationCheckpointAlone, RunsAgainWithTheSameRandomNumbersAndLeavesTheLaterOnes) {
