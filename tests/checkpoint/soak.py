@@ -26,8 +26,8 @@ KEPT = 2
 TOLERANCE = 2e-3
 
 
-def start(folder, ranks, options):
-    command = [PROGRAM, f"--ranks={ranks}", f"--batch={GLOBAL_BATCH // ranks}", f"--steps={options.steps}"]
+def start(folder, ranks, steps):
+    command = [PROGRAM, f"--ranks={ranks}", f"--batch={GLOBAL_BATCH // ranks}", f"--steps={steps}"]
     command += ["--width=32", "--blocks=2", "--heads=2", "--kv_heads=1", "--tokens=32", "--generate=0"]
     command += ["--validate_every=0", f"--checkpoint={folder}", "--save_every=3", "--resume"]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
@@ -53,7 +53,7 @@ def losses_of(output):
 
 
 def run_to_end(folder, ranks, options):
-    process = start(folder, ranks, options)
+    process = start(folder, ranks, options.steps)
     output, _ = process.communicate()
     if process.returncode != 0:
         sys.exit(f"the training failed:\n{output}")
@@ -64,7 +64,8 @@ def run_disturbed(folder, options, typical_seconds):
     losses, resumed, kills = {}, 0, 0
     while kills < options.kills:
         ranks = random.randint(1, 4) if options.mixed else RANKS
-        process = start(folder, ranks, options)
+        # One step less than the last training, whose save then always follows theirs: what they left is its to remove.
+        process = start(folder, ranks, options.steps - 1)
         try:
             output, _ = process.communicate(timeout=random.uniform(0.3, 1.2) * typical_seconds)
             if process.returncode != 0:
