@@ -82,9 +82,7 @@ TEST_P(FreezingEffects, ByAnyHandleAndSpellingAndBackByAnyOther) {
   });
 }
 
-class FreezingTraffic : public Worlds {};
-
-TEST_P(FreezingTraffic, AFrozenParameterIsInNoReductionsBytes) {
+TEST_P(FreezingEffects, AFrozenParameterIsInNoReductionsBytes) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     const auto peak_of_backward = [&](bool frozen) {
       auto layer = constant_layer(256, mesh);
@@ -94,7 +92,8 @@ TEST_P(FreezingTraffic, AFrozenParameterIsInNoReductionsBytes) {
       loss.backward();
       return counters(mesh).peak_bytes;
     };
-    EXPECT_GE(peak_of_backward(false) - peak_of_backward(true), 256 * 256 * 4);
+    const int64_t packed = mesh.size() == 1 ? 0 : 256 * 256 * 4;  // one rank reduces nothing
+    EXPECT_GE(peak_of_backward(false) - peak_of_backward(true), packed);
   });
 }
 
@@ -122,7 +121,6 @@ TEST_P(FreezingEffects, TheSideThatChangedLastWins) {
 }
 
 INSTANTIATE_WORLDS(FreezingEffects, 1, 2, 3);
-INSTANTIATE_WORLDS(FreezingTraffic, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

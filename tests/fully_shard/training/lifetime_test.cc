@@ -140,6 +140,23 @@ TEST_P(Lifetime, AModelThatIsDroppedBeforeItsLastBackwardLeavesAnotherAsItWas) {
   });
 }
 
+// What their backwards brought and nobody took, a megabyte each, goes with them.
+TEST_P(Lifetime, ModelsThatAreDroppedBeforeTheirLastBackwardLeaveNoMemory) {
+  on_ranks_of(GetParam(), [](int64_t, const DeviceMesh& mesh) {
+    constexpr int64_t kWidth = 512, kMegabyte = kWidth * kWidth * 4;
+    auto witness = make_linear(2, 2);  // its mesh goes on
+    fully_shard(witness, mesh);
+    int64_t in_use = 0;
+    for (int i = 1; i <= 60; ++i) {
+      auto layer = make_linear(kWidth, kWidth);
+      fully_shard(layer, mesh).set_is_last_backward(false);
+      layer(torch::ones({1, kWidth})).sum().backward();
+      if (i == 10) in_use = bytes_in_use();
+    }
+    EXPECT_LE(bytes_in_use() - in_use, 15 * kMegabyte);
+  });
+}
+
 INSTANTIATE_WORLDS(Lifetime, 1, 2);
 
 }  // namespace

@@ -92,10 +92,15 @@ void play(Adversaries& a, bool freeze, const std::function<void(Loss&)>& backwar
   a.discriminator_optimizer.step();
   after(a.generator);
 
-  if (freeze) set_trains(a.discriminator, false);
+  if (freeze) {
+    a.discriminator_optimizer.zero_grad();
+    set_trains(a.discriminator, false);
+  }
   a.generator_optimizer.zero_grad();
   backward(generator_loss);
   a.generator_optimizer.step();
+  for (const auto& parameter : a.discriminator->parameters())
+    EXPECT_EQ(parameter.grad().defined(), !freeze);
   if (freeze) set_trains(a.discriminator, true);
   after(a.discriminator);
 }
