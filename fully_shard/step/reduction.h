@@ -32,6 +32,7 @@ class ReducedRow {
   // Divides, casts and adds into the entries' .grad. Nothing where the group is gone. At
   // most once.
   void publish();
+  bool is_of(const Unit& unit) const { return unit_.get() == &unit; }
 
  private:
   std::shared_ptr<Unit> unit_;  // knows its group as long as there is one

@@ -205,6 +205,9 @@ void Runtime::abort_graph_task(int task) noexcept {
 
 void Runtime::destroyed(ParamGroup& group) noexcept {
   debts_.paid(&group);
+  for (auto& [root, rows] : held_back_)
+    std::erase_if(rows, [&](const ReducedRow& row) { return row.is_of(group.unit()); });
+  std::erase_if(held_back_, [](const auto& item) { return item.second.empty(); });
   if (run_) run_->remove(group);
   if (settled_ == &group) settled_ = nullptr;
   auto& settled = group.unit().root->settled;
