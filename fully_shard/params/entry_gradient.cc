@@ -40,7 +40,7 @@ void add_to_entry_gradient(const ShardedParam& param, const at::Tensor& part, in
   const auto entry = param.entry();
   if (!entry.defined()) return;  // its module is gone; the reduction was issued all the same
   const auto shape = local_of(entry).sizes();
-  const auto local = part.sizes() == shape ? part : part.view(shape);  // [0]
+  const auto local = part.sizes() == shape ? part : part.view(shape);  // no elements
   auto gradient = run_hooks(param, entry, make_dtensor(local, param.spec()), global_rank);
   if (entry.grad().defined()) {
     check_placement(entry.grad(), param, "the .grad", global_rank);

@@ -126,14 +126,17 @@ void ParamGroup::fill() {
 void ParamGroup::check_agreement(uint64_t word, bool shards_agree) {
   std::vector<uint64_t> of_replicas;
   if (replicas_ && word != 0 && replicas_->checks_stamps()) {
-    const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
-    const auto told = issue(shards_agree ? word : AgreedValues::kDiffer);
-    of_replicas = replicas_->gather(nothing, told)->wait().agreements();
+    of_replicas = words_of_replicas(shards_agree ? word : AgreedValues::kDiffer);
   }
   if (!shards_agree) report_difference(shard_dim_of(mesh_));
   const auto differ = std::find(of_replicas.begin(), of_replicas.end(), AgreedValues::kDiffer);
   if (differ != of_replicas.end()) report_difference_in(differ - of_replicas.begin());
   if (!all_are(word, of_replicas)) report_difference(*replicate_dim_of(mesh_));
+}
+
+std::vector<uint64_t> ParamGroup::words_of_replicas(uint64_t word) const {
+  const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
+  return replicas_->gather(nothing, issue(word))->wait().agreements();
 }
 
 void ParamGroup::report_difference_in(int64_t replica) {

@@ -136,6 +136,9 @@ class ParamGroup final : public OnDemandGroup {
   ShardDim& dim() const { return *dim_; }
   // To the ranks with the same shards; null where there are none.
   Transport* replicas() const { return replicas_.get(); }
+  // The words that the replicas tell each other here, by replica. Blocks. REQUIRES:
+  // replicas(). Collective over them.
+  std::vector<uint64_t> words_of_replicas(uint64_t word) const;
   // One rank: members borrow the shards, and nothing is ever sent.
   bool is_alone() const { return dim_->shard_count() == 1 && !replicas_; }
   const GroupAccounts& accounts() const { return accounts_; }

@@ -5,8 +5,6 @@
 #include "fully_shard/params/runtime_mode.h"
 #include "on_demand/pass.h"
 
-#include <ATen/ops/empty.h>
-
 #include <algorithm>
 #include <utility>
 
@@ -113,13 +111,11 @@ void BackwardRun::finish() {
 bool BackwardRun::is_late_anywhere() const {
   const auto& last = received_.back();
   const bool late = last.announces_late();
-  auto* const replicas = last.group().replicas();
   const bool some_go_on =
       std::any_of(received_.begin(), received_.end(),
                   [](const auto& reduction) { return reduction.is_over_replicas(); });
-  if (!some_go_on || last.is_over_replicas() || replicas == nullptr) return late;
-  const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
-  const auto told = replicas->gather(nothing, last.group().issue(late))->wait().agreements();
+  if (!some_go_on || last.is_over_replicas() || last.group().replicas() == nullptr) return late;
+  const auto told = last.group().words_of_replicas(late);
   return std::find(told.begin(), told.end(), uint64_t{true}) != told.end();
 }
 
