@@ -13,6 +13,7 @@
 #include <absl/flags/parse.h>
 #include <absl/flags/usage.h>
 #include <absl/flags/usage_config.h>
+#include <absl/strings/numbers.h>
 
 #include <cmath>
 #include <cstdio>
@@ -31,6 +32,12 @@ ABSL_FLAG(std::string, data, "",
           "text to train on, a file or a folder; default: the LibTorch headers on this machine");
 ABSL_FLAG(int64_t, replicas, 1,
           "hybrid sharding: groups of ranks that hold the same shards; a divisor of the ranks");
+ABSL_FLAG(std::string, reshard_after_forward, "",
+          "true, false, or a number of ranks that share the parameters until backward; "
+          "default: true, and false for the root");
+ABSL_FLAG(std::string, param_dtype, "", "mixed precision, what modules compute with: bf16 or f16");
+ABSL_FLAG(std::string, reduce_dtype, "",
+          "what gradients are added up in: bf16, f16 or f32; default: --param_dtype");
 ABSL_FLAG(int64_t, steps, 300, "training steps");
 ABSL_FLAG(int64_t, batch, 8, "sequences per rank and step");
 ABSL_FLAG(int64_t, tokens, 128, "tokens (bytes) per sequence");
@@ -106,6 +113,39 @@ examples::TransformerConfig model_from_flags() {
   return model;
 }
 
+std::optional<at::ScalarType> dtype(const absl::Flag<std::string>& flag) {
+  const std::string name = absl::GetFlag(flag);
+  if (name.empty()) return std::nullopt;
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "f16") return at::kHalf;
+  TORCH_CHECK_VALUE(name == "f32", "--", absl::GetFlagReflectionHandle(flag).Name(), ": ", name,
+                    ", allowed are bf16, f16 and f32");
+  return at::kFloat;
+}
+
+std::optional<fsdp::ReshardAfterForward> reshard_after_forward() {
+  const std::string value = absl::GetFlag(FLAGS_reshard_after_forward);
+  if (value.empty()) return std::nullopt;
+  if (value == "true") return true;
+  if (value == "false") return false;
+  int64_t ranks = 0;
+  TORCH_CHECK_VALUE(absl::SimpleAtoi(value, &ranks), "--reshard_after_forward: ", value,
+                    ", allowed are true, false and a number of ranks");
+  return fsdp::ReshardAfterForward::to_world(ranks);
+}
+
+fsdp::FullyShardOptions sharding_options() {
+  fsdp::FullyShardOptions options{.reshard_after_forward = reshard_after_forward(),
+                                  .mp_policy = {.param_dtype = dtype(FLAGS_param_dtype),
+                                                .reduce_dtype = dtype(FLAGS_reduce_dtype)}};
+  const auto& precision = options.mp_policy;
+  TORCH_CHECK_VALUE(
+      (!precision.param_dtype && !precision.reduce_dtype) || !absl::GetFlag(FLAGS_compare),
+      "--compare and --param_dtype or --reduce_dtype exclude each other: the "
+      "unsharded model is trained in float");
+  return options;
+}
+
 examples::CheckpointOptions checkpoint_options() {
   examples::CheckpointOptions options{.folder = absl::GetFlag(FLAGS_checkpoint),
                                       .every = at_least(0, FLAGS_save_every),
@@ -122,6 +162,7 @@ examples::TrainingOptions options_from_flags() {
   options.data = existing_text(absl::GetFlag(FLAGS_data));
   options.model = model_from_flags();
   options.replicas = at_least(1, FLAGS_replicas);
+  options.sharding = sharding_options();
   options.batch = at_least(1, FLAGS_batch);
   options.tokens = options.model.max_tokens;
   options.steps = at_least(1, FLAGS_steps);

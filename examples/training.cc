@@ -38,11 +38,12 @@ Transformer make_model(const TrainingOptions& options) {
 
 // The embedding, every block and the head are units; the root takes what is left, the
 // last norm.
-void shard(Transformer& model, const fsdp::DeviceMesh& mesh) {
-  fsdp::fully_shard(model->embedding, mesh);
-  for (auto& block : model->blocks) fsdp::fully_shard(block, mesh);
-  fsdp::fully_shard(model->head, mesh);
-  fsdp::fully_shard(model, mesh);
+void shard(Transformer& model, const fsdp::DeviceMesh& mesh,
+           const fsdp::FullyShardOptions& options) {
+  fsdp::fully_shard(model->embedding, mesh, options);
+  for (auto& block : model->blocks) fsdp::fully_shard(block, mesh, options);
+  fsdp::fully_shard(model->head, mesh, options);
+  fsdp::fully_shard(model, mesh, options);
 }
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainingOptions& options,
@@ -84,7 +85,7 @@ class Trainer {
         checkpointing_(options.checkpoints),
         times_([this] { return fsdp::counters(mesh_).wait_seconds; }),
         report_(mesh.rank(), options.steps, options.batch * options.tokens * mesh.size()) {
-    shard(model_, mesh);
+    shard(model_, mesh, options.sharding);
     optimizer_ = make_optimizer(options, model_);  // over the shards
     if (!options.compare) return;
     auto twin = make_model(options);

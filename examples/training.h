@@ -4,6 +4,7 @@
 
 #include "examples/checkpointing.h"
 #include "examples/transformer.h"
+#include "fully_shard/policies.h"
 
 #include <c10/core/DeviceType.h>
 
@@ -18,8 +19,9 @@ struct TrainingOptions {
   std::string data;  // file or folder
   TransformerConfig model;
   int64_t replicas = 1;  // groups of ranks that hold the same shards; a divisor of the ranks
-  int64_t batch = 8;     // sequences per rank and step
-  int64_t tokens = 128;  // per sequence
+  fsdp::FullyShardOptions sharding;  // of every unit
+  int64_t batch = 8;                 // sequences per rank and step
+  int64_t tokens = 128;              // per sequence
   int64_t steps = 300;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   double lr = 2e-3;

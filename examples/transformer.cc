@@ -23,7 +23,8 @@ int64_t swiglu_width(int64_t width) { return (width * 8 / 3 + 15) / 16 * 16; }
 // position. x: [batch, heads, tokens, head width].
 torch::Tensor rotate(const torch::Tensor& x, const torch::Tensor& cos, const torch::Tensor& sin) {
   auto halves = x.chunk(2, -1);
-  return torch::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1);
+  return torch::cat({halves[0] * cos - halves[1] * sin, halves[1] * cos + halves[0] * sin}, -1)
+      .to(x.scalar_type());  // the angles are float, whatever is computed in
 }
 
 void check(const TransformerConfig& config) {
@@ -143,7 +144,7 @@ torch::Tensor TransformerImpl::generate(const torch::Tensor& prompt, int64_t n,
 }
 
 torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets) {
-  return torch::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
+  return torch::cross_entropy_loss(logits.flatten(0, 1).to(torch::kFloat), targets.flatten());
 }
 
 }  // namespace examples

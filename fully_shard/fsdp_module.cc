@@ -151,12 +151,16 @@ void FSDPModule::zero_pending_gradients(bool recurse) {
 
 void FSDPModule::reset_lazy_init() { unit_->root->schedule.forget(); }
 
-void FSDPModule::set_force_sum_reduction_for_comms(bool) {
-  not_implemented("set_force_sum_reduction_for_comms");
+void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {
+  if (unit_->group != nullptr) unit_->group->gradients().set_hook(std::move(hook));
 }
-void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)>) {
-  not_implemented("set_all_reduce_hook");
+
+void FSDPModule::set_reduce_scatter_unused_params(bool enable, bool recurse) {
+  for_each_unit(recurse, [=](auto& unit) { unit.policy.reduce_unused_params = enable; });
 }
+
+void FSDPModule::set_force_sum_reduction_for_comms(bool) {}
+
 void FSDPModule::set_custom_all_gather(Communicate) { not_implemented("set_custom_all_gather"); }
 void FSDPModule::set_custom_reduce_scatter(Communicate) {
   not_implemented("set_custom_reduce_scatter");
@@ -166,9 +170,6 @@ void FSDPModule::set_post_optim_event(std::shared_ptr<void>) {
 }
 void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool) {
   not_implemented("set_allocate_memory_from_process_group_for_comm");
-}
-void FSDPModule::set_reduce_scatter_unused_params(bool, bool) {
-  not_implemented("set_reduce_scatter_unused_params");
 }
 
 }  // namespace fsdp

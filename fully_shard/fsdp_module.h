@@ -61,8 +61,8 @@ class FSDPModule {
   // Hybrid sharding. False: gradients are reduced over the shards only and kept, in size
   // of shards; they join the next backward that reduces over the replicas too.
   void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true);
-  // False: the ends of the next backwards leave .grad unset and parameters unsharded,
-  // until that of a last one.
+  // False: the ends of the next backwards leave .grad unset (but on a mesh of one rank)
+  // and parameters unsharded, until that of a last one.
   void set_is_last_backward(bool is_last_backward);
   // For the forwards to come. Collective over the mesh where to_world(n) is new to it.
   void set_reshard_after_forward(ReshardAfterForward reshard_after_forward, bool recurse = true);
@@ -89,9 +89,22 @@ class FSDPModule {
   // effect: call it on all ranks.
   void reset_lazy_init();
 
-  // Not implemented yet: these throw NotImplementedError.
-  void set_force_sum_reduction_for_comms(bool enable);
+  // Called with the sums of this unit's gradients over all ranks, before they are
+  // divided, once per reduction (one per dtype) and on all ranks in the same order: this
+  // rank's row [elements], padding included, of the dtype that sums are made in. What it
+  // writes in place becomes the gradients: an all-reduce over other ranks, for instance.
+  // Whoever has a hook gets gradients for all trainable parameters, used or not. Runs
+  // inside backward, under no_grad; an exception is the backward's. Empty: none. Local;
+  // every rank must do the same.
   void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook);
+  // True: every trainable parameter gets a gradient from each backward of its root, zeros
+  // where no rank used it, and units that no rank used are reduced as well. Local; every
+  // rank must do the same.
+  void set_reduce_scatter_unused_params(bool enable, bool recurse = true);
+  // Nothing to do: reductions here are always sums, divided afterwards.
+  void set_force_sum_reduction_for_comms(bool enable);
+
+  // Not implemented yet: these throw NotImplementedError.
   // A user's own collectives: from `input` into `output`, finished when the work is.
   using Communicate = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& output,
                                                                    const at::Tensor& input)>;
@@ -99,7 +112,6 @@ class FSDPModule {
   void set_custom_reduce_scatter(Communicate reduce_scatter);
   void set_post_optim_event(std::shared_ptr<void> event);
   void set_allocate_memory_from_process_group_for_comm(bool enable);
-  void set_reduce_scatter_unused_params(bool enable, bool recurse = true);
 
   bool operator==(const FSDPModule&) const = default;
   const std::shared_ptr<internal::Unit>& unit() const { return unit_; }

@@ -1,5 +1,6 @@
 #include "fully_shard/full_params.h"
 
+#include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/summon_full_params.h"
 #include "fully_shard/units/module_tree.h"
@@ -28,7 +29,7 @@ class Window {
   Window(const Group& group, ParamGroup* next) : group_(group) {
     if (!group_) return;
     group_->hold();
-    if (next != nullptr) next->unshard_async();
+    if (next != nullptr && !next->casts()) next->unshard_async();
   }
   ~Window() {
     if (group_) group_->release();
@@ -57,6 +58,13 @@ std::vector<NamedParam> find_params(torch::nn::Module& module) {
     }
   }
   return params;
+}
+
+// In the parameter's own dtype. Collective where members have another one.
+at::Tensor full_value(const at::Tensor& registered, bool casts) {
+  const auto* entry = internal::RegistryEntry::of(registered);
+  if (entry == nullptr) return registered;
+  return casts ? DTensor(registered).full_tensor() : entry->member().detach();
 }
 
 // The units around the module that is being visited, outermost first, full.
@@ -97,11 +105,10 @@ void for_each_full_param(
     const auto& group = params[begin].group;
     while (end < params.size() && params[end].group == group) ++end;
     c10::NoGradGuard no_grad;
-    const Window window(group, end < params.size() ? params[end].group.get() : nullptr);
-    for (size_t i = begin; i < end; ++i) {
-      const auto* entry = internal::RegistryEntry::of(params[i].value);
-      visit(params[i].name, entry == nullptr ? params[i].value : entry->member().detach());
-    }
+    const bool casts = group && group->casts();
+    const Window window(casts ? Group() : group,
+                        end < params.size() ? params[end].group.get() : nullptr);
+    for (size_t i = begin; i < end; ++i) visit(params[i].name, full_value(params[i].value, casts));
   }
 }
 

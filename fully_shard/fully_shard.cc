@@ -67,8 +67,8 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
   const auto runtime = internal::Runtime::of(mesh);
   const auto replicas = runtime->replicas(mesh);
   const auto sharing = neighbours ? runtime->neighbours(mesh, *neighbours) : nullptr;
-  const auto entries =
-      internal::create_group(mesh, runtime->dim(), replicas, unit, runtime, tensors, names);
+  const auto entries = internal::create_group(mesh, runtime->dim(), replicas, unit, runtime,
+                                              tensors, names, unit->precision);
   unit->group->set_neighbours(sharing);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
@@ -82,6 +82,7 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   internal::validate_parameters(modules, managed, mesh, options);
   const auto after = internal::after_forward("fully_shard", options.reshard_after_forward, mesh);
   auto unit = std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = after.reshards});
+  unit->precision = options.mp_policy;
   unit->ignore(options.ignored_params);
   shard_parameters(mesh, managed, unit, after.neighbours);
   adopt_units(unit, managed);

@@ -22,6 +22,7 @@
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
+#include "fully_shard/forward.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/full_params.h"
 #include "fully_shard/grad.h"
@@ -56,9 +57,10 @@ namespace fsdp {
 // ignored tensor that is no parameter of the module; for a parameter that is a scalar,
 // not contiguous, on another device than the mesh or the unit's others, has a .grad,
 // belongs to a live graph, or shares its storage with another parameter, a buffer or any
-// other tensor. A parameter that is registered several times is tied and stays so. Throws
-// NotImplementedError for meshes of more than two dimensions, mixed
-// precision, offloading and shards of another dimension than 0.
+// other tensor. A parameter that is registered several times is tied and stays so. Also
+// ValueError for a dtype of mp_policy that is not Half, BFloat16, Float or Double. Throws
+// NotImplementedError for meshes of more than two dimensions, offloading from a device
+// and shards of another dimension than 0.
 FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
                        FullyShardOptions options = {});
 // Several modules as one unit. Its parameters are named "[i].weight", by the position of
@@ -84,16 +86,5 @@ FSDPModule get_fsdp_module(torch::nn::Module& module);
 // The units at and below `module`, each once, in pre-order of the modules (children as
 // registered); root_only: those without an enclosing unit. Local.
 std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module, bool root_only = false);
-
-// The module boundary of FSDP2, for its input casts and output_dtype. Without mixed
-// precision it is module.forward().
-template <class Module, class... Args>
-auto forward(Module& module, Args&&... args) {
-  if constexpr (requires { module->forward(std::forward<Args>(args)...); }) {
-    return module->forward(std::forward<Args>(args)...);
-  } else {
-    return module.forward(std::forward<Args>(args)...);
-  }
-}
 
 }  // namespace fsdp

@@ -39,8 +39,17 @@ class ReshardAfterForward {
   std::variant<bool, World> value_;
 };
 
+// Of Half, BFloat16, Float and Double; unset: as the parameters are. Only floating
+// parameters, gradients, inputs and outputs are cast.
 struct MixedPrecisionPolicy {
-  std::optional<at::ScalarType> param_dtype = {}, reduce_dtype = {}, output_dtype = {};
+  // What modules compute with, and what is gathered; shards keep their dtype.
+  std::optional<at::ScalarType> param_dtype = {};
+  // What gradients are added up in, over backwards and ranks; unset: param_dtype.
+  std::optional<at::ScalarType> reduce_dtype = {};
+  // What fsdp::forward returns.
+  std::optional<at::ScalarType> output_dtype = {};
+  // With param_dtype: an operator that meets a parameter gets its other floating inputs
+  // (of one dimension or more) in that dtype; fsdp::forward casts its own.
   bool cast_forward_inputs = true;
 };
 

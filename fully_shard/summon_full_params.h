@@ -29,9 +29,11 @@ struct SummonOptions {
 };
 
 // While it lives, the module's registry (parameters(), named_parameters()) holds full
-// tensors: the members, readable by pointer, or copies with offload_to_cpu. For looking,
-// saving, editing and forwards; a backward of these units is an error, since its
-// gradients belong to what the registry holds otherwise.
+// tensors: the members, readable by pointer, or copies with offload_to_cpu and where
+// members have a dtype of their own (mp_policy.param_dtype; forwards do not see what is
+// written to those before the end). For looking, saving, editing and forwards; a backward
+// of these units is an error, since its gradients belong to what the registry holds
+// otherwise.
 //
 // The constructor is collective over the meshes of the units, and leaves everything as it
 // was when it throws: ValueError inside a backward, where a unit is summoned already, or

@@ -1,8 +1,10 @@
 #include "on_demand/fast_gate.h"
 
+#include "dtensor/dtensor.h"
 #include "on_demand/gate.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/gate_key.h"
+#include "on_demand/input_cast.h"
 #include "on_demand/on_demand_storage.h"
 #include "on_demand/touched_groups.h"
 
@@ -11,6 +13,7 @@
 #include <ATen/ops/_reshape_alias_ops.h>
 #include <ATen/ops/_unsafe_view_ops.h>
 #include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
 #include <ATen/ops/addmm_ops.h>
 #include <ATen/ops/as_strided_ops.h>
 #include <ATen/ops/batch_norm_ops.h>
@@ -66,6 +69,23 @@ void visit_tensor(const std::optional<at::Tensor>& tensor, const Visit& visit) {
 template <class Argument, class Visit>
 void visit_tensor(const Argument&, const Visit&) {}
 
+// Whether the boxed kernel is to cast arguments.
+template <class... Args>
+bool any_needs_cast(const Args&... args) {
+  std::optional<at::ScalarType> dtype;
+  const auto ask = [&dtype](const at::Tensor& tensor) {
+    if (dtype || !meets_gate(tensor)) return;
+    const auto* storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
+    if (storage != nullptr && storage->casts_inputs()) dtype = tensor.scalar_type();
+  };
+  (visit_tensor(args, ask), ...);
+  if (!dtype) return false;
+  bool found = false;
+  const auto look = [&](const at::Tensor& tensor) { found |= needs_cast(tensor, *dtype); };
+  (visit_tensor(args, look), ...);
+  return found;
+}
+
 template <class... Args>
 bool any_entry(const Args&... args) {
   bool found = false;
@@ -82,15 +102,25 @@ OnDemandStorage* up_to_date_storage(const at::Tensor& tensor) {
   return storage;
 }
 
+bool is_update_among_dtensors(const at::Tensor& self, const auto&... others) {
+  bool all_dtensors = is_entry_or_view(self);
+  const auto look = [&all_dtensors](const at::Tensor& tensor) {
+    all_dtensors &= is_dtensor(tensor);
+  };
+  (visit_tensor(others, look), ...);
+  return all_dtensors;
+}
+
 // Kernels of the operator at::_ops::Op. Registry entries among the arguments are left to
-// the boxed kernels.
+// the boxed kernels, but for updates: what optimizers write to entries.
 template <class Op, class Schema = typename Op::schema>
 struct FastGate;
 
 template <class Op, class Result, class... Args>
 struct FastGate<Op, Result(Args...)> {
   static Result touching(DispatchKeySet keys, Args... args) {
-    if (any_entry(args...)) return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
+    if (any_entry(args...) || any_needs_cast(args...))
+      return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
     TouchedGroups groups;
     const auto add = [&groups](const at::Tensor& tensor) {
       if (const auto* storage = up_to_date_storage(tensor)) groups.add(*storage);
@@ -104,6 +134,13 @@ struct FastGate<Op, Result(Args...)> {
     if (any_entry(args...)) return boxed<&aliasing_gate>(keys, std::forward<Args>(args)...);
     (visit_tensor(args, up_to_date_storage), ...);
     return run_below(keys, std::forward<Args>(args)...);
+  }
+
+  // In-place operators. Where an entry is written nothing is put in the place of entries,
+  // and among DTensors there is nothing to touch.
+  static Result updating(DispatchKeySet keys, Args... args) {
+    if (is_update_among_dtensors(args...)) return run_below(keys, std::forward<Args>(args)...);
+    return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
   }
 
  private:
@@ -132,6 +169,10 @@ class Registrar {
   template <class... Ops>
   void aliasing() {
     (add<Ops>(&FastGate<Ops>::aliasing), ...);
+  }
+  template <class... Ops>
+  void updating() {
+    (add<Ops>(&FastGate<Ops>::updating), ...);
   }
 
  private:
@@ -162,6 +203,7 @@ void register_fast_gates(std::vector<c10::RegistrationHandleRAII>& handles) {
                      ops::squeeze, ops::squeeze_dim>();
   registrar.aliasing<ops::slice_Tensor, ops::select_int, ops::narrow, ops::split_Tensor,
                      ops::split_with_sizes, ops::chunk, ops::unbind_int>();
+  registrar.updating<ops::add__Tensor, ops::mul__Scalar, ops::addcdiv_>();
 }
 
 }  // namespace fsdp::internal

@@ -4,6 +4,7 @@
 #include "on_demand/fast_gate.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/gate_key.h"
+#include "on_demand/input_cast.h"
 #include "on_demand/on_demand_storage.h"
 #include "on_demand/touched_groups.h"
 #include "on_demand/written_members.h"
@@ -124,6 +125,7 @@ c10::OperatorName aten_name(std::string_view name) {
 void touching_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   GateArguments arguments(op, *stack);
   if (substitute_entries(arguments)) return op.callBoxed(stack);
+  if (cast_inputs(arguments)) return op.callBoxed(stack);
   const bool is_aten = arguments.is_aten();
   Touch touch(arguments);
   touch.begin();

@@ -55,6 +55,11 @@ class OnDemandStorage final : public c10::StorageImpl {
     if (watched_.has_value()) watched_->seen = impl->requires_grad();
   }
 
+  // Operators that meet the parameter compute with its dtype: the gate casts their other
+  // floating inputs.
+  void cast_inputs() { casts_inputs_ = true; }
+  bool casts_inputs() const { return casts_inputs_; }
+
   // `data` stays owned by the caller, who keeps it alive until empty().
   void fill(void* data);
   void empty();
@@ -79,6 +84,7 @@ class OnDemandStorage final : public c10::StorageImpl {
   OnDemandGroup* writable_;  // group_, or null
   int64_t index_;
   std::optional<Watched> watched_;
+  bool casts_inputs_ = false;
 };
 
 // Test mode, process-wide: after every outermost operator that touched a group, empty and

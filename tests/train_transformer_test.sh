@@ -116,6 +116,9 @@ expect_refusal "--width: 100, allowed are multiples of 8" --width=100
 expect_refusal "--kv_heads: 3, allowed are divisors of --heads, 4" --kv_heads=3
 expect_refusal "--optimizer: adagrad, allowed are adamw and sgd" --optimizer=adagrad
 expect_refusal "--ranks: 0, allowed is 1 or more" --ranks=0
+expect_refusal "--param_dtype: int8, allowed are bf16, f16 and f32" --param_dtype=int8
+expect_refusal "--reshard_after_forward: maybe, allowed are true, false and a number" --reshard_after_forward=maybe
+expect_refusal "--compare and --param_dtype or --reduce_dtype exclude each other" --param_dtype=bf16 --compare
 expect_refusal "--replicas: 3, allowed are divisors of the number of ranks, 2" --replicas=3
 expect_refusal "Unknown command line flag 'nonsense'" --nonsense=1
 expect_refusal "Illegal value 'abc' specified for flag 'steps'" --steps=abc
@@ -135,6 +138,9 @@ expect_refusal "--data: cannot read /proc/self/mem" --data=/proc/self/mem
 
 expect_exit 0 --help
 grep --quiet -- "--ranks" "$work/out" || fail "--help does not show the flags"
+
+expect_exit 0 "${small[@]}" --steps=3 --param_dtype=bf16 --reduce_dtype=f32 --reshard_after_forward=false
+grep --quiet "validation loss after 3 steps" "$work/out" || fail "no training in bf16: $(cat "$work/out")"
 
 expect_exit 0 "${small[@]}" --steps=3 --compare
 grep --quiet "agree" "$work/out" || fail "the comparison does not agree: $(cat "$work/out")"

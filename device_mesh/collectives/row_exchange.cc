@@ -44,7 +44,8 @@ RowExchange::RowExchange(const Group& group, const at::Tensor& rows, at::ScalarT
 
 RowExchange::~RowExchange() { finish(); }
 
-int64_t RowExchange::staging_bytes() const { return (size_ + 1) * spare_.numel(); }
+// Not of spare_, which the rounds change meanwhile.
+int64_t RowExchange::staging_bytes() const { return (size_ + 1) * rows_.front().numel(); }
 
 int64_t RowExchange::peer(int64_t distance) const { return (rank_ + distance + size_) % size_; }
 

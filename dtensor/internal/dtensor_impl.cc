@@ -21,12 +21,11 @@ bool is_dtensor(const at::Tensor& tensor) {
 namespace fsdp::internal {
 namespace {
 
+// Copied twice into each DTensor, so it is short.
 constexpr const char* kNoStorage =
-    "A DTensor has no storage of its own, so its data cannot be read or written directly. Use "
-    "fsdp::DTensor(tensor).to_local() for this rank's part (local), or .full_tensor() for the "
-    "whole value (collective over the mesh). To save a model or an optimizer, call fsdp::save "
-    "(checkpoint/checkpoint.h); for one plain file of a whole model, torch::save while a "
-    "fsdp::SummonFullParams lives.";
+    "A DTensor has no storage of its own: take fsdp::DTensor(tensor).to_local() (this rank's part) "
+    "or .full_tensor() (collective). To save a model or optimizer: fsdp::save, or, for plain "
+    "files, torch::save while a SummonFullParams lives.";
 
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_tensor, DTensorSpecPtr spec_ptr,

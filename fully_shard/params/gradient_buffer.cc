@@ -3,6 +3,7 @@
 #include "fully_shard/transport/packed_copy.h"
 
 #include <ATen/Dispatch.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/as_strided.h>
 #include <c10/util/strides.h>
 
@@ -101,10 +102,15 @@ at::Tensor GradientBuffer::part(const at::Tensor& row, int64_t position) const {
   const auto& param = params_[static_cast<size_t>(position)];
   const auto length = chunk.length(shard_rank_);
   const auto offset = row.storage_offset() + chunk.offset / size;
+  const at::AutoDispatchBelowADInplaceOrView neither_graph_nor_base;  // nine views a unit count
   if (length == 0) return row.as_strided({0}, {1}, offset);
   c10::DimVector shape(param.shape.begin(), param.shape.end());
   shape[0] = length / param.extent.row_bytes;
   return row.as_strided(shape, c10::contiguous_strides(shape), offset);
+}
+
+at::Tensor GradientBuffer::elements(const at::Tensor& row) const {
+  return row.narrow(0, 0, layout_.row_bytes() / bytes_of(dtype_));
 }
 
 void GradientBuffer::add_part(at::Tensor& row, int64_t position, const at::Tensor& part) const {

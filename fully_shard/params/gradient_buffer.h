@@ -49,6 +49,8 @@ class GradientBuffer {
   // parameter. Where flags are not read, all count as used.
   at::Tensor part(const at::Tensor& row, int64_t position) const;
   std::vector<bool> used(const at::Tensor& row) const;
+  // All gradients of the row and the padding between them: [elements]. A view.
+  at::Tensor elements(const at::Tensor& row) const;
   // Adds `part`, of a parameter that some rank used, to its place in a reduced row.
   void add_part(at::Tensor& row, int64_t position, const at::Tensor& part) const;
   // Whether some rank had late gradients. Never where flags are not read.

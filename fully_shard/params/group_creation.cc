@@ -14,9 +14,12 @@ class GroupCreation {
  public:
   explicit GroupCreation(c10::intrusive_ptr<ParamGroup> group) : group_(std::move(group)) {}
 
-  void open_shards(c10::Device device) {
-    group_->shards_ =
-        std::make_unique<ShardBuffer>(group_->params_, *group_->dim_, device, group_->accounts_);
+  void open_shards(c10::Device device) { group_->open_shards(device); }
+
+  void set_precision(const MixedPrecisionPolicy& precision) {
+    group_->gradients_.set_reduce_dtype(precision.reduce_dtype);
+    if (!precision.param_dtype || !precision.cast_forward_inputs) return;
+    for (auto& param : group_->params_) param.cast_inputs();
   }
 
   // The entry of one parameter; its tensor is a member then.
@@ -31,8 +34,9 @@ class GroupCreation {
     auto entry = make_dtensor(shards.local_view(index, param), param.spec(), std::move(owner));
     entry.set_requires_grad(tensor.requires_grad());
     param.set_entry(entry);
-    param.make_member(group_, index,
-                      group_->dim_->shard_count() * shards.layout().chunk(index).capacity_bytes);
+    param.make_member(
+        group_, index,
+        group_->dim_->shard_count() * group_->member_layout().chunk(index).capacity_bytes);
     if (group_->residency().is_borrowed()) param.storage()->fill(shards.data(index));
     set_gradient_hook(tensor, group_, index);
     return entry;
@@ -47,16 +51,19 @@ std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<Sha
                                      std::shared_ptr<Unit> unit,
                                      std::shared_ptr<GroupDriver> driver,
                                      const std::vector<at::Tensor>& tensors,
-                                     const std::vector<std::string>& names) {
+                                     const std::vector<std::string>& names,
+                                     const MixedPrecisionPolicy& precision) {
   const RuntimeMode runtime_mode;
   install_gate();
   std::vector<ShardedParam> params;
   params.reserve(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i) params.emplace_back(names[i], tensors[i], mesh);
+  for (size_t i = 0; i < tensors.size(); ++i)
+    params.emplace_back(names[i], tensors[i], mesh, precision.param_dtype);
   GroupCreation creation(c10::make_intrusive<ParamGroup>(mesh, std::move(dim), std::move(replicas),
                                                          std::move(unit), std::move(driver),
                                                          std::move(params)));
   creation.open_shards(tensors.front().device());
+  creation.set_precision(precision);
   std::vector<at::Tensor> entries;
   for (size_t i = 0; i < tensors.size(); ++i) {
     entries.push_back(creation.adopt(static_cast<int64_t>(i), tensors[i]));

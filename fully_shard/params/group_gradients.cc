@@ -1,26 +1,14 @@
 #include "fully_shard/params/group_gradients.h"
 
 #include "fully_shard/params/entry_gradient.h"
-#include "fully_shard/params/optimizer_tripwire.h"
 #include "fully_shard/params/param_group.h"
 
-#include <c10/util/Exception.h>
+#include <ATen/ops/zeros.h>
 
 #include <algorithm>
 #include <utility>
 
 namespace fsdp::internal {
-namespace {
-
-// Without a graph. A gradient may alias a parameter (w.backward(v.detach())), whose
-// memory is on demand: then a copy, by an operator.
-at::Tensor owned(const at::Tensor& gradient) {
-  const auto detached = gradient.requires_grad() ? gradient.detach() : gradient;
-  const bool on_demand = OnDemandStorage::of(gradient.unsafeGetTensorImpl()) != nullptr;
-  return on_demand ? detached.clone() : detached;
-}
-
-}  // namespace
 
 GroupGradients::GroupGradients(ParamGroup& group, std::vector<ShardedParam>& params,
                                GroupAccounts accounts)
@@ -28,19 +16,33 @@ GroupGradients::GroupGradients(ParamGroup& group, std::vector<ShardedParam>& par
       params_(params),
       accounts_(std::move(accounts)),
       unsynchronized_(params.size(), false),
-      pending_bytes_(params.size(), 0),
+      pending_(group, params, accounts_),
       shard_sums_(params.size()) {}
 
 GroupGradients::~GroupGradients() {
   drop();
   for (size_t i = 0; i < params_.size(); ++i) forget_shard_sum(static_cast<int64_t>(i));
-  for (const auto bytes : pending_bytes_) accounts_.add(&Counters::gradient_bytes, -bytes);
 }
 
 double GroupGradients::divisor() const {
   const auto copies = group_.replicas() == nullptr ? 1 : group_.replicas()->shard_count();
   const auto ranks = static_cast<double>(group_.dim().shard_count() * copies);
   return group_.unit().policy.gradient_divide_factor.value_or(ranks);
+}
+
+bool GroupGradients::publishes_unused() const {
+  return hook_ || group_.unit().policy.reduce_unused_params;
+}
+
+void GroupGradients::run_hook(const at::Tensor& sum) const {
+  if (hook_) hook_(sum);
+}
+
+bool GroupGradients::stays_here() const { return group_.is_alone() && !hook_; }
+
+at::ScalarType GroupGradients::reduce_dtype(int64_t index) const {
+  const auto own = params_[static_cast<size_t>(index)].member_dtype();
+  return at::isFloatingType(own) ? reduce_dtype_.value_or(own) : own;
 }
 
 bool GroupGradients::synchronizes() const { return group_.unit().policy.synchronize_gradients; }
@@ -68,28 +70,18 @@ bool GroupGradients::keeps_gradients() const {
                      [](const auto& kept) { return kept.defined(); });
 }
 
-void GroupGradients::note_pending(int64_t index) {
-  const auto member = param(index).member();
-  const bool waits =
-      member.defined() && member.grad().defined() && !is_untouched_tripwire(member.grad());
-  const bool strided = waits && member.grad().layout() == at::kStrided;  // others are refused
-  const auto bytes = strided ? static_cast<int64_t>(member.grad().nbytes()) : 0;
-  const auto before = std::exchange(pending_bytes_[static_cast<size_t>(index)], bytes);
-  accounts_.add(&Counters::gradient_bytes, bytes - before);
-}
-
 void GroupGradients::open() {
-  if (!buffers_.empty() || !synchronizes() || group_.is_alone()) return;
+  if (!buffers_.empty() || !synchronizes() || stays_here()) return;
   std::vector<at::ScalarType> dtypes;
   const auto indices = reduced_params();
   for (const auto index : indices) {
-    const auto dtype = param(index).dtype();
+    const auto dtype = reduce_dtype(index);
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
   }
   for (const auto dtype : dtypes) {
     std::vector<TrainableParam> members;
     for (const auto index : indices) {
-      if (param(index).dtype() == dtype) {
+      if (reduce_dtype(index) == dtype) {
         members.push_back({index, param(index).extent(dtype), param(index).spec()->shape});
       }
     }
@@ -98,27 +90,29 @@ void GroupGradients::open() {
   }
 }
 
-void GroupGradients::check_gradient(const at::Tensor& gradient, int64_t index) const {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      gradient.layout() == at::kStrided, "parameter '", group_.parameter_name(index),
-      "' has a gradient of layout ", gradient.layout(),
-      "; sharded parameters take strided gradients only (use sparse=false; rank ",
-      group_.dim().global_rank(), ")");
-}
-
 void GroupGradients::pack(int64_t index) {
-  auto gradient = param(index).take_gradient(group_, index);
-  note_pending(index);
+  const auto gradient = pending_.take(index);
   if (!gradient.defined()) return;
-  check_gradient(gradient, index);
-  gradient = owned(gradient);
-  if (group_.is_alone()) {  // nothing to reduce
-    return publish(index, divisor() != 1 ? gradient.div(divisor()) : gradient);
-  }
+  if (stays_here()) return publish_here(index, gradient);
   open();
   for (auto& buffer : buffers_) {
     const auto position = buffer.position(index);
-    if (position >= 0) buffer.add(position, gradient);
+    if (position >= 0) buffer.add(position, gradient.to(buffer.dtype()));
+  }
+}
+
+// As a reduction over one rank would.
+void GroupGradients::publish_here(int64_t index, const at::Tensor& gradient) {
+  const auto sum = gradient.to(reduce_dtype(index));
+  publish(index, divisor() != 1 ? sum.div(divisor()) : sum);
+}
+
+void GroupGradients::publish_zeros_here() {
+  for (const auto index : reduced_params()) {
+    const auto entry = param(index).entry();
+    if (!entry.defined() || entry.grad().defined()) continue;
+    const auto options = at::TensorOptions().dtype(param(index).dtype()).device(group_.device());
+    publish(index, at::zeros(param(index).spec()->shape, options));
   }
 }
 
@@ -132,14 +126,14 @@ bool GroupGradients::complete() {
 void GroupGradients::collect_pending() {
   if (!synchronizes()) return;
   for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
+  if (stays_here() && publishes_unused()) publish_zeros_here();
   unsynchronized_.assign(params_.size(), false);
 }
 
 void GroupGradients::drop_pending() {
   unsynchronized_.assign(params_.size(), false);
   for (size_t i = 0; i < params_.size(); ++i) {
-    params_[i].drop_gradient();
-    note_pending(static_cast<int64_t>(i));
+    pending_.drop(static_cast<int64_t>(i));
     forget_shard_sum(static_cast<int64_t>(i));
   }
 }
@@ -180,7 +174,7 @@ void GroupGradients::add_shard_sums(const GradientBuffer& buffer, at::Tensor& ro
 }
 
 void GroupGradients::publish(int64_t index, const at::Tensor& part) {
-  add_to_entry_gradient(param(index), part, group_.dim().global_rank());
+  add_to_entry_gradient(param(index), part.to(param(index).dtype()), group_.dim().global_rank());
 }
 
 }  // namespace fsdp::internal

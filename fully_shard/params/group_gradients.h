@@ -1,15 +1,18 @@
-// A group's gradients in full size: as autograd leaves them on the members (pending,
-// while synchronisation is off or after the group's reduction left), packed into the rows
-// of a reduction, and as a reduced part on its way into the registry entry's .grad.
-// Local.
+// A group's gradients in full size: pending, while synchronisation is off or after the
+// group's reduction left (pending_gradients.h), packed into the rows of a reduction, and
+// as a reduced part on its way into the registry entry's .grad. Local.
 #pragma once
 
 #include "fully_shard/params/gradient_buffer.h"
 #include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/pending_gradients.h"
 #include "fully_shard/params/sharded_param.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
+#include <optional>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
@@ -21,10 +24,21 @@ class GroupGradients {
   ~GroupGradients();
   GroupGradients(const GroupGradients&) = delete;
 
+  // Gradients are added up, over backwards and over the ranks, in `dtype` instead of the
+  // members' own; complex ones stay what they are.
+  void set_reduce_dtype(std::optional<at::ScalarType> dtype) { reduce_dtype_ = dtype; }
+  // Called with the sum over all ranks, [elements] of sum_dtype, before it is divided,
+  // once per reduction and in the same order on all ranks; what it writes is published.
+  using Hook = std::function<void(const at::Tensor& sum)>;
+  void set_hook(Hook hook) { hook_ = std::move(hook); }
+  void run_hook(const at::Tensor& sum) const;
+
   // Takes part in reductions: synchronises, and has something to reduce. The same on
   // every rank.
   bool reduces();
   bool synchronizes() const;
+  // One rank, where no hook wants rows: gradients go to the entries at once.
+  bool stays_here() const;
   // Nothing more to wait for before a reduction.
   bool complete();
   // What a backward without synchronisation trains is reduced with the next synchronised
@@ -32,13 +46,14 @@ class GroupGradients {
   void keep_unsynchronized();
   // Some backward's gradients wait for a reduction: unsynchronised ones, or shard sums.
   bool keeps_gradients() const;
-  // Parameter `index` has a gradient that stays on its member.
-  void note_pending(int64_t index);
+  // Parameter `index` has a gradient that waits for a later reduction.
+  void keep_pending(int64_t index) { pending_.keep(index, reduce_dtype(index)); }
+  bool has_pending(int64_t index) const { return pending_.waits(index); }
 
   // Makes room for a backward's gradients, if that was not done.
   void open();
-  // Packs the gradient that is on the member, if any. A group of one rank adds it to the
-  // entry's.
+  // Packs the gradient of parameter `index` and what was pending, if any. Where it stays
+  // here it is published.
   void pack(int64_t index);
   // Packs all that is pending.
   void collect_pending();
@@ -51,6 +66,8 @@ class GroupGradients {
   // .grad, through the hooks that the user put on the entry.
   void publish(int64_t index, const at::Tensor& part);
   double divisor() const;
+  // Parameters that no rank used get zeros, not nothing.
+  bool publishes_unused() const;
 
   // Hybrid sharding: whether reductions go on over the replicas. Where not, what they
   // have summed over the shards is kept here, undivided, for the next one that does.
@@ -63,16 +80,20 @@ class GroupGradients {
  private:
   std::vector<int64_t> reduced_params();
   void forget_shard_sum(int64_t index);
-  void check_gradient(const at::Tensor& gradient, int64_t index) const;
+  at::ScalarType reduce_dtype(int64_t index) const;
+  void publish_here(int64_t index, const at::Tensor& gradient);
+  void publish_zeros_here();
   ShardedParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
 
   ParamGroup& group_;
   std::vector<ShardedParam>& params_;
   GroupAccounts accounts_;
-  std::vector<bool> unsynchronized_;     // trained without synchronisation since its last reduction
-  std::vector<int64_t> pending_bytes_;   // of gradients on members
+  std::vector<bool> unsynchronized_;  // trained without synchronisation since its last reduction
+  PendingGradients pending_;
   std::vector<at::Tensor> shard_sums_;   // by parameter; undefined for none
   std::vector<GradientBuffer> buffers_;  // one per dtype, while a backward fills them
+  std::optional<at::ScalarType> reduce_dtype_ = {};
+  Hook hook_ = {};
 };
 
 }  // namespace fsdp::internal

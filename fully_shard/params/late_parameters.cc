@@ -10,49 +10,51 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include <cstdint>
 #include <memory>
+#include <string>
 #include <utility>
 #include <vector>
 
 namespace fsdp::internal {
 namespace {
 
-bool is_late(const at::Tensor& tensor, const Unit& unit) {
+bool may_be_late(const at::Tensor& tensor) {
   return tensor.defined() && tensor.requires_grad() && !is_dtensor(tensor) &&
-         !find_managed_tensor(tensor).group && !unit.ignores(tensor);
+         !find_managed_tensor(tensor).group;
 }
 
-void check_module(const ModuleTree& tree, size_t place, const Unit& unit, int64_t rank) {
-  for (const auto& slot : slots_of(tree.module(place))) {
-    const auto& tensor = registered(slot);
+void check_module(const ModuleTree& tree, size_t place, int64_t rank) {
+  for_each_registered(tree.module(place), [&](const std::string& key, const at::Tensor& tensor) {
+    if (!may_be_late(tensor)) return;
+    const auto unit = tree.nearest_unit(place);
     TORCH_CHECK_VALUE(
-        !is_late(tensor, unit), "parameter '", tree.path_of(place, slot.key), "' of shape ",
-        tensor.sizes(), " was registered in unit '", unit.display_name(),
+        unit->ignores(tensor), "parameter '", tree.path_of(place, key), "' of shape ",
+        tensor.sizes(), " was registered in unit '", unit->display_name(),
         "' after fully_shard, so no unit reduces its gradient and the ranks' copies would differ. "
         "Apply fully_shard to the sub-module that has it, or freeze it with "
         "set_requires_grad(false), or say with FSDPModule::ignore({parameter}) that you keep the "
         "copies equal (rank ",
         rank, ")");
-  }
+  });
 }
 
-void check_unit(const Unit& unit, int64_t rank) {
-  std::vector<std::shared_ptr<torch::nn::Module>> alive;
-  std::vector<torch::nn::Module*> starts;
+using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+// The outermost modules at and below `unit` that are alive.
+void add_outermost(const Unit& unit, Modules& modules) {
+  const auto before = modules.size();
   for (const auto& weak : unit.modules) {
-    auto module = weak.lock();
-    if (!module) continue;
-    starts.push_back(module.get());
-    alive.push_back(std::move(module));
+    if (auto module = weak.lock()) modules.push_back(std::move(module));
   }
-  const ModuleTree tree(starts, ModuleTree::Stop::kAtUnits);
-  for (size_t i = 0; i < tree.size(); ++i) {
-    if (tree.unit(i) == nullptr || tree.unit(i).get() == &unit) check_module(tree, i, unit, rank);
+  if (modules.size() != before) return;
+  for (const auto& weak : unit.children) {
+    if (const auto child = weak.lock()) add_outermost(*child, modules);
   }
 }
 
-Unit& root_of(Unit& unit) {
-  auto* root = &unit;
+const Unit& root_of(const Unit& unit) {
+  const auto* root = &unit;
   while (const auto enclosing = root->parent.lock()) root = enclosing.get();
   return *root;
 }
@@ -60,8 +62,12 @@ Unit& root_of(Unit& unit) {
 }  // namespace
 
 void check_no_late_parameters(const ParamGroup& group) {
-  const auto rank = group.dim().global_rank();
-  for_each_unit_below(root_of(group.unit()), [rank](Unit& unit) { check_unit(unit, rank); });
+  Modules alive;
+  add_outermost(root_of(group.unit()), alive);
+  std::vector<torch::nn::Module*> starts;
+  for (const auto& module : alive) starts.push_back(module.get());
+  const ModuleTree tree(starts);
+  for (size_t i = 0; i < tree.size(); ++i) check_module(tree, i, group.dim().global_rank());
 }
 
 }  // namespace fsdp::internal

@@ -1,10 +1,8 @@
 #include "fully_shard/params/param_group.h"
 
 #include "fully_shard/params/runtime_mode.h"
-#include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/root.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/record_function.h>
 #include <c10/util/Exception.h>
 
@@ -14,8 +12,8 @@
 namespace fsdp::internal {
 namespace {
 
-bool all_are(uint64_t word, const std::vector<uint64_t>& words) {
-  return std::all_of(words.begin(), words.end(), [word](uint64_t other) { return other == word; });
+bool are_cast(const std::vector<ShardedParam>& params) {
+  return std::any_of(params.begin(), params.end(), [](const auto& each) { return each.is_cast(); });
 }
 
 }  // namespace
@@ -31,8 +29,8 @@ ParamGroup::ParamGroup(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
       number_(dim_->next_unit_number()),
       params_(std::move(params)),
       accounts_(dim_, unit_),
-      copy_(is_alone() ? Residence::kBorrowed : Residence::kSharded, dim_->shard_count(),
-            accounts_),
+      copy_(is_alone() && !are_cast(params_) ? Residence::kBorrowed : Residence::kSharded,
+            dim_->shard_count(), accounts_),
       writes_(params_.size()),
       agreed_(params_.size()),
       gradients_(*this, params_, accounts_) {
@@ -45,6 +43,17 @@ ParamGroup::~ParamGroup() {
   unit_->root->groups.erase(unit_->id);
   unit_->root->schedule.emptied(unit_->id);
   driver_->destroyed(*this);
+}
+
+void ParamGroup::open_shards(c10::Device device) {
+  shards_ = std::make_unique<ShardBuffer>(params_, *dim_, device, accounts_);
+  if (are_cast(params_)) {
+    cast_row_ = std::make_unique<CastRow>(params_, dim_->transport(), accounts_);
+  }
+}
+
+const PackedLayout& ParamGroup::member_layout() const {
+  return cast_row_ ? cast_row_->layout() : shards_->layout();
 }
 
 void ParamGroup::release_resources() {
@@ -105,8 +114,9 @@ void ParamGroup::issue_gather() {
   if (!pinned()) accounts_.count(&Counters::prefetched_all_gathers);
 }
 
-PackedRow ParamGroup::row_to_gather() const {
+PackedRow ParamGroup::row_to_gather() {
   if (post_forward_ && post_forward_->is_kept()) return post_forward_->row();
+  if (cast_row_) return cast_row_->cast(*shards_, params_);
   return {dim_->transport(), shards_->layout(), shards_->bytes()};
 }
 
@@ -117,55 +127,30 @@ void ParamGroup::fill() {
   const auto words = gathered_words();
   writes_.copy_filled();
   drop_post_forward_shards();
-  check_agreement(word, all_are(word, words));
+  check_agreement(word, words);
   agreed_.agreed();
-}
-
-// All ranks learn of a difference, whether it is among those that shard or between
-// replicas. Where there is nothing to agree on, no rank asks.
-void ParamGroup::check_agreement(uint64_t word, bool shards_agree) {
-  std::vector<uint64_t> of_replicas;
-  if (replicas_ && word != 0 && replicas_->checks_stamps()) {
-    of_replicas = words_of_replicas(shards_agree ? word : AgreedValues::kDiffer);
-  }
-  if (!shards_agree) report_difference(shard_dim_of(mesh_));
-  const auto differ = std::find(of_replicas.begin(), of_replicas.end(), AgreedValues::kDiffer);
-  if (differ != of_replicas.end()) report_difference_in(differ - of_replicas.begin());
-  if (!all_are(word, of_replicas)) report_difference(*replicate_dim_of(mesh_));
-}
-
-std::vector<uint64_t> ParamGroup::words_of_replicas(uint64_t word) const {
-  const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
-  return replicas_->gather(nothing, issue(word))->wait().agreements();
-}
-
-void ParamGroup::report_difference_in(int64_t replica) {
-  empty_copy();
-  TORCH_CHECK_VALUE(false, "parameters of unit '", name(), "' (the first is '",
-                    params_.front().name(), "') differ among the ranks of replica ", replica,
-                    ", which name the parameter and what happened; every rank gets an error (rank ",
-                    dim_->global_rank(), ")");
-}
-
-void ParamGroup::report_difference(int64_t mesh_dim) {
-  empty_copy();
-  std::vector<std::string> names;
-  for (const auto& param : params_) names.push_back(param.name());
-  agreed_.report(mesh_, mesh_dim, names);
 }
 
 std::vector<uint64_t> ParamGroup::gathered_words() {
   try {
-    return copy_.fill(*shards_, params_);
+    auto words = copy_.fill(member_layout(), params_, device());
+    drop_cast_row();
+    return words;
   } catch (...) {
+    drop_cast_row();
     unit_->root->schedule.emptied(unit_->id);
     throw;
   }
 }
 
+void ParamGroup::drop_cast_row() {
+  if (cast_row_) cast_row_->drop();
+}
+
 void ParamGroup::drop_gather() noexcept {
   if (!residency().is_gathering()) return;
   copy_.drop_gather();
+  drop_cast_row();
   accounts_.count(&Counters::unused_prefetches);
   unit_->root->schedule.emptied(unit_->id);
 }
@@ -190,7 +175,7 @@ void ParamGroup::reshard_after_forward() {
       post_forward_ && may_be_emptied() && !writes_.is_dirty() && !writes_.is_stale();
   if (keeps) {
     const RuntimeMode runtime_mode;
-    post_forward_->keep(copy_, *shards_);
+    post_forward_->keep(copy_, member_layout(), device());
   }
   empty_by_schedule();
 }

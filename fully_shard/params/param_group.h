@@ -5,6 +5,7 @@
 //   ShardedParam    one parameter: handles, shape, requires_grad
 //   ShardBuffer     this rank's shards
 //   UnshardedCopy   the full parameters while they are there, and the state of that (residency.h)
+//   CastRow         mixed precision: the shards as they are gathered
 //   PostForwardShards  a part of them that a forward leaves, where asked for
 //   ShardWrites     which of the two is newest
 //   AgreedValues    what all ranks must have alike
@@ -20,6 +21,7 @@
 #pragma once
 
 #include "fully_shard/params/agreed_values.h"
+#include "fully_shard/params/cast_row.h"
 #include "fully_shard/params/group_driver.h"
 #include "fully_shard/params/group_gradients.h"
 #include "fully_shard/params/post_forward_shards.h"
@@ -128,6 +130,10 @@ class ParamGroup final : public OnDemandGroup {
   std::vector<ShardedParam>& params() { return params_; }
   const std::vector<ShardedParam>& params() const { return params_; }
   const ShardBuffer& shards() const { return *shards_; }
+  // Of all shards in the members' dtypes: as the full parameters lie, too.
+  const PackedLayout& member_layout() const;
+  // Mixed precision: members have a dtype of their own.
+  bool casts() const { return cast_row_ != nullptr; }
   GroupGradients& gradients() { return gradients_; }
   const Residency& residency() const { return copy_.residency(); }
   ShardWrites& writes() { return writes_; }
@@ -139,7 +145,7 @@ class ParamGroup final : public OnDemandGroup {
   // The words that the replicas tell each other here, by replica. Blocks. REQUIRES:
   // replicas(). Collective over them.
   std::vector<uint64_t> words_of_replicas(uint64_t word) const;
-  // One rank: members borrow the shards, and nothing is ever sent.
+  // One rank: members borrow the shards, unless they are cast, and nothing is ever sent.
   bool is_alone() const { return dim_->shard_count() == 1 && !replicas_; }
   const GroupAccounts& accounts() const { return accounts_; }
   const DeviceMesh& mesh() const { return mesh_; }
@@ -152,7 +158,7 @@ class ParamGroup final : public OnDemandGroup {
   bool may_be_emptied() const;
   void asked_by_hand();
   std::vector<uint64_t> gathered_words();
-  void check_agreement(uint64_t word, bool shards_agree);
+  void check_agreement(uint64_t word, const std::vector<uint64_t>& of_shards);
   [[noreturn]] void report_difference(int64_t mesh_dim);
   [[noreturn]] void report_difference_in(int64_t replica);
   void write_back();
@@ -160,7 +166,9 @@ class ParamGroup final : public OnDemandGroup {
   void copy_to_shard(int64_t index);
   void empty_by_schedule();
   void empty_copy();
-  PackedRow row_to_gather() const;
+  PackedRow row_to_gather();
+  void open_shards(c10::Device device);
+  void drop_cast_row();
   void note_raw_writes();
   void check_dtype_may_change(int64_t index, const at::Tensor& from) const;
   void rebuild_shards(int64_t changed, const at::Tensor& from);
@@ -175,6 +183,7 @@ class ParamGroup final : public OnDemandGroup {
   std::vector<ShardedParam> params_;
   GroupAccounts accounts_;
   std::unique_ptr<ShardBuffer> shards_;
+  std::unique_ptr<CastRow> cast_row_;                // null: what is gathered are the shards
   std::unique_ptr<PostForwardShards> post_forward_;  // null: nothing is kept
   UnshardedCopy copy_;
   ShardWrites writes_;

@@ -43,8 +43,8 @@ void ParamGroup::change_dtype(int64_t index, const at::Tensor& from) {
 }
 
 void ParamGroup::rebuild_shards(int64_t changed, const at::Tensor& from) {
-  const auto old = std::exchange(
-      shards_, std::make_unique<ShardBuffer>(params_, *dim_, shards_->device(), accounts_));
+  const auto old = std::exchange(shards_, {});
+  open_shards(old->device());
   for (size_t i = 0; i < params_.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
     if (index == changed) continue;
@@ -59,7 +59,7 @@ void ParamGroup::rebuild_shards(int64_t changed, const at::Tensor& from) {
   const auto local = shards_->local_view(changed, param);
   local.copy_(is_dtensor(from) ? local_of(from) : local_part(from.detach(), *param.spec()));
   param.make_member(c10::intrusive_ptr<OnDemandGroup>::reclaim_copy(this), changed,
-                    dim_->shard_count() * shards_->layout().chunk(changed).capacity_bytes);
+                    dim_->shard_count() * member_layout().chunk(changed).capacity_bytes);
   if (residency().is_borrowed()) param.storage()->fill(shards_->data(changed));
   auto owner = c10::intrusive_ptr<DTensorOwner>::reclaim_copy(owner_of(param.entry()));
   const auto becomes = make_dtensor(local, param.spec(), std::move(owner));

@@ -38,16 +38,23 @@ void ParamGroup::settle_member_writes() {
 }
 
 void ParamGroup::copy_to_shard(int64_t index) {
-  copy_bytes(shards_->data(index), copy_.data(*shards_, index) + shards_->first(index),
-             shards_->length(index), device());
+  if (!casts()) {
+    copy_bytes(shards_->data(index), copy_.data(member_layout(), index) + shards_->first(index),
+               shards_->length(index), device());
+    return;
+  }
+  const auto& written = param(index);
+  const auto part =
+      copy_.elements(member_layout(), index, dim_->shard_rank(), written.member_dtype());
+  shards_->elements(index, written).copy_(part);
 }
 
 void ParamGroup::write_back() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!writes_.is_dirty(i)) continue;
     const auto index = static_cast<int64_t>(i);
-    agreed_.note_member_write(i, copy_.data(*shards_, index),
-                              shards_->layout().chunk(index).total_bytes, device());
+    agreed_.note_member_write(i, copy_.data(member_layout(), index),
+                              member_layout().chunk(index).total_bytes, device());
   }
   write_back_own_parts();
 }
@@ -64,12 +71,12 @@ void ParamGroup::write_back_own_parts() {
 }
 
 void ParamGroup::note_raw_writes() {
-  if (!write_checks() || writes_.is_stale() || !device().is_cpu()) return;
+  if (!write_checks() || writes_.is_stale() || !device().is_cpu() || casts()) return;
   for (size_t i = 0; i < params_.size(); ++i) {
     if (writes_.is_dirty(i) || params_[i].storage() == nullptr) continue;
     const auto index = static_cast<int64_t>(i);
     const auto* shard = shards_->data(index);
-    const auto* copy = copy_.data(*shards_, index) + shards_->first(index);
+    const auto* copy = copy_.data(member_layout(), index) + shards_->first(index);
     if (!std::equal(shard, shard + shards_->length(index), copy)) {
       unit_->root->raw_writes.note(params_[i].name());
     }
@@ -97,6 +104,7 @@ void ParamGroup::before_write(int64_t index) {
   const RuntimeMode runtime_mode;
   if (residency().is_gathering()) {
     copy_.await_and_drop();
+    drop_cast_row();
     accounts_.count(&Counters::unused_prefetches);
     unit_->root->schedule.emptied(unit_->id);
   }

@@ -1,5 +1,6 @@
 #include "fully_shard/params/post_forward_shards.h"
 
+#include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/transport/packed_copy.h"
 
 #include <utility>
@@ -9,20 +10,21 @@ namespace fsdp::internal {
 PostForwardShards::PostForwardShards(const std::vector<ShardedParam>& params,
                                      std::shared_ptr<Transport> neighbours, GroupAccounts accounts)
     : neighbours_(std::move(neighbours)),
-      layout_(extents_of(params), neighbours_->shard_count()),
+      layout_(member_extents_of(params), neighbours_->shard_count()),
       accounts_(std::move(accounts)) {}
 
-void PostForwardShards::keep(const UnshardedCopy& copy, const ShardBuffer& shards) {
+void PostForwardShards::keep(const UnshardedCopy& copy, const PackedLayout& layout,
+                             c10::Device device) {
   drop();
-  bytes_ = neighbours_->shard_memory(layout_.row_bytes(), shards.device());
+  bytes_ = neighbours_->shard_memory(layout_.row_bytes(), device);
   accounts_.add(&Counters::post_forward_bytes, bytes_.numel());
   neighbours_->before_shard_write();
   auto* const row = static_cast<char*>(bytes_.mutable_data_ptr());
   const auto rank = neighbours_->shard_rank();
   for (int64_t index = 0; index < layout_.size(); ++index) {
     const auto& chunk = layout_.chunk(index);
-    copy_bytes(row + chunk.offset, copy.data(shards, index) + chunk.first(rank), chunk.length(rank),
-               shards.device());
+    copy_bytes(row + chunk.offset, copy.data(layout, index) + chunk.first(rank), chunk.length(rank),
+               device);
   }
 }
 

@@ -28,8 +28,8 @@ class PostForwardShards {
   PostForwardShards(const PostForwardShards&) = delete;
 
   const std::shared_ptr<Transport>& neighbours() const { return neighbours_; }
-  // Takes this rank's part of a resident copy.
-  void keep(const UnshardedCopy& copy, const ShardBuffer& shards);
+  // Takes this rank's part of a resident copy, which lies as `layout` says.
+  void keep(const UnshardedCopy& copy, const PackedLayout& layout, c10::Device device);
   bool is_kept() const { return bytes_.defined(); }
   // REQUIRES: is_kept().
   PackedRow row() const { return {*neighbours_, layout_, bytes_}; }

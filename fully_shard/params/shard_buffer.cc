@@ -14,6 +14,13 @@ std::vector<DimZeroExtent> extents_of(const std::vector<ShardedParam>& params) {
   return extents;
 }
 
+std::vector<DimZeroExtent> member_extents_of(const std::vector<ShardedParam>& params) {
+  std::vector<DimZeroExtent> extents;
+  extents.reserve(params.size());
+  for (const auto& param : params) extents.push_back(param.extent(param.member_dtype()));
+  return extents;
+}
+
 ShardBuffer::ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,
                          GroupAccounts accounts)
     : shard_rank_(dim.shard_rank()),
@@ -32,6 +39,10 @@ char* ShardBuffer::data(int64_t index) const {
 
 void ShardBuffer::take_part(int64_t index, const void* whole) const {
   copy_bytes(data(index), static_cast<const char*>(whole) + first(index), length(index), device());
+}
+
+at::Tensor ShardBuffer::elements(int64_t index, const ShardedParam& param) const {
+  return bytes_.narrow(0, layout_.chunk(index).offset, length(index)).view(param.dtype());
 }
 
 at::Tensor ShardBuffer::local_view(int64_t index, const ShardedParam& param) const {

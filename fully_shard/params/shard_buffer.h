@@ -13,8 +13,9 @@
 
 namespace fsdp::internal {
 
-// In the parameters' own dtypes.
+// In the dtypes of the shards, and of the members.
 std::vector<DimZeroExtent> extents_of(const std::vector<ShardedParam>& params);
+std::vector<DimZeroExtent> member_extents_of(const std::vector<ShardedParam>& params);
 
 class ShardBuffer {
  public:
@@ -33,6 +34,8 @@ class ShardBuffer {
   int64_t length(int64_t index) const { return layout_.chunk(index).length(shard_rank_); }
   // Takes this rank's part from `whole`, the parameter's bytes.
   void take_part(int64_t index, const void* whole) const;
+  // The elements of this rank's part: [n]. A view.
+  at::Tensor elements(int64_t index, const ShardedParam& param) const;
   // This rank's part as a tensor. Each has a version counter of its own.
   at::Tensor local_view(int64_t index, const ShardedParam& param) const;
 

@@ -24,18 +24,24 @@ std::vector<Placement> placements_on(const DeviceMesh& mesh) {
 
 }  // namespace
 
-ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh)
+ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh,
+                           std::optional<at::ScalarType> param_dtype)
     : name_(std::move(name)),
       member_(tensor.getIntrusivePtr()),
       entry_(tensor.getIntrusivePtr()),
       spec_(intern_spec({mesh, placements_on(mesh), tensor.sizes().vec(), tensor.strides().vec()})),
       dtype_(tensor.scalar_type()),
+      param_dtype_(param_dtype),
       requires_grad_(tensor.requires_grad()) {}
 
 DimZeroExtent ShardedParam::extent(at::ScalarType dtype) const {
   auto row_bytes = static_cast<int64_t>(c10::elementSize(dtype));
   for (size_t dim = 1; dim < spec_->shape.size(); ++dim) row_bytes *= spec_->shape[dim];
   return {rows(), row_bytes};
+}
+
+at::ScalarType ShardedParam::member_dtype() const {
+  return at::isFloatingType(dtype_) ? param_dtype_.value_or(dtype_) : dtype_;
 }
 
 void ShardedParam::set_dtype(at::ScalarType dtype) {
@@ -54,11 +60,13 @@ void ShardedParam::make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t 
   const auto device = tensor.device();
   auto storage = c10::make_intrusive<OnDemandStorage>(std::move(group), index, capacity, device);
   storage_ = storage.get();
+  if (casts_inputs_) storage->cast_inputs();
   const auto keys =
-      c10::DispatchKeySet(c10::computeDispatchKey(dtype_, c10::kStrided, device)).add(kGateKey);
+      c10::DispatchKeySet(c10::computeDispatchKey(member_dtype(), c10::kStrided, device))
+          .add(kGateKey);
   const auto impl = c10::make_intrusive<c10::TensorImpl>(
       c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(std::move(storage))), keys,
-      c10::scalarTypeToTypeMeta(dtype_));
+      c10::scalarTypeToTypeMeta(member_dtype()));
   impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), 0);
   tensor.unsafeGetTensorImpl()->shallow_copy_from(impl);
   const auto registered = entry();

@@ -1,5 +1,5 @@
 // One parameter of a group: its member and registry entry (both known weakly), its shape
-// and dtype, the member's on-demand storage, and what was noted of its gradient.
+// and dtypes, the member's on-demand storage, and what was noted of its gradient.
 //
 //   member.requires_grad and entry.requires_grad mean the same: whichever was changed since both
 //   were last seen gives the other its value (synchronize_requires_grad).
@@ -24,12 +24,19 @@ class ParamGroup;
 
 class ShardedParam {
  public:
-  // `tensor` becomes the member; it is dim-0 sharded over `mesh` (mesh_dims.h).
-  ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh);
+  // `tensor` becomes the member; it is dim-0 sharded over `mesh` (mesh_dims.h). With
+  // `param_dtype` a floating member has that dtype, and the entry keeps the tensor's.
+  ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh,
+               std::optional<at::ScalarType> param_dtype);
 
   const std::string& name() const { return name_; }
   const DTensorSpecPtr& spec() const { return spec_; }
-  at::ScalarType dtype() const { return dtype_; }
+  at::ScalarType dtype() const { return dtype_; }  // of the entry and the shards
+  at::ScalarType member_dtype() const;
+  // Whether the member may have a dtype of its own.
+  bool is_cast() const { return param_dtype_.has_value(); }
+  // Operators get their floating inputs in the member's dtype. REQUIRES: no member yet.
+  void cast_inputs() { casts_inputs_ = true; }
   int64_t rows() const { return spec_->shape.front(); }
   // Bytes of one index of dimension 0, in `dtype`.
   DimZeroExtent extent(at::ScalarType dtype) const;
@@ -72,6 +79,8 @@ class ShardedParam {
   OnDemandStorage* storage_ = nullptr;
   DTensorSpecPtr spec_;
   at::ScalarType dtype_;
+  std::optional<at::ScalarType> param_dtype_;
+  bool casts_inputs_ = false;
   bool requires_grad_;                     // of both handles, when last seen
   std::optional<uint32_t> shard_version_;  // of the local tensor when last seen; none after a write
   at::Tensor tripwire_;                    // made for the first gradient

@@ -18,8 +18,15 @@ UnshardedCopy::~UnshardedCopy() {
   if (full_.defined()) accounts_.add(&Counters::unsharded_bytes, -full_.numel());
 }
 
-char* UnshardedCopy::data(const ShardBuffer& shards, int64_t index) const {
-  return static_cast<char*>(full_.data_ptr()) + shard_count_ * shards.layout().chunk(index).offset;
+char* UnshardedCopy::data(const PackedLayout& layout, int64_t index) const {
+  return static_cast<char*>(full_.data_ptr()) + shard_count_ * layout.chunk(index).offset;
+}
+
+at::Tensor UnshardedCopy::elements(const PackedLayout& layout, int64_t index, int64_t rank,
+                                   at::ScalarType dtype) const {
+  const auto& chunk = layout.chunk(index);
+  const auto first = shard_count_ * chunk.offset + chunk.first(rank);
+  return full_.narrow(0, first, chunk.length(rank)).view(dtype);
 }
 
 void UnshardedCopy::issue(const PackedRow& own, const Issue& issue) {
@@ -37,8 +44,9 @@ void UnshardedCopy::release_gather() {
   accounts_.add(&Counters::staging_bytes, -std::exchange(staging_bytes_, 0));
 }
 
-std::vector<uint64_t> UnshardedCopy::fill(const ShardBuffer& shards,
-                                          const std::vector<ShardedParam>& params) {
+std::vector<uint64_t> UnshardedCopy::fill(const PackedLayout& layout,
+                                          const std::vector<ShardedParam>& params,
+                                          c10::Device device) {
   GatheredRows rows;
   try {
     WaitClock clock(accounts_);
@@ -47,18 +55,18 @@ std::vector<uint64_t> UnshardedCopy::fill(const ShardBuffer& shards,
     drop_gather();
     throw;
   }
-  const auto bytes = shard_count_ * shards.layout().row_bytes();
+  const auto bytes = shard_count_ * layout.row_bytes();
   accounts_.add(&Counters::unsharded_bytes, bytes);
-  full_ = at::empty({bytes}, shards.bytes().options());
+  full_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
   for (size_t i = 0; i < params.size(); ++i) {
     auto* const storage = params[i].storage();
     if (storage == nullptr) continue;
     const auto index = static_cast<int64_t>(i);
     const auto& chunk = gathered_layout_->chunk(index);
-    auto* const whole = data(shards, index);
+    auto* const whole = data(layout, index);
     for (int64_t rank = 0; rank < gathered_rows_; ++rank) {
       copy_bytes(whole + chunk.first(rank), rows.row(rank) + chunk.offset, chunk.length(rank),
-                 shards.device());
+                 device);
     }
     storage->fill(whole);
   }

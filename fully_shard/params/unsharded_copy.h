@@ -8,8 +8,8 @@
 
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/residency.h"
-#include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/sharded_param.h"
+#include "fully_shard/transport/packed_layout.h"
 #include "fully_shard/transport/transport.h"
 
 #include <ATen/core/Tensor.h>
@@ -40,9 +40,11 @@ class UnshardedCopy {
   // Issues the gather of `own` with the other ranks' rows; does not block. Collective
   // over the transport's ranks.
   void issue(const PackedRow& own, const Issue& issue);
-  // Waits for the gather and fills the members' storages. Returns the ranks' agreement
-  // words. After a failure the group is sharded again.
-  std::vector<uint64_t> fill(const ShardBuffer& shards, const std::vector<ShardedParam>& params);
+  // Waits for the gather and fills the members' storages; `layout`: of all shards, in the
+  // members' dtypes. Returns the ranks' agreement words. After a failure the group is
+  // sharded again.
+  std::vector<uint64_t> fill(const PackedLayout& layout, const std::vector<ShardedParam>& params,
+                             c10::Device device);
   // Waits for a gather in flight, and throws if it failed; what it brought is dropped
   // either way.
   void await_and_drop();
@@ -52,7 +54,11 @@ class UnshardedCopy {
   // Test mode: the bytes read 0xff from now on, even through pointers that were kept.
   void poison();
 
-  char* data(const ShardBuffer& shards, int64_t index) const;
+  // `layout`: as for fill().
+  char* data(const PackedLayout& layout, int64_t index) const;
+  // The elements of parameter `index` that belong to `rank`, of `dtype`: [n]. A view.
+  at::Tensor elements(const PackedLayout& layout, int64_t index, int64_t rank,
+                      at::ScalarType dtype) const;
 
  private:
   void release_gather();

@@ -11,6 +11,7 @@ struct UnitPolicy {
   bool reshard_after_backward = true;
   bool synchronize_gradients = true;  // false: backwards leave full gradients pending
   bool all_reduce_gradients = true;   // hybrid sharding: false keeps the sums over the shards
+  bool reduce_unused_params = false;  // reduce what nobody used too: zeros
   bool prefetch_in_backward = true;
   std::optional<double> gradient_divide_factor = {};  // unset: the number of ranks
 };

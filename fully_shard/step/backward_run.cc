@@ -25,6 +25,10 @@ void BackwardRun::meet(const std::shared_ptr<Root>& root) {
   for (auto group = owing.rbegin(); group != owing.rend(); ++group) {
     if ((*group)->unit().root == root && (*group)->gradients().reduces()) order_.add(*group);
   }
+  for (const auto& [unit, group] : root->groups) {
+    if (group->unit().policy.reduce_unused_params && group->gradients().reduces())
+      order_.add(group);
+  }
 }
 
 void BackwardRun::touched(ParamGroup& group) {
@@ -35,7 +39,8 @@ void BackwardRun::touched(ParamGroup& group) {
     debts_.left_unpaid(&group);
     return;
   }
-  if (group.is_alone() || !accumulates_everywhere_ || !group.gradients().reduces()) return;
+  if (group.gradients().stays_here() || !accumulates_everywhere_ || !group.gradients().reduces())
+    return;
   if (group.unit().children.empty()) {
     order_.touched(&group);
   } else {
@@ -47,12 +52,12 @@ void BackwardRun::touched(ParamGroup& group) {
 void BackwardRun::gradient_arrived(ParamGroup& group, int64_t index) {
   touched(group);
   auto& gradients = group.gradients();
-  if (!gradients.synchronizes()) return gradients.note_pending(index);
-  if (group.is_alone()) return gradients.pack(index);
+  if (!gradients.synchronizes()) return gradients.keep_pending(index);
+  if (gradients.stays_here()) return gradients.pack(index);
   if (!accumulates_everywhere_) order_.touched(&group);
   if (order_.has_left(&group)) {
     late_ = Late::kSome;
-    return gradients.note_pending(index);
+    return gradients.keep_pending(index);
   }
   gradients.pack(index);
   send_ready();

@@ -54,7 +54,7 @@ void Reduction::receive() {
   auto row = wait_for<Sent>();
   auto& gradients = group_->gradients();
   if (group_->replicas() == nullptr) {
-    stage_.emplace<Received>(Received{std::move(row), Received::Use::kPublish});
+    receive_whole(std::move(row));
   } else if (gradients.reduces_over_replicas()) {
     RECORD_FUNCTION("fsdp::all_reduce(" + group_->name() + ")", {});
     gradients.add_shard_sums(buffer_, row);
@@ -70,7 +70,12 @@ void Reduction::receive() {
 void Reduction::settle() {
   if (!std::holds_alternative<Shared>(stage_)) return;
   const RuntimeMode runtime_mode;
-  stage_.emplace<Received>(Received{wait_for<Shared>(), Received::Use::kPublish});
+  receive_whole(wait_for<Shared>());
+}
+
+void Reduction::receive_whole(at::Tensor row) {
+  group_->gradients().run_hook(buffer_.elements(row));
+  stage_.emplace<Received>(Received{std::move(row), Received::Use::kPublish});
 }
 
 void Reduction::keep(const at::Tensor& row) {
@@ -103,14 +108,12 @@ void ReducedRow::publish() {
   if (unit_->group == nullptr) return;
   const auto group = c10::intrusive_ptr<ParamGroup>::reclaim_copy(unit_->group);
   auto& gradients = group->gradients();
-  const auto used = buffer_.used(row);
-  if (gradients.divisor() != 1) row.div_(gradients.divisor());
   const auto& params = buffer_.params();
+  const auto used =
+      gradients.publishes_unused() ? std::vector<bool>(params.size(), true) : buffer_.used(row);
+  if (gradients.divisor() != 1) row.div_(gradients.divisor());
   for (size_t i = 0; i < params.size(); ++i) {
-    if (!used[i]) continue;
-    const auto part = buffer_.part(row, static_cast<int64_t>(i));
-    const bool same = part.scalar_type() == buffer_.dtype();
-    gradients.publish(params[i].index, same ? part : part.to(buffer_.dtype()));
+    if (used[i]) gradients.publish(params[i].index, buffer_.part(row, static_cast<int64_t>(i)));
   }
 }
 

@@ -84,6 +84,7 @@ class Reduction {
   template <class Stage>
   at::Tensor wait_for();
   void keep(const at::Tensor& row);
+  void receive_whole(at::Tensor row);
 
   c10::intrusive_ptr<ParamGroup> group_;
   GradientBuffer buffer_;

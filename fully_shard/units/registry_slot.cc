@@ -22,6 +22,12 @@ std::vector<RegistrySlot> slots_of(torch::nn::Module& module) {
   return slots;
 }
 
+void for_each_registered(
+    torch::nn::Module& module,
+    const std::function<void(const std::string& key, const at::Tensor& tensor)>& visit) {
+  for (const auto& item : RegistryAccess::of(module)) visit(item.key(), item.value());
+}
+
 const at::Tensor& registered(const RegistrySlot& slot) {
   static const at::Tensor nothing;
   const auto* found = RegistryAccess::of(*slot.module).find(slot.key);

@@ -9,6 +9,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -25,6 +26,10 @@ struct RegistrySlot {
 
 // The module's own slots, in order of registration, those that hold nothing included.
 std::vector<RegistrySlot> slots_of(torch::nn::Module& module);
+// Calls visit(key, tensor) for each of them, in place: `visit` must not register.
+void for_each_registered(
+    torch::nn::Module& module,
+    const std::function<void(const std::string& key, const at::Tensor& tensor)>& visit);
 // What the slot holds, itself, not a copy of the handle; undefined when there is no such
 // slot any more.
 const at::Tensor& registered(const RegistrySlot& slot);

@@ -1,6 +1,8 @@
 // One fully_shard call: what was asked for, and where it stands among the other units.
+// Eleven data members: it is a node of a tree with what was asked for beside it.
 #pragma once
 
+#include "fully_shard/policies.h"
 #include "fully_shard/schedule/unit_id.h"
 #include "fully_shard/schedule/unit_policy.h"
 
@@ -41,6 +43,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
       nullptr;  // owned by the parameters; null without parameters or once they died
 
   UnitPolicy policy;
+  MixedPrecisionPolicy precision = {};
   int64_t summons = 0;  // SummonFullParams that show it in the registry
 
   // No enclosing unit whose module lives.

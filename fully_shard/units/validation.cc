@@ -29,13 +29,23 @@ void validate_module(const torch::nn::Module& module, const DeviceMesh& mesh) {
                     type, "; apply it once (rank ", mesh.rank(), ")");
 }
 
-void validate_options(const FullyShardOptions& options) {
+void validate_dtype(const char* option, std::optional<at::ScalarType> dtype,
+                    const DeviceMesh& mesh) {
+  if (!dtype) return;
+  const bool allowed = *dtype == at::kHalf || *dtype == at::kBFloat16 || *dtype == at::kFloat ||
+                       *dtype == at::kDouble;
+  TORCH_CHECK_VALUE(allowed, "fully_shard: mp_policy.", option, " is ", *dtype,
+                    "; allowed: Half, BFloat16, Float, Double (rank ", mesh.rank(), ")");
+}
+
+void validate_options(const FullyShardOptions& options, const DeviceMesh& mesh) {
   const auto& policy = options.mp_policy;
+  validate_dtype("param_dtype", policy.param_dtype, mesh);
+  validate_dtype("reduce_dtype", policy.reduce_dtype, mesh);
+  validate_dtype("output_dtype", policy.output_dtype, mesh);
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !policy.param_dtype && !policy.reduce_dtype && !policy.output_dtype,
-      "fully_shard: mp_policy (param_dtype, reduce_dtype, output_dtype) is not implemented yet");
-  TORCH_CHECK_NOT_IMPLEMENTED(!options.offload_policy.offload_to_cpu,
-                              "fully_shard: offload_policy.offload_to_cpu is not implemented yet");
+      !options.offload_policy.offload_to_cpu || mesh.device_type() == at::kCPU,
+      "fully_shard: offload_policy.offload_to_cpu is not implemented yet");
 }
 
 void validate_placement(const FoundParam& param, const std::string& name,
@@ -118,7 +128,7 @@ void validate_request(const std::vector<torch::nn::Module*>& modules, const Devi
   TORCH_CHECK_NOT_IMPLEMENTED(
       mesh.ndim() <= 2, "fully_shard: mesh ", to_string(mesh), " has ", mesh.ndim(),
       " dimensions; it takes one (shards) or two (replicates, then shards): use a slice");
-  validate_options(options);
+  validate_options(options, mesh);
 }
 
 void validate_parameters(const std::vector<torch::nn::Module*>& modules,

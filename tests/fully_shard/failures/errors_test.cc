@@ -120,8 +120,6 @@ TEST(Errors, WhatIsNotImplementedYetSaysSo) {
                                              HasSubstr(name));
       EXPECT_FALSE(is_fsdp_module(*linear));
     };
-    refused({.mp_policy = {.param_dtype = torch::kBFloat16}}, "mp_policy");
-    refused({.offload_policy = {.offload_to_cpu = true}}, "offload_to_cpu");
     refused({.shard_placement_fn = [](const std::string&,
                                       const at::Tensor& t) { return Shard{t.dim() - 1}; }},
             "Shard(1)");
@@ -129,16 +127,11 @@ TEST(Errors, WhatIsNotImplementedYetSaysSo) {
     const auto method = [&](auto call, const char* name) {
       expect_error<c10::NotImplementedError>(call, HasSubstr(name));
     };
-    method([&] { module.set_force_sum_reduction_for_comms(true); },
-           "set_force_sum_reduction_for_comms");
-    method([&] { module.set_all_reduce_hook({}); }, "set_all_reduce_hook");
     method([&] { module.set_custom_all_gather({}); }, "set_custom_all_gather");
     method([&] { module.set_custom_reduce_scatter({}); }, "set_custom_reduce_scatter");
     method([&] { module.set_post_optim_event({}); }, "set_post_optim_event");
     method([&] { module.set_allocate_memory_from_process_group_for_comm(true); },
            "set_allocate_memory_from_process_group_for_comm");
-    method([&] { module.set_reduce_scatter_unused_params(true); },
-           "set_reduce_scatter_unused_params");
   });
 }
 

@@ -31,22 +31,6 @@ void expect_trains(Linear& layer) {
   EXPECT_TRUE(torch::equal(full_gradient(layer->parameters()[0]), torch::ones({4, 4})));
 }
 
-TEST_P(Refusals, EachFieldOfMixedPrecisionSaysThatItIsNotThereYet) {
-  on_ranks([](const DeviceMesh& mesh) {
-    auto layer = make_linear(4, 4);
-    const auto refused = [&](const MixedPrecisionPolicy& policy) {
-      expect_error<c10::NotImplementedError>(
-          [&] { fully_shard(layer, mesh, {.mp_policy = policy}); }, HasSubstr("mp_policy"));
-      EXPECT_FALSE(is_fsdp_module(*layer));
-    };
-    refused({.param_dtype = torch::kBFloat16});
-    refused({.reduce_dtype = torch::kFloat});
-    refused({.output_dtype = torch::kFloat});
-    fully_shard(layer, mesh);
-    expect_trains(layer);
-  });
-}
-
 TEST_P(Refusals, APlacementFunctionThatThrowsOrGivesNonsenseLeavesTheModuleGood) {
   on_ranks([](const DeviceMesh& mesh) {
     auto layer = make_linear(4, 4);

@@ -27,6 +27,12 @@ void UnshardedProgram::Arrivals::add(const Tensor& gradient) {
   magnitude = magnitude.defined() ? magnitude + gradient.abs() : gradient.abs();
 }
 
+void UnshardedProgram::Arrivals::add(const Arrivals& other) {
+  count += other.count;
+  if (!other.magnitude.defined()) return;
+  magnitude = magnitude.defined() ? magnitude + other.magnitude : other.magnitude;
+}
+
 UnshardedProgram::UnshardedProgram(const Program& program, const std::set<int>& sharded_tensors)
     : shards_(shards_of(program)), sharded_(sharded_tensors) {
   for (int64_t rank = 0; rank < program.world; ++rank) models_.push_back(build_model(program));
@@ -79,22 +85,21 @@ std::vector<Tensor> UnshardedProgram::optimized_tensors(const RandomModel& model
 void UnshardedProgram::backward(const std::vector<Losses>& losses, size_t index, bool retain_graph,
                                 const ReductionOf& reduction_of) {
   std::map<int, Tensor> before;  // the same on every rank
-  std::vector<std::pair<std::shared_ptr<Arrivals>, Tensor>> pending;
+  std::vector<std::pair<std::shared_ptr<Arrivals>, Arrivals>> pending;
   for (auto& [id, tensor] : tensors_) {
     tensor.bound.reset();
     if (!sharded_.count(id)) continue;
     for (size_t r = 0; r < models_.size(); ++r) {
       *tensor.arrivals[r] = {};
-      if (tensor.pending[r].defined())
-        pending.emplace_back(tensor.arrivals[r], tensor.pending[r].clone());
-      before[id] =
-          std::exchange(tensor.members[r].mutable_grad(), std::exchange(tensor.pending[r], {}));
+      auto earlier = std::exchange(tensor.pending[r], {});
+      pending.emplace_back(tensor.arrivals[r], std::move(earlier.arrivals));
+      before[id] = std::exchange(tensor.members[r].mutable_grad(), std::move(earlier.gradient));
     }
   }
   for (const auto& of_rank : losses) of_rank.losses[index].backward({}, retain_graph);
   at::NoGradGuard no_grad;
   const auto arrived = tensors_with_arrivals();
-  for (const auto& [arrivals, gradient] : pending) arrivals->add(gradient);
+  for (const auto& [arrivals, earlier] : pending) arrivals->add(earlier);
   for (const int id : sharded_) reduce(tensors_.at(id), *reduction_of(id, arrived), before[id]);
 }
 
@@ -116,7 +121,7 @@ void UnshardedProgram::reduce(PlainTensor& tensor, const Reduction& reduction,
     auto gradient =
         std::exchange(member.mutable_grad(), before.defined() ? before.clone() : Tensor());
     if (!reduction.synchronize) {
-      tensor.pending[r] = gradient;
+      tensor.pending[r] = {gradient, *tensor.arrivals[r]};
       continue;
     }
     if (!gradient.defined()) continue;

@@ -60,16 +60,22 @@ class UnshardedProgram {
   void multiply(int id, double factor);
 
  private:
-  // What one backward adds up on one rank.
+  // What a gradient of one rank is the sum of.
   struct Arrivals {
     int count = 0;
     at::Tensor magnitude = {};  // the sum of absolute values
     void add(const at::Tensor& gradient);
+    void add(const Arrivals& other);
+  };
+  // What backwards without synchronisation left on one rank; undefined: nothing.
+  struct Pending {
+    at::Tensor gradient = {};
+    Arrivals arrivals = {};
   };
   struct PlainTensor {
     std::vector<at::Tensor> members;                       // per rank
     std::vector<std::shared_ptr<Arrivals>> arrivals = {};  // per rank
-    std::vector<at::Tensor> pending = {};  // per rank: gradients not synchronised yet
+    std::vector<Pending> pending = {};                     // per rank
     at::Tensor bound = {};
   };
   // LibTorch rounds bfloat16 between the steps of an update or not by an element's place

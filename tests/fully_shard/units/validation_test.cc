@@ -157,10 +157,11 @@ TEST_P(LateParameters, AreAnErrorOnAllRanksWhetherOrNotTheyAreUsed) {
   on_ranks([](const DeviceMesh& mesh) {
     auto model = with_late_parameter(mesh);
     for (int i = 0; i < 2; ++i) {
-      EXPECT_THAT(message_of([&] { step(model); }),
-                  AllOf(HasSubstr("'late'"), HasSubstr("unit 'first'"), HasSubstr("fully_shard"),
-                        HasSubstr("set_requires_grad(false)"), HasSubstr("FSDPModule::ignore"),
-                        HasSubstr("rank " + std::to_string(mesh.rank()))));
+      EXPECT_THAT(
+          message_of([&] { step(model); }),
+          AllOf(HasSubstr("'first.late'"), HasSubstr("unit 'first'"), HasSubstr("fully_shard"),
+                HasSubstr("set_requires_grad(false)"), HasSubstr("FSDPModule::ignore"),
+                HasSubstr("rank " + std::to_string(mesh.rank()))));
     }
     EXPECT_TRUE(model->second->parameters()[0].grad().defined()) << "the others have theirs";
   });

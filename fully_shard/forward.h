@@ -1,0 +1,118 @@
+// Mixed precision at the boundary of a module, as FSDP2's forward has it: what meets no
+// parameter is cast too.
+//
+//   auto y = fsdp::forward(block, x, mask);    // instead of block->forward(x, mask)
+//
+// Of the module's own unit (fully_shard was applied to it): floating inputs are cast to
+// mp_policy.param_dtype (with cast_forward_inputs), floating outputs to
+// mp_policy.output_dtype; a module without one, and what is no tensor, is left alone.
+// Casts are differentiable. Tensors are found in vectors, optionals, pairs and tuples.
+// Collective as the module's forward.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
+
+#include <optional>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fsdp {
+
+namespace internal {
+
+using CastTo = std::optional<at::ScalarType>;  // unset: nothing is cast
+
+struct BoundaryCasts {
+  CastTo inputs = {}, outputs = {};
+};
+BoundaryCasts boundary_casts_of(const torch::nn::Module& module);
+
+at::Tensor cast_floating(const at::Tensor& tensor, CastTo dtype);
+
+// Casts the tensors in a value; specialised for what may hold some.
+template <class Value>
+struct CastEach {};
+
+template <class Value>
+concept MayHoldTensors = requires(const Value& value) {
+  CastEach<Value>::of(value, CastTo());
+};
+
+// What holds none is passed on.
+template <class Value>
+decltype(auto) cast_each(Value&& value, CastTo dtype) {
+  using Plain = std::remove_cvref_t<Value>;
+  if constexpr (MayHoldTensors<Plain>) {
+    return CastEach<Plain>::of(value, dtype);
+  } else {
+    return std::forward<Value>(value);
+  }
+}
+
+template <>
+struct CastEach<at::Tensor> {
+  static at::Tensor of(const at::Tensor& tensor, CastTo dtype) {
+    return cast_floating(tensor, dtype);
+  }
+};
+template <MayHoldTensors Element>
+struct CastEach<std::vector<Element>> {
+  static std::vector<Element> of(const std::vector<Element>& values, CastTo dtype) {
+    std::vector<Element> cast;
+    cast.reserve(values.size());
+    for (const auto& value : values) cast.push_back(cast_each(value, dtype));
+    return cast;
+  }
+};
+template <MayHoldTensors Element>
+struct CastEach<std::optional<Element>> {
+  static std::optional<Element> of(const std::optional<Element>& value, CastTo dtype) {
+    return value ? std::optional<Element>(cast_each(*value, dtype)) : std::nullopt;
+  }
+};
+template <class First, class Second>
+struct CastEach<std::pair<First, Second>> {
+  static std::pair<First, Second> of(const std::pair<First, Second>& both, CastTo dtype) {
+    return {cast_each(both.first, dtype), cast_each(both.second, dtype)};
+  }
+};
+template <class... Elements>
+struct CastEach<std::tuple<Elements...>> {
+  static std::tuple<Elements...> of(const std::tuple<Elements...>& values, CastTo dtype) {
+    return std::apply(
+        [dtype](const Elements&... each) {
+          return std::tuple<Elements...>(cast_each(each, dtype)...);
+        },
+        values);
+  }
+};
+
+template <class Module, class... Inputs>
+auto forward_module(Module& module, Inputs&&... inputs) {
+  const auto casts = boundary_casts_of(module);
+  auto output = module.forward(cast_each(std::forward<Inputs>(inputs), casts.inputs)...);
+  return std::remove_cvref_t<decltype(output)>(cast_each(std::move(output), casts.outputs));
+}
+
+}  // namespace internal
+
+// `module`: a module, a ModuleHolder or a shared_ptr.
+template <class Module, class... Inputs>
+auto forward(Module& module, Inputs&&... inputs) {
+  if constexpr (requires { module.ptr(); }) {
+    return internal::forward_module(*module.ptr(), std::forward<Inputs>(inputs)...);
+  } else if constexpr (requires { *module; }) {
+    return internal::forward_module(*module, std::forward<Inputs>(inputs)...);
+  } else {
+    return internal::forward_module(module, std::forward<Inputs>(inputs)...);
+  }
+}
+
+}  // namespace fsdp

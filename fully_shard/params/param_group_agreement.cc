@@ -1,0 +1,53 @@
+// How the ranks of a group find that they differ in what all must have alike.
+#include "fully_shard/params/param_group.h"
+#include "fully_shard/transport/mesh_dims.h"
+
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+
+namespace fsdp::internal {
+namespace {
+
+bool all_are(uint64_t word, const std::vector<uint64_t>& words) {
+  return std::all_of(words.begin(), words.end(), [word](uint64_t other) { return other == word; });
+}
+
+}  // namespace
+
+// All ranks learn of a difference, whether it is among those that shard or between
+// replicas. Where there is nothing to agree on, no rank asks.
+void ParamGroup::check_agreement(uint64_t word, const std::vector<uint64_t>& of_shards) {
+  const bool shards_agree = all_are(word, of_shards);
+  std::vector<uint64_t> of_replicas;
+  if (replicas_ && word != 0 && replicas_->checks_stamps()) {
+    of_replicas = words_of_replicas(shards_agree ? word : AgreedValues::kDiffer);
+  }
+  if (!shards_agree) report_difference(shard_dim_of(mesh_));
+  const auto differ = std::find(of_replicas.begin(), of_replicas.end(), AgreedValues::kDiffer);
+  if (differ != of_replicas.end()) report_difference_in(differ - of_replicas.begin());
+  if (!all_are(word, of_replicas)) report_difference(*replicate_dim_of(mesh_));
+}
+
+std::vector<uint64_t> ParamGroup::words_of_replicas(uint64_t word) const {
+  const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
+  return replicas_->gather(nothing, issue(word))->wait().agreements();
+}
+
+void ParamGroup::report_difference_in(int64_t replica) {
+  empty_copy();
+  TORCH_CHECK_VALUE(false, "parameters of unit '", name(), "' (the first is '",
+                    params_.front().name(), "') differ among the ranks of replica ", replica,
+                    ", which name the parameter and what happened; every rank gets an error (rank ",
+                    dim_->global_rank(), ")");
+}
+
+void ParamGroup::report_difference(int64_t mesh_dim) {
+  empty_copy();
+  std::vector<std::string> names;
+  for (const auto& param : params_) names.push_back(param.name());
+  agreed_.report(mesh_, mesh_dim, names);
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,46 @@
+// Full gradients of one group that wait for a later reduction: on the members, as
+// autograd leaves them, or here, where they are added up in another dtype than the
+// member's. Local.
+#pragma once
+
+#include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/sharded_param.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::internal {
+
+class PendingGradients {
+ public:
+  // `group` and `params` outlive it.
+  PendingGradients(ParamGroup& group, std::vector<ShardedParam>& params, GroupAccounts accounts);
+  ~PendingGradients();
+  PendingGradients(const PendingGradients&) = delete;
+
+  // What autograd left on the member of parameter `index` waits, to be added up in
+  // `dtype`.
+  void keep(int64_t index, at::ScalarType dtype);
+  bool waits(int64_t index) const;
+  // All that waits, without a graph, of the member's dtype or of what it was added up in;
+  // undefined for none. A tripwire stays on the member. Throws NotImplementedError where
+  // the layout is not strided.
+  at::Tensor take(int64_t index);
+  void drop(int64_t index);
+
+ private:
+  at::Tensor take_from_member(int64_t index);
+  void check_layout(const at::Tensor& gradient, int64_t index) const;
+  void count(int64_t index);
+  ShardedParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
+
+  ParamGroup& group_;
+  std::vector<ShardedParam>& params_;
+  GroupAccounts accounts_;
+  std::vector<at::Tensor> sums_;  // by parameter; undefined for none
+  std::vector<int64_t> bytes_;    // by parameter, as counted
+};
+
+}  // namespace fsdp::internal
