@@ -71,17 +71,9 @@ void visit_tensor(const Argument&, const Visit&) {}
 
 // Whether the boxed kernel is to cast arguments.
 template <class... Args>
-bool any_needs_cast(const Args&... args) {
-  std::optional<at::ScalarType> dtype;
-  const auto ask = [&dtype](const at::Tensor& tensor) {
-    if (dtype || !meets_gate(tensor)) return;
-    const auto* storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
-    if (storage != nullptr && storage->casts_inputs()) dtype = tensor.scalar_type();
-  };
-  (visit_tensor(args, ask), ...);
-  if (!dtype) return false;
+bool any_to_cast(const ComputeDtype& dtype, const Args&... args) {
   bool found = false;
-  const auto look = [&](const at::Tensor& tensor) { found |= needs_cast(tensor, *dtype); };
+  const auto look = [&](const at::Tensor& tensor) { found |= dtype.is_to_cast(tensor); };
   (visit_tensor(args, look), ...);
   return found;
 }
@@ -119,13 +111,18 @@ struct FastGate;
 template <class Op, class Result, class... Args>
 struct FastGate<Op, Result(Args...)> {
   static Result touching(DispatchKeySet keys, Args... args) {
-    if (any_entry(args...) || any_needs_cast(args...))
-      return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
+    if (any_entry(args...)) return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
     TouchedGroups groups;
-    const auto add = [&groups](const at::Tensor& tensor) {
-      if (const auto* storage = up_to_date_storage(tensor)) groups.add(*storage);
+    ComputeDtype dtype;
+    const auto add = [&](const at::Tensor& tensor) {
+      const auto* storage = up_to_date_storage(tensor);
+      if (storage == nullptr) return;
+      groups.add(*storage);
+      dtype.meet(*storage, tensor);
     };
     (visit_tensor(args, add), ...);
+    if (dtype.is_asked_for() && any_to_cast(dtype, args...))
+      return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
     groups.fill();
     return run_below(keys, std::forward<Args>(args)...);
   }

@@ -1,21 +1,18 @@
 #include "on_demand/input_cast.h"
 
 #include "dtensor/dtensor.h"
-#include "on_demand/on_demand_storage.h"
 
-#include <optional>
 #include <string_view>
 
 namespace fsdp::internal {
 namespace {
 
-// Of the first parameter that casts inputs.
-std::optional<at::ScalarType> asked_dtype(const GateArguments& arguments) {
-  std::optional<at::ScalarType> dtype;
+ComputeDtype asked_dtype(const GateArguments& arguments) {
+  ComputeDtype dtype;
   arguments.for_each([&dtype](const at::Tensor& tensor, bool) {
-    if (dtype || !meets_gate(tensor) || !at::isFloatingType(tensor.scalar_type())) return;
+    if (!meets_gate(tensor)) return;
     const auto* storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
-    if (storage != nullptr && storage->casts_inputs()) dtype = tensor.scalar_type();
+    if (storage != nullptr) dtype.meet(*storage, tensor);
   });
   return dtype;
 }
@@ -34,17 +31,17 @@ bool writes_or_converts(const GateArguments& arguments) {
 
 }  // namespace
 
-bool needs_cast(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.scalar_type() != dtype && tensor.dim() > 0 &&
+bool ComputeDtype::is_to_cast(const at::Tensor& tensor) const {
+  return dtype_ && tensor.scalar_type() != *dtype_ && tensor.dim() > 0 &&
          at::isFloatingType(tensor.scalar_type()) && !is_dtensor(tensor) &&
          OnDemandStorage::of(tensor.unsafeGetTensorImpl()) == nullptr;
 }
 
 bool cast_inputs(GateArguments& arguments) {
   const auto dtype = asked_dtype(arguments);
-  if (!dtype || writes_or_converts(arguments)) return false;
-  return arguments.replace_each([dtype](const at::Tensor& tensor) {
-    return needs_cast(tensor, *dtype) ? tensor.to(*dtype) : at::Tensor();
+  if (!dtype.is_asked_for() || writes_or_converts(arguments)) return false;
+  return arguments.replace_each([&dtype](const at::Tensor& tensor) {
+    return dtype.is_to_cast(tensor) ? dtype.cast(tensor) : at::Tensor();
   });
 }
 

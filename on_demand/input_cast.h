@@ -3,14 +3,33 @@
 #pragma once
 
 #include "on_demand/gate_arguments.h"
+#include "on_demand/on_demand_storage.h"
 
 #include <c10/core/ScalarType.h>
 
+#include <optional>
+
 namespace fsdp::internal {
 
-// Whether `tensor`, at an operator that computes with `dtype`, is to be cast: a plain
-// floating tensor of another dtype and of one dimension or more.
-bool needs_cast(const at::Tensor& tensor, at::ScalarType dtype);
+// The dtype in which an operator computes: of the first parameter it meets that casts
+// inputs.
+class ComputeDtype {
+ public:
+  // `storage` is that of `tensor`, an argument.
+  void meet(const OnDemandStorage& storage, const at::Tensor& tensor) {
+    if (!storage.casts_inputs() || dtype_ || !at::isFloatingType(tensor.scalar_type())) return;
+    dtype_ = tensor.scalar_type();
+  }
+  bool is_asked_for() const { return dtype_.has_value(); }
+  // Whether `tensor` is to be cast: a plain floating tensor of another dtype and of one
+  // dimension or more.
+  bool is_to_cast(const at::Tensor& tensor) const;
+  // REQUIRES: is_to_cast(tensor). Differentiable.
+  at::Tensor cast(const at::Tensor& tensor) const { return tensor.to(*dtype_); }
+
+ private:
+  std::optional<at::ScalarType> dtype_;
+};
 
 // Puts casts in the place of such tensors, differentiably, where an operator meets a
 // parameter that casts inputs. Not in operators that write an argument, convert dtypes or

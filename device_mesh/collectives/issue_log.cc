@@ -60,23 +60,23 @@ struct IssueLog::WeakGroup {
 };
 
 IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device)
-    : IssueLog(group, global_rank, on_device, std::make_shared<Failure>()) {
+    : IssueLog(group, global_rank, !on_device && group_backend(group) != "fake",
+               std::make_shared<Failure>()) {
   failure_->store = group->getStore();
 }
 
-IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device,
+IssueLog::IssueLog(const Group& group, int64_t global_rank, bool tells,
                    std::shared_ptr<Failure> failure)
     : group_(std::make_shared<const WeakGroup>(
           WeakGroup{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)})),
       group_size_(group_size(group)),
       global_rank_(global_rank),
-      tells_(group_size_ > 1 && !on_device && group_backend(group) != "fake"),
+      tells_(group_size_ > 1 && tells),
       failure_(std::move(failure)) {}
 
 std::shared_ptr<IssueLog> IssueLog::beside(const Group& side) const {
   if (const auto group = group_->pointer.lock()) set_ranks_in_job(side, ranks_in_job(group));
-  return std::shared_ptr<IssueLog>(
-      new IssueLog(side, global_rank_, /*on_device=*/!tells_, failure_));
+  return std::shared_ptr<IssueLog>(new IssueLog(side, global_rank_, tells_, failure_));
 }
 
 void IssueLog::check_usable(const std::string& what) {

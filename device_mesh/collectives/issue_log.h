@@ -104,8 +104,7 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
     std::string reason;
     c10::intrusive_ptr<c10d::Store> store;  // where ranks leave word of it
   };
-  IssueLog(const Group& group, int64_t global_rank, bool on_device,
-           std::shared_ptr<Failure> failure);
+  IssueLog(const Group& group, int64_t global_rank, bool tells, std::shared_ptr<Failure> failure);
   Stamp record(const IssuedOperation& operation);
   void refuse_from_now_on(const std::string& reason);
   void add_word_of_others(c10::Error& error);

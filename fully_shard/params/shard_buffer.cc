@@ -7,18 +7,24 @@
 
 namespace fsdp::internal {
 
-std::vector<DimZeroExtent> extents_of(const std::vector<ShardedParam>& params) {
+namespace {
+
+std::vector<DimZeroExtent> extents_in(at::ScalarType (ShardedParam::*dtype)() const,
+                                      const std::vector<ShardedParam>& params) {
   std::vector<DimZeroExtent> extents;
   extents.reserve(params.size());
-  for (const auto& param : params) extents.push_back(param.extent(param.dtype()));
+  for (const auto& param : params) extents.push_back(param.extent((param.*dtype)()));
   return extents;
 }
 
+}  // namespace
+
+std::vector<DimZeroExtent> extents_of(const std::vector<ShardedParam>& params) {
+  return extents_in(&ShardedParam::dtype, params);
+}
+
 std::vector<DimZeroExtent> member_extents_of(const std::vector<ShardedParam>& params) {
-  std::vector<DimZeroExtent> extents;
-  extents.reserve(params.size());
-  for (const auto& param : params) extents.push_back(param.extent(param.member_dtype()));
-  return extents;
+  return extents_in(&ShardedParam::member_dtype, params);
 }
 
 ShardBuffer::ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,

@@ -1,5 +1,6 @@
 // A user's hook on the sums of a unit's gradients.
 #include "tests/fully_shard/effects/traffic.h"
+#include "tests/fully_shard/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
@@ -18,24 +19,11 @@ using torch::Tensor;
 
 class AllReduceHook : public Worlds {};
 
-struct PairOfLayersImpl : torch::nn::Module {
-  Tensor forward(const Tensor& x) { return second(first(x)); }
-  torch::nn::Linear first = register_module("first", make_linear(3, 4));
-  torch::nn::Linear second = register_module("second", make_linear(4, 2));
-};
-TORCH_MODULE(PairOfLayers);
-
-PairOfLayers sharded_layers(const DeviceMesh& mesh) {
-  PairOfLayers model;
-  fully_shard(model->first, mesh);
-  fully_shard(model->second, mesh);
-  fully_shard(model, mesh);
-  return model;
-}
+Pair sharded_layers(const DeviceMesh& mesh) { return sharded(Pair(3, 4, 2), mesh); }
 
 Tensor row_of_rank(int64_t rank) { return torch::full({2, 3}, static_cast<double>(rank + 1)); }
 
-void run_backward(PairOfLayers& model, int64_t rank) { model(row_of_rank(rank)).sum().backward(); }
+void run_backward(Pair& model, int64_t rank) { model(row_of_rank(rank)).sum().backward(); }
 
 TEST_P(AllReduceHook, SeesTheSumOfEachReductionOnceAndWritesTheGradients) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
@@ -103,7 +91,7 @@ TEST_P(AllReduceHook, ItsExceptionIsTheBackwards) {
 
 TEST_P(AllReduceHook, GivesAllItsParametersGradients) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
-    PairOfLayers model;
+    Pair model(3, 4, 2);
     auto unit = fully_shard(model, mesh);
     const auto backward_of_first = [&] { model->first(torch::ones({1, 3})).sum().backward(); };
     backward_of_first();

@@ -1,7 +1,7 @@
 // Which units a backward reduces: those that owe a reduction, and no others.
 #include "tests/fully_shard/effects/traffic.h"
+#include "tests/fully_shard/pair.h"
 #include "tests/support/full_value.h"
-#include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
@@ -13,66 +13,52 @@ namespace {
 
 class Owing : public Worlds {};
 
-struct PairImpl : torch::nn::Module {
-  torch::nn::Linear a = register_module("a", make_linear(4, 4)),
-                    b = register_module("b", make_linear(4, 4));
-};
-TORCH_MODULE(Pair);
-
-Pair sharded_pair(const DeviceMesh& mesh) {
-  Pair model;
-  fully_shard(model->a, mesh);
-  fully_shard(model->b, mesh);
-  fully_shard(model, mesh);
-  return model;
-}
-
 int64_t reductions(const DeviceMesh& mesh, const torch::Tensor& loss) {
   return traffic_of(mesh, [&] { loss.backward(); }).reduce_scatters;
 }
 
 TEST_P(Owing, ABackwardWithoutSynchronisationMakesAUnitOweAnew) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
-    auto model = sharded_pair(mesh);
+    auto model = sharded(Pair(), mesh);
     const auto x = torch::ones({1, 4});
-    const auto kept = model->a(x).sum();
+    const auto kept = model->first(x).sum();
     kept.backward({}, /*retain_graph=*/true);
-    const auto one = full_gradient(model->a->parameters()[0]);
+    const auto one = full_gradient(model->first->parameters()[0]);
     {
       const NoSyncGuard guard(get_fsdp_module(*model));
       EXPECT_EQ(reductions(mesh, kept), 0);  // the same graph again: no forward touched it
     }
-    EXPECT_EQ(reductions(mesh, model->b(x).sum()), 2);
-    EXPECT_TRUE(torch::allclose(full_gradient(model->a->parameters()[0]), 2 * one));
+    EXPECT_EQ(reductions(mesh, model->second(x).sum()), 2);
+    EXPECT_TRUE(torch::allclose(full_gradient(model->first->parameters()[0]), 2 * one));
     EXPECT_EQ(counters(mesh).gradient_bytes, 0);
   });
 }
 
 TEST_P(Owing, AFrozenUnitThatTookPartOwesNothingOnceItIsTrained) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
-    auto model = sharded_pair(mesh);
+    auto model = sharded(Pair(), mesh);
     const auto x = torch::ones({1, 4}, torch::requires_grad());
-    for (auto& parameter : model->a->parameters()) parameter.set_requires_grad(false);
-    EXPECT_EQ(reductions(mesh, model->b(model->a(x)).sum()), 1);
-    for (auto& parameter : model->a->parameters()) parameter.set_requires_grad(true);
-    EXPECT_EQ(reductions(mesh, model->b(x).sum()), 1);
+    for (auto& parameter : model->first->parameters()) parameter.set_requires_grad(false);
+    EXPECT_EQ(reductions(mesh, model->second(model->first(x)).sum()), 1);
+    for (auto& parameter : model->first->parameters()) parameter.set_requires_grad(true);
+    EXPECT_EQ(reductions(mesh, model->second(x).sum()), 1);
   });
 }
 
 TEST_P(Owing, WhatWaitsIsReducedThoughItsParameterIsFrozenMeanwhile) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
-    auto model = sharded_pair(mesh);
+    auto model = sharded(Pair(), mesh);
     const auto x = torch::ones({1, 4});
-    model->a(x).sum().backward();
-    const auto one = full_gradient(model->a->parameters()[0]);
+    model->first(x).sum().backward();
+    const auto one = full_gradient(model->first->parameters()[0]);
     model->zero_grad();
     {
       const NoSyncGuard guard(get_fsdp_module(*model));
-      model->a(x).sum().backward();
+      model->first(x).sum().backward();
     }
-    for (auto& parameter : model->a->parameters()) parameter.set_requires_grad(false);
-    EXPECT_EQ(reductions(mesh, model->b(x).sum()), 2);
-    const auto gradient = full_gradient(model->a->parameters()[0]);
+    for (auto& parameter : model->first->parameters()) parameter.set_requires_grad(false);
+    EXPECT_EQ(reductions(mesh, model->second(x).sum()), 2);
+    const auto gradient = full_gradient(model->first->parameters()[0]);
     ASSERT_TRUE(gradient.defined());
     EXPECT_TRUE(torch::equal(gradient, one));
     EXPECT_EQ(counters(mesh).gradient_bytes, 0);
@@ -107,12 +93,12 @@ TEST_P(Owing, AnAncestorsUseAtTheEndOfForwardHurriesNobody) {
 
 TEST(OwingAlone, TheDivideFactorHoldsForOneRankToo) {
   on_one_rank([](const DeviceMesh& mesh) {
-    auto model = sharded_pair(mesh);
-    get_fsdp_module(*model->a).set_gradient_divide_factor(4);
+    auto model = sharded(Pair(), mesh);
+    get_fsdp_module(*model->first).set_gradient_divide_factor(4);
     const auto x = torch::ones({1, 4});
-    EXPECT_EQ(reductions(mesh, model->a(x).sum() + model->b(x).sum()), 0);
-    EXPECT_TRUE(torch::equal(4 * full_gradient(model->a->parameters()[0]),
-                             full_gradient(model->b->parameters()[0])));
+    EXPECT_EQ(reductions(mesh, model->first(x).sum() + model->second(x).sum()), 0);
+    EXPECT_TRUE(torch::equal(4 * full_gradient(model->first->parameters()[0]),
+                             full_gradient(model->second->parameters()[0])));
   });
 }
 

@@ -2,6 +2,7 @@
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -109,8 +110,7 @@ TEST_P(UnshardedFiles, TheDtypeCanNotChangeUnderALivingGraph) {
 
 TEST_P(UnshardedFiles, CloningAShardedModuleIsAnErrorThatSaysWhatToDoAndLeavesItAlone) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
-    torch::manual_seed(1);
-    torch::nn::Linear linear(3, 5);
+    auto linear = make_linear(3, 5);
     fully_shard(linear, mesh);
     expect_error<c10::ValueError>([&] { linear->clone(); },
                                   AllOf(HasSubstr("Module::clone of a sharded module"),

@@ -1,9 +1,8 @@
 // Registry entries where autograd's own leaves are meant: hooks after accumulation, and
 // backward to some inputs only.
-#include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
-#include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
 #include <torch/csrc/autograd/function_hook.h>
@@ -23,20 +22,6 @@ using ::testing::HasSubstr;
 using torch::Tensor;
 
 class EntriesAsLeaves : public Worlds {};
-
-struct PairImpl : torch::nn::Module {
-  Tensor forward(const Tensor& x) { return second(torch::tanh(first(x))); }
-  torch::nn::Linear first = register_module("first", make_linear(4, 4));
-  torch::nn::Linear second = register_module("second", make_linear(4, 4));
-};
-TORCH_MODULE(Pair);
-
-Pair sharded(Pair model, const DeviceMesh& mesh) {
-  fully_shard(model->first, mesh);
-  fully_shard(model->second, mesh);
-  fully_shard(model, mesh);
-  return model;
-}
 
 Tensor input() { return torch::ones({2, 4}); }
 

@@ -5,6 +5,8 @@
 
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 namespace fsdp::testing {
 
 uint64_t data_seed(uint64_t step, int64_t rank) {
@@ -18,11 +20,27 @@ Data make_data(uint64_t seed) {
           at::randint(10, {4, 5}, generator)};
 }
 
+namespace {
+
+// Of the scale that layers draw at. Constants, as in norms, stay.
+void draw_values(torch::nn::Module& module) {
+  const torch::NoGradGuard no_grad;
+  auto generator = at::detail::createCPUGenerator(1);
+  for (auto& parameter : module.parameters()) {
+    if (parameter.numel() == 0) continue;
+    if (parameter.numel() > 1 && parameter.eq(parameter.flatten()[0]).all().item<bool>()) continue;
+    const auto rows = parameter.dim() > 1 ? parameter.size(0) : 1;
+    const auto bound = 1 / std::sqrt(static_cast<double>(parameter.numel() / rows));
+    parameter.copy_(at::empty(parameter.sizes()).uniform_(-bound, bound, generator));
+  }
+}
+
+}  // namespace
+
 Model build_seeded(const BuildModel& build) {
-  static std::mutex mutex;
-  std::lock_guard lock(mutex);
-  torch::manual_seed(1);
-  return build();
+  auto model = build();
+  draw_values(*model.module);
+  return model;
 }
 
 std::vector<torch::Tensor> gradients_of(const Model& model, const Data& data) {

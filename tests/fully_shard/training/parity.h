@@ -7,7 +7,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -29,8 +28,8 @@ struct Model {
 };
 using BuildModel = std::function<Model()>;
 
-// Builds with a fixed seed; one thread at a time, since the default generator is shared
-// by all ranks.
+// Builds with values of its own, the same on every rank. Ranks that are threads share the
+// default generator with whatever else draws.
 Model build_seeded(const BuildModel& build);
 
 // The gradients of `model` on `data`, one per parameter; undefined where autograd gave

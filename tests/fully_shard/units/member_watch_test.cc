@@ -1,7 +1,7 @@
 // A member that the model reassigned after fully_shard is reported by name; whatever else
 // models do with handles is not.
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/units/pair.h"
+#include "tests/fully_shard/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"
 

@@ -1,6 +1,6 @@
 // What fully_shard refuses about modules and memory, and parameters that come too late.
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/units/pair.h"
+#include "tests/fully_shard/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"
 

@@ -1,0 +1,153 @@
+// Every combination of a mesh, a resharding policy, a kind of parameters and a way to
+// accumulate: the unsharded numbers, and exactly the collectives that the policies ask
+// for.
+#include "tests/fully_shard/policies/policies.h"
+#include "tests/support/errors.h"
+#include "tests/support/full_value.h"
+#include "tests/support/thread_ranks.h"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <vector>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using torch::Tensor;
+
+constexpr int64_t kDepth = 2, kSteps = 5;
+
+torch::optim::AdamW optimizer_of(const VariedModel& model) {
+  return torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(1e-2).eps(1e-3));
+}
+
+// One device that sees the data of all ranks.
+void train_plain(VariedModel& model, int64_t ranks, Accumulation accumulation) {
+  auto optimizer = optimizer_of(model);
+  for (int64_t step = 0; step < kSteps; ++step) {
+    optimizer.zero_grad();
+    for (int64_t micro = 0; micro < micro_batches(accumulation); ++micro) {
+      for (int64_t rank = 0; rank < ranks; ++rank)
+        (loss_on(model, tokens_of(model, step, micro, rank)) / ranks).backward();
+    }
+    optimizer.step();
+  }
+}
+
+// What one micro-batch sends, derived from the policies alone.
+struct Sent {
+  int64_t all_gathers = 0, all_gather_bytes = 0, reduce_scatters = 0, all_reduces = 0;
+  bool operator==(const Sent&) const = default;
+};
+
+std::ostream& operator<<(std::ostream& out, const Sent& sent) {
+  return out << sent.all_gathers << " gathers of " << sent.all_gather_bytes << " bytes, "
+             << sent.reduce_scatters << " reduce-scatters, " << sent.all_reduces << " all-reduces";
+}
+
+class PolicyProduct : public ::testing::TestWithParam<Policies> {
+ protected:
+  Sent expected_to_send(const VariedModel& plain, bool synchronizes, bool all_reduces) const {
+    const auto& policies = GetParam();
+    Sent sent;
+    if (policies.shards() > 1) {
+      const auto forward =
+          (policies.shards() - 1) * row_bytes(*plain->blocks[0], policies.shards());
+      const auto backward =
+          (policies.neighbours() - 1) * row_bytes(*plain->blocks[0], policies.neighbours());
+      // What forward ended with stays for backward.
+      const int64_t again = policies.reshard->reshards() ? kDepth - 1 : 0;
+      sent.all_gathers = 1 + kDepth + again;
+      sent.all_gather_bytes = (policies.shards() - 1) * root_row_bytes(plain) + kDepth * forward +
+                              again * backward;
+    }
+    if (synchronizes && policies.ranks() > 1) sent.reduce_scatters = 1 + kDepth;
+    if (synchronizes && all_reduces && policies.is_hybrid()) sent.all_reduces = 1 + kDepth;
+    return sent;
+  }
+
+  int64_t root_row_bytes(const VariedModel& plain) const {
+    std::vector<internal::DimZeroExtent> extents{{plain->rows, 8 * plain->width}};
+    if (!plain->head->weight.is_same(plain->embedding->weight)) extents.push_back(extents[0]);
+    return internal::PackedLayout(extents, GetParam().shards()).row_bytes();
+  }
+
+  void train(VariedModel& model, const VariedModel& plain, int64_t rank, const DeviceMesh& mesh,
+             Accumulation accumulation) const {
+    auto optimizer = optimizer_of(model);
+    for (int64_t step = 0; step < kSteps; ++step) {
+      optimizer.zero_grad();
+      for (int64_t micro = 0; micro < micro_batches(accumulation); ++micro) {
+        const bool is_last = micro + 1 == micro_batches(accumulation);
+        const auto before = counters(mesh);
+        run_micro_batch(model, tokens_of(model, step, micro, rank), accumulation, is_last);
+        const auto after = counters(mesh);
+        if (step < 2) continue;  // nothing is known of what comes next
+        const Sent sent{after.all_gathers - before.all_gathers,
+                        after.all_gather_bytes - before.all_gather_bytes,
+                        after.reduce_scatters - before.reduce_scatters,
+                        after.all_reduces - before.all_reduces};
+        EXPECT_EQ(sent, expected_to_send(plain, is_last || accumulation != Accumulation::kNoSync,
+                                         is_last))
+            << "step " << step << ", micro-batch " << micro;
+        EXPECT_EQ(after.unsharded_bytes + after.post_forward_bytes + after.staging_bytes, 0);
+        EXPECT_EQ(after.gradient_bytes > 0, waits_after(accumulation, is_last));
+      }
+      optimizer.step();
+    }
+  }
+
+  bool waits_after(Accumulation accumulation, bool is_last) const {
+    if (is_last || accumulation == Accumulation::kOff) return false;
+    return accumulation == Accumulation::kNoSync || GetParam().is_hybrid();
+  }
+
+  void expect_the_unsharded_numbers(int64_t rank, const DeviceMesh& mesh, Parameters kind,
+                                    Accumulation accumulation) const {
+    VariedModel plain(kind, kDepth), model(kind, kDepth);
+    shard(model, mesh, GetParam());
+    train(model, plain, rank, mesh, accumulation);
+    train_plain(plain, GetParam().ranks(), accumulation);
+    const auto expected = plain->parameters(), actual = model->parameters();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      const auto difference = (full_value(actual[i]) - expected[i].detach()).abs().max();
+      EXPECT_LE(difference.item<double>(), 1e-12) << "parameter " << i;
+    }
+  }
+};
+
+TEST_P(PolicyProduct, HasTheUnshardedNumbersAndSendsWhatThePoliciesAskFor) {
+  run_ranks(GetParam().ranks(), [&](int64_t rank) {
+    const auto mesh = mesh_of(GetParam());
+    for (const auto kind : kAllParameters) {
+      for (const auto accumulation : kAllAccumulations) {
+        SCOPED_TRACE("parameters " + std::to_string(static_cast<int>(kind)) + ", accumulation " +
+                     std::to_string(static_cast<int>(accumulation)));
+        expect_the_unsharded_numbers(rank, mesh, kind, accumulation);
+      }
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(All, PolicyProduct, ::testing::ValuesIn(all_policies()),
+                         [](const auto& info) { return name_of(info.param); });
+
+TEST(PolicyProductElsewhere, AWorldThatDoesNotDivideTheShardsIsRefused) {
+  for (const auto& mesh : std::vector<std::vector<int64_t>>{{1}, {3}}) {
+    const Policies policies{mesh, ReshardAfterForward::to_world(2)};
+    run_ranks(policies.ranks(), [&](int64_t) {
+      VariedModel model(Parameters::kEven, kDepth);
+      EXPECT_THAT(message_of([&] {
+                    fully_shard(model, mesh_of(policies),
+                                {.reshard_after_forward = policies.reshard});
+                  }),
+                  HasSubstr("to_world(2) on " + std::to_string(policies.shards())));
+      EXPECT_FALSE(is_fsdp_module(*model));
+    });
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::testing
