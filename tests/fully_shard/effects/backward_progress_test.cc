@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace fsdp::testing {
@@ -111,6 +112,49 @@ TEST_P(BackwardProgress, ThroughTwoBranchesGathersNothingTwice) {
       EXPECT_EQ(traffic.all_gathers - traffic.unused, 6 + 3) << step;
       EXPECT_EQ(traffic.reduce_scatters, 4) << step;
       EXPECT_EQ(counters(mesh).staging_bytes, 0) << step;
+      model->zero_grad();
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) parameter.mul_(0.5);
+    }
+  });
+}
+
+// A unit with two outputs; each goes through a unit of its own.
+struct TwoOutputsImpl : torch::nn::Module {
+  struct Split : torch::nn::Module {
+    torch::nn::Linear a = register_module("a", make_linear(4, 4)),
+                      b = register_module("b", make_linear(4, 4));
+    std::pair<torch::Tensor, torch::Tensor> forward(const torch::Tensor& x) { return {a(x), b(x)}; }
+  };
+  std::shared_ptr<Split> split = register_module("split", std::make_shared<Split>());
+  torch::nn::Linear after_a = register_module("after_a", make_linear(4, 4)),
+                    after_b = register_module("after_b", make_linear(4, 4));
+  torch::Tensor forward(const torch::Tensor& x) {
+    const auto [a, b] = split->forward(x);
+    const auto one = after_a(torch::tanh(a));
+    return one + after_b(torch::tanh(b));
+  }
+};
+TORCH_MODULE(TwoOutputs);
+
+// Backward: after_b (which is there), after_a, and both halves of split at once.
+TEST_P(BackwardProgress, OfTwoOutputsGathersTheirUnitOnce) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    TwoOutputs model;
+    fully_shard(model->split, mesh);
+    fully_shard(model->after_a, mesh);
+    fully_shard(model->after_b, mesh);
+    fully_shard(model, mesh);
+    for (int step = 0; step < 3; ++step) {
+      const auto x = torch::ones({2, 4}, torch::requires_grad());  // backward reads split, too
+      torch::Tensor loss;
+      const auto forward = traffic_of(mesh, [&] { loss = model(x).sum(); });
+      const auto backward = traffic_of(mesh, [&] { loss.backward(); });
+      EXPECT_EQ(forward.all_gathers - forward.unused, 3) << step;
+      EXPECT_EQ(backward.all_gathers - backward.unused, 2) << step;
+      EXPECT_EQ(backward.reduce_scatters, 3) << step;
+      for (const auto& parameter : model->split->parameters())
+        EXPECT_TRUE(parameter.grad().defined()) << step;
       model->zero_grad();
       torch::NoGradGuard no_grad;
       for (auto& parameter : model->parameters()) parameter.mul_(0.5);

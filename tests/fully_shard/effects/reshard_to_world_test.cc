@@ -1,13 +1,22 @@
 // ReshardAfterForward::to_world(n): between forward and backward, n neighbouring ranks
 // keep one n-th of the parameters each.
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/process_group.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "tests/fully_shard/effects/traffic.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/start_values.h"
+#include "tests/support/warnings.h"
 #include "tests/support/worlds.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
+#include <cstdint>
 #include <functional>
 #include <stdexcept>
 #include <vector>
@@ -16,9 +25,12 @@ namespace fsdp::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 
 const FullyShardOptions kHalves{.reshard_after_forward = ReshardAfterForward::to_world(2)};
+const FullyShardOptions kWorldOfOne{.reshard_after_forward = ReshardAfterForward::to_world(1)};
 
 // Bytes of a rank's row where `ranks` ranks share the float parameters of `module`.
 int64_t row_bytes(const torch::nn::Module& module, int64_t ranks) {
@@ -178,10 +190,92 @@ TEST(ReshardToWorld, OfAllRanksIsTrueAndOfOneIsFalse) {
     MeasuredDecoder all(mesh, {.reshard_after_forward = ReshardAfterForward::to_world(4)});
     all.forward();
     EXPECT_EQ(all.backward().all_gathers, kBlocks);
-    MeasuredDecoder one(mesh, {.reshard_after_forward = ReshardAfterForward::to_world(1)});
+    MeasuredDecoder one(mesh, kWorldOfOne);
     one.forward();
     EXPECT_EQ(one.backward().all_gathers, 0);
     EXPECT_EQ(counters(mesh).post_forward_bytes, 0);
+  });
+}
+
+TEST(ReshardToWorld, OfOneWarnsThatItIsFalseAndABoolDoesNot) {
+  const c10::WarningUtils::WarnAlways always;
+  for (const int64_t world : {1, 2}) {
+    on_ranks_of(world, [](int64_t, const DeviceMesh& mesh) {
+      auto layer = make_linear(4, 4), with_false = make_linear(4, 4), with_true = make_linear(4, 4);
+      Warnings warnings;
+      fully_shard(with_false, mesh, {.reshard_after_forward = false});
+      fully_shard(with_true, mesh, {.reshard_after_forward = true});
+      EXPECT_THAT(warnings.texts(), IsEmpty());
+      auto unit = fully_shard(layer, mesh, kWorldOfOne);
+      unit.set_reshard_after_forward(ReshardAfterForward::to_world(1));
+      const auto keeps = HasSubstr("to_world(1) keeps the parameters unsharded, as false does");
+      EXPECT_THAT(warnings.texts(),
+                  ElementsAre(AllOf(HasSubstr("fully_shard"), keeps),
+                              AllOf(HasSubstr("set_reshard_after_forward"), keeps)));
+    });
+  }
+}
+
+TEST(ReshardToWorld, OfOneWarnsOncePerProcess) {
+  std::atomic<size_t> count{0};
+  on_ranks_of(2, [&](int64_t, const DeviceMesh& mesh) {
+    Warnings warnings;
+    for (int i = 0; i < 3; ++i) fully_shard(make_linear(4, 4), mesh, kWorldOfOne);
+    count += warnings.texts().size();
+  });
+  EXPECT_LE(count.load(), 1u);  // none, where another test was told
+}
+
+// Two replicas with one rank each that shards: all ranks and one rank are the same
+// number.
+TEST(ReshardToWorld, OfOneOnOneRankIsFalseToo) {
+  run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2, 1}, {"replicate", "shard"});
+    MeasuredDecoder usual(mesh), one(mesh, kWorldOfOne);
+    usual.forward();
+    EXPECT_EQ(usual.backward().all_gathers, kBlocks);
+    one.forward();
+    EXPECT_EQ(one.backward().all_gathers, 0);
+    EXPECT_EQ(counters(mesh).post_forward_bytes, 0);
+  });
+}
+
+// A process group leaves keys in the store that its ranks met at.
+TEST(ReshardToWorld, UnitsShareTheProcessGroupsOfOneN) {
+  on_ranks_of(4, [](int64_t, const DeviceMesh& mesh) {
+    const auto store = default_process_group()->getStore();
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh, kHalves);
+    layer(torch::ones({1, 4})).sum().backward();
+    const auto keys = store->getNumKeys();
+    MeasuredDecoder decoder(mesh, kHalves);
+    decoder.root().set_reshard_after_forward(ReshardAfterForward::to_world(2));
+    decoder.forward();
+    EXPECT_GT(counters(mesh).post_forward_bytes, 0);
+    decoder.backward();
+    EXPECT_EQ(store->getNumKeys(), keys);
+    internal::barrier(mesh.group());
+    mesh.side_group(0, "one more");
+    EXPECT_GT(store->getNumKeys(), keys);
+  });
+}
+
+// Ranks 0, 2, 4 and 6, and beside them 1, 3, 5 and 7.
+TEST(ReshardToWorld, OnASliceTheNeighboursAreNextToEachOtherInTheSlice) {
+  run_ranks(8, [](int64_t rank) {
+    const auto slice = init_device_mesh(torch::kCPU, {4, 2}, {"dp", "tp"})["dp"];
+    const auto first = rank / 4 * 4 + rank % 2;
+    EXPECT_THAT(slice.neighbours(0, 2).ranks(), ElementsAre(first, first + 2));
+    MeasuredDecoder decoder(slice, kHalves);
+    decoder.forward();
+    EXPECT_EQ(gathered_bytes(slice, [&] { decoder.backward(); }), blocks_row(decoder, 2));
+    const auto plain = build_seeded([] { return decoder_model(MeasuredDecoder::kWidth, kBlocks); });
+    const auto expected = gradients_of(plain, make_data(5));  // which all ranks have
+    for (size_t i = 0; i < expected.size(); ++i) {
+      EXPECT_TRUE(
+          torch::allclose(full_gradient(decoder.model->parameters()[i]), expected[i], 1e-5, 1e-7))
+          << "parameter " << i;
+    }
   });
 }
 

@@ -62,6 +62,18 @@ TEST(Errors, AScalarParameterLeavesTheModuleAsItWas) {
   });
 }
 
+TEST(Errors, AScalarParameterFurtherDownIsNamedByItsPath) {
+  on_ranks_of(2, [](int64_t, const DeviceMesh& mesh) {
+    Decoder model(4, 1);
+    model->blocks[0]->register_parameter("scale", torch::ones({}));
+    const auto advice = AllOf(HasSubstr("'block0.scale'"), HasSubstr("scalar"),
+                              HasSubstr("one dimension and one element"));
+    expect_error<c10::ValueError>([&] { fully_shard(model, mesh); }, advice);
+    EXPECT_FALSE(is_fsdp_module(*model));
+    for (const auto& parameter : model->parameters()) EXPECT_FALSE(is_dtensor(parameter));
+  });
+}
+
 TEST(Errors, ANonContiguousParameter) {
   on_one_rank([](const DeviceMesh& mesh) {
     auto module = std::make_shared<OneParameter>(torch::ones({3, 2}).t());

@@ -2,6 +2,7 @@
 #include "fully_shard/fully_shard.h"
 #include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
+#include "tests/support/warnings.h"
 #include "tests/support/worlds.h"
 
 #include <c10/util/Exception.h>
@@ -10,7 +11,6 @@
 #include <torch/torch.h>
 
 #include <string>
-#include <vector>
 
 namespace fsdp::testing {
 namespace {
@@ -36,27 +36,20 @@ TEST_P(SummonDetails, MissingGradientsStayMissing) {
   });
 }
 
-struct Warnings final : c10::WarningHandler {
-  void process(const c10::Warning& warning) override { texts.push_back(warning.msg()); }
-  std::vector<std::string> texts;
-};
-
 TEST_P(SummonDetails, OffloadingOnEveryRankWarnsThatEachCopiesTheModel) {
-  c10::WarningUtils::set_warnAlways(true);  // process-wide: warnings that come once
+  const c10::WarningUtils::WarnAlways always;
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     auto layer = make_linear(4, 4);
     fully_shard(layer, mesh);
     Warnings warnings;
-    const c10::WarningUtils::WarningHandlerGuard guard(&warnings);
     {
       const SummonFullParams full(layer,
                                   {.writeback = false, .rank0_only = true, .offload_to_cpu = true});
     }
-    EXPECT_THAT(warnings.texts, IsEmpty());
+    EXPECT_THAT(warnings.texts(), IsEmpty());
     { const SummonFullParams full(layer, {.offload_to_cpu = true}); }
-    EXPECT_THAT(warnings.texts, ElementsAre(HasSubstr("copies the whole model on every rank")));
+    EXPECT_THAT(warnings.texts(), ElementsAre(HasSubstr("copies the whole model on every rank")));
   });
-  c10::WarningUtils::set_warnAlways(false);
 }
 
 TEST_P(SummonDetails, GradientsChangedWithoutWritebackStayAsTheyWere) {

@@ -1,7 +1,9 @@
 // What may be done while full parameters are shown, and initialisers over a sharded
 // model.
 #include "tests/fully_shard/decoder.h"
+#include "tests/fully_shard/effects/traffic.h"
 #include "tests/support/errors.h"
+#include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
 
@@ -10,6 +12,7 @@
 #include <gtest/gtest.h>
 
 #include <sstream>
+#include <stdexcept>
 
 namespace fsdp::testing {
 namespace {
@@ -54,6 +57,113 @@ TEST_P(SummonScope, ABackwardInsideIsAnErrorAndTheNextStepIsRight) {
     const auto expected = expected_gradients(plain, GetParam(), 4);
     sharded.loss(mine).backward();
     expect_gradients(*sharded.module, expected, GetParam(), "after the scope");
+  });
+}
+
+TEST_P(SummonScope, LeftByAnExceptionIsClosedAndKeepsWhatWasWritten) {
+  on_ranks([this](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_linear(3, 5);
+    fully_shard(layer, mesh);
+    const auto leave = [&] {
+      const SummonFullParams full(layer);
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : layer->parameters()) parameter.fill_(2);
+      throw std::runtime_error("in the scope");
+    };
+    EXPECT_THAT(message_of(leave), HasSubstr("in the scope"));
+    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    for (const auto& parameter : layer->parameters()) {
+      ASSERT_TRUE(is_dtensor(parameter));
+      EXPECT_TRUE(torch::equal(full_value(parameter), torch::full(parameter.sizes(), 2.0F)));
+    }
+    const auto sent = traffic_of(mesh, [&] { layer(torch::ones({1, 3})).sum().backward(); });
+    EXPECT_EQ(sent.reduce_scatters, GetParam() == 1 ? 0 : 1);
+    EXPECT_TRUE(torch::equal(full_gradient(layer->parameters()[0]), torch::ones({5, 3})));
+    EXPECT_NO_THROW(SummonFullParams again(layer));
+  });
+}
+
+TEST_P(SummonScope, OfAPlainModuleShowsAllItsUnitsAndTheOptionsAreForAll) {
+  on_ranks([this](int64_t, const DeviceMesh& mesh) {
+    torch::nn::Sequential model(make_linear(4, 4), make_linear(4, 4), make_linear(4, 4));
+    const auto start = make_linear(4, 4);
+    for (const auto& layer : model->children()) fully_shard(*layer, mesh);
+    const auto fill_all = [&](SummonOptions options) {
+      const SummonFullParams full(model, options);
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) {
+        EXPECT_FALSE(is_dtensor(parameter));
+        parameter.fill_(7);
+      }
+    };
+    const auto sent = traffic_of(mesh, [&] { fill_all({.writeback = false}); });
+    EXPECT_EQ(sent.all_gathers, GetParam() == 1 ? 0 : 3) << "one per unit";
+    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    const auto parameters = model->parameters();
+    for (size_t i = 0; i < parameters.size(); ++i)
+      EXPECT_TRUE(torch::equal(full_value(parameters[i]), start->parameters()[i % 2])) << i;
+    fill_all({});
+    for (const auto& parameter : parameters)
+      EXPECT_TRUE(torch::equal(full_value(parameter), torch::full(parameter.sizes(), 7.0F)));
+    EXPECT_FALSE(is_fsdp_module(*model));
+  });
+}
+
+// Half a forward, a look at all parameters, and the other half.
+torch::Tensor loss_with_scope_inside(DecoderImpl& model, const Data& data, SummonOptions options) {
+  auto x = model.blocks[0](model.embedding(data.index));
+  {
+    const SummonFullParams full(model, options);
+    for (const auto& parameter : model.parameters()) EXPECT_FALSE(is_dtensor(parameter));
+  }
+  return model.head(model.norm(model.blocks[1](x))).pow(2).mean();
+}
+
+TEST_P(SummonScope, InTheMiddleOfAForwardIsForLookingUnlessItWritesBack) {
+  on_ranks([this](int64_t rank, const DeviceMesh& mesh) {
+    const auto build = [] { return decoder_model(5, 2); };
+    auto sharded = build_seeded(build);
+    shard_decoder(*sharded.module, mesh);
+    auto& model = dynamic_cast<DecoderImpl&>(*sharded.module);
+    const auto expected = expected_gradients(build_seeded(build), GetParam(), 4);
+    const auto mine = make_data(data_seed(4, rank));
+
+    loss_with_scope_inside(model, mine, {.writeback = false}).backward();
+    expect_gradients(model, expected, GetParam(), "after a look");
+    model.zero_grad();
+    if (GetParam() > 1) {  // a world of one has one copy, to which nothing is written back
+      const auto loss = loss_with_scope_inside(model, mine, {});
+      EXPECT_THAT(message_of([&] { loss.backward(); }),
+                  AllOf(HasSubstr("'block0'"), HasSubstr("written after the forward")));
+      EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    }
+    model.zero_grad();
+    sharded.loss(mine).backward();
+    expect_gradients(model, expected, GetParam(), "the next step");
+  });
+}
+
+// Nothing is decided by what runs first: the child is no root, before and after.
+TEST_P(SummonScope, AnInitialiserOfAChildMayRunBeforeItsParentsFirstForward) {
+  on_ranks([this](int64_t, const DeviceMesh& mesh) {
+    const auto build = [] { return decoder_model(MeasuredDecoder::kWidth, kBlocks); };
+    const auto plain = build_seeded(build);
+    const auto fill = [](torch::nn::Module& module) {
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : module.parameters(/*recurse=*/false)) parameter.fill_(0.25);
+    };
+    dynamic_cast<DecoderImpl&>(*plain.module).blocks[1]->apply(fill);
+    MeasuredDecoder decoder(mesh);
+    const auto applied =
+        traffic_of(mesh, [&] { apply_unsharded(*decoder.model->blocks[1], fill); });
+    EXPECT_EQ(applied.all_gathers, GetParam() == 1 ? 0 : 1) << "the child's unit alone";
+    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_FALSE(decoder.block(1).is_root());
+    EXPECT_TRUE(decoder.root().is_root());
+    EXPECT_EQ(decoder.forward().all_gathers, GetParam() == 1 ? 0 : kUnits);
+    EXPECT_EQ(decoder.backward().reduce_scatters, GetParam() == 1 ? 0 : kUnits);
+    torch::NoGradGuard no_grad;
+    EXPECT_TRUE(torch::equal(loss_of(decoder.model, make_data(6)), plain.loss(make_data(6))));
   });
 }
 

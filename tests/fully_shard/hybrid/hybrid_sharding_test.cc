@@ -81,6 +81,20 @@ TEST_P(HybridSharding, SendsOneAllReducePerUnitAndStep) {
   });
 }
 
+// Where every replica has all, nothing comes from other ranks but what is all-reduced.
+TEST_P(HybridSharding, OneShardPerReplicaIsGatheredFromNoOtherRank) {
+  on_ranks([&](int64_t rank, const DeviceMesh& mesh, const Model& model) {
+    const bool has_shards = GetParam().shards > 1;
+    model.loss(data_of(rank, 1)).backward();
+    EXPECT_EQ(counters(mesh).all_gather_bytes > 0, has_shards);
+    EXPECT_EQ(counters(mesh).reduce_scatter_bytes > 0, has_shards);
+    EXPECT_EQ(counters(mesh).all_reduces, has_replicas() ? kUnitsOfDepth : 0);
+    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    const auto entry = DTensor(dynamic_cast<DecoderImpl&>(*model.module).head->parameters()[0]);
+    EXPECT_EQ(entry.to_local().numel() < entry.numel(), has_shards);
+  });
+}
+
 TEST_P(HybridSharding, WithoutAllReduceKeepsShardSumsThatTheNextOneTakesAlong) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh, const Model& model) {
     auto root = get_fsdp_module(*model.module);

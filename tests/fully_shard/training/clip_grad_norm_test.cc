@@ -12,6 +12,7 @@
 #include <torch/torch.h>
 
 #include <limits>
+#include <string>
 
 namespace fsdp::testing {
 namespace {
@@ -83,6 +84,31 @@ TEST(ClipGradNorm, OverSlicesOnlyIsAgreedOverTheDefaultGroup) {
     const auto norm =
         clip_grad_norm_({placed(a, mesh["dp"], {Shard{0}}), placed(b, mesh["pp"], {Shard{0}})}, 1);
     EXPECT_NEAR(norm.item<double>(), norm_of({a, b}, 2), 1e-9);
+  });
+}
+
+// As where the default group is a part of a job: its four ranks are 10 to 13 there.
+TEST(ClipGradNorm, OverMeshesThatNoGroupCoversIsRefusedAndNothingIsScaled) {
+  on_four_ranks([](const DeviceMesh& grid, const DeviceMesh&) {
+    const auto in_job = [&](const std::string& dim) {
+      auto ranks = grid[dim].ranks();
+      for (auto& rank : ranks) rank += 10;
+      return DeviceMesh::from_group(grid[dim].group(), torch::kCPU, ranks, dim);
+    };
+    const auto whole = values(1);
+    const auto a = placed(whole, in_job("dp"), {Shard{0}});
+    const auto b = placed(whole, in_job("pp"), {Shard{0}});
+    const auto before = DTensor(a.grad()).to_local().clone();
+    EXPECT_THAT(message_of<c10::ValueError>([&] {
+                  clip_grad_norm_({a, b}, 0.1);
+                }),
+                AllOf(HasSubstr("DeviceMesh((dp=2)"), HasSubstr("DeviceMesh((pp=2)"),
+                      HasSubstr("nor the default process group has all their ranks"),
+                      HasSubstr("call it once per mesh")));
+    EXPECT_TRUE(torch::equal(DTensor(a.grad()).to_local(), before));
+    for (const auto& each : {a, b})
+      EXPECT_NEAR(clip_grad_norm_({each}, 0.1).item<double>(), norm_of({whole}, 2), 1e-9);
+    EXPECT_FALSE(torch::equal(DTensor(a.grad()).to_local(), before)) << "one mesh at a time";
   });
 }
 
@@ -205,6 +231,27 @@ TEST_P(ClipGradNormWorlds, ARankWithoutAnyGradientTakesPart) {
     if (mesh.rank() != 0) parameter.mutable_grad().reset();
     const auto of_rank_zero = whole.chunk(mesh.size())[0];
     EXPECT_NEAR(clip_grad_norm_({parameter}, 1).item<double>(), norm_of({of_rank_zero}, 2), 1e-9);
+  });
+}
+
+// One row is on rank 0 alone.
+TEST_P(ClipGradNormWorlds, ARankWithoutAnyRowTakesPartAndScalesAlike) {
+  on_ranks([](const DeviceMesh& mesh) {
+    for (const double p : {2.0, kInf}) {
+      const auto whole = values(1, {1, 3}), bias = values(-4, {1});
+      const std::vector<Tensor> parameters = {placed(whole, mesh, {Shard{0}}),
+                                              placed(bias, mesh, {Shard{0}})};
+      for (const auto& parameter : parameters)
+        EXPECT_EQ(DTensor(parameter.grad()).to_local().numel() > 0, mesh.rank() == 0);
+      const auto expected = norm_of({whole, bias}, p);
+      const auto norm = clip_grad_norm_(parameters, 0.25 * expected, p);
+      EXPECT_NEAR(norm.item<double>(), expected, 1e-9) << "p = " << p;
+      const auto close = [](const Tensor& parameter, const Tensor& start) {
+        return torch::allclose(DTensor(parameter.grad()).full_tensor(), 0.25 * start, 1e-5);
+      };
+      EXPECT_TRUE(close(parameters[0], whole)) << "p = " << p;
+      EXPECT_TRUE(close(parameters[1], bias)) << "p = " << p;
+    }
   });
 }
 

@@ -76,6 +76,31 @@ TEST(Meshes, AGroupOfTheUsersOwnShardsAndAveragesOverItsRanksOnly) {
   });
 }
 
+TEST(Meshes, APairOfTheUsersOwnGroupsReplicatesAndShards) {
+  run_ranks(4, [](int64_t rank) {
+    const auto grid = init_device_mesh(torch::kCPU, {2, 2}, {"replicate", "shard"});
+    const auto mesh = DeviceMesh::from_groups({grid.group(0), grid.group(1)}, torch::kCPU,
+                                              {0, 1, 2, 3}, {2, 2}, {"replicate", "shard"});
+    Trio model(6);
+    for (auto* layer : {&model->a, &model->b, &model->c}) fully_shard(*layer, mesh);
+    fully_shard(model, mesh);
+    const auto entry = DTensor(model->a->parameters()[0]);
+    EXPECT_EQ(entry.placements(), (std::vector<Placement>{Replicate{}, Shard{0}}));
+    EXPECT_EQ(entry.to_local().sizes(), at::IntArrayRef({3, 6}));
+    const auto means = mean_gradients({0, 1, 2, 3});
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      const auto before = counters(mesh);
+      model(input_of(rank)).sum().backward();
+      EXPECT_EQ(counters(mesh).reduce_scatters - before.reduce_scatters, 3);
+      EXPECT_EQ(counters(mesh).all_reduces - before.all_reduces, 3);
+      expect_mean_over(model->a, means, 0);
+      expect_mean_over(model->b, means, 2);
+      expect_mean_over(model->c, means, 4);
+    }
+  });
+}
+
 TEST(Meshes, UnitsOfOneModelMayLieOnDifferentOnes) {
   run_ranks(4, [](int64_t rank) {
     const auto grid = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "pp"});

@@ -1,7 +1,9 @@
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/gradient_bound.h"
+#include "tests/support/warnings.h"
 #include "tests/support/worlds.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 namespace fsdp::testing {
@@ -51,6 +53,18 @@ TEST_P(Training, CollectiveCountsAreTheseFromTheFirstStepOn) {
       for (int i = 0; i < 2 * step; ++i)
         token = dynamic_cast<DecoderImpl&>(*model.module).forward(token).argmax(-1);
     }
+  });
+}
+
+TEST_P(Training, OnACpuMeshWarnsOfNothing) {
+  const c10::WarningUtils::WarnAlways always;
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    const auto model = build_seeded([] { return decoder_model(8, 1); });
+    Warnings warnings;
+    shard_decoder(*model.module, mesh);
+    EXPECT_THAT(warnings.texts(), ::testing::IsEmpty()) << "fully_shard";
+    model.loss(make_data(5)).backward();
+    EXPECT_THAT(warnings.texts(), ::testing::IsEmpty()) << "a step";
   });
 }
 

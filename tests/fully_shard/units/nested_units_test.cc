@@ -1,5 +1,5 @@
-// Units below units: at any depth, by several paths, with parameters that an inner call
-// left alone.
+// Units below units: at any depth, by several paths, below two roots, with parameters
+// that a call left alone.
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/units/unit_names.h"
 #include "tests/support/full_value.h"
@@ -88,6 +88,39 @@ TEST_P(NestedUnits, OfAPlainParentAreRootsWithTheirChildren) {
   });
 }
 
+// What stands below a living root stays there; what stands below none is adopted.
+TEST_P(NestedUnits, OfALivingRootStayBelowItWhenASecondUnitContainsThem) {
+  on_ranks([&](const DeviceMesh& mesh) {
+    const auto shared = factor(), fresh = factor();
+    const auto root = factor({{"shared", shared}});
+    const auto second = factor({{"again", shared}, {"fresh", fresh}});
+    for (const auto& module : {shared, root, fresh, second}) fully_shard(module, mesh);
+    EXPECT_TRUE(get_fsdp_module(*root).is_root());
+    EXPECT_TRUE(get_fsdp_module(*second).is_root());
+    EXPECT_FALSE(get_fsdp_module(*shared).is_root());
+    EXPECT_FALSE(get_fsdp_module(*fresh).is_root());
+    EXPECT_THAT(names(fsdp_modules(*root)), ElementsAre("", "shared"));
+    EXPECT_THAT(names(fsdp_modules(*second)), ElementsAre("", "shared", "fresh"));
+
+    const auto expect_reductions = [&](const FactorPtr& model, int64_t units) {
+      const auto before = counters(mesh).reduce_scatters;
+      model->forward(torch::ones({4})).sum().backward();
+      EXPECT_EQ(counters(mesh).reduce_scatters - before, world() == 1 ? 0 : units);
+      EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    };
+    const auto gradient = [](const FactorPtr& module) {
+      return full_gradient(module->parameters(/*recurse=*/false)[0]);
+    };
+    expect_reductions(second, 3);  // 2 * 2 * 2, the gradient of each factor 2 * 2
+    for (const auto& module : {shared, fresh, second})
+      EXPECT_TRUE(torch::equal(gradient(module), torch::full({4}, 4.0)));
+    EXPECT_FALSE(gradient(root).defined());
+    expect_reductions(root, 2);  // 2 * 2
+    EXPECT_TRUE(torch::equal(gradient(root), torch::full({4}, 2.0)));
+    EXPECT_TRUE(torch::equal(gradient(shared), torch::full({4}, 4.0 + 2.0)));
+  });
+}
+
 TEST_P(NestedUnits, AreListedAlikeOnEveryRank) {
   std::mutex mutex;
   std::map<int64_t, std::vector<std::string>> by_rank;
@@ -152,6 +185,28 @@ TEST_P(NestedUnits, WhatAnInnerCallIgnoredStaysPlainInTheOuterOne) {
     root->forward(torch::full({4}, scale)).sum().backward();
     EXPECT_TRUE(torch::equal(ignored[0].grad(), torch::full({4}, 2 * scale)))
         << "this rank's own gradient";
+  });
+}
+
+// Equal values do not make two parameters one.
+TEST_P(NestedUnits, OfTwoEqualParametersOnlyTheOneNamedIsIgnored) {
+  on_ranks([&](const DeviceMesh& mesh) {
+    const auto left = factor(), right = factor();
+    const auto root = plain({{"left", left}, {"right", right}});
+    ASSERT_TRUE(torch::equal(left->weight, right->weight));
+    fully_shard(root, mesh, {.ignored_params = {left->weight}});
+    EXPECT_FALSE(is_dtensor(left->parameters()[0]));
+    EXPECT_TRUE(left->parameters()[0].is_same(left->weight));
+    EXPECT_TRUE(is_dtensor(right->parameters()[0]));
+    const auto before = counters(mesh);
+    const auto scale = 1.0 + static_cast<double>(mesh.rank());
+    root->forward(torch::full({4}, scale)).sum().backward();
+    EXPECT_EQ(counters(mesh).reduce_scatters - before.reduce_scatters, world() == 1 ? 0 : 1);
+    EXPECT_TRUE(torch::equal(left->weight.grad(), torch::full({4}, 2 * scale)))
+        << "this rank's own gradient";
+    const auto mean_scale = (1.0 + static_cast<double>(world())) / 2;
+    EXPECT_TRUE(
+        torch::equal(full_gradient(right->parameters()[0]), torch::full({4}, 2 * mean_scale)));
   });
 }
 
