@@ -60,8 +60,8 @@ class PolicyProduct : public ::testing::TestWithParam<Policies> {
       // What forward ended with stays for backward.
       const int64_t again = policies.reshard->reshards() ? kDepth - 1 : 0;
       sent.all_gathers = 1 + kDepth + again;
-      sent.all_gather_bytes = (policies.shards() - 1) * root_row_bytes(plain) + kDepth * forward +
-                              again * backward;
+      sent.all_gather_bytes =
+          (policies.shards() - 1) * root_row_bytes(plain) + kDepth * forward + again * backward;
     }
     if (synchronizes && policies.ranks() > 1) sent.reduce_scatters = 1 + kDepth;
     if (synchronizes && all_reduces && policies.is_hybrid()) sent.all_reduces = 1 + kDepth;
