@@ -8,6 +8,14 @@
 namespace fsdp::internal {
 namespace {
 
+void set_error_of_raw_access(OnDemandStorage& storage) {
+  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "parameter '" + storage.parameter_name() +
+      "' is sharded: its memory is empty outside operators. Use an operator on it first, or read "
+      "its registry entry's "
+      "to_local() or full_tensor().");
+}
+
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
 // LibTorch can set the flag that makes raw access throw, but not clear it before 2.15.
 // Naming a private member in an explicit instantiation is allowed, and gives us a pointer
@@ -21,9 +29,12 @@ struct Expose {
 };
 template struct Expose<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
 
-void allow_raw_access(c10::StorageImpl& storage) { storage.*member_of(ThrowFlag{}) = false; }
+void allow_raw_access(OnDemandStorage& storage) { storage.*member_of(ThrowFlag{}) = false; }
+// With the text that was set last: one is built for each name, not for each time.
+void refuse_raw_access(OnDemandStorage& storage) { storage.*member_of(ThrowFlag{}) = true; }
 #else
-void allow_raw_access(c10::StorageImpl& storage) { storage.clear_data_ptr_access_error_msg_(); }
+void allow_raw_access(OnDemandStorage& storage) { storage.clear_data_ptr_access_error_msg_(); }
+void refuse_raw_access(OnDemandStorage& storage) { set_error_of_raw_access(storage); }
 #endif
 
 std::atomic<bool> evict_after_operator{false};
@@ -37,7 +48,7 @@ OnDemandStorage::OnDemandStorage(c10::intrusive_ptr<OnDemandGroup> group, int64_
       writable_(group.get()),
       index_(index) {
   group_ = std::move(group);
-  empty();
+  renamed();
 }
 
 OnDemandStorage::OnDemandStorage(c10::intrusive_ptr<Touchable> group, int64_t nbytes,
@@ -47,7 +58,7 @@ OnDemandStorage::OnDemandStorage(c10::intrusive_ptr<Touchable> group, int64_t nb
       group_(std::move(group)),
       writable_(nullptr),
       index_(0) {
-  empty();
+  renamed();
 }
 
 OnDemandStorage::~OnDemandStorage() { group_->storage_destroyed(index_, this); }
@@ -63,13 +74,15 @@ void OnDemandStorage::fill(void* data) {
 }
 
 void OnDemandStorage::empty() {
+  if (nbytes() != 0) refuse_raw_access(*this);
   set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
+}
+
+void OnDemandStorage::renamed() {
   if (nbytes() == 0) return;
-  release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "parameter '" + parameter_name() +
-      "' is sharded: its memory is empty outside operators. Use an operator on it first, or read "
-      "its registry entry's "
-      "to_local() or full_tensor().");
+  const bool is_filled = _mutable_data_ptr_no_checks().get() != nullptr;
+  set_error_of_raw_access(*this);
+  if (is_filled) allow_raw_access(*this);
 }
 
 void set_evict_after_every_operator(bool enabled) { evict_after_operator = enabled; }

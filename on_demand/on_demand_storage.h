@@ -63,6 +63,8 @@ class OnDemandStorage final : public c10::StorageImpl {
   // `data` stays owned by the caller, who keeps it alive until empty().
   void fill(void* data);
   void empty();
+  // The parameter has another name from now on, which the error of raw access is to tell.
+  void renamed();
 
  private:
   // Weak references keep the addresses from being used again. A dead tensor requires no

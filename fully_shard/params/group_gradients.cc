@@ -9,6 +9,14 @@
 #include <utility>
 
 namespace fsdp::internal {
+namespace {
+
+// As tensor.to(dtype), which costs the dispatcher where there is nothing to do.
+at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
+}
+
+}  // namespace
 
 GroupGradients::GroupGradients(ParamGroup& group, std::vector<ShardedParam>& params,
                                GroupAccounts accounts)
@@ -34,8 +42,8 @@ bool GroupGradients::publishes_unused() const {
   return hook_ || group_.unit().policy.reduce_unused_params;
 }
 
-void GroupGradients::run_hook(const at::Tensor& sum) const {
-  if (hook_) hook_(sum);
+void GroupGradients::run_hook(const GradientBuffer& buffer, const at::Tensor& row) const {
+  if (hook_) hook_(buffer.elements(row));
 }
 
 bool GroupGradients::stays_here() const { return group_.is_alone() && !hook_; }
@@ -47,16 +55,28 @@ at::ScalarType GroupGradients::reduce_dtype(int64_t index) const {
 
 bool GroupGradients::synchronizes() const { return group_.unit().policy.synchronize_gradients; }
 
+bool GroupGradients::is_reduced(size_t index) {
+  const bool owes = unsynchronized_[index] || shard_sums_[index].defined();
+  return owes || params_[index].is_trainable();
+}
+
+bool GroupGradients::reduces_any() {
+  for (size_t i = 0; i < params_.size(); ++i) {
+    if (is_reduced(i)) return true;
+  }
+  return false;
+}
+
 std::vector<int64_t> GroupGradients::reduced_params() {
   std::vector<int64_t> indices;
+  indices.reserve(params_.size());
   for (size_t i = 0; i < params_.size(); ++i) {
-    const bool owes = unsynchronized_[i] || shard_sums_[i].defined();
-    if (params_[i].is_trainable() || owes) indices.push_back(static_cast<int64_t>(i));
+    if (is_reduced(i)) indices.push_back(static_cast<int64_t>(i));
   }
   return indices;
 }
 
-bool GroupGradients::reduces() { return synchronizes() && !reduced_params().empty(); }
+bool GroupGradients::reduces() { return synchronizes() && reduces_any(); }
 
 void GroupGradients::keep_unsynchronized() {
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -97,13 +117,13 @@ void GroupGradients::pack(int64_t index) {
   open();
   for (auto& buffer : buffers_) {
     const auto position = buffer.position(index);
-    if (position >= 0) buffer.add(position, gradient.to(buffer.dtype()));
+    if (position >= 0) buffer.add(position, in_dtype(gradient, buffer.dtype()));
   }
 }
 
 // As a reduction over one rank would.
 void GroupGradients::publish_here(int64_t index, const at::Tensor& gradient) {
-  const auto sum = gradient.to(reduce_dtype(index));
+  const auto sum = in_dtype(gradient, reduce_dtype(index));
   publish(index, divisor() != 1 ? sum.div(divisor()) : sum);
 }
 
@@ -118,7 +138,7 @@ void GroupGradients::publish_zeros_here() {
 
 bool GroupGradients::complete() {
   if (!synchronizes()) return true;
-  if (buffers_.empty()) return reduced_params().empty();
+  if (buffers_.empty()) return !reduces_any();
   return std::all_of(buffers_.begin(), buffers_.end(),
                      [](const auto& buffer) { return buffer.complete(); });
 }
@@ -174,7 +194,8 @@ void GroupGradients::add_shard_sums(const GradientBuffer& buffer, at::Tensor& ro
 }
 
 void GroupGradients::publish(int64_t index, const at::Tensor& part) {
-  add_to_entry_gradient(param(index), part.to(param(index).dtype()), group_.dim().global_rank());
+  add_to_entry_gradient(param(index), in_dtype(part, param(index).dtype()),
+                        group_.dim().global_rank());
 }
 
 }  // namespace fsdp::internal

@@ -31,7 +31,8 @@ class GroupGradients {
   // once per reduction and in the same order on all ranks; what it writes is published.
   using Hook = std::function<void(const at::Tensor& sum)>;
   void set_hook(Hook hook) { hook_ = std::move(hook); }
-  void run_hook(const at::Tensor& sum) const;
+  // `row`: a received row of `buffer`.
+  void run_hook(const GradientBuffer& buffer, const at::Tensor& row) const;
 
   // Takes part in reductions: synchronises, and has something to reduce. The same on
   // every rank.
@@ -78,6 +79,8 @@ class GroupGradients {
   void add_shard_sums(const GradientBuffer& buffer, at::Tensor& row);
 
  private:
+  bool is_reduced(size_t index);
+  bool reduces_any();
   std::vector<int64_t> reduced_params();
   void forget_shard_sum(int64_t index);
   at::ScalarType reduce_dtype(int64_t index) const;

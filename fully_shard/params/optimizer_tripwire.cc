@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include <string>
+#include <typeinfo>
 #include <utility>
 
 namespace fsdp::internal {
@@ -51,7 +52,8 @@ class Tripwire final : public Touchable {
 const Tripwire* tripwire_of(const at::Tensor& gradient) {
   if (!gradient.defined()) return nullptr;
   const auto* storage = OnDemandStorage::of(gradient.unsafeGetTensorImpl());
-  return storage == nullptr ? nullptr : dynamic_cast<const Tripwire*>(&storage->group());
+  if (storage == nullptr || typeid(storage->group()) != typeid(Tripwire)) return nullptr;
+  return static_cast<const Tripwire*>(&storage->group());
 }
 
 }  // namespace

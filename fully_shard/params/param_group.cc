@@ -68,10 +68,7 @@ const std::string& ParamGroup::name() const {
 void ParamGroup::rename(const std::function<std::string(const std::string& name)>& renamed) {
   for (auto& param : params_) {
     param.rename(renamed(param.name()));
-    // An empty storage's error has the parameter's name.
-    if (param.storage() != nullptr && (residency().is_sharded() || residency().is_gathering())) {
-      param.storage()->empty();
-    }
+    if (param.storage() != nullptr) param.storage()->renamed();
   }
 }
 

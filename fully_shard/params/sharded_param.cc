@@ -78,8 +78,10 @@ void ShardedParam::storage_destroyed(const OnDemandStorage* storage) noexcept {
 }
 
 void ShardedParam::synchronize_requires_grad() {
-  const auto member = member_.lock();
-  const auto entry = entry_.lock();
+  synchronize_requires_grad(member_.lock(), entry_.lock());
+}
+
+void ShardedParam::synchronize_requires_grad(const TensorPtr& member, const TensorPtr& entry) {
   if (!member || !entry || member->requires_grad() == entry->requires_grad()) {
     if (member) requires_grad_ = member->requires_grad();
     return;
@@ -90,9 +92,9 @@ void ShardedParam::synchronize_requires_grad() {
 }
 
 bool ShardedParam::is_trainable() {
-  synchronize_requires_grad();
-  const auto entry = entry_.lock();
-  const auto deciding = entry ? entry : member_.lock();
+  const auto member = member_.lock(), entry = entry_.lock();
+  synchronize_requires_grad(member, entry);
+  const auto& deciding = entry ? entry : member;
   return deciding && deciding->requires_grad();
 }
 

@@ -73,6 +73,10 @@ class ShardedParam {
 
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  using TensorPtr = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  // Null for a handle that died.
+  void synchronize_requires_grad(const TensorPtr& member, const TensorPtr& entry);
 
   std::string name_;
   WeakTensor member_, entry_;

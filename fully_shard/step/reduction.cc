@@ -74,7 +74,7 @@ void Reduction::settle() {
 }
 
 void Reduction::receive_whole(at::Tensor row) {
-  group_->gradients().run_hook(buffer_.elements(row));
+  group_->gradients().run_hook(buffer_, row);
   stage_.emplace<Received>(Received{std::move(row), Received::Use::kPublish});
 }
 

@@ -75,7 +75,7 @@ class C10dTransport final : public Transport {
                                       const Issue& issue) {
     return {.kind = kind,
             .unit = issue.unit,
-            .what = c10::str(name, " of unit '", issue.unit_name, "'"),
+            .what = name + (" of unit '" + issue.unit_name) + "'",
             .bytes = bytes,
             .agreement = issue.agreement};
   }

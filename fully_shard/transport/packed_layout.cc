@@ -1,16 +1,8 @@
 #include "fully_shard/transport/packed_layout.h"
 
-#include <algorithm>
-
 namespace fsdp::internal {
 
 int64_t align_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
-
-int64_t PackedChunk::first(int64_t rank) const {
-  return std::min(rank * capacity_bytes, total_bytes);
-}
-
-int64_t PackedChunk::length(int64_t rank) const { return first(rank + 1) - first(rank); }
 
 PackedLayout::PackedLayout(const std::vector<DimZeroExtent>& extents, int64_t world) {
   chunks_.reserve(extents.size());

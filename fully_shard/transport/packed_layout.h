@@ -6,6 +6,7 @@
 // empty chunk leaves its tail unused.
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <vector>
@@ -26,8 +27,8 @@ struct PackedChunk {
 
   // The bytes of the parameter that belong to `rank`: [first, first + length) of the
   // contiguous whole.
-  int64_t first(int64_t rank) const;
-  int64_t length(int64_t rank) const;
+  int64_t first(int64_t rank) const { return std::min(rank * capacity_bytes, total_bytes); }
+  int64_t length(int64_t rank) const { return first(rank + 1) - first(rank); }
 };
 
 class PackedLayout {
