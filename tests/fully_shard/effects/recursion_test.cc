@@ -82,5 +82,23 @@ TEST_P(RecursionEffects, PendingGradientsOfTheRootAloneAndOfAll) {
 
 INSTANTIATE_WORLDS(RecursionEffects, 2, 3);
 
+TEST(RecursionOverReplicas, AllReduceOfTheRootAloneAndOfAll) {
+  run_ranks(4, [](int64_t) {
+    MeasuredDecoder decoder(init_device_mesh(torch::kCPU, {2, 2}, {"replicate", "shard"}));
+    const auto all_reduces = [&decoder] {
+      decoder.forward();
+      return decoder.backward().all_reduces;
+    };
+    decoder.root().set_requires_all_reduce(false, /*recurse=*/false);
+    EXPECT_EQ(all_reduces(), kUnits - 1);
+    decoder.root().set_requires_all_reduce(false, /*recurse=*/true);
+    EXPECT_EQ(all_reduces(), 0);
+    decoder.root().set_requires_all_reduce(true, /*recurse=*/false);
+    EXPECT_EQ(all_reduces(), 1);
+    decoder.root().set_requires_all_reduce(true, /*recurse=*/true);
+    EXPECT_EQ(all_reduces(), kUnits);
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::testing
