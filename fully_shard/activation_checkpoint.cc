@@ -10,10 +10,13 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/saved_variable.h>
+#include <torch/headeronly/version.h>
 
 #include <algorithm>
 #include <memory>
 #include <mutex>
+#include <type_traits>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -97,6 +100,8 @@ std::vector<at::Tensor> detached(const std::vector<at::Tensor>& inputs) {
 }
 
 // The node of a region in autograd's graph: its inputs are the region's outputs.
+using NodePtr = std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
+
 class Recompute final : public torch::autograd::Node {
  public:
   Recompute(CheckpointRegion region, const std::vector<at::Tensor>& inputs)
@@ -108,8 +113,7 @@ class Recompute final : public torch::autograd::Node {
   }
 
   // The outputs of the region's first run, as results of this node.
-  std::vector<at::Tensor> adopt(const std::shared_ptr<Node>& self,
-                                const std::vector<at::Tensor>& outputs) {
+  std::vector<at::Tensor> adopt(const NodePtr& self, const std::vector<at::Tensor>& outputs) {
     std::vector<at::Tensor> adopted;
     for (const auto& output : outputs) {
       const bool differentiable =
@@ -183,12 +187,25 @@ class Recompute final : public torch::autograd::Node {
   std::vector<SavedVariable> inputs_;
 };
 
+// As LibTorch keeps nodes: until 2.15 by a shared_ptr of its own way to delete.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+std::shared_ptr<Recompute> make_node(const CheckpointRegion& region,
+                                     const std::vector<at::Tensor>& inputs) {
+  return {new Recompute(region, inputs), torch::autograd::deleteNode};
+}
+#else
+c10::intrusive_ptr<Recompute> make_node(const CheckpointRegion& region,
+                                        const std::vector<at::Tensor>& inputs) {
+  return c10::make_intrusive<Recompute>(region, inputs);
+}
+#endif
+
 }  // namespace
 
 std::vector<at::Tensor> run_checkpointed(CheckpointRegion region,
                                          const std::vector<at::Tensor>& inputs) {
   if (!c10::GradMode::is_enabled()) return region(inputs);
-  const std::shared_ptr<Recompute> node(new Recompute(region, inputs), torch::autograd::deleteNode);
+  const auto node = make_node(region, inputs);
   std::vector<at::Tensor> outputs;
   {
     const at::AutoGradMode do_not_record(false);

@@ -15,13 +15,12 @@ DimensionGroups::~DimensionGroups() = default;
 
 DimensionGroups::Group DimensionGroups::side_group(const std::string& purpose) {
   std::lock_guard<std::mutex> lock(mutex_);
-  Group& side = side_groups_[purpose];
-  if (!side) {
-    std::vector<int64_t> everyone(static_cast<size_t>(group_->getSize()));
-    std::iota(everyone.begin(), everyone.end(), int64_t{0});
-    side = make_subgroup(group_, everyone, group_->getGroupDesc() + "/" + purpose);
-  }
-  return side;
+  const auto known = side_groups_.find(purpose);
+  if (known != side_groups_.end()) return known->second;
+  std::vector<int64_t> everyone(static_cast<size_t>(group_->getSize()));
+  std::iota(everyone.begin(), everyone.end(), int64_t{0});
+  auto side = make_subgroup(group_, everyone, group_->getGroupDesc() + "/" + purpose);
+  return side_groups_[purpose] = std::move(side);
 }
 
 std::shared_ptr<DimensionGroups> DimensionGroups::make_subset(

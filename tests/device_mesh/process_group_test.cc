@@ -2,6 +2,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/internal/dimension_groups.h"
 #include "tests/support/errors.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
@@ -13,12 +14,14 @@
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <barrier>
 #include <chrono>
 #include <cstdio>
 #include <filesystem>
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
 namespace fsdp {
 namespace {
@@ -139,6 +142,29 @@ TEST(ProcessGroup, OneStoreServesSeveralGroupsInTurn) {
     }
     for (auto& rank : ranks) rank.join();
   }
+}
+
+// The other rank has left and will not meet this one.
+TEST(ProcessGroup, EndsWellThoughAFurtherGroupCouldNotBeMade) {
+  auto store = c10::make_intrusive<c10d::HashStore>();
+  store->setTimeout(std::chrono::seconds(1));
+  std::barrier both_joined(2);
+  std::vector<std::thread> ranks;
+  for (int64_t rank = 0; rank < 2; ++rank) {
+    ranks.emplace_back([&, rank] {
+      init_process_group({.backend = "gloo",
+                          .store = store,
+                          .rank = rank,
+                          .world_size = 2,
+                          .timeout = std::chrono::seconds(1)});
+      both_joined.arrive_and_wait();
+      if (rank == 0) {
+        EXPECT_ANY_THROW(internal::default_dimension()->side_group("alone"));
+      }
+      EXPECT_NO_THROW(destroy_process_group());
+    });
+  }
+  for (auto& rank : ranks) rank.join();
 }
 
 TEST(ProcessGroup, BadOptionsNameTheirValue) {
