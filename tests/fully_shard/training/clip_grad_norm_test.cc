@@ -1,6 +1,7 @@
 // clip_grad_norm_ over meshes, plain parameters and ties: one norm on all ranks.
 #include "fully_shard/clip_grad_norm.h"
 
+#include "device_mesh/collectives/collectives.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
 #include "tests/support/errors.h"
@@ -154,7 +155,7 @@ TEST(ClipGradNorm, IsOneAllGather) {
     const auto one = issued() - before;
     auto gathered = torch::empty({4}), piece = torch::ones({1});
     const auto before_gather = issued();
-    world.group()->_allgather_base(gathered, piece)->wait();
+    internal::all_gather(world.group(), gathered, piece).wait("gather");
     EXPECT_EQ(one, issued() - before_gather);
     EXPECT_GT(one, 0u);
   });
