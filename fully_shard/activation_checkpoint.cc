@@ -99,9 +99,9 @@ std::vector<at::Tensor> detached(const std::vector<at::Tensor>& inputs) {
   return leaves;
 }
 
-// The node of a region in autograd's graph: its inputs are the region's outputs.
 using NodePtr = std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().grad_fn())>;
 
+// The node of a region in autograd's graph: its inputs are the region's outputs.
 class Recompute final : public torch::autograd::Node {
  public:
   Recompute(CheckpointRegion region, const std::vector<at::Tensor>& inputs)

@@ -6,7 +6,6 @@
 #include <ATen/ops/empty.h>
 
 namespace fsdp::internal {
-
 namespace {
 
 std::vector<DimZeroExtent> extents_in(at::ScalarType (ShardedParam::*dtype)() const,

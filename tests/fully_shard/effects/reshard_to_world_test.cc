@@ -2,7 +2,7 @@
 // keep one n-th of the parameters each.
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/process_group.h"
-#include "fully_shard/transport/packed_layout.h"
+#include "tests/fully_shard/effects/row_bytes.h"
 #include "tests/fully_shard/effects/traffic.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
@@ -31,14 +31,6 @@ using ::testing::IsEmpty;
 
 const FullyShardOptions kHalves{.reshard_after_forward = ReshardAfterForward::to_world(2)};
 const FullyShardOptions kWorldOfOne{.reshard_after_forward = ReshardAfterForward::to_world(1)};
-
-// Bytes of a rank's row where `ranks` ranks share the float parameters of `module`.
-int64_t row_bytes(const torch::nn::Module& module, int64_t ranks) {
-  std::vector<internal::DimZeroExtent> extents;
-  for (const auto& parameter : module.parameters())
-    extents.push_back({parameter.size(0), 4 * parameter.numel() / parameter.size(0)});
-  return internal::PackedLayout(extents, ranks).row_bytes();
-}
 
 int64_t gathered_bytes(const DeviceMesh& mesh, const std::function<void()>& body) {
   return traffic_of(mesh, body).all_gather_bytes;

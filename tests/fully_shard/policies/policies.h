@@ -3,7 +3,7 @@
 #pragma once
 
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/transport/packed_layout.h"
+#include "tests/fully_shard/effects/row_bytes.h"
 #include "tests/fully_shard/policies/varied_model.h"
 
 #include <torch/torch.h>
@@ -57,14 +57,6 @@ inline void shard(VariedModel& model, const DeviceMesh& mesh, const Policies& po
   for (auto& block : model->blocks)
     fully_shard(block, mesh, {.reshard_after_forward = policies.reshard});
   fully_shard(model, mesh);
-}
-
-// Of its double parameters.
-inline int64_t row_bytes(const torch::nn::Module& module, int64_t ranks) {
-  std::vector<internal::DimZeroExtent> extents;
-  for (const auto& parameter : module.parameters(/*recurse=*/true))
-    extents.push_back({parameter.size(0), 8 * parameter.numel() / parameter.size(0)});
-  return internal::PackedLayout(extents, ranks).row_bytes();
 }
 
 inline int64_t micro_batches(Accumulation accumulation) {

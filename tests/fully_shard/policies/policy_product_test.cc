@@ -68,10 +68,11 @@ class PolicyProduct : public ::testing::TestWithParam<Policies> {
     return sent;
   }
 
+  // Of the embedding and the head, which are one tensor where tied.
   int64_t root_row_bytes(const VariedModel& plain) const {
-    std::vector<internal::DimZeroExtent> extents{{plain->rows, 8 * plain->width}};
-    if (!plain->head->weight.is_same(plain->embedding->weight)) extents.push_back(extents[0]);
-    return internal::PackedLayout(extents, GetParam().shards()).row_bytes();
+    std::vector<Tensor> parameters{plain->embedding->weight};
+    if (!plain->head->weight.is_same(parameters[0])) parameters.push_back(plain->head->weight);
+    return row_bytes(parameters, GetParam().shards());
   }
 
   void train(VariedModel& model, const VariedModel& plain, int64_t rank, const DeviceMesh& mesh,
