@@ -124,24 +124,25 @@ struct FastGate<Op, Result(Args...)> {
     if (dtype.is_asked_for() && any_to_cast(dtype, args...))
       return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
     groups.fill();
-    return run_below(keys, std::forward<Args>(args)...);
+    return run_below(keys, args...);
   }
 
   static Result aliasing(DispatchKeySet keys, Args... args) {
     if (any_entry(args...)) return boxed<&aliasing_gate>(keys, std::forward<Args>(args)...);
     (visit_tensor(args, up_to_date_storage), ...);
-    return run_below(keys, std::forward<Args>(args)...);
+    return run_below(keys, args...);
   }
 
   // In-place operators. Where an entry is written nothing is put in the place of entries,
   // and among DTensors there is nothing to touch.
   static Result updating(DispatchKeySet keys, Args... args) {
-    if (is_update_among_dtensors(args...)) return run_below(keys, std::forward<Args>(args)...);
+    if (is_update_among_dtensors(args...)) return run_below(keys, args...);
     return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
   }
 
  private:
-  static Result run_below(DispatchKeySet keys, Args... args) {
+  // Arguments that are values (SymInts, options) are moved once on their way.
+  static Result run_below(DispatchKeySet keys, Args&... args) {
     const c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
     return Op::redispatch(below_gate(keys), std::forward<Args>(args)...);
   }
@@ -161,23 +162,23 @@ class Registrar {
 
   template <class... Ops>
   void touching() {
-    (add<Ops>(&FastGate<Ops>::touching), ...);
+    (add<Ops>(TORCH_FN(FastGate<Ops>::touching)), ...);
   }
   template <class... Ops>
   void aliasing() {
-    (add<Ops>(&FastGate<Ops>::aliasing), ...);
+    (add<Ops>(TORCH_FN(FastGate<Ops>::aliasing)), ...);
   }
   template <class... Ops>
   void updating() {
-    (add<Ops>(&FastGate<Ops>::updating), ...);
+    (add<Ops>(TORCH_FN(FastGate<Ops>::updating)), ...);
   }
 
  private:
   template <class Op, class Kernel>
-  void add(Kernel* kernel) {
+  void add(Kernel kernel) {
     handles_.push_back(c10::Dispatcher::singleton().registerImpl(
         {Op::name, Op::overload_name}, kGateKey,
-        c10::KernelFunction::makeFromUnboxedRuntimeFunction(kernel), std::nullopt, nullptr,
+        c10::KernelFunction::makeFromUnboxedFunction(kernel), std::nullopt, nullptr,
         "fsdp"));
   }
 
