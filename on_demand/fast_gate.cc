@@ -178,8 +178,7 @@ class Registrar {
   void add(Kernel kernel) {
     handles_.push_back(c10::Dispatcher::singleton().registerImpl(
         {Op::name, Op::overload_name}, kGateKey,
-        c10::KernelFunction::makeFromUnboxedFunction(kernel), std::nullopt, nullptr,
-        "fsdp"));
+        c10::KernelFunction::makeFromUnboxedFunction(kernel), std::nullopt, nullptr, "fsdp"));
   }
 
   std::vector<c10::RegistrationHandleRAII>& handles_;

@@ -2,7 +2,6 @@
 // where these stand. Kept free of allocations.
 #pragma once
 
-#include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 
 #include <ATen/core/Tensor.h>
@@ -16,17 +15,16 @@ namespace fsdp::internal {
 class Alike {
  public:
   void look(const at::Tensor& tensor) {
-    if (!is_dtensor(tensor)) {
+    const auto* const meta = find_meta(tensor);
+    if (meta == nullptr) {
       alike_ &= !tensor.defined() || tensor.dim() == 0;
-      return;
-    }
-    const auto& spec = spec_of(tensor);
-    if (first_ == nullptr) {
+    } else if (first_ == nullptr) {
       first_ = &tensor;
-      alike_ &= std::none_of(spec->placements.begin(), spec->placements.end(),
+      spec_ = &meta->spec;
+      alike_ &= std::none_of(meta->spec->placements.begin(), meta->spec->placements.end(),
                              [](const Placement& placement) { return placement.is_partial(); });
     } else {
-      alike_ &= spec == spec_of(*first_);
+      alike_ &= meta->spec == *spec_;
     }
   }
   template <class Argument>
@@ -35,10 +33,12 @@ class Alike {
   bool alike() const { return alike_ && first_ != nullptr; }
   // The first DTensor. It lies in memory without gaps where a result is to lie like it.
   const at::Tensor& first() const { return *first_; }
+  const DTensorSpecPtr& spec() const { return *spec_; }
   bool is_dense() const { return first_->is_non_overlapping_and_dense(); }
 
  private:
   const at::Tensor* first_ = nullptr;
+  const DTensorSpecPtr* spec_ = nullptr;  // of the first
   bool alike_ = true;
 };
 

@@ -27,23 +27,6 @@ constexpr const char* kNoStorage =
     "or .full_tensor() (collective). To save a model or optimizer: fsdp::save, or, for plain "
     "files, torch::save while a SummonFullParams lives.";
 
-struct DTensorMeta final : c10::BackendMeta {
-  DTensorMeta(at::Tensor local_tensor, DTensorSpecPtr spec_ptr,
-              c10::intrusive_ptr<DTensorOwner> owner_ptr)
-      : local(std::move(local_tensor)), spec(std::move(spec_ptr)), owner(std::move(owner_ptr)) {}
-
-  at::Tensor local;
-  DTensorSpecPtr spec;
-  c10::intrusive_ptr<DTensorOwner> owner;
-};
-
-const DTensorMeta& meta_of(const at::Tensor& tensor) {
-  TORCH_INTERNAL_ASSERT(is_dtensor(tensor), "not a DTensor");
-  auto* const meta = tensor.unsafeGetTensorImpl()->get_backend_meta();
-  TORCH_INTERNAL_ASSERT(meta != nullptr, "a DTensor lost its metadata");
-  return *static_cast<const DTensorMeta*>(meta);
-}
-
 // Lets go of what the metadata owns with the last tensor, even while weak references
 // remain: the owner refers to its DTensor weakly, and a plain TensorImpl keeps its
 // metadata until the last weak reference is gone.
@@ -108,23 +91,8 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
       c10::make_intrusive<DTensorMeta>(local, meta.spec, meta.owner));
 }
 
-const DTensorSpecPtr& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
 uint32_t local_version_of(const at::Tensor& tensor) {
-  return static_cast<uint32_t>(meta_of(tensor).local._version());
+  return static_cast<uint32_t>(local_of(tensor)._version());
 }
-
-const at::Tensor& local_of(const at::Tensor& tensor) { return meta_of(tensor).local; }
-
-void tell_read(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return;
-  if (auto* const owner = owner_of(tensor)) owner->before_read(tensor);
-}
-
-void tell_write(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return;
-  if (auto* const owner = owner_of(tensor)) owner->before_write(tensor);
-}
-
-DTensorOwner* owner_of(const at::Tensor& tensor) { return meta_of(tensor).owner.get(); }
 
 }  // namespace fsdp::internal

@@ -3,10 +3,16 @@
 // spec, owner}. detach(), set_data() and shallow_copy_from() keep it.
 #pragma once
 
+#include "dtensor/internal/dtensor_key.h"
 #include "dtensor/internal/dtensor_spec.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/Exception.h>
+
+#include <cstdint>
+#include <utility>
 
 namespace fsdp::internal {
 
@@ -31,6 +37,24 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   virtual void before_whole_read(const at::Tensor& /*dtensor*/) {}
 };
 
+struct DTensorMeta final : c10::BackendMeta {
+  DTensorMeta(at::Tensor local_tensor, DTensorSpecPtr spec_ptr,
+              c10::intrusive_ptr<DTensorOwner> owner_ptr)
+      : local(std::move(local_tensor)), spec(std::move(spec_ptr)), owner(std::move(owner_ptr)) {}
+
+  at::Tensor local;
+  DTensorSpecPtr spec;
+  c10::intrusive_ptr<DTensorOwner> owner;  // null for none
+};
+
+// Null for a plain tensor, and an undefined one. An optimizer's step asks a dozen times
+// per parameter.
+inline const DTensorMeta* find_meta(const at::Tensor& tensor) {
+  auto* const impl = tensor.unsafeGetTensorImpl();
+  if (!impl->key_set().has(kDTensorKey)) return nullptr;
+  return static_cast<const DTensorMeta*>(impl->get_backend_meta());
+}
+
 // A new DTensor over `local`, a leaf that does not require grad. Shares memory with
 // `local`. Local; no check. With an owner it also carries the owner's extra keys.
 at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
@@ -44,17 +68,30 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
 // that shares the old one.
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
 
-// REQUIRES: is_dtensor(tensor).
-const DTensorSpecPtr& spec_of(const at::Tensor& tensor);
+// REQUIRES: is_dtensor(tensor), as all below.
+inline const DTensorMeta& meta_of(const at::Tensor& tensor) {
+  const auto* const meta = find_meta(tensor);
+  TORCH_INTERNAL_ASSERT(meta != nullptr, "not a DTensor, or one that lost its metadata");
+  return *meta;
+}
+inline const DTensorSpecPtr& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
 // As it is; who hands its values out tells the owner first.
-const at::Tensor& local_of(const at::Tensor& tensor);
+inline const at::Tensor& local_of(const at::Tensor& tensor) { return meta_of(tensor).local; }
+// The version counter of the local tensor; reads no values.
+uint32_t local_version_of(const at::Tensor& tensor);
+// Null for none.
+inline DTensorOwner* owner_of(const at::Tensor& tensor) { return meta_of(tensor).owner.get(); }
+
 // Tells the owner, if there is one, that the values of `tensor` are about to be read, or
 // written in place. Nothing for plain tensors. Operators tell by themselves
 // (dtensor/internal/dispatch.cc).
-void tell_read(const at::Tensor& tensor);
-void tell_write(const at::Tensor& tensor);
-// The version counter of the local tensor; reads no values.
-uint32_t local_version_of(const at::Tensor& tensor);
-DTensorOwner* owner_of(const at::Tensor& tensor);  // null for none
+inline void tell_read(const at::Tensor& tensor) {
+  const auto* const meta = find_meta(tensor);
+  if (meta != nullptr && meta->owner) meta->owner->before_read(tensor);
+}
+inline void tell_write(const at::Tensor& tensor) {
+  const auto* const meta = find_meta(tensor);
+  if (meta != nullptr && meta->owner) meta->owner->before_write(tensor);
+}
 
 }  // namespace fsdp::internal

@@ -1,6 +1,5 @@
 #include "dtensor/internal/fast_pointwise.h"
 
-#include "dtensor/dtensor.h"
 #include "dtensor/families/alike.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dispatch.h"
@@ -26,13 +25,14 @@ namespace {
 template <class Argument>
 constexpr bool kIsTensor = std::is_same_v<std::decay_t<Argument>, at::Tensor>;
 
-// An argument as the local operator takes it.
+// An argument as the local operator takes it. DTensors keep their locals alive.
 template <class Argument>
-decltype(auto) local_argument(const Argument& argument) {
+const Argument& local_argument(const Argument& argument) {
   if constexpr (kIsTensor<Argument>) {
-    return is_dtensor(argument) ? at::Tensor(local_of(argument)) : at::Tensor(argument);
+    const auto* const meta = find_meta(argument);
+    return meta == nullptr ? argument : meta->local;
   } else {
-    return (argument);
+    return argument;
   }
 }
 
@@ -70,7 +70,7 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
       return by_rule<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);
-    return make_dtensor(Op::call(local_argument(args)...), spec_of(operands.first()));
+    return make_dtensor(Op::call(local_argument(args)...), operands.spec());
   }
 };
 
@@ -81,7 +81,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     Alike operands;
     operands.look(self);
     (operands.look(args), ...);
-    if (!is_dtensor(self) || !operands.alike())
+    if (find_meta(self) == nullptr || !operands.alike())
       return by_rule<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
                                                             std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;

@@ -3,8 +3,7 @@
 #include "fully_shard/transport/packed_copy.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/as_strided.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/strides.h>
 
 #include <cstring>
@@ -21,6 +20,14 @@ std::vector<DimZeroExtent> extents_of(const std::vector<TrainableParam>& params)
 }
 
 int64_t bytes_of(at::ScalarType dtype) { return static_cast<int64_t>(c10::elementSize(dtype)); }
+
+// Without a graph or a base. Made by hand, since there are as many as parameters.
+at::Tensor view_of(const at::Tensor& row, at::IntArrayRef shape, int64_t offset) {
+  auto impl =
+      c10::make_intrusive<c10::TensorImpl>(c10::Storage(row.storage()), row.key_set(), row.dtype());
+  impl->set_sizes_and_strides(shape, c10::contiguous_strides(shape), offset);
+  return at::Tensor(std::move(impl));
+}
 
 // Operators would take longer than all else that is done with a few flags.
 template <class Scalar>
@@ -102,11 +109,10 @@ at::Tensor GradientBuffer::part(const at::Tensor& row, int64_t position) const {
   const auto& param = params_[static_cast<size_t>(position)];
   const auto length = chunk.length(shard_rank_);
   const auto offset = row.storage_offset() + chunk.offset / size;
-  const at::AutoDispatchBelowADInplaceOrView neither_graph_nor_base;  // nine views a unit count
-  if (length == 0) return row.as_strided({0}, {1}, offset);
+  if (length == 0) return view_of(row, {0}, offset);
   c10::DimVector shape(param.shape.begin(), param.shape.end());
   shape[0] = length / param.extent.row_bytes;
-  return row.as_strided(shape, c10::contiguous_strides(shape), offset);
+  return view_of(row, shape, offset);
 }
 
 at::Tensor GradientBuffer::elements(const at::Tensor& row) const {

@@ -100,6 +100,7 @@ void GroupGradients::open() {
   }
   for (const auto dtype : dtypes) {
     std::vector<TrainableParam> members;
+    members.reserve(indices.size());
     for (const auto index : indices) {
       if (reduce_dtype(index) == dtype) {
         members.push_back({index, param(index).extent(dtype), param(index).spec()->shape});

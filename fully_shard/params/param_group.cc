@@ -31,7 +31,6 @@ ParamGroup::ParamGroup(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
       accounts_(dim_, unit_),
       copy_(is_alone() && !are_cast(params_) ? Residence::kBorrowed : Residence::kSharded,
             dim_->shard_count(), accounts_),
-      writes_(params_.size()),
       agreed_(params_.size()),
       gradients_(*this, params_, accounts_) {
   unit_->group = this;

@@ -162,6 +162,7 @@ class ParamGroup final : public OnDemandGroup {
   [[noreturn]] void report_difference(int64_t mesh_dim);
   [[noreturn]] void report_difference_in(int64_t replica);
   void write_back();
+  void await_unused_gather();
   void write_back_own_parts();
   void copy_to_shard(int64_t index);
   void empty_by_schedule();

@@ -90,6 +90,14 @@ void ParamGroup::before_read(int64_t index) {
   copy_to_shard(index);
 }
 
+void ParamGroup::await_unused_gather() {
+  const RuntimeMode runtime_mode;
+  copy_.await_and_drop();
+  drop_cast_row();
+  accounts_.count(&Counters::unused_prefetches);
+  unit_->root->schedule.emptied(unit_->id);
+}
+
 void ParamGroup::before_write(int64_t index) {
   TORCH_CHECK_VALUE(
       !residency().is_held() || residency().is_borrowed(),
@@ -101,13 +109,7 @@ void ParamGroup::before_write(int64_t index) {
   const auto member = param(index).member();
   if (member.defined()) member.unsafeGetTensorImpl()->bump_version();
   if (residency().is_borrowed()) return;
-  const RuntimeMode runtime_mode;
-  if (residency().is_gathering()) {
-    copy_.await_and_drop();
-    drop_cast_row();
-    accounts_.count(&Counters::unused_prefetches);
-    unit_->root->schedule.emptied(unit_->id);
-  }
+  if (residency().is_gathering()) await_unused_gather();
   drop_post_forward_shards();
   dim_->transport().before_shard_write();
   if (writes_.is_dirty()) write_back();

@@ -45,8 +45,12 @@ void PendingGradients::count(int64_t index) {
   // Those of another layout are refused, and have no size.
   if (on_member.defined() && on_member.layout() == at::kStrided)
     bytes += static_cast<int64_t>(on_member.nbytes());
+  set_counted(index, bytes);
+}
+
+void PendingGradients::set_counted(int64_t index, int64_t bytes) {
   const auto before = std::exchange(bytes_[static_cast<size_t>(index)], bytes);
-  accounts_.add(&Counters::gradient_bytes, bytes - before);
+  if (bytes != before) accounts_.add(&Counters::gradient_bytes, bytes - before);
 }
 
 bool PendingGradients::waits(int64_t index) const {
@@ -71,7 +75,7 @@ void PendingGradients::keep(int64_t index, at::ScalarType dtype) {
 at::Tensor PendingGradients::take(int64_t index) {
   const auto gradient = take_from_member(index);
   auto sum = std::exchange(sums_[static_cast<size_t>(index)], {});
-  count(index);
+  set_counted(index, 0);
   if (!sum.defined()) return gradient;
   if (gradient.defined()) sum.add_(gradient);
   return sum;
@@ -95,7 +99,7 @@ void PendingGradients::check_layout(const at::Tensor& gradient, int64_t index) c
 void PendingGradients::drop(int64_t index) {
   param(index).drop_gradient();
   sums_[static_cast<size_t>(index)].reset();
-  count(index);
+  set_counted(index, 0);
 }
 
 }  // namespace fsdp::internal

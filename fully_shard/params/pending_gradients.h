@@ -34,6 +34,7 @@ class PendingGradients {
   at::Tensor take_from_member(int64_t index);
   void check_layout(const at::Tensor& gradient, int64_t index) const;
   void count(int64_t index);
+  void set_counted(int64_t index, int64_t bytes);
   ShardedParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
 
   ParamGroup& group_;

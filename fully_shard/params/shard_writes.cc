@@ -1,6 +1,5 @@
 #include "fully_shard/params/shard_writes.h"
 
-#include <algorithm>
 #include <stdexcept>
 
 namespace fsdp::internal {
@@ -22,22 +21,15 @@ void ShardWrites::copy_emptied() {
 }
 
 void ShardWrites::copy_discarded() {
-  dirty_.assign(dirty_.size(), false);
+  dirty_.clear();
   copy_.reset();
 }
 
 std::vector<size_t> ShardWrites::write_back() {
-  std::vector<size_t> written;
-  for (size_t param = 0; param < dirty_.size(); ++param) {
-    if (dirty_[param]) written.push_back(param);
-  }
-  dirty_.assign(dirty_.size(), false);
+  const std::vector<size_t> written(dirty_.begin(), dirty_.end());
+  dirty_.clear();
   ++generation_;
   return written;
-}
-
-bool ShardWrites::is_dirty() const {
-  return std::find(dirty_.begin(), dirty_.end(), true) != dirty_.end();
 }
 
 }  // namespace fsdp::internal

@@ -20,23 +20,22 @@
 #include <cstddef>
 #include <cstdint>
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace fsdp::internal {
 
 class ShardWrites {
  public:
-  explicit ShardWrites(size_t param_count) : dirty_(param_count, false) {}
-
   // The shards are about to be written by an operator, or were written through an alias.
   // REQUIRES: !is_dirty().
   void shard_written();
   void copy_filled();
   void copy_emptied();
-  void copy_written(size_t param) { dirty_[param] = true; }
+  void copy_written(size_t param) { dirty_.insert(param); }
   // What was written to the copy is to be forgotten, and the copy with it.
   void copy_discarded();
-  // The parameters whose values go from the copy to the shards now.
+  // The parameters whose values go from the copy to the shards now, ascending.
   std::vector<size_t> write_back();
   // A forward records a graph over the current values.
   void graph_recorded() { graph_ = generation_; }
@@ -44,15 +43,15 @@ class ShardWrites {
   void graph_done() { graph_.reset(); }
 
   bool is_stale() const { return copy_ != generation_; }
-  bool is_dirty() const;
-  bool is_dirty(size_t param) const { return dirty_[param]; }
+  bool is_dirty() const { return !dirty_.empty(); }
+  bool is_dirty(size_t param) const { return dirty_.contains(param); }
   bool graph_is_current() const { return !graph_ || graph_ == generation_; }
 
  private:
   uint64_t generation_ = 0;
   std::optional<uint64_t> copy_;   // the generation that the copy holds
   std::optional<uint64_t> graph_;  // the generation that the last graph was recorded with
-  std::vector<bool> dirty_;        // by parameter: written in the copy, not yet in the shard
+  std::set<size_t> dirty_;         // parameters written in the copy, not yet in the shards
 };
 
 }  // namespace fsdp::internal

@@ -24,6 +24,7 @@ void Schedule::set_parent(UnitId unit, UnitId parent) { units_.at(unit).parent =
 
 void Schedule::remove(UnitId unit) {
   units_.erase(unit);
+  resident_.erase(unit);
   successors_.remove(unit);
   for (auto& [id, state] : units_) {
     if (state.parent == unit) state.parent.reset();
@@ -37,6 +38,7 @@ void Schedule::remove(UnitId unit) {
 
 void Schedule::absorb(Schedule&& other) {
   units_.merge(other.units_);
+  resident_.merge(other.resident_);
   successors_.absorb(std::move(other.successors_));
 }
 
@@ -71,11 +73,21 @@ Decision Schedule::touched(UnitId unit, Pass pass) {
   Decision decision;
   if (kind_ != kind_of(pass)) change_kind(kind_of(pass), unit, decision);
   if (current_ != unit) enter(unit, decision);
+  settle_in(unit, pass == Pass::kRecompute ? Turn::kOpen : Turn::kInTurn);
+  return decision;
+}
+
+// What is expected of it came, or was set aside.
+void Schedule::settle_in(UnitId unit, Turn turn) {
   auto& state = units_.at(unit);
-  state.turn = pass == Pass::kRecompute ? Turn::kOpen : Turn::kInTurn;
+  state.turn = turn;
   state.guess_age.reset();
   state.listed = false;
-  return decision;
+  if (turn == Turn::kNone) {
+    resident_.erase(unit);
+  } else {
+    resident_.insert(unit);
+  }
 }
 
 void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
@@ -113,8 +125,9 @@ void Schedule::enter(UnitId unit, Decision& decision) {
 }
 
 void Schedule::end_turns(UnitId entered, Decision& decision) {
-  for (auto& [id, state] : units_) {
+  for (const auto id : resident_) {
     if (id == entered) continue;
+    auto& state = units_.at(id);
     if (state.turn == Turn::kInTurn) {
       const auto& visits = state.visits[index(*kind_)];
       const bool was_last_visit =
@@ -134,10 +147,11 @@ void Schedule::count_visit(UnitId unit) {
 }
 
 void Schedule::age_guesses(UnitId entered, Decision& decision) {
-  for (auto& [id, state] : units_) {
-    if (id == entered || !state.guess_age || ++*state.guess_age <= kDepth) continue;
-    state.guess_age.reset();
-    if (state.turn != Turn::kNone) decision.discard.push_back(id);
+  for (const auto id : resident_) {
+    auto& age = units_.at(id).guess_age;
+    if (id == entered || !age || ++*age <= kDepth) continue;
+    age.reset();
+    decision.discard.push_back(id);
   }
 }
 
@@ -211,21 +225,12 @@ Decision Schedule::backward_ended(bool is_last) {
 void Schedule::unsharded(UnitId unit) {
   auto& turn = units_.at(unit).turn;
   if (turn == Turn::kNone) turn = Turn::kWaiting;
+  resident_.insert(unit);
 }
 
-void Schedule::unsharded_by_hand(UnitId unit) {
-  auto& state = units_.at(unit);
-  state.turn = Turn::kWaiting;
-  state.guess_age.reset();
-  state.listed = false;
-}
+void Schedule::unsharded_by_hand(UnitId unit) { settle_in(unit, Turn::kWaiting); }
 
-void Schedule::emptied(UnitId unit) {
-  auto& state = units_.at(unit);
-  state.turn = Turn::kNone;
-  state.guess_age.reset();
-  state.listed = false;
-}
+void Schedule::emptied(UnitId unit) { settle_in(unit, Turn::kNone); }
 
 void Schedule::set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId> units) {
   std::erase_if(units, [&](UnitId other) { return !units_.contains(other) || other == unit; });

@@ -24,6 +24,7 @@
 #include <cstdint>
 #include <map>
 #include <optional>
+#include <set>
 #include <vector>
 
 namespace fsdp::internal {
@@ -89,6 +90,7 @@ class Schedule {
   bool is_ancestor(UnitId ancestor, UnitId unit) const;
   bool has_descendants(UnitId unit) const;
   bool reshards(const State& state) const;
+  void settle_in(UnitId unit, Turn turn);
   void change_kind(PassKind kind, UnitId entered, Decision& decision);
   void enter(UnitId unit, Decision& decision);
   void end_turns(UnitId entered, Decision& decision);
@@ -100,6 +102,7 @@ class Schedule {
   void end_pass();
 
   std::map<UnitId, State> units_;
+  std::set<UnitId> resident_;  // whose turn is not kNone: few of many, and looked at often
   Successors successors_;
   std::optional<PassKind> kind_;
   std::optional<UnitId> current_, previous_;

@@ -120,7 +120,7 @@ void explore(const ShardWrites& writes, const ModelOfWrites& model, int depth) {
 TEST(ShardWrites, AgreesWithAModelOfValuesInEverySequenceOfSixEvents) {
   for (size_t params = 1; params <= 3; ++params) {
     compared = 0;
-    explore(ShardWrites(params), ModelOfWrites(params), 6);
+    explore(ShardWrites(), ModelOfWrites(params), 6);
     EXPECT_GT(compared, 1000);
   }
 }
