@@ -5,8 +5,8 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/collectives/point_to_point.h"
 #include "device_mesh/collectives/ranks_in_job.h"
+#include "device_mesh/collectives/scratch_memory.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -30,7 +30,7 @@ at::Tensor messages_of(const Notice& notice, const at::Tensor& riders) {
   const auto count = riders.defined() ? riders.size(0) : 1;
   const auto bytes = riders.defined() ? riders.size(1) : 0;
   const auto head = write_notice(notice);
-  auto messages = at::empty({count, kNotice + bytes}, at::kByte);
+  auto messages = scratch_memory({count, kNotice + bytes}, at::kByte, c10::kCPU);
   auto* to = static_cast<char*>(messages.mutable_data_ptr());
   const auto* from = bytes > 0 ? static_cast<const char*>(riders.const_data_ptr()) : nullptr;
   for (int64_t row = 0; row < count; ++row, to += kNotice + bytes) {
@@ -73,14 +73,14 @@ Announcement::~Announcement() {
 
 void Announcement::gather_notices() {
   outgoing_ = messages_of(mine_, {});
-  incoming_ = at::empty({group_size(group_), kNotice}, at::kByte);
+  incoming_ = scratch_memory({group_size(group_), kNotice}, at::kByte, c10::kCPU);
   messages_.push_back(all_gather(group_, incoming_, outgoing_));
 }
 
 void Announcement::post(const at::Tensor& riders) {
   const auto size = group_size(group_);
   outgoing_ = messages_of(mine_, riders);
-  incoming_ = at::empty({size, kNotice + rider_room(size)}, at::kByte);
+  incoming_ = scratch_memory({size, kNotice + rider_room(size)}, at::kByte, c10::kCPU);
   for (int64_t distance = 1; distance < size; ++distance) {
     const auto from = (rank_ + size - distance) % size;
     messages_.push_back(receive(group_, incoming_.select(0, from), from, kNoticeTag));

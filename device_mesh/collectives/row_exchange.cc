@@ -2,9 +2,9 @@
 
 #include "device_mesh/collectives/abandoned.h"
 #include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/scratch_memory.h"
 
 #include <ATen/ops/empty.h>
-#include <ATen/ops/empty_like.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -34,7 +34,8 @@ RowExchange::RowExchange(const Group& group, const at::Tensor& rows, at::ScalarT
       size_(group_size(group_)),
       rows_(rows.unbind(0)),
       received_(rows_.size()),
-      spare_(at::empty_like(rows_.front())) {
+      spare_(scratch_memory(rows_.front().sizes(), rows_.front().scalar_type(),
+                            rows_.front().device())) {
   received_[static_cast<size_t>(rank_)] = rows_[static_cast<size_t>(rank_)];
   start_round();
   // c10d's messages can not be asked whether they have arrived, so a thread waits for

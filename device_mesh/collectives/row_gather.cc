@@ -2,8 +2,8 @@
 
 #include "device_mesh/collectives/abandoned.h"
 #include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/scratch_memory.h"
 
-#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 namespace fsdp::internal {
@@ -12,7 +12,8 @@ RowGather::RowGather(const Group& group, const at::Tensor& row, int tag)
     : group_(group),
       rank_(group_rank(group_)),
       size_(group_size(group_)),
-      rows_(std::make_shared<Rows>(Rows{row, at::empty({size_ - 1, row.numel()}, row.options())})) {
+      rows_(std::make_shared<Rows>(
+          Rows{row, scratch_memory({size_ - 1, row.numel()}, row.scalar_type(), row.device())})) {
   if (row.numel() == 0) return;
   for (int64_t distance = 1; distance < size_; ++distance) {
     const auto from = (rank_ + size_ - distance) % size_;

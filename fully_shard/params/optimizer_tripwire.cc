@@ -2,6 +2,7 @@
 
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "on_demand/gate_arguments.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/pass.h"
 
@@ -50,7 +51,7 @@ class Tripwire final : public Touchable {
 };
 
 const Tripwire* tripwire_of(const at::Tensor& gradient) {
-  if (!gradient.defined()) return nullptr;
+  if (!gradient.defined() || !meets_gate(gradient)) return nullptr;
   const auto* storage = OnDemandStorage::of(gradient.unsafeGetTensorImpl());
   if (storage == nullptr || typeid(storage->group()) != typeid(Tripwire)) return nullptr;
   return static_cast<const Tripwire*>(&storage->group());

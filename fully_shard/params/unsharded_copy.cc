@@ -1,8 +1,7 @@
 #include "fully_shard/params/unsharded_copy.h"
 
+#include "device_mesh/collectives/scratch_memory.h"
 #include "fully_shard/transport/packed_copy.h"
-
-#include <ATen/ops/empty.h>
 
 #include <algorithm>
 #include <exception>
@@ -57,7 +56,7 @@ std::vector<uint64_t> UnshardedCopy::fill(const PackedLayout& layout,
   }
   const auto bytes = shard_count_ * layout.row_bytes();
   accounts_.add(&Counters::unsharded_bytes, bytes);
-  full_ = at::empty({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+  full_ = scratch_memory({bytes}, at::kByte, device);
   for (size_t i = 0; i < params.size(); ++i) {
     auto* const storage = params[i].storage();
     if (storage == nullptr) continue;

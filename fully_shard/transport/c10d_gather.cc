@@ -3,8 +3,8 @@
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/point_to_point.h"
 #include "device_mesh/collectives/row_gather.h"
+#include "device_mesh/collectives/scratch_memory.h"
 
-#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
@@ -95,7 +95,8 @@ class BackendGather final : public Gather {
       : log_(std::move(log)),
         announcement_(std::move(announcement)),
         what_(std::move(what)),
-        rows_(at::empty({group_size(group), shards.numel()}, shards.options())),
+        rows_(scratch_memory({group_size(group), shards.numel()}, shards.scalar_type(),
+                             shards.device())),
         pending_(all_gather(group, rows_.view({-1}), shards)) {}
 
   int64_t staging_bytes() const override { return rows_.numel(); }

@@ -3,8 +3,8 @@
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/point_to_point.h"
 #include "device_mesh/collectives/row_exchange.h"
+#include "device_mesh/collectives/scratch_memory.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -24,7 +24,7 @@ class BackendReduction final : public PendingReduction {
         what_(std::move(what)),
         dtype_(dtype),
         rows_(rows.view(c10::toRealValueType(dtype)).contiguous()),
-        sum_(at::empty({rows_.size(1)}, rows_.options())),
+        sum_(scratch_memory({rows_.size(1)}, rows_.scalar_type(), rows_.device())),
         pending_(reduce_scatter(group, sum_, rows_.view({-1}), ReduceOp::kSum)) {}
 
   int64_t staging_bytes() const override {

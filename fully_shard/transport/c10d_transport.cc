@@ -2,11 +2,11 @@
 
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/collectives/scratch_memory.h"
 #include "fully_shard/transport/c10d_all_reduce.h"
 #include "fully_shard/transport/c10d_gather.h"
 #include "fully_shard/transport/c10d_reduction.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -35,7 +35,7 @@ class C10dTransport final : public Transport {
     return at::zeros({bytes}, bytes_on(device));
   }
   at::Tensor row_memory(int64_t row_bytes, c10::Device device) override {
-    return at::empty({shard_count(), row_bytes}, bytes_on(device));
+    return scratch_memory({shard_count(), row_bytes}, at::kByte, device);
   }
 
   std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue) override {
