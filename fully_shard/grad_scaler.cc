@@ -1,0 +1,147 @@
+#include "fully_shard/grad_scaler.h"
+
+#include "device_mesh/collectives/collectives.h"
+#include "dtensor/internal/dtensor_impl.h"
+
+#include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/optim/optimizer.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+using Tensors = std::vector<at::Tensor>;
+
+// `body`'s std::invalid_argument as the error that the rest of the library throws.
+template <class Body>
+auto as_value_error(const Body& body) {
+  try {
+    return body();
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, error.what());
+  }
+}
+
+// Each once, though a tied parameter be listed twice.
+Tensors gradients_of(const torch::optim::Optimizer& optimizer, int64_t rank) {
+  Tensors gradients;
+  for (const auto& group : optimizer.param_groups()) {
+    for (const auto& param : group.params()) {
+      const auto& gradient = param.grad();
+      if (!gradient.defined()) continue;
+      TORCH_CHECK_VALUE(gradient.scalar_type() != at::kHalf, "GradScaler: a parameter of shape ",
+                        param.sizes(),
+                        " has a gradient in fp16, which lost what scaling is to save; keep "
+                        "parameters in fp32 and compute in fp16 by MixedPrecisionPolicy's "
+                        "param_dtype (rank ",
+                        rank, ")");
+      const auto is_same = [&](const at::Tensor& other) { return other.is_same(gradient); };
+      if (std::none_of(gradients.begin(), gradients.end(), is_same)) gradients.push_back(gradient);
+    }
+  }
+  return gradients;
+}
+
+// This rank's parts that have elements, by what one kernel takes.
+std::vector<Tensors> parts_by_kind(const Tensors& gradients) {
+  std::vector<Tensors> kinds;
+  for (const auto& gradient : gradients) {
+    const bool distributed = internal::find_meta(gradient) != nullptr;
+    const auto& part = distributed ? internal::local_of(gradient) : gradient;
+    if (part.numel() == 0) continue;
+    const auto is_alike = [&](const Tensors& kind) {
+      return kind.front().device() == part.device() &&
+             kind.front().scalar_type() == part.scalar_type();
+    };
+    const auto found = std::find_if(kinds.begin(), kinds.end(), is_alike);
+    (found == kinds.end() ? kinds.emplace_back() : *found).push_back(part);
+  }
+  return kinds;
+}
+
+}  // namespace
+
+GradScaler::GradScaler(const DeviceMesh& mesh, const GradScalerOptions& options)
+    : mesh_(mesh),
+      enabled_(options.enabled),
+      scale_(as_value_error([&] { return internal::LossScale(options); })) {}
+
+double GradScaler::get_scale() const { return enabled_ ? scale_.value() : 1; }
+
+at::Tensor GradScaler::scale(const at::Tensor& loss) const {
+  return enabled_ ? loss.mul(scale_.value()) : loss;
+}
+
+void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
+  if (!enabled_) return;
+  TORCH_CHECK_VALUE(!visits_.contains(&optimizer),
+                    "GradScaler: unscale_() or step() was called before for this optimizer since "
+                    "the last update(), and its gradients are divided by the scale once (rank ",
+                    mesh_.rank(), ")");
+  const bool finite = unscale_gradients(optimizer);
+  visits_[&optimizer] = {Stage::kUnscaled, finite};
+}
+
+bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
+  const c10::NoGradGuard no_grad;
+  const auto gradients = gradients_of(optimizer, mesh_.rank());
+  for (const auto& gradient : gradients) internal::tell_write(gradient);
+  auto found = at::zeros({1}, at::TensorOptions(mesh_.device_type()).dtype(at::kFloat));
+  for (const auto& parts : parts_by_kind(gradients)) {
+    const auto options = found.options().device(parts.front().device());
+    auto found_here = at::zeros({1}, options);
+    at::_amp_foreach_non_finite_check_and_unscale_(parts, found_here,
+                                                   at::full({1}, 1 / scale_.value(), options));
+    found.add_(found_here.to(found.device()));
+  }
+  return is_finite_everywhere(std::move(found));
+}
+
+bool GradScaler::is_finite_everywhere(at::Tensor found) const {
+  for (int64_t dim = 0; dim < mesh_.ndim(); ++dim)
+    internal::all_reduce(mesh_.group(dim), found, internal::ReduceOp::kMax)
+        .wait("all-reduce of GradScaler");
+  return found.item<float>() == 0;
+}
+
+bool GradScaler::step(torch::optim::Optimizer& optimizer) {
+  if (enabled_ && !visits_.contains(&optimizer)) unscale_(optimizer);
+  if (enabled_) {
+    auto& visit = visits_.at(&optimizer);
+    TORCH_CHECK_VALUE(visit.stage != Stage::kStepped,
+                      "GradScaler: step() was called before for this optimizer since the last "
+                      "update() (rank ",
+                      mesh_.rank(), ")");
+    visit.stage = Stage::kStepped;
+    if (!visit.finite) return false;
+  }
+  optimizer.step();
+  return true;
+}
+
+void GradScaler::update() {
+  if (!enabled_) return;
+  TORCH_CHECK_VALUE(!visits_.empty(),
+                    "GradScaler: update() without a step() or unscale_() since the last one (rank ",
+                    mesh_.rank(), ")");
+  const auto visits = std::exchange(visits_, {});
+  const bool finite = std::all_of(visits.begin(), visits.end(),
+                                  [](const auto& item) { return item.second.finite; });
+  finite ? scale_.step_was_finite() : scale_.step_was_not_finite();
+}
+
+GradScalerState GradScaler::state() const { return {scale_.value(), scale_.finite_steps()}; }
+
+void GradScaler::load_state(const GradScalerState& state) {
+  as_value_error([&] { scale_.set(state.scale, state.finite_steps); });
+}
+
+}  // namespace fsdp

@@ -1,0 +1,79 @@
+// Training in fp16 without losing small gradients: the loss is scaled up before backward,
+// gradients are scaled back before the step, and a step whose gradients are not finite on
+// some rank is left out on all. As torch.amp.GradScaler, agreed over a mesh.
+//
+//   fsdp::GradScaler scaler(mesh);
+//   scaler.scale(loss).backward();
+//   scaler.unscale_(optimizer);                       // only where gradients are looked at,
+//   fsdp::clip_grad_norm_(model->parameters(), 1.0);  // as here
+//   scaler.step(optimizer);
+//   scaler.update();
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/loss_scale.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <map>
+
+namespace torch::optim {
+class Optimizer;
+}
+
+namespace fsdp {
+
+// What a checkpoint of a scaler is; the same on all ranks.
+struct GradScalerState {
+  double scale = 0;
+  int64_t finite_steps = 0;  // in a row
+};
+
+class GradScaler {
+ public:
+  // `mesh` has all ranks that train the model. Local. Throws ValueError for options out
+  // of range.
+  explicit GradScaler(const DeviceMesh& mesh, const GradScalerOptions& options = {});
+
+  // `loss` times the scale, of the same dtype and differentiable. Local.
+  at::Tensor scale(const at::Tensor& loss) const;
+
+  // Divides the gradients of the optimizer's parameters by the scale, in place, and finds
+  // out whether those of some rank are not finite. Collective over the mesh; waits for
+  // the device. At most once per optimizer between updates: ValueError otherwise, or for
+  // a gradient in fp16, which had lost what scaling is to save (nothing is changed then).
+  void unscale_(torch::optim::Optimizer& optimizer);
+
+  // unscale_(), unless it was called, and the optimizer's step, unless a gradient of some
+  // rank is not finite: false then, on all ranks alike. Collective over the mesh. Throws
+  // ValueError for a second step between updates.
+  bool step(torch::optim::Optimizer& optimizer);
+
+  // Adjusts the scale to what the steps since the last update found, after the last
+  // optimizer's. Local, and the same on all ranks. Throws ValueError where nothing was
+  // unscaled.
+  void update();
+
+  double get_scale() const;  // 1 where not enabled
+  GradScalerState state() const;
+  // Throws ValueError for a scale that is no positive normal float32. Local.
+  void load_state(const GradScalerState& state);
+
+ private:
+  enum class Stage { kUnscaled, kStepped };
+  struct Visit {
+    Stage stage = Stage::kUnscaled;
+    bool finite = true;
+  };
+
+  bool unscale_gradients(torch::optim::Optimizer& optimizer) const;
+  bool is_finite_everywhere(at::Tensor found) const;
+
+  DeviceMesh mesh_;
+  bool enabled_;
+  internal::LossScale scale_;
+  std::map<const torch::optim::Optimizer*, Visit> visits_;  // since the last update
+};
+
+}  // namespace fsdp
