@@ -329,6 +329,18 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, Indices shape, Names di
   return DeviceMesh(std::move(state).complete());
 }
 
+DeviceMesh init_hybrid_mesh(c10::DeviceType device_type, int64_t ranks_per_node) {
+  if (!is_process_group_initialized()) init_process_group();
+  const auto group = default_process_group();
+  const int64_t world_size = group->getSize();
+  TORCH_CHECK_VALUE(ranks_per_node > 0 && world_size % ranks_per_node == 0,
+                    "init_hybrid_mesh: ranks_per_node is ", ranks_per_node,
+                    "; it must divide the size of the default process group, ", world_size,
+                    " (rank ", group->getRank(), ")");
+  return init_device_mesh(device_type, {world_size / ranks_per_node, ranks_per_node},
+                          {"replicate", "shard"});
+}
+
 DeviceMesh default_mesh() {
   if (!is_process_group_initialized()) init_process_group();
   const Group group = default_process_group();

@@ -100,6 +100,12 @@ class DeviceMesh {
 DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
                             std::vector<std::string> dim_names = {});
 
+// The mesh {"replicate", "shard"} of hybrid sharding over the default group: the ranks of
+// a node, `ranks_per_node` that follow each other, share shards, and those with the same
+// place in their nodes are replicas. Collective over the default group. Throws ValueError
+// unless ranks_per_node divides the world's size.
+DeviceMesh init_hybrid_mesh(c10::DeviceType device_type, int64_t ranks_per_node);
+
 // 1-D over the default group, on CUDA if available, else CPU. Collective the first time,
 // then local (one per default group).
 DeviceMesh default_mesh();
