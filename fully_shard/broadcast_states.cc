@@ -1,0 +1,183 @@
+#define XXH_INLINE_ALL
+#include "fully_shard/broadcast_states.h"
+
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/issue_log.h"
+#include "dtensor/dtensor.h"
+#include "fully_shard/params/registry_entry.h"
+#include "fully_shard/transport/tensor_broadcast.h"
+#include "fully_shard/units/module_tree.h"
+#include "fully_shard/units/registry_slot.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
+#include <string>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+using States = std::vector<internal::BroadcastTensor>;
+
+constexpr int64_t kBucketBytes = int64_t{250} << 20;
+
+States states_of(torch::nn::Module& module) {
+  States states;
+  std::unordered_set<const c10::TensorImpl*> seen;
+  const internal::ModuleTree tree({&module});
+  for (size_t i = 0; i < tree.size(); ++i) {
+    const auto add = [&](const char* kind, const std::string& key, const at::Tensor& tensor) {
+      if (tensor.defined() && seen.insert(tensor.unsafeGetTensorImpl()).second)
+        states.push_back({c10::str(kind, " '", tree.path_of(i, key), "'"), tensor});
+    };
+    internal::for_each_registered(tree.module(i), [&](const auto& key, const auto& tensor) {
+      add("parameter", key, tensor);
+    });
+    for (const auto& item : tree.module(i).named_buffers(/*recurse=*/false))
+      add("buffer", item.key(), item.value());
+  }
+  return states;
+}
+
+void check_state(const internal::BroadcastTensor& state, const DeviceMesh& mesh) {
+  const auto& tensor = state.tensor;
+  const auto where = c10::str("broadcast_states: ", state.name);
+  const auto here = c10::str(" (rank ", mesh.rank(), ")");
+  TORCH_CHECK_VALUE(!is_dtensor(tensor) && !internal::find_managed_tensor(tensor).group, where,
+                    " is sharded already, so no rank has all its values; call it before "
+                    "fully_shard",
+                    here);
+  TORCH_CHECK_VALUE(!tensor.is_meta(), where, " is on the meta device; materialise it first", here);
+  TORCH_CHECK_VALUE(tensor.device().type() == mesh.device_type(), where, " is on ", tensor.device(),
+                    ", but the mesh is of device type ",
+                    c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true), here);
+  TORCH_CHECK_VALUE(tensor.layout() == at::kStrided && !tensor.is_quantized(), where,
+                    " has layout ", tensor.layout(), " and dtype ", tensor.scalar_type(),
+                    "; allowed: strided, not quantized", here);
+  TORCH_CHECK_VALUE(!tensor.is_inference(), where, " was made in inference mode; clone it", here);
+  TORCH_CHECK_VALUE(at::has_internal_overlap(tensor) != at::MemOverlap::Yes, where, " of shape ",
+                    tensor.sizes(), " and strides ", tensor.strides(),
+                    " has elements that share memory (expand); call contiguous() first", here);
+}
+
+// What this rank has to say before anything is sent.
+struct Report {
+  bool refuses = false;
+  std::string text;  // why; or what all ranks must have alike, a line each
+};
+
+Report report_of(const States& states, const DeviceMesh& mesh, int64_t src) {
+  try {
+    TORCH_CHECK_VALUE(src >= 0 && src < mesh.size(), "broadcast_states: src is ", src,
+                      "; expected 0 to ", mesh.size() - 1, ", a rank's place in ", to_string(mesh),
+                      " (rank ", mesh.rank(), ")");
+    for (const auto& state : states) check_state(state, mesh);
+  } catch (const c10::ValueError& error) {
+    return {true, error.what_without_backtrace()};
+  }
+  auto text = c10::str("src = ", src);
+  for (const auto& [name, tensor] : states)
+    text += c10::str("\n", name, " of shape ", tensor.sizes(), " and dtype ", tensor.scalar_type());
+  return {false, text};
+}
+
+// Every rank's row, [mesh.size(), row.numel()], on the host. Collective over the mesh.
+at::Tensor rows_of_all(at::Tensor row, const DeviceMesh& mesh) {
+  row = row.to(c10::Device(mesh.device_type()));
+  for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
+    if (mesh.size(dim) == 1) continue;
+    const auto all = at::empty({mesh.size(dim) * row.numel()}, row.options());
+    internal::IssueLog::of(mesh, dim)->run(
+        {.kind = internal::CollectiveKind::kAllGather,
+         .what = "agreement of broadcast_states",
+         .bytes = static_cast<int64_t>(row.nbytes())},
+        [&] { return internal::all_gather(mesh.group(dim), all, row); });
+    row = all;
+  }
+  return row.view({mesh.size(), -1}).cpu();
+}
+
+// By place in the mesh. Collective over it.
+std::vector<std::string> texts_of_all(const std::string& mine, const std::vector<int64_t>& lengths,
+                                      const DeviceMesh& mesh) {
+  const auto row = at::zeros({*std::max_element(lengths.begin(), lengths.end())}, at::kByte);
+  std::memcpy(row.mutable_data_ptr(), mine.data(), mine.size());
+  const auto rows = rows_of_all(row, mesh);
+  std::vector<std::string> texts;
+  for (size_t i = 0; i < lengths.size(); ++i) {
+    const auto* text = static_cast<const char*>(rows.const_data_ptr()) + i * row.numel();
+    texts.emplace_back(text, static_cast<size_t>(lengths[i]));
+  }
+  return texts;
+}
+
+// The first lines in which the two differ.
+std::pair<std::string, std::string> difference(const std::string& a, const std::string& b) {
+  std::istringstream lines_a(a), lines_b(b);
+  std::string line_a, line_b;
+  do {
+    if (!std::getline(lines_a, line_a)) line_a = "nothing more";
+    if (!std::getline(lines_b, line_b)) line_b = "nothing more";
+  } while (line_a == line_b);
+  return {line_a, line_b};
+}
+
+void throw_difference(const std::vector<std::string>& texts, const DeviceMesh& mesh) {
+  for (size_t i = 1; i < texts.size(); ++i) {
+    if (texts[i] == texts.front()) continue;
+    const auto [first, other] = difference(texts.front(), texts[i]);
+    TORCH_CHECK_VALUE(false, "broadcast_states: rank ", mesh.ranks()[i], " has ", other,
+                      " where rank ", mesh.ranks().front(), " has ", first,
+                      "; all ranks must give one src and have the same parameters and buffers "
+                      "(rank ",
+                      mesh.rank(), ")");
+  }
+}
+
+// Throws on all ranks unless none refuses and all say the same. Collective over the mesh.
+void agree(const Report& mine, const DeviceMesh& mesh) {
+  struct Word {
+    int64_t refuses, length;
+    uint64_t hash;
+  };
+  const Word word = {mine.refuses, static_cast<int64_t>(mine.text.size()),
+                     XXH3_64bits(mine.text.data(), mine.text.size())};
+  const auto row = at::empty({sizeof word}, at::kByte);
+  std::memcpy(row.mutable_data_ptr(), &word, sizeof word);
+  const auto rows = rows_of_all(row, mesh);
+  std::vector<Word> words(static_cast<size_t>(mesh.size()));
+  std::memcpy(words.data(), rows.const_data_ptr(), rows.nbytes());
+  const bool all_agree = std::all_of(words.begin(), words.end(), [&](const Word& other) {
+    return other.refuses == 0 && other.length == word.length && other.hash == word.hash;
+  });
+  if (all_agree) return;
+
+  std::vector<int64_t> lengths;
+  for (const auto& each : words) lengths.push_back(each.length);
+  const auto texts = texts_of_all(mine.text, lengths, mesh);
+  TORCH_CHECK_VALUE(!mine.refuses, mine.text);
+  for (size_t i = 0; i < texts.size(); ++i) TORCH_CHECK_VALUE(words[i].refuses == 0, texts[i]);
+  throw_difference(texts, mesh);
+}
+
+}  // namespace
+
+void broadcast_states(torch::nn::Module& module, const DeviceMesh& mesh, int64_t src) {
+  c10::NoGradGuard no_grad;
+  const auto states = states_of(module);
+  agree(report_of(states, mesh, src), mesh);
+  internal::broadcast_tensors(states, mesh, src, kBucketBytes);
+}
+
+}  // namespace fsdp
