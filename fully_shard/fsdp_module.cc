@@ -3,6 +3,7 @@
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/step/runtime.h"
+#include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/after_forward.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit.h"
@@ -10,6 +11,7 @@
 
 #include <c10/util/Exception.h>
 
+#include <optional>
 #include <utility>
 
 namespace fsdp {
@@ -19,6 +21,13 @@ std::vector<internal::UnitId> ids_of(const std::vector<FSDPModule>& modules) {
   std::vector<internal::UnitId> ids;
   for (const auto& module : modules) ids.push_back(module.unit()->id);
   return ids;
+}
+
+// Of the dimension that shards and, where there are replicas, of the other.
+std::vector<const c10d::ProcessGroup*> process_groups(const DeviceMesh& mesh) {
+  std::vector<const c10d::ProcessGroup*> groups = {mesh.group(internal::shard_dim_of(mesh)).get()};
+  if (const auto dim = internal::replicate_dim_of(mesh)) groups.push_back(mesh.group(*dim).get());
+  return groups;
 }
 
 [[noreturn]] void not_implemented(const char* method) {
@@ -38,6 +47,35 @@ void UnshardHandle::wait() {
 Counters FSDPModule::counters() const { return unit_->root->accounts.counters(); }
 const std::string& FSDPModule::name() const { return unit_->name; }
 bool FSDPModule::is_root() const { return unit_->is_root(); }
+
+std::vector<std::shared_ptr<torch::nn::Module>> FSDPModule::modules() const {
+  std::vector<std::shared_ptr<torch::nn::Module>> alive;
+  for (const auto& weak : unit_->modules) {
+    if (auto module = weak.lock()) alive.push_back(std::move(module));
+  }
+  return alive;
+}
+
+std::vector<at::Tensor> FSDPModule::parameters() const {
+  std::vector<at::Tensor> entries;
+  if (unit_->group == nullptr) return entries;
+  for (const auto& param : unit_->group->params()) {
+    if (auto entry = param.entry(); entry.defined()) entries.push_back(std::move(entry));
+  }
+  return entries;
+}
+
+bool FSDPModule::spans_single_mesh() const {
+  std::optional<std::vector<const c10d::ProcessGroup*>> first;
+  bool same = true;
+  internal::for_each_unit_below(*unit_, [&](internal::Unit& unit) {
+    if (unit.group == nullptr) return;
+    const auto groups = process_groups(unit.group->mesh());
+    if (!first) first = groups;
+    same &= groups == *first;
+  });
+  return same;
+}
 
 void FSDPModule::for_each_unit(bool recurse, const std::function<void(internal::Unit&)>& visit) {
   if (recurse) {

@@ -16,6 +16,10 @@ namespace c10d {
 class Work;
 }
 
+namespace torch::nn {
+class Module;
+}
+
 namespace fsdp {
 
 namespace internal {
@@ -43,6 +47,16 @@ class FSDPModule {
   const std::string& name() const;
   // No enclosing unit. Local.
   bool is_root() const;
+  // What fully_shard was applied to, in that order, without what died since. Local.
+  std::vector<std::shared_ptr<torch::nn::Module>> modules() const;
+  // This unit's group: the registry entries that travel together, each once, in the order
+  // in which they were registered; none for a unit without parameters of its own, or once
+  // they died. Local.
+  std::vector<at::Tensor> parameters() const;
+  // Whether the parameters of this unit and of all units below it are sharded, and
+  // replicated, over the very same process groups. Units without parameters lie on none.
+  // Local.
+  bool spans_single_mesh() const;
   // Of all units of this unit's tree. Local.
   Counters counters() const;
 
