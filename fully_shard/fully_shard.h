@@ -20,6 +20,7 @@
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/activation_checkpoint.h"
+#include "fully_shard/annotation.h"
 #include "fully_shard/broadcast_states.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"

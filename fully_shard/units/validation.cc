@@ -2,6 +2,8 @@
 
 #include "dtensor/dtensor.h"
 #include "fully_shard/units/module_kind.h"
+#include "fully_shard/units/module_tree.h"
+#include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit_table.h"
 
@@ -102,8 +104,11 @@ void validate_one_device(const std::vector<const FoundParam*>& fresh, const Devi
 void validate_ignored(const std::vector<torch::nn::Module*>& modules,
                       const FullyShardOptions& options) {
   std::set<const c10::TensorImpl*> known;
-  for (const auto* module : modules) {
-    for (const auto& tensor : module->parameters()) known.insert(tensor.unsafeGetTensorImpl());
+  const ModuleTree tree(modules);
+  for (size_t i = 0; i < tree.size(); ++i) {
+    for_each_registered(tree.module(i), [&known](const std::string&, const at::Tensor& tensor) {
+      if (tensor.defined()) known.insert(tensor.unsafeGetTensorImpl());
+    });
   }
   for (size_t i = 0; i < options.ignored_params.size(); ++i) {
     TORCH_CHECK_VALUE(known.contains(options.ignored_params[i].unsafeGetTensorImpl()),

@@ -1,0 +1,36 @@
+// Which modules are managed, and by which unit: for exporters, tracers and profilers,
+// which walk a model without knowing how it was sharded.
+//
+//   for (const auto& mark : fsdp::annotations(*model))
+//     std::cout << "'" << mark.path << "' is of unit '" << mark.unit.name() << "'\n";
+#pragma once
+
+#include "fully_shard/fsdp_module.h"
+
+#include <string>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fsdp {
+
+struct ModuleAnnotation {
+  const torch::nn::Module* module;  // not kept alive
+  std::string path;                 // from the module that was asked for; "" for itself
+  FSDPModule unit;                  // that manages it
+  // Parameters keep their names, shapes and places: there are no flat ones.
+  bool params_are_original = true;
+};
+
+// One for every managed module at and below `module`, each once, in pre-order, children
+// as registered. Its unit is the nearest one at or above it; of several, the one that is
+// met first. Ignorable modules have none: those without buffers, without parameters but
+// such as fully_shard was told to ignore, and with nothing but ignorable modules below
+// them (activations, an ignored subtree). Units above `module` are not known to it, so
+// ask the whole model. Local; takes time in proportion to the modules, however they are
+// shared.
+std::vector<ModuleAnnotation> annotations(const torch::nn::Module& module);
+
+}  // namespace fsdp
