@@ -21,6 +21,7 @@
 #include "dtensor/dtensor.h"
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/annotation.h"
+#include "fully_shard/auto_shard.h"
 #include "fully_shard/broadcast_states.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
@@ -32,6 +33,7 @@
 #include "fully_shard/policies.h"
 #include "fully_shard/raw_access.h"
 #include "fully_shard/summon_full_params.h"
+#include "fully_shard/wrap_policy.h"
 
 #include <ATen/core/Tensor.h>
 

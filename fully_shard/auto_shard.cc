@@ -1,0 +1,254 @@
+#include "fully_shard/auto_shard.h"
+
+#include "fully_shard/fully_shard.h"
+#include "fully_shard/units/after_forward.h"
+#include "fully_shard/units/managed_modules.h"
+#include "fully_shard/units/module_kind.h"
+#include "fully_shard/units/module_tree.h"
+#include "fully_shard/units/registry_slot.h"
+#include "fully_shard/units/validation.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <ostream>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+using internal::ModuleTree;
+
+// Not handles: a parameter's are counted when it is sharded (member_watch.h).
+using ParamSet = std::unordered_set<const c10::TensorImpl*>;
+
+struct Choice {
+  torch::nn::Module* module;
+  std::string path;
+  int64_t numel;
+  FullyShardOptions options;
+};
+
+// Who is speaking, for messages: "auto_shard", " (rank 0)".
+struct Speaker {
+  std::string caller;
+  std::string rank;
+};
+
+std::string display_name(const std::string& path) { return path.empty() ? "(root)" : path; }
+
+std::string describe(const torch::nn::Module& module, const std::string& path) {
+  return "module '" + display_name(path) + "' (" + internal::module_type_name(module) + ")";
+}
+
+// The distinct parameters at and below a module.
+ParamSet params_below(torch::nn::Module& module) {
+  ParamSet params;
+  const ModuleTree tree({&module});
+  for (size_t i = 0; i < tree.size(); ++i) {
+    internal::for_each_registered(tree.module(i),
+                                  [&](const std::string&, const at::Tensor& tensor) {
+                                    if (tensor.defined())
+                                      params.insert(tensor.unsafeGetTensorImpl());
+                                  });
+  }
+  return params;
+}
+
+void refuse_units(torch::nn::Module& root, const Speaker& speaker) {
+  const ModuleTree tree({&root});
+  for (size_t i = 0; i < tree.size(); ++i) {
+    TORCH_CHECK_VALUE(tree.unit(i) == nullptr, speaker.caller, ": ",
+                      describe(tree.module(i), tree.path(i)),
+                      " is a unit already; allowed is a model without units. Let the policy choose "
+                      "this one as well, or apply fully_shard by hand throughout",
+                      speaker.rank);
+  }
+}
+
+// Asks the policy about a tree, once, and notes what it chooses. Changes nothing.
+class Planner {
+ public:
+  Planner(const WrapPolicy& policy, const FullyShardOptions& options, const Speaker& speaker)
+      : policy_(policy), options_(options), speaker_(speaker) {
+    for (const auto& tensor : options.ignored_params) ignored_.insert(tensor.unsafeGetTensorImpl());
+  }
+
+  std::vector<Choice> plan(torch::nn::Module& root) {
+    refuse_units(root, speaker_);
+    visited_.insert(&root);
+    if (policy_.looks_below(root, numel_left(params_below(root)))) visit_children(root, "");
+    take(root, "", options_);
+    return std::move(choices_);
+  }
+
+ private:
+  void visit_children(torch::nn::Module& module, const std::string& path) {
+    for (const auto& child : module.named_children()) {
+      if (!visited_.insert(child.value().get()).second) continue;
+      visit(*child.value(), path.empty() ? child.key() : path + "." + child.key());
+    }
+  }
+
+  void visit(torch::nn::Module& module, const std::string& path) {
+    const auto params = params_below(module);
+    if (is_ignored(params)) return;
+    if (!policy_.looks_below(module, numel_left(params))) return;
+    visit_children(module, path);
+    const auto inherited = inherited_by(params);
+    auto chosen = policy_.choose(module, numel_left(params), inherited);
+    if (!chosen) return;
+    add_ignored(*chosen, inherited.ignored_params);
+    take(module, path, std::move(*chosen));
+  }
+
+  bool is_ignored(const ParamSet& params) const {
+    return !params.empty() &&
+           std::ranges::all_of(params, [&](auto* param) { return ignored_.contains(param); });
+  }
+
+  int64_t numel_left(const ParamSet& params) const {
+    int64_t numel = 0;
+    for (const auto* param : params) {
+      if (!ignored_.contains(param) && !taken_.contains(param)) numel += param->numel();
+    }
+    return numel;
+  }
+
+  // fully_shard takes no ignored parameter that the unit does not have.
+  FullyShardOptions inherited_by(const ParamSet& params) const {
+    auto inherited = options_;
+    std::erase_if(inherited.ignored_params, [&](const at::Tensor& tensor) {
+      return !params.contains(tensor.unsafeGetTensorImpl());
+    });
+    return inherited;
+  }
+
+  static void add_ignored(FullyShardOptions& options, const std::vector<at::Tensor>& inherited) {
+    auto& ignored = options.ignored_params;
+    for (const auto& tensor : inherited) {
+      if (std::ranges::none_of(ignored, [&](auto& other) { return other.is_same(tensor); }))
+        ignored.push_back(tensor);
+    }
+  }
+
+  void take(torch::nn::Module& module, const std::string& path, FullyShardOptions options) {
+    TORCH_CHECK_VALUE(!internal::is_container_without_forward(module), speaker_.caller, ": ",
+                      describe(module, path),
+                      " is a container without forward, and cannot be a unit; choose its elements, "
+                      "or the module around it",
+                      speaker_.rank);
+    auto params = params_below(module);
+    auto managed = params;
+    for (const auto& tensor : options.ignored_params) managed.erase(tensor.unsafeGetTensorImpl());
+    own(module, path);
+    choices_.push_back({&module, path, numel_left(managed), std::move(options)});
+    taken_.merge(params);
+    chosen_.insert(&module);
+  }
+
+  // Notes the modules that the unit manages: those below it that no deeper unit has. One
+  // that is below two units, since it is shared, can be in neither.
+  void own(torch::nn::Module& unit, const std::string& path) {
+    std::vector<torch::nn::Module*> waiting = {&unit};
+    while (!waiting.empty()) {
+      auto& module = *waiting.back();
+      waiting.pop_back();
+      if (chosen_.contains(&module)) continue;
+      const auto [owner, is_new] = owners_.try_emplace(&module, path);
+      if (owner->second != path)
+        refuse_second_owner(module, owner->second, path);
+      else if (!is_new)
+        continue;
+      for (const auto& child : module.children()) waiting.push_back(child.get());
+    }
+  }
+
+  void refuse_second_owner(torch::nn::Module& module, const std::string& first,
+                           const std::string& second) const {
+    internal::for_each_registered(module, [&](const std::string& key, const at::Tensor& tensor) {
+      TORCH_CHECK_VALUE(!tensor.defined() || ignored_.contains(tensor.unsafeGetTensorImpl()),
+                        speaker_.caller, ": parameter '", key, "' of a shared module (",
+                        internal::module_type_name(module), ") would be in unit '",
+                        display_name(first), "' and in unit '", display_name(second),
+                        "'; let the policy choose the shared module as well", speaker_.rank);
+    });
+  }
+
+  const WrapPolicy& policy_;
+  const FullyShardOptions& options_;
+  const Speaker& speaker_;
+  ParamSet ignored_;
+  ParamSet taken_;  // by the units chosen so far
+  std::unordered_set<const torch::nn::Module*> visited_, chosen_;
+  std::unordered_map<const torch::nn::Module*, std::string> owners_;  // paths of units
+  std::vector<Choice> choices_;
+};
+
+// Whether fully_shard would take the unit once those before it, whose parameters are
+// `passed_over`, are made.
+void validate_unit(const Choice& unit, const DeviceMesh& mesh,
+                   std::vector<at::Tensor>& passed_over) {
+  const std::vector<torch::nn::Module*> modules = {unit.module};
+  internal::validate_request(modules, mesh, unit.options);
+  internal::after_forward("auto_shard", unit.options.reshard_after_forward, mesh);
+  const auto& ignored = unit.options.ignored_params;
+  passed_over.insert(passed_over.end(), ignored.begin(), ignored.end());
+  const auto managed = internal::find_managed(modules, passed_over);
+  internal::validate_parameters(modules, managed, mesh, unit.options);
+  for (const auto& param : managed.params) passed_over.push_back(param.tensor);
+}
+
+void validate_units(const std::vector<Choice>& units, const DeviceMesh& mesh) {
+  std::vector<at::Tensor> passed_over;
+  for (const auto& unit : units) {
+    try {
+      validate_unit(unit, mesh, passed_over);
+    } catch (c10::Error& error) {
+      error.add_context("auto_shard would make " + describe(*unit.module, unit.path) + " a unit");
+      throw;
+    }
+  }
+}
+
+}  // namespace
+
+torch::nn::Module& internal::root_of(const char* caller, torch::nn::Module* root) {
+  TORCH_CHECK_VALUE(root != nullptr, caller,
+                    ": the root is null (a shared_ptr that was never set?); give a module");
+  return *root;
+}
+
+UnitPlan plan_units(torch::nn::Module& root, const WrapPolicy& policy,
+                    const FullyShardOptions& options) {
+  UnitPlan plan;
+  const Speaker speaker{"plan_units", ""};
+  for (const auto& unit : Planner(policy, options, speaker).plan(root))
+    plan.units.push_back({unit.path, internal::module_type_name(*unit.module), unit.numel});
+  return plan;
+}
+
+FSDPModule auto_shard(torch::nn::Module& root, const WrapPolicy& policy, const DeviceMesh& mesh,
+                      FullyShardOptions options) {
+  const Speaker speaker{"auto_shard", c10::str(" (rank ", mesh.rank(), ")")};
+  auto units = Planner(policy, options, speaker).plan(root);
+  validate_units(units, mesh);
+  for (auto& unit : units) fully_shard(*unit.module, mesh, std::move(unit.options));
+  return get_fsdp_module(root);
+}
+
+std::string to_string(const UnitPlan& plan) {
+  std::string text;
+  for (const auto& unit : plan.units) {
+    text += display_name(unit.path) + ": " + unit.type + ", " + std::to_string(unit.numel) +
+            " elements\n";
+  }
+  return text;
+}
+
+std::ostream& operator<<(std::ostream& out, const UnitPlan& plan) { return out << to_string(plan); }
+
+}  // namespace fsdp

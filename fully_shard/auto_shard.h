@@ -1,0 +1,97 @@
+// fully_shard on a whole model in one call: a policy chooses the units.
+//
+//   std::cout << fsdp::plan_units(model, fsdp::by_type<Block>());   // what it would do
+//   fsdp::auto_shard(model, fsdp::by_type<Block>(), mesh);          // every block, the model
+//
+// FSDP1's auto_wrap_policy. The module that is given, the root, becomes a unit whatever
+// the policy thinks of it; the policy is asked about those below (wrap_policy.h). They
+// are asked in post-order, so that a unit comes after the units below it: children in the
+// order of their registration, a shared module once, by the first path that leads to it.
+// A module all of whose parameters are ignored is left out, with what is below it.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/fsdp_module.h"
+#include "fully_shard/policies.h"
+#include "fully_shard/wrap_policy.h"
+
+#include <cstdint>
+#include <iosfwd>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace torch::nn {
+class Module;
+template <typename Contained>
+class ModuleHolder;
+}  // namespace torch::nn
+
+namespace fsdp {
+
+struct PlannedUnit {
+  std::string path;  // from the root; empty for the root itself
+  std::string type;  // the module's class
+  int64_t numel;     // global elements of the parameters that the unit would have
+
+  bool operator==(const PlannedUnit&) const = default;
+};
+
+struct UnitPlan {
+  std::vector<PlannedUnit> units;  // in the order in which they are made; the root is last
+
+  bool operator==(const UnitPlan&) const = default;
+};
+
+// A line per unit: "block0: BlockImpl, 288 elements".
+std::string to_string(const UnitPlan& plan);
+std::ostream& operator<<(std::ostream& out, const UnitPlan& plan);
+
+// The units that auto_shard would make, without making them. Local; needs no processes.
+//
+// Throws ValueError, naming the module, for a null root, a unit at or below the root, a
+// container without forward (ModuleList, ModuleDict, ParameterList, ParameterDict) as
+// root or chosen by the policy, and a module with parameters that would be in two units,
+// since it is shared and no unit itself.
+UnitPlan plan_units(torch::nn::Module& root, const WrapPolicy& policy,
+                    const FullyShardOptions& options = {});
+
+// Makes the root, and what the policy chooses below it, units over the mesh, and returns
+// the root's. `options` are every unit's unless the policy gives others; ignored
+// parameters are ignored by all. Every rank must give the same. Local, except that the
+// first call on a mesh is collective.
+//
+// Throws what plan_units and fully_shard throw, for any of the units, before the first is
+// made. To know that, it calls options.shard_placement_fn twice per parameter.
+FSDPModule auto_shard(torch::nn::Module& root, const WrapPolicy& policy,
+                      const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {});
+
+namespace internal {
+// Throws ValueError for null.
+torch::nn::Module& root_of(const char* caller, torch::nn::Module* root);
+}  // namespace internal
+
+template <class Contained>
+UnitPlan plan_units(const std::shared_ptr<Contained>& root, const WrapPolicy& policy,
+                    const FullyShardOptions& options = {}) {
+  return plan_units(internal::root_of("plan_units", root.get()), policy, options);
+}
+template <class Contained>
+UnitPlan plan_units(const torch::nn::ModuleHolder<Contained>& root, const WrapPolicy& policy,
+                    const FullyShardOptions& options = {}) {
+  return plan_units(root.ptr(), policy, options);
+}
+
+template <class Contained>
+FSDPModule auto_shard(const std::shared_ptr<Contained>& root, const WrapPolicy& policy,
+                      const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
+  return auto_shard(internal::root_of("auto_shard", root.get()), policy, mesh, std::move(options));
+}
+template <class Contained>
+FSDPModule auto_shard(const torch::nn::ModuleHolder<Contained>& root, const WrapPolicy& policy,
+                      const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
+  return auto_shard(root.ptr(), policy, mesh, std::move(options));
+}
+
+}  // namespace fsdp
