@@ -12,7 +12,6 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
-#include <ostream>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -239,16 +238,5 @@ FSDPModule auto_shard(torch::nn::Module& root, const WrapPolicy& policy, const D
   for (auto& unit : units) fully_shard(*unit.module, mesh, std::move(unit.options));
   return get_fsdp_module(root);
 }
-
-std::string to_string(const UnitPlan& plan) {
-  std::string text;
-  for (const auto& unit : plan.units) {
-    text += display_name(unit.path) + ": " + unit.type + ", " + std::to_string(unit.numel) +
-            " elements\n";
-  }
-  return text;
-}
-
-std::ostream& operator<<(std::ostream& out, const UnitPlan& plan) { return out << to_string(plan); }
 
 }  // namespace fsdp

@@ -13,14 +13,11 @@
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/policies.h"
+#include "fully_shard/unit_plan.h"
 #include "fully_shard/wrap_policy.h"
 
-#include <cstdint>
-#include <iosfwd>
 #include <memory>
-#include <string>
 #include <utility>
-#include <vector>
 
 namespace torch::nn {
 class Module;
@@ -29,24 +26,6 @@ class ModuleHolder;
 }  // namespace torch::nn
 
 namespace fsdp {
-
-struct PlannedUnit {
-  std::string path;  // from the root; empty for the root itself
-  std::string type;  // the module's class
-  int64_t numel;     // global elements of the parameters that the unit would have
-
-  bool operator==(const PlannedUnit&) const = default;
-};
-
-struct UnitPlan {
-  std::vector<PlannedUnit> units;  // in the order in which they are made; the root is last
-
-  bool operator==(const UnitPlan&) const = default;
-};
-
-// A line per unit: "block0: BlockImpl, 288 elements".
-std::string to_string(const UnitPlan& plan);
-std::ostream& operator<<(std::ostream& out, const UnitPlan& plan);
 
 // The units that auto_shard would make, without making them. Local; needs no processes.
 //

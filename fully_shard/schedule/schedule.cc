@@ -83,11 +83,7 @@ void Schedule::settle_in(UnitId unit, Turn turn) {
   state.turn = turn;
   state.guess_age.reset();
   state.listed = false;
-  if (turn == Turn::kNone) {
-    resident_.erase(unit);
-  } else {
-    resident_.insert(unit);
-  }
+  resident_.insert(unit);
 }
 
 void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
@@ -223,14 +219,15 @@ Decision Schedule::backward_ended(bool is_last) {
 }
 
 void Schedule::unsharded(UnitId unit) {
-  auto& turn = units_.at(unit).turn;
-  if (turn == Turn::kNone) turn = Turn::kWaiting;
-  resident_.insert(unit);
+  if (resident_.insert(unit).second) units_.at(unit).turn = Turn::kWaiting;
 }
 
 void Schedule::unsharded_by_hand(UnitId unit) { settle_in(unit, Turn::kWaiting); }
 
-void Schedule::emptied(UnitId unit) { settle_in(unit, Turn::kNone); }
+void Schedule::emptied(UnitId unit) {
+  settle_in(unit, Turn::kNone);
+  resident_.erase(unit);
+}
 
 void Schedule::set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId> units) {
   std::erase_if(units, [&](UnitId other) { return !units_.contains(other) || other == unit; });

@@ -1,0 +1,29 @@
+// The units that auto_shard() would make, to be printed and compared.
+#pragma once
+
+#include <cstdint>
+#include <iosfwd>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+
+struct PlannedUnit {
+  std::string path;  // from the root; empty for the root itself
+  std::string type;  // the module's class
+  int64_t numel;     // global elements of the parameters that the unit would have
+
+  bool operator==(const PlannedUnit&) const = default;
+};
+
+struct UnitPlan {
+  std::vector<PlannedUnit> units;  // in the order in which they are made; the root is last
+
+  bool operator==(const UnitPlan&) const = default;
+};
+
+// A line per unit: "block0: BlockImpl, 288 elements".
+std::string to_string(const UnitPlan& plan);
+std::ostream& operator<<(std::ostream& out, const UnitPlan& plan);
+
+}  // namespace fsdp
