@@ -6,23 +6,22 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
+#include <utility>
 
 namespace fsdp::internal {
 
 class RuntimeMode {
- public:
-  RuntimeMode() {
-    if (!is_ordinary()) ordinary_.emplace(false);
-  }
-
  private:
+  using Guard = std::optional<c10::InferenceMode>;
+
   // Switching takes as long as a few views, and most often there is nothing to switch.
   static bool is_ordinary() {
     return !c10::InferenceMode::is_enabled() &&
            !c10::impl::tls_is_dispatch_keyset_excluded(c10::autograd_dispatch_keyset);
   }
 
-  std::optional<c10::InferenceMode> ordinary_;
+  // Switches gradients on, so it comes first and goes last.
+  Guard ordinary_ = is_ordinary() ? Guard() : Guard(std::in_place, false);
   c10::NoGradGuard no_grad_;
 };
 

@@ -115,14 +115,13 @@ TEST(ReplicatedOnMeshes, NeedsOneDimension) {
 }
 
 TEST(HybridMesh, SharesShardsWithinNodes) {
-  run_ranks(4, [](int64_t rank) {
+  run_ranks(6, [](int64_t rank) {
     const auto mesh = init_hybrid_mesh(torch::kCPU, 2);
-    EXPECT_EQ(mesh.shape(), (std::vector<int64_t>{2, 2}));
-    EXPECT_EQ(mesh["shard"].ranks(),
-              rank < 2 ? (std::vector<int64_t>{0, 1}) : (std::vector<int64_t>{2, 3}));
-    EXPECT_EQ(mesh["replicate"].ranks(),
-              rank % 2 == 0 ? (std::vector<int64_t>{0, 2}) : (std::vector<int64_t>{1, 3}));
-    for (const int64_t bad : {0, -1, 3, 8})
+    EXPECT_EQ(mesh.shape(), (std::vector<int64_t>{3, 2}));
+    const auto first = rank / 2 * 2, place = rank % 2;
+    EXPECT_EQ(mesh["shard"].ranks(), (std::vector<int64_t>{first, first + 1}));
+    EXPECT_EQ(mesh["replicate"].ranks(), (std::vector<int64_t>{place, place + 2, place + 4}));
+    for (const int64_t bad : {0, -1, 4, 12})
       expect_error<c10::ValueError>([&] { init_hybrid_mesh(torch::kCPU, bad); },
                                     HasSubstr("ranks_per_node is " + std::to_string(bad)));
   });

@@ -375,6 +375,18 @@ TEST(Schedule, AListReplacesTheGuessAndIsDroppedWhenTheKindChanges) {
   EXPECT_FALSE(driven.ahead.contains(2));
 }
 
+TEST(Schedule, WhatIsGatheredAheadAgainIsDroppedAgain) {
+  const auto tree = Tree({4, 4, 4, 4, kNone});
+  Driven driven(tree, /*prefetches=*/true);
+  driven.schedule.set_prefetch_list(0, /*backward=*/false, {1});
+  for (int64_t round = 1; round <= 2; ++round) {
+    driven.touch(0, Pass::kTraining);
+    EXPECT_TRUE(driven.ahead.contains(1)) << round;
+    driven.touch(0, Pass::kBackward);
+    EXPECT_FALSE(driven.ahead.contains(1)) << round;
+  }
+}
+
 TEST(Schedule, AUnitThatIsNotToBeUnshardedInBackwardIsNotGatheredAheadThere) {
   auto tree = blocks();
   tree.policies[2].prefetch_in_backward = false;
