@@ -2,6 +2,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/internal/mesh_layout.h"
 #include "fully_shard/transport/broadcast_buckets.h"
 
 #include <ATen/ops/empty.h>
@@ -57,17 +58,6 @@ int64_t bytes_of(const Bucket& bucket) {
   return bytes;
 }
 
-// Of the rank at `position` of the mesh.
-std::vector<int64_t> coordinate_of(const DeviceMesh& mesh, int64_t position) {
-  auto coordinate = mesh.shape();
-  for (size_t dim = coordinate.size(); dim-- > 0;) {
-    const auto extent = coordinate[dim];
-    coordinate[dim] = position % extent;
-    position /= extent;
-  }
-  return coordinate;
-}
-
 // The row of the rank at `src`. Along a dimension only those take part that stand where
 // `src` does in all later ones: they have the row already, or get it now.
 void broadcast_row(const at::Tensor& row, const DeviceMesh& mesh, const std::vector<int64_t>& src,
@@ -100,7 +90,7 @@ void broadcast_tensors(const std::vector<BroadcastTensor>& tensors, const Device
   const auto device = tensors[buckets.front().front().tensor].tensor.device();
   const auto memory =
       at::empty({bytes_of(buckets.front())}, at::TensorOptions(at::kByte).device(device));
-  const auto source = coordinate_of(mesh, src);
+  const auto source = *MeshLayout::row_major(mesh.shape()).coordinate_of(src);
   const bool sends = mesh.coordinate() == source;
   Bytes bytes(tensors);
   for (const auto& bucket : buckets) {

@@ -2,7 +2,7 @@
 #include "fully_shard/replicate.h"
 
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/pair.h"
+#include "tests/fully_shard/precision/mixed_precision.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
@@ -21,21 +21,10 @@ using torch::Tensor;
 
 class Replicated : public Worlds {};
 
-Tensor pair_loss(Pair& model, int64_t rank) {
-  return model(torch::linspace(-1, 1, 8).view({2, 4}) * static_cast<double>(rank + 1)).pow(2).sum();
-}
+Tensor pair_loss(Pair& model, int64_t rank) { return model(input_of(rank)).pow(2).sum(); }
 
 std::vector<Tensor> mean_pair_gradients(int64_t world) {
-  std::vector<Tensor> mean;
-  for (int64_t rank = 0; rank < world; ++rank) {
-    Pair plain(4, 6, 3);
-    pair_loss(plain, rank).backward();
-    for (size_t i = 0; i < plain->parameters().size(); ++i) {
-      const auto term = plain->parameters()[i].grad() / world;
-      rank == 0 ? mean.push_back(term) : void(mean[i] = mean[i] + term);
-    }
-  }
-  return mean;
+  return mean_gradients(*Pair(4, 6, 3), world, at::kFloat, at::kFloat);
 }
 
 // Of the mesh that the entries of `model` are on.

@@ -1,7 +1,7 @@
 // Loss scaling: what becomes of gradients, steps and the scale, on all ranks alike.
 #include "fully_shard/grad_scaler.h"
 
-#include "tests/fully_shard/pair.h"
+#include "tests/fully_shard/precision/mixed_precision.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
@@ -21,9 +21,7 @@ using torch::Tensor;
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-Tensor loss_of(Pair& model, int64_t rank) {
-  return model(torch::linspace(-1, 1, 8).view({2, 4}) * static_cast<double>(rank + 1)).pow(2).sum();
-}
+Tensor loss_of(Pair& model, int64_t rank) { return model(input_of(rank)).pow(2).sum(); }
 
 std::vector<Tensor> values_of(const Pair& model) {
   std::vector<Tensor> values;
