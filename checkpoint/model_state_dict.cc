@@ -25,8 +25,8 @@ namespace {
 
 using namespace internal::checkpoint;  // NOLINT: this file is its front
 
-constexpr const char* kGet = "get_model_state_dict";
-constexpr const char* kSet = "set_model_state_dict";
+constexpr const char* kGetModel = "get_model_state_dict";
+constexpr const char* kSetModel = "set_model_state_dict";
 
 // What a dict has under a name.
 struct Described {
@@ -49,7 +49,7 @@ Descriptions exchange_descriptions(const Descriptions& mine, const World& world)
   for (const auto& [name, each] : mine) {
     json[name] = {static_cast<int64_t>(each.dtype), each.shape};
   }
-  const std::string text = exchange(world, world.rank == 0 ? json.dump() : "{}", kSet).front();
+  const std::string text = exchange(world, world.rank == 0 ? json.dump() : "{}", kSetModel).front();
   const Json first = Json::parse(text);
   Descriptions found;
   for (const auto& [name, each] : first.items()) {
@@ -60,10 +60,10 @@ Descriptions exchange_descriptions(const Descriptions& mine, const World& world)
 }
 
 // One call of set_model_state_dict() on one rank.
-class Setting {
+class ModelSetting {
  public:
-  Setting(torch::nn::Module& module, const StateDict& values, const StateDictOptions& options,
-          const World& world)
+  ModelSetting(torch::nn::Module& module, const StateDict& values, const StateDictOptions& options,
+               const World& world)
       : module_(module), values_(values), options_(options), world_(world) {}
 
   LoadResult run() {
@@ -71,7 +71,7 @@ class Setting {
     const Descriptions offered =
         sent ? exchange_descriptions(describe(values_), world_) : describe(values_);
     if (sent) {
-      agree(world_, attempt([&] { plan(offered); }), "", kSet);
+      agree(world_, attempt([&] { plan(offered); }), "", kSetModel);
     } else {
       plan(offered);
     }
@@ -86,7 +86,7 @@ class Setting {
   };
 
   void plan(const Descriptions& offered) {
-    check_set_options(options_, kSet);
+    check_set_options(options_, kSetModel);
     const ModelTensors model = tensors_of(module_);
     std::map<std::string, std::vector<std::string>> names;
     for (const auto& [other, first] : model.ties) names[first].push_back(other);
@@ -156,7 +156,7 @@ class Setting {
 }  // namespace
 
 StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions options) {
-  check_get_options(options, kGet);
+  check_get_options(options, kGetModel);
   const World world = default_world();
   std::vector<NamedTensor> firsts, distributed;
   std::vector<std::pair<std::string, const c10::TensorImpl*>> names;
@@ -187,7 +187,7 @@ StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions
 
 LoadResult set_model_state_dict(torch::nn::Module& module, const StateDict& values,
                                 StateDictOptions options) {
-  return Setting(module, values, options, default_world()).run();
+  return ModelSetting(module, values, options, default_world()).run();
 }
 
 }  // namespace fsdp

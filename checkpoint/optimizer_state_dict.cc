@@ -24,19 +24,19 @@ namespace {
 
 using namespace internal::checkpoint;  // NOLINT: this file is its front
 
-constexpr const char* kGet = "get_optimizer_state_dict";
-constexpr const char* kSet = "set_optimizer_state_dict";
+constexpr const char* kGetOptimizer = "get_optimizer_state_dict";
+constexpr const char* kSetOptimizer = "set_optimizer_state_dict";
 
 // One call of set_optimizer_state_dict() on one rank: everything is made, then set.
-class Setting {
+class OptimizerSetting {
  public:
-  Setting(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
-          const OptimizerStateDict& dict, const StateDictOptions& options)
+  OptimizerSetting(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
+                   const OptimizerStateDict& dict, const StateDictOptions& options)
       : optimizer_(optimizer), dict_(dict), options_(options) {
     for (size_t i = 0; i < dict.param_groups.size(); ++i) {
       for (const auto& name : dict.param_groups[i].params) group_of_[name] = i;
     }
-    const auto names = names_of_groups(optimizer, tensors_of(module), kSet);
+    const auto names = names_of_groups(optimizer, tensors_of(module), kSetOptimizer);
     std::set<std::string> used;
     for (size_t i = 0; i < names.size(); ++i) {
       for (size_t j = 0; j < names[i].size(); ++j) {
@@ -99,7 +99,7 @@ class Setting {
     const at::Tensor copy = distributed_like(name, parameter, value, options_.local);
     if (is_part) {
       TORCH_CHECK_VALUE(DTensor(copy).to_local().sizes() == DTensor(parameter).to_local().sizes(),
-                        kSet, ": '", name, "' has shape ", value.sizes(),
+                        kSetOptimizer, ": '", name, "' has shape ", value.sizes(),
                         ", which is not this rank's part");
     }
     return copy;
@@ -114,8 +114,9 @@ class Setting {
       const auto& theirs = dict_.param_groups[found->second];
       if (saved == nullptr) saved = &theirs;
       TORCH_CHECK_VALUE(!options_.strict || saved == &theirs || saved->options == theirs.options,
-                        kSet, ": group ", index, " of the optimizer joins '", names.front(),
-                        "' and '", name, "', which have different options in the dict");
+                        kSetOptimizer, ": group ", index, " of the optimizer joins '",
+                        names.front(), "' and '", name,
+                        "', which have different options in the dict");
     }
     if (saved == nullptr) return options;
     for (auto& [option, value] : options) {
@@ -140,9 +141,9 @@ class Setting {
 OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
                                             const torch::optim::Optimizer& optimizer,
                                             StateDictOptions options) {
-  check_get_options(options, kGet);
+  check_get_options(options, kGetOptimizer);
   const World world = default_world();
-  const auto names = names_of_groups(optimizer, tensors_of(module), kGet);
+  const auto names = names_of_groups(optimizer, tensors_of(module), kGetOptimizer);
   OptimizerStateDict dict;
   for (size_t i = 0; i < names.size(); ++i) {
     dict.param_groups.push_back({names[i], fields_of(optimizer.param_groups()[i].options())});
@@ -161,16 +162,18 @@ OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
 LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
                                     torch::optim::Optimizer& optimizer,
                                     const OptimizerStateDict& dict, StateDictOptions options) {
-  check_set_options(options, kSet);
-  if (!options.broadcast_from_rank0) return Setting(module, optimizer, dict, options).apply();
+  check_set_options(options, kSetOptimizer);
+  if (!options.broadcast_from_rank0)
+    return OptimizerSetting(module, optimizer, dict, options).apply();
   const World world = default_world();
-  OptimizerStateDict mine = scatter(module, optimizer, dict, world, kSet);
+  OptimizerStateDict mine = scatter(module, optimizer, dict, world, kSetOptimizer);
   for (const auto& name : dict.uncollected) {
     if (const auto own = dict.state.find(name); own != dict.state.end())
       mine.state[name] = own->second;
   }
-  std::optional<Setting> setting;
-  agree(world, attempt([&] { setting.emplace(module, optimizer, mine, options); }), "", kSet);
+  std::optional<OptimizerSetting> setting;
+  agree(world, attempt([&] { setting.emplace(module, optimizer, mine, options); }), "",
+        kSetOptimizer);
   return setting->apply();
 }
 

@@ -17,7 +17,7 @@ namespace {
 using c10::ScalarType;
 using Kind = Pickled::Kind;
 
-constexpr const char* kMetadata = "/.metadata";
+constexpr const char* kMetadataFile = "/.metadata";
 
 constexpr std::array<std::pair<std::string_view, ScalarType>, 16> kDtypes = {{
     {"torch float64", ScalarType::Double},
@@ -147,18 +147,18 @@ class Reader {
 
 bool is_dcp_folder(const std::string& path) {
   std::error_code error;
-  return std::filesystem::is_regular_file(path + kMetadata, error);
+  return std::filesystem::is_regular_file(path + kMetadataFile, error);
 }
 
 absl::StatusOr<Catalog> catalog_of_dcp_folder(const std::string& path) {
-  const auto bytes = read_file(path + kMetadata);
+  const auto bytes = read_file(path + kMetadataFile);
   if (!bytes.ok()) return bytes.status();
-  const auto pickle = Pickle::parse(*bytes, path + kMetadata);
+  const auto pickle = Pickle::parse(*bytes, path + kMetadataFile);
   if (!pickle.ok()) return pickle.status();
   try {
     return Reader(path).run(*pickle->root());
   } catch (const std::exception& error) {
-    return absl::DataLossError(path + kMetadata +
+    return absl::DataLossError(path + kMetadataFile +
                                ": not the metadata that is known: " + error.what());
   }
 }

@@ -13,7 +13,7 @@ namespace fsdp::internal::checkpoint {
 namespace {
 
 constexpr int kIndexIndent = 2;
-constexpr const char* kIndexName = "/model.safetensors.index.json";
+constexpr const char* kIndexSuffix = "/model.safetensors.index.json";
 
 std::string full_path(const std::string& item, size_t number, size_t count) {
   if (count == 1) return item + "/model.safetensors";
@@ -88,7 +88,7 @@ SavePlan plan_full(const std::vector<SaveItem>& items, int64_t world_size,
         record.tensors.emplace(part.entry.name, std::move(whole));
       }
     }
-    if (files.size() > 1) plan.texts[item.name + kIndexName] = index_of(files);
+    if (files.size() > 1) plan.texts[item.name + kIndexSuffix] = index_of(files);
     for (FileToWrite& file : files) plan.files.push_back(std::move(file));
     plan.manifest.items.emplace(item.name, std::move(record));
   }

@@ -21,7 +21,7 @@ constexpr const char* kFormat = "fully_shard.checkpoint";
 constexpr int64_t kVersion = 1;
 constexpr const char* kNoSum = "0000000000000000";
 
-Json to_json(const SavedLayout& layout) {
+Json layout_json(const SavedLayout& layout) {
   Json placements = Json::array();
   for (const int64_t dim : layout.shard_dims) {
     placements.push_back(dim == kNotSharded ? "R" : "S(" + std::to_string(dim) + ")");
@@ -49,7 +49,7 @@ SavedLayout layout_from(const Json& json) {
   return layout;
 }
 
-Json to_json(const TensorRecord& record) {
+Json record_json(const TensorRecord& record) {
   Json json = {{"dtype", *dtype_name(record.dtype)}, {"shape", record.shape}};
   if (record.layout < 0) {
     json["file"] = record.file;
@@ -79,12 +79,12 @@ TensorRecord tensor_from(const Json& json, const std::vector<SavedLayout>& layou
   return record;
 }
 
-Json to_json(const ItemRecord& item) {
+Json item_json(const ItemRecord& item) {
   Json json = item.details;
   json["kind"] = item.kind;
   json["ties"] = item.ties;
   json["tensors"] = Json::object();
-  for (const auto& [name, record] : item.tensors) json["tensors"][name] = to_json(record);
+  for (const auto& [name, record] : item.tensors) json["tensors"][name] = record_json(record);
   return json;
 }
 
@@ -157,8 +157,8 @@ std::string format_manifest(const Manifest& manifest) {
   for (const auto& [path, file] : manifest.files) {
     files[path] = {{"rank", file.rank}, {"bytes", file.bytes}, {"xxh3", file.checksum}};
   }
-  for (const auto& layout : manifest.layouts) layouts.push_back(to_json(layout));
-  for (const auto& [name, item] : manifest.items) items[name] = to_json(item);
+  for (const auto& layout : manifest.layouts) layouts.push_back(layout_json(layout));
+  for (const auto& [name, item] : manifest.items) items[name] = item_json(item);
   json["files"] = std::move(files);
   json["layouts"] = std::move(layouts);
   json["items"] = std::move(items);

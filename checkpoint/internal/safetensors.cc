@@ -14,7 +14,7 @@ namespace {
 constexpr const char* kMetadata = "__metadata__";
 constexpr const char* kShardingInfo = "DCP_SHARDING_INFO";
 constexpr uint64_t kLongestHeader = 100'000'000;
-constexpr size_t kAlignment = 64;
+constexpr size_t kHeaderAlignment = 64;
 
 // Where the first box of a tensor keeps its name, others of one file are name@1, ...
 Json sharding_info(const std::vector<Entry>& entries) {
@@ -145,7 +145,9 @@ std::string format_header(const std::vector<Entry>& entries,
                         {"data_offsets", {entry.begin, entry.end}}};
   }
   std::string text = json.dump();
-  text.append((kAlignment - (sizeof(uint64_t) + text.size()) % kAlignment) % kAlignment, ' ');
+  text.append(
+      (kHeaderAlignment - (sizeof(uint64_t) + text.size()) % kHeaderAlignment) % kHeaderAlignment,
+      ' ');
   const uint64_t length = text.size();
   std::string head(sizeof(length), '\0');
   std::memcpy(head.data(), &length, sizeof(length));

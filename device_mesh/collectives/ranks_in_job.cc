@@ -15,13 +15,14 @@ struct KnownGroup {
   std::vector<int64_t> ranks;
 };
 
-struct Registry {
+struct KnownRanks {
   std::mutex mutex;
   std::map<const c10d::ProcessGroup*, KnownGroup> groups;
 };
 
-Registry& registry() {
-  static auto& instance = *new Registry();  // leaked: groups may die after static destruction began
+KnownRanks& known_ranks() {
+  static auto& instance =
+      *new KnownRanks();  // leaked: groups may die after static destruction began
   return instance;
 }
 
@@ -29,8 +30,8 @@ Registry& registry() {
 
 void set_ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                       std::vector<int64_t> ranks) {
-  std::lock_guard lock(registry().mutex);
-  auto& groups = registry().groups;
+  std::lock_guard lock(known_ranks().mutex);
+  auto& groups = known_ranks().groups;
   std::erase_if(groups, [](const auto& item) { return item.second.group.expired(); });
   groups.insert_or_assign(
       group.get(),
@@ -39,9 +40,9 @@ void set_ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
 
 std::vector<int64_t> ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   {
-    std::lock_guard lock(registry().mutex);
-    const auto found = registry().groups.find(group.get());
-    if (found != registry().groups.end()) return found->second.ranks;
+    std::lock_guard lock(known_ranks().mutex);
+    const auto found = known_ranks().groups.find(group.get());
+    if (found != known_ranks().groups.end()) return found->second.ranks;
   }
   std::vector<int64_t> own(static_cast<size_t>(group->getSize()));
   std::iota(own.begin(), own.end(), int64_t{0});

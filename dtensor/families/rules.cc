@@ -46,7 +46,7 @@ Rule find(const std::string& name) {
 // others stay as they are.
 at::Tensor settled(const at::Tensor& tensor) {
   if (!is_dtensor(tensor) || tensor.dim() > 0) return tensor;
-  return redistribute_dtensor(tensor, without_partials(spec_of(tensor)->placements));
+  return reduce_partials(tensor);
 }
 
 bool is_replicated(const at::Tensor& tensor) {

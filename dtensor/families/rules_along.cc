@@ -52,7 +52,7 @@ void along_matrix_rule(OperatorCall& call) {
 // The dimension becomes k elements long.
 void topk_rule(OperatorCall& call) {
   const at::Tensor given = call.argument(0).toTensor();
-  const at::Tensor self = redistribute_dtensor(given, without_partials(spec_of(given)->placements));
+  const at::Tensor self = reduce_partials(given);
   const auto dims = given_dims(call, self.dim());
   check_whole_dims(call, *spec_of(self), dims);
   DTensorSpec spec = *spec_of(self);

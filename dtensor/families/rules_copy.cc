@@ -48,8 +48,7 @@ void to_copy_rule(OperatorCall& call) {
   const c10::IValue* dtype = call.find_argument("dtype");
   const bool exact = dtype->isNone() || dtype->toScalarType() == self.scalar_type();
   // Rounding before a reduction is not rounding after it.
-  const at::Tensor whole =
-      exact ? self : redistribute_dtensor(self, without_partials(spec_of(self)->placements));
+  const at::Tensor whole = exact ? self : reduce_partials(self);
   auto spec = copied_spec(whole, call.find_argument("memory_format"));
   call.argument(0) = local_of(whole);
   auto results = call.run();

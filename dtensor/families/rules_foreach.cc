@@ -16,9 +16,9 @@ namespace {
 
 // The arguments of a foreach operator: lists of one length, and single tensors that meet
 // every element.
-class Lists {
+class ForeachLists {
  public:
-  explicit Lists(const OperatorCall& call) {
+  explicit ForeachLists(const OperatorCall& call) {
     for (size_t i = 0; i < call.argument_count(); ++i) {
       const c10::IValue& argument = call.argument(i);
       if (argument.isTensorList()) {
@@ -80,7 +80,7 @@ class Lists {
 
 template <Linearity linearity>
 void foreach_rule(OperatorCall& call) {
-  Lists lists(call);
+  ForeachLists lists(call);
   std::vector<DTensorSpecPtr> specs;
   specs.reserve(lists.length());
   for (size_t i = 0; i < lists.length(); ++i) specs.push_back(lists.localize(i, linearity, call));
@@ -109,7 +109,7 @@ void foreach_max_rule(OperatorCall& call) {
   call.finish(std::move(maxima));
 }
 
-constexpr const char* kPlain[] = {
+constexpr const char* kPlainForeach[] = {
     "abs",       "acos", "addcdiv",    "addcmul", "asin",  "atan",    "ceil",  "clamp_max",
     "clamp_min", "cos",  "cosh",       "erf",     "erfc",  "exp",     "expm1", "floor",
     "frac",      "lerp", "lgamma",     "log",     "log10", "log1p",   "log2",  "maximum",
@@ -122,7 +122,7 @@ void add_foreach_rules(RuleTable& table) {
   const auto add = [&table](const std::string& name, Rule rule) {
     add_with_in_place(table, "_foreach_" + name, rule);
   };
-  for (const char* name : kPlain) add(name, foreach_rule<Linearity::kNone>);
+  for (const char* name : kPlainForeach) add(name, foreach_rule<Linearity::kNone>);
   for (const char* name : {"add", "sub"}) add(name, foreach_rule<Linearity::kSum>);
   for (const char* name : {"add.Scalar", "add.ScalarList", "sub.Scalar", "sub.ScalarList"}) {
     add(name, foreach_rule<Linearity::kNone>);

@@ -51,7 +51,7 @@ at::Tensor local_norm(const at::Tensor& local, const NormRequest& request) {
 }
 
 NormTerm norm_term(const at::Tensor& given, const NormRequest& request) {
-  const at::Tensor self = redistribute_dtensor(given, without_partials(spec_of(given)->placements));
+  const at::Tensor self = reduce_partials(given);
   const DTensorSpec& spec = *spec_of(self);
   at::Tensor value = local_norm(local_of(self), request);
   if (!crosses_ranks(spec, request.dims)) {

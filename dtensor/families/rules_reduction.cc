@@ -20,10 +20,6 @@
 namespace fsdp::internal {
 namespace {
 
-at::Tensor whole_terms(const at::Tensor& self) {
-  return redistribute_dtensor(self, without_partials(spec_of(self)->placements));
-}
-
 // Partial sums and averages pass through sums and means; other Partials are reduced
 // first.
 at::Tensor linear_terms(const at::Tensor& self) {
@@ -61,7 +57,7 @@ void finish_reduced(OperatorCall& call, const at::Tensor& local, const DTensorSp
 template <Partial::Op across, bool is_linear = false>
 void reduction_rule(OperatorCall& call) {
   const at::Tensor given = call.argument(0).toTensor();
-  const at::Tensor self = is_linear ? linear_terms(given) : whole_terms(given);
+  const at::Tensor self = is_linear ? linear_terms(given) : reduce_partials(given);
   const auto dims = ReducedDims::of(call, self);
   call.argument(0) = local_of(self);
   auto results = call.run();
@@ -88,7 +84,7 @@ void mean_rule(OperatorCall& call) {
 // amax, amin and the full max and min, which refuse to reduce nothing.
 template <Partial::Op across>
 void extremum_rule(OperatorCall& call) {
-  const at::Tensor self = whole_terms(call.argument(0).toTensor());
+  const at::Tensor self = reduce_partials(call.argument(0).toTensor());
   const auto dims = ReducedDims::of(call, self);
   const at::Tensor& local = local_of(self);
   if (dims.count(local.sizes()) == 0 && dims.count(self.sizes()) > 0) {
@@ -103,7 +99,7 @@ void extremum_rule(OperatorCall& call) {
 }
 
 void aminmax_rule(OperatorCall& call) {
-  const at::Tensor self = whole_terms(call.argument(0).toTensor());
+  const at::Tensor self = reduce_partials(call.argument(0).toTensor());
   const auto dims = ReducedDims::of(call, self);
   const at::Tensor lowest = at::amin(self, dims.dims, dims.keepdim);
   const at::Tensor highest = at::amax(self, dims.dims, dims.keepdim);
@@ -112,7 +108,7 @@ void aminmax_rule(OperatorCall& call) {
 
 // max.dim, argmax, median, ...: the dimension itself must not be cut.
 void whole_dimension_rule(OperatorCall& call) {
-  const at::Tensor self = whole_terms(call.argument(0).toTensor());
+  const at::Tensor self = reduce_partials(call.argument(0).toTensor());
   const auto dims = ReducedDims::of(call, self);
   TORCH_CHECK_NOT_IMPLEMENTED(
       !crosses_ranks(*spec_of(self), dims), call.description(),

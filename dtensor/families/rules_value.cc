@@ -56,8 +56,7 @@ void equal_rule(OperatorCall& call) {
   const at::Tensor b = call.argument(1).toTensor();
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return call.finish(false);
   const at::Tensor& model = is_dtensor(a) ? a : b;
-  const at::Tensor whole =
-      redistribute_dtensor(model, without_partials(spec_of(model)->placements));
+  const at::Tensor whole = reduce_partials(model);
   const DTensorSpec& spec = *spec_of(whole);
   const at::Tensor other = placed_like(is_dtensor(a) ? b : a, spec, call);
   call.finish(agreed(at::equal(local_of(whole), other), spec));

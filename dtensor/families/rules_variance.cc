@@ -15,10 +15,6 @@
 namespace fsdp::internal {
 namespace {
 
-at::Tensor whole_terms(const at::Tensor& self) {
-  return redistribute_dtensor(self, without_partials(spec_of(self)->placements));
-}
-
 double correction_of(OperatorCall& call) {
   const c10::IValue* correction = call.find_argument("correction");
   return correction->isNone() ? 1.0 : correction->toScalar().toDouble();
@@ -36,8 +32,9 @@ Moments moments(const OperatorCall& call, const at::Tensor& self, const ReducedD
       !self.is_complex(), call.description(),
       ": complex numbers over a dimension that is cut "
       "across ranks. Call .redistribute({Replicate()}) first (collective).");
-  const at::Tensor mean = whole_terms(at::mean(self, dims.dims, /*keepdim=*/true));
-  const at::Tensor squares = whole_terms(at::sum(self.sub(mean).square(), dims.dims, dims.keepdim));
+  const at::Tensor mean = reduce_partials(at::mean(self, dims.dims, /*keepdim=*/true));
+  const at::Tensor squares =
+      reduce_partials(at::sum(self.sub(mean).square(), dims.dims, dims.keepdim));
   const double count = std::max(0.0, static_cast<double>(dims.count(self.sizes())) - correction);
   return {.mean = mean.view(squares.sizes()), .variance = squares.div(count)};
 }
@@ -45,7 +42,7 @@ Moments moments(const OperatorCall& call, const at::Tensor& self, const ReducedD
 // var, std, var_mean and std_mean.
 template <bool is_std, bool with_mean>
 void variance_rule(OperatorCall& call) {
-  const at::Tensor self = whole_terms(call.argument(0).toTensor());
+  const at::Tensor self = reduce_partials(call.argument(0).toTensor());
   const auto dims = ReducedDims::of(call, self);
   if (!crosses_ranks(*spec_of(self), dims)) {
     call.argument(0) = local_of(self);

@@ -326,6 +326,10 @@ at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Pla
   return make_dtensor(redistribute_local(local_of(dtensor), from, to), std::move(spec));
 }
 
+at::Tensor reduce_partials(const at::Tensor& dtensor) {
+  return redistribute_dtensor(dtensor, without_partials(spec_of(dtensor)->placements));
+}
+
 std::vector<Placement> without_partials(std::vector<Placement> placements) {
   for (auto& placement : placements) {
     if (placement.is_partial()) placement = Replicate{};

@@ -35,6 +35,9 @@ at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
 // The same for a whole DTensor; `dtensor` itself when the placements are equal.
 at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Placement>& to);
 
+// The DTensor with every Partial turned into Replicate. Collective where there is one.
+at::Tensor reduce_partials(const at::Tensor& dtensor);
+
 // `placements` with every Partial turned into Replicate.
 std::vector<Placement> without_partials(std::vector<Placement> placements);
 

@@ -23,7 +23,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr auto kTimeout = kSlowdown * std::chrono::seconds(20);
+constexpr auto kPeerTimeout = kSlowdown * std::chrono::seconds(20);
 constexpr auto kGrace = kSlowdown * std::chrono::seconds(2);
 
 using WorkPtr = c10::intrusive_ptr<c10d::Work>;
@@ -177,7 +177,7 @@ class SharedMemory {
 
   void wait(const Collective& collective) {
     std::unique_lock lock(mutex_);
-    changed_.wait_for(lock, kTimeout, [&] { return collective.done || somebody_left_; });
+    changed_.wait_for(lock, kPeerTimeout, [&] { return collective.done || somebody_left_; });
     // Who left may have done its part, and the others may be about to.
     changed_.wait_for(lock, kGrace, [&] { return collective.done; });
     TORCH_CHECK(collective.done, somebody_left_ ? "a rank left the group" : "timed out");
