@@ -23,13 +23,13 @@ struct KeptLog {
   std::shared_ptr<IssueLog> log = nullptr;
 };
 
-struct Registry {
+struct KeptLogs {
   std::mutex mutex;
   std::map<const c10d::ProcessGroup*, KeptLog> logs;
 };
 
-Registry& registry() {
-  static auto& instance = *new Registry();  // leaked: groups may die after static destruction began
+KeptLogs& kept_logs() {
+  static auto& instance = *new KeptLogs();  // leaked: groups may die after static destruction began
   return instance;
 }
 
@@ -45,8 +45,8 @@ std::vector<int64_t> ranks_along(const DeviceMesh& mesh, int64_t dim) {
 
 std::shared_ptr<IssueLog> IssueLog::of(const DeviceMesh& mesh, int64_t dim) {
   const auto& group = mesh.group(dim);
-  std::lock_guard lock(registry().mutex);
-  auto& logs = registry().logs;
+  std::lock_guard lock(kept_logs().mutex);
+  auto& logs = kept_logs().logs;
   if (const auto found = logs.find(group.get()); found != logs.end()) return found->second.log;
   std::erase_if(logs, [](const auto& item) { return item.second.group.expired(); });
   set_ranks_in_job(group, ranks_along(mesh, dim));
@@ -61,27 +61,28 @@ struct IssueLog::WeakGroup {
 
 IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device)
     : IssueLog(group, global_rank, !on_device && group_backend(group) != "fake",
-               std::make_shared<Failure>()) {
-  failure_->store = group->getStore();
+               std::make_shared<Shared>()) {
+  shared_->store = group->getStore();
 }
 
 IssueLog::IssueLog(const Group& group, int64_t global_rank, bool tells,
-                   std::shared_ptr<Failure> failure)
+                   std::shared_ptr<Shared> shared)
     : group_(std::make_shared<const WeakGroup>(
           WeakGroup{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)})),
       group_size_(group_size(group)),
       global_rank_(global_rank),
       tells_(group_size_ > 1 && tells),
-      failure_(std::move(failure)) {}
+      shared_(std::move(shared)),
+      lane_(shared_->lanes++) {}
 
 std::shared_ptr<IssueLog> IssueLog::beside(const Group& side) const {
   if (const auto group = group_->pointer.lock()) set_ranks_in_job(side, ranks_in_job(group));
-  return std::shared_ptr<IssueLog>(new IssueLog(side, global_rank_, tells_, failure_));
+  return std::shared_ptr<IssueLog>(new IssueLog(side, global_rank_, tells_, shared_));
 }
 
 void IssueLog::check_usable(const std::string& what) {
-  std::lock_guard lock(failure_->mutex);
-  TORCH_CHECK(failure_->reason.empty(), "the ", what, " can not go on: ", failure_->reason,
+  std::lock_guard lock(shared_->mutex);
+  TORCH_CHECK(shared_->failure.empty(), "the ", what, " can not go on: ", shared_->failure,
               " (rank ", global_rank_, ")");
 }
 
@@ -90,7 +91,14 @@ Stamp IssueLog::record(const IssuedOperation& operation) {
   std::lock_guard lock(order_mutex_);
   const auto stamp = order_.next(operation.unit, operation.kind, operation.bytes);
   record_issued(operation.what, stamp.sequence(), global_rank_);
+  std::lock_guard record_lock(shared_->mutex);
+  shared_->record.add({lane_, stamp.sequence(), operation.what, operation.bytes});
   return stamp;
+}
+
+std::vector<RecordedOperation> IssueLog::recent_operations() const {
+  std::lock_guard lock(shared_->mutex);
+  return shared_->record.operations();
 }
 
 bool IssueLog::carries(int64_t bytes) const {
@@ -120,31 +128,38 @@ void IssueLog::note_failure(const std::exception& error) {
 void IssueLog::add_word_of_others(c10::Error& error) {
   const auto group = group_->pointer.lock();
   {
-    std::lock_guard lock(failure_->mutex);
-    if (!failure_->reason.empty() || !failure_->store || !group) return;
+    std::lock_guard lock(shared_->mutex);
+    if (!shared_->failure.empty() || !shared_->store || !group) return;
   }
   const std::string text = error.what_without_backtrace();
   const auto operation = text.substr(0, text.find(" failed on rank "));
+  std::map<int64_t, std::vector<RecordedOperation>> records;
+  const auto hear = [&](int64_t rank, const std::optional<std::string>& word) {
+    if (!word) return;
+    const auto end = word->find('\n');
+    records[rank] = parse_operations(word->substr(end));
+    if (rank == global_rank_) return;
+    error.add_context(c10::str("rank ", rank, " failed in the ", word->substr(0, end)));
+  };
   try {
-    exchange_failure_words(*failure_->store, "failed operation", global_rank_, operation,
-                           ranks_in_job(group),
-                           [&](int64_t rank, const std::optional<std::string>& word) {
-                             if (rank == global_rank_ || !word) return;
-                             error.add_context(c10::str("rank ", rank, " failed in the ", *word));
-                           });
+    exchange_failure_words(*shared_->store, "failed operation", global_rank_,
+                           operation + "\n" + to_text(recent_operations()), ranks_in_job(group),
+                           hear);
+    const auto difference = first_difference(records);
+    if (!difference.empty()) error.add_context("the ranks part first at " + difference);
   } catch (const std::exception&) {
     // The rank that serves the store is gone.
   }
 }
 
 void IssueLog::refuse_from_now_on(const std::string& reason) {
-  std::lock_guard lock(failure_->mutex);
-  if (failure_->reason.empty()) failure_->reason = reason;
+  std::lock_guard lock(shared_->mutex);
+  if (shared_->failure.empty()) shared_->failure = reason;
 }
 
 void IssueLog::end(const Group& group) {
-  std::lock_guard lock(registry().mutex);
-  auto& kept = registry().logs[group.get()];
+  std::lock_guard lock(kept_logs().mutex);
+  auto& kept = kept_logs().logs[group.get()];
   if (!kept.log) {
     kept.group = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
     kept.log = std::make_shared<IssueLog>(group, fsdp::internal::group_rank(group), false);

@@ -16,6 +16,7 @@
 
 #include "device_mesh/collectives/announcement.h"
 #include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/operation_record.h"
 #include "device_mesh/collectives/pending.h"
 #include "device_mesh/device_mesh.h"
 
@@ -75,7 +76,8 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
     watch([&] { collective().wait(operation.what); });
   }
   // Runs `wait`; what it throws is noted as a failure. The first one of the backend says
-  // also what the other ranks failed in, when they do so within a second.
+  // also what the other ranks failed in, when they do so within a second, and the first
+  // operation that not all of them issued.
   template <class Wait>
   auto watch(const Wait& wait) {
     try {
@@ -95,24 +97,29 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   void check_usable(const std::string& what);
 
   int64_t global_rank() const { return global_rank_; }
+  // The last ones that this rank issued here and beside, oldest first. Local.
+  std::vector<RecordedOperation> recent_operations() const;
 
  private:
   struct WeakGroup;  // a weak pointer needs the whole type, which is heavy
-  // Why nothing is announced any more: the first reason. Empty: it is.
-  struct Failure {
+  // What the logs of one mesh dimension share.
+  struct Shared {
     std::mutex mutex;
-    std::string reason;
+    std::string failure;  // why nothing is announced any more: the first reason; empty: it is
     c10::intrusive_ptr<c10d::Store> store;  // where ranks leave word of it
+    OperationRecord record;
+    uint32_t lanes = 0;  // logs
   };
-  IssueLog(const Group& group, int64_t global_rank, bool tells, std::shared_ptr<Failure> failure);
+  IssueLog(const Group& group, int64_t global_rank, bool tells, std::shared_ptr<Shared> shared);
   Stamp record(const IssuedOperation& operation);
   void refuse_from_now_on(const std::string& reason);
   void add_word_of_others(c10::Error& error);
 
   const std::shared_ptr<const WeakGroup> group_;
   const int64_t group_size_, global_rank_;
-  const bool tells_;                        // the other ranks of what is issued
-  const std::shared_ptr<Failure> failure_;  // shared by the logs of one mesh dimension
+  const bool tells_;  // the other ranks of what is issued
+  const std::shared_ptr<Shared> shared_;
+  const uint32_t lane_;  // among those, the same on every rank
   std::mutex order_mutex_;
   IssueOrder order_;
 };

@@ -2,6 +2,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/process_group.h"
+#include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ops/arange.h>
@@ -129,6 +130,43 @@ TEST(IssueLog, BesideAnotherEndsWithIt) {
     EXPECT_THROW(beside->announce({.what = other, .bytes = rank}).wait(), c10::Error);
     EXPECT_THAT(error_of([&] { log->announce({.what = "later gather"}); }),
                 AllOf(HasSubstr("the later gather can not go on"), HasSubstr("out of order")));
+  });
+}
+
+const testing::ChildCase kWaitInTwoLanes("wait_in_two_lanes", [] {
+  init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(2)});
+  const auto mesh = init_device_mesh(c10::kCPU, {2});
+  const auto log = IssueLog::of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
+  log->announce({.what = "first gather", .bytes = 8}).wait();
+  if (mesh.rank() == 0) {
+    log->announce({.what = "second gather", .bytes = 4}).wait();
+  } else {
+    beside->announce({.what = "first reduction", .bytes = 4}).wait();
+  }
+  return 0;
+});
+
+TEST(IssueLog, RanksThatWaitForOneAnotherLearnWhereTheyPart) {
+  for (const auto& end : testing::run_processes("wait_in_two_lanes", 2, std::chrono::seconds(40))) {
+    EXPECT_EQ(end.exit_code, 1);
+    EXPECT_THAT(end.output,
+                HasSubstr("the ranks part first at operation 2: rank 0 issued second gather (4 "
+                          "bytes); rank 1 issued nothing; and at operation 1: rank 0 issued "
+                          "nothing; rank 1 issued first reduction (4 bytes)"));
+  }
+}
+
+TEST(IssueLog, RemembersWhatItIssued) {
+  run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const auto log = IssueLog::of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
+    log->announce({.what = "gather", .bytes = 8}).wait();
+    beside->announce({.what = "reduction", .bytes = 4}).wait();
+    const std::vector<RecordedOperation> expected = {
+        {.lane = 0, .sequence = 1, .what = "gather", .bytes = 8},
+        {.lane = 1, .sequence = 1, .what = "reduction", .bytes = 4}};
+    EXPECT_EQ(log->recent_operations(), expected);
+    EXPECT_EQ(beside->recent_operations(), expected);
   });
 }
 
