@@ -114,14 +114,18 @@ struct FastGate<Op, Result(Args...)> {
     if (any_entry(args...)) return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
     TouchedGroups groups;
     ComputeDtype dtype;
+    bool any_deferred = false;
     const auto add = [&](const at::Tensor& tensor) {
       const auto* storage = up_to_date_storage(tensor);
-      if (storage == nullptr) return;
+      if (storage == nullptr) {
+        any_deferred |= meets_gate(tensor);
+        return;
+      }
       groups.add(*storage);
       dtype.meet(*storage, tensor);
     };
     (visit_tensor(args, add), ...);
-    if (dtype.is_asked_for() && any_to_cast(dtype, args...))
+    if (any_deferred || (dtype.is_asked_for() && any_to_cast(dtype, args...)))
       return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
     groups.fill();
     return run_below(keys, args...);

@@ -1,5 +1,6 @@
 #include "on_demand/gate.h"
 
+#include "on_demand/deferred/recorder.h"
 #include "on_demand/entry_substitution.h"
 #include "on_demand/fast_gate.h"
 #include "on_demand/gate_arguments.h"
@@ -86,6 +87,7 @@ void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::S
 // sharded storage without a trace.
 void refuse_new_storage(const c10::OperatorHandle& op, DispatchKeySet keys,
                         torch::jit::Stack* stack) {
+  if (record_if_deferred(op, keys, stack)) return;
   const GateArguments arguments(op, *stack);
   arguments.for_each([&op](const at::Tensor& tensor, bool) {
     auto* const storage = storage_at_gate(tensor);
@@ -123,6 +125,7 @@ c10::OperatorName aten_name(std::string_view name) {
 }  // namespace
 
 void touching_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  if (record_if_deferred(op, keys, stack)) return;
   GateArguments arguments(op, *stack);
   if (substitute_entries(arguments)) return op.callBoxed(stack);
   if (cast_inputs(arguments)) return op.callBoxed(stack);

@@ -4,6 +4,9 @@
 // up to date, makes every touched group readable for the length of the operator, and runs
 // the operator. A group that is settled for the running pass costs a flag test.
 //
+// Tensors without values (on_demand/deferred/) carry the key too: what makes or changes
+// one is recorded instead.
+//
 // The key is excluded only while aten operators run: a custom operator's body may touch
 // other parameters. Operators that are hot in models have kernels of their own
 // (on_demand/fast_gate.h); these take any operator.

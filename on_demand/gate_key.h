@@ -1,6 +1,7 @@
 // The dispatch key of the gate, above autograd: carried by tensors whose storage is on
-// demand, and by DTensors that stand for one (registry entries). The gate
-// (on_demand/gate.cc) runs first in every operator that meets it.
+// demand, by DTensors that stand for one (registry entries), and by tensors without
+// values (on_demand/deferred/). The gate (on_demand/gate.cc) runs first in every operator
+// that meets it.
 #pragma once
 
 #include <c10/core/DispatchKeySet.h>

@@ -1,6 +1,6 @@
 #include "on_demand/on_demand_storage.h"
 
-#include <torch/headeronly/version.h>
+#include "on_demand/raw_access.h"
 
 #include <atomic>
 #include <utility>
@@ -8,34 +8,11 @@
 namespace fsdp::internal {
 namespace {
 
-void set_error_of_raw_access(OnDemandStorage& storage) {
-  storage.release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "parameter '" + storage.parameter_name() +
-      "' is sharded: its memory is empty outside operators. Use an operator on it first, or read "
-      "its registry entry's "
-      "to_local() or full_tensor().");
+std::string error_of_raw_access(const OnDemandStorage& storage) {
+  return "parameter '" + storage.parameter_name() +
+         "' is sharded: its memory is empty outside operators. Use an operator on it first, or "
+         "read its registry entry's to_local() or full_tensor().";
 }
-
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
-// LibTorch can set the flag that makes raw access throw, but not clear it before 2.15.
-// Naming a private member in an explicit instantiation is allowed, and gives us a pointer
-// to it.
-struct ThrowFlag {
-  friend constexpr auto member_of(ThrowFlag);
-};
-template <auto Member>
-struct Expose {
-  friend constexpr auto member_of(ThrowFlag) { return Member; }
-};
-template struct Expose<&c10::StorageImpl::throw_on_immutable_data_ptr_>;
-
-void allow_raw_access(OnDemandStorage& storage) { storage.*member_of(ThrowFlag{}) = false; }
-// With the text that was set last: one is built for each name, not for each time.
-void refuse_raw_access(OnDemandStorage& storage) { storage.*member_of(ThrowFlag{}) = true; }
-#else
-void allow_raw_access(OnDemandStorage& storage) { storage.clear_data_ptr_access_error_msg_(); }
-void refuse_raw_access(OnDemandStorage& storage) { set_error_of_raw_access(storage); }
-#endif
 
 std::atomic<bool> evict_after_operator{false};
 
@@ -74,14 +51,14 @@ void OnDemandStorage::fill(void* data) {
 }
 
 void OnDemandStorage::empty() {
-  if (nbytes() != 0) refuse_raw_access(*this);
+  if (nbytes() != 0) refuse_raw_access_again(*this, [this] { return error_of_raw_access(*this); });
   set_data_ptr_noswap(c10::DataPtr(nullptr, device()));
 }
 
 void OnDemandStorage::renamed() {
   if (nbytes() == 0) return;
   const bool is_filled = _mutable_data_ptr_no_checks().get() != nullptr;
-  set_error_of_raw_access(*this);
+  refuse_raw_access(*this, error_of_raw_access(*this));
   if (is_filled) allow_raw_access(*this);
 }
 

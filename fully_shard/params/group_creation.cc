@@ -26,18 +26,16 @@ class GroupCreation {
   at::Tensor adopt(int64_t index, const at::Tensor& tensor) {
     auto& param = group_->params_[static_cast<size_t>(index)];
     const auto& shards = *group_->shards_;
-    if (!group_->is_alone()) {
-      group_->agreed_.note_start(static_cast<size_t>(index), param.name(), tensor);
+    if (group_->has_values()) {
+      group_->take_start_value(index, tensor);
+    } else {
+      param.set_without_values(tensor.detach());
     }
-    shards.take_part(index, tensor.const_data_ptr());
     auto owner = c10::make_intrusive<RegistryEntry>(group_, tensor, index);
     auto entry = make_dtensor(shards.local_view(index, param), param.spec(), std::move(owner));
     entry.set_requires_grad(tensor.requires_grad());
     param.set_entry(entry);
-    param.make_member(
-        group_, index,
-        group_->dim_->shard_count() * group_->member_layout().chunk(index).capacity_bytes);
-    if (group_->residency().is_borrowed()) param.storage()->fill(shards.data(index));
+    group_->make_member(index);
     set_gradient_hook(tensor, group_, index);
     return entry;
   }

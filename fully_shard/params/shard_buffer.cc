@@ -33,10 +33,12 @@ ShardBuffer::ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim,
       layout_(extents_of(params), shard_count_),
       bytes_(dim.transport().shard_memory(layout_.row_bytes(), device)),
       accounts_(std::move(accounts)) {
-  accounts_.add(&Counters::sharded_bytes, bytes_.numel());
+  accounts_.add(&Counters::sharded_bytes, held_bytes());
 }
 
-ShardBuffer::~ShardBuffer() { accounts_.add(&Counters::sharded_bytes, -bytes_.numel()); }
+ShardBuffer::~ShardBuffer() { accounts_.add(&Counters::sharded_bytes, -held_bytes()); }
+
+int64_t ShardBuffer::held_bytes() const { return bytes_.is_meta() ? 0 : bytes_.numel(); }
 
 char* ShardBuffer::data(int64_t index) const {
   return static_cast<char*>(bytes_.data_ptr()) + layout_.chunk(index).offset;

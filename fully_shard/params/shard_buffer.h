@@ -19,7 +19,7 @@ std::vector<DimZeroExtent> member_extents_of(const std::vector<ShardedParam>& pa
 
 class ShardBuffer {
  public:
-  // Zeros, for parameters as they are.
+  // Zeros, for parameters as they are; on the meta device nothing but shapes.
   ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,
               GroupAccounts accounts);
   ~ShardBuffer();
@@ -40,6 +40,8 @@ class ShardBuffer {
   at::Tensor local_view(int64_t index, const ShardedParam& param) const;
 
  private:
+  int64_t held_bytes() const;
+
   int64_t shard_rank_, shard_count_;
   PackedLayout layout_;
   at::Tensor bytes_;

@@ -6,7 +6,9 @@
 #include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit_table.h"
+#include "on_demand/gate_key.h"
 
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
@@ -74,14 +76,12 @@ void validate_parameter(const at::Tensor& tensor, const std::string& name, const
   TORCH_CHECK_VALUE(tensor.dim() > 0, where,
                     " is a scalar; make it a tensor of one dimension and one element (rank ",
                     mesh.rank(), ")");
-  TORCH_CHECK_VALUE(!tensor.is_meta(), where, " is on the meta device; materialise it first (rank ",
-                    mesh.rank(), ")");
   TORCH_CHECK_VALUE(tensor.layout() == at::kStrided && tensor.is_contiguous(), where,
                     " and strides ", tensor.strides(),
                     " is not contiguous; call contiguous() before fully_shard (rank ", mesh.rank(),
                     ")");
-  TORCH_CHECK_VALUE(tensor.device().type() == mesh.device_type(), where, " is on ", tensor.device(),
-                    " but the mesh is of device type ",
+  TORCH_CHECK_VALUE(tensor.is_meta() || tensor.device().type() == mesh.device_type(), where,
+                    " is on ", tensor.device(), " but the mesh is of device type ",
                     c10::DeviceTypeName(mesh.device_type(), true), " (rank ", mesh.rank(), ")");
   TORCH_CHECK_VALUE(tensor.is_leaf() && !tensor.is_inference(), where,
                     " is not a leaf, or was made in inference mode (rank ", mesh.rank(), ")");
@@ -121,6 +121,10 @@ void validate_ignored(const std::vector<torch::nn::Module*>& modules,
 
 void validate_request(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh,
                       const FullyShardOptions& options) {
+  TORCH_CHECK_VALUE(!c10::impl::tls_is_dispatch_key_included(kGateKey),
+                    "fully_shard: called inside of deferred_init; call it when that has returned "
+                    "the model (rank ",
+                    mesh.rank(), ")");
   TORCH_CHECK_VALUE(!modules.empty(), "fully_shard: the list of modules is empty (rank ",
                     mesh.rank(), ")");
   for (size_t i = 0; i < modules.size(); ++i) {

@@ -1,0 +1,152 @@
+#include "fully_shard/deferred_init.h"
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/full_params.h"
+#include "fully_shard/params/registry_entry.h"
+#include "fully_shard/units/module_tree.h"
+#include "fully_shard/units/registry_slot.h"
+#include "fully_shard/units/unit.h"
+#include "on_demand/deferred/deferred_storage.h"
+#include "on_demand/deferred/recorder.h"
+#include "on_demand/deferred/replay.h"
+#include "on_demand/gate_key.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+using internal::DeferredStorage;
+using internal::ModuleTree;
+using internal::ParamGroup;
+using Group = c10::intrusive_ptr<ParamGroup>;
+
+c10::Device device_of(const DeviceMesh& mesh) {
+  const auto type = mesh.device_type();
+  return type == c10::kCPU ? c10::Device(type) : c10::impl::VirtualGuardImpl(type).getDevice();
+}
+
+c10::DispatchKey ready_gate() {
+  internal::install_gate();
+  internal::enable_recording();
+  return internal::kGateKey;
+}
+
+// A tensor of the meta device that no unit has.
+struct PlainTensor {
+  at::Tensor tensor;
+  c10::Device device;  // where it is to be
+};
+
+// What is on the meta device at and below a module, each once.
+class WithoutValues {
+ public:
+  explicit WithoutValues(torch::nn::Module& module) {
+    const ModuleTree tree({&module});
+    for (size_t place = 0; place < tree.size(); ++place) {
+      for (const auto& slot : internal::slots_of(tree.module(place)))
+        look(tree, place, slot.key, internal::registered(slot));
+      for (const auto& buffer : tree.module(place).named_buffers(/*recurse=*/false))
+        look(tree, place, buffer.key(), buffer.value());
+    }
+  }
+
+  std::vector<Group> groups;
+  std::vector<PlainTensor> plain;
+  std::set<const torch::nn::Module*> to_initialise;  // they have one that nobody recorded
+  std::string names_to_initialise;                   // "'a', 'b'"
+
+ private:
+  void look(const ModuleTree& tree, size_t place, const std::string& key,
+            const at::Tensor& tensor) {
+    if (!tensor.defined() || !tensor.is_meta()) return;
+    const auto managed = internal::find_managed_tensor(tensor);
+    if (!is_recorded(tensor, managed)) {
+      to_initialise.insert(&tree.module(place));
+      names_to_initialise +=
+          (names_to_initialise.empty() ? "'" : ", '") + tree.path_of(place, key) + "'";
+    }
+    if (!seen_.insert(tensor.unsafeGetTensorImpl()).second) return;
+    if (!managed.group) return plain.push_back({tensor, device_for(tree.nearest_unit(place))});
+    if (std::find(groups.begin(), groups.end(), managed.group) == groups.end())
+      groups.push_back(managed.group);
+  }
+
+  static bool is_recorded(const at::Tensor& tensor, const internal::ManagedTensor& managed) {
+    if (!managed.group) return DeferredStorage::of(tensor) != nullptr;
+    const auto& param = managed.group->params()[static_cast<size_t>(managed.index)];
+    return DeferredStorage::of(param.without_values()) != nullptr;
+  }
+
+  static c10::Device device_for(const std::shared_ptr<internal::Unit>& unit) {
+    for (auto above = unit; above; above = above->parent.lock()) {
+      if (above->group != nullptr) return device_of(above->group->mesh());
+    }
+    return c10::Device(c10::kCPU);
+  }
+
+  std::set<const c10::TensorImpl*> seen_;
+};
+
+at::Tensor value_of(const at::Tensor& without_values) {
+  return DeferredStorage::of(without_values) ? internal::computed(without_values) : at::Tensor();
+}
+
+void give_values(const at::Tensor& tensor, const at::Tensor& values) {
+  tensor.unsafeGetTensorImpl()->shallow_copy_from(values.detach().getIntrusivePtr());
+}
+
+// Those of one tape together, so that what shares memory goes on sharing it.
+void materialize_plain(const std::vector<PlainTensor>& plain) {
+  std::map<const internal::Tape*, std::vector<PlainTensor>> by_tape;
+  for (const auto& each : plain) {
+    if (const auto* storage = DeferredStorage::of(each.tensor)) {
+      by_tape[storage->tape().get()].push_back(each);
+    } else {
+      give_values(each.tensor,
+                  at::zeros(each.tensor.sizes(),
+                            each.tensor.options().device(each.device).requires_grad(false)));
+    }
+  }
+  for (const auto& [tape, recorded] : by_tape) {
+    std::vector<at::Tensor> deferred;
+    for (const auto& each : recorded) deferred.push_back(each.tensor);
+    const auto values = internal::computed(deferred);
+    for (size_t i = 0; i < values.size(); ++i)
+      give_values(recorded[i].tensor, values[i].to(recorded[i].device));
+  }
+}
+
+}  // namespace
+
+internal::DeferredInit::DeferredInit() : to_the_gate_(ready_gate()) {}
+
+void materialize(torch::nn::Module& module,
+                 const std::function<void(torch::nn::Module&)>& initialise) {
+  const WithoutValues found(module);
+  TORCH_CHECK_VALUE(found.to_initialise.empty() || initialise,
+                    "materialize: nothing says what values these tensors of the meta device are "
+                    "to have: ",
+                    found.names_to_initialise,
+                    ". Build the model in fsdp::deferred_init, or give a function that "
+                    "initialises modules");
+  const at::NoGradGuard no_grad;
+  for (const auto& group : found.groups) group->materialize(device_of(group->mesh()), value_of);
+  materialize_plain(found.plain);
+  if (found.to_initialise.empty()) return;
+  apply_unsharded(module, [&](torch::nn::Module& each) {
+    if (found.to_initialise.contains(&each)) initialise(each);
+  });
+}
+
+}  // namespace fsdp

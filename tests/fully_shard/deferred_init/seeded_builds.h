@@ -1,0 +1,30 @@
+// Building models from LibTorch's default generator, which ranks that are threads share.
+#pragma once
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <mutex>
+
+namespace fsdp::testing {
+
+inline std::mutex default_generator_in_use;
+
+// What build() gives, drawing from the default generator seeded with `seed`, and the
+// state in which that leaves the generator. One thread at a time.
+template <class Built>
+struct SeededBuild {
+  Built built;
+  torch::Tensor state_after;
+};
+template <class Build>
+auto built_from_seed(uint64_t seed, const Build& build) {
+  const std::scoped_lock lock(default_generator_in_use);
+  torch::manual_seed(seed);
+  auto built = build();
+  return SeededBuild<decltype(built)>{std::move(built),
+                                      at::detail::getDefaultCPUGenerator().get_state()};
+}
+
+}  // namespace fsdp::testing
