@@ -9,7 +9,7 @@ namespace fsdp::internal {
 
 BoundaryCasts boundary_casts_of(const torch::nn::Module& module) {
   const auto unit = find_unit(module);
-  if (!unit) return {};
+  if (!unit || unit->policy.full_precision) return {};
   const auto& precision = unit->precision;
   return {precision.cast_forward_inputs ? precision.param_dtype : std::nullopt,
           precision.output_dtype};

@@ -152,6 +152,21 @@ void FSDPModule::set_unshard_in_backward(bool unshard_in_backward) {
   unit_->policy.prefetch_in_backward = unshard_in_backward;
 }
 
+void FSDPModule::set_full_precision(bool full_precision, bool recurse) {
+  std::vector<internal::Unit*> units;
+  for_each_unit(recurse, [&](auto& unit) {
+    if (unit.policy.full_precision != full_precision) units.push_back(&unit);
+  });
+  for (auto* unit : units) {
+    if (unit->group && unit->precision.param_dtype) unit->group->check_members_may_change();
+  }
+  for (auto* unit : units) {
+    unit->policy.full_precision = full_precision;
+    if (!unit->group || !unit->precision.param_dtype) continue;
+    unit->group->set_param_dtype(full_precision ? std::nullopt : unit->precision.param_dtype);
+  }
+}
+
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
   unit_->root->schedule.set_prefetch_list(unit_->id, /*backward=*/false, ids_of(modules));
 }

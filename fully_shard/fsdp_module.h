@@ -84,6 +84,12 @@ class FSDPModule {
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true);
   // False: no prefetch of this unit in backward; a touch still gathers.
   void set_unshard_in_backward(bool unshard_in_backward);
+  // True: modules compute with the parameters' own dtype, as for an evaluation, and what
+  // is gathered has it; MixedPrecisionPolicy's param_dtype, input casts and output_dtype
+  // wait until it is false again. Reshards the units. Local; every rank must do the same.
+  // Throws ValueError, with nothing changed, while a unit is held, in use or part of a
+  // live graph.
+  void set_full_precision(bool full_precision, bool recurse = true);
   // The units whose all-gathers are issued when this one is entered, instead of the
   // expected successor.
   void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules);

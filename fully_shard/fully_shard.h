@@ -25,6 +25,8 @@
 #include "fully_shard/broadcast_states.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
+#include "fully_shard/deferred_init.h"
+#include "fully_shard/describe_units.h"
 #include "fully_shard/forward.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/full_params.h"

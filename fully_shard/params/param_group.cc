@@ -46,9 +46,12 @@ ParamGroup::~ParamGroup() {
 
 void ParamGroup::open_shards(c10::Device device) {
   shards_ = std::make_unique<ShardBuffer>(params_, *dim_, device, accounts_);
-  if (are_cast(params_)) {
-    cast_row_ = std::make_unique<CastRow>(params_, dim_->transport(), accounts_);
-  }
+  open_cast_row();
+}
+
+void ParamGroup::open_cast_row() {
+  cast_row_ = are_cast(params_) ? std::make_unique<CastRow>(params_, dim_->transport(), accounts_)
+                                : nullptr;
 }
 
 const PackedLayout& ParamGroup::member_layout() const {
@@ -72,6 +75,7 @@ void ParamGroup::rename(const std::function<std::string(const std::string& name)
 }
 
 void ParamGroup::touch() {
+  check_has_values();
   if (!residency().is_borrowed()) driver_->touched(*this);
 }
 
@@ -102,6 +106,7 @@ void ParamGroup::prefetch() {
 
 void ParamGroup::issue_gather() {
   if (!residency().is_sharded()) return;
+  check_has_values();
   if (evict_after_every_operator() && !pinned()) return;  // a prefetch: that mode is about touches
   RECORD_FUNCTION("fsdp::all_gather(" + name() + ")", {});
   const RuntimeMode runtime_mode;

@@ -112,10 +112,26 @@ class ParamGroup final : public OnDemandGroup {
   // An operator is about to write the shard of parameter `index`: waits for a gather in
   // flight, and makes the copy stale.
   void before_write(int64_t index);
+  // False while the parameters are on the meta device: everything but materialize()
+  // throws then, with their names.
+  bool has_values() const { return !device().is_meta(); }
+  // Puts the shards on `device`. Parameter by parameter, value_of(tensor) is the whole
+  // value of what the parameter was on the meta device, on any device; undefined: zeros,
+  // to be written. Nothing where there are values; where value_of throws, nothing
+  // changed. Local.
+  void materialize(c10::Device device,
+                   const std::function<at::Tensor(const at::Tensor&)>& value_of);
   // Gives parameter `index` the dtype and this rank's part of `from`, which becomes what
   // the registry entry is to be. Throws ValueError while a graph, a gradient or a pointer
   // may still use the old one. Local.
   void change_dtype(int64_t index, const at::Tensor& from);
+
+  // Throws ValueError where a member can not have another dtype now, as for
+  // change_dtype().
+  void check_members_may_change() const;
+  // The dtype of floating members; unset: that of their entries. Throws as the check,
+  // with nothing changed. REQUIRES: the group was made with a param_dtype. Local.
+  void set_param_dtype(std::optional<at::ScalarType> dtype);
 
   // A forward that records gradients begins to use the group.
   void graph_recorded();
@@ -169,9 +185,13 @@ class ParamGroup final : public OnDemandGroup {
   void empty_copy();
   PackedRow row_to_gather();
   void open_shards(c10::Device device);
+  void open_cast_row();
   void drop_cast_row();
+  void check_has_values() const;
+  void take_start_value(int64_t index, const at::Tensor& whole);
+  void make_member(int64_t index);
   void note_raw_writes();
-  void check_dtype_may_change(int64_t index, const at::Tensor& from) const;
+  void check_member_may_change(int64_t index, int64_t own_graphs, const char* what) const;
   void rebuild_shards(int64_t changed, const at::Tensor& from);
   ShardedParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
 

@@ -84,6 +84,7 @@ void ParamGroup::note_raw_writes() {
 }
 
 void ParamGroup::before_read(int64_t index) {
+  check_has_values();
   if (!writes_.is_dirty(static_cast<size_t>(index)) || residency().is_held()) return;
   const RuntimeMode runtime_mode;
   dim_->transport().before_shard_write();
@@ -99,6 +100,7 @@ void ParamGroup::await_unused_gather() {
 }
 
 void ParamGroup::before_write(int64_t index) {
+  check_has_values();
   TORCH_CHECK_VALUE(
       !residency().is_held() || residency().is_borrowed(),
       "write to the registry entry of parameter '", parameter_name(index),

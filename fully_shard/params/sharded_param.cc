@@ -44,6 +44,12 @@ at::ScalarType ShardedParam::member_dtype() const {
   return at::isFloatingType(dtype_) ? param_dtype_.value_or(dtype_) : dtype_;
 }
 
+void ShardedParam::set_param_dtype(std::optional<at::ScalarType> dtype) {
+  param_dtype_ = dtype;
+  remove_tripwire();  // of the old dtype
+  release_tripwire();
+}
+
 void ShardedParam::set_dtype(at::ScalarType dtype) {
   dtype_ = dtype;
   remove_tripwire();  // of the old dtype
@@ -55,12 +61,11 @@ void ShardedParam::set_entry(const at::Tensor& entry) {
 }
 
 void ShardedParam::make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t index,
-                               int64_t capacity) {
+                               int64_t capacity, c10::Device device) {
   const auto tensor = member();
-  const auto device = tensor.device();
   auto storage = c10::make_intrusive<OnDemandStorage>(std::move(group), index, capacity, device);
   storage_ = storage.get();
-  if (casts_inputs_) storage->cast_inputs();
+  if (casts_inputs_ && is_cast()) storage->cast_inputs();
   const auto keys =
       c10::DispatchKeySet(c10::computeDispatchKey(member_dtype(), c10::kStrided, device))
           .add(kGateKey);

@@ -35,7 +35,10 @@ class ShardedParam {
   at::ScalarType member_dtype() const;
   // Whether the member may have a dtype of its own.
   bool is_cast() const { return param_dtype_.has_value(); }
-  // Operators get their floating inputs in the member's dtype. REQUIRES: no member yet.
+  // From the next make_member() on; unset: the member has the entry's dtype.
+  void set_param_dtype(std::optional<at::ScalarType> dtype);
+  // Operators get their floating inputs in the member's dtype, where it is one of its
+  // own. REQUIRES: no member yet.
   void cast_inputs() { casts_inputs_ = true; }
   int64_t rows() const { return spec_->shape.front(); }
   // Bytes of one index of dimension 0, in `dtype`.
@@ -45,12 +48,18 @@ class ShardedParam {
   bool is_member(const c10::TensorImpl* impl) const { return member_._unsafe_get_target() == impl; }
   bool is_entry(const c10::TensorImpl* impl) const { return entry_._unsafe_get_target() == impl; }
 
+  // Without values: the tensor of the meta device that it was; undefined where it has
+  // some.
+  const at::Tensor& without_values() const { return without_values_; }
+  void set_without_values(at::Tensor tensor) { without_values_ = std::move(tensor); }
+
   void rename(std::string name) { name_ = std::move(name); }
   void set_dtype(at::ScalarType dtype);
   void set_entry(const at::Tensor& entry);
-  // Gives the member a new, empty on-demand storage of `capacity` bytes, parameter
-  // `index` of `group`; its handles stay.
-  void make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t index, int64_t capacity);
+  // Gives the member a new, empty on-demand storage of `capacity` bytes on `device`,
+  // parameter `index` of `group`; its handles stay.
+  void make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t index, int64_t capacity,
+                   c10::Device device);
   OnDemandStorage* storage() const { return storage_; }  // null once its last tensor died
   void storage_destroyed(const OnDemandStorage* storage) noexcept;
 
@@ -87,7 +96,8 @@ class ShardedParam {
   bool casts_inputs_ = false;
   bool requires_grad_;                     // of both handles, when last seen
   std::optional<uint32_t> shard_version_;  // of the local tensor when last seen; none after a write
-  at::Tensor tripwire_;                    // made for the first gradient
+  at::Tensor without_values_;
+  at::Tensor tripwire_;  // made for the first gradient
 };
 
 }  // namespace fsdp::internal

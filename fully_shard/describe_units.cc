@@ -1,0 +1,85 @@
+#include "fully_shard/describe_units.h"
+
+#include "device_mesh/collectives/issue_log.h"
+#include "fully_shard/fully_shard.h"
+#include "fully_shard/params/param_group.h"
+#include "fully_shard/units/unit.h"
+
+#include <algorithm>
+#include <memory>
+#include <sstream>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+using internal::IssueLog;
+using internal::ParamGroup;
+using internal::Unit;
+
+std::vector<std::shared_ptr<IssueLog>> logs_of(const ParamGroup& group) {
+  std::vector<std::shared_ptr<IssueLog>> logs;
+  for (int64_t dim = 0; dim < group.mesh().ndim(); ++dim)
+    logs.push_back(IssueLog::of(group.mesh(), dim));
+  return logs;
+}
+
+// The sequence number of the last collective on its mesh that names the unit.
+std::string last_operation(const ParamGroup& group) {
+  const auto named = "unit '" + group.name() + "'";
+  std::string last;
+  for (const auto& log : logs_of(group)) {
+    for (const auto& operation : log->recent_operations()) {
+      if (operation.what.ends_with(named))
+        last = operation.what.substr(0, operation.what.find(' ')) + " " +
+               std::to_string(operation.sequence);
+    }
+  }
+  return last.empty() ? "none" : last;
+}
+
+void describe_group(std::ostream& out, ParamGroup& group) {
+  const auto full = group.dim().shard_count() * group.member_layout().row_bytes();
+  const auto& residency = group.residency();
+  out << (group.has_values() ? to_string(residency.state()) : "without values")
+      << (residency.is_held() ? " and held" : "") << ", " << group.params().size()
+      << " parameters, " << group.shards().bytes().numel() << " bytes of shards, " << full
+      << " unsharded" << (group.gradients().keeps_gradients() ? ", gradients waiting" : "");
+}
+
+void describe_unit(std::ostream& out, const Unit& unit) {
+  out << unit.display_name() << ": ";
+  if (unit.group == nullptr) {
+    out << "no parameters of its own\n";
+    return;
+  }
+  describe_group(out, *unit.group);
+  out << (unit.policy.reshard_after_forward.value_or(!unit.is_root()) ? ", reshards after forward"
+                                                                      : "")
+      << "; last: " << last_operation(*unit.group) << "\n";
+}
+
+}  // namespace
+
+std::string describe_units(torch::nn::Module& module) {
+  std::ostringstream out;
+  std::vector<std::shared_ptr<IssueLog>> logs;
+  for (const auto& handle : fsdp_modules(module)) {
+    const auto& unit = *handle.unit();
+    describe_unit(out, unit);
+    if (unit.group == nullptr) continue;
+    for (auto& log : logs_of(*unit.group)) {
+      if (std::find(logs.begin(), logs.end(), log) == logs.end()) logs.push_back(std::move(log));
+    }
+  }
+  for (const auto& log : logs) {
+    out << "collectives issued last by rank " << log->global_rank() << ":\n";
+    for (const auto& operation : log->recent_operations())
+      out << "  " << operation.sequence << ": " << operation.what << ", " << operation.bytes
+          << " bytes\n";
+  }
+  return out.str();
+}
+
+}  // namespace fsdp

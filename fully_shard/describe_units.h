@@ -1,0 +1,25 @@
+// Where every unit of a model stands, as text for logs and debuggers.
+#pragma once
+
+#include <string>
+
+namespace torch::nn {
+class Module;
+}
+
+namespace fsdp {
+
+// A line per unit at and below `module`, in the order of fsdp_modules(): name, what
+// became of its full parameters (sharded, gathering, resident, borrowed), bytes on this
+// rank, its policy, and the collective that it issued last. Then, per mesh dimension, the
+// collectives that this rank issued last (at most 64, of all models), oldest first:
+//
+//   l0: resident, 2 parameters, 352 bytes of shards, 704 unsharded, reshards after forward; last: all-gather 17
+//   collectives issued last by rank 0:
+//     17: all-gather of unit 'l0', 352 bytes
+//
+// For people: the form may change. Local; reads no values and blocks on nothing, so it
+// may be called from a thread that watches one that hangs, at the risk of a torn answer.
+std::string describe_units(torch::nn::Module& module);
+
+}  // namespace fsdp
