@@ -38,6 +38,8 @@ ABSL_FLAG(std::string, reshard_after_forward, "",
 ABSL_FLAG(std::string, param_dtype, "", "mixed precision, what modules compute with: bf16 or f16");
 ABSL_FLAG(std::string, reduce_dtype, "",
           "what gradients are added up in: bf16, f16 or f32; default: --param_dtype");
+ABSL_FLAG(bool, deferred_init, false,
+          "build the model without memory, and compute this rank's shards only");
 ABSL_FLAG(int64_t, steps, 300, "training steps");
 ABSL_FLAG(int64_t, batch, 8, "sequences per rank and step");
 ABSL_FLAG(int64_t, tokens, 128, "tokens (bytes) per sequence");
@@ -163,6 +165,7 @@ examples::TrainingOptions options_from_flags() {
   options.model = model_from_flags();
   options.replicas = at_least(1, FLAGS_replicas);
   options.sharding = sharding_options();
+  options.deferred_init = absl::GetFlag(FLAGS_deferred_init);
   options.batch = at_least(1, FLAGS_batch);
   options.tokens = options.model.max_tokens;
   options.steps = at_least(1, FLAGS_steps);

@@ -29,11 +29,18 @@ std::string format(const char* pattern, Args... args) {
   return line;
 }
 
+// The same initial weights on every rank.
 Transformer make_model(const TrainingOptions& options) {
-  torch::manual_seed(options.seed);  // the same initial weights on every rank
+  torch::manual_seed(options.seed);
   Transformer model(options.model);
   model->to(options.device);
   return model;
+}
+
+// The same weights, computed when the model is sharded.
+Transformer make_deferred_model(const TrainingOptions& options) {
+  torch::manual_seed(options.seed);
+  return fsdp::deferred_init([&] { return Transformer(options.model); });
 }
 
 // The embedding, every block and the head are units; the root takes what is left, the
@@ -80,12 +87,13 @@ class Trainer {
       : options_(options),
         mesh_(mesh),
         data_(options.data, options.seed),
-        model_(make_model(options)),
+        model_(options.deferred_init ? make_deferred_model(options) : make_model(options)),
         unsharded_bytes_(parameter_bytes(*model_)),
         checkpointing_(options.checkpoints),
         times_([this] { return fsdp::counters(mesh_).wait_seconds; }),
         report_(mesh.rank(), options.steps, options.batch * options.tokens * mesh.size()) {
     shard(model_, mesh, options.sharding);
+    fsdp::materialize(*model_);
     optimizer_ = make_optimizer(options, model_);  // over the shards
     if (!options.compare) return;
     auto twin = make_model(options);

@@ -143,6 +143,7 @@ expect_exit 0 "${small[@]}" --steps=3 --param_dtype=bf16 --reduce_dtype=f32 --re
 grep --quiet "validation loss after 3 steps" "$work/out" || fail "no training in bf16: $(cat "$work/out")"
 
 expect_exit 0 "${small[@]}" --steps=3 --compare
+expect_exit 0 "${small[@]}" --steps=3 --compare --deferred_init
 grep --quiet "agree" "$work/out" || fail "the comparison does not agree: $(cat "$work/out")"
 [[ ! -s $work/err ]] || fail "a good run complains: $(cat "$work/err")"
 

@@ -192,8 +192,8 @@ class Recording {
                       " would write what has no values yet to a tensor that exists already, of "
                       "shape ",
                       tensor.sizes());
-    // Numbers that became tensors meet any device, and are told apart by a flag.
-    if (tensor.dim() == 0) return value;
+    // Numbers that became tensors are told apart by a flag.
+    if (tensor.unsafeGetTensorImpl()->is_wrapped_number()) return value;
     value =
         at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
     return c10::IValue(tensor.detach().clone());  // as it is now

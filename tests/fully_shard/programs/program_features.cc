@@ -203,6 +203,7 @@ std::vector<Feature> option_features() {
                    [](const UnitSpec& u) { return !u.backward_prefetch.empty(); }),
       program_feature("every group emptied and poisoned after every operator",
                       [](const Program& p) { return p.evict; }),
+      program_feature("mixed precision", [](const Program& p) { return p.in_double; }),
       program_feature("world 1", [](const Program& p) { return p.world == 1; }),
       program_feature("world 2", [](const Program& p) { return p.world == 2; }),
       program_feature("world 3", [](const Program& p) { return p.world == 3; }),

@@ -106,7 +106,7 @@ class SideBySide {
     for (const auto& [id, tensor] : sharded_.model().tensors) {
       const auto what = label(id, "gradient");
       const auto actual = tensor.entry().grad();
-      const auto expected = plain_.member(id, rank_).grad();
+      const auto expected = plain_.gradient(id, rank_);
       if (sharded_.is_sharded(id)) {
         compare_shard(what, actual, expected, plain_.bound(id));
       } else {
@@ -119,7 +119,7 @@ class SideBySide {
     at::NoGradGuard no_grad;
     for (const auto& [id, tensor] : sharded_.model().tensors) {
       const auto what = label(id, "value") + " " + when;
-      const auto expected = plain_.member(id, rank_).detach();
+      const auto expected = plain_.value(id, rank_);
       if (sharded_.is_sharded(id)) {
         compare_shard(what, tensor.entry().detach(), expected, /*bound=*/{});
       } else {
@@ -269,7 +269,7 @@ class SideBySide {
     if (param == nullptr) return;
     at::NoGradGuard no_grad;
     const int id = tensor_of(program_, *param).id;
-    plain_.multiply(id, action.value);
+    plain_.multiply(id, action.value, action.kind == ActionKind::kWriteEntry);
     if (action.kind == ActionKind::kWriteMember) {
       sharded_.member(id).mul_(action.value);
       member_written_ = true;

@@ -19,6 +19,7 @@ class Simpler {
     for (const int id : ids) offer_removals(id);
     for (const int id : ids) offer_plainer(id);
     offer([](Program& p) { p.evict = false; });
+    offer([](Program& p) { p.in_double = false; });
     offer([](Program& p) { p.optimizer = Optimizer::kSgd; });
     offer([](Program& p) { p.replicas = 1; });
     if (program_.world > 2 && program_.replicas == 1) offer([](Program& p) { --p.world; });

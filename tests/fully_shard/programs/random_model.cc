@@ -141,7 +141,8 @@ class RandomBlock : public torch::nn::Module {
     if (param.use == Use::kUnused) return x;
     if (param.use == Use::kMatmul) {
       const auto p = fetch(slot, param.in_list);
-      return x + 0.3 * x.to(p.scalar_type()).matmul(p.t()).tanh().matmul(p).to(at::kFloat);
+      const auto computes_in = slot.member.scalar_type();
+      return x + 0.3 * x.to(computes_in).matmul(p.t()).tanh().matmul(p).to(at::kFloat);
     }
     if (param.use == Use::kBias) return (x + fetch(slot, param.in_list)).to(at::kFloat);
     const auto p = fetch_alone(slot, param.in_list);

@@ -27,6 +27,7 @@ class Generator {
     draw_actions();
     draw_replicas();
     draw_halves();
+    draw_precision();
     return std::move(program_);
   }
 
@@ -227,6 +228,20 @@ class Generator {
     });
   }
 
+  // Outside of grad mode a view of a list's entry has the entry's dtype, not the
+  // members'; and what is written to a member is rounded to the parameter's dtype when it
+  // goes to the shard, which may be after the next read, so it is to need no rounding.
+  void draw_precision() {
+    program_.in_double = chance(20);
+    if (!program_.in_double) return;
+    for (auto& action : program_.actions) {
+      if (action.kind == ActionKind::kWriteMember) action.value = action.value > 1 ? 2 : 0.5;
+    }
+    for_each_node(program_.root, [](Node& node) {
+      for (auto& param : node.params) param.in_list = false;
+    });
+  }
+
   std::mt19937_64 random_;
   Program program_;
   int node_count_ = 0, param_count_ = 0;
@@ -339,7 +354,8 @@ std::string to_string(const Program& program) {
   out << "program of seed " << program.seed << ": world " << program.world;
   if (program.replicas > 1) out << " of " << program.replicas << " replicas";
   out << ", width " << program.width << ", " << name_of(program.optimizer)
-      << (program.evict ? ", evict after every operator" : "") << "\n";
+      << (program.evict ? ", evict after every operator" : "")
+      << (program.in_double ? ", computed in double" : "") << "\n";
   print_node(out, program.root, "  ");
   for (const auto& action : program.actions) print_action(out, action);
   return out.str();

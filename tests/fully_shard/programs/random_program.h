@@ -103,6 +103,8 @@ struct Program {
   int world = 2;
   int replicas = 1;    // hybrid sharding where more than one: a mesh {replicas, shards}
   bool evict = false;  // empty and poison every group after every operator
+  // Mixed precision: every unit computes in double. Parameters keep their dtypes.
+  bool in_double = false;
   int width = 4;
   Optimizer optimizer = Optimizer::kSgd;
   Node root = {};

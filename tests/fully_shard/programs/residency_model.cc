@@ -238,7 +238,8 @@ void ResidencyModel::reduce(int unit) {
   const auto count = dtypes_to_reduce(unit);
   if (certain) reductions_.least += count.least;
   reductions_.most += count.most;
-  each.debt = count.most == 0 && each.debt == Debt::kOwes ? Debt::kPossible : Debt::kNone;
+  // What owes and is all frozen may go on owing.
+  each.debt = count.most == 0 && each.debt != Debt::kNone ? Debt::kPossible : Debt::kNone;
   if (each.keeps_sums) return keep_sums(unit);
   forget_kept(unit);
 }

@@ -47,6 +47,7 @@ void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
   if (spec.reshard_after_forward) options.reshard_after_forward = *spec.reshard_after_forward;
   if (spec.to_halves && shards_of(program_) == 4)
     options.reshard_after_forward = ReshardAfterForward::to_world(2);
+  if (program_.in_double) options.mp_policy.param_dtype = at::kDouble;
   std::vector<torch::nn::Module*> modules;
   for (const auto* node : nodes) {
     modules.push_back(model_.blocks.at(node->id).get());
@@ -191,8 +192,9 @@ std::vector<ResidencyOracle::ObservedUnit> ShardedProgram::observed_units() cons
   }
   for (const auto& [id, unit] : unit_of_tensor_) {
     const auto& param = *find_param(program_, id);
+    const auto reduced_in = program_.in_double ? Dtype::kDouble : param.dtype;
     observed[unit].spec.params.push_back(
-        {.id = id, .dtype = static_cast<int>(param.dtype), .trainable = !param.frozen});
+        {.id = id, .dtype = static_cast<int>(reduced_in), .trainable = !param.frozen});
   }
   return observed;
 }

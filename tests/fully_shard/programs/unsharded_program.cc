@@ -36,16 +36,39 @@ void UnshardedProgram::Arrivals::add(const Arrivals& other) {
 UnshardedProgram::UnshardedProgram(const Program& program, const std::set<int>& sharded_tensors)
     : shards_(shards_of(program)), sharded_(sharded_tensors) {
   for (int64_t rank = 0; rank < program.world; ++rank) models_.push_back(build_model(program));
+  for (const auto& [id, tensor] : models_.front().tensors)
+    dtypes_.emplace(id, tensor.member.scalar_type());
+  if (program.in_double) compute_in_double();
   collect_tensors();
   for (const auto& model : models_) {
     optimizers_.push_back(make_optimizer(program.optimizer, optimized_tensors(model)));
   }
 }
 
+// Members are in double from now on, and hold values of the parameters' own dtypes.
+void UnshardedProgram::compute_in_double() {
+  for (const auto& model : models_) {
+    for (const auto& [id, tensor] : model.tensors) {
+      const auto member = tensor.member;
+      if (sharded_.count(id)) member.set_data(member.detach().to(at::kDouble));
+    }
+  }
+}
+
+Tensor UnshardedProgram::value(int id, int64_t rank) const {
+  return member(id, rank).detach().to(dtypes_.at(id));
+}
+
+Tensor UnshardedProgram::gradient(int id, int64_t rank) const {
+  const auto& gradient = member(id, rank).grad();
+  return gradient.defined() ? gradient.to(dtypes_.at(id)) : gradient;
+}
+
 void UnshardedProgram::collect_tensors() {
   for (const auto& model : models_) {
     for (const auto& [id, model_tensor] : model.tensors) {
       auto& tensor = tensors_[id];
+      tensor.dtype = dtypes_.at(id);
       auto& member = tensor.members.emplace_back(model_tensor.member);
       tensor.pending.emplace_back();
       const auto arrivals = tensor.arrivals.emplace_back(std::make_shared<Arrivals>());
@@ -62,9 +85,11 @@ std::vector<Tensor> UnshardedProgram::optimized_tensors(const RandomModel& model
   std::map<at::TensorImpl*, std::vector<Tensor>> parts;
   for (const auto& [id, model_tensor] : model.tensors) {
     const auto& member = model_tensor.member;
-    if (!sharded_.count(id) || member.scalar_type() != at::kBFloat16) continue;
+    const auto dtype = dtypes_.at(id);
+    const bool in_its_own = dtype == member.scalar_type() && dtype != at::kBFloat16;
+    if (!sharded_.count(id) || in_its_own) continue;
     for (int64_t rank = 0; rank < shards_; ++rank) {
-      chunks_.push_back({member, rank, chunk_of(member.detach(), rank, shards_)});
+      chunks_.push_back({member, rank, chunk_of(member.detach(), rank, shards_).to(dtype).clone()});
       parts[member.unsafeGetTensorImpl()].push_back(chunks_.back().part);
     }
   }
@@ -131,7 +156,9 @@ void UnshardedProgram::reduce(PlainTensor& tensor, const Reduction& reduction,
   }
   if (!sum.defined()) return;
   if (reduction.divisor != 1) sum.div_(reduction.divisor);
-  const auto total = before.defined() ? before + sum : sum;
+  sum = sum.to(tensor.dtype);
+  auto total = before.defined() ? before.to(tensor.dtype) + sum : sum;
+  total = total.to(magnitude.scalar_type());
   for (auto& member : tensor.members) member.mutable_grad() = total.clone();
   auto added = magnitude / reduction.divisor;
   if (before.defined()) added += before.abs();
@@ -147,14 +174,15 @@ void UnshardedProgram::set_bound(PlainTensor& tensor, const Tensor& magnitude, c
   int arrivals = 1;
   for (const auto& rank : tensor.arrivals) arrivals = std::max(arrivals, rank->count);
   if (world() <= 2 && arrivals == 1) return;
-  const auto eps = epsilon_of(magnitude.scalar_type());
+  const auto eps = epsilon_of(tensor.dtype);
   const auto terms = static_cast<double>(world() * arrivals - 1);
   tensor.bound = magnitude * (terms * eps / std::min(divisor, 1.0)) + added * (arrivals * eps);
 }
 
 void UnshardedProgram::follow_gradient(int id, const Tensor& full) {
   auto& tensor = tensors_.at(id);
-  for (auto& member : tensor.members) member.mutable_grad() = full.clone();
+  for (auto& member : tensor.members)
+    member.mutable_grad() = full.to(member.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
   tensor.bound.reset();
 }
 
@@ -169,10 +197,13 @@ void UnshardedProgram::zero_grad(bool set_to_none) {
 
 void UnshardedProgram::step() {
   for (auto& [member, rank, part] : chunks_) {
-    part.mutable_grad() =
-        member.grad().defined() ? chunk_of(member.grad(), rank, shards_) : Tensor();
+    part.copy_(chunk_of(member.detach(), rank, shards_));
+    part.mutable_grad() = member.grad().defined()
+                              ? chunk_of(member.grad(), rank, shards_).to(part.scalar_type())
+                              : Tensor();
   }
   for (auto& optimizer : optimizers_) optimizer->step();
+  for (auto& [member, rank, part] : chunks_) chunk_of(member.detach(), rank, shards_).copy_(part);
 }
 
 UnshardedProgram::Clipped UnshardedProgram::clip(double max_norm, double p) {
@@ -181,7 +212,7 @@ UnshardedProgram::Clipped UnshardedProgram::clip(double max_norm, double p) {
   for (const int id : sharded_) {
     const auto gradient = member(id, 0).grad();
     if (!gradient.defined() || gradient.numel() == 0) continue;
-    if (gradient.scalar_type() == at::kBFloat16) clipped.precision = 0.05;
+    if (dtypes_.at(id) == at::kBFloat16) clipped.precision = 0.05;
     const double norm = gradient.to(at::kDouble).norm(p).item<double>();
     clipped.norm = std::isinf(p) ? std::max(clipped.norm, norm) : std::hypot(clipped.norm, norm);
   }
@@ -199,9 +230,12 @@ void UnshardedProgram::set_requires_grad(int id, bool requires_grad) {
   for (auto& member : tensors_.at(id).members) member.set_requires_grad(requires_grad);
 }
 
-void UnshardedProgram::multiply(int id, double factor) {
+void UnshardedProgram::multiply(int id, double factor, bool parameter_itself) {
   at::NoGradGuard no_grad;
-  for (auto& member : tensors_.at(id).members) member.mul_(factor);
+  for (auto& member : tensors_.at(id).members) {
+    const auto written = parameter_itself ? member.to(dtypes_.at(id)) * factor : member * factor;
+    member.copy_(written.to(dtypes_.at(id)));
+  }
 }
 
 }  // namespace fsdp::testing

@@ -34,7 +34,9 @@ class UnshardedProgram {
 
   int64_t world() const { return static_cast<int64_t>(models_.size()); }
   const RandomModel& model(int64_t rank) const { return models_[static_cast<size_t>(rank)]; }
-  const at::Tensor& member(int id, int64_t rank) const { return model(rank).tensors.at(id).member; }
+  // A parameter and its gradient, in the parameter's own dtype.
+  at::Tensor value(int id, int64_t rank) const;
+  at::Tensor gradient(int id, int64_t rank) const;
   // What a gradient of the last backward may differ by, element by element; undefined:
   // nothing.
   const at::Tensor& bound(int id) const { return tensors_.at(id).bound; }
@@ -57,7 +59,8 @@ class UnshardedProgram {
   Clipped clip(double max_norm, double p);
 
   void set_requires_grad(int id, bool requires_grad);
-  void multiply(int id, double factor);
+  // The parameter itself, or what modules compute with.
+  void multiply(int id, double factor, bool parameter_itself);
 
  private:
   // What a gradient of one rank is the sum of.
@@ -73,30 +76,34 @@ class UnshardedProgram {
     Arrivals arrivals = {};
   };
   struct PlainTensor {
-    std::vector<at::Tensor> members;                       // per rank
+    at::ScalarType dtype;             // its own; members may compute in another
+    std::vector<at::Tensor> members;  // per rank
     std::vector<std::shared_ptr<Arrivals>> arrivals = {};  // per rank
     std::vector<Pending> pending = {};                     // per rank
     at::Tensor bound = {};
   };
-  // LibTorch rounds bfloat16 between the steps of an update or not by an element's place
-  // in its tensor, so there each rank's chunk is a tensor of its own, which the optimizer
-  // updates.
+  // What the optimizer updates in a member's place, where the member computes in another
+  // dtype; and in bfloat16, since LibTorch rounds it between the steps of an update or
+  // not by an element's place in its tensor.
   struct Chunk {
     at::Tensor member;
     int64_t rank = 0;
-    at::Tensor part;  // a view of the member
+    at::Tensor part;  // of the parameter's own dtype
   };
 
+  void compute_in_double();
   void collect_tensors();
   std::set<int> tensors_with_arrivals() const;
   std::vector<at::Tensor> optimized_tensors(const RandomModel& model);
   void reduce(PlainTensor& tensor, const Reduction& reduction, const at::Tensor& before);
+  at::Tensor member(int id, int64_t rank) const { return model(rank).tensors.at(id).member; }
   void set_bound(PlainTensor& tensor, const at::Tensor& magnitude, const at::Tensor& added,
                  double divisor) const;
 
   int64_t shards_;
   std::set<int> sharded_;
-  std::vector<RandomModel> models_;  // per rank
+  std::vector<RandomModel> models_;       // per rank
+  std::map<int, at::ScalarType> dtypes_;  // of the parameters themselves
   std::map<int, PlainTensor> tensors_;
   std::vector<Chunk> chunks_;
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
