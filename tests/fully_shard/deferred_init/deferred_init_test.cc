@@ -255,6 +255,18 @@ TEST(DeferredModels, KeepValuesThatWereThereBefore) {
   EXPECT_TRUE(model->weight.equal(torch::tensor({{1.0F, 2.0F}, {3.0F, 4.0F}})));
 }
 
+TEST(DeferredModels, KeepSmallTensorsWrittenPastOperators) {
+  const std::vector<float> values = {1, 2, 3};
+  auto model = deferred_init([&] {
+    torch::nn::Linear linear(3, 1);
+    const torch::NoGradGuard no_grad;
+    linear->weight.copy_(torch::tensor(values));  // which writes its memory itself
+    return linear;
+  });
+  materialize(*model);
+  EXPECT_TRUE(model->weight.equal(torch::tensor(values).view({1, 3})));
+}
+
 TEST(DeferredModels, DrawFromAGeneratorThatIsGiven) {
   auto generator = at::detail::createCPUGenerator(11);
   auto model = deferred_init([&] {
@@ -278,6 +290,7 @@ TEST(DeferredModels, LeaveTheDefaultGeneratorAlone) {
     linear->weight.copy_(torch::dropout(torch::ones({8, 8}), 0.5, /*train=*/true));
     return linear;
   });
+  torch::rand({3});  // what the program draws meanwhile
   const auto before = at::detail::getDefaultCPUGenerator().get_state();
   materialize(*deferred);
   EXPECT_TRUE(at::detail::getDefaultCPUGenerator().get_state().equal(before));
