@@ -46,6 +46,7 @@ torch::nn::Sequential build() {
 
 // In a fake world of 64.
 DeviceMesh start() {
+  torch::set_num_threads(1);  // each would have a stack
   init_process_group({.backend = "fake", .rank = 3, .world_size = 64});
   const auto mesh = init_device_mesh(torch::kCPU, {64});
   torch::manual_seed(1);
