@@ -15,6 +15,7 @@
 #include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
 
 #include <algorithm>
@@ -64,7 +65,7 @@ class WithoutValues {
   std::vector<Group> groups;
   std::vector<PlainTensor> plain;
   std::set<const torch::nn::Module*> to_initialise;  // they have one that nobody recorded
-  std::string names_to_initialise;                   // "'a', 'b'"
+  std::vector<std::string> names_to_initialise;
 
  private:
   void look(const ModuleTree& tree, size_t place, const std::string& key,
@@ -73,8 +74,7 @@ class WithoutValues {
     const auto managed = internal::find_managed_tensor(tensor);
     if (!is_recorded(tensor, managed)) {
       to_initialise.insert(&tree.module(place));
-      names_to_initialise +=
-          (names_to_initialise.empty() ? "'" : ", '") + tree.path_of(place, key) + "'";
+      names_to_initialise.push_back(tree.path_of(place, key));
     }
     if (!seen_.insert(tensor.unsafeGetTensorImpl()).second) return;
     if (!managed.group) return plain.push_back({tensor, device_for(tree.nearest_unit(place))});
@@ -136,9 +136,9 @@ void materialize(torch::nn::Module& module,
   const WithoutValues found(module);
   TORCH_CHECK_VALUE(found.to_initialise.empty() || initialise,
                     "materialize: nothing says what values these tensors of the meta device are "
-                    "to have: ",
-                    found.names_to_initialise,
-                    ". Build the model in fsdp::deferred_init, or give a function that "
+                    "to have: '",
+                    c10::Join("', '", found.names_to_initialise),
+                    "'. Build the model in fsdp::deferred_init, or give a function that "
                     "initialises modules");
   const at::NoGradGuard no_grad;
   for (const auto& group : found.groups) group->materialize(device_of(group->mesh()), value_of);

@@ -5,6 +5,7 @@
 #include "fully_shard/params/runtime_mode.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <memory>
 #include <utility>
@@ -13,11 +14,12 @@ namespace fsdp::internal {
 
 void ParamGroup::check_has_values() const {
   if (has_values()) return;
-  std::string names;
-  for (const auto& param : params_) names += (names.empty() ? "'" : "', '") + param.name();
+  std::vector<std::string> names;
+  for (const auto& param : params_) names.push_back(param.name());
   TORCH_CHECK_VALUE(false, "the parameters of unit '", name(),
-                    "' have no values yet, since fully_shard met them on the meta device: ", names,
-                    "'. Call fsdp::materialize(model) first (rank ", dim_->global_rank(), ")");
+                    "' have no values yet, since fully_shard met them on the meta device: '",
+                    c10::Join("', '", names), "'. Call fsdp::materialize(model) first (rank ",
+                    dim_->global_rank(), ")");
 }
 
 void ParamGroup::take_start_value(int64_t index, const at::Tensor& whole) {

@@ -13,7 +13,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <mutex>
 #include <string_view>
 #include <utility>
 
@@ -124,11 +123,7 @@ class Recording {
   // REQUIRES: run_on_meta() went well.
   void draw() {
     if (!draws(step_.op)) return;
-    auto generator = generator_of(step_.op, step_.arguments);
-    {
-      const std::scoped_lock lock(generator.mutex());
-      step_.generator_state = generator.get_state();
-    }
+    step_.generator_state = state_of(generator_of(step_.op, step_.arguments));
     Replay scratch(*tape_);
     scratch.compute(only_read(), tape_->size());
     for (const auto value : writes_) scratch.allocate(value);
@@ -136,11 +131,8 @@ class Recording {
   }
 
   void finish(torch::jit::Stack* stack) {
-    for (auto& value : torch::jit::last(*stack, step_.op.schema().returns().size())) {
-      if (value.isTensor()) keep(value.toTensor());
-      if (!value.isTensorList()) continue;
-      for (const at::Tensor& tensor : value.toTensorVector()) keep(tensor);
-    }
+    for_each_result(torch::jit::last(*stack, step_.op.schema().returns().size()),
+                    [this](const at::Tensor& result) { keep(result); });
     tape_->add(std::move(step_), std::move(reads_), writes_);
   }
 

@@ -20,16 +20,6 @@
 namespace fsdp::internal {
 namespace {
 
-// Calls visit(tensor) for the tensors that an operator returned, those in lists included.
-template <class Visit>
-void for_each_result(const torch::jit::Stack& stack, const Visit& visit) {
-  for (const auto& value : stack) {
-    if (value.isTensor()) visit(value.toTensor());
-    if (!value.isTensorList()) continue;
-    for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
-  }
-}
-
 std::optional<size_t> generator_argument(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();
   for (size_t i = 0; i < arguments.size(); ++i) {
@@ -46,11 +36,6 @@ std::optional<c10::OperatorHandle> with_generator(const c10::OperatorHandle& op)
   const bool fits =
       found && found->schema().arguments().size() == op.schema().arguments().size() + 1;
   return fits ? found : std::nullopt;
-}
-
-at::Tensor state_of(at::Generator generator) {
-  const std::scoped_lock lock(generator.mutex());
-  return generator.get_state();
 }
 
 // The default generator is in `state` while this lives.
@@ -91,6 +76,11 @@ at::Generator generator_of(const c10::OperatorHandle& op, const std::vector<Argu
     if (given.isGenerator()) return given.toGenerator();
   }
   return at::detail::getDefaultCPUGenerator();
+}
+
+at::Tensor state_of(at::Generator generator) {
+  const std::scoped_lock lock(generator.mutex());
+  return generator.get_state();
 }
 
 Replay::Replay(const Tape& tape) : past_the_gate_(kGateKey), tape_(tape) {}

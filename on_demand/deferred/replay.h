@@ -67,5 +67,18 @@ bool leaves_uninitialised(const c10::OperatorHandle& op);
 bool draws(const c10::OperatorHandle& op);
 // The generator among the arguments, or else the CPU's default one.
 at::Generator generator_of(const c10::OperatorHandle& op, const std::vector<Argument>& arguments);
+// A copy.
+at::Tensor state_of(at::Generator generator);
+
+// Calls visit(tensor) for the tensors among what an operator returned, those in lists
+// included.
+template <class Visit>
+void for_each_result(at::ArrayRef<c10::IValue> returned, const Visit& visit) {
+  for (const auto& value : returned) {
+    if (value.isTensor()) visit(value.toTensor());
+    if (!value.isTensorList()) continue;
+    for (const at::Tensor& tensor : value.toTensorVector()) visit(tensor);
+  }
+}
 
 }  // namespace fsdp::internal
