@@ -14,7 +14,7 @@ namespace fsdp {
 // rank, its policy, and the collective that it issued last. Then, per mesh dimension, the
 // collectives that this rank issued last (at most 64, of all models), oldest first:
 //
-//   l0: resident, 2 parameters, 352 bytes of shards, 704 unsharded, reshards after forward; last: all-gather 17
+//   l0: resident, 2 parameters, 352 bytes of shards, 704 unsharded; last: all-gather 17
 //   collectives issued last by rank 0:
 //     17: all-gather of unit 'l0', 352 bytes
 //
