@@ -61,6 +61,9 @@ auto deferred_init(Build&& build) {
 // Module::apply (parents first), with the parameters of its unit full and gradients off:
 // it is to write those that the module itself has, alike on all ranks.
 //
+// What an operator that takes no generator drew (dropout) is drawn again from LibTorch's
+// default one, which is put back afterwards: no other thread may use it meanwhile.
+//
 // Local, but for `initialise`, which makes it collective over the units' meshes. Throws
 // ValueError, with names and nothing changed, where a tensor that was not deferred would
 // need an `initialise` that is not there.

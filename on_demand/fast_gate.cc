@@ -94,6 +94,21 @@ OnDemandStorage* up_to_date_storage(const at::Tensor& tensor) {
   return storage;
 }
 
+// c10::impl::ExcludeDispatchKeyGuard of the gate's key, inline.
+class ExcludeGate {
+ public:
+  ExcludeGate() : local_(c10::impl::raw_local_dispatch_key_set), before_(local_.excluded()) {
+    local_.set_excluded(before_.add(kGateKey));
+  }
+  ExcludeGate(const ExcludeGate&) = delete;
+  ExcludeGate& operator=(const ExcludeGate&) = delete;
+  ~ExcludeGate() { local_.set_excluded(before_); }
+
+ private:
+  c10::impl::PODLocalDispatchKeySet& local_;
+  DispatchKeySet before_;
+};
+
 bool is_update_among_dtensors(const at::Tensor& self, const auto&... others) {
   bool all_dtensors = is_entry_or_view(self);
   const auto look = [&all_dtensors](const at::Tensor& tensor) {
@@ -110,6 +125,8 @@ struct FastGate;
 
 template <class Op, class Result, class... Args>
 struct FastGate<Op, Result(Args...)> {
+  using Schema = Result(Args...);
+
   static Result touching(DispatchKeySet keys, Args... args) {
     if (any_entry(args...)) return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
     TouchedGroups groups;
@@ -145,17 +162,22 @@ struct FastGate<Op, Result(Args...)> {
   }
 
  private:
-  // Arguments that are values (SymInts, options) are moved once on their way.
+  // Arguments that are values (SymInts, options) are moved on their way, so the operator
+  // is called through its handle: Op::redispatch would be one more call that moves them.
   static Result run_below(DispatchKeySet keys, Args&... args) {
-    const c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
-    return Op::redispatch(below_gate(keys), std::forward<Args>(args)...);
+    static const auto op = handle().template typed<Schema>();
+    const ExcludeGate excluded;
+    return op.redispatch(below_gate(keys), std::forward<Args>(args)...);
+  }
+
+  static c10::OperatorHandle handle() {
+    return c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
   }
 
   template <c10::KernelFunction::BoxedKernelFunction_withDispatchKeys* kernel>
   static Result boxed(DispatchKeySet keys, Args... args) {
     static const auto function = c10::KernelFunction::makeFromBoxedFunction<kernel>();
-    static const auto op =
-        c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+    static const auto op = handle();
     return function.template call<Result, Args...>(op, keys, std::forward<Args>(args)...);
   }
 };

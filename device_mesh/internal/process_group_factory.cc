@@ -66,6 +66,14 @@ void describe(Backend::Options& options, const Membership& members) {
   options.global_ranks_in_group = members.global_ranks;
 }
 
+// Gloo returns on a rank as soon as its own connections stand: a rank that then destroyed
+// the group closed connections that others had not accepted yet, which failed there.
+void await_connections_of_all(const StorePtr& store, const Membership& members) {
+  const std::string all = "all_connected";
+  if (store->add("connected", 1) == members.size) store->set(all, std::vector<uint8_t>{});
+  store->wait({all}, members.timeout);
+}
+
 void add_gloo(ProcessGroup& group, const Membership& members, GlooDevices devices) {
   auto options = ProcessGroupGloo::Options::create(members.timeout);
   describe(*options, members);
@@ -73,6 +81,7 @@ void add_gloo(ProcessGroup& group, const Membership& members, GlooDevices device
   options->threads = 2;
   auto store = c10::make_intrusive<c10d::PrefixStore>("gloo", members.store);
   auto backend = c10::make_intrusive<ProcessGroupGloo>(store, members.rank, members.size, options);
+  await_connections_of_all(store, members);
   group.setBackend(c10::kCPU, ProcessGroup::BackendType::GLOO, backend);
 }
 
