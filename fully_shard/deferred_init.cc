@@ -30,7 +30,7 @@ namespace {
 using internal::DeferredStorage;
 using internal::ModuleTree;
 using internal::ParamGroup;
-using Group = c10::intrusive_ptr<ParamGroup>;
+using GroupPtr = c10::intrusive_ptr<ParamGroup>;
 
 c10::Device device_of(const DeviceMesh& mesh) {
   const auto type = mesh.device_type();
@@ -62,7 +62,7 @@ class WithoutValues {
     }
   }
 
-  std::vector<Group> groups;
+  std::vector<GroupPtr> groups;
   std::vector<PlainTensor> plain;
   std::set<const torch::nn::Module*> to_initialise;  // they have one that nobody recorded
   std::vector<std::string> names_to_initialise;

@@ -30,10 +30,6 @@ std::vector<const c10d::ProcessGroup*> process_groups(const DeviceMesh& mesh) {
   return groups;
 }
 
-[[noreturn]] void not_implemented(const char* method) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false, "FSDPModule::", method, " is not implemented yet");
-}
-
 }  // namespace
 
 void UnshardHandle::wait() {
@@ -152,6 +148,12 @@ void FSDPModule::set_unshard_in_backward(bool unshard_in_backward) {
   unit_->policy.prefetch_in_backward = unshard_in_backward;
 }
 
+void FSDPModule::set_backward_prefetch(BackwardPrefetch when, bool recurse) {
+  for_each_unit(recurse, [=](auto& unit) {
+    unit.policy.prefetch_after_gradients = when == BackwardPrefetch::kPost;
+  });
+}
+
 void FSDPModule::set_full_precision(bool full_precision, bool recurse) {
   std::vector<internal::Unit*> units;
   for_each_unit(recurse, [&](auto& unit) {
@@ -173,12 +175,6 @@ void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& 
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
   unit_->root->schedule.set_prefetch_list(unit_->id, /*backward=*/true, ids_of(modules));
-}
-
-void FSDPModule::set_gradient_divide_factor(double factor) {
-  TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: factor is ", factor,
-                    "; it must be positive");
-  unit_->policy.gradient_divide_factor = factor;
 }
 
 void FSDPModule::ignore(const std::vector<at::Tensor>& parameters) {
@@ -204,25 +200,8 @@ void FSDPModule::zero_pending_gradients(bool recurse) {
 
 void FSDPModule::reset_lazy_init() { unit_->root->schedule.forget(); }
 
-void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {
-  if (unit_->group != nullptr) unit_->group->gradients().set_hook(std::move(hook));
-}
-
 void FSDPModule::set_reduce_scatter_unused_params(bool enable, bool recurse) {
   for_each_unit(recurse, [=](auto& unit) { unit.policy.reduce_unused_params = enable; });
-}
-
-void FSDPModule::set_force_sum_reduction_for_comms(bool) {}
-
-void FSDPModule::set_custom_all_gather(Communicate) { not_implemented("set_custom_all_gather"); }
-void FSDPModule::set_custom_reduce_scatter(Communicate) {
-  not_implemented("set_custom_reduce_scatter");
-}
-void FSDPModule::set_post_optim_event(std::shared_ptr<void>) {
-  not_implemented("set_post_optim_event");
-}
-void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool) {
-  not_implemented("set_allocate_memory_from_process_group_for_comm");
 }
 
 }  // namespace fsdp

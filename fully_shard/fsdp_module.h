@@ -2,6 +2,7 @@
 // not keep the module alive. Once the unit's parameters died, methods on them do nothing.
 #pragma once
 
+#include "fully_shard/communicate.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/policies.h"
 
@@ -12,8 +13,8 @@
 #include <string>
 #include <vector>
 
-namespace c10d {
-class Work;
+namespace c10 {
+struct Event;
 }
 
 namespace torch::nn {
@@ -84,6 +85,8 @@ class FSDPModule {
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true);
   // False: no prefetch of this unit in backward; a touch still gathers.
   void set_unshard_in_backward(bool unshard_in_backward);
+  // Of what these units gather ahead in backward.
+  void set_backward_prefetch(BackwardPrefetch when, bool recurse = true);
   // True: modules compute with the parameters' own dtype, as for an evaluation, and what
   // is gathered has it; MixedPrecisionPolicy's param_dtype, input casts and output_dtype
   // wait until it is false again. Reshards the units. Local; every rank must do the same.
@@ -124,13 +127,21 @@ class FSDPModule {
   // Nothing to do: reductions here are always sums, divided afterwards.
   void set_force_sum_reduction_for_comms(bool enable);
 
-  // Not implemented yet: these throw NotImplementedError.
-  // A user's own collectives: from `input` into `output`, finished when the work is.
-  using Communicate = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& output,
-                                                                   const at::Tensor& input)>;
+  // What gathers this unit's parameters, and adds up its gradients, over the ranks that
+  // shard, instead of the mesh's process groups (communicate.h); empty: these. Each is
+  // called on all ranks in one order, the two in any order to each other, so they need
+  // groups of their own. Called without gradients; what it throws is told as a failed
+  // collective of the unit. Not asked: pieces that ReshardAfterForward::to_world keeps.
+  // Local; every rank must do the same. Throws NotImplementedError where gathers need no
+  // other rank.
+  using Communicate = fsdp::Communicate;
   void set_custom_all_gather(Communicate all_gather);
   void set_custom_reduce_scatter(Communicate reduce_scatter);
-  void set_post_optim_event(std::shared_ptr<void> event);
+  // The next all-gather of this unit's tree waits, on the device, for what was recorded:
+  // an optimizer that runs on another stream. Once; null: nothing to wait for. Throws
+  // ValueError for an event of another type of device. Local.
+  void set_post_optim_event(std::shared_ptr<c10::Event> event);
+  // Not implemented: throws NotImplementedError.
   void set_allocate_memory_from_process_group_for_comm(bool enable);
 
   bool operator==(const FSDPModule&) const = default;

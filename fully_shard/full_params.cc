@@ -21,12 +21,12 @@ namespace fsdp {
 namespace {
 
 using internal::ParamGroup;
-using Group = c10::intrusive_ptr<ParamGroup>;
+using GroupPtr = c10::intrusive_ptr<ParamGroup>;
 
 // Keeps one group unsharded, and has the gather of the next one in flight.
 class Window {
  public:
-  Window(const Group& group, ParamGroup* next) : group_(group) {
+  Window(const GroupPtr& group, ParamGroup* next) : group_(group) {
     if (!group_) return;
     group_->hold();
     if (next != nullptr && !next->casts()) next->unshard_async();
@@ -37,13 +37,13 @@ class Window {
   Window(const Window&) = delete;
 
  private:
-  Group group_;
+  GroupPtr group_;
 };
 
 struct NamedParam {
   std::string name;
   at::Tensor value;
-  Group group;  // null for a plain tensor
+  GroupPtr group;  // null for a plain tensor
 };
 
 std::vector<NamedParam> find_params(torch::nn::Module& module) {
@@ -106,7 +106,7 @@ void for_each_full_param(
     while (end < params.size() && params[end].group == group) ++end;
     c10::NoGradGuard no_grad;
     const bool casts = group && group->casts();
-    const Window window(casts ? Group() : group,
+    const Window window(casts ? GroupPtr() : group,
                         end < params.size() ? params[end].group.get() : nullptr);
     for (size_t i = begin; i < end; ++i) visit(params[i].name, full_value(params[i].value, casts));
   }

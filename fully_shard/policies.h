@@ -53,6 +53,11 @@ struct MixedPrecisionPolicy {
   bool cast_forward_inputs = true;
 };
 
+// When a backward gathers ahead what is expected next: when a unit is entered, or, for
+// one unit less in memory, when that unit's gradients have left for their reduction
+// (without gradient synchronisation: not ahead at all). The same units are gathered.
+enum class BackwardPrefetch { kPre, kPost };
+
 struct OffloadPolicy {
   bool offload_to_cpu = false;
   bool pin_memory = true;

@@ -4,6 +4,8 @@
 #include "fully_shard/units/root.h"
 
 #include <ATen/record_function.h>
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -95,8 +97,11 @@ void ParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* storage
   param(index).storage_destroyed(storage);
 }
 
-Issue ParamGroup::issue(uint64_t agreement) const {
-  return {.unit = number_, .unit_name = name(), .agreement = agreement};
+Issue ParamGroup::issue(uint64_t agreement, const Communicate* custom) const {
+  return {.unit = number_,
+          .unit_name = name(),
+          .agreement = agreement,
+          .custom = custom && *custom ? custom : nullptr};
 }
 
 void ParamGroup::prefetch() {
@@ -110,9 +115,17 @@ void ParamGroup::issue_gather() {
   if (evict_after_every_operator() && !pinned()) return;  // a prefetch: that mode is about touches
   RECORD_FUNCTION("fsdp::all_gather(" + name() + ")", {});
   const RuntimeMode runtime_mode;
-  copy_.issue(row_to_gather(), issue(agreed_.word()));
+  await_optimizer();
+  const auto row = row_to_gather();
+  const bool among_neighbours = &row.transport != &dim_->transport();
+  copy_.issue(row, issue(agreed_.word(), among_neighbours ? nullptr : &unit_->custom.all_gather));
   accounts_.count(&Counters::all_gathers);
   if (!pinned()) accounts_.count(&Counters::prefetched_all_gathers);
+}
+
+void ParamGroup::await_optimizer() {
+  const auto event = std::exchange(unit_->root->after_optimizer, nullptr);
+  if (event) event->block(c10::impl::VirtualGuardImpl(device().type()).getStream(device()));
 }
 
 PackedRow ParamGroup::row_to_gather() {

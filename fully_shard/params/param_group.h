@@ -140,8 +140,9 @@ class ParamGroup final : public OnDemandGroup {
   void check_shards_are_announced();
 
   const std::string& name() const;
-  // What a collective of this group is issued as.
-  Issue issue(uint64_t agreement) const;
+  // What a collective of this group is issued as; with the user's own function, if there
+  // is one.
+  Issue issue(uint64_t agreement, const Communicate* custom = nullptr) const;
   void rename(const std::function<std::string(const std::string& name)>& renamed);
   std::vector<ShardedParam>& params() { return params_; }
   const std::vector<ShardedParam>& params() const { return params_; }
@@ -183,6 +184,7 @@ class ParamGroup final : public OnDemandGroup {
   void copy_to_shard(int64_t index);
   void empty_by_schedule();
   void empty_copy();
+  void await_optimizer();
   PackedRow row_to_gather();
   void open_shards(c10::Device device);
   void open_cast_row();

@@ -6,9 +6,6 @@
 namespace fsdp::internal {
 namespace {
 
-// How many units are gathered ahead of the one that is entered.
-constexpr int64_t kDepth = 1;
-
 size_t index(PassKind kind) { return static_cast<size_t>(kind); }
 
 }  // namespace
@@ -117,7 +114,8 @@ void Schedule::enter(UnitId unit, Decision& decision) {
   end_turns(unit, decision);
   age_guesses(unit, decision);
   count_visit(unit);
-  choose_prefetch(decision);
+  puts_off_ = kind_ == PassKind::kBackward && units_.at(unit).policy->prefetch_after_gradients;
+  if (!puts_off_) choose_prefetch(decision);
 }
 
 void Schedule::end_turns(UnitId entered, Decision& decision) {
@@ -140,50 +138,6 @@ void Schedule::count_visit(UnitId unit) {
     for (auto& [id, state] : units_) state.visits[index(*kind_)].end_round();
   }
   ++units_.at(unit).visits[index(*kind_)].now;
-}
-
-void Schedule::age_guesses(UnitId entered, Decision& decision) {
-  for (const auto id : resident_) {
-    auto& age = units_.at(id).guess_age;
-    if (id == entered || !age || ++*age <= kDepth) continue;
-    age.reset();
-    decision.discard.push_back(id);
-  }
-}
-
-void Schedule::discard_listed(UnitId entered, Decision& decision) {
-  for (auto& [id, state] : units_) {
-    if (id == entered || !std::exchange(state.listed, false)) continue;
-    if (state.turn != Turn::kNone) decision.discard.push_back(id);
-  }
-}
-
-std::optional<UnitId> Schedule::expected_successor() const {
-  if (const auto* known = successors_.after(*kind_, previous_, *current_)) return *known;
-  if (kind_ == PassKind::kBackward) return std::nullopt;
-  const auto next = units_.upper_bound(*current_);
-  return next == units_.end() ? std::nullopt : std::optional(next->first);
-}
-
-void Schedule::choose_prefetch(Decision& decision) {
-  const bool backward = kind_ == PassKind::kBackward;
-  const auto& here = units_.at(*current_);
-  const auto& list = backward ? here.backward_list : here.forward_list;
-  for (const auto unit : list) {
-    auto& state = units_.at(unit);
-    if (state.turn != Turn::kNone) continue;
-    state.listed = true;
-    state.guess_age.reset();
-    decision.prefetch.push_back(unit);
-  }
-  if (!list.empty()) return;
-  const auto next = expected_successor();
-  // The first unit again: a new round may begin, or not.
-  if (!next || next == first_) return;
-  auto& state = units_.at(*next);
-  if (state.turn != Turn::kNone || (backward && !state.policy->prefetch_in_backward)) return;
-  state.guess_age = 0;
-  decision.prefetch.push_back(*next);
 }
 
 Decision Schedule::touched_elsewhere() {
@@ -229,21 +183,17 @@ void Schedule::emptied(UnitId unit) {
   resident_.erase(unit);
 }
 
-void Schedule::set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId> units) {
-  std::erase_if(units, [&](UnitId other) { return !units_.contains(other) || other == unit; });
-  auto& state = units_.at(unit);
-  (backward ? state.backward_list : state.forward_list) = std::move(units);
-}
-
 void Schedule::end_pass() {
   if (kind_ && current_) successors_.learn(*kind_, previous_, *current_, std::nullopt);
   current_ = previous_ = first_ = std::nullopt;
+  puts_off_ = false;
 }
 
 void Schedule::forget() {
   successors_.forget();
   for (auto& [id, state] : units_) state.visits = {};
   current_ = previous_ = first_ = std::nullopt;
+  puts_off_ = false;
 }
 
 }  // namespace fsdp::internal

@@ -56,6 +56,12 @@ class Schedule {
   // The outermost backward that touched units of this root ended; false: more are to
   // come.
   Decision backward_ended(bool is_last);
+  // The unit whose turn it is in a backward, and which gathers ahead only when its
+  // gradients have left (prefetch_after_gradients); none, or nothing put off.
+  std::optional<UnitId> put_off_by() const { return puts_off_ ? current_ : std::nullopt; }
+  // What it put off: to be gathered now. Ranks may differ in when gradients leave, so
+  // also before any other gather of theirs, and before backward_ended().
+  std::vector<UnitId> take_put_off();
   // A unit's gather was issued as decided.
   void unsharded(UnitId unit);
   // A unit was asked for by hand: it waits for its next turn, resident before or not.
@@ -106,6 +112,7 @@ class Schedule {
   Successors successors_;
   std::optional<PassKind> kind_;
   std::optional<UnitId> current_, previous_;
+  bool puts_off_ = false;        // the current unit's prefetch has not been chosen yet
   std::optional<UnitId> first_;  // entered first since the kind changed
 };
 

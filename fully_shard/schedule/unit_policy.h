@@ -13,6 +13,7 @@ struct UnitPolicy {
   bool all_reduce_gradients = true;   // hybrid sharding: false keeps the sums over the shards
   bool reduce_unused_params = false;  // reduce what nobody used too: zeros
   bool prefetch_in_backward = true;
+  bool prefetch_after_gradients = false;              // in backward: not when the unit is entered
   bool full_precision = false;                        // param_dtype is not applied
   std::optional<double> gradient_divide_factor = {};  // unset: the number of ranks
 };

@@ -3,6 +3,7 @@
 #include "fully_shard/params/late_parameters.h"
 #include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/step/prefetch.h"
 #include "on_demand/pass.h"
 
 #include <algorithm>
@@ -69,6 +70,13 @@ void BackwardRun::send_ready() {
              order_.next([](ParamGroup* each) { return each->gradients().complete(); })) {
     send(**group);
   }
+}
+
+void BackwardRun::prefetch_after_gradients(Root& root) const {
+  const auto by = root.schedule.put_off_by();
+  if (!by) return;
+  const auto group = root.groups.find(*by);
+  if (group != root.groups.end() && order_.has_left(group->second)) prefetch_put_off(root);
 }
 
 int64_t BackwardRun::send(ParamGroup& group) {
@@ -167,6 +175,7 @@ void BackwardRun::publish() {
 
 void BackwardRun::end_roots() {
   for (const auto& root : roots_) {
+    prefetch_put_off(*root);
     const auto decision = root->schedule.backward_ended(root->is_last_backward);
     for (const auto unit : decision.discard) root->groups.at(unit)->drop_gather();
     for (const auto unit : decision.evict) root->groups.at(unit)->reshard();

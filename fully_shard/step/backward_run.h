@@ -43,6 +43,8 @@ class BackwardRun {
   // A group was touched, or received a gradient.
   void touched(ParamGroup& group);
   void gradient_arrived(ParamGroup& group, int64_t index);
+  // Gathers what a unit of `root` put off, if its gradients have left.
+  void prefetch_after_gradients(Root& root) const;
   // The backward is done.
   void finish();
   void remove(ParamGroup& group);

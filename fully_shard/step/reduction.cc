@@ -40,8 +40,9 @@ at::Tensor Reduction::wait_for() {
 void Reduction::send(GradientBuffer::Late late) {
   RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->name() + ")", {});
   const auto bytes = buffer_.nbytes();
-  put_in_flight<Sent>(group_->dim().transport().reduce(buffer_.release_rows(late), buffer_.dtype(),
-                                                       group_->issue(/*agreement=*/0)));
+  const auto issue = group_->issue(/*agreement=*/0, &group_->unit().custom.reduce_scatter);
+  put_in_flight<Sent>(
+      group_->dim().transport().reduce(buffer_.release_rows(late), buffer_.dtype(), issue));
   const auto ranks = group_->dim().shard_count();
   group_->accounts().count(&Counters::reduce_scatters);
   group_->accounts().add(&Counters::reduce_scatter_bytes, bytes / ranks * (ranks - 1));

@@ -1,6 +1,7 @@
 #include "fully_shard/step/runtime.h"
 
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/step/prefetch.h"
 #include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/unit_events.h"
 #include "fully_shard/units/write_checks.h"
@@ -120,15 +121,13 @@ void Runtime::touched_in_backward(ParamGroup& group) {
 void Runtime::enter(ParamGroup& group, Pass pass) {
   const RuntimeMode runtime_mode;
   auto& root = *group.unit().root;
+  if (const auto last = last_root_.lock()) prefetch_put_off(*last);
   group.issue_gather();
   const auto decision = root.schedule.touched(group.unit().id, pass);
   apply(root, decision, pass);
   leave_other_roots(group.unit().root, pass);
   group.fill();
-  for (const auto unit : decision.prefetch) {
-    const auto found = root.groups.find(unit);
-    if (found != root.groups.end()) found->second->prefetch();
-  }
+  prefetch(root, decision.prefetch);
   root.raw_writes.raise(dim_->global_rank());  // what apply() found
 }
 
@@ -166,6 +165,7 @@ void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
   const RuntimeMode runtime_mode;
   begin_graph_task(current_graph_task());
   run_->gradient_arrived(group, index);
+  run_->prefetch_after_gradients(*group.unit().root);
   tell_unit_observer(&UnitObserver::gradient_arrived, group.unit());
 }
 

@@ -87,17 +87,18 @@ class MessageGather final : public Gather {
   bool waited_ = false;
 };
 
-// The backend's all-gather. On devices nothing is announced.
+// The user's all-gather, or the backend's. On devices nothing is announced.
 class BackendGather final : public Gather {
  public:
   BackendGather(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
-                const at::Tensor& shards, std::string what)
+                const at::Tensor& shards, const Communicate* custom, std::string what)
       : log_(std::move(log)),
         announcement_(std::move(announcement)),
         what_(std::move(what)),
         rows_(scratch_memory({group_size(group), shards.numel()}, shards.scalar_type(),
                              shards.device())),
-        pending_(all_gather(group, rows_.view({-1}), shards)) {}
+        pending_(custom ? issue(group, [&] { return (*custom)(rows_.view({-1}), shards); })
+                        : all_gather(group, rows_.view({-1}), shards)) {}
 
   int64_t staging_bytes() const override { return rows_.numel(); }
 
@@ -123,17 +124,17 @@ class BackendGather final : public Gather {
 
 std::unique_ptr<Gather> issue_c10d_gather(const std::shared_ptr<IssueLog>& log,
                                           const IssuedOperation& operation, const Group& group,
-                                          const at::Tensor& shards) {
-  if (log->carries(shards.numel())) {
+                                          const at::Tensor& shards, const Communicate* custom) {
+  if (!custom && log->carries(shards.numel())) {
     return std::make_unique<RidingGather>(log->announce(operation, shards.view({1, -1})), group,
                                           shards.numel());
   }
   auto announcement = log->announce(operation);
-  if (better_by_messages(group, shards)) {
+  if (!custom && better_by_messages(group, shards)) {
     return std::make_unique<MessageGather>(log, std::move(announcement), group, shards,
                                            operation.what);
   }
-  return std::make_unique<BackendGather>(log, std::move(announcement), group, shards,
+  return std::make_unique<BackendGather>(log, std::move(announcement), group, shards, custom,
                                          operation.what);
 }
 

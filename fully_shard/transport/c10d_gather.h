@@ -13,10 +13,11 @@
 
 namespace fsdp::internal {
 
-// `shards`: this rank's row, uint8 [bytes]. Announces `operation` on `log`, whose group
-// may be another one; does not block. Collective over `group`.
+// `shards`: this rank's row, uint8 [bytes], sent by `custom` unless that is null.
+// Announces `operation` on `log`, whose group may be another one; does not block.
+// Collective over `group`.
 std::unique_ptr<Gather> issue_c10d_gather(const std::shared_ptr<IssueLog>& log,
                                           const IssuedOperation& operation, const Group& group,
-                                          const at::Tensor& shards);
+                                          const at::Tensor& shards, const Communicate* custom);
 
 }  // namespace fsdp::internal

@@ -14,18 +14,20 @@
 namespace fsdp::internal {
 namespace {
 
-// The backend's reduce-scatter.
+// The user's reduce-scatter, or the backend's.
 class BackendReduction final : public PendingReduction {
  public:
   BackendReduction(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
-                   const at::Tensor& rows, at::ScalarType dtype, std::string what)
+                   const at::Tensor& rows, at::ScalarType dtype, const Communicate* custom,
+                   std::string what)
       : log_(std::move(log)),
         announcement_(std::move(announcement)),
         what_(std::move(what)),
         dtype_(dtype),
         rows_(rows.view(c10::toRealValueType(dtype)).contiguous()),
         sum_(scratch_memory({rows_.size(1)}, rows_.scalar_type(), rows_.device())),
-        pending_(reduce_scatter(group, sum_, rows_.view({-1}), ReduceOp::kSum)) {}
+        pending_(custom ? issue(group, [&] { return (*custom)(sum_, rows_.view({-1})); })
+                        : reduce_scatter(group, sum_, rows_.view({-1}), ReduceOp::kSum)) {}
 
   int64_t staging_bytes() const override {
     return static_cast<int64_t>(rows_.nbytes() + sum_.nbytes());
@@ -104,18 +106,19 @@ std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, int64
 std::unique_ptr<PendingReduction> issue_c10d_reduction(const std::shared_ptr<IssueLog>& log,
                                                        const IssuedOperation& operation,
                                                        const Group& group, const at::Tensor& rows,
-                                                       at::ScalarType dtype) {
-  if (rides(*log, group, rows.size(1))) {
+                                                       at::ScalarType dtype,
+                                                       const Communicate* custom) {
+  if (!custom && rides(*log, group, rows.size(1))) {
     constexpr int64_t kSent = 2, kReceived = 1;
     return sum_of_riders(log->announce(operation, rows), (kSent + kReceived) * rows.size(1), dtype);
   }
   auto announcement = log->announce(operation);
-  if (better_by_messages(group, rows)) {
+  if (!custom && better_by_messages(group, rows)) {
     return std::make_unique<ExchangedReduction>(log, std::move(announcement), group, rows, dtype,
                                                 operation.what);
   }
   return std::make_unique<BackendReduction>(log, std::move(announcement), group, rows, dtype,
-                                            operation.what);
+                                            custom, operation.what);
 }
 
 }  // namespace fsdp::internal

@@ -23,12 +23,13 @@ bool rides(const IssueLog& log, const Group& group, int64_t row_bytes);
 std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, int64_t staging_bytes,
                                                 at::ScalarType dtype);
 
-// `rows`: uint8 [ranks, row bytes], elements of `dtype`; overwritten. Announces
-// `operation` on `log`, whose group may be another one; does not block. Collective over
-// `group`.
+// `rows`: uint8 [ranks, row bytes], elements of `dtype`; overwritten. Added up by
+// `custom` unless that is null. Announces `operation` on `log`, whose group may be
+// another one; does not block. Collective over `group`.
 std::unique_ptr<PendingReduction> issue_c10d_reduction(const std::shared_ptr<IssueLog>& log,
                                                        const IssuedOperation& operation,
                                                        const Group& group, const at::Tensor& rows,
-                                                       at::ScalarType dtype);
+                                                       at::ScalarType dtype,
+                                                       const Communicate* custom);
 
 }  // namespace fsdp::internal

@@ -41,7 +41,7 @@ class C10dTransport final : public Transport {
   std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue) override {
     return issue_c10d_gather(
         gather_log_, operation_of(CollectiveKind::kAllGather, "all-gather", shards.numel(), issue),
-        gather_group_, shards);
+        gather_group_, shards, issue.custom);
   }
 
   std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
@@ -49,7 +49,7 @@ class C10dTransport final : public Transport {
     return issue_c10d_reduction(
         reduce_log_,
         operation_of(CollectiveKind::kReduceScatter, "reduce-scatter", rows.size(1), issue),
-        reduce_group_, rows, dtype);
+        reduce_group_, rows, dtype, issue.custom);
   }
 
   std::unique_ptr<PendingReduction> all_reduce(at::Tensor row, const Issue& issue) override {

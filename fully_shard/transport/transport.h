@@ -17,6 +17,7 @@
 
 #include "device_mesh/collectives/row_exchange.h"
 #include "device_mesh/device_mesh.h"
+#include "fully_shard/communicate.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -34,6 +35,10 @@ struct Issue {
   uint32_t unit = 0;  // number of the unit on this process group, the same on all ranks
   std::string unit_name = {};
   uint64_t agreement = 0;  // a word that travels with a gather, to be compared by the caller
+  // What sends gather() or reduce() in the transport's place, while it announces and
+  // compares as ever; null: the transport. Outlives the call. Not of one that is
+  // one_sided().
+  const Communicate* custom = nullptr;
 };
 
 // What every rank has in its shard memory. A value; keeps the rows readable.

@@ -8,7 +8,12 @@
 #include "fully_shard/units/raw_writes.h"
 
 #include <map>
+#include <memory>
 #include <utility>
+
+namespace c10 {
+struct Event;
+}
 
 namespace fsdp::internal {
 
@@ -20,6 +25,7 @@ class Root {
   Accounts accounts;
   bool is_last_backward = true;
   RawWrites raw_writes;
+  std::shared_ptr<c10::Event> after_optimizer;  // the next gather waits for it; null: nothing
   ParamGroup* settled = nullptr;  // the one whose touches need nothing, if it is in this tree
   std::map<UnitId, ParamGroup*> groups;  // of the units that have one; they take themselves off
 
@@ -27,6 +33,7 @@ class Root {
     schedule.absorb(std::move(other.schedule));
     accounts.absorb(other.accounts);
     groups.merge(other.groups);
+    if (other.after_optimizer) after_optimizer = std::move(other.after_optimizer);
   }
 };
 

@@ -1,7 +1,8 @@
 // One fully_shard call: what was asked for, and where it stands among the other units.
-// Eleven data members: it is a node of a tree with what was asked for beside it.
+// Twelve data members: it is a node of a tree with what was asked for beside it.
 #pragma once
 
+#include "fully_shard/communicate.h"
 #include "fully_shard/policies.h"
 #include "fully_shard/schedule/unit_id.h"
 #include "fully_shard/schedule/unit_policy.h"
@@ -24,6 +25,11 @@ namespace fsdp::internal {
 class ParamGroup;
 class Root;
 
+// What the user sends in the transport's place; empty: the transport.
+struct CustomCollectives {
+  Communicate all_gather = {}, reduce_scatter = {};
+};
+
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   explicit Unit(UnitPolicy asked);
@@ -44,6 +50,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
   UnitPolicy policy;
   MixedPrecisionPolicy precision = {};
+  CustomCollectives custom = {};
   int64_t summons = 0;  // SummonFullParams that show it in the registry
 
   // No enclosing unit whose module lives.

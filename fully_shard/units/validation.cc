@@ -7,6 +7,7 @@
 #include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit_table.h"
 #include "on_demand/gate_key.h"
+#include "on_demand/on_demand_storage.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -101,6 +102,14 @@ void validate_one_device(const std::vector<const FoundParam*>& fresh, const Devi
   }
 }
 
+// Neither entry nor member of a unit.
+void validate_is_not_sharded(const at::Tensor& ignored, size_t index) {
+  TORCH_CHECK_VALUE(
+      !is_dtensor(ignored) && OnDemandStorage::of(ignored.unsafeGetTensorImpl()) == nullptr,
+      "fully_shard: ignored_params[", index, "] of shape ", ignored.sizes(),
+      " is sharded by a unit already; ignore it in the call that would shard it");
+}
+
 void validate_ignored(const std::vector<torch::nn::Module*>& modules,
                       const FullyShardOptions& options) {
   std::set<const c10::TensorImpl*> known;
@@ -111,6 +120,7 @@ void validate_ignored(const std::vector<torch::nn::Module*>& modules,
     });
   }
   for (size_t i = 0; i < options.ignored_params.size(); ++i) {
+    validate_is_not_sharded(options.ignored_params[i], i);
     TORCH_CHECK_VALUE(known.contains(options.ignored_params[i].unsafeGetTensorImpl()),
                       "fully_shard: ignored_params[", i, "] of shape ",
                       options.ignored_params[i].sizes(), " is no parameter of the module");

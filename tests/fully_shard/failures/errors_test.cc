@@ -108,6 +108,20 @@ TEST(Errors, AnIgnoredTensorThatIsNoParameter) {
   });
 }
 
+TEST(Errors, AnIgnoredTensorThatAUnitShards) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    torch::nn::Sequential model(torch::nn::Linear(2, 2), torch::nn::Linear(2, 2));
+    auto* const below = model->ptr(0)->as<torch::nn::Linear>();
+    fully_shard(*below, mesh);
+    for (const auto& sharded : {below->weight, below->parameters()[0]}) {
+      expect_error<c10::ValueError>(
+          [&] { fully_shard(model, mesh, {.ignored_params = {sharded}}); },
+          AllOf(HasSubstr("ignored_params[0] of shape [2, 2]"), HasSubstr("sharded by a unit")));
+    }
+    EXPECT_FALSE(is_fsdp_module(*model));
+  });
+}
+
 TEST(Errors, RawAccessToAShardedMember) {
   run_ranks(2, [](int64_t) {
     const auto mesh = init_device_mesh(torch::kCPU, {2});

@@ -51,6 +51,25 @@ TEST_P(Replicated, SendsOneAllReduceAndGathersNothing) {
   });
 }
 
+// Python's walks stop at a replicated module and hide all below it, since the two do not
+// compose there.
+TEST_P(Replicated, UnitsAreListedLikeOthersAndHideNothing) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    Pair inner(4, 6, 3);
+    torch::nn::Sequential outer(inner);
+    fully_shard(inner->first, mesh);
+    const auto replicated = replicate(inner, mesh);
+    const auto root = fully_shard(outer, mesh);
+    const auto below = get_fsdp_module(*inner->first);
+    EXPECT_EQ(fsdp_modules(*outer), (std::vector<FSDPModule>{root, replicated, below}));
+    EXPECT_EQ(fsdp_modules(*inner), (std::vector<FSDPModule>{replicated, below}));
+    EXPECT_EQ(fsdp_modules(*inner->first), std::vector<FSDPModule>{below});
+    EXPECT_EQ(fsdp_modules(*outer, /*root_only=*/true), std::vector<FSDPModule>{root});
+    EXPECT_TRUE(fsdp_modules(*inner->second).empty());
+    EXPECT_FALSE(is_fsdp_module(*inner->second)) << "asking makes no unit";
+  });
+}
+
 TEST_P(Replicated, EntriesAreWholeOnEveryRank) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     Pair model(4, 6, 3);

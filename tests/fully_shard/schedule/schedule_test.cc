@@ -400,6 +400,37 @@ TEST(Schedule, AUnitThatIsNotToBeUnshardedInBackwardIsNotGatheredAheadThere) {
   EXPECT_EQ(driven.prefetched, std::vector<UnitId>{1});
 }
 
+TEST(Schedule, WhatAUnitPutsOffIsChosenOnceWhenAskedFor) {
+  auto tree = blocks();
+  Driven driven(tree, /*prefetches=*/true);
+  step(driven);
+  run(driven, kForward, Pass::kTraining);
+  EXPECT_FALSE(driven.schedule.put_off_by());
+  tree.policies[3].prefetch_after_gradients = true;
+  driven.touch(kRoot, Pass::kBackward);
+  driven.touch(3, Pass::kBackward);
+  EXPECT_TRUE(driven.prefetched.empty());
+  EXPECT_EQ(driven.schedule.put_off_by(), 3);
+  EXPECT_EQ(driven.schedule.take_put_off(), std::vector<UnitId>{2});
+  EXPECT_FALSE(driven.schedule.put_off_by());
+  EXPECT_TRUE(driven.schedule.take_put_off().empty());
+  driven.touch(2, Pass::kBackward);
+  EXPECT_FALSE(driven.schedule.put_off_by()) << "each unit has its own policy";
+}
+
+TEST(Schedule, NothingIsPutOffBeyondTheBackward) {
+  auto tree = blocks();
+  for (auto& policy : tree.policies) policy.prefetch_after_gradients = true;
+  Driven driven(tree, /*prefetches=*/true);
+  step(driven);
+  run(driven, kForward, Pass::kTraining);
+  EXPECT_FALSE(driven.schedule.put_off_by()) << "a forward gathers ahead at once";
+  driven.touch(3, Pass::kBackward);
+  driven.end_backward();
+  EXPECT_FALSE(driven.schedule.put_off_by());
+  EXPECT_TRUE(driven.schedule.take_put_off().empty());
+}
+
 TEST(Schedule, ABackwardThatIsNotTheLastEmptiesNothing) {
   auto tree = blocks();
   for (auto& policy : tree.policies) policy.reshard_after_forward = false;

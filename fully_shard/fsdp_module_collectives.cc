@@ -1,0 +1,62 @@
+// What a unit's collectives are, and what happens around them.
+#include "fully_shard/fsdp_module.h"
+#include "fully_shard/params/param_group.h"
+#include "fully_shard/units/root.h"
+#include "fully_shard/units/unit.h"
+
+#include <c10/core/Event.h>
+#include <c10/util/Exception.h>
+
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+void check_takes_custom(const internal::Unit& unit, const char* method) {
+  TORCH_CHECK_NOT_IMPLEMENTED(unit.group == nullptr || !unit.group->dim().transport().one_sided(),
+                              "FSDPModule::", method,
+                              ": ranks of this mesh read each other's "
+                              "memory, so there is no collective to replace");
+}
+
+}  // namespace
+
+void FSDPModule::set_gradient_divide_factor(double factor) {
+  TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: factor is ", factor,
+                    "; it must be positive");
+  unit_->policy.gradient_divide_factor = factor;
+}
+
+void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {
+  if (unit_->group != nullptr) unit_->group->gradients().set_hook(std::move(hook));
+}
+
+void FSDPModule::set_force_sum_reduction_for_comms(bool) {}
+
+void FSDPModule::set_custom_all_gather(Communicate all_gather) {
+  check_takes_custom(*unit_, "set_custom_all_gather");
+  unit_->custom.all_gather = std::move(all_gather);
+}
+
+void FSDPModule::set_custom_reduce_scatter(Communicate reduce_scatter) {
+  check_takes_custom(*unit_, "set_custom_reduce_scatter");
+  unit_->custom.reduce_scatter = std::move(reduce_scatter);
+}
+
+void FSDPModule::set_post_optim_event(std::shared_ptr<c10::Event> event) {
+  if (event && unit_->group != nullptr) {
+    const auto device = unit_->group->mesh().device_type();
+    TORCH_CHECK_VALUE(event->device_type() == device, "set_post_optim_event: the event is of ",
+                      event->device_type(), " but the mesh of ", device, " (rank ",
+                      unit_->group->mesh().rank(), ")");
+  }
+  unit_->root->after_optimizer = std::move(event);
+}
+
+void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool) {
+  TORCH_CHECK_NOT_IMPLEMENTED(false,
+                              "FSDPModule::set_allocate_memory_from_process_group_for_comm is not "
+                              "implemented");
+}
+
+}  // namespace fsdp
