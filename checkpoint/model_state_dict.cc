@@ -8,6 +8,7 @@
 #include "checkpoint/internal/tensor_values.h"
 #include "checkpoint/state_dict.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/units/unit_buffers.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -127,7 +128,7 @@ class ModelSetting {
   }
 
   void check(const std::string& name, const at::Tensor& target, const Described& offered) const {
-    const at::Tensor like = options_.local ? local_value(target) : target;
+    const at::Tensor like = options_.local && is_dtensor(target) ? local_value(target) : target;
     raise_unless_ok(check_fits(
         name, like, {offered.dtype, offered.shape, "in the dict", "convert it first"}, false));
   }
@@ -177,7 +178,7 @@ StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions
   StateDict dict;
   for (const NamedTensor& each : firsts) {
     values[each.tensor.unsafeGetTensorImpl()] =
-        dict_value(each.tensor, options, world.rank == 0, whole);
+        dict_value(internal::in_own_dtype(each.tensor), options, world.rank == 0, whole);
   }
   for (const auto& [name, tensor] : names) {
     if (values[tensor].defined()) dict.insert(name, values[tensor]);

@@ -127,6 +127,14 @@ void materialize_plain(const std::vector<PlainTensor>& plain) {
   }
 }
 
+// fully_shard left those of the meta device as they were.
+void cast_buffers_below(torch::nn::Module& module) {
+  const ModuleTree tree({&module});
+  for (size_t place = 0; place < tree.size(); ++place) {
+    if (tree.unit(place)) tree.unit(place)->cast_buffers();
+  }
+}
+
 }  // namespace
 
 internal::DeferredInit::DeferredInit() : to_the_gate_(ready_gate()) {}
@@ -143,10 +151,12 @@ void materialize(torch::nn::Module& module,
   const at::NoGradGuard no_grad;
   for (const auto& group : found.groups) group->materialize(device_of(group->mesh()), value_of);
   materialize_plain(found.plain);
-  if (found.to_initialise.empty()) return;
-  apply_unsharded(module, [&](torch::nn::Module& each) {
-    if (found.to_initialise.contains(&each)) initialise(each);
-  });
+  if (!found.to_initialise.empty()) {
+    apply_unsharded(module, [&](torch::nn::Module& each) {
+      if (found.to_initialise.contains(&each)) initialise(each);
+    });
+  }
+  cast_buffers_below(module);
 }
 
 }  // namespace fsdp

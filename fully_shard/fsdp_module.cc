@@ -164,6 +164,7 @@ void FSDPModule::set_full_precision(bool full_precision, bool recurse) {
   }
   for (auto* unit : units) {
     unit->policy.full_precision = full_precision;
+    unit->cast_buffers();
     if (!unit->group || !unit->precision.param_dtype) continue;
     unit->group->set_param_dtype(full_precision ? std::nullopt : unit->precision.param_dtype);
   }

@@ -87,11 +87,11 @@ class FSDPModule {
   void set_unshard_in_backward(bool unshard_in_backward);
   // Of what these units gather ahead in backward.
   void set_backward_prefetch(BackwardPrefetch when, bool recurse = true);
-  // True: modules compute with the parameters' own dtype, as for an evaluation, and what
-  // is gathered has it; MixedPrecisionPolicy's param_dtype, input casts and output_dtype
-  // wait until it is false again. Reshards the units. Local; every rank must do the same.
-  // Throws ValueError, with nothing changed, while a unit is held, in use or part of a
-  // live graph.
+  // True: modules compute with the own dtype of parameters and buffers, as for an
+  // evaluation, and what is gathered has it; MixedPrecisionPolicy's param_dtype,
+  // buffer_dtype, input casts and output_dtype wait until it is false again. Reshards the
+  // units. Local; every rank must do the same. Throws ValueError, with nothing changed,
+  // while a unit is held, in use or part of a live graph.
   void set_full_precision(bool full_precision, bool recurse = true);
   // The units whose all-gathers are issued when this one is entered, instead of the
   // expected successor.

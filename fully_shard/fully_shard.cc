@@ -85,6 +85,8 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   unit->precision = options.mp_policy;
   unit->ignore(options.ignored_params);
   shard_parameters(mesh, managed, unit, after.neighbours);
+  if (options.mp_policy.buffer_dtype) unit->buffers.take(managed.buffers);
+  unit->cast_buffers();
   adopt_units(unit, managed);
   for (auto* module : modules) internal::attach_unit(*module, unit);
   return FSDPModule(std::move(unit));

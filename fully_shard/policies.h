@@ -40,12 +40,18 @@ class ReshardAfterForward {
 };
 
 // Of Half, BFloat16, Float and Double; unset: as the parameters are. Only floating
-// parameters, gradients, inputs and outputs are cast.
+// parameters, gradients, buffers, inputs and outputs are cast.
 struct MixedPrecisionPolicy {
   // What modules compute with, and what is gathered; shards keep their dtype.
   std::optional<at::ScalarType> param_dtype = {};
   // What gradients are added up in, over backwards and ranks; unset: param_dtype.
   std::optional<at::ScalarType> reduce_dtype = {};
+  // What buffers become, in place, when fully_shard is applied; unset: they stay. Those
+  // of the unit's modules, but not of units below; one that two units share goes to the
+  // first. Checkpoints save what they were before. batch_norm writes its running
+  // statistics undeclared, and a copy that was cast would take the write: give it
+  // param_dtype's.
+  std::optional<at::ScalarType> buffer_dtype = {};
   // What fsdp::forward returns.
   std::optional<at::ScalarType> output_dtype = {};
   // With param_dtype: an operator that meets a parameter gets its other floating inputs

@@ -1,6 +1,7 @@
 #include "checkpoint/internal/fit.h"
 
 #include "checkpoint/internal/dtype.h"
+#include "fully_shard/units/unit_buffers.h"
 
 #include <sstream>
 
@@ -22,10 +23,11 @@ absl::Status check_fits(const std::string& name, const at::Tensor& target, const
                                       " here and " + shape_text(offered.shape) + " " +
                                       offered.place);
   }
-  if (cast || widens_exactly(offered.dtype, target.scalar_type())) return absl::OkStatus();
-  return absl::InvalidArgumentError("'" + name + "' is " + c10::toString(target.scalar_type()) +
-                                    " here and " + c10::toString(offered.dtype) + " " +
-                                    offered.place + ", which loses something; " + offered.advice);
+  const auto own = own_dtype(target);  // what a buffer that was cast is saved in
+  if (cast || widens_exactly(offered.dtype, own)) return absl::OkStatus();
+  return absl::InvalidArgumentError("'" + name + "' is " + c10::toString(own) + " here and " +
+                                    c10::toString(offered.dtype) + " " + offered.place +
+                                    ", which loses something; " + offered.advice);
 }
 
 }  // namespace fsdp::internal::checkpoint

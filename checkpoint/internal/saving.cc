@@ -10,6 +10,7 @@
 #include "checkpoint/internal/scheduler_step.h"
 #include "checkpoint/internal/tensor_values.h"
 #include "checkpoint/internal/whole_values.h"
+#include "fully_shard/units/unit_buffers.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -23,12 +24,18 @@ namespace {
 
 constexpr size_t kHash = 16;  // what each rank says first: hashes of path, options and plan; the id
 
+// Buffers that are cast for computing (MixedPrecisionPolicy::buffer_dtype), as they were.
+std::vector<NamedTensor> in_own_dtypes(std::vector<NamedTensor> tensors) {
+  for (auto& each : tensors) each.tensor = in_own_dtype(each.tensor);
+  return tensors;
+}
+
 std::vector<SaveItem> items_of(const State& state) {
   std::vector<SaveItem> items;
   std::map<std::string, ModelTensors> models;
   for (const auto& [item, module] : models_of(state)) {
     ModelTensors& tensors = models[item] = tensors_of(*module);
-    items.push_back({item, "model", tensors.tensors, tensors.ties});
+    items.push_back({item, "model", in_own_dtypes(tensors.tensors), tensors.ties});
   }
   for (const auto& [item, each] : optimizers_of(state)) {
     OptimizerTensors tensors = tensors_of(*each.optimizer, models.at(each.model), "save");

@@ -3,6 +3,8 @@
 #include "fully_shard/units/module_tree.h"
 #include "on_demand/on_demand_storage.h"
 
+#include <torch/nn/module.h>
+
 #include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
@@ -40,11 +42,20 @@ class Collector {
     }
   }
 
+  void add_buffers(const ModuleTree& tree, size_t place) {
+    for (const auto& item : tree.module(place).named_buffers(/*recurse=*/false)) {
+      const auto& tensor = item.value();
+      if (tensor.defined() && buffers_.insert(tensor.unsafeGetTensorImpl()).second)
+        result_.buffers.push_back(tensor);
+    }
+  }
+
   ManagedModules release() { return std::move(result_); }
 
  private:
   std::unordered_set<const c10::TensorImpl*> ignored_;
   std::unordered_map<const c10::TensorImpl*, size_t> positions_;
+  std::unordered_set<const c10::TensorImpl*> buffers_;
   ManagedModules result_;
 };
 
@@ -66,6 +77,7 @@ ManagedModules find_managed(const std::vector<torch::nn::Module*>& modules,
       collector.add_unit(tree, i);
     } else {
       collector.add_params(tree, i);
+      collector.add_buffers(tree, i);
     }
   }
   return collector.release();

@@ -1,5 +1,5 @@
-// What one fully_shard call manages: the parameters at and below its modules that no
-// deeper unit manages.
+// What one fully_shard call manages: the parameters and buffers at and below its modules
+// that no deeper unit manages.
 #pragma once
 
 #include "fully_shard/units/registry_slot.h"
@@ -40,8 +40,9 @@ struct FoundUnit {
 };
 
 struct ManagedModules {
-  std::vector<FoundParam> params;  // in registration order
-  std::vector<FoundUnit> units;    // in pre-order
+  std::vector<FoundParam> params;   // in registration order
+  std::vector<at::Tensor> buffers;  // distinct, in registration order
+  std::vector<FoundUnit> units;     // in pre-order
 };
 
 // Local. See module_tree.h for the order.

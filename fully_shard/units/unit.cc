@@ -49,6 +49,10 @@ bool Unit::is_ancestor_of(const Unit& other) const {
   return false;
 }
 
+void Unit::cast_buffers() const {
+  buffers.cast(policy.full_precision ? std::nullopt : precision.buffer_dtype);
+}
+
 void Unit::ignore(const std::vector<at::Tensor>& tensors) {
   for (const auto& tensor : tensors) ignored_.emplace_back(tensor.getIntrusivePtr());
 }

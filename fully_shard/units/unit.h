@@ -1,11 +1,12 @@
 // One fully_shard call: what was asked for, and where it stands among the other units.
-// Twelve data members: it is a node of a tree with what was asked for beside it.
+// Thirteen data members: it is a node of a tree with what was asked for beside it.
 #pragma once
 
 #include "fully_shard/communicate.h"
 #include "fully_shard/policies.h"
 #include "fully_shard/schedule/unit_id.h"
 #include "fully_shard/schedule/unit_policy.h"
+#include "fully_shard/units/unit_buffers.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -51,12 +52,16 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitPolicy policy;
   MixedPrecisionPolicy precision = {};
   CustomCollectives custom = {};
+  UnitBuffers buffers;  // with precision.buffer_dtype: those that the unit casts
   int64_t summons = 0;  // SummonFullParams that show it in the registry
 
   // No enclosing unit whose module lives.
   bool is_root() const;
   bool is_ancestor_of(const Unit& other) const;
   std::string display_name() const { return name.empty() ? "(root)" : name; }
+
+  // Gives the buffers the dtype that the policies ask for now.
+  void cast_buffers() const;
 
   // Plain parameters that the user wants neither sharded nor reduced, here and in the
   // units below.

@@ -47,6 +47,7 @@ void validate_options(const FullyShardOptions& options, const DeviceMesh& mesh) 
   const auto& policy = options.mp_policy;
   validate_dtype("param_dtype", policy.param_dtype, mesh);
   validate_dtype("reduce_dtype", policy.reduce_dtype, mesh);
+  validate_dtype("buffer_dtype", policy.buffer_dtype, mesh);
   validate_dtype("output_dtype", policy.output_dtype, mesh);
   TORCH_CHECK_NOT_IMPLEMENTED(
       !options.offload_policy.offload_to_cpu || mesh.device_type() == at::kCPU,

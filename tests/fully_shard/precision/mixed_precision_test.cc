@@ -174,6 +174,7 @@ TEST_P(MixedPrecision, OtherDtypesAreRefusedByName) {
     EXPECT_THAT(refusal(computing_in(at::kInt)),
                 AllOf(HasSubstr("mp_policy.param_dtype is Int"), HasSubstr(here)));
     EXPECT_THAT(refusal({.reduce_dtype = at::kLong}), HasSubstr("mp_policy.reduce_dtype"));
+    EXPECT_THAT(refusal({.buffer_dtype = at::kInt}), HasSubstr("mp_policy.buffer_dtype is Int"));
     EXPECT_THAT(refusal({.output_dtype = at::kBool}), HasSubstr("mp_policy.output_dtype"));
     EXPECT_FALSE(is_fsdp_module(*linear));
   });
