@@ -7,6 +7,7 @@
 #include "device_mesh/process_group.h"
 
 #include <ATen/Context.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -346,6 +347,11 @@ DeviceMesh default_mesh() {
   const Group group = default_process_group();
   const bool on_cuda = at::globalContext().hasCUDA() && serves(group, c10::kCUDA);
   return init_device_mesh(on_cuda ? c10::kCUDA : c10::kCPU, {group->getSize()});
+}
+
+c10::Device local_device(const DeviceMesh& mesh) {
+  const auto type = mesh.device_type();
+  return type == c10::kCPU ? c10::Device(type) : c10::impl::VirtualGuardImpl(type).getDevice();
 }
 
 std::string to_string(const DeviceMesh& mesh) {

@@ -11,6 +11,7 @@
 // group is created once.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -109,6 +110,10 @@ DeviceMesh init_hybrid_mesh(c10::DeviceType device_type, int64_t ranks_per_node)
 // 1-D over the default group, on CUDA if available, else CPU. Collective the first time,
 // then local (one per default group).
 DeviceMesh default_mesh();
+
+// Where this rank's tensors are to be: the CPU, or the calling thread's current device of
+// the mesh's type, with its index. Local.
+c10::Device local_device(const DeviceMesh& mesh);
 
 std::string to_string(const DeviceMesh& mesh);
 std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh);

@@ -1,6 +1,5 @@
 #include "fully_shard/deferred_init.h"
 
-#include "device_mesh/device_mesh.h"
 #include "fully_shard/full_params.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/units/module_tree.h"
@@ -13,7 +12,6 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/zeros.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
@@ -31,11 +29,6 @@ using internal::DeferredStorage;
 using internal::ModuleTree;
 using internal::ParamGroup;
 using GroupPtr = c10::intrusive_ptr<ParamGroup>;
-
-c10::Device device_of(const DeviceMesh& mesh) {
-  const auto type = mesh.device_type();
-  return type == c10::kCPU ? c10::Device(type) : c10::impl::VirtualGuardImpl(type).getDevice();
-}
 
 c10::DispatchKey ready_gate() {
   internal::install_gate();
@@ -77,7 +70,10 @@ class WithoutValues {
       names_to_initialise.push_back(tree.path_of(place, key));
     }
     if (!seen_.insert(tensor.unsafeGetTensorImpl()).second) return;
-    if (!managed.group) return plain.push_back({tensor, device_for(tree.nearest_unit(place))});
+    if (!managed.group) {
+      const auto unit = tree.nearest_unit(place);
+      return plain.push_back({tensor, unit ? unit->device : c10::Device(c10::kCPU)});
+    }
     if (std::find(groups.begin(), groups.end(), managed.group) == groups.end())
       groups.push_back(managed.group);
   }
@@ -86,13 +82,6 @@ class WithoutValues {
     if (!managed.group) return DeferredStorage::of(tensor) != nullptr;
     const auto& param = managed.group->params()[static_cast<size_t>(managed.index)];
     return DeferredStorage::of(param.without_values()) != nullptr;
-  }
-
-  static c10::Device device_for(const std::shared_ptr<internal::Unit>& unit) {
-    for (auto above = unit; above; above = above->parent.lock()) {
-      if (above->group != nullptr) return device_of(above->group->mesh());
-    }
-    return c10::Device(c10::kCPU);
   }
 
   std::set<const c10::TensorImpl*> seen_;
@@ -149,7 +138,7 @@ void materialize(torch::nn::Module& module,
                     "'. Build the model in fsdp::deferred_init, or give a function that "
                     "initialises modules");
   const at::NoGradGuard no_grad;
-  for (const auto& group : found.groups) group->materialize(device_of(group->mesh()), value_of);
+  for (const auto& group : found.groups) group->materialize(group->unit().device, value_of);
   materialize_plain(found.plain);
   if (!found.to_initialise.empty()) {
     apply_unsharded(module, [&](torch::nn::Module& each) {

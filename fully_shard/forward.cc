@@ -9,15 +9,22 @@ namespace fsdp::internal {
 
 BoundaryCasts boundary_casts_of(const torch::nn::Module& module) {
   const auto unit = find_unit(module);
-  if (!unit || unit->policy.full_precision) return {};
-  const auto& precision = unit->precision;
-  return {precision.cast_forward_inputs ? precision.param_dtype : std::nullopt,
-          precision.output_dtype};
+  if (!unit) return {};
+  BoundaryCasts casts;
+  if (!unit->device.is_cpu()) casts.inputs.device = unit->device;
+  if (unit->policy.full_precision) return casts;
+  if (unit->precision.cast_forward_inputs) casts.inputs.dtype = unit->precision.param_dtype;
+  casts.outputs.dtype = unit->precision.output_dtype;
+  return casts;
 }
 
-at::Tensor cast_floating(const at::Tensor& tensor, CastTo dtype) {
-  if (!dtype || !tensor.defined() || !at::isFloatingType(tensor.scalar_type())) return tensor;
-  return tensor.to(*dtype);
+at::Tensor cast_tensor(const at::Tensor& tensor, const CastTo& to) {
+  if (!tensor.defined()) return tensor;
+  const auto device = to.device.value_or(tensor.device());
+  const auto own = tensor.scalar_type();
+  const auto dtype = at::isFloatingType(own) ? to.dtype.value_or(own) : own;
+  if (device != tensor.device()) return tensor.to(device, dtype);
+  return dtype == own ? tensor : tensor.to(dtype);
 }
 
 }  // namespace fsdp::internal

@@ -1,12 +1,14 @@
-// Mixed precision at the boundary of a module, as FSDP2's forward has it: what meets no
-// parameter is cast too.
+// The boundary of a module, as FSDP2's forward has it: inputs are brought to the unit's
+// device, and in mixed precision what meets no parameter is cast too.
 //
 //   auto y = fsdp::forward(block, x, mask);    // instead of block->forward(x, mask)
 //
-// Of the module's own unit (fully_shard was applied to it): floating inputs are cast to
+// Of the module's own unit (fully_shard was applied to it): inputs are copied to the
+// device of its parameters where that is not the CPU; floating inputs are cast to
 // mp_policy.param_dtype (with cast_forward_inputs), floating outputs to
-// mp_policy.output_dtype; a module without one, and what is no tensor, is left alone.
-// Casts are differentiable. Tensors are found in vectors, optionals, pairs and tuples.
+// mp_policy.output_dtype; a module without one, and what is no tensor, is left alone, and
+// a tensor that is as it should be stays the same one. Copies and casts are
+// differentiable. Tensors are found in vectors, optionals, pairs and tuples.
 // Collective as the module's forward.
 #pragma once
 
@@ -27,14 +29,18 @@ namespace fsdp {
 
 namespace internal {
 
-using CastTo = std::optional<at::ScalarType>;  // unset: nothing is cast
+// What tensors become; unset: as they are. The dtype is for floating ones.
+struct CastTo {
+  std::optional<at::ScalarType> dtype = {};
+  std::optional<c10::Device> device = {};
+};
 
 struct BoundaryCasts {
   CastTo inputs = {}, outputs = {};
 };
 BoundaryCasts boundary_casts_of(const torch::nn::Module& module);
 
-at::Tensor cast_floating(const at::Tensor& tensor, CastTo dtype);
+at::Tensor cast_tensor(const at::Tensor& tensor, const CastTo& to);
 
 // Casts the tensors in a value; specialised for what may hold some.
 template <class Value>
@@ -47,10 +53,10 @@ concept MayHoldTensors = requires(const Value& value) {
 
 // What holds none is passed on.
 template <class Value>
-decltype(auto) cast_each(Value&& value, CastTo dtype) {
+decltype(auto) cast_each(Value&& value, const CastTo& to) {
   using Plain = std::remove_cvref_t<Value>;
   if constexpr (MayHoldTensors<Plain>) {
-    return CastEach<Plain>::of(value, dtype);
+    return CastEach<Plain>::of(value, to);
   } else {
     return std::forward<Value>(value);
   }
@@ -58,38 +64,36 @@ decltype(auto) cast_each(Value&& value, CastTo dtype) {
 
 template <>
 struct CastEach<at::Tensor> {
-  static at::Tensor of(const at::Tensor& tensor, CastTo dtype) {
-    return cast_floating(tensor, dtype);
+  static at::Tensor of(const at::Tensor& tensor, const CastTo& to) {
+    return cast_tensor(tensor, to);
   }
 };
 template <MayHoldTensors Element>
 struct CastEach<std::vector<Element>> {
-  static std::vector<Element> of(const std::vector<Element>& values, CastTo dtype) {
+  static std::vector<Element> of(const std::vector<Element>& values, const CastTo& to) {
     std::vector<Element> cast;
     cast.reserve(values.size());
-    for (const auto& value : values) cast.push_back(cast_each(value, dtype));
+    for (const auto& value : values) cast.push_back(cast_each(value, to));
     return cast;
   }
 };
 template <MayHoldTensors Element>
 struct CastEach<std::optional<Element>> {
-  static std::optional<Element> of(const std::optional<Element>& value, CastTo dtype) {
-    return value ? std::optional<Element>(cast_each(*value, dtype)) : std::nullopt;
+  static std::optional<Element> of(const std::optional<Element>& value, const CastTo& to) {
+    return value ? std::optional<Element>(cast_each(*value, to)) : std::nullopt;
   }
 };
 template <class First, class Second>
 struct CastEach<std::pair<First, Second>> {
-  static std::pair<First, Second> of(const std::pair<First, Second>& both, CastTo dtype) {
-    return {cast_each(both.first, dtype), cast_each(both.second, dtype)};
+  static std::pair<First, Second> of(const std::pair<First, Second>& both, const CastTo& to) {
+    return {cast_each(both.first, to), cast_each(both.second, to)};
   }
 };
 template <class... Elements>
 struct CastEach<std::tuple<Elements...>> {
-  static std::tuple<Elements...> of(const std::tuple<Elements...>& values, CastTo dtype) {
+  static std::tuple<Elements...> of(const std::tuple<Elements...>& values, const CastTo& to) {
     return std::apply(
-        [dtype](const Elements&... each) {
-          return std::tuple<Elements...>(cast_each(each, dtype)...);
-        },
+        [&to](const Elements&... each) { return std::tuple<Elements...>(cast_each(each, to)...); },
         values);
   }
 };

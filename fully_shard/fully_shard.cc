@@ -12,6 +12,7 @@
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/unit.h"
+#include "fully_shard/units/unit_device.h"
 #include "fully_shard/units/unit_table.h"
 #include "fully_shard/units/validation.h"
 
@@ -82,9 +83,11 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   internal::validate_parameters(modules, managed, mesh, options);
   const auto after = internal::after_forward("fully_shard", options.reshard_after_forward, mesh);
   auto unit = std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = after.reshards});
+  unit->device = internal::device_of_unit(managed, mesh);
   unit->precision = options.mp_policy;
   unit->ignore(options.ignored_params);
   shard_parameters(mesh, managed, unit, after.neighbours);
+  internal::move_buffers(managed.buffers, unit->device);
   if (options.mp_policy.buffer_dtype) unit->buffers.take(managed.buffers);
   unit->cast_buffers();
   adopt_units(unit, managed);

@@ -54,19 +54,20 @@ namespace fsdp {
 // Makes `module` a unit: all its parameters that no deeper unit manages are sharded over
 // the mesh, in place, and travel together. Of a mesh of two dimensions the first
 // replicates and the second shards (hybrid sharding): gradients are summed over the
-// shards, then over the replicas. Every rank must hold the same values
-// before. Local, except that the first call on a mesh is collective.
+// shards, then over the replicas. Every rank must hold the same values before. What is on
+// the CPU moves to the mesh's device (local_device(mesh)): parameters one at a time, then
+// buffers, all in place. Local, except that the first call on a mesh is collective.
 //
 // Throws ValueError, leaving the module as it was, for: no module, a null one, one that
 // no shared_ptr owns, a container without forward (ModuleList, ModuleDict, ParameterList,
 // ParameterDict), a second application, a submodule of a sharded unit (top-down), an
 // ignored tensor that is no parameter of the module; for a parameter that is a scalar,
-// not contiguous, on another device than the mesh or the unit's others, has a .grad,
-// belongs to a live graph, or shares its storage with another parameter, a buffer or any
-// other tensor. A parameter that is registered several times is tied and stays so. Also
-// ValueError for a dtype of mp_policy that is not Half, BFloat16, Float or Double. Throws
-// NotImplementedError for meshes of more than two dimensions, offloading from a device
-// and shards of another dimension than 0.
+// not contiguous, on another device than the CPU and the mesh's or the unit's others, has
+// a .grad, belongs to a live graph, or shares its storage with another parameter, a
+// buffer or any other tensor. A parameter that is registered several times is tied and
+// stays so. Also ValueError for a dtype of mp_policy that is not Half, BFloat16, Float or
+// Double. Throws NotImplementedError for meshes of more than two dimensions, offloading
+// from a device and shards of another dimension than 0.
 FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
                        FullyShardOptions options = {});
 // Several modules as one unit. Its parameters are named "[i].weight", by the position of

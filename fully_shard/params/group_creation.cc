@@ -4,6 +4,7 @@
 #include "fully_shard/params/gradient_hook.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/units/unit_device.h"
 #include "on_demand/gate_key.h"
 
 #include <utility>
@@ -60,7 +61,7 @@ std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<Sha
   GroupCreation creation(c10::make_intrusive<ParamGroup>(mesh, std::move(dim), std::move(replicas),
                                                          std::move(unit), std::move(driver),
                                                          std::move(params)));
-  creation.open_shards(tensors.front().device());
+  creation.open_shards(device_in_unit(tensors.front(), mesh));
   creation.set_precision(precision);
   std::vector<at::Tensor> entries;
   for (size_t i = 0; i < tensors.size(); ++i) {

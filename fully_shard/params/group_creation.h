@@ -13,7 +13,8 @@
 
 namespace fsdp::internal {
 
-// Shards `tensors` (distinct, valid) over `mesh`: changes them in place into members.
+// Shards `tensors` (distinct, valid) over `mesh`: changes them in place into members, on
+// the mesh's device.
 // Returns what the registry is to hold, in the same order; the group lives as long as one
 // of these, or a member. Of `precision`: param_dtype, reduce_dtype and
 // cast_forward_inputs. Local.

@@ -25,7 +25,7 @@ void ParamGroup::check_has_values() const {
 void ParamGroup::take_start_value(int64_t index, const at::Tensor& whole) {
   const auto place = static_cast<size_t>(index);
   if (!is_alone()) agreed_.note_start(place, params_[place].name(), whole);
-  shards_->take_part(index, whole.const_data_ptr());
+  shards_->take_part(index, whole.to(device()).const_data_ptr());
 }
 
 // A new storage for the member: empty, or the shard itself where nothing is ever sent.
@@ -44,7 +44,7 @@ void ParamGroup::materialize(c10::Device device,
   try {
     for (size_t i = 0; i < params_.size(); ++i) {
       const auto whole = value_of(params_[i].without_values());
-      if (whole.defined()) take_start_value(static_cast<int64_t>(i), whole.to(device));
+      if (whole.defined()) take_start_value(static_cast<int64_t>(i), whole);
     }
   } catch (...) {
     shards_ = std::move(without_values);

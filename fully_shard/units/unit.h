@@ -50,6 +50,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
       nullptr;  // owned by the parameters; null without parameters or once they died
 
   UnitPolicy policy;
+  c10::Device device = c10::kCPU;  // where its modules compute
   MixedPrecisionPolicy precision = {};
   CustomCollectives custom = {};
   UnitBuffers buffers;  // with precision.buffer_dtype: those that the unit casts

@@ -5,6 +5,7 @@
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/shared_storage.h"
+#include "fully_shard/units/unit_device.h"
 #include "fully_shard/units/unit_table.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
@@ -82,8 +83,8 @@ void validate_parameter(const at::Tensor& tensor, const std::string& name, const
                     " and strides ", tensor.strides(),
                     " is not contiguous; call contiguous() before fully_shard (rank ", mesh.rank(),
                     ")");
-  TORCH_CHECK_VALUE(tensor.is_meta() || tensor.device().type() == mesh.device_type(), where,
-                    " is on ", tensor.device(), " but the mesh is of device type ",
+  const bool fits = tensor.is_meta() || device_in_unit(tensor, mesh).type() == mesh.device_type();
+  TORCH_CHECK_VALUE(fits, where, " is on ", tensor.device(), " but the mesh is of device type ",
                     c10::DeviceTypeName(mesh.device_type(), true), " (rank ", mesh.rank(), ")");
   TORCH_CHECK_VALUE(tensor.is_leaf() && !tensor.is_inference(), where,
                     " is not a leaf, or was made in inference mode (rank ", mesh.rank(), ")");
@@ -95,11 +96,12 @@ void validate_parameter(const at::Tensor& tensor, const std::string& name, const
 // One buffer holds a unit's shards.
 void validate_one_device(const std::vector<const FoundParam*>& fresh, const DeviceMesh& mesh) {
   for (const auto* param : fresh) {
-    TORCH_CHECK_VALUE(param->tensor.device() == fresh.front()->tensor.device(),
-                      "fully_shard: parameter '", param->path, "' is on ", param->tensor.device(),
-                      " but parameter '", fresh.front()->path, "' of the same unit on ",
-                      fresh.front()->tensor.device(), "; move the unit to one device (rank ",
-                      mesh.rank(), ")");
+    const bool together =
+        device_in_unit(param->tensor, mesh) == device_in_unit(fresh.front()->tensor, mesh);
+    TORCH_CHECK_VALUE(together, "fully_shard: parameter '", param->path, "' is on ",
+                      param->tensor.device(), " but parameter '", fresh.front()->path,
+                      "' of the same unit on ", fresh.front()->tensor.device(),
+                      "; move the unit to one device (rank ", mesh.rank(), ")");
   }
 }
 

@@ -77,6 +77,14 @@ TEST(DeviceMesh, DimensionsOfSizeOneHaveGroupsOfOne) {
   });
 }
 
+TEST(DeviceMesh, OfTheCpuHasADeviceWithoutIndex) {
+  run_ranks(1, [](int64_t) {
+    const auto device = local_device(init_device_mesh(c10::kCPU, {1}));
+    EXPECT_TRUE(device.is_cpu());
+    EXPECT_FALSE(device.has_index());
+  });
+}
+
 TEST(DeviceMesh, SideGroupsAreMadeOnceAndSharedBySlices) {
   run_ranks(4, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});

@@ -31,14 +31,46 @@ class Cuda : public ::testing::Test {
   GTEST_SKIP() << "NOT SHOWN ON CUDA: this needs " << (count) << " CUDA devices, there " \
                << "are " << static_cast<int>(torch::cuda::device_count())
 
-TEST_F(Cuda, AModuleOnTheCpuIsRefusedByName) {
+TEST_F(Cuda, AModuleOnTheCpuMovesToTheCurrentDeviceInPlace) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    const auto device = local_device(mesh);
+    auto layer = make_linear(4, 4), plain = make_linear(4, 4);
+    const auto weight = layer->weight, scale = layer->register_buffer("scale", torch::ones({2}));
+    fully_shard(layer, mesh);
+    EXPECT_TRUE(layer->weight.is_same(weight));
+    EXPECT_EQ(weight.device(), device);
+    EXPECT_EQ(DTensor(layer->parameters()[0]).to_local().device(), device);
+    EXPECT_EQ(scale.device(), device);
+    EXPECT_TRUE(layer->named_buffers()["scale"].is_same(scale));
+    EXPECT_TRUE(full_value(layer->parameters()[0]).cpu().equal(plain->weight));
+  });
+}
+
+TEST_F(Cuda, AModuleThatIsThereIsNotMoved) {
   SKIP_UNLESS_DEVICES(1);
   run_ranks(1, [](int64_t) {
     auto layer = make_linear(4, 4);
-    expect_error<c10::ValueError>(
-        [&] { fully_shard(layer, init_device_mesh(torch::kCUDA, {1})); },
-        AllOf(HasSubstr("'weight'"), HasSubstr("cpu"), HasSubstr("cuda")));
-    EXPECT_FALSE(is_fsdp_module(*layer));
+    const auto scale = layer->register_buffer("scale", torch::ones({2}));
+    layer->to(torch::kCUDA);
+    const auto* const memory = scale.const_data_ptr();
+    fully_shard(layer, init_device_mesh(torch::kCUDA, {1}));
+    EXPECT_EQ(scale.const_data_ptr(), memory);
+  });
+}
+
+TEST_F(Cuda, ForwardBringsInputsToTheDevice) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    torch::nn::Embedding table(4, 4);
+    set_start_values(*table);
+    const auto expected = table(torch::arange(4)).detach();
+    fully_shard(table, mesh);
+    const auto output = forward(table, torch::arange(4));
+    EXPECT_EQ(output.device(), local_device(mesh));
+    EXPECT_TRUE(output.cpu().equal(expected));
   });
 }
 

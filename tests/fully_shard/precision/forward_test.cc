@@ -56,6 +56,26 @@ TEST_P(PrecisionAtTheBoundary, ForwardFindsTensorsInContainers) {
   });
 }
 
+struct KeepsInputImpl : torch::nn::Module {
+  Tensor forward(const Tensor& x) {
+    input = x;
+    return linear(x);
+  }
+  Tensor input;
+  torch::nn::Linear linear = register_module("linear", make_linear(4, 4));
+};
+TORCH_MODULE(KeepsInput);
+
+TEST_P(PrecisionAtTheBoundary, ForwardPassesOnTheTensorThatIsAsItShouldBe) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    KeepsInput model;
+    fully_shard(model, mesh, {.mp_policy = {.param_dtype = at::kFloat}});
+    const auto x = input_of(rank);
+    forward(model, x);
+    EXPECT_TRUE(model->input.is_same(x));
+  });
+}
+
 INSTANTIATE_WORLDS(PrecisionAtTheBoundary, 1, 2, 3);
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include <torch/torch.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace fsdp::testing {
@@ -51,6 +52,21 @@ TEST_P(OtherDevice, OfDataForAMemberIsRefusedByName) {
         },
         HasSubstr("'weight'"));
     EXPECT_TRUE(torch::equal(step(layer), torch::ones({4, 4})));
+  });
+}
+
+TEST_P(OtherDevice, WhatIsOnTheMeshsDeviceIsNotMoved) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    torch::nn::BatchNorm1d norm(4);
+    std::vector<std::pair<torch::Tensor, const void*>> before;
+    for (const auto& buffer : norm->buffers()) before.emplace_back(buffer, buffer.const_data_ptr());
+    fully_shard(norm, mesh);
+    const auto after = norm->buffers();
+    for (size_t i = 0; i < after.size(); ++i) {
+      EXPECT_TRUE(after[i].is_same(before[i].first));
+      EXPECT_EQ(after[i].const_data_ptr(), before[i].second);
+    }
+    EXPECT_TRUE(DTensor(norm->parameters()[0]).to_local().is_cpu());
   });
 }
 
