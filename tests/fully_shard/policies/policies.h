@@ -3,7 +3,7 @@
 #pragma once
 
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/effects/row_bytes.h"
+#include "tests/fully_shard/policies/expected_traffic.h"
 #include "tests/fully_shard/policies/varied_model.h"
 
 #include <torch/torch.h>
@@ -14,10 +14,6 @@
 #include <vector>
 
 namespace fsdp::testing {
-
-enum class Accumulation { kOff, kNoSync, kShardsOnly };
-constexpr Accumulation kAllAccumulations[] = {Accumulation::kOff, Accumulation::kNoSync,
-                                              Accumulation::kShardsOnly};
 
 struct Policies {
   std::vector<int64_t> mesh;
@@ -57,10 +53,6 @@ inline void shard(VariedModel& model, const DeviceMesh& mesh, const Policies& po
   for (auto& block : model->blocks)
     fully_shard(block, mesh, {.reshard_after_forward = policies.reshard});
   fully_shard(model, mesh);
-}
-
-inline int64_t micro_batches(Accumulation accumulation) {
-  return accumulation == Accumulation::kOff ? 1 : 2;
 }
 
 inline torch::Tensor tokens_of(const VariedModel& model, int64_t step, int64_t micro,
