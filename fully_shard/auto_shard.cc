@@ -6,6 +6,7 @@
 #include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
+#include "fully_shard/units/shard_placement.h"
 #include "fully_shard/units/validation.h"
 
 #include <c10/util/Exception.h>
@@ -144,6 +145,7 @@ class Planner {
     auto managed = params;
     for (const auto& tensor : options.ignored_params) managed.erase(tensor.unsafeGetTensorImpl());
     own(module, path);
+    options.shard_placement_fn = internal::asking_once(std::move(options.shard_placement_fn));
     choices_.push_back({&module, path, numel_left(managed), std::move(options)});
     taken_.merge(params);
     chosen_.insert(&module);
@@ -196,8 +198,9 @@ void validate_unit(const Choice& unit, const DeviceMesh& mesh,
   internal::after_forward("auto_shard", unit.options.reshard_after_forward, mesh);
   const auto& ignored = unit.options.ignored_params;
   passed_over.insert(passed_over.end(), ignored.begin(), ignored.end());
-  const auto managed = internal::find_managed(modules, passed_over);
+  auto managed = internal::find_managed(modules, passed_over);
   internal::validate_parameters(modules, managed, mesh, unit.options);
+  internal::place_parameters(managed, mesh, unit.options);
   for (const auto& param : managed.params) passed_over.push_back(param.tensor);
 }
 

@@ -42,7 +42,7 @@ UnitPlan plan_units(torch::nn::Module& root, const WrapPolicy& policy,
 // first call on a mesh is collective.
 //
 // Throws what plan_units and fully_shard throw, for any of the units, before the first is
-// made. To know that, it calls options.shard_placement_fn twice per parameter.
+// made.
 FSDPModule auto_shard(torch::nn::Module& root, const WrapPolicy& policy,
                       const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {});
 

@@ -11,6 +11,7 @@
 #include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
+#include "fully_shard/units/shard_placement.h"
 #include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_device.h"
 #include "fully_shard/units/unit_table.h"
@@ -52,24 +53,22 @@ void register_entry(const FoundParam& param, const at::Tensor& entry) {
 
 void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
                       const std::shared_ptr<Unit>& unit, std::optional<int64_t> neighbours) {
-  std::vector<at::Tensor> tensors;
-  std::vector<std::string> names;
+  std::vector<internal::NewParam> params;
   std::vector<const FoundParam*> fresh;
   for (const auto& param : managed.params) {
     if (param.is_tied_to_a_unit()) {
       for (const auto& slot : param.slots) internal::put(slot, entry_of_member(param.tensor));
       continue;
     }
-    tensors.push_back(param.tensor);
-    names.push_back(param.path);
+    params.push_back({param.path, param.tensor, param.sharded_dim});
     fresh.push_back(&param);
   }
-  if (tensors.empty()) return;
+  if (params.empty()) return;
   const auto runtime = internal::Runtime::of(mesh);
   const auto replicas = runtime->replicas(mesh);
   const auto sharing = neighbours ? runtime->neighbours(mesh, *neighbours) : nullptr;
-  const auto entries = internal::create_group(mesh, runtime->dim(), replicas, unit, runtime,
-                                              tensors, names, unit->precision);
+  const auto entries = internal::create_group(mesh, runtime->dim(), replicas, unit, runtime, params,
+                                              unit->precision);
   unit->group->set_neighbours(sharing);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
@@ -79,8 +78,9 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
 FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh,
                        FullyShardOptions options) {
   internal::validate_request(modules, mesh, options);
-  const auto managed = internal::find_managed(modules, options.ignored_params);
+  auto managed = internal::find_managed(modules, options.ignored_params);
   internal::validate_parameters(modules, managed, mesh, options);
+  internal::place_parameters(managed, mesh, options);
   const auto after = internal::after_forward("fully_shard", options.reshard_after_forward, mesh);
   auto unit = std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = after.reshards});
   unit->device = internal::device_of_unit(managed, mesh);

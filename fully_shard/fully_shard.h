@@ -7,8 +7,8 @@
 //   loss(model->forward(tokens), targets).backward();
 //   optimizer.step();
 //
-// After the call module->parameters() holds DTensors, this rank's dim-0 shards, with
-// sharded .grad; the module's own members (linear->weight) keep their identity and global
+// After the call module->parameters() holds DTensors, this rank's shards, with sharded
+// .grad; the module's own members (linear->weight) keep their identity and global
 // shape and hold memory only while used. An operator that reads a member of a sharded
 // unit is a collective over the mesh: every rank must run the same ones in the same
 // order.
@@ -56,7 +56,9 @@ namespace fsdp {
 // replicates and the second shards (hybrid sharding): gradients are summed over the
 // shards, then over the replicas. Every rank must hold the same values before. What is on
 // the CPU moves to the mesh's device (local_device(mesh)): parameters one at a time, then
-// buffers, all in place. Local, except that the first call on a mesh is collective.
+// buffers, all in place. A parameter is cut along dimension 0, or the one that
+// options.shard_placement_fn gives for it, as torch.chunk cuts. Local, except that the
+// first call on a mesh is collective.
 //
 // Throws ValueError, leaving the module as it was, for: no module, a null one, one that
 // no shared_ptr owns, a container without forward (ModuleList, ModuleDict, ParameterList,
@@ -66,8 +68,9 @@ namespace fsdp {
 // a .grad, belongs to a live graph, or shares its storage with another parameter, a
 // buffer or any other tensor. A parameter that is registered several times is tied and
 // stays so. Also ValueError for a dtype of mp_policy that is not Half, BFloat16, Float or
-// Double. Throws NotImplementedError for meshes of more than two dimensions, offloading
-// from a device and shards of another dimension than 0.
+// Double, and for a placement along a dimension that the parameter does not have. Throws
+// NotImplementedError for meshes of more than two dimensions and offloading from a
+// device.
 FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
                        FullyShardOptions options = {});
 // Several modules as one unit. Its parameters are named "[i].weight", by the position of

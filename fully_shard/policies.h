@@ -72,7 +72,9 @@ struct OffloadPolicy {
 struct FullyShardOptions {
   std::optional<ReshardAfterForward> reshard_after_forward =
       {};  // unset: true, and false for the root
-  // Called once per managed parameter; nothing: Shard(0).
+  // The dimension along which a parameter is sharded, of any size; negative: counted from
+  // the end. Called once per managed parameter; nothing: Shard(0). Every rank must answer
+  // alike.
   std::function<std::optional<Shard>(const std::string& fqn, const at::Tensor&)>
       shard_placement_fn = {};
   MixedPrecisionPolicy mp_policy = {};

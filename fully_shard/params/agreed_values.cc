@@ -23,7 +23,8 @@ uint64_t mix(uint64_t seed, uint64_t value) {
 const char* what_differs(int64_t word) {
   switch (word) {
     case 0:
-      return "has another name, shape or dtype, or another place among the unit's parameters";
+      return "has another name, shape, dtype or sharded dimension, or another place among the "
+             "unit's parameters";
     case 1:
       return "started with other values; give every rank the same seed, or load the same weights";
     default:
@@ -34,13 +35,15 @@ const char* what_differs(int64_t word) {
 
 }  // namespace
 
-void AgreedValues::note_start(size_t param, const std::string& name, const at::Tensor& whole) {
+void AgreedValues::note_start(size_t param, const std::string& name, const at::Tensor& whole,
+                              int64_t sharded_dim) {
   auto& hashes = params_[param];
   hashes.start_geometry = XXH3_64bits(name.data(), name.size());
   for (const auto size : whole.sizes()) {
     hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(size));
   }
   hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(whole.scalar_type()));
+  hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(sharded_dim));
   if (whole.is_cpu()) hashes.start_values = XXH3_64bits(whole.const_data_ptr(), whole.nbytes());
 }
 

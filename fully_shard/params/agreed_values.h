@@ -27,9 +27,10 @@ class AgreedValues {
 
   explicit AgreedValues(size_t param_count) : params_(param_count) {}
 
-  // The whole parameter with its name; a parameter without values (meta, no bytes) has
-  // none.
-  void note_start(size_t param, const std::string& name, const at::Tensor& whole);
+  // The whole parameter with its name, and the dimension that is sharded; a parameter
+  // without values (meta, no bytes) has none.
+  void note_start(size_t param, const std::string& name, const at::Tensor& whole,
+                  int64_t sharded_dim);
   void note_write(size_t param) { params_[param].start_values = 0; }
   // What a member's full copy holds after writes to it.
   void note_member_write(size_t param, const void* bytes, int64_t nbytes, c10::Device device);
@@ -43,7 +44,7 @@ class AgreedValues {
 
  private:
   struct Hashes {
-    uint64_t start_geometry = 0;  // name, shape, dtype
+    uint64_t start_geometry = 0;  // name, shape, dtype, sharded dimension
     uint64_t start_values = 0;
     uint64_t member_write = 0;
   };

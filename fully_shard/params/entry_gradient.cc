@@ -39,9 +39,7 @@ at::Tensor run_hooks(const ShardedParam& param, const at::Tensor& entry, at::Ten
 void add_to_entry_gradient(const ShardedParam& param, const at::Tensor& part, int64_t global_rank) {
   const auto entry = param.entry();
   if (!entry.defined()) return;  // its module is gone; the reduction was issued all the same
-  const auto shape = local_of(entry).sizes();
-  const auto local = part.sizes() == shape ? part : part.view(shape);  // no elements
-  auto gradient = run_hooks(param, entry, make_dtensor(local, param.spec()), global_rank);
+  auto gradient = run_hooks(param, entry, make_dtensor(part, param.spec()), global_rank);
   if (entry.grad().defined()) {
     check_placement(entry.grad(), param, "the .grad", global_rank);
     entry.mutable_grad().add_(gradient);

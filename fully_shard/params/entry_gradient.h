@@ -11,9 +11,9 @@
 
 namespace fsdp::internal {
 
-// `part`: this rank's elements, of the parameter's dtype. Throws ValueError, naming the
-// parameter, where a hook or the user put something else than a DTensor placed like the
-// parameter.
+// `part`: this rank's, of the shard's shape and the parameter's dtype. Throws ValueError,
+// naming the parameter, where a hook or the user put something else than a DTensor placed
+// like the parameter.
 void add_to_entry_gradient(const ShardedParam& param, const at::Tensor& part, int64_t global_rank);
 
 }  // namespace fsdp::internal

@@ -12,8 +12,8 @@
 namespace fsdp::internal {
 namespace {
 
-std::vector<DimZeroExtent> extents_of(const std::vector<TrainableParam>& params) {
-  std::vector<DimZeroExtent> extents;
+std::vector<ShardExtent> extents_of(const std::vector<TrainableParam>& params) {
+  std::vector<ShardExtent> extents;
   extents.reserve(params.size());
   for (const auto& param : params) extents.push_back(param.extent);
   return extents;
@@ -97,7 +97,7 @@ at::Tensor GradientBuffer::release_rows(Late late) {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (arrived_[i]) continue;
     const auto& chunk = layout_.chunk(static_cast<int64_t>(i));
-    rows_.narrow(1, chunk.offset, chunk.capacity_bytes).zero_();
+    rows_.narrow(1, chunk.offset, chunk.capacity_bytes()).zero_();
   }
   write_flags(late);
   return std::move(rows_);
@@ -105,14 +105,10 @@ at::Tensor GradientBuffer::release_rows(Late late) {
 
 at::Tensor GradientBuffer::part(const at::Tensor& row, int64_t position) const {
   const auto& chunk = layout_.chunk(position);
-  const auto size = bytes_of(dtype_);
   const auto& param = params_[static_cast<size_t>(position)];
-  const auto length = chunk.length(shard_rank_);
-  const auto offset = row.storage_offset() + chunk.offset / size;
-  if (length == 0) return view_of(row, {0}, offset);
   c10::DimVector shape(param.shape.begin(), param.shape.end());
-  shape[0] = length / param.extent.row_bytes;
-  return view_of(row, shape, offset);
+  shape[static_cast<size_t>(param.sharded_dim)] = chunk.rows(shard_rank_);
+  return view_of(row, shape, row.storage_offset() + chunk.offset / bytes_of(dtype_));
 }
 
 at::Tensor GradientBuffer::elements(const at::Tensor& row) const {

@@ -20,8 +20,9 @@ namespace fsdp::internal {
 
 struct TrainableParam {
   int64_t index = 0;  // in the group
-  DimZeroExtent extent = {};
+  ShardExtent extent = {};
   at::IntArrayRef shape = {};  // of the whole parameter; the group keeps it
+  int64_t sharded_dim = 0;
 };
 
 class GradientBuffer {
@@ -45,8 +46,8 @@ class GradientBuffer {
   at::Tensor release_rows(Late late);
 
   // Of a reduced row, this rank's, of any dtype: its part of parameter `position`, in the
-  // shape of the shard, or [0] where that has no elements; and whether any rank used each
-  // parameter. Where flags are not read, all count as used.
+  // shape of the shard; and whether any rank used each parameter. Where flags are not
+  // read, all count as used.
   at::Tensor part(const at::Tensor& row, int64_t position) const;
   std::vector<bool> used(const at::Tensor& row) const;
   // All gradients of the row and the padding between them: [elements]. A view.

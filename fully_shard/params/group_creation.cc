@@ -49,23 +49,22 @@ std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<Sha
                                      std::shared_ptr<Transport> replicas,
                                      std::shared_ptr<Unit> unit,
                                      std::shared_ptr<GroupDriver> driver,
-                                     const std::vector<at::Tensor>& tensors,
-                                     const std::vector<std::string>& names,
+                                     const std::vector<NewParam>& params,
                                      const MixedPrecisionPolicy& precision) {
   const RuntimeMode runtime_mode;
   install_gate();
-  std::vector<ShardedParam> params;
-  params.reserve(tensors.size());
-  for (size_t i = 0; i < tensors.size(); ++i)
-    params.emplace_back(names[i], tensors[i], mesh, precision.param_dtype);
+  std::vector<ShardedParam> sharded;
+  sharded.reserve(params.size());
+  for (const auto& [name, tensor, dim] : params)
+    sharded.emplace_back(name, tensor, dim, mesh, precision.param_dtype);
   GroupCreation creation(c10::make_intrusive<ParamGroup>(mesh, std::move(dim), std::move(replicas),
                                                          std::move(unit), std::move(driver),
-                                                         std::move(params)));
-  creation.open_shards(device_in_unit(tensors.front(), mesh));
+                                                         std::move(sharded)));
+  creation.open_shards(device_in_unit(params.front().tensor, mesh));
   creation.set_precision(precision);
   std::vector<at::Tensor> entries;
-  for (size_t i = 0; i < tensors.size(); ++i) {
-    entries.push_back(creation.adopt(static_cast<int64_t>(i), tensors[i]));
+  for (size_t i = 0; i < params.size(); ++i) {
+    entries.push_back(creation.adopt(static_cast<int64_t>(i), params[i].tensor));
   }
   return entries;
 }

@@ -103,7 +103,8 @@ void GroupGradients::open() {
     members.reserve(indices.size());
     for (const auto index : indices) {
       if (reduce_dtype(index) == dtype) {
-        members.push_back({index, param(index).extent(dtype), param(index).spec()->shape});
+        const auto& each = param(index);
+        members.push_back({index, each.extent(dtype), each.spec()->shape, each.sharded_dim()});
       }
     }
     buffers_.emplace_back(std::move(members), dtype, group_.dim().transport(), group_.device());

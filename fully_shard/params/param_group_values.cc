@@ -24,7 +24,8 @@ void ParamGroup::check_has_values() const {
 
 void ParamGroup::take_start_value(int64_t index, const at::Tensor& whole) {
   const auto place = static_cast<size_t>(index);
-  if (!is_alone()) agreed_.note_start(place, params_[place].name(), whole);
+  if (!is_alone())
+    agreed_.note_start(place, params_[place].name(), whole, params_[place].sharded_dim());
   shards_->take_part(index, whole.to(device()).const_data_ptr());
 }
 
@@ -32,7 +33,7 @@ void ParamGroup::take_start_value(int64_t index, const at::Tensor& whole) {
 void ParamGroup::make_member(int64_t index) {
   auto& made = param(index);
   made.make_member(c10::intrusive_ptr<OnDemandGroup>::reclaim_copy(this), index,
-                   dim_->shard_count() * member_layout().chunk(index).capacity_bytes, device());
+                   dim_->shard_count() * member_layout().chunk(index).capacity_bytes(), device());
   if (residency().is_borrowed() && has_values()) made.storage()->fill(shards_->data(index));
 }
 

@@ -1,14 +1,11 @@
 // How what is written to members reaches the shards, and the other way round.
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
-#include "fully_shard/transport/packed_copy.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit_events.h"
 #include "fully_shard/units/write_checks.h"
 
 #include <c10/util/Exception.h>
-
-#include <algorithm>
 
 namespace fsdp::internal {
 
@@ -38,15 +35,11 @@ void ParamGroup::settle_member_writes() {
 }
 
 void ParamGroup::copy_to_shard(int64_t index) {
-  if (!casts()) {
-    copy_bytes(shards_->data(index), copy_.data(member_layout(), index) + shards_->first(index),
-               shards_->length(index), device());
-    return;
-  }
+  if (!casts()) return shards_->take_part(index, copy_.data(member_layout(), index));
   const auto& written = param(index);
   const auto part =
       copy_.elements(member_layout(), index, dim_->shard_rank(), written.member_dtype());
-  shards_->elements(index, written).copy_(part);
+  shards_->elements(index, written).view(part.sizes()).copy_(part);
 }
 
 void ParamGroup::write_back() {
@@ -54,7 +47,7 @@ void ParamGroup::write_back() {
     if (!writes_.is_dirty(i)) continue;
     const auto index = static_cast<int64_t>(i);
     agreed_.note_member_write(i, copy_.data(member_layout(), index),
-                              member_layout().chunk(index).total_bytes, device());
+                              member_layout().chunk(index).extent.nbytes(), device());
   }
   write_back_own_parts();
 }
@@ -75,11 +68,8 @@ void ParamGroup::note_raw_writes() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (writes_.is_dirty(i) || params_[i].storage() == nullptr) continue;
     const auto index = static_cast<int64_t>(i);
-    const auto* shard = shards_->data(index);
-    const auto* copy = copy_.data(member_layout(), index) + shards_->first(index);
-    if (!std::equal(shard, shard + shards_->length(index), copy)) {
+    if (!shards_->has_part_of(index, copy_.data(member_layout(), index)))
       unit_->root->raw_writes.note(params_[i].name());
-    }
   }
 }
 

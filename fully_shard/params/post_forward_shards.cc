@@ -23,8 +23,7 @@ void PostForwardShards::keep(const UnshardedCopy& copy, const PackedLayout& layo
   const auto rank = neighbours_->shard_rank();
   for (int64_t index = 0; index < layout_.size(); ++index) {
     const auto& chunk = layout_.chunk(index);
-    copy_bytes(row + chunk.offset, copy.data(layout, index) + chunk.first(rank), chunk.length(rank),
-               device);
+    pack_part(row + chunk.offset, copy.data(layout, index), chunk.part(rank), device);
   }
 }
 

@@ -1,6 +1,5 @@
 #include "fully_shard/params/shard_buffer.h"
 
-#include "dtensor/internal/shard_layout.h"
 #include "fully_shard/transport/packed_copy.h"
 
 #include <ATen/ops/empty.h>
@@ -8,9 +7,9 @@
 namespace fsdp::internal {
 namespace {
 
-std::vector<DimZeroExtent> extents_in(at::ScalarType (ShardedParam::*dtype)() const,
-                                      const std::vector<ShardedParam>& params) {
-  std::vector<DimZeroExtent> extents;
+std::vector<ShardExtent> extents_in(at::ScalarType (ShardedParam::*dtype)() const,
+                                    const std::vector<ShardedParam>& params) {
+  std::vector<ShardExtent> extents;
   extents.reserve(params.size());
   for (const auto& param : params) extents.push_back(param.extent((param.*dtype)()));
   return extents;
@@ -18,19 +17,18 @@ std::vector<DimZeroExtent> extents_in(at::ScalarType (ShardedParam::*dtype)() co
 
 }  // namespace
 
-std::vector<DimZeroExtent> extents_of(const std::vector<ShardedParam>& params) {
+std::vector<ShardExtent> extents_of(const std::vector<ShardedParam>& params) {
   return extents_in(&ShardedParam::dtype, params);
 }
 
-std::vector<DimZeroExtent> member_extents_of(const std::vector<ShardedParam>& params) {
+std::vector<ShardExtent> member_extents_of(const std::vector<ShardedParam>& params) {
   return extents_in(&ShardedParam::member_dtype, params);
 }
 
 ShardBuffer::ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,
                          GroupAccounts accounts)
     : shard_rank_(dim.shard_rank()),
-      shard_count_(dim.shard_count()),
-      layout_(extents_of(params), shard_count_),
+      layout_(extents_of(params), dim.shard_count()),
       bytes_(dim.transport().shard_memory(layout_.row_bytes(), device)),
       accounts_(std::move(accounts)) {
   accounts_.add(&Counters::sharded_bytes, held_bytes());
@@ -45,7 +43,11 @@ char* ShardBuffer::data(int64_t index) const {
 }
 
 void ShardBuffer::take_part(int64_t index, const void* whole) const {
-  copy_bytes(data(index), static_cast<const char*>(whole) + first(index), length(index), device());
+  pack_part(data(index), whole, layout_.chunk(index).part(shard_rank_), device());
+}
+
+bool ShardBuffer::has_part_of(int64_t index, const void* whole) const {
+  return is_packed_part(data(index), whole, layout_.chunk(index).part(shard_rank_));
 }
 
 at::Tensor ShardBuffer::elements(int64_t index, const ShardedParam& param) const {
@@ -53,8 +55,7 @@ at::Tensor ShardBuffer::elements(int64_t index, const ShardedParam& param) const
 }
 
 at::Tensor ShardBuffer::local_view(int64_t index, const ShardedParam& param) const {
-  auto sizes = param.spec()->shape;
-  sizes.front() = chunk_of(param.rows(), shard_count_, shard_rank_).length;
+  const auto sizes = param.shape_with_rows(layout_.chunk(index).rows(shard_rank_));
   auto local = at::empty({0}, bytes_.options().dtype(param.dtype()));
   const auto offset = layout_.chunk(index).offset + bytes_.storage_offset();
   return local.set_(bytes_.storage(), offset / static_cast<int64_t>(local.element_size()), sizes);

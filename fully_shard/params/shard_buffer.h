@@ -14,8 +14,8 @@
 namespace fsdp::internal {
 
 // In the dtypes of the shards, and of the members.
-std::vector<DimZeroExtent> extents_of(const std::vector<ShardedParam>& params);
-std::vector<DimZeroExtent> member_extents_of(const std::vector<ShardedParam>& params);
+std::vector<ShardExtent> extents_of(const std::vector<ShardedParam>& params);
+std::vector<ShardExtent> member_extents_of(const std::vector<ShardedParam>& params);
 
 class ShardBuffer {
  public:
@@ -29,11 +29,11 @@ class ShardBuffer {
   const at::Tensor& bytes() const { return bytes_; }  // uint8, [layout().row_bytes()]
   c10::Device device() const { return bytes_.device(); }
   char* data(int64_t index) const;
-  // The bytes of the whole parameter that are this rank's: [first, first + length).
-  int64_t first(int64_t index) const { return layout_.chunk(index).first(shard_rank_); }
   int64_t length(int64_t index) const { return layout_.chunk(index).length(shard_rank_); }
   // Takes this rank's part from `whole`, the parameter's bytes.
   void take_part(int64_t index, const void* whole) const;
+  // Whether it holds this rank's part of `whole`. REQUIRES: host memory.
+  bool has_part_of(int64_t index, const void* whole) const;
   // The elements of this rank's part: [n]. A view.
   at::Tensor elements(int64_t index, const ShardedParam& param) const;
   // This rank's part as a tensor. Each has a version counter of its own.
@@ -42,7 +42,7 @@ class ShardBuffer {
  private:
   int64_t held_bytes() const;
 
-  int64_t shard_rank_, shard_count_;
+  int64_t shard_rank_;
   PackedLayout layout_;
   at::Tensor bytes_;
   GroupAccounts accounts_;

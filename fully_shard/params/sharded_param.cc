@@ -16,28 +16,42 @@
 namespace fsdp::internal {
 namespace {
 
-std::vector<Placement> placements_on(const DeviceMesh& mesh) {
+std::vector<Placement> placements_on(const DeviceMesh& mesh, int64_t sharded_dim) {
   std::vector<Placement> placements(static_cast<size_t>(mesh.ndim()), Replicate{});
-  placements[static_cast<size_t>(shard_dim_of(mesh))] = Shard{0};
+  placements[static_cast<size_t>(shard_dim_of(mesh))] = Shard{sharded_dim};
   return placements;
 }
 
 }  // namespace
 
-ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh,
-                           std::optional<at::ScalarType> param_dtype)
+ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
+                           const DeviceMesh& mesh, std::optional<at::ScalarType> param_dtype)
     : name_(std::move(name)),
       member_(tensor.getIntrusivePtr()),
       entry_(tensor.getIntrusivePtr()),
-      spec_(intern_spec({mesh, placements_on(mesh), tensor.sizes().vec(), tensor.strides().vec()})),
+      spec_(intern_spec(
+          {mesh, placements_on(mesh, sharded_dim), tensor.sizes().vec(), tensor.strides().vec()})),
       dtype_(tensor.scalar_type()),
       param_dtype_(param_dtype),
       requires_grad_(tensor.requires_grad()) {}
 
-DimZeroExtent ShardedParam::extent(at::ScalarType dtype) const {
-  auto row_bytes = static_cast<int64_t>(c10::elementSize(dtype));
-  for (size_t dim = 1; dim < spec_->shape.size(); ++dim) row_bytes *= spec_->shape[dim];
-  return {rows(), row_bytes};
+int64_t ShardedParam::sharded_dim() const {
+  return spec_->placements[static_cast<size_t>(shard_dim_of(spec_->mesh))].shard_dim();
+}
+
+ShardExtent ShardedParam::extent(at::ScalarType dtype) const {
+  const auto& shape = spec_->shape;
+  const auto cut = static_cast<size_t>(sharded_dim());
+  ShardExtent extent{shape[cut], static_cast<int64_t>(c10::elementSize(dtype))};
+  for (size_t dim = 0; dim < cut; ++dim) extent.blocks *= shape[dim];
+  for (size_t dim = cut + 1; dim < shape.size(); ++dim) extent.row_bytes *= shape[dim];
+  return extent;
+}
+
+std::vector<int64_t> ShardedParam::shape_with_rows(int64_t rows) const {
+  auto shape = spec_->shape;
+  shape[static_cast<size_t>(sharded_dim())] = rows;
+  return shape;
 }
 
 at::ScalarType ShardedParam::member_dtype() const {

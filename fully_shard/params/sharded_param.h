@@ -17,6 +17,7 @@
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 
@@ -24,10 +25,11 @@ class ParamGroup;
 
 class ShardedParam {
  public:
-  // `tensor` becomes the member; it is dim-0 sharded over `mesh` (mesh_dims.h). With
-  // `param_dtype` a floating member has that dtype, and the entry keeps the tensor's.
-  ShardedParam(std::string name, const at::Tensor& tensor, const DeviceMesh& mesh,
-               std::optional<at::ScalarType> param_dtype);
+  // `tensor` becomes the member; its dimension `sharded_dim`, not negative, is sharded
+  // over `mesh` (mesh_dims.h). With `param_dtype` a floating member has that dtype, and
+  // the entry keeps the tensor's.
+  ShardedParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
+               const DeviceMesh& mesh, std::optional<at::ScalarType> param_dtype);
 
   const std::string& name() const { return name_; }
   const DTensorSpecPtr& spec() const { return spec_; }
@@ -40,9 +42,10 @@ class ShardedParam {
   // Operators get their floating inputs in the member's dtype, where it is one of its
   // own. REQUIRES: no member yet.
   void cast_inputs() { casts_inputs_ = true; }
-  int64_t rows() const { return spec_->shape.front(); }
-  // Bytes of one index of dimension 0, in `dtype`.
-  DimZeroExtent extent(at::ScalarType dtype) const;
+  int64_t sharded_dim() const;
+  ShardExtent extent(at::ScalarType dtype) const;
+  // Of a part that has so many indices of the sharded dimension.
+  std::vector<int64_t> shape_with_rows(int64_t rows) const;
   at::Tensor member() const { return at::Tensor(member_.lock()); }  // undefined once it died
   at::Tensor entry() const { return at::Tensor(entry_.lock()); }
   bool is_member(const c10::TensorImpl* impl) const { return member_._unsafe_get_target() == impl; }

@@ -24,8 +24,8 @@ char* UnshardedCopy::data(const PackedLayout& layout, int64_t index) const {
 at::Tensor UnshardedCopy::elements(const PackedLayout& layout, int64_t index, int64_t rank,
                                    at::ScalarType dtype) const {
   const auto& chunk = layout.chunk(index);
-  const auto first = shard_count_ * chunk.offset + chunk.first(rank);
-  return full_.narrow(0, first, chunk.length(rank)).view(dtype);
+  const auto whole = full_.narrow(0, shard_count_ * chunk.offset, chunk.extent.nbytes());
+  return view_of_part(whole.view(dtype), chunk.part(rank));
 }
 
 void UnshardedCopy::issue(const PackedRow& own, const Issue& issue) {
@@ -64,8 +64,7 @@ std::vector<uint64_t> UnshardedCopy::fill(const PackedLayout& layout,
     const auto& chunk = gathered_layout_->chunk(index);
     auto* const whole = data(layout, index);
     for (int64_t rank = 0; rank < gathered_rows_; ++rank) {
-      copy_bytes(whole + chunk.first(rank), rows.row(rank) + chunk.offset, chunk.length(rank),
-                 device);
+      unpack_part(whole, rows.row(rank) + chunk.offset, chunk.part(rank), device);
     }
     storage->fill(whole);
   }

@@ -2,8 +2,8 @@
 // memory they lie in, and the storages of the members that show it. What may be done when
 // is Residency's business (residency.h); an illegal step is a std::logic_error.
 //
-// The memory of the copy is rank-major per parameter: parameter i is contiguous, at the
-// offset of its chunk times the number of ranks.
+// In the memory of the copy parameter i is contiguous, at the offset of its chunk times
+// the number of ranks.
 #pragma once
 
 #include "fully_shard/params/group_accounts.h"
@@ -56,7 +56,8 @@ class UnshardedCopy {
 
   // `layout`: as for fill().
   char* data(const PackedLayout& layout, int64_t index) const;
-  // The elements of parameter `index` that belong to `rank`, of `dtype`: [n]. A view.
+  // The elements of parameter `index` that belong to `rank`, of `dtype`, as in
+  // packed_copy.h. A view.
   at::Tensor elements(const PackedLayout& layout, int64_t index, int64_t rank,
                       at::ScalarType dtype) const;
 

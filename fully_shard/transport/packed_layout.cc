@@ -4,12 +4,18 @@ namespace fsdp::internal {
 
 int64_t align_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
-PackedLayout::PackedLayout(const std::vector<DimZeroExtent>& extents, int64_t world) {
+ShardPart PackedChunk::part(int64_t rank) const {
+  const auto run_bytes = rows(rank) * extent.row_bytes;
+  const auto block_bytes = extent.rows * extent.row_bytes;
+  if (run_bytes == block_bytes) return {0, extent.nbytes(), 1, extent.nbytes()};
+  return {first_row(rank) * extent.row_bytes, run_bytes, extent.blocks, block_bytes};
+}
+
+PackedLayout::PackedLayout(const std::vector<ShardExtent>& extents, int64_t world) {
   chunks_.reserve(extents.size());
   for (const auto& extent : extents) {
-    const int64_t capacity = (extent.rows + world - 1) / world * extent.row_bytes;
-    chunks_.push_back({row_bytes_, capacity, extent.rows * extent.row_bytes});
-    row_bytes_ += align_up(capacity);
+    chunks_.push_back({row_bytes_, extent, (extent.rows + world - 1) / world});
+    row_bytes_ += align_up(chunks_.back().capacity_bytes());
   }
 }
 

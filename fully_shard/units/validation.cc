@@ -55,20 +55,6 @@ void validate_options(const FullyShardOptions& options, const DeviceMesh& mesh) 
       "fully_shard: offload_policy.offload_to_cpu is not implemented yet");
 }
 
-void validate_placement(const FoundParam& param, const std::string& name,
-                        const FullyShardOptions& options) {
-  if (!options.shard_placement_fn) return;
-  const auto placement = options.shard_placement_fn(name, param.tensor);
-  if (!placement) return;
-  const auto dim = placement->dim < 0 ? placement->dim + param.tensor.dim() : placement->dim;
-  TORCH_CHECK_VALUE(dim >= 0 && dim < param.tensor.dim(),
-                    "fully_shard: shard_placement_fn gave Shard(", placement->dim,
-                    ") for parameter '", name, "' of ", param.tensor.dim(), " dimensions");
-  TORCH_CHECK_NOT_IMPLEMENTED(dim == 0, "fully_shard: shard_placement_fn gave Shard(",
-                              placement->dim, ") for parameter '", name,
-                              "'; only Shard(0) is implemented yet");
-}
-
 void validate_parameter(const at::Tensor& tensor, const std::string& name, const DeviceMesh& mesh) {
   const auto where = c10::str("fully_shard: parameter '", name, "' of shape ", tensor.sizes());
   TORCH_CHECK_VALUE(!is_dtensor(tensor), where,
@@ -160,7 +146,6 @@ void validate_parameters(const std::vector<torch::nn::Module*>& modules,
   for (const auto& param : managed.params) {
     if (param.is_tied_to_a_unit()) continue;
     validate_parameter(param.tensor, param.path, mesh);
-    validate_placement(param, param.path, options);
     fresh.push_back(&param);
   }
   validate_one_device(fresh, mesh);

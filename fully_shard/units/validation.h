@@ -1,4 +1,5 @@
-// Everything fully_shard refuses, checked before anything is changed. Local.
+// Everything fully_shard refuses but placements (shard_placement.h), checked before
+// anything is changed. Local.
 #pragma once
 
 #include "device_mesh/device_mesh.h"

@@ -80,6 +80,33 @@ TEST(ShardedCheckpoint, TheModelSeesLoadedValuesWhereItWasUnsharded) {
   });
 }
 
+TEST(ShardedCheckpoint, AModelShardedByColumnsLoadsIntoOneShardedByRowsAndBack) {
+  const auto by_columns = [](const std::string&, const at::Tensor& tensor) {
+    return Shard{tensor.dim() - 1};
+  };
+  TemporaryFolder folder;
+  run_ranks(3, [&](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {3});
+    SmallModel columns, rows;
+    fully_shard(columns, mesh, {.shard_placement_fn = by_columns});
+    shard_small_model(rows, mesh);
+    fill(*columns, 4);
+    fill(*rows, 6);
+    save({.model = columns}, folder / "columns");
+    save({.model = rows}, folder / "rows");
+  });
+  expect_small(folder / "columns", 2, 4);
+  run_ranks(4, [&](int64_t) {
+    SmallModel model, expected;
+    fully_shard(model, init_device_mesh(torch::kCPU, {4}), {.shard_placement_fn = by_columns});
+    load({.model = model}, folder / "rows");
+    fill(*expected, 6);
+    const auto want = full_values(*expected);
+    for (const auto& item : full_values(*model))
+      EXPECT_TRUE(torch::equal(item.value(), want[item.key()])) << item.key();
+  });
+}
+
 // Tensors of any mesh and placements, into any other.
 struct Case {
   std::vector<int64_t> mesh;

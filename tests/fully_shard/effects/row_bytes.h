@@ -11,7 +11,7 @@ namespace fsdp::testing {
 
 // Bytes of a rank's row where `ranks` ranks share `parameters`.
 inline int64_t row_bytes(const std::vector<torch::Tensor>& parameters, int64_t ranks) {
-  std::vector<internal::DimZeroExtent> extents;
+  std::vector<internal::ShardExtent> extents;
   for (const auto& parameter : parameters) {
     const auto bytes = static_cast<int64_t>(parameter.element_size()) * parameter.numel();
     extents.push_back({parameter.size(0), bytes / parameter.size(0)});

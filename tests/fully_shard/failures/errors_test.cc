@@ -141,14 +141,6 @@ TEST(Errors, RawAccessToAShardedMember) {
 TEST(Errors, WhatIsNotImplementedYetSaysSo) {
   on_one_rank([](const DeviceMesh& mesh) {
     torch::nn::Linear linear(2, 2);
-    const auto refused = [&](FullyShardOptions options, const char* name) {
-      expect_error<c10::NotImplementedError>([&] { fully_shard(linear, mesh, options); },
-                                             HasSubstr(name));
-      EXPECT_FALSE(is_fsdp_module(*linear));
-    };
-    refused({.shard_placement_fn = [](const std::string&,
-                                      const at::Tensor& t) { return Shard{t.dim() - 1}; }},
-            "Shard(1)");
     auto module = fully_shard(linear, mesh);
     const auto method = [&](auto call, const char* name) {
       expect_error<c10::NotImplementedError>(call, HasSubstr(name));

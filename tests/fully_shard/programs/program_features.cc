@@ -173,6 +173,15 @@ std::vector<Feature> model_features() {
                                              })
                             .has(p);
                       }),
+      param_feature("a matrix sharded along dimension 1",
+                    [](const ParamSpec& p) { return sharded_dim(p) == 1; }),
+      program_feature("a matrix sharded along dimension 1 into uneven parts",
+                      [](const Program& p) {
+                        return p.width % shards_of(p) > 0 &&
+                               param_feature("", [](const ParamSpec& q) {
+                                 return sharded_dim(q) == 1;
+                               }).has(p);
+                      }),
       param_feature("a parameter of no elements",
                     [](const ParamSpec& p) { return p.rows == 0 && p.use != Use::kBias; }),
       node_feature("mixed dtypes in one unit", mixes_dtypes),

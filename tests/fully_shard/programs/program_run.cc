@@ -79,21 +79,21 @@ class SideBySide {
     differ(text.str());
   }
 
-  Tensor own_part(const Tensor& whole) const {
+  Tensor own_part(int id, const Tensor& whole) const {
     const auto shards = shards_of(program_);
-    return chunk_of(whole, rank_ % shards, shards);
+    return chunk_of(whole, sharded_dim(*find_param(program_, id)), rank_ % shards, shards);
   }
 
   // Of a sharded tensor's value or gradient: its part here. Local.
-  void compare_shard(const std::string& what, const Tensor& actual, const Tensor& expected,
+  void compare_shard(int id, const std::string& what, const Tensor& actual, const Tensor& expected,
                      const Tensor& bound) {
     if (!actual.defined() || !expected.defined()) return compare(what, actual, expected);
     if (!is_dtensor(actual)) return differ(what + " is no DTensor");
     const auto local = DTensor(actual).to_local();
-    const auto part = own_part(expected);
+    const auto part = own_part(id, expected);
     if (local.sizes() == part.sizes() && local.scalar_type() == part.scalar_type() &&
         bound.defined()) {
-      if (((local - part).abs() <= own_part(bound)).all().item<bool>()) return;
+      if (((local - part).abs() <= own_part(id, bound)).all().item<bool>()) return;
     }
     compare(what, local, part);
   }
@@ -108,7 +108,7 @@ class SideBySide {
       const auto actual = tensor.entry().grad();
       const auto expected = plain_.gradient(id, rank_);
       if (sharded_.is_sharded(id)) {
-        compare_shard(what, actual, expected, plain_.bound(id));
+        compare_shard(id, what, actual, expected, plain_.bound(id));
       } else {
         compare(what, actual, expected);
       }
@@ -121,7 +121,7 @@ class SideBySide {
       const auto what = label(id, "value") + " " + when;
       const auto expected = plain_.value(id, rank_);
       if (sharded_.is_sharded(id)) {
-        compare_shard(what, tensor.entry().detach(), expected, /*bound=*/{});
+        compare_shard(id, what, tensor.entry().detach(), expected, /*bound=*/{});
       } else {
         compare(what, tensor.member, expected);
       }

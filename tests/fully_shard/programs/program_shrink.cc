@@ -95,6 +95,7 @@ class Simpler {
       offer([=](Program& p) { node_of(p, id).params[i].ignored = false; });
       offer([=](Program& p) { node_of(p, id).params[i].in_list = false; });
       offer([=](Program& p) { node_of(p, id).params[i].penalised = false; });
+      offer([=](Program& p) { node_of(p, id).params[i].by_columns = false; });
       offer([=](Program& p) { node_of(p, id).params[i].rows = 2; });
       offer([=](Program& p) { node_of(p, id).params[i].use = Use::kBias; });
     }

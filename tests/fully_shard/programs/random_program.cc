@@ -28,6 +28,7 @@ class Generator {
     draw_replicas();
     draw_halves();
     draw_precision();
+    draw_placements();
     return std::move(program_);
   }
 
@@ -242,6 +243,12 @@ class Generator {
     });
   }
 
+  void draw_placements() {
+    for_each_node(program_.root, [&](Node& node) {
+      for (auto& param : node.params) param.by_columns = param.use == Use::kMatmul && chance(30);
+    });
+  }
+
   std::mt19937_64 random_;
   Program program_;
   int node_count_ = 0, param_count_ = 0;
@@ -296,6 +303,7 @@ void print_param(std::ostream& out, const ParamSpec& param) {
   if (param.in_list) out << " in a ParameterList";
   if (param.penalised) out << " penalised";
   if (param.tied_to >= 0) out << " tied to p" << param.tied_to;
+  if (param.by_columns) out << " sharded by columns";
 }
 
 void print_ids(std::ostream& out, const char* what, const std::vector<int>& ids) {
@@ -384,6 +392,10 @@ const ParamSpec* find_param(const Program& program, int id) {
 const ParamSpec& tensor_of(const Program& program, const ParamSpec& param) {
   const auto* target = param.tied_to >= 0 ? find_param(program, param.tied_to) : nullptr;
   return target != nullptr ? tensor_of(program, *target) : param;
+}
+
+int64_t sharded_dim(const ParamSpec& param) {
+  return param.by_columns && param.use == Use::kMatmul ? 1 : 0;
 }
 
 int64_t rows_of(const Program& program, const ParamSpec& param) {

@@ -32,12 +32,13 @@ struct ParamSpec {
   Use use = Use::kBias;
   int rows = 1;
   Dtype dtype = Dtype::kFloat;
-  bool frozen = false;     // from the start
-  bool ignored = false;    // given to fully_shard as ignored_params
-  bool in_list = false;    // lives in a ParameterList, which has registry entries only
-  bool penalised = false;  // its squares, read through named_parameters(), are added
-  int tied_to = -1;        // is the tensor of this parameter
-  bool anchor = false;     // trained in every backward: neither frozen nor removed
+  bool frozen = false;      // from the start
+  bool ignored = false;     // given to fully_shard as ignored_params
+  bool in_list = false;     // lives in a ParameterList, which has registry entries only
+  bool penalised = false;   // its squares, read through named_parameters(), are added
+  int tied_to = -1;         // is the tensor of this parameter
+  bool anchor = false;      // trained in every backward: neither frozen nor removed
+  bool by_columns = false;  // a matrix that is sharded along dimension 1
 };
 
 struct UnitSpec {
@@ -121,6 +122,8 @@ void for_each_node(Node& root, const std::function<void(Node&)>& visit);
 const ParamSpec* find_param(const Program& program, int id);
 // The parameter whose tensor `param` is: the last of its chain of ties.
 const ParamSpec& tensor_of(const Program& program, const ParamSpec& param);
+// Of a parameter that is sharded.
+int64_t sharded_dim(const ParamSpec& param);
 // Elements along dimension 0.
 int64_t rows_of(const Program& program, const ParamSpec& param);
 bool runs_backward(ActionKind kind);

@@ -48,6 +48,9 @@ void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
   if (spec.to_halves && shards_of(program_) == 4)
     options.reshard_after_forward = ReshardAfterForward::to_world(2);
   if (program_.in_double) options.mp_policy.param_dtype = at::kDouble;
+  options.shard_placement_fn = [this](const std::string&, const at::Tensor& tensor) {
+    return placement_of(tensor);
+  };
   std::vector<torch::nn::Module*> modules;
   for (const auto* node : nodes) {
     modules.push_back(model_.blocks.at(node->id).get());
@@ -73,6 +76,14 @@ void ShardedProgram::adopt(const Node& node, size_t unit, FullyShardOptions& opt
       unit_of_tensor_.emplace(tensor.id, unit);  // the first unit that sees it
     }
   }
+}
+
+std::optional<Shard> ShardedProgram::placement_of(const at::Tensor& tensor) const {
+  for (const auto& [id, known] : model_.tensors) {
+    if (!known.member.is_same(tensor)) continue;
+    return sharded_dim(*find_param(program_, id)) == 1 ? std::optional(Shard{-1}) : std::nullopt;
+  }
+  return std::nullopt;
 }
 
 void ShardedProgram::set_prefetch_lists() {

@@ -60,6 +60,7 @@ class ShardedProgram {
   void shard(const Node& node);
   void shard_together(const std::vector<const Node*>& nodes);
   void adopt(const Node& node, size_t unit, FullyShardOptions& options);
+  std::optional<Shard> placement_of(const at::Tensor& tensor) const;
   void set_prefetch_lists();
   ShardedUnit* unit_of(int node_id);
   // The unit of node `node_id`, or all when negative.

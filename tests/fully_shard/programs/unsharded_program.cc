@@ -14,11 +14,11 @@ namespace fsdp::testing {
 
 using at::Tensor;
 
-Tensor chunk_of(const Tensor& full, int64_t rank, int64_t world) {
-  const auto rows = full.size(0);
-  const auto length = (rows + world - 1) / world;
-  const auto first = std::min(rows, rank * length);
-  return full.narrow(0, first, std::min(length, rows - first));
+Tensor chunk_of(const Tensor& full, int64_t dim, int64_t rank, int64_t world) {
+  const auto size = full.size(dim);
+  const auto length = (size + world - 1) / world;
+  const auto first = std::min(size, rank * length);
+  return full.narrow(dim, first, std::min(length, size - first));
 }
 
 void UnshardedProgram::Arrivals::add(const Tensor& gradient) {
@@ -34,7 +34,7 @@ void UnshardedProgram::Arrivals::add(const Arrivals& other) {
 }
 
 UnshardedProgram::UnshardedProgram(const Program& program, const std::set<int>& sharded_tensors)
-    : shards_(shards_of(program)), sharded_(sharded_tensors) {
+    : program_(program), shards_(shards_of(program)), sharded_(sharded_tensors) {
   for (int64_t rank = 0; rank < program.world; ++rank) models_.push_back(build_model(program));
   for (const auto& [id, tensor] : models_.front().tensors)
     dtypes_.emplace(id, tensor.member.scalar_type());
@@ -88,8 +88,10 @@ std::vector<Tensor> UnshardedProgram::optimized_tensors(const RandomModel& model
     const auto dtype = dtypes_.at(id);
     const bool in_its_own = dtype == member.scalar_type() && dtype != at::kBFloat16;
     if (!sharded_.count(id) || in_its_own) continue;
+    const auto dim = sharded_dim(*find_param(program_, id));
     for (int64_t rank = 0; rank < shards_; ++rank) {
-      chunks_.push_back({member, rank, chunk_of(member.detach(), rank, shards_).to(dtype).clone()});
+      const auto chunk = chunk_of(member.detach(), dim, rank, shards_).to(dtype);
+      chunks_.push_back({member, dim, rank, chunk.clone(at::MemoryFormat::Contiguous)});
       parts[member.unsafeGetTensorImpl()].push_back(chunks_.back().part);
     }
   }
@@ -196,14 +198,18 @@ void UnshardedProgram::zero_grad(bool set_to_none) {
 }
 
 void UnshardedProgram::step() {
-  for (auto& [member, rank, part] : chunks_) {
-    part.copy_(chunk_of(member.detach(), rank, shards_));
-    part.mutable_grad() = member.grad().defined()
-                              ? chunk_of(member.grad(), rank, shards_).to(part.scalar_type())
-                              : Tensor();
+  for (auto& [member, dim, rank, part] : chunks_) {
+    part.copy_(chunk_of(member.detach(), dim, rank, shards_));
+    if (member.grad().defined()) {
+      const auto gradient = chunk_of(member.grad(), dim, rank, shards_);
+      part.mutable_grad() = gradient.to(part.scalar_type()).contiguous();
+    } else {
+      part.mutable_grad() = Tensor();
+    }
   }
   for (auto& optimizer : optimizers_) optimizer->step();
-  for (auto& [member, rank, part] : chunks_) chunk_of(member.detach(), rank, shards_).copy_(part);
+  for (auto& [member, dim, rank, part] : chunks_)
+    chunk_of(member.detach(), dim, rank, shards_).copy_(part);
 }
 
 UnshardedProgram::Clipped UnshardedProgram::clip(double max_norm, double p) {

@@ -87,7 +87,7 @@ class UnshardedProgram {
   // not by an element's place in its tensor.
   struct Chunk {
     at::Tensor member;
-    int64_t rank = 0;
+    int64_t dim = 0, rank = 0;
     at::Tensor part;  // of the parameter's own dtype
   };
 
@@ -100,6 +100,7 @@ class UnshardedProgram {
   void set_bound(PlainTensor& tensor, const at::Tensor& magnitude, const at::Tensor& added,
                  double divisor) const;
 
+  const Program& program_;
   int64_t shards_;
   std::set<int> sharded_;
   std::vector<RandomModel> models_;       // per rank
@@ -109,7 +110,7 @@ class UnshardedProgram {
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
 };
 
-// The rows of dimension 0 that rank `rank` of `world` holds. A view.
-at::Tensor chunk_of(const at::Tensor& full, int64_t rank, int64_t world);
+// What rank `rank` of `world` holds of a tensor sharded along `dim`. A view.
+at::Tensor chunk_of(const at::Tensor& full, int64_t dim, int64_t rank, int64_t world);
 
 }  // namespace fsdp::testing
