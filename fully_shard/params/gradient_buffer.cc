@@ -106,7 +106,7 @@ at::Tensor GradientBuffer::release_rows(Late late) {
 at::Tensor GradientBuffer::part(const at::Tensor& row, int64_t position) const {
   const auto& chunk = layout_.chunk(position);
   const auto& param = params_[static_cast<size_t>(position)];
-  c10::DimVector shape(param.shape.begin(), param.shape.end());
+  auto shape = param.shape.vec();
   shape[static_cast<size_t>(param.sharded_dim)] = chunk.rows(shard_rank_);
   return view_of(row, shape, row.storage_offset() + chunk.offset / bytes_of(dtype_));
 }

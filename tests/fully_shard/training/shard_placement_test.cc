@@ -307,7 +307,7 @@ TEST_P(ShardPlacement, SummonedParametersAreWholeAndWhatIsWrittenToThemStays) {
       }
     }
     for (size_t i = 0; i < plain->parameters().size(); ++i) {
-      const auto& expected = plain->parameters()[i];
+      const auto expected = plain->parameters()[i];
       EXPECT_TRUE(torch::equal(full_value(net->parameters()[i]), expected.detach() * 3));
       expect_same(full_gradient(net->parameters()[i]), expected.grad() * 2, world(), "gradient");
     }
@@ -365,7 +365,6 @@ TEST_P(ShardPlacement, OfADeferredModelHasTheValuesOfOneBuiltAtOnce) {
     auto layer = deferred_init([] { return make_linear(6, 5); });
     fully_shard(layer, mesh, all_along(1));
     const auto own = chunk_at(plain->weight.detach(), 1, world(), rank);
-    EXPECT_EQ(DTensor(layer->parameters()[0]).to_local().sizes(), own.sizes());
     materialize(*layer);
     EXPECT_TRUE(torch::equal(DTensor(layer->parameters()[0]).to_local().detach(), own));
     EXPECT_TRUE(torch::equal(full_value(layer->parameters()[0]), plain->weight.detach()));
