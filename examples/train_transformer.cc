@@ -40,6 +40,10 @@ ABSL_FLAG(std::string, reduce_dtype, "",
           "what gradients are added up in: bf16, f16 or f32; default: --param_dtype");
 ABSL_FLAG(bool, deferred_init, false,
           "build the model without memory, and compute this rank's shards only");
+ABSL_FLAG(bool, checkpoint_activations, false,
+          "keep the blocks' inputs only, and compute the rest again in backward");
+ABSL_FLAG(std::string, mesh, "",
+          "replicas x ranks that shard, as 2x2, instead of --ranks and --replicas");
 ABSL_FLAG(int64_t, steps, 300, "training steps");
 ABSL_FLAG(int64_t, batch, 8, "sequences per rank and step");
 ABSL_FLAG(int64_t, tokens, 128, "tokens (bytes) per sequence");
@@ -115,6 +119,23 @@ examples::TransformerConfig model_from_flags() {
   return model;
 }
 
+struct JobShape {
+  int64_t ranks, replicas;
+};
+
+JobShape job_shape() {
+  const std::string mesh = absl::GetFlag(FLAGS_mesh);
+  if (mesh.empty()) return {at_least(1, FLAGS_ranks), at_least(1, FLAGS_replicas)};
+  const auto by = mesh.find('x');
+  int64_t replicas = 0, shards = 0;
+  const bool valid = by != std::string::npos && absl::SimpleAtoi(mesh.substr(0, by), &replicas) &&
+                     absl::SimpleAtoi(mesh.substr(by + 1), &shards) && replicas > 0 && shards > 0;
+  TORCH_CHECK_VALUE(valid, "--mesh: ", mesh, ", allowed are two numbers, as 2x2");
+  TORCH_CHECK_VALUE(absl::GetFlag(FLAGS_replicas) == 1,
+                    "--mesh and --replicas exclude each other: the first number is the replicas");
+  return {replicas * shards, replicas};
+}
+
 std::optional<at::ScalarType> dtype(const absl::Flag<std::string>& flag) {
   const std::string name = absl::GetFlag(flag);
   if (name.empty()) return std::nullopt;
@@ -163,9 +184,10 @@ examples::TrainingOptions options_from_flags() {
   examples::TrainingOptions options;
   options.data = existing_text(absl::GetFlag(FLAGS_data));
   options.model = model_from_flags();
-  options.replicas = at_least(1, FLAGS_replicas);
+  options.replicas = job_shape().replicas;
   options.sharding = sharding_options();
   options.deferred_init = absl::GetFlag(FLAGS_deferred_init);
+  options.checkpoint_activations = absl::GetFlag(FLAGS_checkpoint_activations);
   options.batch = at_least(1, FLAGS_batch);
   options.tokens = options.model.max_tokens;
   options.steps = at_least(1, FLAGS_steps);
@@ -206,7 +228,7 @@ int run(const std::vector<char*>& left) {
   refuse_further_arguments(left);
   const auto options = options_from_flags();
   const auto threads = static_cast<int>(at_least(1, FLAGS_threads));
-  const auto ranks = at_least(1, FLAGS_ranks);
+  const auto ranks = job_shape().ranks;
   const auto exit_code = examples::launch_ranks(ranks, [&] { check_job(options, ranks); });
   if (exit_code) return *exit_code;
   at::set_num_threads(threads);

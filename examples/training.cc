@@ -6,6 +6,7 @@
 #include "examples/rank_metrics.h"
 #include "examples/report.h"
 #include "examples/text_data.h"
+#include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
 
@@ -53,6 +54,12 @@ void shard(Transformer& model, const fsdp::DeviceMesh& mesh,
   fsdp::fully_shard(model, mesh, options);
 }
 
+void checkpoint_blocks(Transformer& model) {
+  model->around_block = [](const auto& run, const torch::Tensor& input) {
+    return fsdp::checkpoint(run, input);
+  };
+}
+
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainingOptions& options,
                                                         Transformer& model) {
   switch (options.optimizer) {
@@ -95,6 +102,7 @@ class Trainer {
     shard(model_, mesh, options.sharding);
     fsdp::materialize(*model_);
     optimizer_ = make_optimizer(options, model_);  // over the shards
+    if (options.checkpoint_activations) checkpoint_blocks(model_);
     if (!options.compare) return;
     auto twin = make_model(options);
     auto twin_optimizer = make_optimizer(options, twin);

@@ -19,10 +19,11 @@ struct TrainingOptions {
   std::string data;  // file or folder
   TransformerConfig model;
   int64_t replicas = 1;  // groups of ranks that hold the same shards; a divisor of the ranks
-  fsdp::FullyShardOptions sharding;  // of every unit
-  bool deferred_init = false;        // no rank ever has the whole model
-  int64_t batch = 8;                 // sequences per rank and step
-  int64_t tokens = 128;              // per sequence
+  fsdp::FullyShardOptions sharding;     // of every unit
+  bool deferred_init = false;           // no rank ever has the whole model
+  bool checkpoint_activations = false;  // compute blocks again in backward
+  int64_t batch = 8;                    // sequences per rank and step
+  int64_t tokens = 128;                 // per sequence
   int64_t steps = 300;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   double lr = 2e-3;

@@ -122,7 +122,12 @@ torch::Tensor TransformerImpl::forward(const torch::Tensor& tokens) {
                     "tokens must be [batch, <= ", config_.max_tokens, "], got ", tokens.sizes());
   auto cos = cos_.narrow(0, 0, tokens.size(1)), sin = sin_.narrow(0, 0, tokens.size(1));
   auto x = embedding(tokens);
-  for (auto& block : blocks) x = block(x, cos, sin);
+  for (auto& block : blocks) {
+    const Run run = [&block, cos, sin](const torch::Tensor& input) {
+      return block->forward(input, cos, sin);
+    };
+    x = around_block ? around_block(run, x) : run(x);
+  }
   return head(norm(x));
 }
 

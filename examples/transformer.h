@@ -8,6 +8,7 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace examples {
@@ -79,6 +80,11 @@ class TransformerImpl : public torch::nn::Module {
   // int64 [tokens + n]. Temperature 0 takes the likeliest token, otherwise tokens are
   // drawn from the default generator. Records no graph.
   torch::Tensor generate(const torch::Tensor& prompt, int64_t n, double temperature);
+
+  // What forward does with each block and its input, if not run(input): to compute it
+  // again in backward, for instance.
+  using Run = std::function<torch::Tensor(const torch::Tensor& input)>;
+  std::function<torch::Tensor(const Run& run, const torch::Tensor& input)> around_block;
 
   torch::nn::Embedding embedding{nullptr};
   std::vector<Block> blocks;

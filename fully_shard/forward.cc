@@ -3,9 +3,21 @@
 #include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_table.h"
 
+#include <ATen/record_function.h>
 #include <torch/nn/module.h>
 
+#include <utility>
+
 namespace fsdp::internal {
+
+ForwardRange::ForwardRange(const torch::nn::Module& module) {
+  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  const auto unit = callbacks ? find_unit(module) : nullptr;
+  if (!unit) return;
+  range_ = std::make_unique<at::RecordFunction>(std::move(*callbacks));
+  range_->before("fsdp::forward(" + unit->display_name() + ")");
+}
+ForwardRange::~ForwardRange() = default;
 
 BoundaryCasts boundary_casts_of(const torch::nn::Module& module) {
   const auto unit = find_unit(module);

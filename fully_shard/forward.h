@@ -8,18 +8,23 @@
 // mp_policy.param_dtype (with cast_forward_inputs), floating outputs to
 // mp_policy.output_dtype; a module without one, and what is no tensor, is left alone, and
 // a tensor that is as it should be stays the same one. Copies and casts are
-// differentiable. Tensors are found in vectors, optionals, pairs and tuples.
-// Collective as the module's forward.
+// differentiable. Tensors are found in vectors, optionals, pairs and tuples. Profilers
+// see fsdp::forward(unit). Collective as the module's forward.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <memory>
 #include <optional>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <vector>
+
+namespace at {
+struct RecordFunction;
+}
 
 namespace torch::nn {
 class Module;
@@ -98,8 +103,20 @@ struct CastEach<std::tuple<Elements...>> {
   }
 };
 
+// What profilers see of a unit's forward while it lives.
+class ForwardRange {
+ public:
+  explicit ForwardRange(const torch::nn::Module& module);
+  ~ForwardRange();
+  ForwardRange(const ForwardRange&) = delete;
+
+ private:
+  std::unique_ptr<at::RecordFunction> range_;  // null where nobody looks
+};
+
 template <class Module, class... Inputs>
 auto forward_module(Module& module, Inputs&&... inputs) {
+  const ForwardRange range(module);
   const auto casts = boundary_casts_of(module);
   auto output = module.forward(cast_each(std::forward<Inputs>(inputs), casts.inputs)...);
   return std::remove_cvref_t<decltype(output)>(cast_each(std::move(output), casts.outputs));

@@ -48,9 +48,7 @@ struct MixedPrecisionPolicy {
   std::optional<at::ScalarType> reduce_dtype = {};
   // What buffers become, in place, when fully_shard is applied; unset: they stay. Those
   // of the unit's modules, but not of units below; one that two units share goes to the
-  // first. Checkpoints save what they were before. batch_norm writes its running
-  // statistics undeclared, and a copy that was cast would take the write: give it
-  // param_dtype's.
+  // first. Checkpoints save what they were before.
   std::optional<at::ScalarType> buffer_dtype = {};
   // What fsdp::forward returns.
   std::optional<at::ScalarType> output_dtype = {};

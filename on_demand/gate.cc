@@ -128,7 +128,7 @@ void touching_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::ji
   if (record_if_deferred(op, keys, stack)) return;
   GateArguments arguments(op, *stack);
   if (substitute_entries(arguments)) return op.callBoxed(stack);
-  if (cast_inputs(arguments)) return op.callBoxed(stack);
+  if (call_with_cast_inputs(op, arguments, stack)) return;
   const bool is_aten = arguments.is_aten();
   Touch touch(arguments);
   touch.begin();

@@ -2,7 +2,10 @@
 
 #include "dtensor/dtensor.h"
 
+#include <ATen/core/grad_mode.h>
+
 #include <string_view>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -29,6 +32,21 @@ bool writes_or_converts(const GateArguments& arguments) {
   return false;
 }
 
+// What an operator updates in place without saying so in its schema: running_mean and
+// running_var, unless it is told that it does not train.
+std::vector<at::Tensor> updated_statistics(const GateArguments& arguments) {
+  std::vector<at::Tensor> found;
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    const std::string_view name = arguments.schema().arguments()[i].name();
+    const auto& value = arguments[i];
+    const bool says_training = name == "training" || name == "train" || name == "use_input_stats";
+    if (says_training && value.isBool() && !value.toBool()) return {};
+    if (name.starts_with("running_") && value.isTensor() && value.toTensor().defined())
+      found.push_back(value.toTensor());
+  }
+  return found;
+}
+
 }  // namespace
 
 bool ComputeDtype::is_to_cast(const at::Tensor& tensor) const {
@@ -37,12 +55,22 @@ bool ComputeDtype::is_to_cast(const at::Tensor& tensor) const {
          OnDemandStorage::of(tensor.unsafeGetTensorImpl()) == nullptr;
 }
 
-bool cast_inputs(GateArguments& arguments) {
+bool call_with_cast_inputs(const c10::OperatorHandle& op, GateArguments& arguments,
+                           torch::jit::Stack* stack) {
   const auto dtype = asked_dtype(arguments);
   if (!dtype.is_asked_for() || writes_or_converts(arguments)) return false;
-  return arguments.replace_each([&dtype](const at::Tensor& tensor) {
+  const auto statistics = updated_statistics(arguments);
+  const bool any = arguments.replace_each([&dtype](const at::Tensor& tensor) {
     return dtype.is_to_cast(tensor) ? dtype.cast(tensor) : at::Tensor();
   });
+  if (!any) return false;
+  const auto cast = updated_statistics(arguments);
+  op.callBoxed(stack);
+  const at::NoGradGuard no_grad;
+  for (size_t i = 0; i < statistics.size(); ++i) {
+    if (!cast[i].is_same(statistics[i])) statistics[i].copy_(cast[i]);
+  }
+  return true;
 }
 
 }  // namespace fsdp::internal

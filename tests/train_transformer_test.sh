@@ -120,6 +120,8 @@ expect_refusal "--param_dtype: int8, allowed are bf16, f16 and f32" --param_dtyp
 expect_refusal "--reshard_after_forward: maybe, allowed are true, false and a number" --reshard_after_forward=maybe
 expect_refusal "--compare and --param_dtype or --reduce_dtype exclude each other" --param_dtype=bf16 --compare
 expect_refusal "--replicas: 3, allowed are divisors of the number of ranks, 2" --replicas=3
+expect_refusal "--mesh: 2by1, allowed are two numbers, as 2x2" --mesh=2by1
+expect_refusal "--mesh and --replicas exclude each other" --mesh=2x1 --replicas=2
 expect_refusal "Unknown command line flag 'nonsense'" --nonsense=1
 expect_refusal "Illegal value 'abc' specified for flag 'steps'" --steps=abc
 if ! nvidia-smi > /dev/null 2>&1; then
@@ -144,6 +146,7 @@ grep --quiet "validation loss after 3 steps" "$work/out" || fail "no training in
 
 expect_exit 0 "${small[@]}" --steps=3 --compare
 expect_exit 0 "${small[@]}" --steps=3 --compare --deferred_init
+expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x1 --checkpoint_activations
 grep --quiet "agree" "$work/out" || fail "the comparison does not agree: $(cat "$work/out")"
 [[ ! -s $work/err ]] || fail "a good run complains: $(cat "$work/err")"
 

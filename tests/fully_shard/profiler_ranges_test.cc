@@ -1,6 +1,8 @@
 // Profilers see FSDP's ranges by name: fsdp::all_gather(unit),
-// fsdp::all_gather_copy_out(unit), fsdp::reduce_scatter(unit).
+// fsdp::all_gather_copy_out(unit), fsdp::reduce_scatter(unit), fsdp::forward(unit).
+#include "fully_shard/forward.h"
 #include "tests/fully_shard/decoder.h"
+#include "tests/fully_shard/pair.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/record_function.h>
@@ -8,6 +10,8 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <string>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
@@ -19,12 +23,14 @@ class Ranges {
  public:
   Ranges() : handle_(at::addThreadLocalCallback(at::RecordFunctionCallback(&begin, &end))) {
     counts = {};
+    begun = {};
   }
   ~Ranges() { at::removeCallback(handle_); }
   Ranges(const Ranges&) = delete;
   Counts take() { return std::exchange(counts, {}); }
 
   static thread_local Counts counts;
+  static thread_local std::vector<std::string> begun;  // in order
   static thread_local int open;
 
  private:
@@ -34,6 +40,7 @@ class Ranges {
   static std::unique_ptr<at::ObserverContext> begin(const at::RecordFunction& call) {
     if (!is_ours(call)) return nullptr;
     ++counts[call.name()];
+    begun.emplace_back(call.name());
     ++open;
     return nullptr;
   }
@@ -43,11 +50,26 @@ class Ranges {
   at::CallbackHandle handle_;
 };
 thread_local Counts Ranges::counts;
+thread_local std::vector<std::string> Ranges::begun;
 thread_local int Ranges::open = 0;
 
 void step(const Model& model) {
   for (auto& parameter : model.module->parameters()) parameter.mutable_grad().reset();
   model.loss(make_data(1)).backward();
+}
+
+TEST(ProfilerRanges, OfAForwardHoldThoseOfItsGathersInTheirOrder) {
+  run_ranks(2, [&](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    auto model = sharded(Pair(), mesh);
+    const Ranges ranges;
+    forward(model, torch::ones({2, 4}));
+    EXPECT_THAT(Ranges::begun, ::testing::ElementsAre(
+                                   "fsdp::forward((root))", "fsdp::all_gather(first)",
+                                   "fsdp::all_gather_copy_out(first)", "fsdp::all_gather(second)",
+                                   "fsdp::all_gather_copy_out(second)"));
+    EXPECT_EQ(Ranges::open, 0);
+  });
 }
 
 // The head's gradients come first in backward, where it stays from forward; so do the

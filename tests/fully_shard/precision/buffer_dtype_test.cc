@@ -43,6 +43,28 @@ TEST_P(BufferDtype, RunningStatisticsAreThoseOfAModelInThatDtype) {
   });
 }
 
+TEST_P(BufferDtype, WithoutOneRunningStatisticsAreUpdatedInTheirOwnDtype) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    Normed model, plain;
+    const auto mean = model->norm->running_mean;
+    fully_shard(model, mesh, {.mp_policy = {.param_dtype = at::kBFloat16}});
+    plain->to(at::kBFloat16);
+    for (int step = 0; step < 2; ++step) {
+      model(input_of(rank));
+      plain(input_of(rank).to(at::kBFloat16));
+    }
+    EXPECT_EQ(mean.scalar_type(), at::kFloat);
+    EXPECT_TRUE(model->norm->running_mean.is_same(mean));
+    EXPECT_TRUE(mean.equal(plain->norm->running_mean.to(at::kFloat)));
+    EXPECT_TRUE(model->norm->running_var.equal(plain->norm->running_var.to(at::kFloat)));
+    const auto exact = torch::tensor({0.1F, 1.0F / 3, 2.0F / 3, 0.7F, 0.9F, 1.1F});
+    mean.copy_(exact);
+    model->eval();
+    model(input_of(rank));
+    EXPECT_TRUE(mean.equal(exact)) << "an evaluation only reads them, and rounds nothing";
+  });
+}
+
 TEST_P(BufferDtype, FullPrecisionGivesBuffersTheirOwnBack) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
     Normed model;
