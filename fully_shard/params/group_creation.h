@@ -23,8 +23,7 @@ struct NewParam {
 // Shards `params` (distinct, valid) over `mesh`: changes their tensors in place into
 // members, on the mesh's device. Returns what the registry is to hold, in the same order;
 // the group lives as long as one of these, or a member. Of `precision`: param_dtype,
-// reduce_dtype and
-// cast_forward_inputs. Local.
+// reduce_dtype and cast_forward_inputs. Local.
 std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
                                      std::shared_ptr<Transport> replicas,
                                      std::shared_ptr<Unit> unit,

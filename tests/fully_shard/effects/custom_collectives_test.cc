@@ -193,6 +193,7 @@ std::string order_of_backward(MeasuredDecoder& decoder, const DeviceMesh& mesh) 
   }
   const auto backward = decoder.backward();
   EXPECT_EQ(backward.all_gathers, kBlocks);
+  EXPECT_EQ(backward.prefetched, kBlocks) << "before the touches, either way";
   EXPECT_EQ(backward.unused, 0);
   for (int64_t i = 0; i < kBlocks; ++i) {
     decoder.block(i).set_custom_all_gather({});
