@@ -207,6 +207,40 @@ TEST_P(PrefetchEffects, ABackwardThatEndsEarlyDropsWhatWasGatheredForIt) {
   });
 }
 
+// Three layers; the first may be left out, and so may the second one's bias.
+struct OptionalLayersImpl : torch::nn::Module {
+  torch::Tensor forward(torch::Tensor x, bool with_first, bool with_bias) {
+    if (with_first) x = layer[0](x);
+    x = torch::linear(x, layer[1]->weight, with_bias ? layer[1]->bias : torch::Tensor());
+    return layer[2](x);
+  }
+  std::vector<torch::nn::Linear> layer = {register_module("first", make_linear(4, 4)),
+                                          register_module("second", make_linear(4, 4)),
+                                          register_module("third", make_linear(4, 4))};
+};
+TORCH_MODULE(OptionalLayers);
+
+// Where the second layer's bias has no gradient its reduction leaves at the end only, and
+// with it what was put off: the first layer, as in the steps before.
+TEST_P(PrefetchEffects, WhatIsPutOffIsGatheredOnAllRanksThoughGradientsLeaveOnSome) {
+  on_ranks([this](int64_t rank, const DeviceMesh& mesh) {
+    OptionalLayers model;
+    for (auto& layer : model->layer) fully_shard(layer, mesh);
+    auto root = fully_shard(model, mesh);
+    root.set_backward_prefetch(BackwardPrefetch::kPost);
+    root.set_reduce_scatter_unused_params(true);
+    const auto step = [&](bool with_first, bool with_bias) {
+      return traffic_of(mesh, [&] {
+        model(torch::ones({2, 4}), with_first, with_bias).sum().backward();
+      });
+    };
+    for (int i = 0; i < 2; ++i) step(true, true);
+    const auto without = step(false, rank != world() - 1);
+    EXPECT_EQ(without.unused, 1) << "the first layer was expected, on every rank";
+    EXPECT_EQ(step(true, true).unused, 0);
+  });
+}
+
 INSTANTIATE_WORLDS(PrefetchEffects, 2, 3);
 
 }  // namespace
