@@ -49,7 +49,6 @@ std::vector<bool> read_raised(const void* from, int64_t count) {
 GradientBuffer::GradientBuffer(std::vector<TrainableParam> params, at::ScalarType dtype,
                                Transport& transport, c10::Device device)
     : params_(std::move(params)),
-      shard_rank_(transport.shard_rank()),
       shard_count_(transport.shard_count()),
       reads_flags_(transport.reads_flags()),
       layout_(extents_of(params_), shard_count_),
@@ -104,11 +103,8 @@ at::Tensor GradientBuffer::release_rows(Late late) {
 }
 
 at::Tensor GradientBuffer::part(const at::Tensor& row, int64_t position) const {
-  const auto& chunk = layout_.chunk(position);
-  const auto& param = params_[static_cast<size_t>(position)];
-  auto shape = param.shape.vec();
-  shape[static_cast<size_t>(param.sharded_dim)] = chunk.rows(shard_rank_);
-  return view_of(row, shape, row.storage_offset() + chunk.offset / bytes_of(dtype_));
+  return view_of(row, params_[static_cast<size_t>(position)].shard_shape,
+                 row.storage_offset() + layout_.chunk(position).offset / bytes_of(dtype_));
 }
 
 at::Tensor GradientBuffer::elements(const at::Tensor& row) const {

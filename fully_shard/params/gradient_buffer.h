@@ -21,8 +21,7 @@ namespace fsdp::internal {
 struct TrainableParam {
   int64_t index = 0;  // in the group
   ShardExtent extent = {};
-  at::IntArrayRef shape = {};  // of the whole parameter; the group keeps it
-  int64_t sharded_dim = 0;
+  std::vector<int64_t> shard_shape = {};  // of this rank's part
 };
 
 class GradientBuffer {
@@ -65,7 +64,7 @@ class GradientBuffer {
   std::vector<bool> read_flags(const at::Tensor& row) const;
 
   std::vector<TrainableParam> params_;
-  int64_t shard_rank_, shard_count_;
+  int64_t shard_count_;
   bool reads_flags_;
   PackedLayout layout_;
   at::ScalarType dtype_;

@@ -104,7 +104,7 @@ void GroupGradients::open() {
     for (const auto index : indices) {
       if (reduce_dtype(index) == dtype) {
         const auto& each = param(index);
-        members.push_back({index, each.extent(dtype), each.spec()->shape, each.sharded_dim()});
+        members.push_back({index, each.extent(dtype), group_.shards().shape(index, each)});
       }
     }
     buffers_.emplace_back(std::move(members), dtype, group_.dim().transport(), group_.device());

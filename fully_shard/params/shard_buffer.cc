@@ -54,11 +54,15 @@ at::Tensor ShardBuffer::elements(int64_t index, const ShardedParam& param) const
   return bytes_.narrow(0, layout_.chunk(index).offset, length(index)).view(param.dtype());
 }
 
+std::vector<int64_t> ShardBuffer::shape(int64_t index, const ShardedParam& param) const {
+  return param.shape_with_rows(layout_.chunk(index).rows(shard_rank_));
+}
+
 at::Tensor ShardBuffer::local_view(int64_t index, const ShardedParam& param) const {
-  const auto sizes = param.shape_with_rows(layout_.chunk(index).rows(shard_rank_));
   auto local = at::empty({0}, bytes_.options().dtype(param.dtype()));
   const auto offset = layout_.chunk(index).offset + bytes_.storage_offset();
-  return local.set_(bytes_.storage(), offset / static_cast<int64_t>(local.element_size()), sizes);
+  return local.set_(bytes_.storage(), offset / static_cast<int64_t>(local.element_size()),
+                    shape(index, param));
 }
 
 }  // namespace fsdp::internal

@@ -34,6 +34,8 @@ class ShardBuffer {
   void take_part(int64_t index, const void* whole) const;
   // Whether it holds this rank's part of `whole`. REQUIRES: host memory.
   bool has_part_of(int64_t index, const void* whole) const;
+  // Of this rank's part.
+  std::vector<int64_t> shape(int64_t index, const ShardedParam& param) const;
   // The elements of this rank's part: [n]. A view.
   at::Tensor elements(int64_t index, const ShardedParam& param) const;
   // This rank's part as a tensor. Each has a version counter of its own.

@@ -186,14 +186,12 @@ void Schedule::emptied(UnitId unit) {
 void Schedule::end_pass() {
   if (kind_ && current_) successors_.learn(*kind_, previous_, *current_, std::nullopt);
   current_ = previous_ = first_ = std::nullopt;
-  puts_off_ = false;
 }
 
 void Schedule::forget() {
   successors_.forget();
   for (auto& [id, state] : units_) state.visits = {};
   current_ = previous_ = first_ = std::nullopt;
-  puts_off_ = false;
 }
 
 }  // namespace fsdp::internal

@@ -231,7 +231,8 @@ TEST_P(PrefetchEffects, WhatIsPutOffIsGatheredOnAllRanksThoughGradientsLeaveOnSo
     root.set_reduce_scatter_unused_params(true);
     const auto step = [&](bool with_first, bool with_bias) {
       return traffic_of(mesh, [&] {
-        model(torch::ones({2, 4}), with_first, with_bias).sum().backward();
+        const auto input = torch::ones({2, 4}).requires_grad_();  // so backward enters the second
+        model(input, with_first, with_bias).sum().backward();
       });
     };
     for (int i = 0; i < 2; ++i) step(true, true);
