@@ -7,6 +7,7 @@
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/collectives/scratch_memory.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -78,6 +79,7 @@ void Announcement::gather_notices() {
 }
 
 void Announcement::post(const at::Tensor& riders) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto size = group_size(group_);
   outgoing_ = messages_of(mine_, riders);
   incoming_ = scratch_memory({size, kNotice + rider_room(size)}, at::kByte, c10::kCPU);
@@ -112,6 +114,7 @@ std::vector<uint64_t> Announcement::wait() {
 }
 
 std::vector<at::Tensor> Announcement::riders() const {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto bytes = outgoing_.size(1) - kNotice;
   const auto own = outgoing_.size(0) == 1 ? 0 : rank_;
   std::vector<at::Tensor> riders;

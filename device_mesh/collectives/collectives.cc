@@ -82,18 +82,24 @@ void check_operands(const Group& group, const char* operation, const at::Tensor&
                     group->getRank(), ")");
 }
 
+at::Tensor flat(const at::Tensor& tensor) { return tensor.dim() == 1 ? tensor : tensor.view({-1}); }
+
 // Backends compare shapes, and Gloo has no complex numbers; the contract here is about
 // elements.
 at::Tensor elements(const at::Tensor& tensor) {
-  const auto flat = tensor.dim() == 1 ? tensor : tensor.view({-1});
-  return flat.is_complex() ? at::view_as_real(flat).view({-1}) : flat;
+  return tensor.is_complex() ? flat(at::view_as_real(tensor)) : flat(tensor);
 }
+
+// Of values, not of graphs: views and c10d's operators take several times as long where
+// autograd looks at them.
+using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 
 }  // namespace
 
 Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
   check_operands(group, "all_gather", output, input);
   if (input.numel() == 0) return {};
+  const BelowAutograd below_autograd;
   at::Tensor flat_output = elements(output);
   at::Tensor flat_input = elements(input);
   return issue(group, [&] { return ((*group).*kAllGather)(flat_output, flat_input, {}); });
@@ -102,13 +108,14 @@ Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
 Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
   check_operands(group, "reduce_scatter", input, output);
   if (output.numel() == 0) return {};
+  const BelowAutograd below_autograd;
   if (through_gloo(group, input) && is_sum(op) && input.is_floating_point()) {
     return reduce_scatter_by_exchange(group, std::move(output), std::move(input), op);
   }
   c10d::ReduceScatterOptions options;
   options.reduceOp = to_c10d(op);
-  at::Tensor flat_output = output.view({-1});
-  at::Tensor flat_input = input.view({-1});
+  at::Tensor flat_output = flat(output);
+  at::Tensor flat_input = flat(input);
   return issue(group, [&] { return ((*group).*kReduceScatter)(flat_output, flat_input, options); });
 }
 

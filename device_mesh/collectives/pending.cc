@@ -119,7 +119,8 @@ void Pending::wait(const std::string& what) {
   bool finished = false;
   try {
     if (failure) std::rethrow_exception(failure);
-    SlowWait slow([&] { return describe_wait(group, what); });
+    std::optional<SlowWait> slow;
+    if (!work->isCompleted()) slow.emplace([&] { return describe_wait(group, what); });
     finished = work->wait();
   } catch (const std::exception& error) {
     throw_failure(group, what, backend_message(error));

@@ -21,11 +21,9 @@ bool is_dtensor(const at::Tensor& tensor) {
 namespace fsdp::internal {
 namespace {
 
-// Copied twice into each DTensor, so it is short.
-constexpr const char* kNoStorage =
-    "A DTensor has no storage of its own: take fsdp::DTensor(tensor).to_local() (this rank's part) "
-    "or .full_tensor() (collective). To save a model or optimizer: fsdp::save, or, for plain "
-    "files, torch::save while a SummonFullParams lives.";
+// Copied twice into each DTensor, so it is short: two cache lines.
+constexpr const char* kNoMemory =
+    "A DTensor has no storage of its own: take fsdp::DTensor(t).to_local() or .full_tensor()";
 
 // Lets go of what the metadata owns with the last tensor, even while weak references
 // remain: the owner refers to its DTensor weakly, and a plain TensorImpl keeps its
@@ -43,6 +41,12 @@ class DTensorImpl final : public c10::TensorImpl {
         ": a DTensor's memory belongs to its mesh. Write with "
         "copy_(), which takes this rank's part of a plain tensor of the global shape.");
     c10::TensorImpl::shallow_copy_from(impl);
+  }
+
+  const c10::Storage& storage() const override {
+    TORCH_CHECK(false, kNoMemory,
+                " (collective). To save a model or optimizer: fsdp::save, or, for plain files, "
+                "torch::save while a SummonFullParams lives.");
   }
 
   void release_resources() override {
@@ -63,7 +67,7 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
   keys = keys.add(kDTensorKey);
   if (owner) keys = keys | owner->extra_keys();
   auto impl = c10::make_intrusive<DTensorImpl>(keys, local.dtype(), local.device());
-  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoStorage);
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   impl->set_sizes_and_strides(spec->shape, spec->stride);
   impl->set_backend_meta(
       c10::make_intrusive<DTensorMeta>(local, std::move(spec), std::move(owner)));

@@ -2,11 +2,31 @@
 
 #include "fully_shard/params/runtime_mode.h"
 
+#include <ATen/Dispatch.h>
 #include <ATen/record_function.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fsdp::internal {
+namespace {
+
+// As div_() does, which takes longer to begin than a small row takes to divide.
+void divide(const at::Tensor& row, double divisor) {
+  constexpr int64_t kSmall = 32 << 10;  // elements; more are worth several threads
+  const bool is_real = row.scalar_type() == at::kFloat || row.scalar_type() == at::kDouble;
+  if (!row.is_cpu() || !row.is_contiguous() || row.numel() > kSmall || !is_real) {
+    row.div_(divisor);
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES(row.scalar_type(), "division of gradients", [&] {
+    auto* const first = row.mutable_data_ptr<scalar_t>();
+    const auto by = static_cast<scalar_t>(divisor);
+    std::for_each(first, first + row.numel(), [by](scalar_t& value) { value /= by; });
+  });
+}
+
+}  // namespace
 
 Reduction::Reduction(c10::intrusive_ptr<ParamGroup> group, GradientBuffer buffer)
     : group_(std::move(group)), buffer_(std::move(buffer)) {}
@@ -112,7 +132,7 @@ void ReducedRow::publish() {
   const auto& params = buffer_.params();
   const auto used =
       gradients.publishes_unused() ? std::vector<bool>(params.size(), true) : buffer_.used(row);
-  if (gradients.divisor() != 1) row.div_(gradients.divisor());
+  if (gradients.divisor() != 1) divide(row, gradients.divisor());
   for (size_t i = 0; i < params.size(); ++i) {
     if (used[i]) gradients.publish(params[i].index, buffer_.part(row, static_cast<int64_t>(i)));
   }

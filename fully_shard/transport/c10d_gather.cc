@@ -98,7 +98,7 @@ class BackendGather final : public Gather {
         rows_(scratch_memory({group_size(group), shards.numel()}, shards.scalar_type(),
                              shards.device())),
         pending_(custom ? issue(group, [&] { return (*custom)(rows_.view({-1}), shards); })
-                        : all_gather(group, rows_.view({-1}), shards)) {}
+                        : all_gather(group, rows_, shards)) {}
 
   int64_t staging_bytes() const override { return rows_.numel(); }
 

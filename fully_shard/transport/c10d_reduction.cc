@@ -5,6 +5,7 @@
 #include "device_mesh/collectives/row_exchange.h"
 #include "device_mesh/collectives/scratch_memory.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -13,6 +14,12 @@
 
 namespace fsdp::internal {
 namespace {
+
+// Rows of bytes as what the backend adds: complex numbers in two parts.
+at::Tensor summands_of(const at::Tensor& rows, at::ScalarType dtype) {
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return rows.view(c10::toRealValueType(dtype)).contiguous();
+}
 
 // The user's reduce-scatter, or the backend's.
 class BackendReduction final : public PendingReduction {
@@ -24,10 +31,10 @@ class BackendReduction final : public PendingReduction {
         announcement_(std::move(announcement)),
         what_(std::move(what)),
         dtype_(dtype),
-        rows_(rows.view(c10::toRealValueType(dtype)).contiguous()),
+        rows_(summands_of(rows, dtype)),
         sum_(scratch_memory({rows_.size(1)}, rows_.scalar_type(), rows_.device())),
         pending_(custom ? issue(group, [&] { return (*custom)(sum_, rows_.view({-1})); })
-                        : reduce_scatter(group, sum_, rows_.view({-1}), ReduceOp::kSum)) {}
+                        : reduce_scatter(group, sum_, rows_, ReduceOp::kSum)) {}
 
   int64_t staging_bytes() const override {
     return static_cast<int64_t>(rows_.nbytes() + sum_.nbytes());
@@ -36,6 +43,7 @@ class BackendReduction final : public PendingReduction {
   at::Tensor wait() override {
     announcement_.wait();
     log_->watch([&] { pending_.wait(what_); });
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return sum_.view(dtype_).to(sum_dtype(dtype_));
   }
 

@@ -3,9 +3,9 @@
 #include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_table.h"
 
+#include <c10/util/flat_hash_map.h>
 #include <torch/nn/module.h>
 
-#include <unordered_set>
 #include <utility>
 
 namespace fsdp::internal {
@@ -23,12 +23,14 @@ struct Expose {
 };
 template struct Expose<&torch::nn::Module::children_>;
 
+using Modules = ska::flat_hash_set<const torch::nn::Module*>;
+
 }  // namespace
 
 ModuleTree::ModuleTree(const std::vector<torch::nn::Module*>& starts, Stop stop)
     : several_starts_(starts.size() > 1) {
-  const std::unordered_set<const torch::nn::Module*> entered(starts.begin(), starts.end());
-  std::unordered_set<const torch::nn::Module*> visited;
+  const Modules entered(starts.begin(), starts.end());
+  Modules visited;
   std::vector<Place> waiting;
   for (size_t i = starts.size(); i-- > 0;)
     waiting.push_back({starts[i], kNone, nullptr, i, nullptr});
@@ -40,7 +42,7 @@ ModuleTree::ModuleTree(const std::vector<torch::nn::Module*>& starts, Stop stop)
     if (!visited.insert(place.module).second) continue;
     place.unit = find_unit(*place.module);
     const bool stops =
-        stop == Stop::kAtUnits && place.unit != nullptr && !entered.contains(place.module);
+        stop == Stop::kAtUnits && place.unit != nullptr && entered.count(place.module) == 0;
     places_.push_back(std::move(place));
     if (!stops) push_children(places_.size() - 1, waiting);
   }

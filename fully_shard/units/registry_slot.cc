@@ -24,7 +24,7 @@ std::vector<RegistrySlot> slots_of(torch::nn::Module& module) {
 
 void for_each_registered(
     torch::nn::Module& module,
-    const std::function<void(const std::string& key, const at::Tensor& tensor)>& visit) {
+    c10::function_ref<void(const std::string& key, const at::Tensor& tensor)> visit) {
   for (const auto& item : RegistryAccess::of(module)) visit(item.key(), item.value());
 }
 

@@ -8,8 +8,8 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -29,7 +29,7 @@ std::vector<RegistrySlot> slots_of(torch::nn::Module& module);
 // Calls visit(key, tensor) for each of them, in place: `visit` must not register.
 void for_each_registered(
     torch::nn::Module& module,
-    const std::function<void(const std::string& key, const at::Tensor& tensor)>& visit);
+    c10::function_ref<void(const std::string& key, const at::Tensor& tensor)> visit);
 // What the slot holds, itself, not a copy of the handle; undefined when there is no such
 // slot any more.
 const at::Tensor& registered(const RegistrySlot& slot);
