@@ -85,6 +85,7 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   auto unit = std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = after.reshards});
   unit->device = internal::device_of_unit(managed, mesh);
   unit->precision = options.mp_policy;
+  unit->offload = options.offload_policy;
   unit->ignore(options.ignored_params);
   shard_parameters(mesh, managed, unit, after.neighbours);
   internal::move_buffers(managed.buffers, unit->device);

@@ -69,8 +69,7 @@ namespace fsdp {
 // buffer or any other tensor. A parameter that is registered several times is tied and
 // stays so. Also ValueError for a dtype of mp_policy that is not Half, BFloat16, Float or
 // Double, and for a placement along a dimension that the parameter does not have. Throws
-// NotImplementedError for meshes of more than two dimensions and offloading from a
-// device.
+// NotImplementedError for meshes of more than two dimensions.
 FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
                        FullyShardOptions options = {});
 // Several modules as one unit. Its parameters are named "[i].weight", by the position of

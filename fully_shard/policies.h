@@ -62,9 +62,14 @@ struct MixedPrecisionPolicy {
 // (without gradient synchronisation: not ahead at all). The same units are gathered.
 enum class BackwardPrefetch { kPre, kPost };
 
+// Shards, their gradients and so the optimizer's state and step are on the CPU; on the
+// mesh's device is what a gather brings, while it is there. Gathers copy this rank's
+// shards to the device, and reductions their result back; the host waits for both. On a
+// CPU mesh nothing changes. Sharded parameters stay where they are: moving the module
+// throws and names the parameter.
 struct OffloadPolicy {
   bool offload_to_cpu = false;
-  bool pin_memory = true;
+  bool pin_memory = true;  // page-locked, as copies to and from a device like it
 };
 
 struct FullyShardOptions {

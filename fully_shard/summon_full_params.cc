@@ -116,7 +116,7 @@ class SummonFullParams::Scope {
       param.shard = internal::local_of(param.entry).clone();
     }
     if (!stays_held(group)) param.full.set_requires_grad(param.entry.requires_grad());
-    if (full_gradient.defined()) param.full.mutable_grad() = full_gradient;
+    if (full_gradient.defined()) param.full.mutable_grad() = full_gradient.to(value.device());
     param.full_version = static_cast<uint32_t>(param.full._version());
     param.entry_version = static_cast<uint32_t>(param.entry._version());
     param.fill_slots(param.full);
@@ -165,9 +165,10 @@ class SummonFullParams::Scope {
     if (!options_.writeback) return;
     auto entry = param.entry;
     const DTensor placed(entry);
-    entry.mutable_grad() = full.defined()
-                               ? distribute_tensor(full, placed.device_mesh(), placed.placements())
-                               : at::Tensor();
+    entry.mutable_grad() =
+        full.defined()
+            ? distribute_tensor(full.to(entry.device()), placed.device_mesh(), placed.placements())
+            : at::Tensor();
   }
 
   std::vector<SummonedUnit> units_;

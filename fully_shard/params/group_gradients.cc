@@ -11,9 +11,12 @@
 namespace fsdp::internal {
 namespace {
 
-// As tensor.to(dtype), which costs the dispatcher where there is nothing to do.
+// As tensor.to(...), which costs the dispatcher where there is nothing to do.
 at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
+}
+at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
+  return tensor.device() == device ? tensor : tensor.to(device);
 }
 
 }  // namespace
@@ -126,14 +129,16 @@ void GroupGradients::pack(int64_t index) {
 // As a reduction over one rank would.
 void GroupGradients::publish_here(int64_t index, const at::Tensor& gradient) {
   const auto sum = in_dtype(gradient, reduce_dtype(index));
-  publish(index, divisor() != 1 ? sum.div(divisor()) : sum);
+  const auto mean = divisor() != 1 ? sum.div(divisor()) : sum;
+  publish(index, on_device(mean, group_.shards().device()));
 }
 
 void GroupGradients::publish_zeros_here() {
   for (const auto index : reduced_params()) {
     const auto entry = param(index).entry();
     if (!entry.defined() || entry.grad().defined()) continue;
-    const auto options = at::TensorOptions().dtype(param(index).dtype()).device(group_.device());
+    const auto options =
+        at::TensorOptions().dtype(param(index).dtype()).device(group_.shards().device());
     publish(index, at::zeros(param(index).spec()->shape, options));
   }
 }

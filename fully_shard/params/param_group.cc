@@ -12,14 +12,6 @@
 #include <utility>
 
 namespace fsdp::internal {
-namespace {
-
-bool are_cast(const std::vector<ShardedParam>& params) {
-  return std::any_of(params.begin(), params.end(), [](const auto& each) { return each.is_cast(); });
-}
-
-}  // namespace
-
 ParamGroup::ParamGroup(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
                        std::shared_ptr<Transport> replicas, std::shared_ptr<Unit> unit,
                        std::shared_ptr<GroupDriver> driver, std::vector<ShardedParam> params)
@@ -28,10 +20,11 @@ ParamGroup::ParamGroup(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
       replicas_(std::move(replicas)),
       unit_(std::move(unit)),
       driver_(std::move(driver)),
+      home_(home_of_shards(unit_->offload, mesh.device_type())),
       number_(dim_->next_unit_number()),
       params_(std::move(params)),
       accounts_(dim_, unit_),
-      copy_(is_alone() && !are_cast(params_) ? Residence::kBorrowed : Residence::kSharded,
+      copy_(is_alone() && !are_staged() ? Residence::kBorrowed : Residence::kSharded,
             dim_->shard_count(), accounts_),
       agreed_(params_.size()),
       gradients_(*this, params_, accounts_) {
@@ -47,17 +40,26 @@ ParamGroup::~ParamGroup() {
 }
 
 void ParamGroup::open_shards(c10::Device device) {
-  shards_ = std::make_unique<ShardBuffer>(params_, *dim_, device, accounts_);
-  open_cast_row();
+  shards_ = std::make_unique<ShardBuffer>(params_, *dim_, device, home_, accounts_);
+  open_staged_row();
 }
 
-void ParamGroup::open_cast_row() {
-  cast_row_ = are_cast(params_) ? std::make_unique<CastRow>(params_, dim_->transport(), accounts_)
-                                : nullptr;
+void ParamGroup::open_staged_row() {
+  staged_row_ =
+      are_staged() ? std::make_unique<StagedRow>(params_, dim_->transport(), accounts_) : nullptr;
+}
+
+bool ParamGroup::casts() const {
+  return std::any_of(params_.begin(), params_.end(),
+                     [](const auto& each) { return each.is_cast(); });
+}
+
+c10::Device ParamGroup::device() const {
+  return is_offloaded() && has_values() ? unit_->device : shards_->device();
 }
 
 const PackedLayout& ParamGroup::member_layout() const {
-  return cast_row_ ? cast_row_->layout() : shards_->layout();
+  return staged_row_ ? staged_row_->layout() : shards_->layout();
 }
 
 void ParamGroup::release_resources() {
@@ -130,7 +132,7 @@ void ParamGroup::await_optimizer() {
 
 PackedRow ParamGroup::row_to_gather() {
   if (post_forward_ && post_forward_->is_kept()) return post_forward_->row();
-  if (cast_row_) return cast_row_->cast(*shards_, params_);
+  if (staged_row_) return staged_row_->stage(*shards_, params_, device());
   return {dim_->transport(), shards_->layout(), shards_->bytes()};
 }
 
@@ -148,23 +150,23 @@ void ParamGroup::fill() {
 std::vector<uint64_t> ParamGroup::gathered_words() {
   try {
     auto words = copy_.fill(member_layout(), params_, device());
-    drop_cast_row();
+    drop_staged_row();
     return words;
   } catch (...) {
-    drop_cast_row();
+    drop_staged_row();
     unit_->root->schedule.emptied(unit_->id);
     throw;
   }
 }
 
-void ParamGroup::drop_cast_row() {
-  if (cast_row_) cast_row_->drop();
+void ParamGroup::drop_staged_row() {
+  if (staged_row_) staged_row_->drop();
 }
 
 void ParamGroup::drop_gather() noexcept {
   if (!residency().is_gathering()) return;
   copy_.drop_gather();
-  drop_cast_row();
+  drop_staged_row();
   accounts_.count(&Counters::unused_prefetches);
   unit_->root->schedule.emptied(unit_->id);
 }

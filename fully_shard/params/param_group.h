@@ -5,7 +5,7 @@
 //   ShardedParam    one parameter: handles, shape, requires_grad
 //   ShardBuffer     this rank's shards
 //   UnshardedCopy   the full parameters while they are there, and the state of that (residency.h)
-//   CastRow         mixed precision: the shards as they are gathered
+//   StagedRow       mixed precision, offloading: the shards as they are gathered
 //   PostForwardShards  a part of them that a forward leaves, where asked for
 //   ShardWrites     which of the two is newest
 //   AgreedValues    what all ranks must have alike
@@ -21,13 +21,14 @@
 #pragma once
 
 #include "fully_shard/params/agreed_values.h"
-#include "fully_shard/params/cast_row.h"
 #include "fully_shard/params/group_driver.h"
 #include "fully_shard/params/group_gradients.h"
 #include "fully_shard/params/post_forward_shards.h"
 #include "fully_shard/params/shard_buffer.h"
+#include "fully_shard/params/shard_home.h"
 #include "fully_shard/params/shard_writes.h"
 #include "fully_shard/params/sharded_param.h"
+#include "fully_shard/params/staged_row.h"
 #include "fully_shard/params/unsharded_copy.h"
 #include "fully_shard/units/unit.h"
 #include "on_demand/on_demand_storage.h"
@@ -114,7 +115,7 @@ class ParamGroup final : public OnDemandGroup {
   void before_write(int64_t index);
   // False while the parameters are on the meta device: everything but materialize()
   // throws then, with their names.
-  bool has_values() const { return !device().is_meta(); }
+  bool has_values() const { return !shards_->device().is_meta(); }
   // Puts the shards on `device`. Parameter by parameter, value_of(tensor) is the whole
   // value of what the parameter was on the meta device, on any device; undefined: zeros,
   // to be written. Nothing where there are values; where value_of throws, nothing
@@ -150,7 +151,7 @@ class ParamGroup final : public OnDemandGroup {
   // Of all shards in the members' dtypes: as the full parameters lie, too.
   const PackedLayout& member_layout() const;
   // Mixed precision: members have a dtype of their own.
-  bool casts() const { return cast_row_ != nullptr; }
+  bool casts() const;
   GroupGradients& gradients() { return gradients_; }
   const Residency& residency() const { return copy_.residency(); }
   ShardWrites& writes() { return writes_; }
@@ -162,12 +163,14 @@ class ParamGroup final : public OnDemandGroup {
   // The words that the replicas tell each other here, by replica. Blocks. REQUIRES:
   // replicas(). Collective over them.
   std::vector<uint64_t> words_of_replicas(uint64_t word) const;
-  // One rank: members borrow the shards, unless they are cast, and nothing is ever sent.
+  // One rank: nothing is ever sent, and members borrow the shards, unless these are of
+  // another dtype or on another device.
   bool is_alone() const { return dim_->shard_count() == 1 && !replicas_; }
   const GroupAccounts& accounts() const { return accounts_; }
   const DeviceMesh& mesh() const { return mesh_; }
   const std::shared_ptr<GroupDriver>& driver() const { return driver_; }
-  c10::Device device() const { return shards_->device(); }
+  // Where its members are, and compute: the meta device while there are no values.
+  c10::Device device() const;
 
  private:
   friend class GroupCreation;
@@ -186,9 +189,11 @@ class ParamGroup final : public OnDemandGroup {
   void empty_copy();
   void await_optimizer();
   PackedRow row_to_gather();
+  bool is_offloaded() const { return home_ != ShardHome::kWithMembers; }
+  bool are_staged() const { return casts() || is_offloaded(); }
   void open_shards(c10::Device device);
-  void open_cast_row();
-  void drop_cast_row();
+  void open_staged_row();
+  void drop_staged_row();
   void check_has_values() const;
   void take_start_value(int64_t index, const at::Tensor& whole);
   void make_member(int64_t index);
@@ -202,11 +207,12 @@ class ParamGroup final : public OnDemandGroup {
   std::shared_ptr<Transport> replicas_;
   std::shared_ptr<Unit> unit_;
   std::shared_ptr<GroupDriver> driver_;
+  ShardHome home_;
   uint32_t number_;  // of the unit on its process group, the same on every rank
   std::vector<ShardedParam> params_;
   GroupAccounts accounts_;
   std::unique_ptr<ShardBuffer> shards_;
-  std::unique_ptr<CastRow> cast_row_;                // null: what is gathered are the shards
+  std::unique_ptr<StagedRow> staged_row_;            // null: what is gathered are the shards
   std::unique_ptr<PostForwardShards> post_forward_;  // null: nothing is kept
   UnshardedCopy copy_;
   ShardWrites writes_;

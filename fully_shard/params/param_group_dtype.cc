@@ -41,7 +41,7 @@ void ParamGroup::set_param_dtype(std::optional<at::ScalarType> dtype) {
   drop_gather();
   reshard();
   for (auto& param : params_) param.set_param_dtype(dtype);
-  open_cast_row();
+  open_staged_row();
   if (post_forward_) set_neighbours(post_forward_->neighbours());
   for (size_t i = 0; i < params_.size(); ++i) {
     if (params_[i].storage() != nullptr) make_member(static_cast<int64_t>(i));
@@ -64,12 +64,13 @@ void ParamGroup::change_dtype(int64_t index, const at::Tensor& from) {
 }
 
 void ParamGroup::rebuild_shards(int64_t changed, const at::Tensor& from) {
+  const auto members = device();
   const auto old = std::exchange(shards_, {});
-  open_shards(old->device());
+  open_shards(members);
   for (size_t i = 0; i < params_.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
     if (index == changed) continue;
-    copy_bytes(shards_->data(index), old->data(index), old->length(index), device());
+    copy_bytes(shards_->data(index), old->data(index), old->length(index), old->device());
     const auto entry = params_[i].entry();
     if (entry.defined()) replace_local(entry, shards_->local_view(index, params_[i]));
     if (residency().is_borrowed() && params_[i].storage() != nullptr) {

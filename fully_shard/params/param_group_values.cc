@@ -26,7 +26,7 @@ void ParamGroup::take_start_value(int64_t index, const at::Tensor& whole) {
   const auto place = static_cast<size_t>(index);
   if (!is_alone())
     agreed_.note_start(place, params_[place].name(), whole, params_[place].sharded_dim());
-  shards_->take_part(index, whole.to(device()).const_data_ptr());
+  shards_->take_part(index, whole.to(shards_->device()).const_data_ptr());
 }
 
 // A new storage for the member: empty, or the shard itself where nothing is ever sent.

@@ -35,7 +35,7 @@ void ParamGroup::settle_member_writes() {
 }
 
 void ParamGroup::copy_to_shard(int64_t index) {
-  if (!casts()) return shards_->take_part(index, copy_.data(member_layout(), index));
+  if (!staged_row_) return shards_->take_part(index, copy_.data(member_layout(), index));
   const auto& written = param(index);
   const auto part =
       copy_.elements(member_layout(), index, dim_->shard_rank(), written.member_dtype());
@@ -84,7 +84,7 @@ void ParamGroup::before_read(int64_t index) {
 void ParamGroup::await_unused_gather() {
   const RuntimeMode runtime_mode;
   copy_.await_and_drop();
-  drop_cast_row();
+  drop_staged_row();
   accounts_.count(&Counters::unused_prefetches);
   unit_->root->schedule.emptied(unit_->id);
 }

@@ -26,10 +26,10 @@ std::vector<ShardExtent> member_extents_of(const std::vector<ShardedParam>& para
 }
 
 ShardBuffer::ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,
-                         GroupAccounts accounts)
+                         ShardHome home, GroupAccounts accounts)
     : shard_rank_(dim.shard_rank()),
       layout_(extents_of(params), dim.shard_count()),
-      bytes_(dim.transport().shard_memory(layout_.row_bytes(), device)),
+      bytes_(memory_at(home, layout_.row_bytes(), device, dim.transport())),
       accounts_(std::move(accounts)) {
   accounts_.add(&Counters::sharded_bytes, held_bytes());
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/shard_home.h"
 #include "fully_shard/params/sharded_param.h"
 #include "fully_shard/transport/packed_layout.h"
 
@@ -19,15 +20,16 @@ std::vector<ShardExtent> member_extents_of(const std::vector<ShardedParam>& para
 
 class ShardBuffer {
  public:
-  // Zeros, for parameters as they are; on the meta device nothing but shapes.
+  // Zeros, for parameters as they are; `device`: of the members, and on the meta device
+  // nothing but shapes.
   ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,
-              GroupAccounts accounts);
+              ShardHome home, GroupAccounts accounts);
   ~ShardBuffer();
   ShardBuffer(const ShardBuffer&) = delete;
 
   const PackedLayout& layout() const { return layout_; }
-  const at::Tensor& bytes() const { return bytes_; }  // uint8, [layout().row_bytes()]
-  c10::Device device() const { return bytes_.device(); }
+  const at::Tensor& bytes() const { return bytes_; }      // uint8, [layout().row_bytes()]
+  c10::Device device() const { return bytes_.device(); }  // theirs, not the members'
   char* data(int64_t index) const;
   int64_t length(int64_t index) const { return layout_.chunk(index).length(shard_rank_); }
   // Takes this rank's part from `whole`, the parameter's bytes.

@@ -125,7 +125,7 @@ ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Te
     : unit_(std::move(unit)), buffer_(std::move(buffer)), row_(std::move(row)) {}
 
 void ReducedRow::publish() {
-  const auto row = std::exchange(row_, {});
+  auto row = std::exchange(row_, {});
   if (unit_->group == nullptr) return;
   const auto group = c10::intrusive_ptr<ParamGroup>::reclaim_copy(unit_->group);
   auto& gradients = group->gradients();
@@ -133,6 +133,8 @@ void ReducedRow::publish() {
   const auto used =
       gradients.publishes_unused() ? std::vector<bool>(params.size(), true) : buffer_.used(row);
   if (gradients.divisor() != 1) divide(row, gradients.divisor());
+  const auto home = group->shards().device();
+  if (row.device() != home) row = row.to(home);  // the host waits: an optimizer may step on it
   for (size_t i = 0; i < params.size(); ++i) {
     if (used[i]) gradients.publish(params[i].index, buffer_.part(row, static_cast<int64_t>(i)));
   }

@@ -1,5 +1,5 @@
 // One fully_shard call: what was asked for, and where it stands among the other units.
-// Thirteen data members: it is a node of a tree with what was asked for beside it.
+// Fourteen data members: it is a node of a tree with what was asked for beside it.
 #pragma once
 
 #include "fully_shard/communicate.h"
@@ -52,6 +52,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitPolicy policy;
   c10::Device device = c10::kCPU;  // where its modules compute
   MixedPrecisionPolicy precision = {};
+  OffloadPolicy offload = {};
   CustomCollectives custom = {};
   UnitBuffers buffers;  // with precision.buffer_dtype: those that the unit casts
   int64_t summons = 0;  // SummonFullParams that show it in the registry

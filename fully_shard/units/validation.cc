@@ -50,9 +50,6 @@ void validate_options(const FullyShardOptions& options, const DeviceMesh& mesh) 
   validate_dtype("reduce_dtype", policy.reduce_dtype, mesh);
   validate_dtype("buffer_dtype", policy.buffer_dtype, mesh);
   validate_dtype("output_dtype", policy.output_dtype, mesh);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !options.offload_policy.offload_to_cpu || mesh.device_type() == at::kCPU,
-      "fully_shard: offload_policy.offload_to_cpu is not implemented yet");
 }
 
 void validate_parameter(const at::Tensor& tensor, const std::string& name, const DeviceMesh& mesh) {

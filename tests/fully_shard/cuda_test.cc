@@ -91,12 +91,55 @@ TEST_F(Cuda, TheDefaultMeshIsOfThatDevice) {
   run_ranks(1, [](int64_t) { EXPECT_EQ(default_mesh().device_type(), torch::kCUDA); });
 }
 
+const FullyShardOptions kOffloaded{.offload_policy = {.offload_to_cpu = true}};
+
+TEST_F(Cuda, OffloadedShardsGradientsAndStateAreOnTheCpu) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh, kOffloaded);
+    torch::optim::AdamW optimizer(layer->parameters(), 0.1);
+    const auto entry = layer->parameters()[0];
+    EXPECT_TRUE(DTensor(entry).to_local().is_pinned());
+    layer(torch::ones({2, 4}, local_device(mesh))).sum().backward();
+    EXPECT_EQ(layer->weight.device(), local_device(mesh));
+    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_TRUE(DTensor(entry.grad()).to_local().is_cpu());
+    optimizer.step();
+    const auto& state = *optimizer.state().at(entry.unsafeGetTensorImpl());
+    EXPECT_TRUE(static_cast<const torch::optim::AdamWParamState&>(state).exp_avg().is_cpu());
+  });
+}
+
+TEST_F(Cuda, OffloadedGradientsOfTwoBackwardsAddUp) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh, kOffloaded);
+    for (int i = 0; i < 2; ++i) layer(torch::ones({2, 4}, local_device(mesh))).sum().backward();
+    EXPECT_TRUE(full_gradient(layer->parameters()[1]).equal(torch::full({4}, 4.0)));
+  });
+}
+
+TEST_F(Cuda, OffloadedParametersThatAreMovedAreNamed) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, init_device_mesh(torch::kCUDA, {1}), kOffloaded);
+    expect_error<c10::ValueError>([&] { layer->to(torch::kCUDA); },
+                                  AllOf(HasSubstr("'weight'"), HasSubstr("device")));
+  });
+}
+
 // On `mesh`: two steps beside a plain model, then a copy on the CPU.
-int train_beside_a_plain_model(const DeviceMesh& mesh, c10::Device device) {
+int train_beside_a_plain_model(const DeviceMesh& mesh, c10::Device device,
+                               const FullyShardOptions& options = {}) {
   Linear plain = make_linear(8, 8), layer = make_linear(8, 8);
   plain->to(device);
   layer->to(device);
-  fully_shard(layer, mesh);
+  fully_shard(layer, mesh, options);
   torch::optim::AdamW plain_optimizer(plain->parameters(), 0.1);
   torch::optim::AdamW optimizer(layer->parameters(), 0.1);
   const auto x = torch::linspace(-1, 1, 16, device).view({2, 8});
@@ -108,7 +151,7 @@ int train_beside_a_plain_model(const DeviceMesh& mesh, c10::Device device) {
     plain_optimizer.step();
     optimizer.step();
   }
-  if (!torch::allclose(full_value(layer->parameters()[0]), plain->weight)) return 2;
+  if (!torch::allclose(full_value(layer->parameters()[0]).to(device), plain->weight)) return 2;
   const SummonFullParams full(layer,
                               {.writeback = false, .rank0_only = true, .offload_to_cpu = true});
   return mesh.rank() != 0 || layer->parameters()[0].is_cpu() ? 0 : 3;
@@ -117,8 +160,9 @@ int train_beside_a_plain_model(const DeviceMesh& mesh, c10::Device device) {
 TEST_F(Cuda, OneRankTrainsAsThePlainModel) {
   SKIP_UNLESS_DEVICES(1);
   run_ranks(1, [](int64_t) {
-    EXPECT_EQ(train_beside_a_plain_model(init_device_mesh(torch::kCUDA, {1}), {torch::kCUDA, 0}),
-              0);
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    EXPECT_EQ(train_beside_a_plain_model(mesh, {torch::kCUDA, 0}), 0);
+    EXPECT_EQ(train_beside_a_plain_model(mesh, {torch::kCUDA, 0}, kOffloaded), 0);
   });
 }
 
@@ -127,9 +171,11 @@ const ChildCase kTrainsOnCuda("trains_on_cuda", [] {
   const c10::Device device(torch::kCUDA, static_cast<c10::DeviceIndex>(rank));
   const c10::DeviceGuard guard(device);
   init_process_group({.backend = "nccl", .timeout = std::chrono::seconds(60)});
-  const auto result = train_beside_a_plain_model(init_device_mesh(torch::kCUDA, {2}), device);
+  const auto mesh = init_device_mesh(torch::kCUDA, {2});
+  const auto result = train_beside_a_plain_model(mesh, device);
+  const auto offloaded = train_beside_a_plain_model(mesh, device, kOffloaded);
   destroy_process_group();
-  return result;
+  return result != 0 ? result : offloaded;
 });
 
 TEST_F(Cuda, TwoRanksTrainAsThePlainModel) {

@@ -1,4 +1,7 @@
-// Offloading on a CPU mesh: the parameters are where they should be already.
+// Offloading: on a CPU mesh the parameters are where they should be already. The test
+// mode that offloads from there too shows everything but the copies between two devices,
+// which tests/fully_shard/cuda_test.cc has.
+#include "fully_shard/params/shard_home.h"
 #include "tests/fully_shard/effects/traffic.h"
 #include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
@@ -8,6 +11,9 @@
 
 namespace fsdp::testing {
 namespace {
+
+using internal::home_of_shards;
+using internal::ShardHome;
 
 class OffloadPolicyOnCpu : public Worlds {};
 
@@ -31,6 +37,113 @@ TEST_P(OffloadPolicyOnCpu, GivesTheSameNumbersAndTraffic) {
 }
 
 INSTANTIATE_WORLDS(OffloadPolicyOnCpu, 1, 2);
+
+TEST(HomeOfShards, IsTheHostWhereMembersAreOnADeviceAndThePolicySaysSo) {
+  for (const auto device : {c10::kCUDA, c10::kXPU, c10::kPrivateUse1}) {
+    EXPECT_EQ(home_of_shards({}, device), ShardHome::kWithMembers);
+    EXPECT_EQ(home_of_shards({.offload_to_cpu = true}, device), ShardHome::kPinnedHost);
+    EXPECT_EQ(home_of_shards({.offload_to_cpu = true, .pin_memory = false}, device),
+              ShardHome::kHost);
+  }
+  EXPECT_EQ(home_of_shards({.offload_to_cpu = true}, c10::kCPU), ShardHome::kWithMembers);
+}
+
+class Offloaded : public Worlds {
+ protected:
+  Offloaded() { internal::set_offloads_from_cpu(true); }
+  ~Offloaded() override { internal::set_offloads_from_cpu(false); }
+
+  static torch::nn::Linear make_layer(const DeviceMesh& mesh) {
+    auto layer = make_linear(3, 5);
+    fully_shard(layer, mesh, {.offload_policy = {.offload_to_cpu = true}});
+    return layer;
+  }
+};
+
+TEST_P(Offloaded, UnitsTrainAsThePlainModel) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto plain = make_linear(3, 5), layer = make_layer(mesh);
+    torch::optim::AdamW of_plain(plain->parameters(), 0.1), optimizer(layer->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      const auto x = torch::full({2, 3}, step + 1.0);
+      of_plain.zero_grad();
+      optimizer.zero_grad();
+      plain(x).pow(2).sum().backward();
+      layer(x).pow(2).sum().backward();
+      of_plain.step();
+      optimizer.step();
+    }
+    for (size_t i = 0; i < 2; ++i) {
+      EXPECT_TRUE(
+          torch::allclose(full_value(layer->parameters()[i]), plain->parameters()[i], 1e-5, 1e-6));
+    }
+  });
+}
+
+// At world 1 too, where members that are at home with their shards borrow these.
+TEST_P(Offloaded, MembersHaveMemoryOfTheirOwnAndItGoes) {
+  on_ranks([this](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_layer(mesh);
+    const auto shards = counters(mesh).sharded_bytes;
+    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    {
+      const Unsharded unsharded(layer->weight);
+      EXPECT_EQ(counters(mesh).unsharded_bytes, world() * shards);
+      EXPECT_NE(layer->weight.const_data_ptr(),
+                DTensor(layer->parameters()[0]).to_local().const_data_ptr());
+    }
+    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(counters(mesh).staging_bytes, 0) << "the row went when the gather was over";
+    EXPECT_EQ(counters(mesh).sharded_bytes, shards);
+  });
+}
+
+TEST_P(Offloaded, GradientsOfTwoBackwardsAddUp) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_layer(mesh);
+    for (int i = 0; i < 2; ++i) layer(torch::ones({2, 3})).sum().backward();
+    EXPECT_TRUE(full_gradient(layer->parameters()[0]).equal(torch::full({5, 3}, 4.0)));
+    EXPECT_TRUE(full_gradient(layer->parameters()[1]).equal(torch::full({5}, 4.0)));
+  });
+}
+
+TEST_P(Offloaded, WritesReachTheOtherSide) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_layer(mesh);
+    const torch::NoGradGuard no_grad;
+    layer->weight.fill_(3);
+    EXPECT_TRUE(full_value(layer->parameters()[0]).equal(torch::full({5, 3}, 3.0)));
+    layer->parameters()[0].mul_(2);
+    EXPECT_TRUE(layer->weight.equal(torch::full({5, 3}, 6.0)));
+  });
+}
+
+TEST_P(Offloaded, ToAnotherDtypeTrainsOn) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto layer = make_layer(mesh);
+    layer(torch::ones({2, 3}));
+    layer->to(torch::kDouble);
+    layer(torch::ones({2, 3}, torch::kDouble)).sum().backward();
+    EXPECT_TRUE(full_gradient(layer->parameters()[1]).equal(torch::full({5}, 2.0, torch::kDouble)));
+    EXPECT_TRUE(
+        full_value(layer->parameters()[0]).allclose(make_linear(3, 5)->weight.to(torch::kDouble)));
+  });
+}
+
+TEST_P(Offloaded, MaterializedOnesToo) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    torch::nn::Linear layer(3, 5);
+    layer->to(torch::kMeta);
+    fully_shard(layer, mesh, {.offload_policy = {.offload_to_cpu = true}});
+    materialize(*layer);
+    const torch::NoGradGuard no_grad;
+    layer->weight.fill_(1);
+    layer->bias.fill_(1);
+    EXPECT_TRUE(layer(torch::ones({2, 3})).equal(torch::full({2, 5}, 4.0)));
+  });
+}
+
+INSTANTIATE_WORLDS(Offloaded, 1, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -1,7 +1,7 @@
-// Mixed precision: what a group gathers where its members have another dtype than its
-// shards (MixedPrecisionPolicy::param_dtype). This rank's shards are cast into a row of
-// the members' dtypes when a gather is issued; the row goes when the gather is over.
-// Local.
+// What a group gathers where its shards can not travel as they are: its members have
+// another dtype (MixedPrecisionPolicy::param_dtype), or are on a device while the shards
+// are on the CPU (OffloadPolicy). This rank's shards are copied into a row like the
+// members when a gather is issued; the row goes when the gather is over. Local.
 #pragma once
 
 #include "fully_shard/params/group_accounts.h"
@@ -17,18 +17,20 @@
 
 namespace fsdp::internal {
 
-class CastRow {
+class StagedRow {
  public:
   // `transport` outlives it. Throws NotImplementedError for a one-sided one, whose other
   // ranks might read a row before it is written.
-  CastRow(const std::vector<ShardedParam>& params, Transport& transport, GroupAccounts accounts);
-  ~CastRow() { drop(); }
-  CastRow(const CastRow&) = delete;
+  StagedRow(const std::vector<ShardedParam>& params, Transport& transport, GroupAccounts accounts);
+  ~StagedRow() { drop(); }
+  StagedRow(const StagedRow&) = delete;
 
   // Of every rank's row, in the members' dtypes.
   const PackedLayout& layout() const { return layout_; }
-  // Casts the shards as they are now. Good until drop() or the next call.
-  PackedRow cast(const ShardBuffer& shards, const std::vector<ShardedParam>& params);
+  // Copies the shards as they are now to `device`; from another one the host waits for
+  // it. Good until drop() or the next call.
+  PackedRow stage(const ShardBuffer& shards, const std::vector<ShardedParam>& params,
+                  c10::Device device);
   void drop();
 
  private:
