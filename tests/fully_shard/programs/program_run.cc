@@ -2,8 +2,10 @@
 
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/programs/program_losses.h"
+#include "tests/fully_shard/programs/program_traits.h"
 #include "tests/fully_shard/programs/residency_oracle.h"
 #include "tests/fully_shard/programs/sharded_program.h"
+#include "tests/fully_shard/programs/side_comparison.h"
 #include "tests/fully_shard/programs/unsharded_program.h"
 
 #include <ATen/ATen.h>
@@ -13,7 +15,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <sstream>
 #include <string>
 #include <utility>
 #include <vector>
@@ -23,111 +24,33 @@ namespace {
 
 using at::Tensor;
 
-bool same(const Tensor& a, const Tensor& b) {
-  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  return at::equal(a, b) ||
-         ((a == b) | (a.isnan() & b.isnan())).all().item<bool>();  // programs may diverge
-}
-
-bool has_prefetch_lists(const Program& program) {
-  bool has = false;
-  for_each_node(program.root, [&has](const Node& node) {
-    has |= !node.unit.forward_prefetch.empty() || !node.unit.backward_prefetch.empty();
-  });
-  return has;
-}
-
 class SideBySide {
  public:
   SideBySide(const Program& program, int64_t rank, const DeviceMesh& mesh)
       : program_(program),
         rank_(rank),
         sharded_(program, mesh),
-        plain_(program, sharded_.sharded_tensors()) {
+        plain_(program, sharded_.sharded_tensors()),
+        comparison_(program, rank, sharded_, plain_) {
     if (program.world == 1 || program.evict) return;  // nothing is gathered, or always
     oracle_.emplace(mesh, sharded_.observed_units());
     sharded_.set_oracle(&*oracle_);
   }
 
   std::optional<std::string> run() {
-    for (step_ = 0; step_ < program_.actions.size(); ++step_) {
-      perform(program_.actions[step_]);
+    for (size_t i = 0; i < program_.actions.size(); ++i) {
+      comparison_.set_place("action " + std::to_string(i));
+      perform(program_.actions[i]);
       ask_oracle();
     }
+    comparison_.set_place("");
     write_members_back();
-    compare_parameters("at the end");
+    comparison_.compare_parameters("at the end");
     if (oracle_) repeat_a_step();
-    return difference_;
+    return comparison_.difference();
   }
 
  private:
-  // --- Comparing
-
-  void differ(const std::string& what) {
-    if (difference_) return;
-    difference_ =
-        (step_ < program_.actions.size() ? "action " + std::to_string(step_) + ": " : "") + what;
-  }
-
-  void compare(const std::string& what, const Tensor& actual, const Tensor& expected) {
-    if (actual.defined() != expected.defined()) {
-      return differ(what + (actual.defined() ? " is defined" : " is not defined"));
-    }
-    if (!actual.defined() || same(actual, expected)) return;
-    std::ostringstream text;
-    text << what << " is\n" << actual << "\nbut unsharded\n" << expected;
-    differ(text.str());
-  }
-
-  Tensor own_part(int id, const Tensor& whole) const {
-    const auto shards = shards_of(program_);
-    return chunk_of(whole, sharded_dim(*find_param(program_, id)), rank_ % shards, shards);
-  }
-
-  // Of a sharded tensor's value or gradient: its part here. Local.
-  void compare_shard(int id, const std::string& what, const Tensor& actual, const Tensor& expected,
-                     const Tensor& bound) {
-    if (!actual.defined() || !expected.defined()) return compare(what, actual, expected);
-    if (!is_dtensor(actual)) return differ(what + " is no DTensor");
-    const auto local = DTensor(actual).to_local();
-    const auto part = own_part(id, expected);
-    if (local.sizes() == part.sizes() && local.scalar_type() == part.scalar_type() &&
-        bound.defined()) {
-      if (((local - part).abs() <= own_part(id, bound)).all().item<bool>()) return;
-    }
-    compare(what, local, part);
-  }
-
-  static std::string label(int id, const char* what) {
-    return std::string(what) + " of p" + std::to_string(id);
-  }
-
-  void compare_gradients() {
-    for (const auto& [id, tensor] : sharded_.model().tensors) {
-      const auto what = label(id, "gradient");
-      const auto actual = tensor.entry().grad();
-      const auto expected = plain_.gradient(id, rank_);
-      if (sharded_.is_sharded(id)) {
-        compare_shard(id, what, actual, expected, plain_.bound(id));
-      } else {
-        compare(what, actual, expected);
-      }
-    }
-  }
-
-  void compare_parameters(const char* when) {
-    at::NoGradGuard no_grad;
-    for (const auto& [id, tensor] : sharded_.model().tensors) {
-      const auto what = label(id, "value") + " " + when;
-      const auto expected = plain_.value(id, rank_);
-      if (sharded_.is_sharded(id)) {
-        compare_shard(id, what, tensor.entry().detach(), expected, /*bound=*/{});
-      } else {
-        compare(what, tensor.member, expected);
-      }
-    }
-  }
-
   // Collective.
   void follow_gradients() {
     at::NoGradGuard no_grad;
@@ -141,7 +64,7 @@ class SideBySide {
   void ask_oracle() {
     if (!oracle_) return;
     oracle_->check_counts();
-    if (oracle_->difference()) differ(*oracle_->difference());
+    if (oracle_->difference()) comparison_.differ(*oracle_->difference());
   }
 
   // A step that repeats is foreseen: where no unit is followed now by one and then by
@@ -164,7 +87,7 @@ class SideBySide {
       if (!repeats || oracle_->unused_prefetches() == unused) continue;
       std::string text = "a step that repeats gathered in vain; its touches are";
       for (const auto& touch : touches) text += "\n  " + touch;
-      differ(text);
+      comparison_.differ(text);
     }
     ask_oracle();
   }
@@ -210,17 +133,17 @@ class SideBySide {
     auto sharded = forward_losses(program_, sharded_.model(), action, rank_);
     const auto& mine = plain[static_cast<size_t>(rank_)];
     for (size_t i = 0; i < sharded.losses.size(); ++i) {
-      compare("loss", sharded.losses[i].detach(), mine.losses[i].detach());
+      comparison_.compare("loss", sharded.losses[i].detach(), mine.losses[i].detach());
       const bool retain = sharded.retain_graph && i + 1 < sharded.losses.size();
       sharded.losses[i].backward({}, retain);
       plain_.backward(plain, i, retain, [this](int id, const std::set<int>& arrived) {
         return sharded_.reduction_of(id, arrived);
       });
-      compare_gradients();
+      comparison_.compare_gradients();
       follow_gradients();
     }
     for (size_t i = 0; i < sharded.inputs.size(); ++i) {
-      compare("gradient of the input", sharded.inputs[i].grad(), mine.inputs[i].grad());
+      comparison_.compare("gradient of the input", sharded.inputs[i].grad(), mine.inputs[i].grad());
     }
   }
 
@@ -229,7 +152,8 @@ class SideBySide {
     const auto input = make_input(program_, action.data, rank_);
     const auto both = [&] {
       const auto expected = plain_.model(rank_).forward(input, forward);
-      compare("output of evaluation", sharded_.model().forward(input, forward), expected);
+      comparison_.compare("output of evaluation", sharded_.model().forward(input, forward),
+                          expected);
     };
     if (action.kind == ActionKind::kInference) {
       c10::InferenceMode inference;
@@ -246,13 +170,13 @@ class SideBySide {
       expected = throws_as_planned(program_, plain_.model(r), action, r);
     }
     if (throws_as_planned(program_, sharded_.model(), action, rank_) != expected) {
-      differ("the planned exception came on one side only");
+      comparison_.differ("the planned exception came on one side only");
     }
     if (action.kind == ActionKind::kThrowInForward) return;
     sharded_.zero_pending_gradients();
     sharded_.model().module().zero_grad();
     plain_.drop_gradients();
-    compare_gradients();
+    comparison_.compare_gradients();
   }
 
   void freeze(int param_id, bool frozen) {
@@ -287,10 +211,10 @@ class SideBySide {
     const auto expected = plain_.clip(action.value, p);
     const double norm = clip_grad_norm_(entries, action.value, p).item().toDouble();
     if (std::abs(norm - expected.norm) > expected.precision * expected.norm) {
-      differ("clip_grad_norm_ gave " + std::to_string(norm) + " but unsharded " +
-             std::to_string(expected.norm));
+      comparison_.differ("clip_grad_norm_ gave " + std::to_string(norm) + " but unsharded " +
+                         std::to_string(expected.norm));
     }
-    compare_gradients();
+    comparison_.compare_gradients();
     follow_gradients();
   }
 
@@ -300,7 +224,7 @@ class SideBySide {
     write_members_back();
     plain_.step();
     sharded_.optimizer().step();
-    compare_parameters("after the optimizer");
+    comparison_.compare_parameters("after the optimizer");
   }
 
   // Only then: resharding in between would hide a copy that stayed behind its shard.
@@ -311,17 +235,16 @@ class SideBySide {
   void zero_grad(bool set_to_none) {
     plain_.zero_grad(set_to_none);
     sharded_.optimizer().zero_grad(set_to_none);
-    compare_gradients();
+    comparison_.compare_gradients();
   }
 
   const Program& program_;
   int64_t rank_;
   ShardedProgram sharded_;
   UnshardedProgram plain_;
+  SideComparison comparison_;
   std::optional<ResidencyOracle> oracle_;
   bool member_written_ = false;
-  size_t step_ = 0;
-  std::optional<std::string> difference_;
 };
 
 }  // namespace

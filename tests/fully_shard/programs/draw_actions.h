@@ -1,0 +1,12 @@
+// What a random program does with its model.
+#pragma once
+
+#include "tests/fully_shard/programs/draw_model.h"
+#include "tests/fully_shard/programs/draws.h"
+#include "tests/fully_shard/programs/random_program.h"
+
+namespace fsdp::testing {
+
+void draw_actions(Draws& draws, const ModelSize& size, Program& program);
+
+}  // namespace fsdp::testing

@@ -1,0 +1,56 @@
+#include "tests/fully_shard/programs/draw_options.h"
+
+namespace fsdp::testing {
+namespace {
+
+// Some accumulations then keep sums over the shards in place of unreduced gradients.
+void draw_replicas(Draws& draws, Program& program) {
+  if (program.world == 1 || !draws.chance(30)) return;
+  program.replicas = program.world == 4 ? draws.pick({2, 2, 4}) : program.world;
+  bool changed = false;
+  for (auto& action : program.actions) {
+    if (action.kind != ActionKind::kSetSync) continue;
+    if (!action.flag) changed = draws.chance(50);
+    if (changed) action.kind = ActionKind::kSetAllReduce;
+  }
+}
+
+void draw_halves(Draws& draws, Program& program) {
+  if (shards_of(program) != 4) return;
+  for_each_node(program.root, [&](Node& node) {
+    const bool reshards = node.is_unit && node.unit.reshard_after_forward == true;
+    if (reshards) node.unit.to_halves = draws.chance(60);
+  });
+}
+
+// Outside of grad mode a view of a list's entry has the entry's dtype, not the
+// members'; and what is written to a member is rounded to the parameter's dtype when it
+// goes to the shard, which may be after the next read, so it is to need no rounding.
+void draw_precision(Draws& draws, Program& program) {
+  program.in_double = draws.chance(20);
+  if (!program.in_double) return;
+  for (auto& action : program.actions) {
+    if (action.kind == ActionKind::kWriteMember) action.value = action.value > 1 ? 2 : 0.5;
+  }
+  for_each_node(program.root, [](Node& node) {
+    for (auto& param : node.params) param.in_list = false;
+  });
+}
+
+void draw_placements(Draws& draws, Program& program) {
+  for_each_node(program.root, [&](Node& node) {
+    for (auto& param : node.params)
+      param.by_columns = param.use == Use::kMatmul && draws.chance(30);
+  });
+}
+
+}  // namespace
+
+void draw_options(Draws& draws, Program& program) {
+  draw_replicas(draws, program);
+  draw_halves(draws, program);
+  draw_precision(draws, program);
+  draw_placements(draws, program);
+}
+
+}  // namespace fsdp::testing
