@@ -1,6 +1,8 @@
 // Building models from LibTorch's default generator, which ranks that are threads share.
 #pragma once
 
+#include "tests/fully_shard/deferred_init/default_generator.h"
+
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>
 
@@ -8,8 +10,6 @@
 #include <mutex>
 
 namespace fsdp::testing {
-
-inline std::mutex default_generator_in_use;
 
 // What build() gives, drawing from the default generator seeded with `seed`, and the
 // state in which that leaves the generator. One thread at a time.

@@ -44,6 +44,21 @@ void draw_placements(Draws& draws, Program& program) {
   });
 }
 
+void draw_deferral(Draws& draws, Program& program) { program.deferred = draws.chance(20); }
+
+void draw_custom_collectives(Draws& draws, Program& program) {
+  if (!draws.chance(30)) return;
+  for_each_node(program.root, [&](Node& node) {
+    if (!node.is_unit) return;
+    node.unit.custom_gather = draws.chance(60);
+    node.unit.custom_reduction = draws.chance(60);
+  });
+}
+
+void draw_prefetch_time(Draws& draws, Program& program) {
+  program.prefetch_after_gradients = draws.chance(30);
+}
+
 }  // namespace
 
 void draw_options(Draws& draws, Program& program) {
@@ -51,6 +66,9 @@ void draw_options(Draws& draws, Program& program) {
   draw_halves(draws, program);
   draw_precision(draws, program);
   draw_placements(draws, program);
+  draw_deferral(draws, program);
+  draw_custom_collectives(draws, program);
+  draw_prefetch_time(draws, program);
 }
 
 }  // namespace fsdp::testing

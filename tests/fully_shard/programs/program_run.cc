@@ -3,6 +3,7 @@
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/programs/program_losses.h"
 #include "tests/fully_shard/programs/program_traits.h"
+#include "tests/fully_shard/programs/repeated_step.h"
 #include "tests/fully_shard/programs/residency_oracle.h"
 #include "tests/fully_shard/programs/sharded_program.h"
 #include "tests/fully_shard/programs/side_comparison.h"
@@ -38,6 +39,8 @@ class SideBySide {
   }
 
   std::optional<std::string> run() {
+    if (sharded_.started_without_values() != program_.deferred)
+      comparison_.differ("what was deferred started with values, or something else without");
     for (size_t i = 0; i < program_.actions.size(); ++i) {
       comparison_.set_place("action " + std::to_string(i));
       perform(program_.actions[i]);
@@ -67,28 +70,16 @@ class SideBySide {
     if (oracle_->difference()) comparison_.differ(*oracle_->difference());
   }
 
-  // A step that repeats is foreseen: where no unit is followed now by one and then by
-  // another, nothing is gathered in vain. The first two may still follow a forward that
-  // was abandoned, which no rank can tell from the start of this one.
   void repeat_a_step() {
     if (!program_.root.is_unit || has_prefetch_lists(program_)) return;
     const auto action = std::find_if(program_.actions.begin(), program_.actions.end(),
                                      [](auto& a) { return a.kind == ActionKind::kTrain; });
     if (action == program_.actions.end()) return;
-    std::vector<std::string> touches;
-    for (int i = 0; i < 3; ++i) {
-      const auto unused = oracle_->unused_prefetches();
-      oracle_->take_touches();
-      auto sharded = forward_losses(program_, sharded_.model(), *action, rank_);
-      sharded.losses[0].backward();
-      const auto before = std::exchange(touches, oracle_->take_touches());
-      const bool repeats =
-          i == 2 && before == touches && ResidencyOracle::has_one_successor_each(touches);
-      if (!repeats || oracle_->unused_prefetches() == unused) continue;
-      std::string text = "a step that repeats gathered in vain; its touches are";
-      for (const auto& touch : touches) text += "\n  " + touch;
-      comparison_.differ(text);
-    }
+    const auto step = [&] {
+      forward_losses(program_, sharded_.model(), *action, rank_).losses[0].backward();
+    };
+    if (const auto wrong = repeat_step(step, *oracle_, sharded_.prefetch_rule()))
+      comparison_.differ(*wrong);
     ask_oracle();
   }
 

@@ -20,6 +20,8 @@ class Simpler {
     for (const int id : ids) offer_plainer(id);
     offer([](Program& p) { p.evict = false; });
     offer([](Program& p) { p.in_double = false; });
+    offer([](Program& p) { p.deferred = false; });
+    offer([](Program& p) { p.prefetch_after_gradients = false; });
     offer([](Program& p) { p.optimizer = Optimizer::kSgd; });
     offer([](Program& p) { p.replicas = 1; });
     if (program_.world > 2 && program_.replicas == 1) offer([](Program& p) { --p.world; });
@@ -83,6 +85,8 @@ class Simpler {
     });
     offer([id](Program& p) { node_of(p, id).unit.reshard_after_forward = {}; });
     offer([id](Program& p) { node_of(p, id).unit.to_halves = false; });
+    offer([id](Program& p) { node_of(p, id).unit.custom_gather = false; });
+    offer([id](Program& p) { node_of(p, id).unit.custom_reduction = false; });
     offer([id](Program& p) { node_of(p, id).calls = 1; });
     offer([id](Program& p) { node_of(p, id).checkpoint = false; });
     offer([id](Program& p) { node_of(p, id).conditional = false; });

@@ -72,6 +72,8 @@ void print_unit(std::ostream& out, const Node& node) {
   if (!unit.reshard_after_backward) out << " reshard_after_backward=0";
   if (!unit.unshard_in_backward) out << " unshard_in_backward=0";
   if (unit.divide_factor != 0) out << " divide_factor=" << unit.divide_factor;
+  if (unit.custom_gather) out << " custom_all_gather";
+  if (unit.custom_reduction) out << " custom_reduce_scatter";
   print_ids(out, "forward_prefetch", unit.forward_prefetch);
   print_ids(out, "backward_prefetch", unit.backward_prefetch);
 }
@@ -113,7 +115,8 @@ std::string to_string(const Program& program) {
   if (program.replicas > 1) out << " of " << program.replicas << " replicas";
   out << ", width " << program.width << ", " << name_of(program.optimizer)
       << (program.evict ? ", evict after every operator" : "")
-      << (program.in_double ? ", computed in double" : "") << "\n";
+      << (program.deferred ? ", deferred" : "") << (program.in_double ? ", computed in double" : "")
+      << (program.prefetch_after_gradients ? ", prefetch after gradients" : "") << "\n";
   print_node(out, program.root, "  ");
   for (const auto& action : program.actions) print_action(out, action);
   return out.str();

@@ -1,12 +1,16 @@
 #include "tests/fully_shard/programs/random_model.h"
 
+#include "fully_shard/deferred_init.h"
+#include "tests/fully_shard/deferred_init/default_generator.h"
+
 #include <ATen/ATen.h>
-#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/Context.h>
 #include <c10/core/GradMode.h>
 #include <torch/csrc/autograd/autograd.h>
 #include <torch/csrc/autograd/custom_function.h>
 #include <torch/nn/modules/container/parameterlist.h>
 
+#include <mutex>
 #include <utility>
 
 namespace fsdp::testing {
@@ -48,12 +52,12 @@ at::ScalarType scalar_type(Dtype dtype) {
                                    : at::kBFloat16;
 }
 
+// From a seed of its own, so that it stays what it is when others are removed.
 Tensor make_tensor(const Program& program, const ParamSpec& param) {
-  auto generator =
-      at::detail::createCPUGenerator(1000 * program.seed + static_cast<uint64_t>(param.id));
+  at::manual_seed(1000 * program.seed + static_cast<uint64_t>(param.id));
   std::vector<int64_t> shape{rows_of(program, param)};
   if (param.use == Use::kMatmul) shape.push_back(program.width);
-  const auto values = at::randn(shape, generator, at::kFloat) * 0.5;
+  const auto values = at::randn(shape, at::kFloat) * 0.5;
   return values.to(scalar_type(param.dtype)).set_requires_grad(!param.frozen);
 }
 
@@ -179,10 +183,15 @@ Tensor RandomModel::forward(const Tensor& x, const Forward& forward) const {
 torch::nn::Module& RandomModel::module() const { return *root; }
 
 RandomModel build_model(const Program& program) {
+  const std::scoped_lock lock(default_generator_in_use);
   RandomModel model;
   model.root = std::make_shared<RandomBlock>(program, program.root, model);
   model.blocks[program.root.id] = model.root;
   return model;
+}
+
+RandomModel build_deferred(const Program& program) {
+  return deferred_init([&] { return build_model(program); });
 }
 
 }  // namespace fsdp::testing

@@ -45,7 +45,10 @@ struct RandomModel {
   torch::nn::Module& module() const;
 };
 
-// The same values on every call with one program. Local.
+// The same values on every call with one program, drawn from LibTorch's default
+// generator. Local.
 RandomModel build_model(const Program& program);
+// The same on the meta device, to be given these values by materialize().
+RandomModel build_deferred(const Program& program);
 
 }  // namespace fsdp::testing

@@ -47,6 +47,7 @@ struct UnitSpec {
   bool reshard_after_backward = true;
   bool unshard_in_backward = true;
   double divide_factor = 0;                                        // 0: unset
+  bool custom_gather = false, custom_reduction = false;            // the ready-made ones
   std::vector<int> forward_prefetch = {}, backward_prefetch = {};  // node ids
 };
 
@@ -102,10 +103,12 @@ enum class Optimizer { kSgd, kMomentum, kAdam, kAdamW };
 struct Program {
   uint64_t seed = 0;
   int world = 2;
-  int replicas = 1;    // hybrid sharding where more than one: a mesh {replicas, shards}
-  bool evict = false;  // empty and poison every group after every operator
+  int replicas = 1;       // hybrid sharding where more than one: a mesh {replicas, shards}
+  bool evict = false;     // empty and poison every group after every operator
+  bool deferred = false;  // built without values, sharded, materialized
   // Mixed precision: every unit computes in double. Parameters keep their dtypes.
   bool in_double = false;
+  bool prefetch_after_gradients = false;  // all units: BackwardPrefetch::kPost
   int width = 4;
   Optimizer optimizer = Optimizer::kSgd;
   Node root = {};

@@ -59,20 +59,24 @@ class MeshInMemory {
   }
 
  private:
-  // `count` groups of `size` ranks, each with a side group for reductions.
+  // `count` groups of `size` ranks, each with side groups.
   struct Groups {
     Groups() = default;
     Groups(int64_t count, int64_t size) {
       for (int64_t i = 0; i < count; ++i) {
-        gathers.push_back(make_shared_memory(size));
-        reductions.push_back(make_shared_memory(size));
+        memories.push_back(make_shared_memory(size));
+        for (const auto* purpose : {"reduce", "custom all-gather", "custom reduce-scatter"})
+          of_side_groups.emplace(std::pair(i, purpose), make_shared_memory(size));
       }
     }
     void use(const DeviceMesh& mesh, int64_t dim, int64_t group) const {
-      use_shared_memory(mesh.group(dim), gathers[static_cast<size_t>(group)]);
-      use_shared_memory(mesh.side_group(dim, "reduce"), reductions[static_cast<size_t>(group)]);
+      use_shared_memory(mesh.group(dim), memories[static_cast<size_t>(group)]);
+      for (const auto& [place, memory] : of_side_groups) {
+        if (place.first == group) use_shared_memory(mesh.side_group(dim, place.second), memory);
+      }
     }
-    std::vector<std::shared_ptr<SharedMemory>> gathers = {}, reductions = {};
+    std::vector<std::shared_ptr<SharedMemory>> memories = {};
+    std::map<std::pair<int64_t, std::string>, std::shared_ptr<SharedMemory>> of_side_groups = {};
   };
 
   int64_t replicas_, shards_;

@@ -81,6 +81,18 @@ std::set<int> ResidencyModel::resident() const {
   return units;
 }
 
+ResidencyModel::Count ResidencyModel::needed_gathers() const {
+  Count count;
+  for (const auto& unit : units_) count.add(unit.gathers);
+  return count;
+}
+
+ResidencyModel::Count ResidencyModel::reductions() const {
+  Count count;
+  for (const auto& unit : units_) count.add(unit.reductions);
+  return count;
+}
+
 // --- Turns
 
 void ResidencyModel::touched(int unit, Touch touch) {
@@ -95,10 +107,7 @@ void ResidencyModel::touched(int unit, Touch touch) {
 
   auto& touched = at(unit);
   if (touched.dirty && records) empty(unit);  // written back, and gathered again
-  if (touched.presence == Presence::kAbsent) {
-    ++gathers_.least;
-    ++gathers_.most;
-  }
+  if (touched.presence == Presence::kAbsent) touched.gathers.add({1, 1});
   touched.presence = Presence::kResident;
   touched.turn = touch == Touch::kRecompute ? Turn::kWaiting : Turn::kInTurn;
   if (records) touched.debt = Debt::kOwes;
@@ -159,7 +168,7 @@ void ResidencyModel::end_rounds(int root, Kind kind) {
 // is dropped may be counted as an unused one.
 void ResidencyModel::empty(int unit) {
   auto& emptied = at(unit);
-  if (emptied.presence == Presence::kGathering) --gathers_.least;
+  if (emptied.presence == Presence::kGathering) --emptied.gathers.least;
   emptied.presence = Presence::kAbsent;
   emptied.turn = Turn::kWaiting;
   emptied.dirty = false;
@@ -172,8 +181,7 @@ void ResidencyModel::unshard_issued(int unit) {
   asked.turn = Turn::kWaiting;
   if (asked.presence != Presence::kAbsent) return;
   asked.presence = Presence::kGathering;
-  ++gathers_.least;
-  ++gathers_.most;
+  asked.gathers.add({1, 1});
 }
 
 void ResidencyModel::unsharded_by_hand(int unit) {

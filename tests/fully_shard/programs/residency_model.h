@@ -42,6 +42,7 @@ class ResidencyModel {
   struct Count {
     int64_t least = 0, most = 0;
     bool admits(int64_t value) const { return least <= value && value <= most; }
+    void add(const Count& other) { least += other.least, most += other.most; }
   };
 
   // Gives the unit's number, by which others name it as their parent, before or after.
@@ -63,9 +64,11 @@ class ResidencyModel {
   void backward_aborted();
 
   // Gathers that were used, or asked for by hand.
-  const Count& needed_gathers() const { return gathers_; }
+  const Count& needed_gathers(int unit) const { return at(unit).gathers; }
+  Count needed_gathers() const;
   // But for late ones.
-  const Count& reductions() const { return reductions_; }
+  const Count& reductions(int unit) const { return at(unit).reductions; }
+  Count reductions() const;
   std::set<int> resident() const;
 
  private:
@@ -89,6 +92,7 @@ class ResidencyModel {
     Debt debt = Debt::kNone;
     bool touched_in_backward = false, has_gradient = false;
     std::array<Rounds, 4> rounds = {};  // by kind
+    Count gathers = {}, reductions = {};
     // Of a root only.
     Kind kind = Kind::kNone;
     int current = -1, first = -1;
@@ -117,7 +121,6 @@ class ResidencyModel {
   void reduce(int unit);
 
   std::vector<Unit> units_;
-  Count gathers_, reductions_;
 };
 
 }  // namespace fsdp::testing

@@ -52,8 +52,7 @@ void ResidencyModel::reduce(int unit) {
     return;
   }
   const auto count = dtypes_to_reduce(unit);
-  if (certain) reductions_.least += count.least;
-  reductions_.most += count.most;
+  each.reductions.add({certain ? count.least : 0, count.most});
   // What owes and is all frozen may go on owing.
   each.debt = count.most == 0 && each.debt != Debt::kNone ? Debt::kPossible : Debt::kNone;
   if (each.keeps_sums) return keep_sums(unit);
@@ -89,7 +88,7 @@ void ResidencyModel::backward_aborted() {
       auto& each = at(unit);
       if (each.presence != Presence::kAbsent) empty(unit);
       // How many left before depends on what had arrived on this rank.
-      if (each.synchronizes) reductions_.most += dtypes_to_reduce(unit).most;
+      if (each.synchronizes) each.reductions.most += dtypes_to_reduce(unit).most;
       if (each.touched_in_backward || each.has_gradient) forget_kept(unit);
       if (each.debt == Debt::kOwes && !keeps_unsynchronized(unit)) each.debt = Debt::kPossible;
       each.touched_in_backward = each.has_gradient = false;

@@ -2,7 +2,6 @@
 
 #include "fully_shard/params/param_group.h"
 
-#include <algorithm>
 #include <sstream>
 #include <utility>
 
@@ -11,17 +10,9 @@ namespace {
 
 constexpr size_t kEventsKept = 60;
 
-// Counters that may not be there yet.
-template <class C>
-std::optional<int64_t> unused_of(const C& counters) {
-  if constexpr (requires { counters.unused_prefetches; }) return counters.unused_prefetches;
-  return std::nullopt;
-}
-
-template <class C>
-int64_t late_of(const C& counters) {
-  if constexpr (requires { counters.late_reduce_scatters; }) return counters.late_reduce_scatters;
-  return 0;
+std::string describe(const std::string& what, int64_t value, const ResidencyModel::Count& count) {
+  return what + ": " + std::to_string(value) + ", by the rules " + std::to_string(count.least) +
+         " to " + std::to_string(count.most);
 }
 
 ResidencyModel::Touch touch_of(internal::Pass pass) {
@@ -51,7 +42,7 @@ ResidencyOracle::ResidencyOracle(const DeviceMesh& mesh, const std::vector<Obser
     : mesh_(mesh), start_(counters(mesh)), before_(internal::set_unit_observer(this)) {
   for (const auto& unit : units) {
     numbers_[unit.unit] = model_.add_unit(unit.spec);
-    names_.push_back(unit.name);
+    units_.push_back(unit);
     bytes_.push_back(-1);
   }
 }
@@ -61,8 +52,8 @@ ResidencyOracle::~ResidencyOracle() { internal::set_unit_observer(before_); }
 int ResidencyOracle::note(const char* event, const internal::Unit& unit) {
   const auto found = numbers_.find(&unit);
   const auto number = found == numbers_.end() ? -1 : found->second;
-  auto text =
-      std::string(event) + " " + (number < 0 ? "(unknown)" : names_[static_cast<size_t>(number)]);
+  auto text = std::string(event) + " " +
+              (number < 0 ? "(unknown)" : units_[static_cast<size_t>(number)].name);
   if (events_.empty() || events_.back() != text) events_.push_back(std::move(text));
   if (events_.size() > kEventsKept) events_.pop_front();
   return number;
@@ -97,58 +88,77 @@ void ResidencyOracle::check_bytes() {
   std::ostringstream text;
   text << "unsharded bytes are " << held << ", but " << known << " by the rules:";
   for (const int unit : resident) {
-    text << " " << names_[static_cast<size_t>(unit)] << " (" << bytes_[static_cast<size_t>(unit)]
-         << ")";
+    text << " " << units_[static_cast<size_t>(unit)].name << " ("
+         << bytes_[static_cast<size_t>(unit)] << ")";
   }
   text << " are resident; the others are";
-  for (size_t unit = 0; unit < names_.size(); ++unit) {
+  for (size_t unit = 0; unit < units_.size(); ++unit) {
     if (resident.count(static_cast<int>(unit)) == 0 && bytes_[unit] > 0)
-      text << " " << names_[unit] << " (" << bytes_[unit] << ")";
+      text << " " << units_[unit].name << " (" << bytes_[unit] << ")";
   }
   differ(text.str());
 }
 
-void ResidencyOracle::check_counts() {
+Counters ResidencyOracle::since_start() const {
   const auto now = counters(mesh_);
-  const auto describe = [](const char* what, int64_t value, const ResidencyModel::Count& count) {
-    return std::string(what) + ": " + std::to_string(value) + ", by the rules " +
-           std::to_string(count.least) + " to " + std::to_string(count.most);
-  };
-  const auto& needed = model_.needed_gathers();
-  const auto issued = now.all_gathers - start_.all_gathers;
-  const auto unused = unused_of(now);
-  const auto used = issued - (unused ? *unused - *unused_of(start_) : 0);
-  const bool in_flight = std::any_of(numbers_.begin(), numbers_.end(), [](const auto& item) {
-    const auto* group = item.first->group;
-    return group != nullptr && group->residency().is_gathering();
-  });
-  if (used < needed.least || (unused && !in_flight && used > needed.most))
+  return {.all_gathers = now.all_gathers - start_.all_gathers,
+          .reduce_scatters = now.reduce_scatters - start_.reduce_scatters,
+          .unused_prefetches = now.unused_prefetches - start_.unused_prefetches,
+          .late_reduce_scatters = now.late_reduce_scatters - start_.late_reduce_scatters};
+}
+
+void ResidencyOracle::check_counts() {
+  const auto events = since_start();
+  const auto needed = model_.needed_gathers();
+  const auto used = events.all_gathers - events.unused_prefetches;
+  if (used < needed.least || (on_the_way().empty() && used > needed.most))
     differ(describe("all-gathers that were used", used, needed));
-  const auto reductions =
-      now.reduce_scatters - start_.reduce_scatters - (late_of(now) - late_of(start_));
+  const auto reductions = events.reduce_scatters - events.late_reduce_scatters;
   if (!model_.reductions().admits(reductions))
     differ(describe("reductions", reductions, model_.reductions()));
+  for (size_t unit = 0; unit < units_.size(); ++unit) check_calls(unit, events);
 }
 
-int64_t ResidencyOracle::unused_prefetches() const {
-  return unused_of(counters(mesh_)).value_or(0);
-}
-
-std::vector<std::string> ResidencyOracle::take_touches() { return std::exchange(touches_, {}); }
-
-bool ResidencyOracle::has_one_successor_each(const std::vector<std::string>& touches) {
-  std::map<std::pair<std::string, std::string>, std::string> successors;
-  const auto kind = [](const std::string& touch) { return touch.substr(0, touch.find(' ')); };
-  for (size_t i = 1; i <= touches.size(); ++i) {
-    // Where the kind changes, what came before is not looked at.
-    const bool has_previous = i > 1 && kind(touches[i - 2]) == kind(touches[i - 1]);
-    const auto previous = has_previous ? touches[i - 2] : std::string();
-    const bool ends = i == touches.size() || kind(touches[i]) != kind(touches[i - 1]);
-    const auto next = ends ? "end" : touches[i];
-    const auto [known, added] = successors.emplace(std::pair(previous, touches[i - 1]), next);
-    if (!added && known->second != next) return false;
+// What was in vain, on its way, or late is of units that are not told here.
+void ResidencyOracle::check_calls(size_t unit, const Counters& events) {
+  const auto& [observed, name, spec, calls, keeps_pieces] = units_[unit];
+  if (const auto* gathers = calls.gathers()) {
+    auto count = model_.needed_gathers(static_cast<int>(unit));
+    if (keeps_pieces) count.least = 0;
+    count.most += events.unused_prefetches + static_cast<int64_t>(on_the_way().size());
+    if (!count.admits(*gathers))
+      differ(describe("calls of the custom all-gather of " + name, *gathers, count));
   }
-  return true;
+  if (const auto* reductions = calls.reductions()) {
+    auto count = model_.reductions(static_cast<int>(unit));
+    count.most += events.late_reduce_scatters;
+    if (!count.admits(*reductions))
+      differ(describe("calls of the custom reduce-scatter of " + name, *reductions, count));
+  }
+}
+
+int64_t ResidencyOracle::unused_prefetches() const { return counters(mesh_).unused_prefetches; }
+
+std::set<int> ResidencyOracle::on_the_way() const {
+  std::set<int> units;
+  for (const auto& [unit, number] : numbers_) {
+    if (unit->group != nullptr && unit->group->residency().is_gathering()) units.insert(number);
+  }
+  return units;
+}
+
+std::vector<UnitTurn> ResidencyOracle::take_turns() { return std::exchange(turns_, {}); }
+
+void ResidencyOracle::begin_turn(int unit, internal::Pass pass) {
+  const bool backward = internal::in_backward(pass);
+  auto what = std::string(backward ? "backward" : name_of(pass)) + " " +
+              units_[static_cast<size_t>(unit)].name;
+  if (!turns_.empty() && turns_.back().what == what) return;
+  turns_.push_back({.what = std::move(what),
+                    .unit = unit,
+                    .in_backward = backward,
+                    .resident_before = model_.resident(),
+                    .on_the_way = on_the_way()});
 }
 
 // --- Events
@@ -156,16 +166,21 @@ bool ResidencyOracle::has_one_successor_each(const std::vector<std::string>& tou
 void ResidencyOracle::touched(const internal::Unit& unit, internal::Pass pass) {
   const auto number = note(name_of(pass), unit);
   if (number < 0) return;
-  const bool backward = internal::in_backward(pass);
-  auto touch = std::string(backward ? "backward" : name_of(pass)) + " " +
-               names_[static_cast<size_t>(number)];
-  if (touches_.empty() || touches_.back() != touch) touches_.push_back(std::move(touch));
+  begin_turn(number, pass);
   model_.touched(number, touch_of(pass));
   check_bytes();
 }
 
 void ResidencyOracle::gradient_arrived(const internal::Unit& unit) {
-  if (const auto number = note("gradient of", unit); number >= 0) model_.gradient_arrived(number);
+  const auto number = note("gradient of", unit);
+  if (number < 0) return;
+  model_.gradient_arrived(number);
+  // Its gradients are nowhere: the reduction has taken them.
+  const auto& gradients = unit.group->gradients();
+  if (!turns_.empty() && turns_.back().unit == number && gradients.synchronizes() &&
+      gradients.empty()) {
+    turns_.back().on_the_way_after_gradients = on_the_way();
+  }
 }
 
 void ResidencyOracle::unshard_issued(const internal::Unit& unit) {

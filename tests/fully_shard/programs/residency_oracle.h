@@ -10,7 +10,9 @@
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/units/unit_events.h"
+#include "tests/fully_shard/programs/custom_calls.h"
 #include "tests/fully_shard/programs/residency_model.h"
+#include "tests/fully_shard/programs/unit_turn.h"
 
 #include <cstdint>
 #include <deque>
@@ -28,6 +30,8 @@ class ResidencyOracle final : public internal::UnitObserver {
     const internal::Unit* unit;
     std::string name;
     ResidencyModel::Spec spec;
+    CustomCalls calls = {};
+    bool keeps_pieces = false;  // and then gathers these, which no custom function does
   };
 
   // Of all units of the mesh's process group that are used while it lives; parents by
@@ -38,16 +42,13 @@ class ResidencyOracle final : public internal::UnitObserver {
   ResidencyOracle& operator=(const ResidencyOracle&) = delete;
 
   ResidencyModel& model() { return model_; }
-  // Gathers and reductions so far.
+  // Gathers and reductions so far, and calls of custom functions for them.
   void check_counts();
   // The first difference, with the events before it.
   const std::optional<std::string>& difference() const { return difference_; }
 
-  // The touches since the last call, as kind of pass and unit, each once in a row; for
-  // finding steps that repeat.
-  std::vector<std::string> take_touches();
-  // Whether each touch in `touches` follows from the two before it.
-  static bool has_one_successor_each(const std::vector<std::string>& touches);
+  // Since the last call; for finding steps that repeat.
+  std::vector<UnitTurn> take_turns();
   int64_t unused_prefetches() const;
 
   void touched(const internal::Unit& unit, internal::Pass pass) override;
@@ -63,7 +64,11 @@ class ResidencyOracle final : public internal::UnitObserver {
  private:
   // The unit's number in the model, or -1.
   int note(const char* event, const internal::Unit& unit);
+  void begin_turn(int unit, internal::Pass pass);
+  std::set<int> on_the_way() const;
+  Counters since_start() const;  // events only
   void check_bytes();
+  void check_calls(size_t unit, const Counters& events);
   void differ(const std::string& what);
 
   DeviceMesh mesh_;
@@ -71,10 +76,10 @@ class ResidencyOracle final : public internal::UnitObserver {
   internal::UnitObserver* before_;
   ResidencyModel model_;
   std::map<const internal::Unit*, int> numbers_;
-  std::vector<std::string> names_;
+  std::vector<ObservedUnit> units_;
   std::vector<int64_t> bytes_;  // learned when the unit is first resident; before that -1
   std::deque<std::string> events_;
-  std::vector<std::string> touches_;
+  std::vector<UnitTurn> turns_;
   std::optional<std::string> difference_;
 };
 

@@ -1,21 +1,14 @@
 #include "tests/fully_shard/programs/sharded_program.h"
 
+#include "fully_shard/deferred_init.h"
 #include "fully_shard/params/optimizer_tripwire.h"
 #include "fully_shard/params/param_group.h"
 #include "tests/fully_shard/programs/program_optimizer.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fsdp::testing {
-
-ShardedProgram::ShardedProgram(const Program& program, const DeviceMesh& mesh)
-    : program_(program), mesh_(mesh), model_(build_model(program)) {
-  shard(program.root);
-  if (program.root.is_unit) shard_together({&program.root});
-  set_prefetch_lists();
-  optimizer_ = make_optimizer(program.optimizer, model_.module().parameters());
-}
-
 namespace {
 
 bool is_below(const Node& node, const std::vector<const Node*>& ancestors) {
@@ -26,7 +19,27 @@ bool is_below(const Node& node, const std::vector<const Node*>& ancestors) {
   return found;
 }
 
+// Whether no parameter has any.
+bool is_without_values(const torch::nn::Module& module) {
+  const auto parameters = module.parameters();
+  return std::all_of(parameters.begin(), parameters.end(),
+                     [](const auto& parameter) { return parameter.is_meta(); });
+}
+
 }  // namespace
+
+// What is deferred gets its values last, under an optimizer that has its parameters.
+ShardedProgram::ShardedProgram(const Program& program, const DeviceMesh& mesh)
+    : program_(program),
+      mesh_(mesh),
+      model_(program.deferred ? build_deferred(program) : build_model(program)) {
+  shard(program.root);
+  if (program.root.is_unit) shard_together({&program.root});
+  set_prefetch_lists();
+  optimizer_ = make_optimizer(program.optimizer, model_.module().parameters());
+  started_without_values_ = is_without_values(model_.module());
+  if (program.deferred) materialize(model_.module());
+}
 
 // Bottom-up, as fully_shard asks; siblings that join become one unit.
 void ShardedProgram::shard(const Node& node) {
@@ -56,15 +69,25 @@ void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
     modules.push_back(model_.blocks.at(node->id).get());
     for_each_node(*node, [&](const Node& below) { adopt(below, units_.size(), options); });
   }
-  auto module = fully_shard(modules, mesh_, options);
-  if (!spec.reshard_after_backward) module.set_reshard_after_backward(false, /*recurse=*/false);
-  if (!spec.unshard_in_backward) module.set_unshard_in_backward(false);
-  if (spec.divide_factor != 0) module.set_gradient_divide_factor(spec.divide_factor);
+  ShardedUnit unit{nodes, fully_shard(modules, mesh_, options)};
+  set_options(unit);
   const auto position = static_cast<int>(units_.size());
   for (auto& below : units_) {
     if (below.parent < 0 && is_below(*below.nodes.front(), nodes)) below.parent = position;
   }
-  units_.push_back({nodes, module});
+  units_.push_back(std::move(unit));
+}
+
+void ShardedProgram::set_options(ShardedUnit& unit) const {
+  const auto& spec = unit.nodes.front()->unit;
+  auto& module = unit.module;
+  if (!spec.reshard_after_backward) module.set_reshard_after_backward(false, /*recurse=*/false);
+  if (!spec.unshard_in_backward) module.set_unshard_in_backward(false);
+  if (spec.divide_factor != 0) module.set_gradient_divide_factor(spec.divide_factor);
+  if (spec.custom_gather) unit.calls.count_gathers(module, mesh_);
+  if (spec.custom_reduction) unit.calls.count_reductions(module, mesh_);
+  if (program_.prefetch_after_gradients)
+    module.set_backward_prefetch(BackwardPrefetch::kPost, /*recurse=*/false);
 }
 
 void ShardedProgram::adopt(const Node& node, size_t unit, FullyShardOptions& options) {
@@ -189,25 +212,6 @@ void ShardedProgram::zero_pending_gradients() {
     if (oracle_)
       oracle_->model().pending_gradients_dropped(static_cast<int>(&unit - units_.data()));
   }
-}
-
-std::vector<ResidencyOracle::ObservedUnit> ShardedProgram::observed_units() const {
-  std::vector<ResidencyOracle::ObservedUnit> observed;
-  for (const auto& unit : units_) {
-    const auto& spec = unit.nodes.front()->unit;
-    observed.push_back({.unit = unit.module.unit().get(),
-                        .name = "unit of n" + std::to_string(unit.nodes.front()->id),
-                        .spec = {.parent = unit.parent,
-                                 .reshard_after_forward = spec.reshard_after_forward,
-                                 .reshard_after_backward = spec.reshard_after_backward}});
-  }
-  for (const auto& [id, unit] : unit_of_tensor_) {
-    const auto& param = *find_param(program_, id);
-    const auto reduced_in = program_.in_double ? Dtype::kDouble : param.dtype;
-    observed[unit].spec.params.push_back(
-        {.id = id, .dtype = static_cast<int>(reduced_in), .trainable = !param.frozen});
-  }
-  return observed;
 }
 
 void ShardedProgram::set_requires_grad(int id, bool requires_grad) {

@@ -4,8 +4,10 @@
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/programs/custom_calls.h"
 #include "tests/fully_shard/programs/random_model.h"
 #include "tests/fully_shard/programs/random_program.h"
+#include "tests/fully_shard/programs/repeated_step.h"
 #include "tests/fully_shard/programs/residency_oracle.h"
 #include "tests/fully_shard/programs/unsharded_program.h"
 
@@ -27,6 +29,8 @@ class ShardedProgram {
   ShardedProgram(const Program& program, const DeviceMesh& mesh);
 
   const RandomModel& model() const { return model_; }
+  // Deferred: it was sharded on the meta device.
+  bool started_without_values() const { return started_without_values_; }
   torch::optim::Optimizer& optimizer() { return *optimizer_; }
   at::Tensor member(int id) const { return model_.tensors.at(id).member; }
   at::Tensor entry(int id) const { return model_.tensors.at(id).entry(); }
@@ -44,8 +48,9 @@ class ShardedProgram {
   void reshard_all();
   void zero_pending_gradients();
 
-  // What an oracle needs to know of the units, by position.
+  // What oracles need to know of the units, by position.
   std::vector<ResidencyOracle::ObservedUnit> observed_units() const;
+  PrefetchRule prefetch_rule() const;
   void set_oracle(ResidencyOracle* oracle) { oracle_ = oracle; }
   void set_requires_grad(int id, bool requires_grad);
 
@@ -53,6 +58,7 @@ class ShardedProgram {
   struct ShardedUnit {
     std::vector<const Node*> nodes;
     FSDPModule module;
+    CustomCalls calls = {};
     bool synchronize = true, all_reduce = true;
     int parent = -1;  // by position
   };
@@ -60,6 +66,7 @@ class ShardedProgram {
   void shard(const Node& node);
   void shard_together(const std::vector<const Node*>& nodes);
   void adopt(const Node& node, size_t unit, FullyShardOptions& options);
+  void set_options(ShardedUnit& unit) const;
   std::optional<Shard> placement_of(const at::Tensor& tensor) const;
   void set_prefetch_lists();
   ShardedUnit* unit_of(int node_id);
@@ -75,6 +82,7 @@ class ShardedProgram {
   std::map<int, size_t> unit_of_tensor_;
   ResidencyOracle* oracle_ = nullptr;  // is told what no event tells
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  bool started_without_values_;
 };
 
 }  // namespace fsdp::testing
