@@ -1,0 +1,44 @@
+// What all ranks know alike of one call of an operator, and what its ways depend on: the
+// shapes of its tensors and its whole numbers. Never values, never a rank's own part. No
+// torch here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <variant>
+#include <vector>
+
+namespace fsdp::internal {
+
+// One tensor argument.
+struct Operand {
+  std::vector<int64_t> shape = {};  // of the whole
+  int64_t element_size = 0;         // in bytes; 0 for an optional tensor that is absent
+
+  bool is_present() const { return element_size > 0; }
+  int64_t ndim() const { return static_cast<int64_t>(shape.size()); }
+  int64_t size(int64_t dim) const;  // a negative `dim` counts from the end
+  int64_t bytes() const;
+};
+
+// An argument that is no tensor: None and what cannot matter (real numbers, generators,
+// strings), a whole number, truth value or dtype, or a list of whole numbers.
+using PlainArgument = std::variant<std::monostate, int64_t, std::vector<int64_t>>;
+
+struct CallGeometry {
+  std::vector<Operand> operands;     // the tensor arguments in order, absent ones too
+  std::vector<PlainArgument> plain;  // by place in the schema; none for tensors
+  // Into how many parts the ways that are asked for cut, on all mesh dimensions together:
+  // what divides by this divides by each, and has no empty part on any.
+  int64_t parts = 1;
+
+  int64_t number(size_t place) const { return std::get<int64_t>(plain[place]); }
+  const std::vector<int64_t>& numbers(size_t place) const {
+    return std::get<std::vector<int64_t>>(plain[place]);
+  }
+};
+
+// `dim` counted from the front. REQUIRES: -ndim <= dim < ndim, or ndim == 0.
+int64_t wrapped_dim(int64_t dim, int64_t ndim);
+
+}  // namespace fsdp::internal

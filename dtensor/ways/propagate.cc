@@ -1,0 +1,57 @@
+#include "dtensor/ways/propagate.h"
+
+#include "dtensor/ways/choose_way.h"
+
+#include <algorithm>
+
+namespace fsdp::internal {
+namespace {
+
+bool cuts_something(const CallPlacements& placements, size_t mesh_dim) {
+  return std::any_of(placements.operands.begin(), placements.operands.end(),
+                     [&](const auto& operand) { return operand[mesh_dim].is_shard(); });
+}
+
+// Ranks along `mesh_dim` and along all others that cut.
+int64_t parts_with(const CallPlacements& placements, size_t mesh_dim) {
+  int64_t parts = 1;
+  for (size_t m = 0; m < placements.mesh_shape.size(); ++m) {
+    if (m == mesh_dim || cuts_something(placements, m)) parts *= placements.mesh_shape[m];
+  }
+  return parts;
+}
+
+std::vector<Arrival> arrivals(const CallGeometry& call, const CallPlacements& placements,
+                              size_t mesh_dim) {
+  std::vector<Arrival> arrivals;
+  for (size_t i = 0; i < call.operands.size(); ++i) {
+    arrivals.push_back(
+        {.placement = placements.operands[i][mesh_dim], .bytes = call.operands[i].bytes()});
+  }
+  return arrivals;
+}
+
+void append(const std::vector<Placement>& placements, std::vector<TensorPlacements>& tensors) {
+  for (size_t i = 0; i < tensors.size(); ++i) tensors[i].push_back(placements[i]);
+}
+
+}  // namespace
+
+Propagation propagate(WaysOf ways, CallGeometry call, const CallPlacements& placements,
+                      size_t results) {
+  Propagation propagation{.operands = std::vector<TensorPlacements>(call.operands.size()),
+                          .results = std::vector<TensorPlacements>(results)};
+  const Way replicated = replicated_way(results, call.operands.size());
+  for (size_t m = 0; m < placements.mesh_shape.size(); ++m) {
+    call.parts = parts_with(placements, m);
+    const auto candidates = ways(call);
+    const Way* const chosen =
+        choose_way(candidates, arrivals(call, placements, m), placements.mesh_shape[m]);
+    const Way& way = chosen != nullptr ? *chosen : replicated;
+    append(way.operands, propagation.operands);
+    append(way.results, propagation.results);
+  }
+  return propagation;
+}
+
+}  // namespace fsdp::internal

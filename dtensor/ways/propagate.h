@@ -1,0 +1,37 @@
+// Where an operator's operands go and its results lie, on a mesh of any number of
+// dimensions: each goes the cheapest way on its own. No torch here.
+#pragma once
+
+#include "dtensor/ways/call_geometry.h"
+#include "dtensor/ways/way.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::internal {
+
+// The ways of a family's operators that cut something or add up terms; running replicated
+// goes without saying.
+using WaysOf = std::vector<Way> (*)(const CallGeometry& call);
+
+using TensorPlacements = std::vector<Placement>;  // one per mesh dimension
+
+struct Propagation {
+  std::vector<TensorPlacements> operands;  // where they go
+  std::vector<TensorPlacements> results;
+
+  bool operator==(const Propagation&) const = default;
+};
+
+// How a call lies before it runs: the mesh, and where its operands are.
+struct CallPlacements {
+  std::vector<int64_t> mesh_shape;
+  std::vector<TensorPlacements> operands;
+};
+
+// `call.parts` is set here. `results`: how many tensors the operator gives back.
+Propagation propagate(WaysOf ways, CallGeometry call, const CallPlacements& placements,
+                      size_t results);
+
+}  // namespace fsdp::internal
