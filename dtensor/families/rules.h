@@ -16,9 +16,9 @@ Rule special_rule_of(const c10::OperatorName& name);
 // The same, or no_rule.
 Rule rule_of(const c10::OperatorName& name);
 
-// For operators without a rule of their own: where every operand is replicated any
-// deterministic operator that writes nothing runs locally; otherwise throws
-// NotImplementedError that names the operator, the placements and what to do.
+// For operators without a rule or ways: all operands are gathered (collective where one
+// is cut or Partial; noted). Throws NotImplementedError that names the operator, the
+// placements and what to do for one that writes in place or draws random numbers.
 void no_rule(OperatorCall& call);
 // The operator's composite kernel does it, with operators that have rules.
 void decompose_rule(OperatorCall& call);
@@ -45,5 +45,7 @@ void add_cat_rules(RuleTable& table);
 void add_index_rules(RuleTable& table);
 void add_scatter_rules(RuleTable& table);
 void add_fused_rules(RuleTable& table);
+void add_loss_rules(RuleTable& table);
+void add_attention_rules(RuleTable& table);
 
 }  // namespace fsdp::internal

@@ -1,5 +1,5 @@
 // Operators along a dimension that keep the shape, or all of it but that dimension:
-// cumsum, softmax, sort, topk, flip, tril. Every operand lies as the result, with that
+// cumsum, sort, topk, flip, tril. Every operand lies as the result, with that
 // dimension whole.
 #include "dtensor/families/pointwise.h"
 #include "dtensor/families/rules.h"
@@ -70,8 +70,7 @@ void topk_rule(OperatorCall& call) {
 void add_along_rules(RuleTable& table) {
   for (const char* name : {"cumsum", "cumprod"}) add_with_in_place(table, name, along_rule);
   for (const char* name :
-       {"logcumsumexp", "cummax", "cummin", "_softmax", "_log_softmax", "_softmax_backward_data",
-        "_log_softmax_backward_data", "sort.", "sort.stable", "flip", "roll"}) {
+       {"logcumsumexp", "cummax", "cummin", "sort.", "sort.stable", "flip", "roll"}) {
     table[name] = along_rule;
   }
   for (const char* name : {"tril", "triu"}) add_with_in_place(table, name, along_matrix_rule);

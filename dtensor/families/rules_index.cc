@@ -1,9 +1,11 @@
 // Indexing by tensors of indices along dimensions that are whole on every rank. The
-// indices are the same on all ranks: plain tensors or DTensors, which are gathered.
+// indices are the same on all ranks: plain tensors or DTensors, which are gathered. Masks
+// select from the whole.
 #include "dtensor/dtensor.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/run_by_ways.h"
 #include "dtensor/internal/whole_dims.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -87,7 +89,17 @@ Indexing indexing_of(const OperatorCall& call) {
   return indexing;
 }
 
+bool has_mask(const OperatorCall& call) {
+  const auto indices = call.argument(1).toListRef();
+  return std::any_of(indices.begin(), indices.end(), [](const c10::IValue& element) {
+    return element.isTensor() && element.toTensor().defined() &&
+           (element.toTensor().scalar_type() == at::kBool ||
+            element.toTensor().scalar_type() == at::kByte);
+  });
+}
+
 void index_rule(OperatorCall& call) {
+  if (has_mask(call)) return run_replicated(call);
   const at::Tensor self = call.argument(0).toTensor();
   TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
                     ": a plain tensor indexed by a DTensor; index with its ",

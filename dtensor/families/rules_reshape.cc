@@ -39,6 +39,16 @@ int64_t same_chunks(const std::vector<int64_t>& before, size_t dim,
   return -1;
 }
 
+// The same for a dimension that another mesh dimension may have cut already and that then
+// became `cut_already`. Chunks of chunks are the same where the sizes are.
+int64_t counterpart(const std::vector<int64_t>& before, size_t dim,
+                    const std::vector<int64_t>& after, int64_t parts, int64_t cut_already) {
+  const int64_t target = same_chunks(before, dim, after, parts);
+  if (cut_already < 0 || target < 0) return target;
+  const bool same_size = before[dim] == after[static_cast<size_t>(target)];
+  return target == cut_already && same_size ? target : -1;
+}
+
 // view, reshape: legal where the new shape has a dimension with the same chunks.
 void view_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
@@ -50,13 +60,13 @@ void view_rule(OperatorCall& call) {
       at::empty_strided(self.sizes(), self.strides(), self.options().device(c10::kMeta));
   DTensorSpec spec = *spec_of(self);
   const auto before = spec.shape;
-  std::vector<bool> cut(before.size(), false);
+  std::vector<int64_t> target_of(before.size(), -1);  // by cut dimension
   for (size_t m = 0; m < spec.placements.size(); ++m) {
     auto& placement = spec.placements[m];
     if (!placement.is_shard()) continue;
     const auto dim = static_cast<size_t>(placement.shard_dim());
     const int64_t parts = spec.mesh.size(static_cast<int64_t>(m));
-    const int64_t target = cut[dim] ? -1 : same_chunks(before, dim, after, parts);
+    const int64_t target = counterpart(before, dim, after, parts, target_of[dim]);
     if (target < 0 && parts == 1) {
       placement = Replicate{};
       continue;
@@ -66,7 +76,7 @@ void view_rule(OperatorCall& call) {
         " is cut across ranks and the new shape has no dimension with the same chunks. Call "
         ".redistribute({Replicate()}) or .full_tensor() first (collective). What flattens "
         "parameters (torch::optim::LBFGS, parameters_to_vector) needs them replicated.");
-    cut[dim] = true;
+    target_of[dim] = target;
     placement = Shard{target};
   }
   spec.shape = after;

@@ -5,10 +5,13 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
 #include "dtensor/internal/fast_pointwise.h"
+#include "dtensor/internal/run_by_ways.h"
+#include "dtensor/ways/table.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 #include <vector>
 
@@ -38,6 +41,16 @@ void tell_owners(const OperatorCall& call) {
   }
 }
 
+// Runs `body` below autograd once the owners know.
+template <class Body>
+void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+              torch::jit::Stack* stack, const Body& body) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  OperatorCall call(op, traits, keys, stack);
+  tell_owners(call);
+  body(call);
+}
+
 class RuleKernel final : public c10::OperatorKernel {
  public:
   RuleKernel(Rule rule, const c10::OperatorHandle& op) : rule_(rule), traits_(op) {}
@@ -52,6 +65,21 @@ class RuleKernel final : public c10::OperatorKernel {
   OperatorTraits traits_;
 };
 
+class WaysOperator final : public c10::OperatorKernel {
+ public:
+  WaysOperator(const OperatorWays& ways, const c10::OperatorHandle& op)
+      : kernel_(ways, op), traits_(op) {}
+
+  void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                  torch::jit::Stack* stack) {
+    run_told(traits_, op, keys, stack, [this](OperatorCall& call) { kernel_.run(call); });
+  }
+
+ private:
+  WaysKernel kernel_;
+  OperatorTraits traits_;
+};
+
 // Operators that only a composite kernel implements reach the DTensor key where autograd,
 // which would have taken them apart, is switched off; operators registered later have no
 // kernel of ours.
@@ -63,19 +91,36 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 using Handles = std::vector<c10::RegistrationHandleRAII>;
 
+const OperatorWays* ways_of(const c10::OperatorName& name) {
+  if (name.name.rfind("aten::", 0) != 0) return nullptr;
+  const auto found = ways_table().find(name.name.substr(6) + "." + name.overload_name);
+  return found == ways_table().end() ? nullptr : &found->second;
+}
+
+template <class Kernel>
+c10::KernelFunction boxed(const auto& what, const c10::OperatorHandle& op) {
+  return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(what, op));
+}
+
+// None for operators that autograd takes apart. A rule may use the operator's ways.
+std::optional<c10::KernelFunction> kernel_of(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name();
+  if (const Rule special = special_rule_of(name)) return boxed<RuleKernel>(special, op);
+  if (const auto* const ways = ways_of(name)) return boxed<WaysOperator>(*ways, op);
+  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  if (composite) return std::nullopt;
+  return boxed<RuleKernel>(&no_rule, op);
+}
+
 void register_rules(Handles& handles) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
     if (!op || !op->hasSchema() || has_fast_pointwise(name)) continue;
-    const Rule special = special_rule_of(name);
-    if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
-        special == nullptr)
-      continue;
-    auto kernel = std::make_unique<RuleKernel>(special != nullptr ? special : no_rule, *op);
-    handles.push_back(dispatcher.registerImpl(
-        name, kDTensorKey, c10::KernelFunction::makeFromBoxedFunctor(std::move(kernel)),
-        std::nullopt, nullptr, "fsdp DTensor"));
+    auto kernel = kernel_of(*op);
+    if (!kernel.has_value()) continue;
+    handles.push_back(dispatcher.registerImpl(name, kDTensorKey, std::move(*kernel), std::nullopt,
+                                              nullptr, "fsdp DTensor"));
   }
 }
 
@@ -83,10 +128,7 @@ void register_rules(Handles& handles) {
 
 void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,
               c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  OperatorCall call(op, traits, keys, stack);
-  tell_owners(call);
-  rule(call);
+  run_told(traits, op, keys, stack, rule);
 }
 
 void install_dtensor_kernels() {

@@ -1,8 +1,8 @@
 // Running operators on DTensors. An operator that meets a DTensor below autograd comes to
-// one boxed kernel (some come to fast_pointwise.h first), which looks up the operator's
-// rule (dtensor/families/rules.h), tells the owners of what will be written and read, and
-// lets the rule run the operator on local tensors. What the kernel does may be
-// collective: see each rule.
+// one boxed kernel (some come to fast_pointwise.h first), which tells the owners of what
+// will be written and read, and has the operator run on local tensors: by its rule
+// (dtensor/families/rules.h), else by its ways (run_by_ways.h), else replicated. What the
+// kernel does may be collective: see each rule, and run_by_ways.h.
 #pragma once
 
 #include "dtensor/internal/operator_call.h"

@@ -12,8 +12,9 @@ namespace fsdp::internal {
 
 // One tensor argument.
 struct Operand {
-  std::vector<int64_t> shape = {};  // of the whole
-  int64_t element_size = 0;         // in bytes; 0 for an optional tensor that is absent
+  std::vector<int64_t> shape = {};  // of the whole, as stride
+  std::vector<int64_t> stride = {};
+  int64_t element_size = 0;  // in bytes; 0 for an optional tensor that is absent
 
   bool is_present() const { return element_size > 0; }
   int64_t ndim() const { return static_cast<int64_t>(shape.size()); }

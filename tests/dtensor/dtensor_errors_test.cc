@@ -1,5 +1,6 @@
 // Every refusal of the DTensor layer, with its message.
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_spec.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
@@ -20,6 +21,13 @@ using testing::error_of;
 using ::testing::HasSubstr;
 using testing::known_dtensor;
 
+class SilentOwner final : public internal::DTensorOwner {
+ public:
+  void before_write(const at::Tensor&) override {}
+  void before_set_data(const at::Tensor&, const at::Tensor&) override {}
+  at::Tensor substitute(const at::Tensor&) override { return {}; }
+};
+
 class DTensorErrors : public ::testing::Test {
  protected:
   // On both ranks of a world of two: a tensor of shape {4, 2} cut along dimension 0, and
@@ -34,11 +42,29 @@ class DTensorErrors : public ::testing::Test {
 
 TEST_F(DTensorErrors, OperatorWithoutRule) {
   on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
-    const auto error = error_of([&] { at::mm(t, t.t()); });
-    EXPECT_THAT(error, HasSubstr("No sharding rule for aten::mm"));
+    const auto error = error_of([&] { at::multinomial(t.abs(), 1); });
+    EXPECT_THAT(error, HasSubstr("No sharding rule for aten::multinomial"));
     EXPECT_THAT(error, HasSubstr("Shard(0)"));
     EXPECT_THAT(error, HasSubstr(".to_local()"));
     EXPECT_THAT(error, HasSubstr(".full_tensor()"));
+  });
+}
+
+// It would count as the same on all ranks, which what meets parameters in a forward is
+// not.
+TEST_F(DTensorErrors, PlainTensorBesideARegistryEntry) {
+  on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
+    const at::Tensor entry = internal::make_dtensor(DTensor(t).to_local(), internal::spec_of(t),
+                                                    c10::make_intrusive<SilentOwner>());
+    for (const auto& body :
+         std::vector<std::function<void()>>{[&] {
+                                              at::mm(at::ones({2, 4}), entry);
+                                            },
+                                            [&] {
+                                              at::huber_loss(at::ones({4, 2}), entry);
+                                            }}) {
+      EXPECT_THAT(error_of(body), HasSubstr("mixes a sharded parameter with a plain tensor"));
+    }
   });
 }
 

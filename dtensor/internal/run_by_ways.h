@@ -1,0 +1,48 @@
+// The one place where an operator that has ways (dtensor/ways/) runs: plain operands
+// count as replicated, meshes are checked, operands go where the cheapest ways have them,
+// the operator runs on local tensors, and the results are wrapped.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "dtensor/internal/operands.h"
+#include "dtensor/internal/operator_call.h"
+#include "dtensor/ways/bounded_memo.h"
+#include "dtensor/ways/operator_ways.h"
+
+#include <memory>
+#include <vector>
+
+namespace fsdp::internal {
+
+// One operator that runs by ways. Shared by threads.
+class WaysKernel {
+ public:
+  WaysKernel(const OperatorWays& ways, const c10::OperatorHandle& op);
+
+  // Collective over the mesh dimensions along which an operand must move. Which ones
+  // follows from specs, shapes and whole numbers alone, so ranks agree. Throws ValueError
+  // for operands on different meshes, and for a plain tensor beside a registry entry.
+  void run(OperatorCall& call) const;
+
+ private:
+  struct Plan {
+    Propagation placements;
+    std::vector<ResultGeometry> results;  // none where all operands are replicated
+  };
+  std::shared_ptr<const Plan> plan_of(const OperatorCall& call,
+                                      const std::vector<at::Tensor>& operands,
+                                      const DeviceMesh& mesh) const;
+  Plan make_plan(const OperatorCall& call, const std::vector<at::Tensor>& operands,
+                 const DeviceMesh& mesh) const;
+
+  OperatorWays ways_;
+  ArgumentKinds kinds_;
+  mutable BoundedMemo<Plan> memo_;
+};
+
+// The same for an operator without any way but to run replicated: all operands are
+// gathered. The results must be the same on all ranks, so the operator must not draw
+// random numbers; it must write nothing.
+void run_replicated(OperatorCall& call);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,36 @@
+// What is known of an operator that runs by ways: its ways, and the geometry of its
+// results. No torch here.
+#pragma once
+
+#include "dtensor/ways/call_geometry.h"
+#include "dtensor/ways/propagate.h"
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::internal {
+
+// How a whole result lies in memory.
+struct ResultGeometry {
+  std::vector<int64_t> shape;
+  std::vector<int64_t> stride;
+
+  bool operator==(const ResultGeometry&) const = default;
+};
+ResultGeometry contiguous(std::vector<int64_t> shape);
+// Without gaps, the dimensions in the order in memory that `stride` gives them.
+ResultGeometry laid_as(std::vector<int64_t> shape, const std::vector<int64_t>& stride);
+// Contiguous but for dimensions `a` and `b`, which change places in memory.
+ResultGeometry transposed(std::vector<int64_t> shape, size_t a, size_t b);
+
+// One per result; any for those that the operator leaves undefined. The shapes must be
+// right, the strides are best so: a result that lies otherwise in memory is copied.
+using ResultsOf = std::vector<ResultGeometry> (*)(const CallGeometry& call);
+
+struct OperatorWays {
+  WaysOf ways;
+  ResultsOf results = nullptr;  // null: LibTorch's meta kernel knows
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,20 @@
+#include "dtensor/ways/table.h"
+
+namespace fsdp::internal {
+
+const WaysTable& ways_table() {
+  static const auto* const table = [] {
+    auto* const ways = new WaysTable;
+    add_product_ways(*ways);
+    add_embedding_ways(*ways);
+    add_layer_norm_ways(*ways);
+    add_softmax_ways(*ways);
+    add_loss_ways(*ways);
+    add_attention_ways(*ways);
+    add_convolution_ways(*ways);
+    return ways;
+  }();
+  return *table;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,24 @@
+// Which operators run by ways. Grouped by kind, one file each. No torch here.
+#pragma once
+
+#include "dtensor/ways/operator_ways.h"
+
+#include <string>
+#include <unordered_map>
+
+namespace fsdp::internal {
+
+// By name without namespace: "mm." for the overload without a name, "softmax.int".
+using WaysTable = std::unordered_map<std::string, OperatorWays>;
+
+const WaysTable& ways_table();
+
+void add_product_ways(WaysTable& table);
+void add_embedding_ways(WaysTable& table);
+void add_layer_norm_ways(WaysTable& table);
+void add_softmax_ways(WaysTable& table);
+void add_loss_ways(WaysTable& table);
+void add_attention_ways(WaysTable& table);
+void add_convolution_ways(WaysTable& table);
+
+}  // namespace fsdp::internal

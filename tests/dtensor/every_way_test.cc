@@ -1,0 +1,303 @@
+// Every way of every operator against the operator itself, in one process: plain tensors
+// are split as the way says, the operator runs on each part, and what comes out is put
+// together. Sizes are uneven, and some parts empty.
+#include "dtensor/internal/meta_results.h"
+#include "dtensor/internal/operands.h"
+#include "dtensor/internal/shard_layout.h"
+#include "dtensor/ways/table.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+namespace fsdp::internal {
+namespace {
+
+using Arguments = torch::jit::Stack;
+using Tensors = std::vector<at::Tensor>;
+
+// An operator by its name in the table, with plain arguments.
+class PlainCall {
+ public:
+  PlainCall(const std::string& name, Arguments arguments)
+      : op_(find(name)), kinds_(op_.schema()), arguments_(std::move(arguments)) {
+    const auto& declared = op_.schema().arguments();
+    for (size_t i = arguments_.size(); i < declared.size(); ++i) {
+      arguments_.push_back(*declared[i].default_value());
+    }
+  }
+
+  Tensors operands() { return kinds_.operands_of(as_call(arguments_)); }
+
+  CallGeometry geometry(int64_t parts) {
+    CallGeometry geometry{
+        .operands = {}, .plain = kinds_.plain_of(as_call(arguments_)), .parts = parts};
+    for (const at::Tensor& operand : operands()) {
+      geometry.operands.emplace_back();
+      if (!operand.defined()) continue;
+      geometry.operands.back() = {.shape = operand.sizes().vec(),
+                                  .stride = operand.strides().vec(),
+                                  .element_size = operand.element_size()};
+    }
+    return geometry;
+  }
+
+  Tensors run() { return run(operands()); }
+
+  Tensors run(const Tensors& operands) {
+    Arguments stack = arguments_;
+    OperatorCall call = as_call(stack);
+    kinds_.replace_operands(call, operands);
+    op_.callBoxed(&stack);
+    Tensors results;
+    for (const c10::IValue& result : stack) results.push_back(result.toTensor());
+    return results;
+  }
+
+  std::vector<ResultGeometry> results_by_meta() {
+    return meta_results(as_call(arguments_), kinds_);
+  }
+
+ private:
+  static c10::OperatorHandle find(const std::string& name) {
+    const auto dot = name.find('.');
+    return c10::Dispatcher::singleton().findSchemaOrThrow(("aten::" + name.substr(0, dot)).c_str(),
+                                                          name.substr(dot + 1).c_str());
+  }
+
+  OperatorCall as_call(Arguments& stack) { return {op_, traits_, {}, &stack}; }
+
+  c10::OperatorHandle op_;
+  OperatorTraits traits_{op_};
+  ArgumentKinds kinds_;
+  Arguments arguments_;
+};
+
+// What each of `parts` ranks has of `whole`.
+Tensors split(const at::Tensor& whole, const Placement& placement, int64_t parts) {
+  Tensors pieces(static_cast<size_t>(parts), whole);
+  if (!whole.defined()) return pieces;
+  if (placement.is_partial()) {
+    for (size_t i = 1; i < pieces.size(); ++i) {
+      pieces[i] = at::randn_like(whole);
+      pieces[0] = pieces[0] - pieces[i];
+    }
+  }
+  for (int64_t i = 0; i < parts && placement.is_shard(); ++i) {
+    const int64_t dim = placement.shard_dim();
+    const Chunk chunk = chunk_of(whole.size(dim), parts, i);
+    pieces[static_cast<size_t>(i)] = whole.narrow(dim, chunk.offset, chunk.length).clone();
+  }
+  return pieces;
+}
+
+at::Tensor join(const Tensors& pieces, const Placement& placement) {
+  if (!pieces[0].defined()) return {};
+  if (placement.is_shard()) return at::cat(pieces, placement.shard_dim());
+  if (placement.is_partial()) return at::stack(pieces).sum(0);
+  for (const at::Tensor& piece : pieces) EXPECT_TRUE(piece.allclose(pieces[0]));
+  return pieces[0];
+}
+
+void expect_close(const at::Tensor& actual, const at::Tensor& expected) {
+  ASSERT_EQ(actual.defined(), expected.defined());
+  if (!actual.defined()) return;
+  EXPECT_EQ(actual.sizes(), expected.sizes());
+  EXPECT_TRUE(actual.sizes() == expected.sizes() && actual.allclose(expected, 1e-9, 1e-9));
+}
+
+void expect_exact(PlainCall& call, const Way& way, int64_t parts) {
+  SCOPED_TRACE(to_string(way) + " in " + std::to_string(parts) + " parts");
+  const Tensors expected = call.run();
+  const Tensors wholes = call.operands();
+  ASSERT_EQ(way.operands.size(), wholes.size());
+  ASSERT_EQ(way.results.size(), expected.size());
+  std::vector<Tensors> operands(static_cast<size_t>(parts));  // by rank
+  for (size_t i = 0; i < wholes.size(); ++i) {
+    const Tensors pieces = split(wholes[i], way.operands[i], parts);
+    for (size_t r = 0; r < pieces.size(); ++r) operands[r].push_back(pieces[r]);
+  }
+  std::vector<Tensors> results(expected.size());  // by result
+  for (const Tensors& own : operands) {
+    const Tensors locals = call.run(own);
+    for (size_t i = 0; i < locals.size(); ++i) results[i].push_back(locals[i]);
+  }
+  for (size_t i = 0; i < results.size(); ++i) {
+    expect_close(join(results[i], way.results[i]), expected[i]);
+  }
+}
+
+void expect_geometry(PlainCall& call, const OperatorWays& ways) {
+  const auto geometry =
+      ways.results != nullptr ? ways.results(call.geometry(1)) : call.results_by_meta();
+  const Tensors results = call.run();
+  ASSERT_EQ(geometry.size(), results.size());
+  for (size_t i = 0; i < results.size(); ++i) {
+    if (!results[i].defined()) continue;
+    EXPECT_EQ(results[i].sizes(), at::IntArrayRef(geometry[i].shape)) << "result " << i;
+    EXPECT_EQ(results[i].strides(), at::IntArrayRef(geometry[i].stride)) << "result " << i;
+  }
+}
+
+class EveryWay : public ::testing::Test {
+ protected:
+  void check(const std::string& name, Arguments arguments) {
+    SCOPED_TRACE(name);
+    seen().insert(name);
+    PlainCall call(name, std::move(arguments));
+    const OperatorWays& ways = ways_table().at(name);
+    expect_geometry(call, ways);
+    for (int64_t parts = 1; parts <= 4; ++parts) {
+      for (const Way& way : ways.ways(call.geometry(parts))) {
+        expect_exact(call, way, parts);
+      }
+    }
+  }
+
+  static std::set<std::string>& seen() {
+    static std::set<std::string> names;
+    return names;
+  }
+
+  static at::Tensor values(at::IntArrayRef shape) { return at::randn(shape, at::kDouble); }
+  static at::Tensor indices(at::IntArrayRef shape, int64_t count) {
+    return at::randint(count, shape, at::kLong);
+  }
+  static c10::IValue none() { return {}; }
+};
+
+TEST_F(EveryWay, OfProducts) {
+  check("mm.", {values({5, 7}), values({7, 3})});
+  check("mm.", {values({7, 5}).t(), values({3, 7}).t()});
+  check("bmm.", {values({3, 5, 7}), values({3, 7, 2})});
+  check("mv.", {values({5, 7}), values({7})});
+  for (const auto& bias :
+       {values({3}), values({5, 3}), values({1, 3}), values({5, 1}), values({}), values({1, 1})}) {
+    check("addmm.", {bias, values({5, 7}), values({7, 3}), 0.5, 2.0});
+  }
+  check("addmm.", {values({1}), values({5, 7}), values({7, 1})});
+  for (const auto& added : {values({3, 5, 2}), values({1, 5, 2}), values({5, 1}), values({2})}) {
+    check("baddbmm.", {added, values({3, 5, 7}), values({3, 7, 2}), 0.5, 2.0});
+  }
+}
+
+TEST_F(EveryWay, OfEmbeddings) {
+  for (int64_t padding : {-1, 2}) {
+    for (const auto& at : {indices({5}, 7), indices({2, 3}, 7)}) {
+      auto shape = at.sizes().vec();
+      shape.push_back(3);
+      check("embedding.", {values({7, 3}), at, padding, false, false});
+      for (bool by_frequency : {false, true}) {
+        check("embedding_dense_backward.", {values(shape), at, 7, padding, by_frequency});
+      }
+    }
+  }
+}
+
+TEST_F(EveryWay, OfLayerNorms) {
+  const at::Tensor input = values({5, 2, 3});
+  for (const auto& normalized : {std::vector<int64_t>{3}, std::vector<int64_t>{2, 3}}) {
+    const at::Tensor weight = values(normalized);
+    const at::Tensor bias = values(normalized);
+    check("native_layer_norm.", {input, normalized, weight, bias, 1e-5});
+    check("native_layer_norm.", {input, normalized, none(), none(), 1e-5});
+    const auto [result, mean, rstd] = at::native_layer_norm(input, normalized, weight, bias, 1e-5);
+    const at::Tensor grad = values({5, 2, 3});
+    for (const auto& mask :
+         {c10::List<bool>({true, true, true}), c10::List<bool>({true, false, true})}) {
+      check("native_layer_norm_backward.",
+            {grad, input, normalized, mean, rstd, weight, bias, mask});
+    }
+    check("native_layer_norm_backward.", {grad, input, normalized, mean, rstd, none(), none(),
+                                          c10::List<bool>({true, false, false})});
+  }
+}
+
+TEST_F(EveryWay, OfSoftmax) {
+  for (const int64_t dim : {0, 1, -1}) {
+    const at::Tensor input = values({5, 2, 3});
+    for (const char* name : {"_softmax.", "_log_softmax."}) check(name, {input, dim, false});
+    check("_safe_softmax.", {input, dim, none()});
+    const int64_t type = static_cast<int64_t>(at::kDouble);
+    check("_softmax_backward_data.", {values({5, 2, 3}), input.softmax(dim), dim, type});
+    check("_log_softmax_backward_data.", {values({5, 2, 3}), input.log_softmax(dim), dim, type});
+  }
+  check("_softmax.", {values({}), 0, false});
+}
+
+TEST_F(EveryWay, OfLosses) {
+  const at::Tensor input = values({5, 4}).log_softmax(1);
+  const at::Tensor target = indices({5}, 4);
+  target[1] = -100;
+  const at::Tensor weights = values({4}).abs();
+  for (const c10::IValue& weight : {none(), c10::IValue(weights)}) {
+    for (int64_t reduction : {0, 1, 2}) {
+      check("nll_loss_forward.", {input, target, weight, reduction, -100});
+      const at::Tensor grad = reduction == 0 ? values({5}) : values({});
+      const at::Tensor total = reduction == 0 ? at::zeros({}, at::kDouble) : values({}).abs();
+      check("nll_loss_backward.", {grad, input, target, weight, reduction, -100, total});
+    }
+  }
+  check("nll_loss_forward.", {input[0], target[0], none(), 2, -100});
+}
+
+struct Attention {
+  at::Tensor query, key, value;
+  c10::IValue mask = {};
+};
+
+TEST_F(EveryWay, OfAttention) {
+  const at::Tensor query = values({3, 4, 5, 8});
+  const at::Tensor key = values({3, 4, 6, 8});
+  const at::Tensor in_rows = values({3, 5, 4, 8}).transpose(1, 2);
+  for (const Attention& a :
+       {Attention{query, key, values({3, 4, 6, 8})}, Attention{in_rows, key, key},
+        Attention{query, values({3, 2, 6, 8}), values({3, 2, 6, 8})},
+        Attention{query, key, key, values({5, 6})},
+        Attention{query, key, key, values({3, 1, 5, 6})},
+        Attention{query, key, key, values({1, 4, 5, 6})}}) {
+    check("_scaled_dot_product_flash_attention_for_cpu.",
+          {a.query, a.key, a.value, 0.0, false, a.mask, none()});
+    const auto [result, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
+        a.query, a.key, a.value, 0.0, false, a.mask.toOptional<at::Tensor>());
+    check(
+        "_scaled_dot_product_flash_attention_for_cpu_backward.",
+        {values({3, 4, 5, 8}), a.query, a.key, a.value, result, sums, 0.0, false, a.mask, none()});
+  }
+}
+
+struct Convolved {
+  std::vector<int64_t> input, weight;
+  std::vector<int64_t> stride = {1}, padding = {0}, dilation = {1};
+  bool is_transposed = false;
+  std::vector<int64_t> output_padding = {0};
+  int64_t groups = 1;
+};
+
+TEST_F(EveryWay, OfConvolutions) {
+  for (const Convolved& c :
+       {Convolved{{3, 2, 9}, {4, 2, 3}}, Convolved{{5, 2, 9}, {4, 2, 3}, {2}, {1}, {2}},
+        Convolved{{3, 4, 6, 7}, {4, 2, 3, 2}, {2, 1}, {1, 0}, {1, 1}, false, {0, 0}, 2},
+        Convolved{{3, 4, 6, 7}, {4, 3, 3, 2}, {2, 2}, {1, 0}, {1, 1}, true, {1, 0}, 2}}) {
+    const int64_t channels = c.is_transposed ? c.weight[1] * c.groups : c.weight[0];
+    const at::Tensor input = values(c.input);
+    const at::Tensor weight = values(c.weight);
+    const Arguments forward{input,      weight,          values({channels}), c.stride, c.padding,
+                            c.dilation, c.is_transposed, c.output_padding,   c.groups};
+    check("convolution.", forward);
+    const at::Tensor grad = values(PlainCall("convolution.", forward).run()[0].sizes());
+    check("convolution_backward.",
+          {grad, input, weight, std::vector<int64_t>{channels}, c.stride, c.padding, c.dilation,
+           c.is_transposed, c.output_padding, c.groups, c10::List<bool>({true, true, true})});
+  }
+}
+
+// Runs last in its suite.
+TEST_F(EveryWay, OfEveryOperatorWasTried) {
+  if (seen().empty()) GTEST_SKIP() << "runs with the tests of its suite";
+  for (const auto& [name, ways] : ways_table()) EXPECT_TRUE(seen().contains(name)) << name;
+}
+
+}  // namespace
+}  // namespace fsdp::internal
