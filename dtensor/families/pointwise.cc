@@ -2,222 +2,103 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/place_operands.h"
+#include "dtensor/internal/plan_key.h"
 #include "dtensor/internal/shard_layout.h"
 
 #include <ATen/ExpandUtils.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <sstream>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-bool is_linear(const Placement& placement) {
-  return placement.is_partial() && (placement.partial_op() == Partial::Op::kSum ||
-                                    placement.partial_op() == Partial::Op::kAvg);
+constexpr size_t kRememberedPlans = 4096;
+
+const at::Tensor& first_dtensor(const std::vector<at::Tensor>& operands) {
+  return *std::find_if(operands.begin(), operands.end(), is_dtensor);
 }
 
-bool is_idempotent(const Placement& placement) {
-  return placement.is_partial() && placement.partial_op() != Partial::Op::kSum &&
-         placement.partial_op() != Partial::Op::kProduct;
+// The common case: one spec for all, nothing Partial.
+bool all_lie_alike(const PointwiseProblem& problem) {
+  const DTensorSpecPtr& spec = spec_of(first_dtensor(problem.operands));
+  for (const at::Tensor& operand : problem.operands) {
+    if (is_dtensor(operand) ? spec_of(operand) != spec : operand.dim() > 0) return false;
+  }
+  const bool writes_plain =
+      problem.written.has_value() && !is_dtensor(problem.operands[*problem.written]);
+  return !writes_plain &&
+         std::none_of(spec->placements.begin(), spec->placements.end(),
+                      [](const auto& placement) { return placement.is_partial(); });
 }
 
-class Planner {
- public:
-  explicit Planner(const PointwiseProblem& problem)
-      : call_(problem.call),
-        operands_(problem.operands),
-        written_(problem.written),
-        linearity_(problem.linearity),
-        leader_(problem.written.has_value() ? *problem.written : most_sharded()) {}
+// The spec of a new result that lies like `model`, without gaps.
+DTensorSpecPtr dense_spec(const at::Tensor& model) {
+  const DTensorSpecPtr& spec = spec_of(model);
+  if (model.is_non_overlapping_and_dense()) return spec;
+  return intern_spec(
+      {spec->mesh, spec->placements, spec->shape, dense_strides(spec->shape, spec->stride)});
+}
 
-  PointwisePlan plan() {
-    check_operands();
-    if (all_lie_alike()) {
-      shape_ = spec(leader_).shape;
-      return alike();
-    }
-    shape_ = result_shape();
-    const auto target = written_.has_value() ? written_placements() : target_placements();
-    PointwisePlan plan{.result = result_spec(target), .locals = {}};
-    plan.locals.reserve(operands_.size());
-    for (size_t i = 0; i < operands_.size(); ++i) plan.locals.push_back(local_operand(i, target));
-    return plan;
+PointwisePlan plan_alike(const PointwiseProblem& problem) {
+  PointwisePlan plan{.result = dense_spec(first_dtensor(problem.operands)), .locals = {}};
+  plan.locals.reserve(problem.operands.size());
+  for (const at::Tensor& operand : problem.operands) {
+    plan.locals.push_back(is_dtensor(operand) ? local_of(operand) : operand);
   }
+  return plan;
+}
 
- private:
-  const DTensorSpec& spec(size_t i) const { return *spec_of(operands_[i]); }
-  const std::vector<Placement>& placements(size_t i) const { return spec(i).placements; }
-
-  std::string what() const {
-    std::ostringstream out;
-    out << call_.name() << " on (";
-    for (size_t i = 0; i < operands_.size(); ++i)
-      out << (i == 0 ? "" : "; ") << describe(operands_[i]);
-    out << ")";
-    return out.str();
-  }
-
-  size_t most_sharded() const {
-    size_t leader = 0;
-    std::pair<int64_t, int64_t> most{-1, -1};
-    for (size_t i = 0; i < operands_.size(); ++i) {
-      if (!is_dtensor(operands_[i])) continue;
-      const auto& own = placements(i);
-      const auto shards =
-          std::count_if(own.begin(), own.end(), [](const auto& p) { return p.is_shard(); });
-      const std::pair<int64_t, int64_t> rank{shards, operands_[i].dim()};
-      if (rank > most) {
-        most = rank;
-        leader = i;
-      }
-    }
-    return leader;
-  }
-
-  void check_operands() const {
-    TORCH_CHECK_VALUE(
-        is_dtensor(operands_[leader_]), what(),
-        " writes a plain tensor from DTensors. Write into a DTensor, or pass .full_tensor() or "
-        ".to_local() of the operands.");
-    const DTensorSpec& leader = spec(leader_);
-    for (const at::Tensor& operand : operands_) {
-      if (!is_dtensor(operand)) {
-        TORCH_CHECK_VALUE(
-            operand.numel() == 1 && operand.dim() <= operands_[leader_].dim(), what(),
-            " mixes DTensors with a plain tensor of more than one element. Distribute it first, "
-            "fsdp::distribute_tensor(t, mesh, placements), or compute with the DTensor's "
-            ".full_tensor() (collective; rank ",
-            leader.mesh.rank(), ").");
-        continue;
-      }
-      const DTensorSpecPtr& other = spec_of(operand);
-      TORCH_CHECK_VALUE(
-          other.get() == &leader || other->mesh == leader.mesh, what(),
-          " has operands on different meshes; bring them to one mesh with .full_tensor() and "
-          "fsdp::distribute_tensor (rank ",
-          leader.mesh.rank(), ").");
-    }
-  }
-
-  // The common case: one spec for all, nothing Partial.
-  bool all_lie_alike() const {
-    const DTensorSpecPtr& leader = spec_of(operands_[leader_]);
-    for (const at::Tensor& operand : operands_) {
-      if (is_dtensor(operand) ? spec_of(operand) != leader : operand.dim() > 0) return false;
-    }
-    return std::none_of(leader->placements.begin(), leader->placements.end(),
-                        [](const auto& placement) { return placement.is_partial(); });
-  }
-
-  PointwisePlan alike() const {
-    PointwisePlan plan{.result = result_spec(placements(leader_)), .locals = {}};
-    plan.locals.reserve(operands_.size());
-    for (const at::Tensor& operand : operands_) {
-      plan.locals.push_back(is_dtensor(operand) ? local_of(operand) : operand);
-    }
-    return plan;
-  }
-
-  std::vector<int64_t> result_shape() const {
-    std::vector<int64_t> shape;
-    for (const at::Tensor& operand : operands_) shape = at::infer_size(shape, operand.sizes());
-    TORCH_CHECK_VALUE(
-        !written_.has_value() || at::IntArrayRef(shape) == operands_[*written_].sizes(), what(),
-        ": the result's shape ", at::IntArrayRef(shape),
-        " does not fit the tensor it is written to");
-    return shape;
-  }
-
-  std::vector<Placement> written_placements() const {
-    const auto& target = placements(*written_);
-    for (size_t m = 0; m < target.size(); ++m) {
-      TORCH_CHECK_NOT_IMPLEMENTED(!target[m].is_partial() || keeps_partial(m), what(),
-                                  " writes in place to a tensor ", "placed ", target[m],
-                                  ", which the operator cannot do term by term. Call "
-                                  ".redistribute({Replicate()}) first (collective).");
-    }
-    return target;
-  }
-
-  std::vector<Placement> target_placements() const {
-    const int64_t shift = static_cast<int64_t>(shape_.size()) - operands_[leader_].dim();
-    auto target = placements(leader_);
-    for (size_t m = 0; m < target.size(); ++m) {
-      if (target[m].is_partial() && !keeps_partial(m)) target[m] = Replicate{};
-      if (!target[m].is_shard()) continue;
-      const int64_t dim = target[m].shard_dim();
-      const bool kept = operands_[leader_].size(dim) == shape_[dim + shift];
-      target[m] = kept ? Placement(Shard{dim + shift}) : Placement(Replicate{});
-    }
-    return target;
-  }
-
-  bool keeps_partial(size_t m) const {
-    const Placement& own = placements(leader_)[m];
-    switch (linearity_) {
-      case Linearity::kNone:
-        return false;
-      case Linearity::kAny:
-        return true;
-      case Linearity::kIdempotent:
-        return is_idempotent(own);
-      case Linearity::kUnary:
-        return is_linear(own);
-      case Linearity::kSum:
-        return is_linear(own) &&
-               std::all_of(operands_.begin(), operands_.end(), [&](const at::Tensor& operand) {
-                 return is_dtensor(operand) && spec_of(operand)->placements[m] == own;
-               });
-      case Linearity::kScale:
-        return is_linear(own) && leader_ == 0 && others_are_whole(m);
-    }
-    return false;
-  }
-
-  bool others_are_whole(size_t m) const {
-    for (size_t i = 1; i < operands_.size(); ++i) {
-      if (is_dtensor(operands_[i]) && !placements(i)[m].is_replicate()) return false;
-    }
-    return true;
-  }
-
-  DTensorSpecPtr result_spec(const std::vector<Placement>& target) const {
-    if (written_.has_value()) return spec_of(operands_[*written_]);
-    const DTensorSpecPtr& leader = spec_of(operands_[leader_]);
-    const bool same_shape = leader->shape == shape_;
-    const bool dense = operands_[leader_].is_non_overlapping_and_dense();
-    if (same_shape && dense && leader->placements == target) return leader;
-    auto strides = same_shape ? dense_strides(shape_, leader->stride) : contiguous_strides(shape_);
-    return intern_spec({leader->mesh, target, shape_, std::move(strides)});
-  }
-
-  at::Tensor local_operand(size_t i, const std::vector<Placement>& target) const {
-    const at::Tensor& operand = operands_[i];
-    if (!is_dtensor(operand)) return operand;
-    const int64_t shift = static_cast<int64_t>(shape_.size()) - operand.dim();
-    auto wanted = target;
-    for (auto& placement : wanted) {
-      if (placement.is_partial() && linearity_ == Linearity::kScale && i > 0)
-        placement = Replicate{};
-      if (!placement.is_shard()) continue;
-      const int64_t dim = placement.shard_dim() - shift;
-      const bool cut = dim >= 0 && operand.size(dim) == shape_[placement.shard_dim()];
-      placement = cut ? Placement(Shard{dim}) : Placement(Replicate{});
-    }
-    return redistribute_local(local_of(operand), spec(i), wanted);
-  }
-
-  const OperatorCall& call_;
-  const std::vector<at::Tensor>& operands_;
-  std::optional<size_t> written_;
-  Linearity linearity_;
-  size_t leader_;
-  std::vector<int64_t> shape_ = {};
+struct RememberedPlan {
+  Propagation placements;
+  ResultGeometry result;
 };
+
+RememberedPlan make_plan(const PointwiseProblem& problem, const DeviceMesh& mesh) {
+  const CallGeometry geometry{.operands = geometry_of(problem.operands), .plain = {}};
+  CallPlacements placements = placements_of(problem.operands, mesh);
+  placements.written = problem.written;
+  const auto ways = [&](const CallGeometry& call) {
+    return pointwise_ways(call, problem.linearity);
+  };
+  return {.placements = propagate(ways, geometry, placements, 1),
+          .result = pointwise_result(geometry)};
+}
+
+std::shared_ptr<const RememberedPlan> plan_of(const PointwiseProblem& problem,
+                                              const DeviceMesh& mesh) {
+  static auto* const memo = new BoundedMemo<RememberedPlan>(kRememberedPlans);
+  const int64_t written = problem.written.has_value() ? static_cast<int64_t>(*problem.written) : -1;
+  MemoKey key =
+      plan_key(mesh, problem.operands, {static_cast<int64_t>(problem.linearity), written});
+  if (auto known = memo->find(key)) return known;
+  return memo->remember(std::move(key), make_plan(problem, mesh));
+}
+
+void check_shapes(const PointwiseProblem& problem) {
+  std::vector<int64_t> shape;
+  for (const at::Tensor& operand : problem.operands) shape = at::infer_size(shape, operand.sizes());
+  TORCH_CHECK_VALUE(!problem.written.has_value() ||
+                        at::IntArrayRef(shape) == problem.operands[*problem.written].sizes(),
+                    problem.call.description(), ": the result's shape ", at::IntArrayRef(shape),
+                    " does not fit the tensor it is written to");
+}
+
+// What is written stays where it is.
+void check_written(const PointwiseProblem& problem, const Propagation& placements) {
+  const at::Tensor& written = problem.operands[*problem.written];
+  if (!is_dtensor(written)) return;
+  const auto& own = spec_of(written)->placements;
+  for (size_t m = 0; m < own.size(); ++m) {
+    TORCH_CHECK_NOT_IMPLEMENTED(placements.operands[*problem.written][m] == own[m],
+                                problem.call.description(), " writes in place to a tensor placed ",
+                                own[m],
+                                ", which the operator cannot do term by term. Call "
+                                ".redistribute({Replicate()}) first (collective).");
+  }
+}
 
 }  // namespace
 
@@ -234,7 +115,18 @@ PointwiseOperands::PointwiseOperands(const OperatorCall& call) {
   }
 }
 
-PointwisePlan plan_pointwise(const PointwiseProblem& problem) { return Planner(problem).plan(); }
+PointwisePlan plan_pointwise(const PointwiseProblem& problem) {
+  if (all_lie_alike(problem)) return plan_alike(problem);
+  const DeviceMesh mesh = common_mesh(problem.call, problem.operands);
+  check_shapes(problem);
+  const auto plan = plan_of(problem, mesh);
+  if (problem.written.has_value()) check_written(problem, plan->placements);
+  auto locals = place_operands(problem.call, problem.operands, plan->placements.operands,
+                               NotedRedistribution::Cause::kWay);
+  const ResultGeometry& result = plan->result;
+  return {.result = intern_spec({mesh, plan->placements.results[0], result.shape, result.stride}),
+          .locals = std::move(locals)};
+}
 
 void run_pointwise(OperatorCall& call, const PointwiseOperands& operands, PointwisePlan plan) {
   for (size_t i = 0; i < operands.arguments.size(); ++i) {

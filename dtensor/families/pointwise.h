@@ -4,6 +4,7 @@
 
 #include "dtensor/internal/dtensor_spec.h"
 #include "dtensor/internal/operator_call.h"
+#include "dtensor/ways/pointwise_ways.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -11,16 +12,6 @@
 #include <vector>
 
 namespace fsdp::internal {
-
-// Which Partial operands an operator may work on term by term.
-enum class Linearity {
-  kNone,        // none: reduce first
-  kAny,         // every reduction: moves data only (clone, zero_)
-  kIdempotent,  // avg, min, max: every term may be set to the result (fill_)
-  kUnary,       // sum and avg of the only operand (neg)
-  kSum,         // sum and avg when all operands have it (add, sub)
-  kScale,       // sum and avg of the first operand when the others are whole (mul, div)
-};
 
 struct PointwisePlan {
   DTensorSpecPtr result;  // of the output; the written operand's own for in-place operators
@@ -44,11 +35,12 @@ struct PointwiseProblem {
   Linearity linearity;
 };
 
-// The operands, broadcast against each other, redistributed to where the result lies:
-// where the written operand lies, else where the operand with the most shards does.
-// Collective over the mesh dimensions that must move. Throws ValueError for operands on
-// different meshes or plain tensors of more than one element among DTensors,
-// NotImplementedError for an in-place write that a Partial cannot take.
+// The operands where the cheapest ways have them; what is written stays where it is, and
+// the others come there. Plain tensors count as replicated: a plain one that is written
+// has the whole value written to it. Collective over the mesh dimensions that must move.
+// Throws ValueError for operands on different meshes or plain tensors beside a registry
+// entry, NotImplementedError for an in-place write that a Partial cannot take.
+// REQUIRES: a DTensor.
 PointwisePlan plan_pointwise(const PointwiseProblem& problem);
 
 // Runs the operator on the local operands and finishes the call: written operands come

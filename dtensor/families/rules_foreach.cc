@@ -127,7 +127,8 @@ void add_foreach_rules(RuleTable& table) {
   for (const char* name : {"add.Scalar", "add.ScalarList", "sub.Scalar", "sub.ScalarList"}) {
     add(name, foreach_rule<Linearity::kNone>);
   }
-  for (const char* name : {"mul", "div"}) add(name, foreach_rule<Linearity::kScale>);
+  add("mul", foreach_rule<Linearity::kProduct>);
+  add("div", foreach_rule<Linearity::kScale>);
   add("neg", foreach_rule<Linearity::kUnary>);
   add("zero", foreach_rule<Linearity::kAny>);
   table["_foreach_copy_"] = foreach_copy_rule;

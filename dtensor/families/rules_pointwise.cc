@@ -192,7 +192,8 @@ void add_pointwise_rules(RuleTable& table) {
   for (const char* name : {"neg", "positive"}) add(name, pointwise_rule<Linearity::kUnary>);
   for (const char* name : {"add", "sub"}) add(name, pointwise_rule<Linearity::kSum>);
   for (const char* name : {"add.Scalar", "sub.Scalar"}) add(name, pointwise_rule<Linearity::kNone>);
-  for (const char* name : {"mul", "div"}) add(name, pointwise_rule<Linearity::kScale>);
+  add("mul", pointwise_rule<Linearity::kProduct>);
+  add("div", pointwise_rule<Linearity::kScale>);
   add("fill", pointwise_rule<Linearity::kIdempotent>);
   add("zero", pointwise_rule<Linearity::kAny>);
 }

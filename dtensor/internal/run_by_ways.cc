@@ -1,11 +1,9 @@
 #include "dtensor/internal/run_by_ways.h"
 
-#include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/meta_results.h"
-#include "dtensor/internal/note_redistribution.h"
+#include "dtensor/internal/place_operands.h"
 #include "dtensor/internal/plan_key.h"
-#include "dtensor/internal/redistribute.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
@@ -18,104 +16,10 @@ namespace {
 
 constexpr size_t kPlansPerOperator = 1024;
 
-TensorPlacements everywhere(const DeviceMesh& mesh) {
-  return TensorPlacements(static_cast<size_t>(mesh.ndim()), Replicate{});
-}
-
 bool is_replicated_list(const TensorPlacements& placements) {
   return std::all_of(placements.begin(), placements.end(),
                      [](const auto& placement) { return placement.is_replicate(); });
 }
-
-void check_meshes(const OperatorCall& call, const std::vector<at::Tensor>& operands,
-                  const DeviceMesh& mesh) {
-  for (const at::Tensor& operand : operands) {
-    TORCH_CHECK_VALUE(!is_dtensor(operand) || spec_of(operand)->mesh == mesh, call.description(),
-                      " has operands on different meshes; bring them to one mesh with "
-                      ".full_tensor() and fsdp::distribute_tensor (rank ",
-                      mesh.rank(), ")");
-  }
-}
-
-// What is plain beside a registry entry is one rank's own, not the same on all.
-void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& operands,
-                   const DeviceMesh& mesh) {
-  const bool has_entry = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
-    return is_dtensor(operand) && owner_of(operand) != nullptr;
-  });
-  const bool has_plain = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
-    return operand.defined() && !is_dtensor(operand) && operand.numel() != 1;
-  });
-  TORCH_CHECK_VALUE(!has_entry || !has_plain, call.description(),
-                    " mixes a sharded parameter with a plain tensor. Plain tensors compute with "
-                    "the whole value, fsdp::DTensor(t).full_tensor() (collective; rank ",
-                    mesh.rank(), ")");
-}
-
-DeviceMesh common_mesh(const OperatorCall& call, const std::vector<at::Tensor>& operands) {
-  const auto first = std::find_if(operands.begin(), operands.end(), is_dtensor);
-  TORCH_INTERNAL_ASSERT(first != operands.end(), call.name(), " without a DTensor");
-  DeviceMesh mesh = spec_of(*first)->mesh;
-  check_meshes(call, operands, mesh);
-  check_entries(call, operands, mesh);
-  return mesh;
-}
-
-CallPlacements placements_of(const std::vector<at::Tensor>& operands, const DeviceMesh& mesh) {
-  CallPlacements placements{.mesh_shape = mesh.shape(), .operands = {}};
-  for (const at::Tensor& operand : operands) {
-    placements.operands.push_back(is_dtensor(operand) ? spec_of(operand)->placements
-                                                      : everywhere(mesh));
-  }
-  return placements;
-}
-
-std::vector<Operand> geometry_of(const std::vector<at::Tensor>& operands) {
-  std::vector<Operand> geometry;
-  for (const at::Tensor& operand : operands) {
-    geometry.emplace_back();
-    if (!operand.defined()) continue;
-    geometry.back() = {.shape = operand.sizes().vec(),
-                       .stride = operand.strides().vec(),
-                       .element_size = operand.element_size()};
-  }
-  return geometry;
-}
-
-// The operands of one call on their way. Collective where one must move.
-struct Move {
-  const OperatorCall& call;
-  const DeviceMesh& mesh;
-  NotedRedistribution::Cause cause;
-
-  std::vector<at::Tensor> locals(const std::vector<at::Tensor>& operands,
-                                 const std::vector<TensorPlacements>& to) const {
-    std::vector<at::Tensor> locals;
-    locals.reserve(operands.size());
-    for (size_t i = 0; i < operands.size(); ++i) locals.push_back(local(i, operands[i], to[i]));
-    return locals;
-  }
-
- private:
-  at::Tensor local(size_t operand, const at::Tensor& tensor, const TensorPlacements& to) const {
-    if (!tensor.defined()) return tensor;
-    if (!is_dtensor(tensor)) {
-      return redistribute_local(
-          tensor, {mesh, everywhere(mesh), tensor.sizes().vec(), tensor.strides().vec()}, to);
-    }
-    const DTensorSpec& from = *spec_of(tensor);
-    if (moves(from, to)) note_redistribution(call, operand, from, to, cause);
-    return redistribute_local(local_of(tensor), from, to);
-  }
-
-  bool moves(const DTensorSpec& from, const TensorPlacements& to) const {
-    for (size_t m = 0; m < to.size(); ++m) {
-      const bool stays = from.placements[m] == to[m] || from.placements[m].is_replicate();
-      if (!stays && mesh.size(static_cast<int64_t>(m)) > 1) return true;
-    }
-    return false;
-  }
-};
 
 // `local` with its dimensions in memory in the order of the whole, which must not depend
 // on the rank.
@@ -131,7 +35,7 @@ at::Tensor in_order_of(const at::Tensor& local, const ResultGeometry& whole) {
 
 at::Tensor replicated_result(const at::Tensor& local, const DeviceMesh& mesh) {
   return make_dtensor(
-      local, intern_spec({mesh, everywhere(mesh), local.sizes().vec(), local.strides().vec()}));
+      local, intern_spec({mesh, replicated_on(mesh), local.sizes().vec(), local.strides().vec()}));
 }
 
 void wrap_replicated(std::vector<c10::IValue>& results, const DeviceMesh& mesh) {
@@ -186,8 +90,8 @@ void WaysKernel::run(OperatorCall& call) const {
   const auto operands = kinds_.operands_of(call);
   const DeviceMesh mesh = common_mesh(call, operands);
   const auto plan = plan_of(call, operands, mesh);
-  const Move move{.call = call, .mesh = mesh, .cause = NotedRedistribution::Cause::kWay};
-  kinds_.replace_operands(call, move.locals(operands, plan->placements.operands));
+  kinds_.replace_operands(call, place_operands(call, operands, plan->placements.operands,
+                                               NotedRedistribution::Cause::kWay));
   auto results = call.run();
   if (plan->results.empty()) {
     wrap_replicated(results, mesh);
@@ -201,9 +105,9 @@ void run_replicated(OperatorCall& call) {
   const ArgumentKinds kinds(call.handle().schema());
   const auto operands = kinds.operands_of(call);
   const DeviceMesh mesh = common_mesh(call, operands);
-  const Move move{.call = call, .mesh = mesh, .cause = NotedRedistribution::Cause::kNoRule};
-  const std::vector<TensorPlacements> targets(operands.size(), everywhere(mesh));
-  kinds.replace_operands(call, move.locals(operands, targets));
+  const std::vector<TensorPlacements> targets(operands.size(), replicated_on(mesh));
+  kinds.replace_operands(
+      call, place_operands(call, operands, targets, NotedRedistribution::Cause::kNoRule));
   auto results = call.run();
   wrap_replicated(results, mesh);
   call.finish(std::move(results));

@@ -31,20 +31,30 @@ std::vector<Arrival> arrivals(const CallGeometry& call, const CallPlacements& pl
   return arrivals;
 }
 
+std::vector<Way> possible_ways(std::vector<Way> ways, const CallPlacements& placements,
+                               size_t mesh_dim) {
+  if (!placements.written.has_value()) return ways;
+  const size_t written = *placements.written;
+  const Placement& own = placements.operands[written][mesh_dim];
+  std::erase_if(
+      ways, [&](const Way& way) { return way.operands[written] != own || way.results[0] != own; });
+  return ways;
+}
+
 void append(const std::vector<Placement>& placements, std::vector<TensorPlacements>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].push_back(placements[i]);
 }
 
 }  // namespace
 
-Propagation propagate(WaysOf ways, CallGeometry call, const CallPlacements& placements,
+Propagation propagate(const WaysOf& ways, CallGeometry call, const CallPlacements& placements,
                       size_t results) {
   Propagation propagation{.operands = std::vector<TensorPlacements>(call.operands.size()),
                           .results = std::vector<TensorPlacements>(results)};
   const Way replicated = replicated_way(results, call.operands.size());
   for (size_t m = 0; m < placements.mesh_shape.size(); ++m) {
     call.parts = parts_with(placements, m);
-    const auto candidates = ways(call);
+    const auto candidates = possible_ways(ways(call), placements, m);
     const Way* const chosen =
         choose_way(candidates, arrivals(call, placements, m), placements.mesh_shape[m]);
     const Way& way = chosen != nullptr ? *chosen : replicated;

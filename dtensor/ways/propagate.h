@@ -7,13 +7,15 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <optional>
 #include <vector>
 
 namespace fsdp::internal {
 
 // The ways of a family's operators that cut something or add up terms; running replicated
 // goes without saying.
-using WaysOf = std::vector<Way> (*)(const CallGeometry& call);
+using WaysOf = std::function<std::vector<Way>(const CallGeometry& call)>;
 
 using TensorPlacements = std::vector<Placement>;  // one per mesh dimension
 
@@ -28,10 +30,13 @@ struct Propagation {
 struct CallPlacements {
   std::vector<int64_t> mesh_shape;
   std::vector<TensorPlacements> operands;
+  // The operand that is written in place: its first result lies as it does, and it stays.
+  // Where no way has that it is told to become replicated.
+  std::optional<size_t> written = {};
 };
 
 // `call.parts` is set here. `results`: how many tensors the operator gives back.
-Propagation propagate(WaysOf ways, CallGeometry call, const CallPlacements& placements,
+Propagation propagate(const WaysOf& ways, CallGeometry call, const CallPlacements& placements,
                       size_t results);
 
 }  // namespace fsdp::internal

@@ -7,6 +7,7 @@
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ATen.h>
+#include <ATen/ScalarOps.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -48,11 +49,8 @@ at::Tensor loss_of(const at::Tensor& result) {
 }
 
 struct Problem {
-  enum class Inputs { kDTensors, kSomePlain };
-
   Tensors inputs;  // plain
   Function function;
-  Inputs become = Inputs::kSomePlain;
 };
 
 struct Outcome {
@@ -112,8 +110,7 @@ void try_placements(const DeviceMesh& mesh, const Problem& problem, int count) {
       auto lists = lists_for(mesh, plain.dim());
       const Placements& list = lists[random() % lists.size()];
       const bool is_whole_number = !plain.is_floating_point();
-      const bool stays_plain =
-          problem.become == Problem::Inputs::kSomePlain && !inputs.empty() && random() % 5 == 0;
+      const bool stays_plain = !inputs.empty() && random() % 5 == 0;
       const bool has_terms =
           std::any_of(list.begin(), list.end(), [](const auto& p) { return p.is_partial(); });
       if (stays_plain || (is_whole_number && has_terms)) {
@@ -155,8 +152,7 @@ TEST(WaysOnRanks, Products) {
   });
   expect_as_plain([] {
     return Problem{{waves({5, 7}).t(), waves({5}, 0.3)},
-                   [](const Tensors& t) { return at::mv(t[0], t[1]); },
-                   Problem::Inputs::kDTensors};
+                   [](const Tensors& t) { return at::mv(t[0], t[1]); }};
   });
 }
 
@@ -167,6 +163,52 @@ TEST(WaysOnRanks, LinearLayersInARow) {
                      const at::Tensor hidden = at::addmm(t[2], t[0], t[1].t());
                      return at::mm(at::gelu(hidden), t[3].t());
                    }};
+  });
+}
+
+// What torch::nn::functional::linear does: the bias is added in place, to terms too.
+TEST(WaysOnRanks, LinearAddsItsBiasInPlace) {
+  expect_as_plain([] {
+    return Problem{{waves({5, 6}), waves({7, 6}, 0.3), waves({7}, 0.2)}, [](const Tensors& t) {
+                     at::Tensor result = at::matmul(t[0], t[1].t());
+                     return result.add_(t[2]);
+                   }};
+  });
+}
+
+TEST(WaysOnRanks, Elementwise) {
+  expect_as_plain([] {
+    return Problem{{waves({5, 4}), waves({4}, 0.3), waves({5, 1}, 0.2)}, [](const Tensors& t) {
+                     const at::Tensor sum = t[0].add(t[1], 2).sub(1.5).add(t[2]);
+                     return sum.mul(t[1]).div(t[2].abs().add(1)).mul(0.5).neg();
+                   }};
+  });
+  expect_as_plain([] {
+    return Problem{{waves({5, 4}), waves({5, 4}, 0.3)}, [](const Tensors& t) {
+                     return at::where(t[0] > 0, t[1], t[0].mul(t[1])).masked_fill(t[1] > 0.5, 2);
+                   }};
+  });
+}
+
+TEST(WaysOnRanks, PlainTensorsTakeTheWholeValue) {
+  on_meshes([](const DeviceMesh& mesh) {
+    for (const Placements& list : lists_for(mesh, 2)) {
+      const at::Tensor plain = waves({5, 4});
+      plain.add_(placed(waves({5, 4}, 0.3), mesh, list), 2);
+      EXPECT_TRUE(plain.allclose(waves({5, 4}).add(waves({5, 4}, 0.3), 2))) << to_string(mesh);
+    }
+  });
+}
+
+// As between plain tensors: the number does not decide the dtype.
+TEST(WaysOnRanks, NumbersAddedToTermsKeepTheDtype) {
+  testing::run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const at::Tensor terms = from_local(at::ones({}, at::kFloat), mesh, {Partial{}});
+    const at::Tensor sum = terms.add(at::native::wrapped_scalar_tensor(0.5));
+    EXPECT_EQ(sum.scalar_type(), at::kFloat);
+    EXPECT_EQ(DTensor(sum).placements(), Placements{Partial{}});
+    EXPECT_EQ(whole(sum).item<float>(), 2.5F);
   });
 }
 
@@ -196,12 +238,16 @@ TEST(WaysOnRanks, Softmax) {
 
 TEST(WaysOnRanks, CrossEntropy) {
   for (const int64_t reduction : {0, 1, 2}) {
-    expect_as_plain([reduction] {
-      return Problem{{waves({5, 4}), at::tensor({3, 0, -100, 2, 2}, at::kLong)},
-                     [reduction](const Tensors& t) {
-                       return at::cross_entropy_loss(t[0], t[1], {}, reduction);
-                     }};
-    });
+    for (const double smoothing : {0.0, 0.1}) {
+      expect_as_plain(
+          [reduction, smoothing] {
+            return Problem{
+                {waves({5, 4}), at::tensor({3, 0, -100, 2, 2}, at::kLong)}, [=](const Tensors& t) {
+                  return at::cross_entropy_loss(t[0], t[1], {}, reduction, -100, smoothing);
+                }};
+          },
+          12);
+    }
   }
 }
 
@@ -264,6 +310,10 @@ TEST(WaysOnRanks, WhatMovesIsNoted) {
     EXPECT_THAT(moves_of([&] { at::mm(rows, waves({4, 2})); }), ::testing::IsEmpty());
     EXPECT_THAT(moves_of([&] { at::mm(rows.redistribute({Shard{1}}), inner); }),
                 ::testing::IsEmpty());
+    const at::Tensor terms = from_local(waves({8, 4}), mesh, {Partial{}});
+    EXPECT_THAT(moves_of([&] { rows.add(terms); }),
+                ::testing::ElementsAre("aten::add.Tensor 1: Partial(sum) -> Shard(0)"));
+    EXPECT_THAT(moves_of([&] { terms.add(waves({4})).mul(waves({8, 4})); }), ::testing::IsEmpty());
     EXPECT_THAT(moves_of([&] { at::nonzero(rows); }),
                 ::testing::ElementsAre("aten::nonzero 0: Shard(0) -> Replicate() (no rule)"));
   });

@@ -1,0 +1,115 @@
+#include "dtensor/internal/place_operands.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+void check_meshes(const OperatorCall& call, const std::vector<at::Tensor>& operands,
+                  const DeviceMesh& mesh) {
+  for (const at::Tensor& operand : operands) {
+    TORCH_CHECK_VALUE(!is_dtensor(operand) || spec_of(operand)->mesh == mesh, call.description(),
+                      " has operands on different meshes; bring them to one mesh with "
+                      ".full_tensor() and fsdp::distribute_tensor (rank ",
+                      mesh.rank(), ")");
+  }
+}
+
+void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& operands,
+                   const DeviceMesh& mesh) {
+  const bool has_entry = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
+    return is_dtensor(operand) && owner_of(operand) != nullptr;
+  });
+  const bool has_plain = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
+    return operand.defined() && !is_dtensor(operand) && operand.numel() != 1;
+  });
+  TORCH_CHECK_VALUE(!has_entry || !has_plain, call.description(),
+                    " mixes a sharded parameter with a plain tensor of more than one element. "
+                    "Distribute it first, fsdp::distribute_tensor(t, mesh, placements), or "
+                    "compute with the parameter's fsdp::DTensor(t).full_tensor() (collective; "
+                    "rank ",
+                    mesh.rank(), ")");
+}
+
+bool must_move(const DTensorSpec& from, const TensorPlacements& to) {
+  for (size_t m = 0; m < to.size(); ++m) {
+    const bool stays = from.placements[m] == to[m] || from.placements[m].is_replicate();
+    if (!stays && from.mesh.size(static_cast<int64_t>(m)) > 1) return true;
+  }
+  return false;
+}
+
+// A number that a caller wrote stays one: it does not decide dtypes.
+at::Tensor placed_plain(const at::Tensor& plain, const DeviceMesh& mesh,
+                        const TensorPlacements& to) {
+  const DTensorSpec from{mesh, replicated_on(mesh), plain.sizes().vec(), plain.strides().vec()};
+  at::Tensor placed = redistribute_local(plain, from, to);
+  if (plain.unsafeGetTensorImpl()->is_wrapped_number())
+    placed.unsafeGetTensorImpl()->set_wrapped_number(true);
+  return placed;
+}
+
+}  // namespace
+
+DeviceMesh common_mesh(const OperatorCall& call, const std::vector<at::Tensor>& operands) {
+  const auto first = std::find_if(operands.begin(), operands.end(), is_dtensor);
+  TORCH_INTERNAL_ASSERT(first != operands.end(), call.name(), " without a DTensor");
+  DeviceMesh mesh = spec_of(*first)->mesh;
+  check_meshes(call, operands, mesh);
+  check_entries(call, operands, mesh);
+  return mesh;
+}
+
+TensorPlacements replicated_on(const DeviceMesh& mesh) {
+  return TensorPlacements(static_cast<size_t>(mesh.ndim()), Replicate{});
+}
+
+CallPlacements placements_of(const std::vector<at::Tensor>& operands, const DeviceMesh& mesh) {
+  CallPlacements placements{.mesh_shape = mesh.shape(), .operands = {}};
+  for (const at::Tensor& operand : operands) {
+    placements.operands.push_back(is_dtensor(operand) ? spec_of(operand)->placements
+                                                      : replicated_on(mesh));
+  }
+  return placements;
+}
+
+std::vector<Operand> geometry_of(const std::vector<at::Tensor>& operands) {
+  std::vector<Operand> geometry;
+  for (const at::Tensor& operand : operands) {
+    geometry.emplace_back();
+    if (!operand.defined()) continue;
+    geometry.back() = {.shape = operand.sizes().vec(),
+                       .stride = operand.strides().vec(),
+                       .element_size = operand.element_size()};
+  }
+  return geometry;
+}
+
+std::vector<at::Tensor> place_operands(const OperatorCall& call,
+                                       const std::vector<at::Tensor>& operands,
+                                       const std::vector<TensorPlacements>& targets,
+                                       NotedRedistribution::Cause cause) {
+  const auto dtensor = std::find_if(operands.begin(), operands.end(), is_dtensor);
+  const DeviceMesh mesh = spec_of(*dtensor)->mesh;
+  std::vector<at::Tensor> locals = operands;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (!operands[i].defined()) continue;
+    if (!is_dtensor(operands[i])) {
+      locals[i] = placed_plain(operands[i], mesh, targets[i]);
+      continue;
+    }
+    const DTensorSpec& from = *spec_of(operands[i]);
+    if (must_move(from, targets[i])) note_redistribution(call, i, from, targets[i], cause);
+    locals[i] = redistribute_local(local_of(operands[i]), from, targets[i]);
+  }
+  return locals;
+}
+
+}  // namespace fsdp::internal

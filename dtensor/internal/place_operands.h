@@ -1,0 +1,34 @@
+// Bringing the operands of one call to where they are wanted.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "dtensor/internal/note_redistribution.h"
+#include "dtensor/internal/operator_call.h"
+#include "dtensor/ways/propagate.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace fsdp::internal {
+
+// The mesh that the DTensors among the operands lie on. Throws ValueError for several
+// meshes, and for a registry entry beside a plain tensor of more than one element: that
+// is one rank's own there, and would count as the same on all ranks. REQUIRES: a DTensor.
+DeviceMesh common_mesh(const OperatorCall& call, const std::vector<at::Tensor>& operands);
+
+TensorPlacements replicated_on(const DeviceMesh& mesh);
+
+// Where the operands lie; plain and absent ones count as replicated.
+CallPlacements placements_of(const std::vector<at::Tensor>& operands, const DeviceMesh& mesh);
+
+std::vector<Operand> geometry_of(const std::vector<at::Tensor>& operands);
+
+// This rank's parts once every operand lies as `targets` say; absent ones stay absent.
+// Collective over the mesh dimensions along which one must move, which is noted.
+std::vector<at::Tensor> place_operands(const OperatorCall& call,
+                                       const std::vector<at::Tensor>& operands,
+                                       const std::vector<TensorPlacements>& targets,
+                                       NotedRedistribution::Cause cause);
+
+}  // namespace fsdp::internal
