@@ -51,14 +51,8 @@ std::vector<int64_t> even_shape(const at::Tensor& local, const DeviceMesh& mesh,
   return shape;
 }
 
-std::vector<int64_t> box_shape(const DTensorSpec& spec) {
-  std::vector<int64_t> shape;
-  for (const auto& chunk : internal::local_box(spec)) shape.push_back(chunk.length);
-  return shape;
-}
-
 std::string agreement_error(const at::Tensor& local, const DTensorSpec& spec) {
-  const auto expected = box_shape(spec);
+  const auto expected = spec.local_shape();
   if (local.sizes() == at::IntArrayRef(expected)) return {};
   std::ostringstream out;
   out << "from_local: local: shape " << local.sizes() << " does not fit " << to_string(spec)
@@ -111,9 +105,8 @@ at::Tensor DTensor::full_tensor() const {
 
 DTensor DTensor::redistribute(std::vector<Placement> placements) const {
   placements = without_negative_dims(std::move(placements), dim());
-  DTensorSpec target = *internal::spec_of(*this);
-  target.placements = placements;
-  internal::intern_spec(std::move(target));  // throws before anything is sent
+  internal::intern_spec(
+      internal::spec_of(*this)->with_placements(placements));  // throws before anything is sent
   return DTensor(internal::differentiable_redistribute(*this, placements));
 }
 

@@ -55,14 +55,8 @@ int64_t ReducedDims::count(at::IntArrayRef shape) const {
 }
 
 bool crosses_ranks(const DTensorSpec& spec, const ReducedDims& dims) {
-  for (size_t m = 0; m < spec.placements.size(); ++m) {
-    const auto& placement = spec.placements[m];
-    if (placement.is_shard() && dims.reduced[placement.shard_dim()] &&
-        spec.mesh.size(static_cast<int64_t>(m)) > 1) {
-      return true;
-    }
-  }
-  return false;
+  return std::any_of(dims.dims.begin(), dims.dims.end(),
+                     [&](int64_t dim) { return spec.is_cut(dim); });
 }
 
 DTensorSpecPtr reduced_spec(const DTensorSpec& spec, const ReducedDims& dims,

@@ -55,12 +55,11 @@ void topk_rule(OperatorCall& call) {
   const at::Tensor self = reduce_partials(given);
   const auto dims = given_dims(call, self.dim());
   check_whole_dims(call, *spec_of(self), dims);
-  DTensorSpec spec = *spec_of(self);
-  if (self.dim() > 0) spec.shape[static_cast<size_t>(dims[0])] = call.find_argument("k")->toInt();
-  spec.stride = contiguous_strides(spec.shape);
+  auto shape = self.sizes().vec();
+  if (self.dim() > 0) shape[static_cast<size_t>(dims[0])] = call.find_argument("k")->toInt();
   call.argument(0) = local_of(self);
   auto results = call.run();
-  const auto interned = intern_spec(std::move(spec));
+  const auto interned = intern_spec(spec_of(self)->with_shape(std::move(shape)));
   for (auto& result : results) result = make_dtensor(result.toTensor(), interned);
   call.finish(std::move(results));
 }

@@ -76,17 +76,13 @@ std::vector<at::Tensor> local_parts(const std::vector<at::Tensor>& tensors, cons
   return locals;
 }
 
-void check_not_cut(const OperatorCall& call, const DeviceMesh& mesh,
-                   const std::vector<Placement>& placements, int64_t dim) {
-  for (size_t m = 0; m < placements.size(); ++m) {
-    const bool cut = placements[m].is_shard(dim) && mesh.size(static_cast<int64_t>(m)) > 1;
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !cut, call.description(), ": dimension ", dim,
-        ", along which it "
-        "joins, is cut across ranks. Call .redistribute({Replicate()}) or .full_tensor() on "
-        "the parts first (collective). What joins parameters (torch::optim::LBFGS, "
-        "parameters_to_vector) needs them replicated.");
-  }
+void check_not_cut(const OperatorCall& call, const DTensorSpec& spec, int64_t dim) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !spec.is_cut(dim), call.description(), ": dimension ", dim,
+      ", along which it "
+      "joins, is cut across ranks. Call .redistribute({Replicate()}) or .full_tensor() on "
+      "the parts first (collective). What joins parameters (torch::optim::LBFGS, "
+      "parameters_to_vector) needs them replicated.");
 }
 
 void cat_rule(OperatorCall& call) {
@@ -95,7 +91,7 @@ void cat_rule(OperatorCall& call) {
   const at::Tensor& leader = most_sharded(tensors);
   const int64_t dim = c10::maybe_wrap_dim(call.argument(1).toInt(), leader.dim());
   const DeviceMesh mesh = spec_of(leader)->mesh;
-  check_not_cut(call, mesh, placements, dim);
+  check_not_cut(call, spec_of(leader)->with_placements(placements), dim);
   auto shape = leader.sizes().vec();
   int64_t& length = shape[static_cast<size_t>(dim)];
   length = 0;

@@ -16,18 +16,11 @@
 namespace fsdp::internal {
 namespace {
 
-bool has_partial(const DTensorSpec& spec) {
-  return std::any_of(spec.placements.begin(), spec.placements.end(),
-                     [](const auto& p) { return p.is_partial(); });
-}
-
 // The spec of a fresh copy in the memory format the caller asked for.
 DTensorSpecPtr copied_spec(const at::Tensor& self, const c10::IValue* memory_format) {
   auto strides = strides_of_copy(self, memory_format);
   if (strides == spec_of(self)->stride) return spec_of(self);
-  DTensorSpec copied = *spec_of(self);
-  copied.stride = std::move(strides);
-  return intern_spec(std::move(copied));
+  return intern_spec(spec_of(self)->with_geometry(spec_of(self)->shape, std::move(strides)));
 }
 
 void clone_rule(OperatorCall& call) {
@@ -70,7 +63,7 @@ at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const Oper
     return redistribute_local(local_of(whole), *spec_of(whole), spec.placements);
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
-      !has_partial(spec), call.description(),
+      !spec.has_partial(), call.description(),
       ": a plain value cannot be written to a Partial "
       "tensor. Call .redistribute({Replicate()}) on it first (collective).");
   TORCH_CHECK_VALUE(fits, call.description(), ": a plain source must have the global shape ",

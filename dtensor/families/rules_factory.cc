@@ -25,8 +25,7 @@ void check_device(OperatorCall& call, const at::Tensor& self) {
 void like_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   check_device(call, self);
-  DTensorSpec spec = *spec_of(self);
-  spec.placements = without_partials(spec.placements);
+  DTensorSpec spec = spec_of(self)->without_partials();
   spec.stride = strides_of_copy(self, call.find_argument("memory_format"));
   call.argument(0) = local_of(self);
   auto results = call.run();
@@ -55,8 +54,7 @@ void new_rule(OperatorCall& call) {
   spec.stride = stride != nullptr ? stride->toIntVector() : contiguous_strides(size);
   spec.placements = placements_like(spec, size);
   spec.shape = std::move(size);
-  std::vector<int64_t> local_shape;
-  for (const Chunk& chunk : local_box(spec)) local_shape.push_back(chunk.length);
+  const auto local_shape = spec.local_shape();
   if (stride != nullptr)
     *stride = local_shape == spec.shape ? spec.stride : dense_strides(local_shape, spec.stride);
   *call.find_argument("size") = local_shape;
@@ -74,8 +72,7 @@ void eye_out_rule(OperatorCall& call) {
   TORCH_CHECK_VALUE(out.sizes() == at::IntArrayRef({rows, columns}), call.description(),
                     ": out: expected shape ", at::IntArrayRef({rows, columns}),
                     "; a DTensor keeps its shape (rank ", spec.mesh.rank(), ")");
-  TORCH_CHECK_NOT_IMPLEMENTED(without_partials(spec.placements) == spec.placements,
-                              call.description(),
+  TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
                               ": out: a plain value cannot be written to a Partial tensor. Call "
                               ".redistribute({Replicate()}) on it first (collective).");
   local_of(out).copy_(local_part(at::eye(rows, columns, local_of(out).options()), spec));

@@ -16,8 +16,7 @@ namespace {
 at::Tensor number(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return tensor;
   const DTensorSpec& spec = *spec_of(tensor);
-  return redistribute_local(local_of(tensor), spec,
-                            std::vector<Placement>(spec.placements.size(), Replicate{}));
+  return redistribute_local(local_of(tensor), spec, spec.replicated().placements);
 }
 
 bool is_written(const OperatorCall& call, size_t argument) {

@@ -22,8 +22,7 @@ namespace {
 at::Tensor plain_indices(const at::Tensor& indices) {
   if (!is_dtensor(indices)) return indices;
   const DTensorSpec& spec = *spec_of(indices);
-  return redistribute_local(local_of(indices), spec,
-                            std::vector<Placement>(spec.placements.size(), Replicate{}));
+  return redistribute_local(local_of(indices), spec, spec.replicated().placements);
 }
 
 at::Tensor without_memory(const at::Tensor& tensor) {
@@ -133,11 +132,9 @@ void write_at_indices_rule(OperatorCall& call) {
                     "(collective)");
   const DTensorSpec& spec = *spec_of(self);
   check_whole_dims(call, spec, {c10::maybe_wrap_dim(call.argument(1).toInt(), self.dim())});
-  for (const auto& placement : spec.placements) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_partial(), call.description(),
-                                ": a Partial tensor cannot be written at "
-                                "indices. Call .redistribute({Replicate()}) first (collective).");
-  }
+  TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
+                              ": a Partial tensor cannot be written at "
+                              "indices. Call .redistribute({Replicate()}) first (collective).");
   call.argument(2) = plain_indices(call.argument(2).toTensor());
   if (call.argument(3).isTensor() && call.argument(3).toTensor().dim() == self.dim() &&
       self.dim() > 0) {
@@ -161,12 +158,10 @@ void index_put_rule(OperatorCall& call) {
   TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
                     " writes a plain tensor from DTensors; use .full_tensor() (collective)");
   const DTensorSpec& spec = *spec_of(self);
-  const std::vector<Placement> whole_placements(spec.placements.size(), Replicate{});
-  TORCH_CHECK_NOT_IMPLEMENTED(without_partials(spec.placements) == spec.placements,
-                              call.description(),
+  TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
                               ": a Partial tensor cannot be written at indices. Call "
                               ".redistribute({Replicate()}) first (collective).");
-  const at::Tensor whole = redistribute_local(local_of(self), spec, whole_placements);
+  const at::Tensor whole = redistribute_local(local_of(self), spec, spec.replicated().placements);
   call.argument(1) = indexing_of(call).plain;
   call.argument(2) = plain_indices(call.argument(2).toTensor());
   call.argument(0) = whole;
@@ -183,21 +178,16 @@ void backward_rule(OperatorCall& call) {
   const auto shape = call.argument(1).toIntVector();
   const int64_t dim =
       c10::maybe_wrap_dim(call.argument(2).toInt(), static_cast<int64_t>(shape.size()));
-  DTensorSpec spec = *spec_of(grad);
-  spec.placements = without_partials(spec.placements);
+  DTensorSpec spec = spec_of(grad)->without_partials();
   const at::Tensor whole_grad = redistribute_dtensor(grad, spec.placements);
   for (auto& placement : spec.placements) {
     if (is_select && placement.is_shard() && placement.shard_dim() >= dim)
       placement = Shard{placement.shard_dim() + 1};
   }
   check_whole_dims(call, spec, {dim});
-  spec.shape = shape;
-  spec.stride = contiguous_strides(shape);
-  auto interned = intern_spec(std::move(spec));
-  std::vector<int64_t> local_shape;
-  for (const Chunk& chunk : local_box(*interned)) local_shape.push_back(chunk.length);
+  auto interned = intern_spec(spec.with_shape(shape));
   call.argument(0) = local_of(whole_grad);
-  call.argument(1) = local_shape;
+  call.argument(1) = interned->local_shape();
   auto results = call.run();
   call.finish(make_dtensor(results[0].toTensor(), std::move(interned)));
 }

@@ -22,11 +22,9 @@ at::Tensor whole_like(const at::Tensor& self) {
 void fill_randomly_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DTensorSpec& spec = *spec_of(self);
-  for (const auto& placement : spec.placements) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_partial(), call.description(),
-                                ": random numbers have no Partial form. "
-                                "Call .redistribute({Replicate()}) first (collective).");
-  }
+  TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
+                              ": random numbers have no Partial form. "
+                              "Call .redistribute({Replicate()}) first (collective).");
   call.argument(0) = whole_like(self);
   auto results = call.run();
   local_of(self).copy_(local_part(results[0].toTensor(), spec));
@@ -37,11 +35,10 @@ void fill_randomly_rule(OperatorCall& call) {
 // them all. Collective over the mesh dimensions that cut `self`.
 void bernoulli_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
-  DTensorSpec spec = *spec_of(self);
-  const std::vector<Placement> whole(spec.placements.size(), Replicate{});
-  call.argument(0) = redistribute_local(local_of(self), spec, whole);
+  DTensorSpec spec = spec_of(self)->without_partials();
+  call.argument(0) =
+      redistribute_local(local_of(self), *spec_of(self), spec.replicated().placements);
   auto results = call.run();
-  spec.placements = without_partials(spec.placements);
   spec.stride = results[0].toTensor().strides().vec();
   const at::Tensor part = local_part(results[0].toTensor(), spec).clone();
   call.finish(make_dtensor(part, intern_spec(std::move(spec))));
@@ -49,8 +46,7 @@ void bernoulli_rule(OperatorCall& call) {
 
 void random_like_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
-  DTensorSpec spec = *spec_of(self);
-  spec.placements = without_partials(spec.placements);
+  DTensorSpec spec = spec_of(self)->without_partials();
   call.argument(0) = whole_like(self);
   auto results = call.run();
   const at::Tensor whole = results[0].toTensor();

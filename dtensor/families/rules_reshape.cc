@@ -82,9 +82,8 @@ void view_rule(OperatorCall& call) {
   spec.shape = after;
   spec.stride = geometry.view(after).strides().vec();
   auto interned = intern_spec(std::move(spec));
-  std::vector<int64_t> local_shape;
-  for (const Chunk& chunk : local_box(*interned)) local_shape.push_back(chunk.length);
-  call.finish(make_dtensor_view(self, local_of(self).view(local_shape), std::move(interned)));
+  const at::Tensor view = local_of(self).view(interned->local_shape());
+  call.finish(make_dtensor_view(self, view, std::move(interned)));
 }
 
 void as_strided_rule(OperatorCall& call) {

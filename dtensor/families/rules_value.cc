@@ -16,16 +16,12 @@
 namespace fsdp::internal {
 namespace {
 
-std::vector<Placement> all_replicated(const DTensorSpec& spec) {
-  return std::vector<Placement>(spec.placements.size(), Replicate{});
-}
-
 void item_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DTensorSpec& spec = *spec_of(self);
   TORCH_CHECK(self.numel() == 1, call.description(),
               ": only a tensor of one element has a value, got shape ", self.sizes());
-  call.argument(0) = redistribute_local(local_of(self), spec, all_replicated(spec));
+  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements);
   auto results = call.run();
   call.finish(std::move(results));
 }
@@ -48,7 +44,7 @@ bool agreed(bool own, const DTensorSpec& spec) {
   }
   const at::Tensor vote =
       at::full({}, own ? 1 : 0, at::TensorOptions(at::kInt).device(spec.mesh.device_type()));
-  return redistribute_local(vote, verdict, all_replicated(spec)).item<int32_t>() == 1;
+  return redistribute_local(vote, verdict, spec.replicated().placements).item<int32_t>() == 1;
 }
 
 void equal_rule(OperatorCall& call) {

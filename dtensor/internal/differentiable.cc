@@ -34,9 +34,7 @@ DTensorSpecPtr saved_spec(AutogradContext* context) {
 }
 
 DTensorSpecPtr gradient_spec(const DTensorSpec& spec) {
-  DTensorSpec gradient = spec;
-  gradient.placements = without_partials(spec.placements);
-  return intern_spec(std::move(gradient));
+  return intern_spec(spec.without_partials());
 }
 
 // A gradient that arrives as `grad`, placed as `spec`. Collective where it must move.

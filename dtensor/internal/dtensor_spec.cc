@@ -6,6 +6,7 @@
 #include <mutex>
 #include <sstream>
 #include <unordered_map>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -81,6 +82,67 @@ void sweep(Interned& table) {
 }
 
 }  // namespace
+
+DTensorSpec DTensorSpec::with_placements(std::vector<Placement> placements) const {
+  DTensorSpec spec = *this;
+  spec.placements = std::move(placements);
+  return spec;
+}
+
+DTensorSpec DTensorSpec::with_geometry(std::vector<int64_t> shape,
+                                       std::vector<int64_t> stride) const {
+  return {mesh, placements, std::move(shape), std::move(stride)};
+}
+
+DTensorSpec DTensorSpec::with_shape(std::vector<int64_t> shape) const {
+  auto stride = contiguous_strides(shape);
+  return with_geometry(std::move(shape), std::move(stride));
+}
+
+DTensorSpec DTensorSpec::without_partials() const {
+  return with_placements(internal::without_partials(placements));
+}
+
+DTensorSpec DTensorSpec::replicated() const {
+  return with_placements(std::vector<Placement>(placements.size(), Replicate{}));
+}
+
+bool DTensorSpec::has_partial() const {
+  return std::any_of(placements.begin(), placements.end(),
+                     [](const auto& placement) { return placement.is_partial(); });
+}
+
+bool DTensorSpec::is_cut(int64_t dim) const {
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (placements[m].is_shard(dim) && mesh.size(static_cast<int64_t>(m)) > 1) return true;
+  }
+  return false;
+}
+
+std::vector<Chunk> DTensorSpec::local_box() const {
+  return internal::local_box(shape, mesh.shape(), shard_dims(placements), mesh.coordinate());
+}
+
+std::vector<int64_t> DTensorSpec::local_shape() const {
+  std::vector<int64_t> lengths;
+  for (const Chunk& chunk : local_box()) lengths.push_back(chunk.length);
+  return lengths;
+}
+
+std::vector<int64_t> shard_dims(const std::vector<Placement>& placements) {
+  std::vector<int64_t> dims;
+  dims.reserve(placements.size());
+  for (const auto& placement : placements)
+    dims.push_back(placement.is_shard() ? placement.shard_dim() : kNotSharded);
+  return dims;
+}
+
+std::vector<Placement> without_partials(std::vector<Placement> placements) {
+  for (auto& placement : placements) {
+    if (placement.is_partial()) placement = Replicate{};
+  }
+  return placements;
+}
 
 DTensorSpecPtr intern_spec(DTensorSpec spec) {
   const size_t hash = hash_of(spec);

@@ -209,14 +209,6 @@ class Step {
   std::string what_;
 };
 
-std::vector<int64_t> shard_dims(const std::vector<Placement>& placements) {
-  std::vector<int64_t> dims;
-  dims.reserve(placements.size());
-  for (const auto& placement : placements)
-    dims.push_back(placement.is_shard() ? placement.shard_dim() : kNotSharded);
-  return dims;
-}
-
 // `tensor` with its dimensions in `order` in memory: steps make row-major parts, whatever
 // the strides.
 at::Tensor in_memory_order(const at::Tensor& tensor, const std::vector<int64_t>& order) {
@@ -296,14 +288,9 @@ class Journey {
 
 }  // namespace
 
-std::vector<Chunk> local_box(const DTensorSpec& spec) {
-  return local_box(spec.shape, spec.mesh.shape(), shard_dims(spec.placements),
-                   spec.mesh.coordinate());
-}
-
 at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec) {
   at::Tensor part = full;
-  const auto box = local_box(spec);
+  const auto box = spec.local_box();
   for (size_t d = 0; d < box.size(); ++d)
     part = part.narrow(static_cast<int64_t>(d), box[d].offset, box[d].length);
   return part;
@@ -318,8 +305,7 @@ at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
 at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Placement>& to) {
   const DTensorSpec& from = *spec_of(dtensor);
   if (from.placements == to) return dtensor;
-  DTensorSpec target = from;
-  target.placements = to;
+  DTensorSpec target = from.with_placements(to);
   if (!dtensor.is_non_overlapping_and_dense())
     target.stride = dense_strides(from.shape, from.stride);
   auto spec = intern_spec(std::move(target));
@@ -328,13 +314,6 @@ at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Pla
 
 at::Tensor reduce_partials(const at::Tensor& dtensor) {
   return redistribute_dtensor(dtensor, without_partials(spec_of(dtensor)->placements));
-}
-
-std::vector<Placement> without_partials(std::vector<Placement> placements) {
-  for (auto& placement : placements) {
-    if (placement.is_partial()) placement = Replicate{};
-  }
-  return placements;
 }
 
 }  // namespace fsdp::internal

@@ -20,9 +20,6 @@
 
 namespace fsdp::internal {
 
-// What this rank holds of `spec`, as offsets and lengths in the global tensor. Local.
-std::vector<Chunk> local_box(const DTensorSpec& spec);
-
 // This rank's part of a plain tensor of the global shape; a view. Local. REQUIRES: no
 // Partial placement.
 at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec);
@@ -37,8 +34,5 @@ at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Pla
 
 // The DTensor with every Partial turned into Replicate. Collective where there is one.
 at::Tensor reduce_partials(const at::Tensor& dtensor);
-
-// `placements` with every Partial turned into Replicate.
-std::vector<Placement> without_partials(std::vector<Placement> placements);
 
 }  // namespace fsdp::internal
