@@ -86,20 +86,6 @@ void check_shapes(const PointwiseProblem& problem) {
                     " does not fit the tensor it is written to");
 }
 
-// What is written stays where it is.
-void check_written(const PointwiseProblem& problem, const Propagation& placements) {
-  const at::Tensor& written = problem.operands[*problem.written];
-  if (!is_dtensor(written)) return;
-  const auto& own = spec_of(written)->placements;
-  for (size_t m = 0; m < own.size(); ++m) {
-    TORCH_CHECK_NOT_IMPLEMENTED(placements.operands[*problem.written][m] == own[m],
-                                problem.call.description(), " writes in place to a tensor placed ",
-                                own[m],
-                                ", which the operator cannot do term by term. Call "
-                                ".redistribute({Replicate()}) first (collective).");
-  }
-}
-
 }  // namespace
 
 PointwiseOperands::PointwiseOperands(const OperatorCall& call) {
@@ -120,7 +106,10 @@ PointwisePlan plan_pointwise(const PointwiseProblem& problem) {
   const DeviceMesh mesh = common_mesh(problem.call, problem.operands);
   check_shapes(problem);
   const auto plan = plan_of(problem, mesh);
-  if (problem.written.has_value()) check_written(problem, plan->placements);
+  if (problem.written.has_value()) {
+    const size_t written = *problem.written;
+    check_stays(problem.call, problem.operands[written], plan->placements.operands[written]);
+  }
   auto locals = place_operands(problem.call, problem.operands, plan->placements.operands,
                                NotedRedistribution::Cause::kWay);
   const ResultGeometry& result = plan->result;

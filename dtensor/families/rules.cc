@@ -23,7 +23,6 @@ const RuleTable& table() {
     add_view_rules(*table);
     add_value_rules(*table);
     add_reshape_rules(*table);
-    add_along_rules(*table);
     add_variance_rules(*table);
     add_product_rules(*table);
     add_cat_rules(*table);

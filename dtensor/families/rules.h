@@ -38,7 +38,6 @@ void add_norm_rules(RuleTable& table);
 void add_view_rules(RuleTable& table);
 void add_value_rules(RuleTable& table);
 void add_reshape_rules(RuleTable& table);
-void add_along_rules(RuleTable& table);
 void add_variance_rules(RuleTable& table);
 void add_product_rules(RuleTable& table);
 void add_cat_rules(RuleTable& table);

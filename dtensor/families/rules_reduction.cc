@@ -106,21 +106,6 @@ void aminmax_rule(OperatorCall& call) {
   call.finish(std::vector<c10::IValue>{lowest, highest});
 }
 
-// max.dim, argmax, median, ...: the dimension itself must not be cut.
-void whole_dimension_rule(OperatorCall& call) {
-  const at::Tensor self = reduce_partials(call.argument(0).toTensor());
-  const auto dims = ReducedDims::of(call, self);
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !crosses_ranks(*spec_of(self), dims), call.description(),
-      ": the dimension it works "
-      "along is cut across ranks. Call .redistribute or .full_tensor() first (collective).");
-  call.argument(0) = local_of(self);
-  auto results = call.run();
-  const auto spec = reduced_spec(*spec_of(self), dims, Replicate{});
-  for (auto& result : results) result = make_dtensor(result.toTensor(), spec);
-  call.finish(std::move(results));
-}
-
 }  // namespace
 
 void add_reduction_rules(RuleTable& table) {
@@ -138,10 +123,6 @@ void add_reduction_rules(RuleTable& table) {
   for (const char* name : {"mean.", "mean.dim"}) table[name] = mean_rule;
   for (const char* name : {"max.", "amax."}) table[name] = extremum_rule<Partial::Op::kMax>;
   for (const char* name : {"min.", "amin."}) table[name] = extremum_rule<Partial::Op::kMin>;
-  for (const char* name : {"max.dim", "min.dim", "argmax.", "argmin.", "logsumexp.", "kthvalue.",
-                           "median.", "median.dim", "nanmedian.", "nanmedian.dim", "mode."}) {
-    table[name] = whole_dimension_rule;
-  }
   table["aminmax."] = aminmax_rule;
 }
 

@@ -2,6 +2,7 @@
 
 #include <ATen/core/jit_type.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace fsdp::internal {
@@ -57,6 +58,11 @@ ArgumentKinds::Kind ArgumentKinds::kind_of(const c10::Type& given) {
     default:
       return Kind::kOther;
   }
+}
+
+size_t ArgumentKinds::operand_at(size_t argument) const {
+  return static_cast<size_t>(std::count(
+      kinds_.begin(), kinds_.begin() + static_cast<std::ptrdiff_t>(argument), Kind::kTensor));
 }
 
 std::vector<at::Tensor> ArgumentKinds::operands_of(const OperatorCall& call) const {

@@ -17,6 +17,8 @@ class ArgumentKinds {
  public:
   explicit ArgumentKinds(const c10::FunctionSchema& schema);
 
+  // Which operand argument `argument`, a tensor, is in calls without lists before it.
+  size_t operand_at(size_t argument) const;
   std::vector<at::Tensor> operands_of(const OperatorCall& call) const;
   // The inverse. REQUIRES: as many tensors as operands_of gave.
   void replace_operands(OperatorCall& call, const std::vector<at::Tensor>& operands) const;

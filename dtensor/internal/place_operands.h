@@ -24,6 +24,11 @@ CallPlacements placements_of(const std::vector<at::Tensor>& operands, const Devi
 
 std::vector<Operand> geometry_of(const std::vector<at::Tensor>& operands);
 
+// What is written in place cannot go elsewhere. Throws NotImplementedError where `target`
+// is not where it lies.
+void check_stays(const OperatorCall& call, const at::Tensor& written,
+                 const TensorPlacements& target);
+
 // This rank's parts once every operand lies as `targets` say; absent ones stay absent.
 // Collective over the mesh dimensions along which one must move, which is noted.
 std::vector<at::Tensor> place_operands(const OperatorCall& call,

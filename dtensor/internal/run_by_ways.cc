@@ -63,18 +63,23 @@ void wrap(std::vector<c10::IValue>& results, const std::vector<ResultGeometry>& 
 }  // namespace
 
 WaysKernel::WaysKernel(const OperatorWays& ways, const c10::OperatorHandle& op)
-    : ways_(ways), kinds_(op.schema()), memo_(kPlansPerOperator) {}
+    : ways_(ways), kinds_(op.schema()), memo_(kPlansPerOperator) {
+  const auto written = OperatorTraits(op).written;
+  if (!written.empty()) written_ = kinds_.operand_at(written[0]);
+}
 
 WaysKernel::Plan WaysKernel::make_plan(const OperatorCall& call,
                                        const std::vector<at::Tensor>& operands,
                                        const DeviceMesh& mesh) const {
   const CallGeometry geometry{.operands = geometry_of(operands), .plain = kinds_.plain_of(call)};
   const size_t results = call.handle().schema().returns().size();
-  Plan plan{.placements = propagate(ways_.ways, geometry, placements_of(operands, mesh), results),
-            .results = {}};
+  CallPlacements placements = placements_of(operands, mesh);
+  placements.written = written_;
+  Plan plan{.placements = propagate(ways_.ways, geometry, placements, results), .results = {}};
   const auto& targets = plan.placements.operands;
-  if (std::all_of(targets.begin(), targets.end(), is_replicated_list)) return plan;
-  plan.results = ways_.results != nullptr ? ways_.results(geometry) : meta_results(call, kinds_);
+  if (written_.has_value() || std::all_of(targets.begin(), targets.end(), is_replicated_list))
+    return plan;
+  plan.results = ways_.results ? ways_.results(geometry) : meta_results(call, kinds_);
   return plan;
 }
 
@@ -90,10 +95,14 @@ void WaysKernel::run(OperatorCall& call) const {
   const auto operands = kinds_.operands_of(call);
   const DeviceMesh mesh = common_mesh(call, operands);
   const auto plan = plan_of(call, operands, mesh);
+  if (written_.has_value())
+    check_stays(call, operands[*written_], plan->placements.operands[*written_]);
   kinds_.replace_operands(call, place_operands(call, operands, plan->placements.operands,
                                                NotedRedistribution::Cause::kWay));
   auto results = call.run();
-  if (plan->results.empty()) {
+  if (written_.has_value()) {
+    results = {operands[*written_]};
+  } else if (plan->results.empty()) {
     wrap_replicated(results, mesh);
   } else {
     wrap(results, plan->results, plan->placements.results, mesh);

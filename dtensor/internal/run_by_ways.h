@@ -10,6 +10,7 @@
 #include "dtensor/ways/operator_ways.h"
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace fsdp::internal {
@@ -21,13 +22,15 @@ class WaysKernel {
 
   // Collective over the mesh dimensions along which an operand must move. Which ones
   // follows from specs, shapes and whole numbers alone, so ranks agree. Throws ValueError
-  // for operands on different meshes, and for a plain tensor beside a registry entry.
+  // for operands on different meshes, and for a plain tensor beside a registry entry;
+  // NotImplementedError for an in-place write to what does not lie as a way has it.
   void run(OperatorCall& call) const;
 
  private:
   struct Plan {
     Propagation placements;
-    std::vector<ResultGeometry> results;  // none where all operands are replicated
+    // None where all operands are replicated, or one is written.
+    std::vector<ResultGeometry> results;
   };
   std::shared_ptr<const Plan> plan_of(const OperatorCall& call,
                                       const std::vector<at::Tensor>& operands,
@@ -37,6 +40,7 @@ class WaysKernel {
 
   OperatorWays ways_;
   ArgumentKinds kinds_;
+  std::optional<size_t> written_;  // the operand that is written in place and handed back
   mutable BoundedMemo<Plan> memo_;
 };
 

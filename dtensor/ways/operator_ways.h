@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 namespace fsdp::internal {
@@ -26,7 +27,7 @@ ResultGeometry transposed(std::vector<int64_t> shape, size_t a, size_t b);
 
 // One per result; any for those that the operator leaves undefined. The shapes must be
 // right, the strides are best so: a result that lies otherwise in memory is copied.
-using ResultsOf = std::vector<ResultGeometry> (*)(const CallGeometry& call);
+using ResultsOf = std::function<std::vector<ResultGeometry>(const CallGeometry& call)>;
 
 struct OperatorWays {
   WaysOf ways;

@@ -8,7 +8,7 @@ const WaysTable& ways_table() {
     add_product_ways(*ways);
     add_embedding_ways(*ways);
     add_layer_norm_ways(*ways);
-    add_softmax_ways(*ways);
+    add_along_ways(*ways);
     add_loss_ways(*ways);
     add_attention_ways(*ways);
     add_convolution_ways(*ways);

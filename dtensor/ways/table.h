@@ -16,7 +16,7 @@ const WaysTable& ways_table();
 void add_product_ways(WaysTable& table);
 void add_embedding_ways(WaysTable& table);
 void add_layer_norm_ways(WaysTable& table);
-void add_softmax_ways(WaysTable& table);
+void add_along_ways(WaysTable& table);
 void add_loss_ways(WaysTable& table);
 void add_attention_ways(WaysTable& table);
 void add_convolution_ways(WaysTable& table);

@@ -48,7 +48,10 @@ class PlainCall {
   Tensors run(const Tensors& operands) {
     Arguments stack = arguments_;
     OperatorCall call = as_call(stack);
-    kinds_.replace_operands(call, operands);
+    Tensors own;  // the operator may write
+    for (const at::Tensor& operand : operands)
+      own.push_back(operand.defined() ? operand.clone() : operand);
+    kinds_.replace_operands(call, own);
     op_.callBoxed(&stack);
     Tensors results;
     for (const c10::IValue& result : stack) results.push_back(result.toTensor());
@@ -129,8 +132,7 @@ void expect_exact(PlainCall& call, const Way& way, int64_t parts) {
 }
 
 void expect_geometry(PlainCall& call, const OperatorWays& ways) {
-  const auto geometry =
-      ways.results != nullptr ? ways.results(call.geometry(1)) : call.results_by_meta();
+  const auto geometry = ways.results ? ways.results(call.geometry(1)) : call.results_by_meta();
   const Tensors results = call.run();
   ASSERT_EQ(geometry.size(), results.size());
   for (size_t i = 0; i < results.size(); ++i) {
@@ -224,6 +226,40 @@ TEST_F(EveryWay, OfSoftmax) {
     check("_log_softmax_backward_data.", {values({5, 2, 3}), input.log_softmax(dim), dim, type});
   }
   check("_softmax.", {values({}), 0, false});
+}
+
+TEST_F(EveryWay, OfWhatKeepsTheDimensionsItWorksAlong) {
+  for (const int64_t dim : {0, 1, -1}) {
+    const at::Tensor input = values({5, 2, 3});
+    for (const char* name : {"cumsum.", "cumprod.", "cumsum_.", "cumprod_."})
+      check(name, {input, dim, none()});
+    for (const char* name : {"logcumsumexp.", "cummax.", "cummin."}) check(name, {input, dim});
+    check("sort.", {input, dim, true});
+    check("sort.stable", {input, true, dim, false});
+    check("topk.", {input, 2, dim});
+    check("flip.", {input, std::vector<int64_t>{dim}});
+    check("roll.", {input, std::vector<int64_t>{1}, std::vector<int64_t>{dim}});
+  }
+  check("flip.", {values({5, 2, 3}), std::vector<int64_t>{0, -1}});
+  check("roll.", {values({5, 2, 3}), std::vector<int64_t>{2}, std::vector<int64_t>{}});
+  for (const char* name : {"tril.", "triu.", "tril_.", "triu_."})
+    check(name, {values({5, 2, 3}), 1});
+}
+
+TEST_F(EveryWay, OfWhatReducesADimensionThatIsWhole) {
+  const at::Tensor input = values({5, 3, 2});
+  for (const bool keepdim : {false, true}) {
+    for (const int64_t dim : {0, 1, -1}) {
+      for (const char* name : {"max.dim", "min.dim", "median.dim", "nanmedian.dim", "mode."})
+        check(name, {input, dim, keepdim});
+      check("kthvalue.", {input, 2, dim, keepdim});
+      for (const char* name : {"argmax.", "argmin."}) check(name, {input, dim, keepdim});
+      check("logsumexp.", {input, std::vector<int64_t>{dim}, keepdim});
+    }
+    for (const char* name : {"argmax.", "argmin."}) check(name, {input, none(), keepdim});
+    check("logsumexp.", {input, std::vector<int64_t>{0, 2}, keepdim});
+  }
+  for (const char* name : {"median.", "nanmedian."}) check(name, {input});
 }
 
 TEST_F(EveryWay, OfLosses) {

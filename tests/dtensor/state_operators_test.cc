@@ -125,29 +125,39 @@ TEST(StateOperators, Reductions) {
       1e-5);
 }
 
-TEST(StateOperators, AlongAWholeDimension) {
+// Where the dimension is cut it is gathered.
+TEST(StateOperators, AlongADimension) {
   for (int64_t dim : {0, 1}) {
-    expect_same_unless_cut(
-        dim, {
-                 {"cumsum", [dim](const auto& t) { return Tensors{t.cumsum(dim)}; }},
-                 {"cumprod", [dim](const auto& t) { return Tensors{t.sign().cumprod(dim)}; }},
-                 {"logsumexp", [dim](const auto& t) { return Tensors{t.logsumexp(dim)}; }},
-                 {"sort",
-                  [dim](const auto& t) {
-                    return Tensors{std::get<0>(t.sort(dim)), std::get<0>(t.sort(dim, true))};
-                  }},
-                 {"topk", [dim](const auto& t) { return Tensors{std::get<0>(t.topk(2, dim))}; }},
-                 {"max",
-                  [dim](const auto& t) {
-                    return Tensors{std::get<0>(t.max(dim)), std::get<0>(t.min(dim, true))};
-                  }},
-                 {"median",
-                  [dim](const auto& t) {
-                    return Tensors{std::get<0>(t.median(dim)), std::get<0>(t.kthvalue(1, dim))};
-                  }},
-                 {"flip", [dim](const auto& t) { return Tensors{t.flip(dim)}; }},
-                 {"roll", [dim](const auto& t) { return Tensors{t.roll(1, dim)}; }},
-             });
+    expect_same({
+        {"cumsum", [dim](const auto& t) { return Tensors{t.cumsum(dim)}; }},
+        {"cumprod", [dim](const auto& t) { return Tensors{t.sign().cumprod(dim)}; }},
+        {"softmax", [dim](const auto& t) { return Tensors{t.softmax(dim)}; }},
+        {"log_softmax", [dim](const auto& t) { return Tensors{t.log_softmax(dim)}; }},
+        {"logsumexp", [dim](const auto& t) { return Tensors{t.logsumexp(dim)}; }},
+        {"sort",
+         [dim](const auto& t) {
+           return Tensors{std::get<0>(t.sort(dim)), std::get<0>(t.sort(dim, true))};
+         }},
+        {"topk", [dim](const auto& t) { return Tensors{std::get<0>(t.topk(2, dim))}; }},
+        {"max",
+         [dim](const auto& t) {
+           return Tensors{std::get<0>(t.max(dim)), std::get<0>(t.min(dim, true))};
+         }},
+        {"argmax",
+         [dim](const auto& t) {
+           return Tensors{t.argmax(dim), t.argmin(dim, true)};
+         }},
+        {"median",
+         [dim](const auto& t) {
+           return Tensors{std::get<0>(t.median(dim)), std::get<0>(t.kthvalue(1, dim))};
+         }},
+        {"flip", [dim](const auto& t) { return Tensors{t.flip(dim)}; }},
+        {"roll", [dim](const auto& t) { return Tensors{t.roll(1, dim)}; }},
+        {"tril",
+         [](const auto& t) {
+           return Tensors{t.tril(), t.triu(1)};
+         }},
+    });
   }
 }
 
