@@ -2,12 +2,15 @@
 // mode that offloads from there too shows everything but the copies between two devices,
 // which tests/fully_shard/cuda_test.cc has.
 #include "fully_shard/params/shard_home.h"
+#include "tests/fully_shard/deferred_init/default_generator.h"
 #include "tests/fully_shard/effects/traffic.h"
 #include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
+
+#include <mutex>
 
 namespace fsdp::testing {
 namespace {
@@ -130,16 +133,19 @@ TEST_P(Offloaded, ToAnotherDtypeTrainsOn) {
   });
 }
 
-TEST_P(Offloaded, MaterializedOnesToo) {
+TEST_P(Offloaded, DeferredUnitsGetTheirValues) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
-    torch::nn::Linear layer(3, 5);
-    layer->to(torch::kMeta);
+    auto layer = [] {
+      const std::lock_guard lock(default_generator_in_use);
+      return deferred_init([] { return make_linear(3, 5); });
+    }();
     fully_shard(layer, mesh, {.offload_policy = {.offload_to_cpu = true}});
-    materialize(*layer);
-    const torch::NoGradGuard no_grad;
-    layer->weight.fill_(1);
-    layer->bias.fill_(1);
-    EXPECT_TRUE(layer(torch::ones({2, 3})).equal(torch::full({2, 5}, 4.0)));
+    {
+      const std::lock_guard lock(default_generator_in_use);
+      materialize(*layer);
+    }
+    const auto x = torch::ones({2, 3});
+    EXPECT_TRUE(layer->forward(x).equal(make_linear(3, 5)->forward(x)));
   });
 }
 
