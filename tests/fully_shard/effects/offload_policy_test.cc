@@ -101,6 +101,22 @@ TEST_P(Offloaded, MembersHaveMemoryOfTheirOwnAndItGoes) {
   });
 }
 
+TEST_P(Offloaded, WhatTravelsIsACopyOfTheShards) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    const auto bytes_of_a_gather = [&](bool offload) {
+      auto layer = make_linear(3, 5);
+      auto unit = fully_shard(layer, mesh, {.offload_policy = {.offload_to_cpu = offload}});
+      auto gather = unit.unshard_async();
+      const auto staging = counters(mesh).staging_bytes;
+      gather.wait();
+      return std::pair(staging, counters(mesh).sharded_bytes);
+    };
+    const auto [at_home, shards] = bytes_of_a_gather(false);
+    const auto offloaded = bytes_of_a_gather(true).first;
+    EXPECT_EQ(offloaded - at_home, shards);
+  });
+}
+
 TEST_P(Offloaded, GradientsOfTwoBackwardsAddUp) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     auto layer = make_layer(mesh);
