@@ -21,6 +21,10 @@ namespace {
 
 using c10d::ProcessGroup;
 
+// Of values, not of graphs: views and c10d's operators take several times as long where
+// autograd looks at them.
+using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
+
 // The collectives of one tensor on each side: LibTorch 2.15 renamed them.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
 constexpr auto kAllGather = &ProcessGroup::_allgather_base;
@@ -59,7 +63,7 @@ Pending reduce_scatter_by_exchange(const Group& group, at::Tensor output, at::Te
   at::Tensor rows = at::empty({size, output.numel()}, input.options());
   at::Tensor flat_input = input.view({size, -1});
   auto add_rows = [rows, output, size, op]() mutable {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const BelowAutograd below_autograd;
     at::Tensor flat = output.view({-1});
     at::sum_out(flat, rows, /*dim=*/0);
     if (op == ReduceOp::kAvg) flat.div_(size);
@@ -90,10 +94,6 @@ at::Tensor elements(const at::Tensor& tensor) {
   return tensor.is_complex() ? flat(at::view_as_real(tensor)) : flat(tensor);
 }
 
-// Of values, not of graphs: views and c10d's operators take several times as long where
-// autograd looks at them.
-using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
-
 }  // namespace
 
 Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
@@ -121,6 +121,7 @@ Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, 
 
 Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
   if (tensor.numel() == 0) return {};
+  const BelowAutograd below_autograd;
   c10d::AllreduceOptions options;
   options.reduceOp = to_c10d(op);
   std::vector<at::Tensor> tensors{std::move(tensor)};
@@ -132,6 +133,7 @@ Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank
                     root_group_rank, ", expected 0 to ", group->getSize() - 1, " (rank ",
                     group->getRank(), ")");
   if (tensor.numel() == 0) return {};
+  const BelowAutograd below_autograd;
   c10d::BroadcastOptions options;
   options.rootRank = root_group_rank;
   std::vector<at::Tensor> tensors{std::move(tensor)};
@@ -146,6 +148,7 @@ Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
   TORCH_CHECK_VALUE(output.is_contiguous() && input.is_contiguous(),
                     "all_to_all: tensors must be contiguous (rank ", group->getRank(), ")");
   if (input.numel() == 0) return {};
+  const BelowAutograd below_autograd;
   at::Tensor output_rows = output.view({group->getSize(), -1});
   at::Tensor input_rows = input.view({group->getSize(), -1});
   std::vector<int64_t> equal_rows;

@@ -19,6 +19,13 @@ at::Tensor whole_like(const at::Tensor& self) {
   return at::empty_strided(spec.shape, spec.stride, local_of(self).options());
 }
 
+// A new DTensor over a copy of this rank's part of `whole`, which lies in memory as that.
+at::Tensor part_of_drawn(const at::Tensor& whole, DTensorSpec spec) {
+  spec.stride = whole.strides().vec();
+  const at::Tensor part = local_part(whole, spec).clone();
+  return make_dtensor(part, intern_spec(std::move(spec)));
+}
+
 void fill_randomly_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const DTensorSpec& spec = *spec_of(self);
@@ -35,24 +42,17 @@ void fill_randomly_rule(OperatorCall& call) {
 // them all. Collective over the mesh dimensions that cut `self`.
 void bernoulli_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
-  DTensorSpec spec = spec_of(self)->without_partials();
-  call.argument(0) =
-      redistribute_local(local_of(self), *spec_of(self), spec.replicated().placements);
+  const DTensorSpec& spec = *spec_of(self);
+  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements);
   auto results = call.run();
-  spec.stride = results[0].toTensor().strides().vec();
-  const at::Tensor part = local_part(results[0].toTensor(), spec).clone();
-  call.finish(make_dtensor(part, intern_spec(std::move(spec))));
+  call.finish(part_of_drawn(results[0].toTensor(), spec.without_partials()));
 }
 
 void random_like_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
-  DTensorSpec spec = spec_of(self)->without_partials();
   call.argument(0) = whole_like(self);
   auto results = call.run();
-  const at::Tensor whole = results[0].toTensor();
-  spec.stride = whole.strides().vec();
-  const at::Tensor part = local_part(whole, spec).clone();
-  call.finish(make_dtensor(part, intern_spec(std::move(spec))));
+  call.finish(part_of_drawn(results[0].toTensor(), spec_of(self)->without_partials()));
 }
 
 }  // namespace
