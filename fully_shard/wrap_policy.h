@@ -129,4 +129,23 @@ WrapPolicy by_type() {
   return by_fn([](torch::nn::Module& module) { return (internal::is_a<Blocks>(module) || ...); });
 }
 
+// Every module of one of these classes, and derived ones, as a unit of its own that mixed
+// precision leaves out: where the root's mp_policy has a param_dtype, its parameters
+// stay, its inputs are cast to, and its gradients are reduced in fp32. For normalisation,
+// before the policy that chooses the other units (FSDP1 exempts batch norms unasked):
+//
+//   by_any({fsdp::in_full_precision<torch::nn::LayerNorm>(), fsdp::by_type<Block>()})
+template <class... Classes>
+WrapPolicy in_full_precision() {
+  static_assert(sizeof...(Classes) > 0, "in_full_precision needs at least one class of modules");
+  return by_fn(
+      [](torch::nn::Module& module, FullyShardOptions options) -> std::optional<FullyShardOptions> {
+        if (!(internal::is_a<Classes>(module) || ...)) return std::nullopt;
+        const bool is_mixed = options.mp_policy.param_dtype.has_value();
+        options.mp_policy = {};
+        if (is_mixed) options.mp_policy.param_dtype = at::kFloat;
+        return options;
+      });
+}
+
 }  // namespace fsdp

@@ -1,16 +1,20 @@
 // Buffers that are cast for computing are saved, and loaded, in the dtype they had
 // before.
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/inspect.h"
 #include "checkpoint/state_dict.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/thread_ranks.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <string>
 
 namespace fsdp::testing {
 namespace {
+
+using ::testing::ContainsRegex;
 
 const std::string kMean = "norm.running_mean";
 
@@ -44,6 +48,7 @@ TEST(BufferDtypeInFiles, IsTheirOwnAndAnyModelTakesThem) {
     auto model = cast_model(2);
     const auto saved = model->norm->running_mean.to(at::kFloat);
     save({.model = model}, folder / "step");
+    EXPECT_THAT(describe_checkpoint(folder / "step"), ContainsRegex(kMean + " +F32 "));
     fill(*model, 2);
     load({.model = model}, folder / "step");
     EXPECT_TRUE(model->norm->running_mean.to(at::kFloat).equal(saved));

@@ -2,12 +2,15 @@
 // there is none.
 #include "device_mesh/process_group.h"
 #include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
 
+#include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
@@ -130,6 +133,61 @@ TEST_F(Cuda, OffloadedParametersThatAreMovedAreNamed) {
     fully_shard(layer, init_device_mesh(torch::kCUDA, {1}), kOffloaded);
     expect_error<c10::ValueError>([&] { layer->to(torch::kCUDA); },
                                   AllOf(HasSubstr("'weight'"), HasSubstr("device")));
+  });
+}
+
+TEST_F(Cuda, ParametersOnTheCpuMoveToThoseOfTheirUnitOnTheDevice) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    Pair model;
+    model->first->to(torch::kCUDA);
+    fully_shard(model, mesh);
+    for (const auto& parameter : model->parameters())
+      EXPECT_EQ(DTensor(parameter).to_local().device(), local_device(mesh));
+  });
+}
+
+TEST_F(Cuda, SixUnitsNeedTheMemoryOfTwo) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    constexpr int64_t kWidth = 1024, kUnitBytes = kWidth * (kWidth + 1) * 4;
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    torch::nn::Sequential model;
+    for (int i = 0; i < 6; ++i) model->push_back(Linear(kWidth, kWidth));
+    for (const auto& layer : model->children()) fully_shard(*layer, mesh);
+    fully_shard(model, mesh);
+    const auto x = torch::ones({1, kWidth}, local_device(mesh));
+    const torch::NoGradGuard no_grad;
+    model->forward(x);
+    auto* const allocator = c10::getDeviceAllocator(torch::kCUDA);
+    const auto of_all = static_cast<size_t>(c10::CachingAllocator::StatType::AGGREGATE);
+    const auto bytes = [&] {
+      return allocator->getDeviceStats(local_device(mesh).index()).allocated_bytes[of_all];
+    };
+    allocator->resetPeakStats(local_device(mesh).index());
+    const auto before = bytes().current;
+    model->forward(x);
+    EXPECT_LE(bytes().peak - before, 2 * 2 * kUnitBytes);  // each as rows and as parameters
+  });
+}
+
+TEST_F(Cuda, ClippingDoesNotMakeTheHostWait) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh);
+    const auto backward_and_clip = [&] {
+      layer(torch::ones({2, 4}, local_device(mesh))).sum().backward();
+      clip_grad_norm_(layer->parameters(), 1.0);
+    };
+    backward_and_clip();  // what is done once may wait
+    const c10::impl::VirtualGuardImpl device(torch::kCUDA);
+    auto busy = torch::ones({8192, 8192}, local_device(mesh));
+    for (int i = 0; i < 50; ++i) busy = busy.mm(busy);
+    backward_and_clip();
+    EXPECT_FALSE(device.queryStream(device.getStream(local_device(mesh))));
   });
 }
 

@@ -1,4 +1,6 @@
 // Mixed precision beside the other policies of FSDP.
+#include "fully_shard/auto_shard.h"
+#include "fully_shard/wrap_policy.h"
 #include "tests/fully_shard/precision/mixed_precision.h"
 #include "tests/support/thread_ranks.h"
 
@@ -36,6 +38,53 @@ TEST(PrecisionBesidePolicies, ReducesOverReplicasInFloat) {
     const auto expected = mean_gradients(*Pair(4, 6, 3), 4, at::kBFloat16, at::kBFloat16);
     for (size_t i = 0; i < expected.size(); ++i)
       expect_close(full_gradient(model->parameters()[i]), expected[i], 4);
+  });
+}
+
+struct NormBetweenImpl : torch::nn::Module {
+  torch::Tensor forward(const torch::Tensor& x) {
+    normed = norm(first(x));
+    return last(normed);
+  }
+  torch::nn::Linear first = register_module("first", make_linear(4, 64));
+  torch::nn::LayerNorm norm =
+      register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({64})));
+  torch::nn::Linear last = register_module("last", make_linear(64, 2));
+  torch::Tensor normed;
+};
+
+TEST(PrecisionBesidePolicies, InFullPrecisionLeavesNormalisationOut) {
+  on_ranks_of(2, [](int64_t, const DeviceMesh& mesh) {
+    const auto dtypes = [&](const WrapPolicy& policy, const MixedPrecisionPolicy& precision) {
+      const auto model = std::make_shared<NormBetweenImpl>();
+      auto_shard(*model, policy, mesh, {.mp_policy = precision});
+      const auto y = model->forward(torch::ones({3, 4}));
+      const std::vector<at::ScalarType> before = {model->normed.scalar_type(), y.scalar_type()};
+      y.sum().backward();
+      EXPECT_EQ(DTensor(model->norm->parameters()[0].grad()).to_local().scalar_type(), at::kFloat);
+      return before;
+    };
+    const auto linears = by_type<torch::nn::Linear>();
+    const auto exempt = by_any({in_full_precision<torch::nn::LayerNorm>(), linears});
+    const auto mixed = computing_in(at::kBFloat16);
+    EXPECT_EQ(dtypes(linears, mixed), (std::vector{at::kBFloat16, at::kBFloat16}));
+    EXPECT_EQ(dtypes(exempt, mixed), (std::vector{at::kFloat, at::kBFloat16}));
+    EXPECT_EQ(dtypes(exempt, {}), (std::vector{at::kFloat, at::kFloat}));
+  });
+}
+
+TEST(PrecisionBesidePolicies, InFullPrecisionReducesInFloat) {
+  on_ranks_of(2, [](int64_t, const DeviceMesh& mesh) {
+    const auto reduced_bytes = [&](const WrapPolicy& policy) {
+      const auto model = std::make_shared<NormBetweenImpl>();
+      auto_shard(*model, policy, mesh, {.mp_policy = computing_in(at::kBFloat16)});
+      const auto before = counters(mesh).reduce_scatter_bytes;
+      model->forward(torch::ones({3, 4})).sum().backward();
+      return counters(mesh).reduce_scatter_bytes - before;
+    };
+    const auto layers = by_type<torch::nn::Linear, torch::nn::LayerNorm>();
+    const auto exempt = by_any({in_full_precision<torch::nn::LayerNorm>(), layers});
+    EXPECT_GE(reduced_bytes(exempt) - reduced_bytes(layers), 64 * 2);  // half the norm's in bf16
   });
 }
 
