@@ -1,12 +1,14 @@
-// Joining tensors: cat along a dimension that is whole, and stack along a new one. All
-// parts come to lie as the one with the most shards; terms of a Partial stay terms where
-// all parts are. In a backward plain parts stand for the whole: they are the zeros for
-// outputs of split and unbind that nothing used.
+// Joining tensors: cat along a dimension, where it is cut gathered, and stack along a new
+// one. All parts come to lie as the one with the most shards; terms of a Partial stay
+// terms where all parts are. In a backward plain parts stand for the whole: they are the
+// zeros for outputs of split and unbind that nothing used.
 #include "dtensor/dtensor.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/note_redistribution.h"
 #include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/whole_dims.h"
 
 #include <ATen/ops/cat.h>
 #include <c10/core/WrapDimMinimal.h>
@@ -61,42 +63,40 @@ std::vector<Placement> common_placements(const OperatorCall& call,
   return placements;
 }
 
-// Collective where a tensor must move.
-at::Tensor placed_part(const at::Tensor& tensor, const DeviceMesh& mesh,
-                       const std::vector<Placement>& placements) {
+// This rank's part of tensor number `operand`. Collective where it must move, which is
+// noted.
+at::Tensor placed_part(const OperatorCall& call, size_t operand, const at::Tensor& tensor,
+                       const DeviceMesh& mesh, const std::vector<Placement>& placements) {
   if (is_placeholder(tensor)) return is_dtensor(tensor) ? local_of(tensor) : tensor;
-  if (is_dtensor(tensor)) return redistribute_local(local_of(tensor), *spec_of(tensor), placements);
-  return local_part(tensor, {mesh, placements, tensor.sizes().vec(), tensor.strides().vec()});
+  if (!is_dtensor(tensor))
+    return local_part(tensor, {mesh, placements, tensor.sizes().vec(), tensor.strides().vec()});
+  const DTensorSpec& from = *spec_of(tensor);
+  if (must_move(from, placements))
+    note_redistribution(call, operand, from, placements, NotedRedistribution::Cause::kNoRule);
+  return redistribute_local(local_of(tensor), from, placements);
 }
 
-std::vector<at::Tensor> local_parts(const std::vector<at::Tensor>& tensors, const DeviceMesh& mesh,
+std::vector<at::Tensor> local_parts(const OperatorCall& call,
+                                    const std::vector<at::Tensor>& tensors, const DeviceMesh& mesh,
                                     const std::vector<Placement>& placements) {
   std::vector<at::Tensor> locals;
-  for (const at::Tensor& tensor : tensors) locals.push_back(placed_part(tensor, mesh, placements));
+  for (const at::Tensor& tensor : tensors)
+    locals.push_back(placed_part(call, locals.size(), tensor, mesh, placements));
   return locals;
-}
-
-void check_not_cut(const OperatorCall& call, const DTensorSpec& spec, int64_t dim) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !spec.is_cut(dim), call.description(), ": dimension ", dim,
-      ", along which it "
-      "joins, is cut across ranks. Call .redistribute({Replicate()}) or .full_tensor() on "
-      "the parts first (collective). What joins parameters (torch::optim::LBFGS, "
-      "parameters_to_vector) needs them replicated.");
 }
 
 void cat_rule(OperatorCall& call) {
   const auto tensors = call.argument(0).toTensorVector();
-  auto placements = common_placements(call, tensors);
   const at::Tensor& leader = most_sharded(tensors);
   const int64_t dim = c10::maybe_wrap_dim(call.argument(1).toInt(), leader.dim());
   const DeviceMesh mesh = spec_of(leader)->mesh;
-  check_not_cut(call, spec_of(leader)->with_placements(placements), dim);
+  auto placements = placements_whole_along(
+      spec_of(leader)->with_placements(common_placements(call, tensors)), {dim});
   auto shape = leader.sizes().vec();
   int64_t& length = shape[static_cast<size_t>(dim)];
   length = 0;
   for (const at::Tensor& tensor : tensors) length += is_placeholder(tensor) ? 0 : tensor.size(dim);
-  call.argument(0) = local_parts(tensors, mesh, placements);
+  call.argument(0) = local_parts(call, tensors, mesh, placements);
   auto results = call.run();
   auto strides = contiguous_strides(shape);
   auto spec = intern_spec({mesh, std::move(placements), std::move(shape), std::move(strides)});

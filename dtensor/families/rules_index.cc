@@ -1,6 +1,6 @@
-// Indexing by tensors of indices along dimensions that are whole on every rank. The
-// indices are the same on all ranks: plain tensors or DTensors, which are gathered. Masks
-// select from the whole.
+// Indexing by tensors of indices. What is read is gathered along the indexed dimensions;
+// what is written must be whole there. The indices are the same on all ranks: plain
+// tensors or DTensors, which are gathered. Masks select from the whole.
 #include "dtensor/dtensor.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
@@ -29,15 +29,21 @@ at::Tensor without_memory(const at::Tensor& tensor) {
   return at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options().device(c10::kMeta));
 }
 
-void index_select_rule(OperatorCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
-  const at::Tensor indices = plain_indices(call.argument(2).toTensor());
+// What is indexed, with `dims` whole. Collective where one is cut.
+at::Tensor indexed(const OperatorCall& call, const std::vector<int64_t>& dims) {
+  const at::Tensor& self = call.argument(0).toTensor();
   TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
                     ": a plain tensor indexed by a DTensor; index with its ",
                     ".full_tensor() (collective)");
+  return whole_along(call, 0, self, dims);
+}
+
+void index_select_rule(OperatorCall& call) {
+  const int64_t dim =
+      c10::maybe_wrap_dim(call.argument(1).toInt(), call.argument(0).toTensor().dim());
+  const at::Tensor self = indexed(call, {dim});
+  const at::Tensor indices = plain_indices(call.argument(2).toTensor());
   DTensorSpec spec = *spec_of(self);
-  const int64_t dim = c10::maybe_wrap_dim(call.argument(1).toInt(), self.dim());
-  check_whole_dims(call, spec, {dim});
   if (self.dim() > 0) spec.shape[static_cast<size_t>(dim)] = indices.numel();
   spec.stride = contiguous_strides(spec.shape);
   call.argument(0) = local_of(self);
@@ -99,23 +105,19 @@ bool has_mask(const OperatorCall& call) {
 
 void index_rule(OperatorCall& call) {
   if (has_mask(call)) return run_replicated(call);
-  const at::Tensor self = call.argument(0).toTensor();
-  TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
-                    ": a plain tensor indexed by a DTensor; index with its ",
-                    ".full_tensor() (collective)");
   const Indexing indexing = indexing_of(call);
+  const at::Tensor self = indexed(call, indexing.dims);
   DTensorSpec spec = *spec_of(self);
-  check_whole_dims(call, spec, indexing.dims);
   torch::jit::Stack stack{without_memory(self), indexing.meta};
   call.handle().callBoxed(&stack);
   spec.shape = stack[0].toTensor().sizes().vec();
   spec.stride = contiguous_strides(spec.shape);
   for (auto& placement : spec.placements) {
     if (!placement.is_shard()) continue;
-    const bool indexed =
+    const bool is_indexed =
         std::count(indexing.dims.begin(), indexing.dims.end(), placement.shard_dim()) > 0;
-    placement = indexed ? Placement(Replicate{})
-                        : Placement(Shard{indexing.dim_after(placement.shard_dim())});
+    placement = is_indexed ? Placement(Replicate{})
+                           : Placement(Shard{indexing.dim_after(placement.shard_dim())});
   }
   call.argument(0) = local_of(self);
   call.argument(1) = indexing.plain;
@@ -151,8 +153,9 @@ void write_at_indices_rule(OperatorCall& call) {
   call.finish(self);
 }
 
-// index_put_(indices, values, accumulate), along any dimension: on the whole value, of
-// which every rank keeps its part. Collective over the mesh dimensions that cut `self`.
+// index_put_(indices, values, accumulate), and what index's gradient is, along any
+// dimension: on the whole value, of which every rank keeps its part. Collective over the
+// mesh dimensions that cut `self`.
 void index_put_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
@@ -174,19 +177,18 @@ void index_put_rule(OperatorCall& call) {
 // it in the middle.
 template <bool is_select>
 void backward_rule(OperatorCall& call) {
-  const at::Tensor grad = call.argument(0).toTensor();
   const auto shape = call.argument(1).toIntVector();
   const int64_t dim =
       c10::maybe_wrap_dim(call.argument(2).toInt(), static_cast<int64_t>(shape.size()));
-  DTensorSpec spec = spec_of(grad)->without_partials();
-  const at::Tensor whole_grad = redistribute_dtensor(grad, spec.placements);
+  at::Tensor grad = reduce_partials(call.argument(0).toTensor());
+  if (!is_select) grad = whole_along(call, 0, grad, {dim});
+  DTensorSpec spec = *spec_of(grad);
   for (auto& placement : spec.placements) {
     if (is_select && placement.is_shard() && placement.shard_dim() >= dim)
       placement = Shard{placement.shard_dim() + 1};
   }
-  check_whole_dims(call, spec, {dim});
   auto interned = intern_spec(spec.with_shape(shape));
-  call.argument(0) = local_of(whole_grad);
+  call.argument(0) = local_of(grad);
   call.argument(1) = interned->local_shape();
   auto results = call.run();
   call.finish(make_dtensor(results[0].toTensor(), std::move(interned)));
@@ -201,7 +203,7 @@ void add_index_rules(RuleTable& table) {
        {"index_fill_.int_Scalar", "index_fill_.int_Tensor", "index_add_", "index_copy_"}) {
     table[name] = write_at_indices_rule;
   }
-  table["index_put_."] = index_put_rule;
+  for (const char* name : {"index_put_.", "_index_put_impl_."}) table[name] = index_put_rule;
   table["select_backward."] = backward_rule<true>;
   table["slice_backward."] = backward_rule<false>;
 }

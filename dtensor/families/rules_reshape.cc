@@ -1,8 +1,8 @@
-// Reshaping views of DTensors: legal where each cut dimension has a counterpart with the
-// same chunks.
+// Reshaping views of DTensors. A cut dimension stays cut where it has a counterpart with
+// the same chunks; else the view is one of a gathered copy, which can not be written.
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/gathered_view.h"
 
 #include <ATen/InferSize.h>
 #include <ATen/ops/empty_strided.h>
@@ -49,41 +49,48 @@ int64_t counterpart(const std::vector<int64_t>& before, size_t dim,
   return target == cut_already && same_size ? target : -1;
 }
 
-// view, reshape: legal where the new shape has a dimension with the same chunks.
-void view_rule(OperatorCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
-  const auto wanted = at::infer_size(call.argument(1).toIntVector(), self.numel());
-  const std::vector<int64_t> after(wanted.begin(), wanted.end());
-  if (after == spec_of(self)->shape)
-    return call.finish(make_dtensor_view(self, local_of(self), spec_of(self)));
-  const at::Tensor geometry =
-      at::empty_strided(self.sizes(), self.strides(), self.options().device(c10::kMeta));
-  DTensorSpec spec = *spec_of(self);
-  const auto before = spec.shape;
-  std::vector<int64_t> target_of(before.size(), -1);  // by cut dimension
+// The placements by which a tensor that lies as `spec` can be viewed as [after], and
+// those of the view.
+struct Viewed {
+  std::vector<Placement> from, to;
+};
+
+// Where no dimension of the new shape has the chunks of a cut one, that mesh dimension
+// replicates.
+Viewed viewed_placements(const DTensorSpec& spec, const std::vector<int64_t>& after) {
+  Viewed viewed{.from = spec.placements, .to = spec.placements};
+  std::vector<int64_t> target_of(spec.shape.size(), -1);  // by cut dimension
   for (size_t m = 0; m < spec.placements.size(); ++m) {
-    auto& placement = spec.placements[m];
-    if (!placement.is_shard()) continue;
-    const auto dim = static_cast<size_t>(placement.shard_dim());
+    if (!viewed.from[m].is_shard()) continue;
+    const auto dim = static_cast<size_t>(viewed.from[m].shard_dim());
     const int64_t parts = spec.mesh.size(static_cast<int64_t>(m));
-    const int64_t target = counterpart(before, dim, after, parts, target_of[dim]);
-    if (target < 0 && parts == 1) {
-      placement = Replicate{};
+    const int64_t target = counterpart(spec.shape, dim, after, parts, target_of[dim]);
+    if (target < 0) {
+      if (parts > 1) viewed.from[m] = Replicate{};
+      viewed.to[m] = Replicate{};
       continue;
     }
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        target >= 0, call.description(), " to ", at::IntArrayRef(after), ": dimension ", dim,
-        " is cut across ranks and the new shape has no dimension with the same chunks. Call "
-        ".redistribute({Replicate()}) or .full_tensor() first (collective). What flattens "
-        "parameters (torch::optim::LBFGS, parameters_to_vector) needs them replicated.");
     target_of[dim] = target;
-    placement = Shard{target};
+    viewed.to[m] = Shard{target};
   }
-  spec.shape = after;
-  spec.stride = geometry.view(after).strides().vec();
-  auto interned = intern_spec(std::move(spec));
-  const at::Tensor view = local_of(self).view(interned->local_shape());
-  call.finish(make_dtensor_view(self, view, std::move(interned)));
+  return viewed;
+}
+
+// view, reshape.
+void view_rule(OperatorCall& call) {
+  const at::Tensor given = call.argument(0).toTensor();
+  const auto wanted = at::infer_size(call.argument(1).toIntVector(), given.numel());
+  const std::vector<int64_t> after(wanted.begin(), wanted.end());
+  if (after == spec_of(given)->shape)
+    return call.finish(make_dtensor_view(given, local_of(given), spec_of(given)));
+  auto placements = viewed_placements(*spec_of(given), after);
+  const at::Tensor self = gathered_for_view(call, given, placements.from);
+  const at::Tensor geometry =
+      at::empty_strided(self.sizes(), self.strides(), self.options().device(c10::kMeta));
+  auto spec = intern_spec(
+      {spec_of(self)->mesh, std::move(placements.to), after, geometry.view(after).strides().vec()});
+  const at::Tensor view = local_of(self).view(spec->local_shape());
+  call.finish(make_dtensor_view(self, view, std::move(spec)));
 }
 
 void as_strided_rule(OperatorCall& call) {

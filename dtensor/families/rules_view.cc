@@ -1,9 +1,10 @@
 // Views of DTensors. A view of the local tensor is made and wrapped, so writes through it
-// reach the original. Shards follow their dimension; a view that would need another cut
-// throws.
+// reach the original. Shards follow their dimension; where a view would need another cut,
+// it is one of a gathered copy, which can not be written.
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/gathered_view.h"
+#include "dtensor/internal/whole_dims.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/WrapDimMinimal.h>
@@ -34,23 +35,23 @@ c10::IValue viewed_geometry(const OperatorCall& call, const at::Tensor& self,
 // Where each tensor dimension goes; -1: away.
 using DimMap = std::function<int64_t(int64_t dim)>;
 
-// Where `self` lies after a view that gives it `geometry`.
-DTensorSpecPtr viewed_spec(const OperatorCall& call, const at::Tensor& self,
-                           const at::Tensor& geometry, const DimMap& dim_map) {
+// `self` with the dimensions whole that go away. Collective where one is cut.
+at::Tensor viewable(const OperatorCall& call, const at::Tensor& self, const DimMap& dim_map) {
+  std::vector<int64_t> gone;
+  for (int64_t d = 0; d < self.dim(); ++d) {
+    if (dim_map(d) < 0) gone.push_back(d);
+  }
+  return gathered_for_view(call, self, placements_whole_along(*spec_of(self), gone));
+}
+
+// Where `self`, which is viewable, lies after a view that gives it `geometry`.
+DTensorSpecPtr viewed_spec(const at::Tensor& self, const at::Tensor& geometry,
+                           const DimMap& dim_map) {
   DTensorSpec spec = *spec_of(self);
-  for (size_t m = 0; m < spec.placements.size(); ++m) {
-    auto& placement = spec.placements[m];
+  for (auto& placement : spec.placements) {
     if (!placement.is_shard()) continue;
     const int64_t dim = dim_map(placement.shard_dim());
-    if (dim < 0 && spec.mesh.size(static_cast<int64_t>(m)) == 1) {
-      placement = Replicate{};
-      continue;
-    }
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        dim >= 0, call.description(), ": the view changes dimension ", placement.shard_dim(),
-        ", which is cut across ranks. Call .redistribute({Replicate()}) or .full_tensor() "
-        "first (collective), or work on .to_local().");
-    placement = Shard{dim};
+    placement = dim < 0 ? Placement(Replicate{}) : Placement(Shard{dim});
   }
   spec.shape = geometry.sizes().vec();
   spec.stride = geometry.strides().vec();
@@ -58,9 +59,8 @@ DTensorSpecPtr viewed_spec(const OperatorCall& call, const at::Tensor& self,
 }
 
 void finish_view(OperatorCall& call, const DimMap& dim_map) {
-  const at::Tensor self = call.argument(0).toTensor();
-  auto spec =
-      viewed_spec(call, self, viewed_geometry(call, self, call.arguments()).toTensor(), dim_map);
+  const at::Tensor self = viewable(call, call.argument(0).toTensor(), dim_map);
+  auto spec = viewed_spec(self, viewed_geometry(call, self, call.arguments()).toTensor(), dim_map);
   call.argument(0) = local_of(self);
   auto results = call.run();
   call.finish(make_dtensor_view(self, results[0].toTensor(), std::move(spec)));
@@ -68,11 +68,11 @@ void finish_view(OperatorCall& call, const DimMap& dim_map) {
 
 // The same for operators that give a list of views.
 void finish_views(OperatorCall& call, const DimMap& dim_map) {
-  const at::Tensor self = call.argument(0).toTensor();
+  const at::Tensor self = viewable(call, call.argument(0).toTensor(), dim_map);
   std::vector<DTensorSpecPtr> specs;
   for (const at::Tensor& geometry :
        viewed_geometry(call, self, call.arguments()).toTensorVector()) {
-    specs.push_back(viewed_spec(call, self, geometry, dim_map));
+    specs.push_back(viewed_spec(self, geometry, dim_map));
   }
   call.argument(0) = local_of(self);
   auto views = call.run()[0].toTensorVector();
@@ -168,59 +168,45 @@ void every_dim_stays_rule(OperatorCall& call) {
   finish_view(call, [drops_last, last](int64_t d) { return drops_last && d == last ? -1 : d; });
 }
 
-// Dimensions of size 1 go away; shards of them only where nothing is cut.
-void squeeze_rule(OperatorCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
-  std::vector<bool> gone(static_cast<size_t>(self.dim()), call.argument_count() == 1);
-  if (call.argument_count() > 1) {
-    const auto given = call.argument(1).isInt() ? std::vector<int64_t>{call.argument(1).toInt()}
-                                                : call.argument(1).toIntVector();
-    for (int64_t d : given) {
-      if (self.dim() > 0) gone[static_cast<size_t>(c10::maybe_wrap_dim(d, self.dim()))] = true;
-    }
-  }
-  std::vector<int64_t> kept;
+// Which dimensions of size 1 a call of squeeze takes away. Not those of which only a part
+// is of size 1.
+std::vector<int64_t> squeezed_dims(const OperatorCall& call, const at::Tensor& self) {
+  std::vector<int64_t> dims;
   for (int64_t d = 0; d < self.dim(); ++d) {
-    if (!gone[static_cast<size_t>(d)] || self.size(d) != 1) kept.push_back(d);
+    if (self.size(d) == 1) dims.push_back(d);
   }
-  const DTensorSpec& spec = *spec_of(self);
-  for (size_t m = 0; m < spec.placements.size(); ++m) {
-    const auto& placement = spec.placements[m];
-    const bool empty_parts = placement.is_shard() && self.size(placement.shard_dim()) == 1 &&
-                             spec.mesh.size(static_cast<int64_t>(m)) > 1;
-    TORCH_CHECK_NOT_IMPLEMENTED(!empty_parts, call.description(),
-                                ": a dimension of size 1 is cut across ranks. Call "
-                                ".redistribute({Replicate()}) first (collective).");
-  }
-  finish_view(call, [kept](int64_t d) {
-    const auto it = std::find(kept.begin(), kept.end(), d);
-    return it == kept.end() ? -1 : it - kept.begin();
-  });
+  if (call.argument_count() == 1) return dims;
+  auto given = call.argument(1).isInt() ? std::vector<int64_t>{call.argument(1).toInt()}
+                                        : call.argument(1).toIntVector();
+  for (int64_t& d : given) d = c10::maybe_wrap_dim(d, self.dim());
+  std::erase_if(dims, [&](int64_t d) { return std::count(given.begin(), given.end(), d) == 0; });
+  return dims;
+}
+
+void squeeze_rule(OperatorCall& call) {
+  const auto dims = squeezed_dims(call, call.argument(0).toTensor());
+  const DimMap dim_map = [&dims](int64_t d) {
+    const auto at = std::lower_bound(dims.begin(), dims.end(), d);
+    return at != dims.end() && *at == d ? -1 : d - (at - dims.begin());
+  };
+  const at::Tensor self = viewable(call, call.argument(0).toTensor(), dim_map);
+  auto spec = viewed_spec(self, viewed_geometry(call, self, call.arguments()).toTensor(), dim_map);
+  call.finish(make_dtensor_view(self, local_of(self).squeeze(dims), std::move(spec)));
 }
 
 // expand: every dimension but those of size 1 stays.
 void expand_rule(OperatorCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
   auto size = call.argument(1).toIntVector();
-  const int64_t shift = static_cast<int64_t>(size.size()) - self.dim();
-  const auto is_expanded = [&](int64_t d) {
+  const at::Tensor given = call.argument(0).toTensor();
+  const int64_t shift = static_cast<int64_t>(size.size()) - given.dim();
+  const DimMap dim_map = [&](int64_t d) {
     const int64_t wanted = size[static_cast<size_t>(d + shift)];
-    return wanted != -1 && wanted != self.size(d);
+    return wanted != -1 && wanted != given.size(d) ? -1 : d + shift;
   };
-  const DTensorSpec& before = *spec_of(self);
-  for (size_t m = 0; m < before.placements.size(); ++m) {
-    if (!before.placements[m].is_shard() || before.mesh.size(static_cast<int64_t>(m)) == 1)
-      continue;
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !is_expanded(before.placements[m].shard_dim()), call.description(),
-        ": a dimension cut "
-        "across ranks cannot be expanded. Call .redistribute({Replicate()}) first "
-        "(collective).");
-  }
-  auto spec = viewed_spec(call, self, viewed_geometry(call, self, call.arguments()).toTensor(),
-                          [&](int64_t d) { return is_expanded(d) ? -1 : d + shift; });
+  const at::Tensor self = viewable(call, given, dim_map);
+  auto spec = viewed_spec(self, viewed_geometry(call, self, call.arguments()).toTensor(), dim_map);
   for (int64_t d = 0; d < self.dim(); ++d) {
-    if (!is_expanded(d)) size[static_cast<size_t>(d + shift)] = -1;
+    if (const int64_t to = dim_map(d); to >= 0) size[static_cast<size_t>(to)] = -1;
   }
   call.argument(0) = local_of(self);
   call.argument(1) = size;

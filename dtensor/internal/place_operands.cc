@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/gathered_view.h"
 #include "dtensor/internal/redistribute.h"
 
 #include <c10/util/Exception.h>
@@ -25,7 +26,7 @@ void check_meshes(const OperatorCall& call, const std::vector<at::Tensor>& opera
 void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& operands,
                    const DeviceMesh& mesh) {
   const bool has_entry = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
-    return is_dtensor(operand) && owner_of(operand) != nullptr;
+    return is_dtensor(operand) && owner_of(operand) != nullptr && !is_gathered_view(operand);
   });
   const bool has_plain = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
     return operand.defined() && !is_dtensor(operand) && operand.numel() != 1;
@@ -36,14 +37,6 @@ void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& oper
                     "compute with the parameter's fsdp::DTensor(t).full_tensor() (collective; "
                     "rank ",
                     mesh.rank(), ")");
-}
-
-bool must_move(const DTensorSpec& from, const TensorPlacements& to) {
-  for (size_t m = 0; m < to.size(); ++m) {
-    const bool stays = from.placements[m] == to[m] || from.placements[m].is_replicate();
-    if (!stays && from.mesh.size(static_cast<int64_t>(m)) > 1) return true;
-  }
-  return false;
 }
 
 // A number that a caller wrote stays one: it does not decide dtypes.

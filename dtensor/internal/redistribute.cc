@@ -302,6 +302,14 @@ at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
   return Journey(from, local).run(to);
 }
 
+bool must_move(const DTensorSpec& from, const std::vector<Placement>& to) {
+  for (size_t m = 0; m < to.size(); ++m) {
+    const bool stays = from.placements[m] == to[m] || from.placements[m].is_replicate();
+    if (!stays && from.mesh.size(static_cast<int64_t>(m)) > 1) return true;
+  }
+  return false;
+}
+
 at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Placement>& to) {
   const DTensorSpec& from = *spec_of(dtensor);
   if (from.placements == to) return dtensor;

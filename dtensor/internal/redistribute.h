@@ -24,6 +24,9 @@ namespace fsdp::internal {
 // Partial placement.
 at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec);
 
+// Whether the move sends anything.
+bool must_move(const DTensorSpec& from, const std::vector<Placement>& to);
+
 // This rank's local tensor after the move; `local` itself when nothing moves. Collective
 // over the mesh dimensions that change.
 at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,

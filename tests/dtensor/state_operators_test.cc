@@ -15,7 +15,6 @@ namespace {
 
 using testing::error_of;
 using testing::expect_same;
-using testing::expect_same_unless_cut;
 using ::testing::HasSubstr;
 using testing::on_placements;
 using testing::on_worlds;
@@ -161,11 +160,9 @@ TEST(StateOperators, AlongADimension) {
   }
 }
 
-TEST(StateOperators, JoinsAlongAWholeDimension) {
+TEST(StateOperators, JoinsAlongAnyDimension) {
   for (int64_t dim : {0, 1}) {
-    expect_same_unless_cut(dim, {{"cat", [dim](const auto& t) {
-                                    return Tensors{at::cat({t, t.neg(), t}, dim)};
-                                  }}});
+    expect_same({{"cat", [dim](const auto& t) { return Tensors{at::cat({t, t.neg(), t}, dim)}; }}});
   }
   expect_same({{"stack",
                 [](const auto& t) {

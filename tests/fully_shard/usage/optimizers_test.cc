@@ -169,6 +169,24 @@ TEST_P(Optimizers, WhoseClosureRunsTheBackwardTrainAlikeAfterAnException) {
   });
 }
 
+// It flattens gradients and joins them, and gives each parameter its part of a direction.
+TEST_P(Optimizers, OfSecondOrderTrainAlike) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    expect_trains_alike(mesh, [](Net& net, const auto& backward) {
+      const auto options =
+          optim::LBFGSOptions(0.05).max_iter(3).history_size(2).tolerance_change(-1);
+      optim::LBFGS optimizer(net->parameters(), options);
+      for (int step = 0; step < 2; ++step) {
+        optimizer.step([&] {
+          optimizer.zero_grad();
+          backward(step);
+          return torch::zeros({}, torch::kDouble);
+        });
+      }
+    });
+  });
+}
+
 TEST_P(Optimizers, OutliveTheDtypeAndTheModelTheyWereMadeFor) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     expect_trains_alike(mesh, [](Net& net, const auto& backward) {

@@ -1,0 +1,155 @@
+// Views that can not keep a cut: gathered copies with the right numbers and gradients,
+// one noted redistribution each, and no writes.
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/note_redistribution.h"
+#include "tests/dtensor/compare_with_plain.h"
+#include "tests/dtensor/random_placements.h"
+#include "tests/support/thread_ranks.h"
+
+#include <ATen/ATen.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+using internal::NotedRedistribution;
+using internal::RedistributionListener;
+using ::testing::ElementsAre;
+using testing::expect_as_plain;
+using testing::expect_same;
+using ::testing::HasSubstr;
+using ::testing::IsEmpty;
+using testing::Problem;
+using testing::run_ranks;
+using testing::waves;
+using testing::whole;
+using Placements = std::vector<Placement>;
+using Tensors = std::vector<at::Tensor>;
+
+DeviceMesh two_ranks() { return init_device_mesh(c10::kCPU, {2}); }
+
+TEST(GatheredViews, HaveTheValuesOfViewsOfTheWhole) {
+  expect_same({
+      {"view",
+       [](const auto& t) {
+         return Tensors{t.view(-1), t.view({4, -1}), t.t().flatten()};
+       }},
+      {"squeeze",
+       [](const auto& t) {
+         const auto row = t.narrow(0, 0, 1);
+         return Tensors{t.squeeze(),
+                        t.squeeze(0),
+                        row.squeeze(),
+                        row.squeeze(0),
+                        t.unsqueeze(1).squeeze(),
+                        t.unsqueeze(0).squeeze(0)};
+       }},
+      {"expand",
+       [](const auto& t) {
+         return Tensors{t.narrow(0, 1, 1).expand({3, -1}), t.sum(0, true).expand({2, 4})};
+       }},
+      {"diagonal",
+       [](const auto& t) {
+         return Tensors{t.diagonal(), t.diagonal(1)};
+       }},
+  });
+}
+
+TEST(GatheredViews, HaveTheGradientsOfViewsOfTheWhole) {
+  expect_as_plain([] {
+    return Problem{{waves({5, 4}), waves({20}, 0.3)}, [](const Tensors& t) {
+                     return t[0].view(-1).mul(t[1]).view({2, 10});
+                   }};
+  });
+  expect_as_plain([] {
+    return Problem{{waves({5, 4}), waves({2, 4}, 0.3)}, [](const Tensors& t) {
+                     return t[0].narrow(0, 1, 2).mul(t[1]).add(t[0].select(1, 2).narrow(0, 0, 1));
+                   }};
+  });
+  expect_as_plain([] {
+    return Problem{{waves({6, 4})}, [](const Tensors& t) {
+                     const auto parts = t[0].split(2, 0);
+                     return at::cat({parts[0].mul(parts[1]), parts[2]}, 1).add(t[0][0].repeat(2));
+                   }};
+  });
+}
+
+TEST(GatheredViews, OfIndexedDimensionsHaveGradients) {
+  expect_as_plain([] {
+    return Problem{{waves({5, 4}), at::tensor({3, 0, 3}, at::kLong)}, [](const Tensors& t) {
+                     return t[0].index_select(0, t[1]).mul(t[0].index({t[1]}));
+                   }};
+  });
+  expect_as_plain([] {
+    return Problem{{waves({5, 4}), at::tensor({3, 0, 4, 1}, at::kLong).view({2, 2})},
+                   [](const Tensors& t) { return t[0].gather(0, t[1]); }};
+  });
+}
+
+// What `body` notes on a tensor [4, 6], cut so.
+std::vector<std::string> noted(const Placement& placement,
+                               const std::function<void(const at::Tensor&)>& body) {
+  const at::Tensor t = distribute_tensor(waves({4, 6}), two_ranks(), {placement});
+  std::vector<std::string> notes;
+  const RedistributionListener listener([&](const NotedRedistribution& note) {
+    EXPECT_EQ(note.cause, NotedRedistribution::Cause::kNoRule);
+    EXPECT_EQ(note.from.placements, Placements{placement});
+    EXPECT_EQ(note.to, Placements{Replicate{}});
+    notes.push_back(note.operator_name);
+  });
+  body(t);
+  return notes;
+}
+
+TEST(GatheredViews, AreNotedAndThoseThatKeepTheCutAreNone) {
+  run_ranks(2, [](int64_t) {
+    EXPECT_THAT(noted(Shard{1}, [](const auto& t) { t.view(-1); }), ElementsAre("aten::view"));
+    EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.view(-1).view({4, 6}); }), IsEmpty());
+    EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.select(0, 1); }),
+                ElementsAre("aten::select.int"));
+    EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.select(1, 1); }), IsEmpty());
+    EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.split(1, 0); }),
+                ElementsAre("aten::split.Tensor"));
+    EXPECT_THAT(noted(Shard{0},
+                      [](const auto& t) {
+                        at::cat({t, t});
+                      }),
+                ElementsAre("aten::cat", "aten::cat"));
+    EXPECT_THAT(noted(Shard{0}, [](const auto& t) { at::cat({t, t}, 1); }), IsEmpty());
+    const auto first = at::zeros({1}, at::kLong);
+    EXPECT_THAT(noted(Shard{0}, [&](const auto& t) { t.index_select(0, first); }),
+                ElementsAre("aten::index_select"));
+    EXPECT_THAT(noted(Shard{0}, [&](const auto& t) { t.index({first}); }),
+                ElementsAre("aten::index.Tensor"));
+    EXPECT_THAT(noted(Shard{0},
+                      [](const auto& t) {
+                        t.gather(0, at::zeros({1, 6}, at::kLong));
+                      }),
+                ElementsAre("aten::gather"));
+  });
+}
+
+TEST(GatheredViews, AreNotWrittenNorAreTheirViewsButCopiesAre) {
+  run_ranks(2, [](int64_t) {
+    const at::Tensor t = distribute_tensor(waves({4, 6}), two_ranks(), {Shard{1}});
+    const auto flat = t.view(-1);
+    for (const auto& view : {flat, flat.narrow(0, 0, 3), flat.detach(), flat.view({6, 4})}) {
+      EXPECT_THAT(testing::error_of([&] { view.add_(1); }), HasSubstr("is a gathered copy"));
+      EXPECT_THAT(testing::error_of([&] { at::add_out(const_cast<at::Tensor&>(view), view, 1); }),
+                  HasSubstr("is a gathered copy"));
+    }
+    EXPECT_TRUE(whole(t).equal(waves({4, 6})));
+    EXPECT_TRUE(whole(flat.clone().add_(1)).equal(waves({4, 6}).view(-1).add(1)));
+    EXPECT_TRUE(whole(flat.mul(2).add_(1)).equal(waves({4, 6}).view(-1).mul(2).add(1)));
+    t.view({2, 2, 6}).add_(1);  // one that keeps the cut writes what it shows
+    EXPECT_TRUE(whole(t).equal(waves({4, 6}).add(1)));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp
