@@ -87,6 +87,7 @@ const ChildCase kMemoryOfAModel("checkpoint_memory_of_a_model", [] {
   init_process_group({.timeout = std::chrono::minutes(5)});
   const std::string folder = std::getenv("MEMORY_PATH");
   const int64_t unit = std::atoll(std::getenv("MEMORY_UNIT_MIB"));
+  const int64_t allowed = std::atoll(std::getenv("MEMORY_ALLOWED_MIB"));
   const int64_t units = std::atoll(std::getenv("MEMORY_UNITS"));
   const int64_t world = default_process_group()->getSize();
   const int64_t shards = units * unit / world;
@@ -96,50 +97,67 @@ const ChildCase kMemoryOfAModel("checkpoint_memory_of_a_model", [] {
        folder + "/warm");
   std::printf("shards of %d MiB, units of %d MiB:\n", static_cast<int>(shards),
               static_cast<int>(unit));
-  bool good = needs_at_most(kAllowed, "save", [&] { save({.model = model}, folder + "/sharded"); });
-  good &= needs_at_most(kAllowed, "load", [&] { load({.model = model}, folder + "/sharded"); });
-  good &= needs_at_most(kAllowed + 2 * unit, "full save", [&] {
+  bool good = needs_at_most(allowed, "save", [&] { save({.model = model}, folder + "/sharded"); });
+  good &= needs_at_most(allowed, "load", [&] { load({.model = model}, folder + "/sharded"); });
+  good &= needs_at_most(allowed + 2 * unit, "full save", [&] {
     save({.model = model}, folder + "/full", {.layout = Layout::kFull});
   });
-  good &= needs_at_most(kAllowed, "load of a full one",
+  good &= needs_at_most(allowed, "load of a full one",
                         [&] { load({.model = model}, folder + "/full"); });
   const int64_t staged = shards / 4;
-  good &= needs_at_most(kAllowed + staged, "async_save, a quarter staged", [&] {
+  good &= needs_at_most(allowed + staged, "async_save, a quarter staged", [&] {
     async_save({.model = model}, folder + "/bounded", {}, {.staging_bytes = staged * kMiBOfMemory})
         .wait();
   });
-  good &= needs_at_most(kAllowed + shards - staged, "async_save, the rest staged",
+  good &= needs_at_most(allowed + shards - staged, "async_save, the rest staged",
                         [&] { async_save({.model = model}, folder + "/background").wait(); });
   const auto whole = get_model_state_dict(*model, {.full_state_dict = true, .cpu_offload = true});
-  good &= needs_at_most(kAllowed + unit, "broadcast from rank 0", [&] {
+  good &= needs_at_most(allowed + unit, "broadcast from rank 0", [&] {
     set_model_state_dict(*model, whole, {.full_state_dict = true, .broadcast_from_rank0 = true});
   });
   destroy_process_group();
   return good ? 0 : 1;
 });
 
-void expect_bounded(int64_t units, int64_t unit_mib) {
+void expect_bounded(int64_t units, int64_t unit_mib, int64_t allowed_mib,
+                    std::map<std::string, std::string> environment) {
   TemporaryFolder folder;
-  const auto ends = run_processes("checkpoint_memory_of_a_model", 2, std::chrono::minutes(8),
-                                  {{"MEMORY_PATH", folder.path()},
-                                   {"MEMORY_UNITS", std::to_string(units)},
-                                   {"MEMORY_UNIT_MIB", std::to_string(unit_mib)}});
+  environment.insert({{"MEMORY_PATH", folder.path()},
+                      {"MEMORY_UNITS", std::to_string(units)},
+                      {"MEMORY_UNIT_MIB", std::to_string(unit_mib)},
+                      {"MEMORY_ALLOWED_MIB", std::to_string(allowed_mib)}});
+  const auto ends =
+      run_processes("checkpoint_memory_of_a_model", 2, std::chrono::minutes(8), environment);
   for (const auto& end : ends) EXPECT_EQ(end.exit_code, 0) << end.output;
   std::cout << ends[0].output << ends[1].output;
 }
 
+// What free() keeps in the arenas of Gloo's threads differs by tens of MiB from run to
+// run. With this, blocks of more than 128 KiB are the system's again as soon as they are
+// free (mallopt(3)), and the high-water mark is of what was held.
+const std::map<std::string, std::string> kGivenBack = {{"MALLOC_MMAP_THRESHOLD_", "131072"}};
+
 // By hand: 10 GiB of memory, 5 GiB on disk.
-TEST(DISABLED_Memory, SavesOfShardsOfOneGibibyteStayWithinTheirBounds) { expect_bounded(16, 128); }
+TEST(DISABLED_Memory, SavesOfShardsOfOneGibibyteStayWithinTheirBounds) {
+  expect_bounded(16, 128, kAllowed, kGivenBack);
+}
 
 // Larger than what the allocator keeps for itself.
-TEST(Memory, SavesOfAModelStayWithinTheirBounds) { expect_bounded(4, 48); }
+TEST(Memory, SavesOfAModelStayWithinTheirBounds) { expect_bounded(4, 48, kAllowed, kGivenBack); }
 
 // As small as most units of a model.
 TEST(Memory, SavesOfManySmallUnitsStayWithinTheirBounds) {
 #ifdef FSDP_INSTRUMENTED
   GTEST_SKIP() << "AddressSanitizer keeps what is freed";
 #endif
-  expect_bounded(192, 1);
+  expect_bounded(192, 1, kAllowed, kGivenBack);
+}
+
+TEST(Memory, WhatFreeKeepsOfManySmallUnitsIsLessThanAShard) {
+#ifdef FSDP_INSTRUMENTED
+  GTEST_SKIP() << "AddressSanitizer keeps what is freed";
+#endif
+  expect_bounded(192, 1, 90, {});
 }
 
 }  // namespace
