@@ -30,6 +30,8 @@ const RuleTable& table() {
     add_scatter_rules(*table);
     add_fused_rules(*table);
     add_loss_rules(*table);
+    add_embedding_rules(*table);
+    add_softmax_rules(*table);
     add_attention_rules(*table);
     return table;
   }();

@@ -45,6 +45,8 @@ void add_index_rules(RuleTable& table);
 void add_scatter_rules(RuleTable& table);
 void add_fused_rules(RuleTable& table);
 void add_loss_rules(RuleTable& table);
+void add_embedding_rules(RuleTable& table);
+void add_softmax_rules(RuleTable& table);
 void add_attention_rules(RuleTable& table);
 
 }  // namespace fsdp::internal

@@ -62,6 +62,13 @@ void pointwise_rule(OperatorCall& call) {
                 plan_pointwise({call, operands.tensors, operands.written, linearity}));
 }
 
+// masked_fill(self, mask, value): zeros can be filled in term by term.
+void masked_fill_rule(OperatorCall& call) {
+  const bool fills_zero = call.argument(2).toScalar().equal(0);
+  return fills_zero ? pointwise_rule<Linearity::kScale>(call)
+                    : pointwise_rule<Linearity::kNone>(call);
+}
+
 // Operators that need whole operands.
 constexpr const char* kPlain[] = {"abs",
                                   "acos",
@@ -192,6 +199,7 @@ void add_pointwise_rules(RuleTable& table) {
   for (const char* name : {"neg", "positive"}) add(name, pointwise_rule<Linearity::kUnary>);
   for (const char* name : {"add", "sub"}) add(name, pointwise_rule<Linearity::kSum>);
   for (const char* name : {"add.Scalar", "sub.Scalar"}) add(name, pointwise_rule<Linearity::kNone>);
+  add("masked_fill.Scalar", masked_fill_rule);
   add("mul", pointwise_rule<Linearity::kProduct>);
   add("div", pointwise_rule<Linearity::kScale>);
   add("fill", pointwise_rule<Linearity::kIdempotent>);

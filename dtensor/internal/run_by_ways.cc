@@ -62,8 +62,9 @@ void wrap(std::vector<c10::IValue>& results, const std::vector<ResultGeometry>& 
 
 }  // namespace
 
-WaysKernel::WaysKernel(const OperatorWays& ways, const c10::OperatorHandle& op)
-    : ways_(ways), kinds_(op.schema()), memo_(kPlansPerOperator) {
+WaysKernel::WaysKernel(const OperatorWays& ways, const c10::OperatorHandle& op,
+                       RunOnParts run_on_parts)
+    : ways_(ways), run_on_parts_(run_on_parts), kinds_(op.schema()), memo_(kPlansPerOperator) {
   const auto written = OperatorTraits(op).written;
   if (!written.empty()) written_ = kinds_.operand_at(written[0]);
 }
@@ -91,6 +92,19 @@ std::shared_ptr<const WaysKernel::Plan> WaysKernel::plan_of(const OperatorCall& 
   return memo_.remember(std::move(key), make_plan(call, operands, mesh));
 }
 
+std::vector<c10::IValue> WaysKernel::run_on_parts(OperatorCall& call,
+                                                  const std::vector<at::Tensor>& operands,
+                                                  const DeviceMesh& mesh, const Plan& plan) const {
+  if (run_on_parts_ == nullptr) return call.run();
+  std::vector<DTensorSpec> placed;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    placed.push_back({mesh, plan.placements.operands[i], {}, {}});
+    if (!operands[i].defined()) continue;
+    placed[i] = placed[i].with_geometry(operands[i].sizes().vec(), operands[i].strides().vec());
+  }
+  return run_on_parts_(call, placed);
+}
+
 void WaysKernel::run(OperatorCall& call) const {
   const auto operands = kinds_.operands_of(call);
   const DeviceMesh mesh = common_mesh(call, operands);
@@ -99,7 +113,7 @@ void WaysKernel::run(OperatorCall& call) const {
     check_stays(call, operands[*written_], plan->placements.operands[*written_]);
   kinds_.replace_operands(call, place_operands(call, operands, plan->placements.operands,
                                                NotedRedistribution::Cause::kWay));
-  auto results = call.run();
+  auto results = run_on_parts(call, operands, mesh, *plan);
   if (written_.has_value()) {
     results = {operands[*written_]};
   } else if (plan->results.empty()) {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "device_mesh/device_mesh.h"
+#include "dtensor/internal/dtensor_spec.h"
 #include "dtensor/internal/operands.h"
 #include "dtensor/internal/operator_call.h"
 #include "dtensor/ways/bounded_memo.h"
@@ -15,10 +16,18 @@
 
 namespace fsdp::internal {
 
+// Runs an operator on this rank's parts, which are the call's arguments by now, where a
+// way asks for more than the operator itself does on parts. `placed` says how each
+// operand lies. May be collective over mesh dimensions that cut.
+using RunOnParts = std::vector<c10::IValue> (*)(OperatorCall& call,
+                                                const std::vector<DTensorSpec>& placed);
+
 // One operator that runs by ways. Shared by threads.
 class WaysKernel {
  public:
-  WaysKernel(const OperatorWays& ways, const c10::OperatorHandle& op);
+  // Null: the operator runs on the parts as it is.
+  WaysKernel(const OperatorWays& ways, const c10::OperatorHandle& op,
+             RunOnParts run_on_parts = nullptr);
 
   // Collective over the mesh dimensions along which an operand must move. Which ones
   // follows from specs, shapes and whole numbers alone, so ranks agree. Throws ValueError
@@ -38,7 +47,11 @@ class WaysKernel {
   Plan make_plan(const OperatorCall& call, const std::vector<at::Tensor>& operands,
                  const DeviceMesh& mesh) const;
 
+  std::vector<c10::IValue> run_on_parts(OperatorCall& call, const std::vector<at::Tensor>& operands,
+                                        const DeviceMesh& mesh, const Plan& plan) const;
+
   OperatorWays ways_;
+  RunOnParts run_on_parts_;
   ArgumentKinds kinds_;
   std::optional<size_t> written_;  // the operand that is written in place and handed back
   mutable BoundedMemo<Plan> memo_;

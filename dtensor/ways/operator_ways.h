@@ -33,5 +33,7 @@ struct OperatorWays {
   WaysOf ways;
   ResultsOf results = nullptr;  // null: LibTorch's meta kernel knows
 };
+// `known`, and `more` ways after them.
+OperatorWays with_more_ways(const OperatorWays& known, const WaysOf& more);
 
 }  // namespace fsdp::internal

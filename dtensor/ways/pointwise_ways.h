@@ -14,8 +14,8 @@ enum class Linearity {
   kIdempotent,  // avg, min, max: every term may be set to the result (fill_)
   kUnary,       // sum and avg of the only operand (neg)
   kSum,         // sum and avg of all operands; whole ones become terms (add, sub)
-  kScale,       // sum and avg of the first operand when the others are whole (div)
-  kProduct,     // sum and avg of one operand when the others are whole (mul)
+  kScale,  // sum and avg of the first operand when the others are whole (div, masked_fill with zeros)
+  kProduct,  // sum and avg of one operand when the others are whole (mul)
 };
 
 // One way per dimension of the result, along which operands are cut that are not repeated

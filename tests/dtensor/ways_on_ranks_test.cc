@@ -205,6 +205,10 @@ TEST(WaysOnRanks, WhatMovesIsNoted) {
     EXPECT_THAT(moves_of([&] { rows.add(terms); }),
                 ::testing::ElementsAre("aten::add.Tensor 1: Partial(sum) -> Shard(0)"));
     EXPECT_THAT(moves_of([&] { terms.add(waves({4})).mul(waves({8, 4})); }), ::testing::IsEmpty());
+    EXPECT_THAT(moves_of([&] { terms.clone().masked_fill_(at::ones({4}, at::kBool), 0); }),
+                ::testing::IsEmpty());
+    EXPECT_THAT(moves_of([&] { terms.masked_fill(at::ones({4}, at::kBool), 2); }),
+                ::testing::SizeIs(1));
     EXPECT_THAT(moves_of([&] { at::nonzero(rows); }),
                 ::testing::ElementsAre("aten::nonzero 0: Shard(0) -> Replicate() (no rule)"));
   });

@@ -1,0 +1,158 @@
+// softmax and log_softmax along a dimension that is cut: the ranks exchange the maximum
+// of each row and the sum of its exponentials, and nothing is gathered. Their gradients
+// add up one number per row. (Milakov and Gimelshein, Online normalizer calculation for
+// softmax, 2018, has how such sums are joined.)
+#include "dtensor/families/rules.h"
+#include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/run_by_ways.h"
+#include "dtensor/ways/table.h"
+
+#include <ATen/OpMathType.h>
+#include <ATen/ops/stack.h>
+
+#include <limits>
+
+namespace fsdp::internal {
+namespace {
+
+constexpr double kLowest = -std::numeric_limits<double>::infinity();
+
+// All operands and the result cut along the dimension that argument `place` names.
+template <size_t place>
+std::vector<Way> cut_rows_ways(const CallGeometry& call) {
+  const Operand& self = call.operands[0];
+  if (self.ndim() == 0) return {};
+  const Placement cut = Shard{wrapped_dim(call.number(place), self.ndim())};
+  return {{.results = {cut}, .operands = std::vector<Placement>(call.operands.size(), cut)}};
+}
+
+// What is known of every row: its maximum, and the sum of exp(value - maximum).
+struct RowSums {
+  at::Tensor maximum, sum;  // one element along the row's dimension
+};
+
+at::Tensor exp_from(const at::Tensor& values, const at::Tensor& maximum) {
+  return values.sub(maximum.masked_fill(maximum.eq(kLowest), 0)).exp_();
+}
+
+RowSums sums_of(const at::Tensor& part, int64_t dim) {
+  auto shape = part.sizes().vec();
+  shape[static_cast<size_t>(dim)] = 1;
+  if (part.size(dim) == 0) return {part.new_full(shape, kLowest), part.new_zeros(shape)};
+  const at::Tensor maximum = part.amax(dim, /*keepdim=*/true);
+  return {maximum, exp_from(part, maximum).sum(dim, /*keepdim=*/true)};
+}
+
+// The parts that the ranks of mesh dimension `m` have, joined along a new first one.
+at::Tensor gathered(const at::Tensor& own, const DeviceMesh& mesh, size_t m) {
+  auto shape = own.sizes().vec();
+  shape.insert(shape.begin(), mesh.size(static_cast<int64_t>(m)));
+  std::vector<Placement> cut(static_cast<size_t>(mesh.ndim()), Replicate{});
+  const auto whole = cut;
+  cut[m] = Shard{0};
+  const DTensorSpec from = DTensorSpec{mesh, cut, {}, {}}.with_shape(shape);
+  return redistribute_local(own.unsqueeze(0), from, whole);
+}
+
+bool cuts(const DTensorSpec& spec, size_t m, int64_t dim) {
+  return spec.placements[m].is_shard(dim) && spec.mesh.size(static_cast<int64_t>(m)) > 1;
+}
+
+// Collective over the mesh dimensions that cut the rows: one all-gather each, of two
+// numbers per row.
+RowSums joined(RowSums own, const DTensorSpec& spec, int64_t dim) {
+  for (size_t m = 0; m < spec.placements.size(); ++m) {
+    if (!cuts(spec, m, dim)) continue;
+    const at::Tensor all = gathered(at::stack({own.maximum, own.sum}), spec.mesh, m);
+    const at::Tensor maxima = all.select(1, 0), sums = all.select(1, 1);
+    own.maximum = maxima.amax(0);
+    own.sum = exp_from(maxima, own.maximum).mul_(sums).sum(0);
+  }
+  return own;
+}
+
+// Collective likewise: one all-reduce each, of a number per row.
+at::Tensor added_up(const at::Tensor& own, const DTensorSpec& spec, int64_t dim) {
+  std::vector<Placement> terms(spec.placements.size(), Replicate{});
+  const auto whole = terms;
+  for (size_t m = 0; m < terms.size(); ++m) {
+    if (cuts(spec, m, dim)) terms[m] = Partial{};
+  }
+  const DTensorSpec from = DTensorSpec{spec.mesh, terms, {}, {}}.with_shape(own.sizes().vec());
+  return redistribute_local(own, from, whole);
+}
+
+// As LibTorch's kernels sum: 16-bit types in 32 bits.
+at::Tensor as_summed(const at::Tensor& tensor) {
+  return tensor.to(at::toOpMathType(tensor.scalar_type()));
+}
+
+// _softmax(self, dim, half_to_float), and with `is_log` _log_softmax.
+template <bool is_log>
+std::vector<c10::IValue> run_on_cut_rows(OperatorCall& call,
+                                         const std::vector<DTensorSpec>& placed) {
+  const DTensorSpec& spec = placed[0];
+  const at::Tensor self = call.argument(0).toTensor();
+  const int64_t dim = wrapped_dim(call.argument(1).toInt(), self.dim());
+  if (self.dim() == 0 || !spec.is_cut(dim)) return call.run();
+  const at::Tensor part = as_summed(self);
+  const RowSums rows = joined(sums_of(part, dim), spec, dim);
+  const at::Tensor shifted = part.sub(rows.maximum);
+  const at::Tensor result = is_log ? shifted.sub(rows.sum.log()) : shifted.exp().div(rows.sum);
+  const bool stays_float = call.argument(2).toBool();
+  return {stays_float ? result : result.to(self.scalar_type())};
+}
+
+// _softmax_backward_data(grad_output, output, dim, input_dtype), and with `is_log`
+// _log_softmax_backward_data.
+template <bool is_log>
+std::vector<c10::IValue> run_backward_on_cut_rows(OperatorCall& call,
+                                                  const std::vector<DTensorSpec>& placed) {
+  const DTensorSpec& spec = placed[0];
+  const auto ndim = static_cast<int64_t>(spec.shape.size());
+  const int64_t dim = wrapped_dim(call.argument(2).toInt(), ndim);
+  if (ndim == 0 || !spec.is_cut(dim)) return call.run();
+  const at::Tensor grad = as_summed(call.argument(0).toTensor());
+  const at::Tensor output = as_summed(call.argument(1).toTensor());
+  const at::Tensor terms = is_log ? grad : grad.mul(output);
+  const at::Tensor sum = added_up(terms.sum(dim, /*keepdim=*/true), spec, dim);
+  const at::Tensor result = is_log ? grad.sub(output.exp().mul_(sum)) : output.mul(grad.sub(sum));
+  return {result.to(call.argument(3).toScalarType())};
+}
+
+template <size_t place>
+OperatorWays on_cut_rows_too(const char* name) {
+  return with_more_ways(ways_table().at(name), cut_rows_ways<place>);
+}
+
+void softmax_rule(OperatorCall& call) {
+  static const WaysKernel by_ways(on_cut_rows_too<1>("_softmax."), call.handle(),
+                                  run_on_cut_rows<false>);
+  by_ways.run(call);
+}
+void log_softmax_rule(OperatorCall& call) {
+  static const WaysKernel by_ways(on_cut_rows_too<1>("_log_softmax."), call.handle(),
+                                  run_on_cut_rows<true>);
+  by_ways.run(call);
+}
+void softmax_backward_rule(OperatorCall& call) {
+  static const WaysKernel by_ways(on_cut_rows_too<2>("_softmax_backward_data."), call.handle(),
+                                  run_backward_on_cut_rows<false>);
+  by_ways.run(call);
+}
+void log_softmax_backward_rule(OperatorCall& call) {
+  static const WaysKernel by_ways(on_cut_rows_too<2>("_log_softmax_backward_data."), call.handle(),
+                                  run_backward_on_cut_rows<true>);
+  by_ways.run(call);
+}
+
+}  // namespace
+
+void add_softmax_rules(RuleTable& table) {
+  table["_softmax."] = softmax_rule;
+  table["_log_softmax."] = log_softmax_rule;
+  table["_softmax_backward_data."] = softmax_backward_rule;
+  table["_log_softmax_backward_data."] = log_softmax_backward_rule;
+}
+
+}  // namespace fsdp::internal
