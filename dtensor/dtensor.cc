@@ -31,7 +31,7 @@ void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* 
 std::vector<Placement> without_negative_dims(std::vector<Placement> placements, int64_t ndim) {
   for (auto& placement : placements) {
     if (placement.is_shard() && placement.shard_dim() < 0)
-      placement = Shard{placement.shard_dim() + ndim};
+      placement = placement.along(placement.shard_dim() + ndim);
   }
   return placements;
 }
@@ -105,9 +105,10 @@ at::Tensor DTensor::full_tensor() const {
 
 DTensor DTensor::redistribute(std::vector<Placement> placements) const {
   placements = without_negative_dims(std::move(placements), dim());
-  internal::intern_spec(
-      internal::spec_of(*this)->with_placements(placements));  // throws before anything is sent
-  return DTensor(internal::differentiable_redistribute(*this, placements));
+  // Throws before anything is sent.
+  const DTensorSpec target =
+      internal::simplified(internal::spec_of(*this)->with_placements(std::move(placements)));
+  return DTensor(internal::differentiable_redistribute(*this, target.placements));
 }
 
 const DeviceMesh& DTensor::device_mesh() const { return internal::spec_of(*this)->mesh; }
@@ -131,8 +132,8 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                       mesh.rank(), ")");
   }
   placements = without_negative_dims(std::move(placements), tensor.dim());
-  auto spec = internal::intern_spec(
-      {mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()});
+  auto spec = internal::intern_spec(internal::simplified(
+      {mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()}));
   at::NoGradGuard no_grad;
   const at::Tensor local = internal::local_part(tensor.detach(), *spec).clone();
   at::Tensor result = internal::make_dtensor(local, std::move(spec));
@@ -151,8 +152,8 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
   placements = without_negative_dims(std::move(placements), ndim);
   auto shape = options.shape.has_value() ? *options.shape : even_shape(local, mesh, placements);
   auto stride = options.stride.has_value() ? *options.stride : internal::contiguous_strides(shape);
-  const DTensorSpecPtr spec =
-      internal::intern_spec({mesh, std::move(placements), std::move(shape), std::move(stride)});
+  const DTensorSpecPtr spec = internal::intern_spec(
+      internal::simplified({mesh, std::move(placements), std::move(shape), std::move(stride)}));
   if (options.check) {
     check_across_ranks(local, *spec);
   } else {

@@ -22,13 +22,25 @@ const char* name_of(Partial::Op op) {
 }  // namespace
 
 size_t Placement::hash() const {
-  if (is_shard()) return 31 + 7 * static_cast<size_t>(shard_dim());
+  if (is_shard()) {
+    const auto [dim, outer, unit] = shard();
+    return 31 + 7 * static_cast<size_t>(dim + 1009 * (outer - 1) + 9176423 * (unit - 1));
+  }
   if (is_partial()) return 2 + 7 * static_cast<size_t>(partial_op());
   return 1;
 }
 
+Placement Placement::along(int64_t dim) const {
+  return Shard{.dim = dim, .outer = shard().outer, .unit = shard().unit};
+}
+
 std::string to_string(const Placement& placement) {
-  if (placement.is_shard()) return "Shard(" + std::to_string(placement.shard_dim()) + ")";
+  if (placement.is_shard()) {
+    const auto [dim, outer, unit] = placement.shard();
+    return "Shard(" + std::to_string(dim) +
+           (outer > 1 ? ", outer=" + std::to_string(outer) : std::string()) +
+           (unit > 1 ? ", unit=" + std::to_string(unit) : std::string()) + ")";
+  }
   if (placement.is_partial())
     return std::string("Partial(") + name_of(placement.partial_op()) + ")";
   return "Replicate()";

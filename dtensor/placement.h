@@ -11,10 +11,19 @@
 
 namespace fsdp {
 
-// Chunk i of torch.chunk(size) of tensor dimension `dim` lies on mesh coordinate i;
-// trailing chunks may be empty.
+// Chunk i of torch.chunk of tensor dimension `dim` lies on mesh coordinate i; trailing
+// chunks may be empty.
+//
+// With `outer` and `unit` (both at least 1) the dimension counts as `outer` blocks of
+// atoms of `unit` elements: of every block each coordinate has torch.chunk of the atoms,
+// whole. Their product divides the dimension.
+//
+//   Shard{.dim = 0, .unit = 8}    // 7 heads of 8 rows on two ranks: 4 heads and 3
+//   Shard{.dim = 0, .outer = 3}   // query, key and value in one matrix: a part of each
 struct Shard {
   int64_t dim = 0;
+  int64_t outer = 1;
+  int64_t unit = 1;
   bool operator==(const Shard&) const = default;
 };
 
@@ -39,7 +48,11 @@ class Placement {
   bool is_shard(int64_t dim) const { return is_shard() && std::get<Shard>(value_).dim == dim; }
   bool is_replicate() const { return std::holds_alternative<Replicate>(value_); }
   bool is_partial() const { return std::holds_alternative<Partial>(value_); }
-  int64_t shard_dim() const { return std::get<Shard>(value_).dim; }        // REQUIRES: is_shard()
+  // Whether the chunks are not those of torch.chunk of the dimension itself.
+  bool is_interleaved() const { return is_shard() && (shard().outer > 1 || shard().unit > 1); }
+  const Shard& shard() const { return std::get<Shard>(value_); }  // REQUIRES: is_shard()
+  int64_t shard_dim() const { return shard().dim; }               // REQUIRES: is_shard()
+  Placement along(int64_t dim) const;  // the same cut of another dimension. REQUIRES: is_shard()
   Partial::Op partial_op() const { return std::get<Partial>(value_).op; }  // REQUIRES: is_partial()
 
   bool operator==(const Placement&) const = default;
@@ -49,7 +62,8 @@ class Placement {
   std::variant<Shard, Replicate, Partial> value_;
 };
 
-std::string to_string(const Placement& placement);  // "Shard(0)", "Replicate()", "Partial(sum)"
+// "Shard(0)", "Shard(0, outer=3, unit=8)", "Replicate()", "Partial(sum)"
+std::string to_string(const Placement& placement);
 std::ostream& operator<<(std::ostream& out, const Placement& placement);
 
 }  // namespace fsdp

@@ -47,6 +47,9 @@ SavedLayout layout_of(const at::Tensor& tensor, int64_t world_size, const std::s
   for (const Placement& placement : spec.placements) {
     TORCH_CHECK_VALUE(!placement.is_partial(), "checkpoint: '", name, "' has the placement ",
                       to_string(placement), ", whose value lies nowhere yet; redistribute() it");
+    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_interleaved(), "checkpoint: '", name,
+                                "' has the placement ", placement,
+                                ", of which ranks have no boxes; redistribute() it");
     layout.shard_dims.push_back(placement.is_shard() ? placement.shard_dim() : kNotSharded);
   }
   return layout;

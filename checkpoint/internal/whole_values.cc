@@ -40,7 +40,7 @@ Cut cut_of(const at::Tensor& tensor) {
   for (int64_t m = 0; m < spec.mesh.ndim(); ++m) {
     const Placement& placement = spec.placements[static_cast<size_t>(m)];
     if (spec.mesh.size(m) == 1 || placement.is_replicate()) continue;
-    if (cut.parts > 1 || !placement.is_shard()) return {};
+    if (cut.parts > 1 || !placement.is_shard() || placement.is_interleaved()) return {};
     cut = {m, placement.shard_dim(), spec.mesh.size(m)};
   }
   return cut;

@@ -66,7 +66,7 @@ DTensorSpecPtr reduced_spec(const DTensorSpec& spec, const ReducedDims& dims,
     if (!placements[m].is_shard()) continue;
     const int64_t dim = placements[m].shard_dim();
     if (!dims.reduced[dim]) {
-      placements[m] = Shard{dims.dim_after(dim)};
+      placements[m] = placements[m].along(dims.dim_after(dim));
     } else {
       const bool alone = spec.mesh.size(static_cast<int64_t>(m)) == 1;
       placements[m] = alone ? Placement(Replicate{}) : across;

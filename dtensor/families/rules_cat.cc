@@ -1,9 +1,11 @@
-// Joining tensors: cat along a dimension, where it is cut gathered, and stack along a new
-// one. All parts come to lie as the one with the most shards; terms of a Partial stay
-// terms where all parts are. In a backward plain parts stand for the whole: they are the
-// zeros for outputs of split and unbind that nothing used.
+// Joining tensors: cat along a dimension, where it is cut as blocks behind one another if
+// the cuts go together, else gathered, and stack along a new one. All parts come to lie
+// as the one with the most shards; terms of a Partial stay terms where all parts are. In
+// a backward plain parts stand for the whole: they are the zeros for outputs of split and
+// unbind that nothing used.
 #include "dtensor/dtensor.h"
 #include "dtensor/families/rules.h"
+#include "dtensor/internal/block_views.h"
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/note_redistribution.h"
@@ -15,6 +17,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
@@ -78,11 +81,44 @@ at::Tensor placed_part(const OperatorCall& call, size_t operand, const at::Tenso
 
 std::vector<at::Tensor> local_parts(const OperatorCall& call,
                                     const std::vector<at::Tensor>& tensors, const DeviceMesh& mesh,
-                                    const std::vector<Placement>& placements) {
+                                    const std::vector<std::vector<Placement>>& placements) {
   std::vector<at::Tensor> locals;
-  for (const at::Tensor& tensor : tensors)
-    locals.push_back(placed_part(call, locals.size(), tensor, mesh, placements));
+  for (size_t i = 0; i < tensors.size(); ++i)
+    locals.push_back(placed_part(call, i, tensors[i], mesh, placements[i]));
   return locals;
+}
+
+// Where the blocks of cut tensors come to lie behind one another: the result's placements
+// and those of every tensor. None where they do not go together as blocks.
+struct Blocks {
+  std::vector<Placement> result;
+  std::vector<std::vector<Placement>> parts;
+};
+
+std::optional<Blocks> joined_blocks(const std::vector<at::Tensor>& tensors,
+                                    const DTensorSpec& leader, int64_t dim, int64_t length) {
+  const auto cut_dim = static_cast<size_t>(dim);
+  auto whole = placements_around(leader, length, {dim, 0, leader.shape[cut_dim]});
+  if (!leader.is_cut(dim) || !whole.has_value()) return std::nullopt;
+  Blocks blocks{.result = std::move(*whole), .parts = {}};
+  auto shape = leader.shape;
+  shape[cut_dim] = length;
+  const DTensorSpec joined = leader.with_shape(std::move(shape)).with_placements(blocks.result);
+  int64_t start = 0;
+  for (const at::Tensor& tensor : tensors) {
+    const int64_t own = is_placeholder(tensor) ? 0 : tensor.size(dim);
+    auto part = placements_of_range(joined, {dim, start, own});
+    if (!part.has_value()) return std::nullopt;
+    blocks.parts.push_back(std::move(*part));
+    start += own;
+  }
+  return blocks;
+}
+
+int64_t joined_length(const std::vector<at::Tensor>& tensors, int64_t dim) {
+  int64_t length = 0;
+  for (const at::Tensor& tensor : tensors) length += is_placeholder(tensor) ? 0 : tensor.size(dim);
+  return length;
 }
 
 void cat_rule(OperatorCall& call) {
@@ -90,13 +126,16 @@ void cat_rule(OperatorCall& call) {
   const at::Tensor& leader = most_sharded(tensors);
   const int64_t dim = c10::maybe_wrap_dim(call.argument(1).toInt(), leader.dim());
   const DeviceMesh mesh = spec_of(leader)->mesh;
-  auto placements = placements_whole_along(
-      spec_of(leader)->with_placements(common_placements(call, tensors)), {dim});
+  const DTensorSpec common = spec_of(leader)->with_placements(common_placements(call, tensors));
   auto shape = leader.sizes().vec();
-  int64_t& length = shape[static_cast<size_t>(dim)];
-  length = 0;
-  for (const at::Tensor& tensor : tensors) length += is_placeholder(tensor) ? 0 : tensor.size(dim);
-  call.argument(0) = local_parts(call, tensors, mesh, placements);
+  shape[static_cast<size_t>(dim)] = joined_length(tensors, dim);
+  auto placements = placements_whole_along(common, {dim});
+  if (auto blocks = joined_blocks(tensors, common, dim, shape[static_cast<size_t>(dim)])) {
+    placements = std::move(blocks->result);
+    call.argument(0) = local_parts(call, tensors, mesh, blocks->parts);
+  } else {
+    call.argument(0) = local_parts(call, tensors, mesh, {tensors.size(), placements});
+  }
   auto results = call.run();
   auto strides = contiguous_strides(shape);
   auto spec = intern_spec({mesh, std::move(placements), std::move(shape), std::move(strides)});

@@ -28,7 +28,7 @@ std::vector<c10::IValue> look_up_own_rows(OperatorCall& call,
   const at::Tensor own = call.argument(0).toTensor(), indices = call.argument(1).toTensor();
   check_indices(indices, table.shape[0], "embedding: index");
   if (own.size(0) == 0) return {zero_rows(own, indices)};
-  const auto cut = cut_indices(indices, table.local_box()[0]);
+  const auto cut = cut_indices(indices, table, /*dim=*/0);
   call.argument(1) = cut.in_part;
   auto results = call.run();
   return {results[0].toTensor().masked_fill_(cut.is_elsewhere.unsqueeze(-1), 0)};

@@ -3,6 +3,7 @@
 // tensors or DTensors, which are gathered. Masks select from the whole.
 #include "dtensor/dtensor.h"
 #include "dtensor/families/rules.h"
+#include "dtensor/internal/block_views.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/redistribute.h"
 #include "dtensor/internal/run_by_ways.h"
@@ -117,7 +118,7 @@ void index_rule(OperatorCall& call) {
     const bool is_indexed =
         std::count(indexing.dims.begin(), indexing.dims.end(), placement.shard_dim()) > 0;
     placement = is_indexed ? Placement(Replicate{})
-                           : Placement(Shard{indexing.dim_after(placement.shard_dim())});
+                           : placement.along(indexing.dim_after(placement.shard_dim()));
   }
   call.argument(0) = local_of(self);
   call.argument(1) = indexing.plain;
@@ -173,10 +174,33 @@ void index_put_rule(OperatorCall& call) {
   call.finish(self);
 }
 
+// slice_backward(grad, sizes, dim, start, end, step) where whole blocks of a cut
+// dimension were sliced. True when it was.
+bool slice_backward_of_blocks(OperatorCall& call) {
+  const at::Tensor grad = call.argument(0).toTensor();
+  const auto shape = call.argument(1).toIntVector();
+  const int64_t dim = c10::maybe_wrap_dim(call.argument(2).toInt(), grad.dim());
+  const int64_t size = shape[static_cast<size_t>(dim)];
+  const DTensorSpec& part = *spec_of(grad);
+  if (!part.is_cut(dim) || part.has_partial() || call.argument(5).toInt() != 1) return false;
+  const int64_t start = call.argument(3).toInt();
+  const DimRange range{
+      .dim = dim, .start = start < 0 ? start + size : start, .length = grad.size(dim)};
+  auto placements = placements_around(part, size, range);
+  if (!placements.has_value()) return false;
+  auto spec = intern_spec(part.with_shape(shape).with_placements(std::move(*placements)));
+  const DimRange own = local_range(*spec, range);
+  const at::Tensor local = local_of(grad).new_zeros(spec->local_shape());
+  local.narrow(dim, own.start, own.length).copy_(local_of(grad));
+  call.finish(make_dtensor(local, std::move(spec)));
+  return true;
+}
+
 // The gradient of select and slice: zeros of the whole shape, laid as the gradient, with
 // it in the middle.
 template <bool is_select>
 void backward_rule(OperatorCall& call) {
+  if (!is_select && slice_backward_of_blocks(call)) return;
   const auto shape = call.argument(1).toIntVector();
   const int64_t dim =
       c10::maybe_wrap_dim(call.argument(2).toInt(), static_cast<int64_t>(shape.size()));
@@ -185,7 +209,7 @@ void backward_rule(OperatorCall& call) {
   DTensorSpec spec = *spec_of(grad);
   for (auto& placement : spec.placements) {
     if (is_select && placement.is_shard() && placement.shard_dim() >= dim)
-      placement = Shard{placement.shard_dim() + 1};
+      placement = placement.along(placement.shard_dim() + 1);
   }
   auto interned = intern_spec(spec.with_shape(shape));
   call.argument(0) = local_of(grad);

@@ -32,6 +32,14 @@ std::vector<Way> cut_classes_backward_ways(const CallGeometry& call) {
   return {{.results = {Shard{1}}, .operands = {whole, Shard{1}, whole, whole, whole}}};
 }
 
+// How a row of `self`, a number per class, lies.
+DTensorSpec classes_of(const DTensorSpec& self) {
+  DTensorSpec row = self.with_shape({self.shape[1]});
+  for (Placement& placement : row.placements)
+    placement = placement.is_shard(1) ? placement.along(0) : Placement(Replicate{});
+  return row;
+}
+
 bool has_cut_classes(const DTensorSpec& self) { return self.shape.size() == 2 && self.is_cut(1); }
 
 // The arguments target, weight, reduction and ignore_index; target is argument `first`.
@@ -53,8 +61,7 @@ struct Targets {
   at::Tensor become_own(const DTensorSpec& self, const at::TensorOptions& options) const {
     const at::Tensor ignored = are_ignored(), counted = classes().masked_fill(ignored, 0);
     check_indices(counted, self.shape[1], "nll_loss: target");
-    const Chunk part = self.local_box()[1];
-    const auto cut = cut_indices(counted, part);
+    const auto cut = cut_indices(counted, self, /*dim=*/1);
     at::Tensor total = at::zeros({}, options);
     if (are_reduced()) {
       const at::Tensor weights = weight().defined() ? weight().index_select(0, counted)
@@ -62,7 +69,7 @@ struct Targets {
       total = weights.masked_fill(ignored, 0).sum();
     }
     call.argument(first) = cut.in_part.masked_fill(cut.is_elsewhere.logical_or(ignored), kIgnored);
-    if (weight().defined()) call.argument(first + 1) = weight().narrow(0, part.offset, part.length);
+    if (weight().defined()) call.argument(first + 1) = local_part(weight(), classes_of(self));
     call.argument(first + 3) = kIgnored;
     return total;
   }

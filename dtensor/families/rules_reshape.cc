@@ -1,53 +1,21 @@
-// Reshaping views of DTensors. A cut dimension stays cut where it has a counterpart with
-// the same chunks; else the view is one of a gathered copy, which can not be written.
+// Reshaping views of DTensors. A cut stays where some dimension of the new shape has each
+// rank's elements, in blocks and atoms if need be; else the view is one of a gathered
+// copy, which can not be written.
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/gathered_view.h"
+#include "dtensor/ways/viewed_cut.h"
 
 #include <ATen/InferSize.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
-#include <functional>
-#include <numeric>
+#include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
-
-int64_t product(const std::vector<int64_t>& sizes, size_t begin, size_t end) {
-  return std::accumulate(sizes.begin() + static_cast<std::ptrdiff_t>(begin),
-                         sizes.begin() + static_cast<std::ptrdiff_t>(end), int64_t{1},
-                         std::multiplies<>());
-}
-
-// The dimension of `after` whose chunks are exactly those of dimension `dim` of `before`,
-// or -1.
-int64_t same_chunks(const std::vector<int64_t>& before, size_t dim,
-                    const std::vector<int64_t>& after, int64_t parts) {
-  for (size_t d = 0; d < after.size(); ++d) {
-    if (product(after, 0, d) != product(before, 0, dim)) continue;
-    const int64_t row_before = product(before, dim + 1, before.size());
-    const int64_t row_after = product(after, d + 1, after.size());
-    bool same = true;
-    for (int64_t i = 0; i < parts && same; ++i) {
-      same = chunk_of(before[dim], parts, i).length * row_before ==
-             chunk_of(after[d], parts, i).length * row_after;
-    }
-    if (same) return static_cast<int64_t>(d);
-  }
-  return -1;
-}
-
-// The same for a dimension that another mesh dimension may have cut already and that then
-// became `cut_already`. Chunks of chunks are the same where the sizes are.
-int64_t counterpart(const std::vector<int64_t>& before, size_t dim,
-                    const std::vector<int64_t>& after, int64_t parts, int64_t cut_already) {
-  const int64_t target = same_chunks(before, dim, after, parts);
-  if (cut_already < 0 || target < 0) return target;
-  const bool same_size = before[dim] == after[static_cast<size_t>(target)];
-  return target == cut_already && same_size ? target : -1;
-}
 
 // The placements by which a tensor that lies as `spec` can be viewed as [after], and
 // those of the view.
@@ -55,23 +23,51 @@ struct Viewed {
   std::vector<Placement> from, to;
 };
 
-// Where no dimension of the new shape has the chunks of a cut one, that mesh dimension
-// replicates.
+// The mesh dimension before `m` that cuts the same tensor dimension, and still does.
+std::optional<size_t> cut_around(const Viewed& viewed, size_t m) {
+  const int64_t dim = viewed.from[m].shard_dim();
+  for (size_t around = 0; around < m; ++around) {
+    if (viewed.from[around].is_shard(dim)) return around;
+  }
+  return std::nullopt;
+}
+
+// A chunk of a chunk is the same one where the view leaves the dimension as it is.
+std::optional<Placement> cut_inside(const Viewed& viewed, size_t m, size_t around,
+                                    const DTensorSpec& spec, const std::vector<int64_t>& after) {
+  const Placement& outer = viewed.to[around];
+  if (!outer.is_shard()) return std::nullopt;
+  const auto before_dim = static_cast<size_t>(viewed.from[m].shard_dim());
+  const auto after_dim = static_cast<size_t>(outer.shard_dim());
+  const bool stays = spec.shape[before_dim] == after[after_dim] &&
+                     viewed.from[around].along(outer.shard_dim()) == outer;
+  return stays ? std::optional(viewed.from[m].along(outer.shard_dim())) : std::nullopt;
+}
+
+bool is_cut_along(const std::vector<Placement>& placements, size_t count, int64_t dim) {
+  return std::any_of(placements.begin(), placements.begin() + static_cast<std::ptrdiff_t>(count),
+                     [dim](const auto& placement) { return placement.is_shard(dim); });
+}
+
+// Mesh dimension `m`'s cut after the view; nothing where no dimension keeps it.
+std::optional<Placement> viewed_placement(const Viewed& viewed, size_t m, const DTensorSpec& spec,
+                                          const std::vector<int64_t>& after) {
+  if (const auto around = cut_around(viewed, m)) return cut_inside(viewed, m, *around, spec, after);
+  const int64_t ranks = spec.mesh.size(static_cast<int64_t>(m));
+  const auto cut = viewed_cut(spec.shape, after, viewed.from[m].shard(), ranks);
+  if (!cut || is_cut_along(viewed.to, m, cut->dim)) return std::nullopt;
+  if (ranks == 1 && Placement(*cut).is_interleaved()) return std::nullopt;
+  return *cut;
+}
+
+// Where no dimension of the new shape keeps a cut, that mesh dimension replicates.
 Viewed viewed_placements(const DTensorSpec& spec, const std::vector<int64_t>& after) {
   Viewed viewed{.from = spec.placements, .to = spec.placements};
-  std::vector<int64_t> target_of(spec.shape.size(), -1);  // by cut dimension
   for (size_t m = 0; m < spec.placements.size(); ++m) {
     if (!viewed.from[m].is_shard()) continue;
-    const auto dim = static_cast<size_t>(viewed.from[m].shard_dim());
-    const int64_t parts = spec.mesh.size(static_cast<int64_t>(m));
-    const int64_t target = counterpart(spec.shape, dim, after, parts, target_of[dim]);
-    if (target < 0) {
-      if (parts > 1) viewed.from[m] = Replicate{};
-      viewed.to[m] = Replicate{};
-      continue;
-    }
-    target_of[dim] = target;
-    viewed.to[m] = Shard{target};
+    const auto kept = viewed_placement(viewed, m, spec, after);
+    viewed.to[m] = kept.value_or(Replicate{});
+    if (!kept && spec.mesh.size(static_cast<int64_t>(m)) > 1) viewed.from[m] = Replicate{};
   }
   return viewed;
 }

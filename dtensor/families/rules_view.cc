@@ -1,7 +1,8 @@
 // Views of DTensors. A view of the local tensor is made and wrapped, so writes through it
-// reach the original. Shards follow their dimension; where a view would need another cut,
-// it is one of a gathered copy, which can not be written.
+// reach the original. Shards follow their dimension, and whole blocks of it; where a view
+// would need another cut, it is one of a gathered copy, which can not be written.
 #include "dtensor/families/rules.h"
+#include "dtensor/internal/block_views.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/gathered_view.h"
 #include "dtensor/internal/whole_dims.h"
@@ -12,6 +13,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
@@ -51,7 +53,7 @@ DTensorSpecPtr viewed_spec(const at::Tensor& self, const at::Tensor& geometry,
   for (auto& placement : spec.placements) {
     if (!placement.is_shard()) continue;
     const int64_t dim = dim_map(placement.shard_dim());
-    placement = dim < 0 ? Placement(Replicate{}) : Placement(Shard{dim});
+    placement = dim < 0 ? Placement(Replicate{}) : placement.along(dim);
   }
   spec.shape = geometry.sizes().vec();
   spec.stride = geometry.strides().vec();
@@ -114,12 +116,41 @@ void select_rule(OperatorCall& call) {
   finish_view(call, [at](int64_t d) { return d == at ? -1 : d > at ? d - 1 : d; });
 }
 
+// Which elements of dimension `dim` a view of `self` has that leaves its other
+// dimensions, and the distance of elements, as they are.
+DimRange range_of(const at::Tensor& self, const at::Tensor& geometry, int64_t dim) {
+  const int64_t stride = std::max<int64_t>(self.stride(dim), 1);
+  return {.dim = dim, .start = geometry.storage_offset() / stride, .length = geometry.size(dim)};
+}
+
+// Views of whole blocks of a cut dimension; nothing where some are not.
+std::optional<std::vector<at::Tensor>> views_of_blocks(const at::Tensor& self,
+                                                       const std::vector<at::Tensor>& geometries,
+                                                       int64_t dim) {
+  const DTensorSpec& spec = *spec_of(self);
+  if (!spec.is_cut(dim)) return std::nullopt;
+  std::vector<at::Tensor> views;
+  for (const at::Tensor& geometry : geometries) {
+    const DimRange range = range_of(self, geometry, dim);
+    auto placements = placements_of_range(spec, range);
+    if (!placements.has_value() || geometry.strides() != self.strides()) return std::nullopt;
+    const DimRange own = local_range(spec, range);
+    const at::Tensor local = local_of(self).narrow(dim, own.start, own.length);
+    views.push_back(make_dtensor_view(
+        self, local,
+        intern_spec(spec.with_geometry(geometry.sizes().vec(), geometry.strides().vec())
+                        .with_placements(std::move(*placements)))));
+  }
+  return views;
+}
+
 // slice: the dimension stays but is another.
 void slice_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const int64_t at = wrapped(call.argument(1), self.dim());
   const at::Tensor geometry = viewed_geometry(call, self, call.arguments()).toTensor();
   if (geometry.sizes() == self.sizes()) return call.finish(aliased(self));
+  if (const auto views = views_of_blocks(self, {geometry}, at)) return call.finish(views->front());
   finish_view(call, [at](int64_t d) { return d == at ? -1 : d; });
 }
 
@@ -127,6 +158,8 @@ void slice_rule(OperatorCall& call) {
 void split_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const int64_t at = wrapped(*call.find_argument("dim"), self.dim());
+  const auto geometries = viewed_geometry(call, self, call.arguments()).toTensorVector();
+  if (auto views = views_of_blocks(self, geometries, at)) return call.finish(std::move(*views));
   finish_views(call, [at](int64_t d) { return d == at ? -1 : d; });
 }
 

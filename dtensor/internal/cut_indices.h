@@ -1,19 +1,20 @@
 // Indices into a dimension that is cut, as a rank sees them who has a part of it.
 #pragma once
 
-#include "dtensor/internal/shard_layout.h"
+#include "dtensor/internal/dtensor_spec.h"
 
 #include <ATen/core/Tensor.h>
 
 namespace fsdp::internal {
 
 struct CutIndices {
-  at::Tensor in_part;       // counted from the part's begin; 0 for those elsewhere
+  at::Tensor in_part;       // as the part counts; 0 for those elsewhere
   at::Tensor is_elsewhere;  // bool, alike
 };
 
-// Of `indices` into the whole, the same on all ranks that share the dimension. Local.
-CutIndices cut_indices(const at::Tensor& indices, const Chunk& part);
+// Of `indices` into dimension `dim` of a tensor that lies as `spec`, the same on all
+// ranks that share the dimension. Local.
+CutIndices cut_indices(const at::Tensor& indices, const DTensorSpec& spec, int64_t dim);
 
 // Throws IndexError, as the operator does on one device, for an index that no rank has:
 // outside [0, size). Only CPU tensors are looked at, so that no device is waited for.

@@ -46,6 +46,41 @@ void check_partials_commute(const DTensorSpec& spec) {
   }
 }
 
+// Whether a mesh dimension before `m` cuts the same tensor dimension.
+bool is_cut_before(const DTensorSpec& spec, size_t m) {
+  const int64_t dim = spec.placements[m].shard_dim();
+  return std::any_of(spec.placements.begin(),
+                     spec.placements.begin() + static_cast<std::ptrdiff_t>(m),
+                     [dim](const auto& placement) { return placement.is_shard(dim); });
+}
+
+void check_interleaved(const DTensorSpec& spec, size_t m) {
+  const auto [dim, outer, unit] = spec.placements[m].shard();
+  const int64_t size = spec.shape[static_cast<size_t>(dim)];
+  TORCH_CHECK_VALUE(outer >= 1 && unit >= 1, "placements: ", spec.placements[m],
+                    ": outer and unit are at least 1, got ", outer, " and ", unit, " (rank ",
+                    spec.mesh.rank(), ")");
+  TORCH_CHECK_VALUE(size % (outer * unit) == 0, "placements: ", spec.placements[m],
+                    ": outer * unit must divide dimension ", dim, " of ", size, " elements (rank ",
+                    spec.mesh.rank(), ")");
+  TORCH_CHECK_VALUE(!is_cut_before(spec, m) || !spec.placements[m].is_interleaved(),
+                    "placements: ", spec.placements[m], " lies inside another cut of dimension ",
+                    dim,
+                    "; only the first mesh dimension that cuts one may have outer or unit "
+                    "(rank ",
+                    spec.mesh.rank(), ")");
+}
+
+void check_plain_cuts(const DTensorSpec& spec) {
+  for (const Placement& placement : spec.placements) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_interleaved(), placement,
+                                " leaves a rank no box of the tensor, which is needed here. Call "
+                                ".redistribute() to a cut without outer and unit first "
+                                "(collective; rank ",
+                                spec.mesh.rank(), ")");
+  }
+}
+
 void validate(const DTensorSpec& spec) {
   TORCH_CHECK_VALUE(static_cast<int64_t>(spec.placements.size()) == spec.mesh.ndim(),
                     "placements: expected one per ", "mesh dimension, ", spec.mesh.ndim(), " for ",
@@ -62,6 +97,9 @@ void validate(const DTensorSpec& spec) {
                       spec.mesh.rank(), ")");
   }
   check_partials_commute(spec);
+  for (size_t m = 0; m < spec.placements.size(); ++m) {
+    if (spec.placements[m].is_shard()) check_interleaved(spec, m);
+  }
 }
 
 // Never destroyed: DTensors may outlive static destruction.
@@ -120,13 +158,12 @@ bool DTensorSpec::is_cut(int64_t dim) const {
 }
 
 std::vector<Chunk> DTensorSpec::local_box() const {
+  check_plain_cuts(*this);
   return internal::local_box(shape, mesh.shape(), shard_dims(placements), mesh.coordinate());
 }
 
 std::vector<int64_t> DTensorSpec::local_shape() const {
-  std::vector<int64_t> lengths;
-  for (const Chunk& chunk : local_box()) lengths.push_back(chunk.length);
-  return lengths;
+  return internal::local_shape(shape, mesh.shape(), placements, mesh.coordinate());
 }
 
 std::vector<int64_t> shard_dims(const std::vector<Placement>& placements) {
@@ -135,6 +172,17 @@ std::vector<int64_t> shard_dims(const std::vector<Placement>& placements) {
   for (const auto& placement : placements)
     dims.push_back(placement.is_shard() ? placement.shard_dim() : kNotSharded);
   return dims;
+}
+
+DTensorSpec simplified(DTensorSpec spec) {
+  validate(spec);
+  for (size_t m = 0; m < spec.placements.size(); ++m) {
+    if (!spec.placements[m].is_interleaved()) continue;
+    const Shard& cut = spec.placements[m].shard();
+    const int64_t size = spec.shape[static_cast<size_t>(cut.dim)];
+    spec.placements[m] = simplest(cut, size, spec.mesh.size(static_cast<int64_t>(m)));
+  }
+  return spec;
 }
 
 std::vector<Placement> without_partials(std::vector<Placement> placements) {

@@ -31,7 +31,8 @@ struct DTensorSpec {
   // Whether a mesh dimension of more than one rank shards tensor dimension `dim`.
   bool is_cut(int64_t dim) const;
 
-  // What this rank holds, as offsets and lengths in the global tensor.
+  // What this rank holds, as offsets and lengths in the global tensor. Throws
+  // NotImplementedError where an interleaved cut leaves no box.
   std::vector<Chunk> local_box() const;
   std::vector<int64_t> local_shape() const;
 };
@@ -39,6 +40,9 @@ using DTensorSpecPtr = std::shared_ptr<const DTensorSpec>;
 
 // Which tensor dimension each mesh dimension cuts; kNotSharded for none.
 std::vector<int64_t> shard_dims(const std::vector<Placement>& placements);
+
+// `spec` with its cuts written simplest (shard_layout.h). Throws as intern_spec.
+DTensorSpec simplified(DTensorSpec spec);
 
 // `placements` with every Partial turned into Replicate.
 std::vector<Placement> without_partials(std::vector<Placement> placements);

@@ -7,9 +7,14 @@ namespace {
 
 constexpr int64_t kReplicated = -1, kAbsent = -1;
 
-int64_t code_of(const Placement& placement) {
-  if (placement.is_shard()) return placement.shard_dim();
-  return placement.is_replicate() ? kReplicated : -2 - static_cast<int64_t>(placement.partial_op());
+void append_placement(const Placement& placement, MemoKey& key) {
+  if (placement.is_shard()) {
+    const auto [dim, outer, unit] = placement.shard();
+    key.insert(key.end(), {dim, outer, unit});
+  } else {
+    key.push_back(placement.is_replicate() ? kReplicated
+                                           : -2 - static_cast<int64_t>(placement.partial_op()));
+  }
 }
 
 void append_numbers(at::IntArrayRef numbers, MemoKey& key) {
@@ -23,7 +28,7 @@ void append_operand(const at::Tensor& operand, const DeviceMesh& mesh, MemoKey& 
   key.insert(key.end(), operand.strides().begin(), operand.strides().end());
   key.push_back(operand.element_size());
   if (const auto* const meta = find_meta(operand)) {
-    for (const Placement& placement : meta->spec->placements) key.push_back(code_of(placement));
+    for (const Placement& placement : meta->spec->placements) append_placement(placement, key);
   } else {
     key.insert(key.end(), static_cast<size_t>(mesh.ndim()), kReplicated);
   }

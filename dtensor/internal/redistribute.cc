@@ -7,6 +7,7 @@
 #include "dtensor/internal/dtensor_impl.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/alias.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -54,6 +55,23 @@ at::Tensor padded(const at::Tensor& tensor, int64_t dim, int64_t size) {
   return at::constant_pad_nd(tensor, pad, 0);
 }
 
+// With dimension cut.dim as blocks, atoms and elements of an atom.
+std::vector<int64_t> split_shape(std::vector<int64_t> shape, const Shard& cut) {
+  const auto dim = shape.begin() + cut.dim;
+  const int64_t atoms = atoms_of(cut, *dim);
+  *dim = cut.outer;
+  shape.insert(dim + 1, {atoms, cut.unit});
+  return shape;
+}
+
+// What `placement` is once dimension `dim`, the only one that may be interleaved, is
+// split so.
+Placement along_atoms(const Placement& placement, int64_t dim) {
+  if (!placement.is_shard() || placement.shard_dim() < dim) return placement;
+  if (placement.shard_dim() == dim) return Shard{dim + 1};
+  return placement.along(placement.shard_dim() + 2);
+}
+
 // One step along one mesh dimension, all others staying as they are.
 class Step {
  public:
@@ -72,11 +90,28 @@ class Step {
 
   at::Tensor run(const at::Tensor& local, const Placement& from, const Placement& to) const {
     if (from == to || parts_ == 1) return local;
+    if (from.is_interleaved() || to.is_interleaved()) return run_on_atoms(local, from, to);
     const at::Tensor plain = local.resolve_neg().resolve_conj();
     return plain.is_complex() ? moved_as_pairs(plain, from, to) : moved(plain, from, to);
   }
 
  private:
+  // Along its atoms an interleaved cut is a plain one.
+  at::Tensor run_on_atoms(const at::Tensor& local, const Placement& from,
+                          const Placement& to) const {
+    const bool both_cut = from.is_shard() && to.is_shard();
+    if (both_cut &&
+        (from.shard_dim() == to.shard_dim() || from.is_interleaved() == to.is_interleaved()))
+      return run(run(local, from, Replicate{}), Replicate{}, to);
+    const Shard cut = from.is_interleaved() ? from.shard() : to.shard();
+    Step on_atoms = *this;
+    on_atoms.shape_ = split_shape(shape_, cut);
+    const at::Tensor split = local.reshape(split_shape(local.sizes().vec(), cut));
+    const at::Tensor moved =
+        on_atoms.run(split, along_atoms(from, cut.dim), along_atoms(to, cut.dim));
+    return moved.flatten(cut.dim, cut.dim + 2);
+  }
+
   // Backends know no complex numbers: they move as pairs of real ones.
   at::Tensor moved_as_pairs(const at::Tensor& local, const Placement& from,
                             const Placement& to) const {
@@ -244,7 +279,8 @@ class Journey {
     if (!placements_[m].is_shard()) return false;
     const int64_t dim = placements_[m].shard_dim();
     for (size_t outer = 0; outer < m; ++outer) {
-      if (placements_[outer].is_shard(dim) != to[outer].is_shard(dim)) return true;
+      const bool cuts_it = placements_[outer].is_shard(dim) || to[outer].is_shard(dim);
+      if (cuts_it && placements_[outer] != to[outer]) return true;
     }
     return false;
   }
@@ -271,14 +307,9 @@ class Journey {
   }
 
   std::vector<int64_t> shape_without(size_t m) const {
-    auto dims = shard_dims(placements_);
-    dims[m] = kNotSharded;
-    std::vector<int64_t> shape;
-    for (const Chunk& chunk :
-         local_box(spec_.shape, spec_.mesh.shape(), dims, spec_.mesh.coordinate())) {
-      shape.push_back(chunk.length);
-    }
-    return shape;
+    auto others = placements_;
+    others[m] = Replicate{};
+    return local_shape(spec_.shape, spec_.mesh.shape(), others, spec_.mesh.coordinate());
   }
 
   const DTensorSpec& spec_;
@@ -288,11 +319,28 @@ class Journey {
 
 }  // namespace
 
+namespace {
+
+// Atoms [own] of every block.
+at::Tensor part_along(const at::Tensor& whole, const Shard& cut, const Chunk& own) {
+  if (cut.outer == 1) return whole.narrow(cut.dim, own.offset * cut.unit, own.length * cut.unit);
+  return whole.reshape(split_shape(whole.sizes().vec(), cut))
+      .narrow(cut.dim + 1, own.offset, own.length)
+      .flatten(cut.dim, cut.dim + 2);
+}
+
+}  // namespace
+
 at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec) {
-  at::Tensor part = full;
-  const auto box = spec.local_box();
-  for (size_t d = 0; d < box.size(); ++d)
-    part = part.narrow(static_cast<int64_t>(d), box[d].offset, box[d].length);
+  at::Tensor part = at::alias(full);
+  for (size_t m = 0; m < spec.placements.size(); ++m) {
+    if (!spec.placements[m].is_shard()) continue;
+    const Shard& cut = spec.placements[m].shard();
+    const auto mesh_dim = static_cast<int64_t>(m);
+    const Chunk own = chunk_of(atoms_of(cut, part.size(cut.dim)), spec.mesh.size(mesh_dim),
+                               spec.mesh.local_rank(mesh_dim));
+    part = part_along(part, cut, own);
+  }
   return part;
 }
 

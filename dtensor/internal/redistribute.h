@@ -7,6 +7,9 @@
 //                                                        (avg, min, max: everyone keeps it)
 //   Partial(p)    reduce-scatter        all-reduce       all-reduce, then as from Replicate
 //
+// An interleaved cut moves so along its atoms; from one cut to another of which one is
+// interleaved over Replicate where both are, or cut one dimension.
+//
 // Equal placements and mesh dimensions of size 1 move nothing. Below autograd; nothing
 // here is differentiable.
 #pragma once
@@ -20,8 +23,8 @@
 
 namespace fsdp::internal {
 
-// This rank's part of a plain tensor of the global shape; a view. Local. REQUIRES: no
-// Partial placement.
+// This rank's part of a plain tensor of the global shape; a view (never `full` itself),
+// but of a cut in several blocks a copy. Local. REQUIRES: no Partial placement.
 at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec);
 
 // Whether the move sends anything.

@@ -5,6 +5,16 @@
 
 namespace fsdp::internal {
 
+namespace {
+
+// The first rank has the whole dimension.
+Shard simplest_of_one_rank(int64_t dim, int64_t size, int64_t ranks) {
+  const bool is_plain = chunk_capacity(size, ranks) >= size;
+  return {.dim = dim, .outer = 1, .unit = is_plain ? 1 : size};
+}
+
+}  // namespace
+
 int64_t chunk_capacity(int64_t size, int64_t parts) { return (size + parts - 1) / parts; }
 
 Chunk chunk_of(int64_t size, int64_t parts, int64_t index) {
@@ -28,6 +38,34 @@ std::vector<Chunk> local_box(const std::vector<int64_t>& shape,
     outer = {.offset = outer.offset + inner.offset, .length = inner.length};
   }
   return box;
+}
+
+std::vector<int64_t> local_shape(std::vector<int64_t> shape, const std::vector<int64_t>& mesh_shape,
+                                 const std::vector<Placement>& placements,
+                                 const std::vector<int64_t>& coordinate) {
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (!placements[m].is_shard()) continue;
+    const Shard& cut = placements[m].shard();
+    int64_t& size = shape[static_cast<size_t>(cut.dim)];
+    const Chunk own = chunk_of(atoms_of(cut, size), mesh_shape[m], coordinate[m]);
+    size = cut.outer * own.length * cut.unit;
+  }
+  return shape;
+}
+
+int64_t atoms_of(const Shard& cut, int64_t size) { return size / (cut.outer * cut.unit); }
+
+Shard simplest(const Shard& cut, int64_t size, int64_t ranks) {
+  const int64_t atoms = atoms_of(cut, size);
+  const int64_t capacity = chunk_capacity(atoms, ranks);
+  if (capacity >= atoms) return simplest_of_one_rank(cut.dim, size, ranks);
+  const int64_t block = size / cut.outer;
+  for (int64_t unit = 1; unit < cut.unit; ++unit) {
+    if (block % unit != 0) continue;
+    if (unit * chunk_capacity(block / unit, ranks) == capacity * cut.unit)
+      return {.dim = cut.dim, .outer = cut.outer, .unit = unit};
+  }
+  return cut;
 }
 
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {

@@ -1,9 +1,11 @@
-// Where a shard lies: the integer arithmetic of torch.chunk, and of chunks of chunks on
-// an n-D mesh. No torch here.
+// Where a shard lies: the integer arithmetic of torch.chunk, of blocks and atoms, and of
+// chunks of chunks on an n-D mesh. No torch here.
 //
 //   chunk_of(/*size=*/5, /*parts=*/4, /*index=*/2);   // {offset 4, length 1}
 //   chunk_of(5, 4, 3);  // {offset 5, length 0}: trailing chunks may be empty
 #pragma once
+
+#include "dtensor/placement.h"
 
 #include <cstdint>
 #include <vector>
@@ -31,6 +33,19 @@ std::vector<Chunk> local_box(const std::vector<int64_t>& shape,
                              const std::vector<int64_t>& mesh_shape,
                              const std::vector<int64_t>& shard_dims,
                              const std::vector<int64_t>& coordinate);
+
+// What that coordinate holds of a tensor that lies as `placements`, one per mesh
+// dimension, say. REQUIRES: outer * unit divides what earlier cuts left of a dimension.
+std::vector<int64_t> local_shape(std::vector<int64_t> shape, const std::vector<int64_t>& mesh_shape,
+                                 const std::vector<Placement>& placements,
+                                 const std::vector<int64_t>& coordinate);
+
+// The atoms in each block of a dimension of `size` elements. REQUIRES: both divide.
+int64_t atoms_of(const Shard& cut, int64_t size);
+
+// The simplest cut by which each of `ranks` ranks has the same of a dimension of `size`
+// elements as by `cut`: equal cuts are written alike. All that one rank has is one block.
+Shard simplest(const Shard& cut, int64_t size, int64_t ranks);
 
 // Row-major strides, as at::empty(shape) has them.
 std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape);

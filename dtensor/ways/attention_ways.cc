@@ -40,7 +40,8 @@ std::vector<Way> attention_ways(const CallGeometry& call, size_t query, size_t r
   std::vector<Way> ways;
   for (int64_t dim : dims_that_may_be_cut(q, call.operands[query + 1], call.parts)) {
     Way way{.results = std::vector<Placement>(results, Shard{dim}),
-            .operands = std::vector<Placement>(call.operands.size(), Shard{dim})};
+            .operands = std::vector<Placement>(call.operands.size(), Shard{dim}),
+            .takes_empty_parts = false};
     way.operands.back() = broadcast_along(mask, kNdim, dim, q.size(dim));
     ways.push_back(std::move(way));
   }

@@ -1,6 +1,7 @@
 #include "dtensor/ways/propagate.h"
 
 #include "dtensor/ways/choose_way.h"
+#include "dtensor/ways/interleaved_ways.h"
 
 #include <algorithm>
 
@@ -41,6 +42,30 @@ std::vector<Way> possible_ways(std::vector<Way> ways, const CallPlacements& plac
   return ways;
 }
 
+// Whether a dimension that `placements` cuts already, along an earlier mesh dimension,
+// would be cut by `next` in blocks: only the first cut of a dimension may be so.
+bool is_inside_another(const TensorPlacements& placements, const Placement& next) {
+  return next.is_interleaved() &&
+         std::any_of(placements.begin(), placements.end(),
+                     [&](const auto& cut) { return cut.is_shard(next.shard_dim()); });
+}
+
+bool fits_inside(const Propagation& earlier, const Way& way) {
+  for (size_t i = 0; i < way.operands.size(); ++i) {
+    if (is_inside_another(earlier.operands[i], way.operands[i])) return false;
+  }
+  for (size_t i = 0; i < way.results.size(); ++i) {
+    if (is_inside_another(earlier.results[i], way.results[i])) return false;
+  }
+  return true;
+}
+
+std::vector<Placement> arriving_along(const CallPlacements& placements, size_t mesh_dim) {
+  std::vector<Placement> arriving;
+  for (const auto& operand : placements.operands) arriving.push_back(operand[mesh_dim]);
+  return arriving;
+}
+
 void append(const std::vector<Placement>& placements, std::vector<TensorPlacements>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].push_back(placements[i]);
 }
@@ -54,7 +79,9 @@ Propagation propagate(const WaysOf& ways, CallGeometry call, const CallPlacement
   const Way replicated = replicated_way(results, call.operands.size());
   for (size_t m = 0; m < placements.mesh_shape.size(); ++m) {
     call.parts = parts_with(placements, m);
-    const auto candidates = possible_ways(ways(call), placements, m);
+    auto candidates = possible_ways(
+        with_interleaved_ways(ways(call), call, arriving_along(placements, m)), placements, m);
+    std::erase_if(candidates, [&](const Way& way) { return !fits_inside(propagation, way); });
     const Way* const chosen =
         choose_way(candidates, arrivals(call, placements, m), placements.mesh_shape[m]);
     const Way& way = chosen != nullptr ? *chosen : replicated;

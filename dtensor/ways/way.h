@@ -4,9 +4,9 @@
 //   Way{.results = {Shard{0}}, .operands = {Shard{0}, Replicate{}}};   // rows of a product
 //
 // An operator has several, its family's table lists them. Each is exact whatever the
-// sizes: parts may be uneven or empty. So each mesh dimension may go a way of its own,
-// since the parts that one leaves are operands of the same operator to the next. No torch
-// here.
+// sizes: parts may be uneven, and empty unless it says otherwise. So each mesh dimension
+// may go a way of its own, since the parts that one leaves are operands of the same
+// operator to the next. No torch here.
 #pragma once
 
 #include "dtensor/placement.h"
@@ -20,6 +20,7 @@ namespace fsdp::internal {
 struct Way {
   std::vector<Placement> results;
   std::vector<Placement> operands;  // one per tensor argument; Replicate for absent ones
+  bool takes_empty_parts = true;
 
   bool operator==(const Way&) const = default;
 };

@@ -21,6 +21,10 @@ void place_parameters(ManagedModules& managed, const DeviceMesh& mesh,
     TORCH_CHECK_VALUE(dim >= 0 && dim < ndim, "fully_shard: shard_placement_fn gave Shard(",
                       placement->dim, ") for parameter '", param.path, "' of ", ndim,
                       " dimensions (rank ", mesh.rank(), ")");
+    TORCH_CHECK_NOT_IMPLEMENTED(
+        !Placement(*placement).is_interleaved(), "fully_shard: shard_placement_fn gave ",
+        *placement, " for parameter '", param.path,
+        "'; allowed are cuts without outer and unit (rank ", mesh.rank(), ")");
     param.sharded_dim = dim;
   }
 }

@@ -108,7 +108,8 @@ std::vector<std::string> noted(const Placement& placement,
 
 TEST(GatheredViews, AreNotedAndThoseThatKeepTheCutAreNone) {
   run_ranks(2, [](int64_t) {
-    EXPECT_THAT(noted(Shard{1}, [](const auto& t) { t.view(-1); }), ElementsAre("aten::view"));
+    EXPECT_THAT(noted(Shard{1}, [](const auto& t) { t.view({3, 8}); }), ElementsAre("aten::view"));
+    EXPECT_THAT(noted(Shard{1}, [](const auto& t) { t.view(-1).view({2, 12}); }), IsEmpty());
     EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.view(-1).view({4, 6}); }), IsEmpty());
     EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.select(0, 1); }),
                 ElementsAre("aten::select.int"));
@@ -117,9 +118,10 @@ TEST(GatheredViews, AreNotedAndThoseThatKeepTheCutAreNone) {
                 ElementsAre("aten::split.Tensor"));
     EXPECT_THAT(noted(Shard{0},
                       [](const auto& t) {
-                        at::cat({t, t});
+                        at::cat({t, distribute_tensor(waves({3, 6}), two_ranks(), {Shard{0}})});
                       }),
                 ElementsAre("aten::cat", "aten::cat"));
+    EXPECT_THAT(noted(Shard{0}, [](const auto& t) { at::cat({t, t}); }), IsEmpty());
     EXPECT_THAT(noted(Shard{0}, [](const auto& t) { at::cat({t, t}, 1); }), IsEmpty());
     const auto first = at::zeros({1}, at::kLong);
     EXPECT_THAT(noted(Shard{0}, [&](const auto& t) { t.index_select(0, first); }),
@@ -137,15 +139,16 @@ TEST(GatheredViews, AreNotedAndThoseThatKeepTheCutAreNone) {
 TEST(GatheredViews, AreNotWrittenNorAreTheirViewsButCopiesAre) {
   run_ranks(2, [](int64_t) {
     const at::Tensor t = distribute_tensor(waves({4, 6}), two_ranks(), {Shard{1}});
-    const auto flat = t.view(-1);
-    for (const auto& view : {flat, flat.narrow(0, 0, 3), flat.detach(), flat.view({6, 4})}) {
+    const auto gathered = t.view({3, 8});
+    for (const auto& view :
+         {gathered, gathered.narrow(0, 0, 2), gathered.detach(), gathered.view({6, 4})}) {
       EXPECT_THAT(testing::error_of([&] { view.add_(1); }), HasSubstr("is a gathered copy"));
       EXPECT_THAT(testing::error_of([&] { at::add_out(const_cast<at::Tensor&>(view), view, 1); }),
                   HasSubstr("is a gathered copy"));
     }
     EXPECT_TRUE(whole(t).equal(waves({4, 6})));
-    EXPECT_TRUE(whole(flat.clone().add_(1)).equal(waves({4, 6}).view(-1).add(1)));
-    EXPECT_TRUE(whole(flat.mul(2).add_(1)).equal(waves({4, 6}).view(-1).mul(2).add(1)));
+    EXPECT_TRUE(whole(gathered.clone().add_(1)).equal(waves({3, 8}).add(1)));
+    EXPECT_TRUE(whole(gathered.mul(2).add_(1)).equal(waves({3, 8}).mul(2).add(1)));
     t.view({2, 2, 6}).add_(1);  // one that keeps the cut writes what it shows
     EXPECT_TRUE(whole(t).equal(waves({4, 6}).add(1)));
   });

@@ -1,6 +1,7 @@
 #include "tests/dtensor/random_transitions.h"
 
 #include "tests/dtensor/partial_values.h"
+#include "tests/dtensor/random_blocks.h"
 #include "tests/support/thread_ranks.h"
 
 #include <c10/util/ArrayRef.h>
@@ -29,8 +30,8 @@ Transition random_transition(std::mt19937& random, int64_t mesh_ndim) {
   std::vector<int64_t> shape(1 + random() % 3);
   for (auto& size : shape) size = static_cast<int64_t>(random() % 10);
   const auto ndim = static_cast<int64_t>(shape.size());
-  auto from = random_placements(random, mesh_ndim, ndim);
-  auto to = random_placements(random, mesh_ndim, ndim);
+  auto from = with_random_blocks(random_placements(random, mesh_ndim, ndim), shape, random);
+  auto to = with_random_blocks(random_placements(random, mesh_ndim, ndim), shape, random);
   return {std::move(from), std::move(to), std::move(shape), random()};
 }
 

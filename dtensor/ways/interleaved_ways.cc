@@ -1,0 +1,67 @@
+#include "dtensor/ways/interleaved_ways.h"
+
+#include "dtensor/internal/shard_layout.h"
+
+#include <algorithm>
+#include <optional>
+
+namespace fsdp::internal {
+namespace {
+
+// The length of every dimension that the way cuts; none where they differ.
+std::optional<int64_t> cut_length(const Way& way, const CallGeometry& call) {
+  std::optional<int64_t> length;
+  for (size_t i = 0; i < way.operands.size(); ++i) {
+    if (!way.operands[i].is_shard()) continue;
+    const int64_t size = call.operands[i].size(way.operands[i].shard_dim());
+    if (length.has_value() && *length != size) return std::nullopt;
+    length = size;
+  }
+  return length;
+}
+
+bool leaves_a_part_empty(const Shard& cut, int64_t length, int64_t parts) {
+  return chunk_of(atoms_of(cut, length), parts, parts - 1).length == 0;
+}
+
+void cut_alike(std::vector<Placement>& placements, const Shard& cut) {
+  for (Placement& placement : placements) {
+    if (placement.is_shard()) placement = Placement(cut).along(placement.shard_dim());
+  }
+}
+
+bool lets_stay(const Way& way, const std::vector<Placement>& arriving) {
+  for (size_t i = 0; i < arriving.size(); ++i) {
+    if (arriving[i].is_interleaved() && way.operands[i] == arriving[i]) return true;
+  }
+  return false;
+}
+
+std::optional<Way> cut_as(Way way, const Shard& cut, const CallGeometry& call,
+                          const std::vector<Placement>& arriving) {
+  const auto length = cut_length(way, call);
+  if (!length.has_value() || *length % (cut.outer * cut.unit) != 0) return std::nullopt;
+  if (!way.takes_empty_parts && leaves_a_part_empty(cut, *length, call.parts)) return std::nullopt;
+  cut_alike(way.operands, cut);
+  cut_alike(way.results, cut);
+  if (!lets_stay(way, arriving)) return std::nullopt;
+  return way;
+}
+
+}  // namespace
+
+std::vector<Way> with_interleaved_ways(std::vector<Way> ways, const CallGeometry& call,
+                                       const std::vector<Placement>& arriving) {
+  const size_t plain = ways.size();
+  for (const Placement& placement : arriving) {
+    if (!placement.is_interleaved()) continue;
+    for (size_t i = 0; i < plain; ++i) {
+      const auto way = cut_as(ways[i], placement.shard(), call, arriving);
+      if (way.has_value() && std::find(ways.begin(), ways.end(), *way) == ways.end())
+        ways.push_back(*way);
+    }
+  }
+  return ways;
+}
+
+}  // namespace fsdp::internal
