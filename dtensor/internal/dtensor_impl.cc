@@ -57,6 +57,11 @@ class DTensorImpl final : public c10::TensorImpl {
 
 }  // namespace
 
+c10::DispatchKeySet& KeysOfNewDTensors::current() {
+  thread_local c10::DispatchKeySet keys;
+  return keys;
+}
+
 at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
                         c10::intrusive_ptr<DTensorOwner> owner) {
   install_dtensor_kernels();
@@ -64,7 +69,7 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
   // mode).
   auto keys = c10::DispatchKeySet(
       c10::computeDispatchKey(local.scalar_type(), c10::kStrided, local.device()));
-  keys = keys.add(kDTensorKey);
+  keys = keys.add(kDTensorKey) | KeysOfNewDTensors::current();
   if (owner) keys = keys | owner->extra_keys();
   auto impl = c10::make_intrusive<DTensorImpl>(keys, local.dtype(), local.device());
   impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
@@ -76,8 +81,9 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
 
 at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpecPtr spec) {
   auto* const source = base.unsafeGetTensorImpl();
+  const DTensorMeta& meta = meta_of(base);
   if (local.scalar_type() != base.scalar_type()) {
-    at::Tensor view = make_dtensor(local, std::move(spec), meta_of(base).owner);
+    at::Tensor view = make_dtensor(local, std::move(spec), meta.owner);
     view.unsafeGetTensorImpl()->set_version_counter(source->version_counter());
     return view;
   }
@@ -85,14 +91,20 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
                                               /*allow_tensor_metadata_change=*/true);
   impl->set_sizes_and_strides(spec->shape, spec->stride);
   impl->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta_of(base).owner));
+      c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta.owner, meta.style));
   return at::Tensor(std::move(impl));
 }
 
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
   const auto& meta = meta_of(dtensor);
   dtensor.unsafeGetTensorImpl()->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(local, meta.spec, meta.owner));
+      c10::make_intrusive<DTensorMeta>(local, meta.spec, meta.owner, meta.style));
+}
+
+void set_style(const at::Tensor& dtensor, DTensorStylePtr style) {
+  const auto& meta = meta_of(dtensor);
+  dtensor.unsafeGetTensorImpl()->set_backend_meta(
+      c10::make_intrusive<DTensorMeta>(meta.local, meta.spec, meta.owner, std::move(style)));
 }
 
 uint32_t local_version_of(const at::Tensor& tensor) {

@@ -1,6 +1,6 @@
 // How a DTensor is made of LibTorch's parts: a TensorImpl of global shape without
 // storage, with the DTensor dispatch key and a c10::BackendMeta that holds {local tensor,
-// spec, owner}. detach(), set_data() and shallow_copy_from() keep it.
+// spec, owner, style}. detach(), set_data() and shallow_copy_from() keep it.
 #pragma once
 
 #include "dtensor/internal/dtensor_key.h"
@@ -37,14 +37,37 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   virtual void before_whole_read(const at::Tensor& /*dtensor*/) {}
 };
 
+// What layers above know of a parameter, and of its views, which share it.
+using DTensorStylePtr = c10::intrusive_ptr<c10::intrusive_ptr_target>;
+
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_tensor, DTensorSpecPtr spec_ptr,
-              c10::intrusive_ptr<DTensorOwner> owner_ptr)
-      : local(std::move(local_tensor)), spec(std::move(spec_ptr)), owner(std::move(owner_ptr)) {}
+              c10::intrusive_ptr<DTensorOwner> owner_ptr, DTensorStylePtr style_ptr = {})
+      : local(std::move(local_tensor)),
+        spec(std::move(spec_ptr)),
+        owner(std::move(owner_ptr)),
+        style(std::move(style_ptr)) {}
 
   at::Tensor local;
   DTensorSpecPtr spec;
   c10::intrusive_ptr<DTensorOwner> owner;  // null for none
+  DTensorStylePtr style;                   // null for none
+};
+
+// Further dispatch keys of every DTensor that this thread makes while it lives: results
+// are then met by who met the operands.
+class KeysOfNewDTensors {
+ public:
+  explicit KeysOfNewDTensors(c10::DispatchKeySet keys)
+      : before_(std::exchange(current(), current() | keys)) {}
+  ~KeysOfNewDTensors() { current() = before_; }
+  KeysOfNewDTensors(const KeysOfNewDTensors&) = delete;
+  KeysOfNewDTensors& operator=(const KeysOfNewDTensors&) = delete;
+
+  static c10::DispatchKeySet& current();
+
+ private:
+  c10::DispatchKeySet before_;
 };
 
 // Null for a plain tensor, and an undefined one. An optimizer's step asks a dozen times
@@ -60,13 +83,16 @@ inline const DTensorMeta* find_meta(const at::Tensor& tensor) {
 at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
                         c10::intrusive_ptr<DTensorOwner> owner = {});
 
-// A DTensor that is a view of `base`: its keys, version counter and owner, over a view of
-// its local tensor.
+// A DTensor that is a view of `base`: its keys, version counter, owner and style, over a
+// view of its local tensor.
 at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpecPtr spec);
 
 // Puts another local tensor of the same shape behind `dtensor`, and behind nothing else
 // that shares the old one.
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
+
+// REQUIRES: is_dtensor(dtensor).
+void set_style(const at::Tensor& dtensor, DTensorStylePtr style);
 
 // REQUIRES: is_dtensor(tensor), as all below.
 inline const DTensorMeta& meta_of(const at::Tensor& tensor) {

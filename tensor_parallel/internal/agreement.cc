@@ -1,0 +1,63 @@
+#define XXH_INLINE_ALL
+#include "tensor_parallel/internal/agreement.h"
+
+#include "device_mesh/collectives/collectives.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/tensor.h>
+#include <c10/util/Exception.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <string>
+
+namespace fsdp::internal {
+namespace {
+
+uint64_t hash_of(const std::string& text, uint64_t seed) {
+  return XXH3_64bits_withSeed(text.data(), text.size(), seed);
+}
+
+int64_t hash_of(const PlannedParameter& parameter) {
+  uint64_t hash = hash_of(parameter.path, 0);
+  hash = hash_of(to_string(*parameter.spec), hash);
+  const at::Tensor values = parameter.member.detach().cpu();
+  hash ^= static_cast<uint64_t>(values.scalar_type());
+  if (values.numel() > 0)
+    hash = XXH3_64bits_withSeed(values.const_data_ptr(), values.nbytes(), hash);
+  return static_cast<int64_t>(hash);
+}
+
+at::Tensor gathered(const std::vector<int64_t>& words, const DeviceMesh& mesh) {
+  const auto on_device = c10::TensorOptions(c10::kLong).device(local_device(mesh));
+  at::Tensor own = at::tensor(words, c10::kLong).to(on_device.device());
+  const auto count = static_cast<int64_t>(words.size());
+  at::Tensor all = at::empty({mesh.size() * count}, on_device);
+  all_gather(mesh.group(), all, own).wait("parallelize_module: agreement of parameters");
+  return all.cpu().view({mesh.size(), count});
+}
+
+}  // namespace
+
+void check_agreement(const std::vector<PlannedParameter>& parameters, const DeviceMesh& mesh) {
+  const auto counts = gathered({static_cast<int64_t>(parameters.size())}, mesh);
+  for (int64_t r = 1; r < mesh.size(); ++r) {
+    TORCH_CHECK_VALUE(counts[r].equal(counts[0]), "parallelize_module: the plan means ",
+                      counts[0].item<int64_t>(), " parameters on coordinate 0 of ", mesh, " and ",
+                      counts[r].item<int64_t>(), " on coordinate ", r, " (all ranks see this)");
+  }
+  std::vector<int64_t> words;
+  for (const auto& parameter : parameters) words.push_back(hash_of(parameter));
+  const at::Tensor all = gathered(words, mesh);
+  for (size_t i = 0; i < parameters.size(); ++i) {
+    const auto column = all.select(1, static_cast<int64_t>(i));
+    for (int64_t r = 1; r < mesh.size(); ++r) {
+      TORCH_CHECK_VALUE(column[r].equal(column[0]), "parallelize_module: parameter '",
+                        parameters[i].path, "' differs between coordinates 0 and ", r, " of ", mesh,
+                        ": its name, shape, dtype, cut or values; give every rank the same seed, "
+                        "or load the same weights (all ranks see this)");
+    }
+  }
+}
+
+}  // namespace fsdp::internal

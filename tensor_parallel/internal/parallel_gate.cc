@@ -1,0 +1,103 @@
+#include "tensor_parallel/internal/parallel_gate.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/differentiable.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "on_demand/gate_arguments.h"
+#include "tensor_parallel/internal/placed_input.h"
+#include "tensor_parallel/internal/styled_operators.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <mutex>
+#include <optional>
+#include <string_view>
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+// Element i of one list meets element i of the others only, and optimizers, which use
+// them, record no graph.
+bool is_per_element(const GateArguments& arguments) {
+  const std::string_view name = arguments.schema().name();
+  return name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_");
+}
+
+bool writes_plain(const GateArguments& arguments) {
+  bool found = false;
+  arguments.for_each(
+      [&](const at::Tensor& tensor, bool writes) { found |= writes && !is_dtensor(tensor); });
+  return found;
+}
+
+at::Tensor whole(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : at::Tensor();
+}
+
+std::optional<DeviceMesh> mesh_among(const GateArguments& arguments) {
+  std::optional<DeviceMesh> mesh;
+  arguments.for_each([&](const at::Tensor& tensor, bool) {
+    if (!mesh.has_value() && is_dtensor(tensor)) mesh = spec_of(tensor)->mesh;
+  });
+  return mesh;
+}
+
+bool has_recorded_plain(const GateArguments& arguments) {
+  bool found = false;
+  arguments.for_each([&](const at::Tensor& tensor, bool) {
+    found |= !is_dtensor(tensor) && tensor.requires_grad();
+  });
+  return found;
+}
+
+void place_recorded_plain(GateArguments& arguments) {
+  if (!at::GradMode::is_enabled() || !has_recorded_plain(arguments)) return;
+  const auto mesh = mesh_among(arguments);
+  if (!mesh.has_value()) return;
+  arguments.replace_each([&](const at::Tensor& tensor) {
+    if (is_dtensor(tensor) || !tensor.requires_grad()) return at::Tensor();
+    return placed_input(tensor, *mesh, Replicate{});
+  });
+}
+
+}  // namespace
+
+void run_below_parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                             torch::jit::Stack* stack) {
+  const KeysOfNewDTensors parallel{c10::DispatchKeySet(kParallelKey)};
+  std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
+  // What is no operator of LibTorch may have a body that mixes tensors anew.
+  if (std::string_view(op.schema().name()).starts_with("aten::")) excluded.emplace(kParallelKey);
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParallelKey),
+                     stack);
+}
+
+void parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack) {
+  forget_input_without_source();
+  GateArguments arguments(op, *stack);
+  if (!is_per_element(arguments)) {
+    if (writes_plain(arguments)) {
+      arguments.replace_each(whole);
+      return op.callBoxed(stack);
+    }
+    place_recorded_plain(arguments);
+  }
+  run_below_parallel_gate(op, keys, stack);
+}
+
+void install_parallel_gate() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    // Never destroyed: kernels stay for the life of the process.
+    static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();
+    register_styled_operators(handles);
+    handles.push_back(c10::Dispatcher::singleton().registerFallback(
+        kParallelKey, c10::KernelFunction::makeFromBoxedFunction<&parallel_gate>(),
+        "fsdp tensor parallel"));
+  });
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,31 @@
+// What runs first, above autograd, in every operator that meets a tensor-parallel member
+// or a DTensor computed from one: plain tensors and DTensors come to one kind, with the
+// edges that autograd needs, and styles act (styled_operators.h).
+#pragma once
+
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/stack.h>
+#include <c10/core/DispatchKeySet.h>
+
+namespace fsdp::internal {
+
+// Carried by members of a plan, and by the DTensors that operators make of them. Above
+// the gate of on_demand/, so that what a style moves is on its way before parameters are
+// touched. LibTorch registers nothing for it.
+inline constexpr c10::DispatchKey kParallelKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+// Registers the kernels under the key. Idempotent, thread-safe; called before the first
+// tensor gets it.
+void install_parallel_gate();
+
+// Operators without a style: a plain operand that requires grad becomes a replicated
+// DTensor, whose gradient comes back plain; where a plain tensor is written, the DTensors
+// come to it, whole. May be collective.
+void parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                   torch::jit::Stack* stack);
+
+// Runs the operator as it is below this gate; its results carry the key.
+void run_below_parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                             torch::jit::Stack* stack);
+
+}  // namespace fsdp::internal

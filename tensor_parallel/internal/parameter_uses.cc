@@ -1,0 +1,115 @@
+#include "tensor_parallel/internal/parameter_uses.h"
+
+#include <stdexcept>
+
+namespace fsdp::internal {
+namespace {
+
+[[noreturn]] void refuse(const std::string& reason) { throw std::invalid_argument(reason); }
+
+// The cut of dimension `dim`.
+Placement cut(const ParameterRole& role, int64_t dim, int64_t sections, int64_t unit) {
+  if (sections < 1 || unit < 1) {
+    refuse("sections and unit must be at least 1, got " + std::to_string(sections) + " and " +
+           std::to_string(unit));
+  }
+  const auto ndim = static_cast<int64_t>(role.shape.size());
+  const int64_t size = dim < ndim ? role.shape[static_cast<size_t>(dim)] : 0;
+  if (dim >= ndim || size % (sections * unit) != 0) {
+    refuse("dimension " + std::to_string(dim) + " of size " + std::to_string(size) +
+           " is not a multiple of sections * unit = " + std::to_string(sections * unit));
+  }
+  return Shard{dim, sections, unit};
+}
+
+[[noreturn]] void refuse_role(const char* style, const ParameterRole& role) {
+  refuse(std::string(style) +
+         " knows the weight and bias of Linear, and of modules of one's own "
+         "with a weight of two dimensions, and the weight of Embedding; not the " +
+         role.leaf + " of a " + role.module_type +
+         ". Name the parameter and give it a ShardParameter");
+}
+
+struct ParameterOfStyle {
+  const ParameterRole& role;
+
+  ParallelParameter operator()(const ColwiseParallel& style) const {
+    if (role.kind == ModuleKind::kEmbedding && role.leaf == "weight") {
+      return {
+          cut(role, 1, style.sections, style.unit),
+          {.product = {}, .lookup = Use{.input = {}, .output = style.output_layout}, .norm = {}}};
+    }
+    if (role.kind == ModuleKind::kOther) refuse_role("ColwiseParallel", role);
+    const Placement rows = cut(role, 0, style.sections, style.unit);
+    if (role.leaf == "bias") return {rows, {}};
+    if (role.leaf != "weight") refuse_role("ColwiseParallel", role);
+    return {rows,
+            {.product = Use{.input = Replicate{}, .output = style.output_layout},
+             .lookup = {},
+             .norm = {}}};
+  }
+
+  ParallelParameter operator()(const RowwiseParallel& style) const {
+    const Placement output = style.output_layout.value_or(Replicate{});
+    if (role.kind == ModuleKind::kEmbedding && role.leaf == "weight") {
+      return {cut(role, 0, 1, style.unit),
+              {.product = {}, .lookup = Use{.input = {}, .output = output}, .norm = {}}};
+    }
+    if (role.kind == ModuleKind::kProduct && role.leaf == "bias") return {Replicate{}, {}};
+    if (role.kind == ModuleKind::kOther || role.leaf != "weight")
+      refuse_role("RowwiseParallel", role);
+    return {cut(role, 1, 1, style.unit),
+            {.product = Use{.input = Shard{-1, 1, style.unit}, .output = output},
+             .lookup = {},
+             .norm = {}}};
+  }
+
+  ParallelParameter operator()(const SequenceParallel& style) const {
+    return {Replicate{},
+            {.product = {},
+             .lookup = {},
+             .norm = Use{.input = Shard{style.sequence_dim}, .output = {}}}};
+  }
+
+  ParallelParameter operator()(const ReplicateParallel&) const { return {Replicate{}, {}}; }
+
+  ParallelParameter operator()(const ShardParameter& style) const {
+    const Placement& placement = style.placement;
+    if (placement.is_partial()) refuse("a parameter can not be Partial");
+    if (!placement.is_shard()) return {placement, {}};
+    const Placement counted =
+        counted_from_start(placement, static_cast<int64_t>(role.shape.size()));
+    const Shard& shard = counted.shard();
+    return {cut(role, shard.dim, shard.outer, shard.unit), {}};
+  }
+};
+
+std::optional<Use> either(const std::optional<Use>& one, const std::optional<Use>& other) {
+  if (one.has_value() && other.has_value() && *one != *other)
+    refuse("it is tied, and its styles want different inputs or outputs of one operator");
+  return one.has_value() ? one : other;
+}
+
+}  // namespace
+
+ParallelParameter parallel_parameter(const ParallelStyle& style, const ParameterRole& role) {
+  return std::visit(ParameterOfStyle{role}, style);
+}
+
+ParallelParameter tied(const ParallelParameter& one, const ParallelParameter& other) {
+  if (one.placement != other.placement) {
+    refuse("it is tied, and its styles cut it as " + to_string(one.placement) + " and as " +
+           to_string(other.placement));
+  }
+  return {one.placement,
+          {.product = either(one.uses.product, other.uses.product),
+           .lookup = either(one.uses.lookup, other.uses.lookup),
+           .norm = either(one.uses.norm, other.uses.norm)}};
+}
+
+Placement counted_from_start(const Placement& placement, int64_t ndim) {
+  if (!placement.is_shard() || placement.shard_dim() >= 0) return placement;
+  return placement.along(placement.shard_dim() + ndim);
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,59 @@
+// What a style means for one parameter: how it is cut, and where the input and the result
+// of the operator that uses it lie. No torch here.
+#pragma once
+
+#include "dtensor/placement.h"
+#include "tensor_parallel/parallel_plan.h"
+
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal {
+
+// Nothing where the rules decide.
+struct Use {
+  std::optional<Placement> input;
+  std::optional<Placement> output;
+  bool operator==(const Use&) const = default;
+};
+
+// By the operator that reads the parameter: a tied one may have several.
+struct ParameterUses {
+  std::optional<Use> product;  // input times weight.t()
+  std::optional<Use> lookup;   // rows of a table
+  std::optional<Use> norm;
+  bool operator==(const ParameterUses&) const = default;
+};
+
+struct ParallelParameter {
+  Placement placement;
+  ParameterUses uses;
+};
+
+enum class ModuleKind {
+  kProduct,  // Linear, and modules of one's own with a 2-D `weight`
+  kEmbedding,
+  kOther,
+};
+
+struct ParameterRole {
+  ModuleKind kind;
+  std::string leaf;            // "weight"
+  std::vector<int64_t> shape;  // of the parameter
+  std::string module_type;     // for errors
+};
+
+// Throws std::invalid_argument, which says why, for a style that does not know such a
+// parameter, and for units and sections that do not divide the dimension.
+ParallelParameter parallel_parameter(const ParallelStyle& style, const ParameterRole& role);
+
+// What holds of a parameter that has both. Throws std::invalid_argument where they say
+// different things.
+ParallelParameter tied(const ParallelParameter& one, const ParallelParameter& other);
+
+// `placement` of a tensor of `ndim` dimensions, with its dimension counted from the
+// start.
+Placement counted_from_start(const Placement& placement, int64_t ndim);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,71 @@
+#include "tensor_parallel/internal/placed_input.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/differentiable.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "tensor_parallel/internal/parallel_gate.h"
+#include "tensor_parallel/internal/parameter_uses.h"
+
+#include <ATen/core/grad_mode.h>
+#include <c10/util/Exception.h>
+
+#include <optional>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+using Source = c10::weak_intrusive_ptr<c10::TensorImpl>;
+
+struct Kept {
+  Source source;
+  uint32_t version;
+  Placement to;
+  at::Tensor placed;
+
+  bool is_of(const at::Tensor& input, const Placement& wanted) const {
+    const bool records = input.requires_grad() && at::GradMode::is_enabled();
+    return !source.expired() && source._unsafe_get_target() == input.unsafeGetTensorImpl() &&
+           version == version_of(input) && to == wanted && placed.requires_grad() == records;
+  }
+  static uint32_t version_of(const at::Tensor& input) {
+    return input.is_inference() ? 0 : static_cast<uint32_t>(input._version());
+  }
+};
+
+std::optional<Kept>& kept() {
+  thread_local std::optional<Kept> kept;
+  return kept;
+}
+
+at::Tensor on_mesh(const at::Tensor& input, const DeviceMesh& mesh) {
+  if (!is_dtensor(input)) {
+    return differentiable_from_local(
+        input, intern_spec({mesh, {Replicate{}}, input.sizes().vec(), input.strides().vec()}));
+  }
+  TORCH_CHECK_VALUE(spec_of(input)->mesh == mesh, "an operator's input lies on ",
+                    spec_of(input)->mesh, ", its tensor-parallel parameter on ", mesh,
+                    "; bring it there with full_tensor() (rank ", mesh.rank(), ")");
+  return input;
+}
+
+}  // namespace
+
+at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to) {
+  const Placement wanted = counted_from_start(to, input.dim());
+  if (kept().has_value() && kept()->is_of(input, wanted)) return kept()->placed;
+  const KeysOfNewDTensors parallel{c10::DispatchKeySet(kParallelKey)};
+  at::Tensor placed = differentiable_redistribute(on_mesh(input, mesh), {wanted});
+  if (placed.is_same(input)) return placed;
+  kept().emplace(Kept{.source = Source(input.getIntrusivePtr()),
+                      .version = Kept::version_of(input),
+                      .to = wanted,
+                      .placed = placed});
+  return placed;
+}
+
+void forget_input_without_source() {
+  if (kept().has_value() && kept()->source.expired()) kept().reset();
+}
+
+}  // namespace fsdp::internal

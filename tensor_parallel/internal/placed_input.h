@@ -1,0 +1,21 @@
+// The input of an operator, brought to where its style wants it: once for all that read
+// it, as query, key and value do, so that their gradients meet before they are reduced.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "dtensor/placement.h"
+
+#include <ATen/core/Tensor.h>
+
+namespace fsdp::internal {
+
+// A DTensor on `mesh`, of one dimension; plain tensors count as replicated. The last one
+// of this thread is kept while its source lives and is not written. Collective where data
+// moves. Differentiable: the gradient is plain for what was plain, else placed as the
+// source. Throws ValueError for a DTensor on another mesh.
+at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to);
+
+// Lets go of the one that is kept, if its source is gone.
+void forget_input_without_source();
+
+}  // namespace fsdp::internal

@@ -1,0 +1,147 @@
+#include "tensor_parallel/internal/planned_parameters.h"
+
+#include "dtensor/dtensor.h"
+#include "on_demand/gate_key.h"
+#include "tensor_parallel/internal/module_path.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+
+#include <algorithm>
+#include <optional>
+#include <stdexcept>
+#include <unordered_map>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+ModuleKind kind_of(torch::nn::Module& module) {
+  if (module.as<torch::nn::EmbeddingImpl>() != nullptr) return ModuleKind::kEmbedding;
+  const auto* const weight = module.named_parameters(/*recurse=*/false).find("weight");
+  return weight != nullptr && weight->dim() == 2 ? ModuleKind::kProduct : ModuleKind::kOther;
+}
+
+// A parameter under one of its names.
+struct Named {
+  std::string module_path;
+  std::string path;
+  at::Tensor tensor;
+  ParameterRole role;
+};
+
+std::vector<Named> named_parameters(torch::nn::Module& module) {
+  std::vector<Named> all;
+  for (const auto& item : module.named_modules()) {
+    for (const auto& parameter : item.value()->named_parameters(/*recurse=*/false)) {
+      const std::string prefix = item.key().empty() ? "" : item.key() + ".";
+      all.push_back({.module_path = item.key(),
+                     .path = prefix + parameter.key(),
+                     .tensor = parameter.value(),
+                     .role = {.kind = kind_of(*item.value()),
+                              .leaf = parameter.key(),
+                              .shape = parameter.value().sizes().vec(),
+                              .module_type = item.value()->name()}});
+    }
+  }
+  return all;
+}
+
+bool is_meant(const std::string& pattern, const ParallelStyle& style, const Named& parameter) {
+  if (matches_path(pattern, parameter.path)) return true;
+  return !std::holds_alternative<ShardParameter>(style) &&
+         matches_path(pattern, parameter.module_path);
+}
+
+void check_pattern(const std::string& pattern, const ParallelStyle& style,
+                   torch::nn::Module& module, const std::vector<Named>& parameters, int64_t rank) {
+  if (std::any_of(parameters.begin(), parameters.end(),
+                  [&](const Named& each) { return is_meant(pattern, style, each); }))
+    return;
+  for (const auto& item : module.named_modules()) {
+    TORCH_CHECK_VALUE(!matches_path(pattern, item.key()), "parallelize_module: plan entry '",
+                      pattern, "' means the module '", item.key(), "' (", item.value()->name(),
+                      "), ",
+                      std::holds_alternative<ShardParameter>(style)
+                          ? "but ShardParameter is for a parameter: add its name"
+                          : "which has no parameters of its own; name the modules below it",
+                      " (rank ", rank, ")");
+  }
+  TORCH_CHECK_VALUE(false, "parallelize_module: plan entry '", pattern,
+                    "' matches no module and no parameter; a '*' stands for a part of one name, ",
+                    "as in 'block*.mlp.up' (rank ", rank, ")");
+}
+
+const ParallelStyle* last_style(const ParallelPlan& plan, const Named& parameter) {
+  for (auto entry = plan.rbegin(); entry != plan.rend(); ++entry) {
+    if (is_meant(entry->first, entry->second, parameter)) return &entry->second;
+  }
+  return nullptr;
+}
+
+void check_parameter(const Named& parameter, int64_t rank) {
+  const at::Tensor& tensor = parameter.tensor;
+  const auto check = [&](bool fits, const char* what) {
+    TORCH_CHECK_VALUE(fits, "parallelize_module: parameter '", parameter.path, "' ", what,
+                      " (rank ", rank, ")");
+  };
+  const auto keys = tensor.unsafeGetTensorImpl()->key_set();
+  check(!is_dtensor(tensor),
+        "is a DTensor already; apply parallelize_module once, and before fully_shard");
+  check(!keys.has(kGateKey),
+        "is sharded by fully_shard, or has no values yet; apply parallelize_module first, to a "
+        "module with values");
+  check(tensor.layout() == c10::kStrided && tensor.is_contiguous(), "is not contiguous");
+  check(tensor.is_leaf(), "is not a leaf");
+  check(!tensor.grad().defined(), "has a .grad; call zero_grad() first");
+}
+
+ParallelParameter in_words(const Named& parameter, int64_t rank, const auto& make) {
+  try {
+    return make();
+  } catch (const std::invalid_argument& error) {
+    TORCH_CHECK_VALUE(false, "parallelize_module: parameter '", parameter.path, "' of shape ",
+                      parameter.tensor.sizes(), ": ", error.what(), " (rank ", rank, ")");
+  }
+}
+
+}  // namespace
+
+std::vector<PlannedParameter> planned_parameters(torch::nn::Module& module, const DeviceMesh& mesh,
+                                                 const ParallelPlan& plan) {
+  const auto parameters = named_parameters(module);
+  for (const auto& [pattern, style] : plan) {
+    check_pattern(pattern, style, module, parameters, mesh.rank());
+  }
+  std::vector<std::pair<const Named*, ParallelParameter>> planned;
+  std::unordered_map<const c10::TensorImpl*, size_t> position;
+  for (const Named& parameter : parameters) {
+    const ParallelStyle* const style = last_style(plan, parameter);
+    if (style == nullptr) continue;
+    check_parameter(parameter, mesh.rank());
+    auto styled = in_words(parameter, mesh.rank(),
+                           [&] { return parallel_parameter(*style, parameter.role); });
+    const auto [at, is_new] =
+        position.emplace(parameter.tensor.unsafeGetTensorImpl(), planned.size());
+    if (is_new) {
+      planned.emplace_back(&parameter, std::move(styled));
+    } else {
+      auto& known = planned[at->second].second;
+      known = in_words(parameter, mesh.rank(), [&] { return tied(known, styled); });
+    }
+  }
+  std::vector<PlannedParameter> result;
+  for (const auto& [parameter, styled] : planned) {
+    const at::Tensor& tensor = parameter->tensor;
+    result.push_back({.path = parameter->path,
+                      .member = tensor,
+                      .spec = intern_spec(
+                          {mesh, {styled.placement}, tensor.sizes().vec(), tensor.strides().vec()}),
+                      .uses = styled.uses});
+  }
+  return result;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,154 @@
+#include "tensor_parallel/internal/styled_operators.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/differentiable.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "on_demand/gate_arguments.h"
+#include "tensor_parallel/internal/parallel_gate.h"
+#include "tensor_parallel/internal/parallel_member.h"
+#include "tensor_parallel/internal/placed_input.h"
+
+#include <ATen/ops/add.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/mm.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <optional>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+using c10::DispatchKeySet;
+using OptionalUse = std::optional<Use>;
+
+at::Tensor tensor_at(const GateArguments& arguments, size_t index) {
+  return arguments[index].isTensor() ? arguments[index].toTensor() : at::Tensor();
+}
+
+const Use* use_of(const at::Tensor& parameter, OptionalUse ParameterUses::*kind) {
+  const ParameterUses* const uses = uses_of(parameter);
+  return uses == nullptr || !(uses->*kind).has_value() ? nullptr : &*(uses->*kind);
+}
+
+void place_input(c10::IValue& input, const Use& use, const DeviceMesh& mesh) {
+  if (use.input.has_value()) input = placed_input(input.toTensor(), mesh, *use.input);
+}
+
+at::Tensor placed_output(const at::Tensor& output, const Use& use) {
+  if (!use.output.has_value() || !is_dtensor(output)) return output;
+  return differentiable_redistribute(output, {counted_from_start(*use.output, output.dim())});
+}
+
+at::Tensor handed_out(const at::Tensor& output) {
+  if (!is_dtensor(output) || !spec_of(output)->placements[0].is_replicate()) return output;
+  return differentiable_to_local(output);
+}
+
+// What runs while this lives passes the parallel gate, and makes tensors that meet it.
+struct BelowParallelGate {
+  KeysOfNewDTensors parallel{DispatchKeySet(kParallelKey)};
+  c10::impl::ExcludeDispatchKeyGuard excluded{kParallelKey};
+};
+
+// Runs the operator and gives its result where `use` wants it.
+void run_styled(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack,
+                const Use& use) {
+  run_below_parallel_gate(op, keys, stack);
+  const BelowParallelGate below;
+  stack->back() = handed_out(placed_output(stack->back().toTensor(), use));
+}
+
+// The parameter's transpose, as its rows lie in memory: products of a backward read the
+// parameter itself.
+bool is_transposed(const at::Tensor& weight) {
+  return weight.dim() == 2 && weight.stride(0) == 1 && weight.stride(1) == weight.size(0);
+}
+
+// Whether the ranks' products are terms of a sum, to which a bias is added once.
+bool makes_terms(const Use& use) { return use.input.has_value() && use.input->is_shard(); }
+
+// matmul(input, weight.t()) and mm
+void product_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  GateArguments arguments(op, *stack);
+  const at::Tensor weight = tensor_at(arguments, 1);
+  const Use* const use = use_of(weight, &ParameterUses::product);
+  if (use == nullptr || !is_transposed(weight)) return parallel_gate(op, keys, stack);
+  place_input(arguments[0], *use, spec_of(weight)->mesh);
+  run_styled(op, keys, stack, *use);
+}
+
+// The product `run`, then the bias.
+template <class Run>
+at::Tensor product_and_bias(const at::Tensor& bias, const Use& use, const Run& run) {
+  const BelowParallelGate below;
+  return handed_out(at::add(placed_output(run(), use), bias));
+}
+
+// linear(input, weight, bias)
+void linear_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  GateArguments arguments(op, *stack);
+  const at::Tensor weight = tensor_at(arguments, 1), bias = tensor_at(arguments, 2);
+  const Use* const use = use_of(weight, &ParameterUses::product);
+  if (use == nullptr) return parallel_gate(op, keys, stack);
+  place_input(arguments[0], *use, spec_of(weight)->mesh);
+  if (!bias.defined() || !makes_terms(*use)) return run_styled(op, keys, stack, *use);
+  const at::Tensor input = arguments[0].toTensor();
+  torch::jit::drop(*stack, arguments.size());
+  stack->emplace_back(
+      product_and_bias(bias, *use, [&] { return at::linear(input, weight, /*bias=*/{}); }));
+}
+
+bool is_one(const c10::IValue& factor) { return factor.isScalar() && factor.toScalar().equal(1); }
+
+// addmm(bias, input, weight.t(), beta, alpha)
+void addmm_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  GateArguments arguments(op, *stack);
+  const at::Tensor bias = tensor_at(arguments, 0), weight = tensor_at(arguments, 2);
+  const Use* const use = use_of(weight, &ParameterUses::product);
+  if (use == nullptr || !is_transposed(weight)) return parallel_gate(op, keys, stack);
+  place_input(arguments[1], *use, spec_of(weight)->mesh);
+  if (!makes_terms(*use) || !is_one(arguments[3]) || !is_one(arguments[4]))
+    return run_styled(op, keys, stack, *use);
+  const at::Tensor input = arguments[1].toTensor();
+  torch::jit::drop(*stack, arguments.size());
+  stack->emplace_back(product_and_bias(bias, *use, [&] { return at::mm(input, weight); }));
+}
+
+// embedding(table, indices)
+void embedding_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  const GateArguments arguments(op, *stack);
+  const Use* const use = use_of(tensor_at(arguments, 0), &ParameterUses::lookup);
+  if (use == nullptr) return parallel_gate(op, keys, stack);
+  const Use kept = *use;
+  run_styled(op, keys, stack, kept);
+}
+
+// layer_norm and rms_norm(input, shape, weight)
+void norm_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  GateArguments arguments(op, *stack);
+  const at::Tensor weight = tensor_at(arguments, 2);
+  const Use* const use = use_of(weight, &ParameterUses::norm);
+  if (use != nullptr) place_input(arguments[0], *use, spec_of(weight)->mesh);
+  parallel_gate(op, keys, stack);
+}
+
+}  // namespace
+
+void register_styled_operators(std::vector<c10::RegistrationHandleRAII>& handles) {
+  using Kernel = c10::KernelFunction;
+  const auto add = [&](const char* name, Kernel kernel) {
+    handles.push_back(c10::Dispatcher::singleton().registerImpl({name, ""}, kParallelKey,
+                                                                std::move(kernel), std::nullopt,
+                                                                nullptr, "fsdp tensor parallel"));
+  };
+  add("aten::linear", Kernel::makeFromBoxedFunction<&linear_gate>());
+  add("aten::matmul", Kernel::makeFromBoxedFunction<&product_gate>());
+  add("aten::mm", Kernel::makeFromBoxedFunction<&product_gate>());
+  add("aten::addmm", Kernel::makeFromBoxedFunction<&addmm_gate>());
+  add("aten::embedding", Kernel::makeFromBoxedFunction<&embedding_gate>());
+  add("aten::layer_norm", Kernel::makeFromBoxedFunction<&norm_gate>());
+  add("aten::rms_norm", Kernel::makeFromBoxedFunction<&norm_gate>());
+}
+
+}  // namespace fsdp::internal

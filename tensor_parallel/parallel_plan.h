@@ -1,0 +1,62 @@
+// How the parameters of a module lie over the ranks of a tensor-parallel mesh: a style
+// for each module, found by its path.
+//
+//   fsdp::ParallelPlan plan = {
+//       {"embedding", fsdp::RowwiseParallel{}},
+//       {"block*.attention.query", fsdp::ColwiseParallel{.unit = head_width}},
+//       {"block*.attention.output", fsdp::RowwiseParallel{.unit = head_width}},
+//   };
+//
+// Placements say how things lie along the one dimension of the mesh. A dimension below
+// zero counts from the end.
+#pragma once
+
+#include "dtensor/placement.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <variant>
+#include <vector>
+
+namespace fsdp {
+
+// Linear: the columns of its output are cut, so weight and bias are cut along dimension
+// 0. Its input is wanted whole. Embedding: the columns of its table are cut.
+struct ColwiseParallel {
+  std::optional<Placement> output_layout = {};  // default: the last dimension stays cut
+  int64_t unit = 1;                             // columns that stay together: the width of a head
+  int64_t sections = 1;  // each cut by itself: 3 for packed query, key and value
+};
+
+// Linear: the columns of its input are cut, so the weight is cut along dimension 1; the
+// ranks' results are summed, and the bias, whole on every rank, is added after that.
+// Embedding: the rows of its table are cut, a part of the vocabulary on each rank.
+struct RowwiseParallel {
+  std::optional<Placement> output_layout = {};  // default: Replicate, a plain tensor
+  int64_t unit = 1;                             // as that of what makes the input
+};
+
+// For norms: parameters whole on every rank, the input cut along the sequence.
+struct SequenceParallel {
+  int64_t sequence_dim = 1;
+};
+
+// Parameters whole on every rank.
+struct ReplicateParallel {};
+
+// One parameter, named itself, however it is used.
+struct ShardParameter {
+  Placement placement;
+};
+
+using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel,
+                                   ReplicateParallel, ShardParameter>;
+
+// Dotted paths of modules or parameters below the module that is parallelized, "" for
+// itself. A '*' stands for any part of one name: "block*.mlp.up" for "block0.mlp.up".
+// Later entries win.
+using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
+
+}  // namespace fsdp

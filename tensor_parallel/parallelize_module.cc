@@ -1,0 +1,29 @@
+#include "tensor_parallel/parallelize_module.h"
+
+#include "dtensor/dtensor.h"
+#include "tensor_parallel/internal/agreement.h"
+#include "tensor_parallel/internal/parallel_member.h"
+#include "tensor_parallel/internal/planned_parameters.h"
+
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <vector>
+
+namespace fsdp {
+
+void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
+                        const ParallelPlan& plan) {
+  TORCH_CHECK_VALUE(mesh.ndim() == 1, "parallelize_module: mesh has ", mesh.ndim(),
+                    " dimensions; pass a slice of one, such as mesh[\"tp\"] (rank ", mesh.rank(),
+                    ")");
+  const auto parameters = internal::planned_parameters(module, mesh, plan);
+  internal::check_agreement(parameters, mesh);
+  for (const auto& parameter : parameters) internal::make_parallel_member(parameter);
+}
+
+at::Tensor full_tensor(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor;
+}
+
+}  // namespace fsdp

@@ -1,0 +1,63 @@
+// Tensor parallelism of an unmodified torch::nn::Module.
+//
+//   auto mesh = fsdp::init_device_mesh(torch::kCPU, {2}, {"tp"});
+//   fsdp::parallelize_module(model, mesh, {
+//       {"embedding", fsdp::RowwiseParallel{}},
+//       {"block*.mlp.up", fsdp::ColwiseParallel{}},
+//       {"block*.mlp.down", fsdp::RowwiseParallel{}},
+//       {"head", fsdp::ColwiseParallel{}}});
+//   torch::optim::AdamW optimizer(model->parameters(), 3e-4);   // after it
+//   loss(model->forward(tokens), targets).backward();           // as on one device
+//
+// The parameters of the plan become DTensors, in place: the module's members keep their
+// identity and have the global shape, and this rank holds its part. The module's code
+// runs as it is, on global shapes; operators move data where the styles say, or else
+// where the rules of DTensors need it. Numbers are those of one device.
+//
+// Inputs are plain tensors, the same on all ranks of the mesh. What comes out of a style
+// whole is plain; all else is a DTensor of global shape, see full_tensor().
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "tensor_parallel/parallel_plan.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+
+namespace torch::nn {
+class Module;
+template <typename Contained>
+class ModuleHolder;
+}  // namespace torch::nn
+
+namespace fsdp {
+
+// Before the optimizer is made. Every rank must hold the same values, of which it keeps
+// its part. Operators that meet the parameters are collective over `mesh` from now on;
+// .grad lies as its parameter once backward is done. Collective over the mesh.
+//
+// Throws ValueError, leaving the module as it was, for: a mesh that has not one
+// dimension, a pattern that matches nothing, or only modules without parameters, a style
+// that does not know a parameter that it is given (RowwiseParallel for a norm), units and
+// sections that do not divide a dimension, a tied parameter whose styles cut it
+// differently; for a parameter that is a DTensor already, sharded by fully_shard, not
+// dense, no leaf, or has a .grad; where ranks hold different values.
+void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
+                        const ParallelPlan& plan);
+template <class Contained>
+void parallelize_module(const torch::nn::ModuleHolder<Contained>& module, const DeviceMesh& mesh,
+                        const ParallelPlan& plan) {
+  parallelize_module(*module.ptr(), mesh, plan);
+}
+template <class Contained>
+void parallelize_module(const std::shared_ptr<Contained>& module, const DeviceMesh& mesh,
+                        const ParallelPlan& plan) {
+  parallelize_module(*module, mesh, plan);
+}
+
+// The whole value as a plain tensor: of a DTensor, or `tensor` itself if it is plain.
+// Collective over a DTensor's mesh. Differentiable.
+at::Tensor full_tensor(const at::Tensor& tensor);
+
+}  // namespace fsdp

@@ -1,0 +1,59 @@
+// One model plain and the same model tensor-parallel, side by side on every rank.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "tensor_parallel/parallelize_module.h"
+#include "tests/support/full_value.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <mutex>
+#include <string>
+
+namespace fsdp::testing {
+
+// Ranks are threads that share the default generator.
+inline std::mutex& drawing() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+// make() with the generator at `seed`, float64.
+template <class Make>
+auto drawn(uint64_t seed, const Make& make) {
+  const std::lock_guard lock(drawing());
+  torch::manual_seed(seed);
+  auto module = make();
+  module->to(torch::kFloat64);
+  return module;
+}
+
+inline at::Tensor drawn_tensor(uint64_t seed, at::IntArrayRef shape) {
+  const std::lock_guard lock(drawing());
+  torch::manual_seed(seed);
+  return torch::randn(shape, torch::kFloat64);
+}
+
+// Largest difference, relative to the largest element.
+inline double distance(const at::Tensor& found, const at::Tensor& wanted) {
+  const double scale = wanted.abs().max().item<double>();
+  return (found - wanted).abs().max().item<double>() / (scale > 0 ? scale : 1);
+}
+
+inline void expect_same_gradients(torch::nn::Module& parallel, torch::nn::Module& plain,
+                                  double tolerance) {
+  const auto wanted = plain.named_parameters();
+  for (const auto& item : parallel.named_parameters()) {
+    const at::Tensor grad = full_gradient(item.value());
+    const at::Tensor& expected = wanted[item.key()].grad();
+    ASSERT_EQ(grad.defined(), expected.defined()) << item.key();
+    if (!grad.defined()) continue;
+    EXPECT_EQ(is_dtensor(item.value()), is_dtensor(item.value().grad())) << item.key();
+    EXPECT_EQ(grad.sizes(), expected.sizes()) << item.key();
+    EXPECT_LE(distance(grad, expected), tolerance) << item.key();
+  }
+}
+
+}  // namespace fsdp::testing
