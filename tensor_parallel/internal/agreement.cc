@@ -2,6 +2,7 @@
 #include "tensor_parallel/internal/agreement.h"
 
 #include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/issue_log.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -33,7 +34,10 @@ at::Tensor gathered(const std::vector<int64_t>& words, const DeviceMesh& mesh) {
   at::Tensor own = at::tensor(words, c10::kLong).to(on_device.device());
   const auto count = static_cast<int64_t>(words.size());
   at::Tensor all = at::empty({mesh.size() * count}, on_device);
-  all_gather(mesh.group(), all, own).wait("parallelize_module: agreement of parameters");
+  IssueLog::of(mesh, 0)->run({.kind = CollectiveKind::kAllGather,
+                              .what = "agreement of parallelize_module",
+                              .bytes = static_cast<int64_t>(own.nbytes())},
+                             [&] { return all_gather(mesh.group(), all, own); });
   return all.cpu().view({mesh.size(), count});
 }
 

@@ -1,6 +1,7 @@
 #include "tensor_parallel/internal/gradients_home.h"
 
 #include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/issue_log.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/redistribute.h"
@@ -37,8 +38,11 @@ void sum_terms(const std::vector<at::Tensor>& members) {
   std::vector<at::Tensor> flat;
   for (const at::Tensor& member : members) flat.push_back(local_of(member.grad()).reshape({-1}));
   const at::Tensor all = at::cat(flat);
-  all_reduce(spec_of(members[0])->mesh.group(), all, ReduceOp::kSum)
-      .wait("all-reduce of tensor-parallel gradients");
+  const DeviceMesh& mesh = spec_of(members[0])->mesh;
+  IssueLog::of(mesh, 0)->run({.kind = CollectiveKind::kAllReduce,
+                              .what = "all-reduce of tensor-parallel gradients",
+                              .bytes = static_cast<int64_t>(all.nbytes())},
+                             [&] { return all_reduce(mesh.group(), all, ReduceOp::kSum); });
   int64_t offset = 0;
   for (const at::Tensor& member : members) {
     put_home(member, all.narrow(0, offset, member.numel()).view(member.sizes()));

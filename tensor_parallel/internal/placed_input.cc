@@ -51,15 +51,20 @@ at::Tensor on_mesh(const at::Tensor& input, const DeviceMesh& mesh) {
 
 }  // namespace
 
+at::Tensor placed_as(const at::Tensor& dtensor, const Placement& to) {
+  const auto spec =
+      simplified(spec_of(dtensor)->with_placements({counted_from_start(to, dtensor.dim())}));
+  return differentiable_redistribute(dtensor, spec.placements);
+}
+
 at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to) {
-  const Placement wanted = counted_from_start(to, input.dim());
-  if (kept().has_value() && kept()->is_of(input, wanted)) return kept()->placed;
+  if (kept().has_value() && kept()->is_of(input, to)) return kept()->placed;
   const KeysOfNewDTensors parallel{c10::DispatchKeySet(kParallelKey)};
-  at::Tensor placed = differentiable_redistribute(on_mesh(input, mesh), {wanted});
+  at::Tensor placed = placed_as(on_mesh(input, mesh), to);
   if (placed.is_same(input)) return placed;
   kept().emplace(Kept{.source = Source(input.getIntrusivePtr()),
                       .version = Kept::version_of(input),
-                      .to = wanted,
+                      .to = to,
                       .placed = placed});
   return placed;
 }

@@ -9,10 +9,14 @@
 
 namespace fsdp::internal {
 
-// A DTensor on `mesh`, of one dimension; plain tensors count as replicated. The last one
-// of this thread is kept while its source lives and is not written. Collective where data
-// moves. Differentiable: the gradient is plain for what was plain, else placed as the
-// source. Throws ValueError for a DTensor on another mesh.
+// The DTensor, of one mesh dimension, placed so; a dimension below zero counts from the
+// end. Collective where data moves. Differentiable.
+at::Tensor placed_as(const at::Tensor& dtensor, const Placement& to);
+
+// The same of any tensor: a DTensor on `mesh`, of one dimension; plain tensors count as
+// replicated. The last one of this thread is kept while its source lives and is not
+// written. Collective where data moves. Differentiable: the gradient is plain for what
+// was plain, else placed as the source. Throws ValueError for a DTensor on another mesh.
 at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to);
 
 // Lets go of the one that is kept, if its source is gone.

@@ -135,11 +135,12 @@ std::vector<PlannedParameter> planned_parameters(torch::nn::Module& module, cons
   std::vector<PlannedParameter> result;
   for (const auto& [parameter, styled] : planned) {
     const at::Tensor& tensor = parameter->tensor;
-    result.push_back({.path = parameter->path,
-                      .member = tensor,
-                      .spec = intern_spec(
-                          {mesh, {styled.placement}, tensor.sizes().vec(), tensor.strides().vec()}),
-                      .uses = styled.uses});
+    result.push_back(
+        {.path = parameter->path,
+         .member = tensor,
+         .spec = intern_spec(
+             simplified({mesh, {styled.placement}, tensor.sizes().vec(), tensor.strides().vec()})),
+         .uses = styled.uses});
   }
   return result;
 }

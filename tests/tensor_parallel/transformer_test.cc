@@ -4,36 +4,13 @@
 #include "dtensor/dtensor.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"
+#include "tests/tensor_parallel/transformer_plan.h"
 
 namespace fsdp::testing {
 namespace {
 
 using examples::Transformer;
 using examples::TransformerConfig;
-
-// The example's loss computes in float32; this one keeps float64.
-at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets) {
-  return torch::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());
-}
-
-ParallelPlan megatron_plan(int64_t head_width, bool cut_sequence) {
-  const auto layout = cut_sequence ? std::optional<Placement>(Shard{1}) : std::nullopt;
-  const ColwiseParallel heads{.unit = head_width};
-  ParallelPlan plan = {
-      {"embedding", RowwiseParallel{.output_layout = layout}},
-      {"block*.attention.query", heads},
-      {"block*.attention.key", heads},
-      {"block*.attention.value", heads},
-      {"block*.attention.output", RowwiseParallel{.output_layout = layout, .unit = head_width}},
-      {"block*.mlp.gate", ColwiseParallel{}},
-      {"block*.mlp.up", ColwiseParallel{}},
-      {"block*.mlp.down", RowwiseParallel{.output_layout = layout}},
-      {"head", ColwiseParallel{}}};
-  if (!cut_sequence) return plan;
-  plan.emplace_back("*norm", SequenceParallel{});
-  plan.emplace_back("block*.*norm", SequenceParallel{});
-  return plan;
-}
 
 struct Shape {
   TransformerConfig config;
@@ -44,7 +21,7 @@ void compare(const Shape& shape, const DeviceMesh& mesh, bool cut_sequence) {
   const auto& config = shape.config;
   const auto make = [&] { return Transformer(config); };
   auto plain = drawn(3, make), parallel = drawn(3, make);
-  parallelize_module(parallel, mesh, megatron_plan(config.width / config.heads, cut_sequence));
+  parallelize_module(parallel, mesh, transformer_plan(config.width / config.heads, cut_sequence));
   at::Tensor text;
   {
     const std::lock_guard lock(drawing());
@@ -53,8 +30,8 @@ void compare(const Shape& shape, const DeviceMesh& mesh, bool cut_sequence) {
   }
   const at::Tensor tokens = text.narrow(1, 0, shape.tokens),
                    targets = text.narrow(1, 1, shape.tokens);
-  const at::Tensor wanted = loss_of(plain->forward(tokens), targets);
-  const at::Tensor found = loss_of(parallel->forward(tokens), targets);
+  const at::Tensor wanted = transformer_loss(plain->forward(tokens), targets);
+  const at::Tensor found = transformer_loss(parallel->forward(tokens), targets);
   EXPECT_LE(distance(full_tensor(found.detach()), wanted.detach()), 1e-11);
   wanted.backward();
   found.backward();
