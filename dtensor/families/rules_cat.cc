@@ -1,14 +1,15 @@
 // Joining tensors: cat along a dimension, where it is cut as blocks behind one another if
 // the cuts go together, else gathered, and stack along a new one. All parts come to lie
-// as the one with the most shards; terms of a Partial stay terms where all parts are. In
-// a backward plain parts stand for the whole: they are the zeros for outputs of split and
-// unbind that nothing used.
+// as the one with the most shards; terms of a Partial stay terms where all parts are.
+// Plain parts count as replicated; beside registry entries in a backward only, where they
+// are the zeros for outputs of split and unbind that nothing used.
 #include "dtensor/dtensor.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/block_views.h"
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/note_redistribution.h"
+#include "dtensor/internal/place_operands.h"
 #include "dtensor/internal/redistribute.h"
 #include "dtensor/internal/whole_dims.h"
 
@@ -45,13 +46,9 @@ const at::Tensor& most_sharded(const std::vector<at::Tensor>& tensors) {
 std::vector<Placement> common_placements(const OperatorCall& call,
                                          const std::vector<at::Tensor>& tensors) {
   const DTensorSpec& leader = *spec_of(most_sharded(tensors));
+  if (!inside_backward()) check_entries(call, tensors, leader.mesh);
   auto placements = leader.placements;
   for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK_VALUE(
-        is_dtensor(tensor) || tensor.numel() <= 1 || inside_backward(), call.description(),
-        " mixes DTensors with a plain tensor of more than one element. Distribute it first: "
-        "fsdp::distribute_tensor(t, mesh, placements) (rank ",
-        leader.mesh.rank(), ")");
     TORCH_CHECK_VALUE(!is_dtensor(tensor) || spec_of(tensor)->mesh == leader.mesh,
                       call.description(),
                       " has operands on different meshes; bring them to one mesh with "

@@ -23,22 +23,6 @@ void check_meshes(const OperatorCall& call, const std::vector<at::Tensor>& opera
   }
 }
 
-void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& operands,
-                   const DeviceMesh& mesh) {
-  const bool has_entry = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
-    return is_dtensor(operand) && owner_of(operand) != nullptr && !is_gathered_view(operand);
-  });
-  const bool has_plain = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
-    return operand.defined() && !is_dtensor(operand) && operand.numel() != 1;
-  });
-  TORCH_CHECK_VALUE(!has_entry || !has_plain, call.description(),
-                    " mixes a sharded parameter with a plain tensor of more than one element. "
-                    "Distribute it first, fsdp::distribute_tensor(t, mesh, placements), or "
-                    "compute with the parameter's fsdp::DTensor(t).full_tensor() (collective; "
-                    "rank ",
-                    mesh.rank(), ")");
-}
-
 // A number that a caller wrote stays one: it does not decide dtypes.
 at::Tensor placed_plain(const at::Tensor& plain, const DeviceMesh& mesh,
                         const TensorPlacements& to) {
@@ -50,6 +34,22 @@ at::Tensor placed_plain(const at::Tensor& plain, const DeviceMesh& mesh,
 }
 
 }  // namespace
+
+void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& operands,
+                   const DeviceMesh& mesh) {
+  const bool has_entry = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
+    return is_dtensor(operand) && owner_of(operand) != nullptr && !is_gathered_view(operand);
+  });
+  const bool has_plain = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
+    return operand.defined() && !is_dtensor(operand) && operand.numel() > 1;
+  });
+  TORCH_CHECK_VALUE(!has_entry || !has_plain, call.description(),
+                    " mixes a sharded parameter with a plain tensor of more than one element. "
+                    "Distribute it first, fsdp::distribute_tensor(t, mesh, placements), or "
+                    "compute with the parameter's fsdp::DTensor(t).full_tensor() (collective; "
+                    "rank ",
+                    mesh.rank(), ")");
+}
 
 DeviceMesh common_mesh(const OperatorCall& call, const std::vector<at::Tensor>& operands) {
   const auto first = std::find_if(operands.begin(), operands.end(), is_dtensor);

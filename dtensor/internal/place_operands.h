@@ -12,9 +12,13 @@
 
 namespace fsdp::internal {
 
+// Throws ValueError for a registry entry beside a plain tensor of more than one element:
+// that is one rank's own there, and would count as the same on all ranks.
+void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& operands,
+                   const DeviceMesh& mesh);
+
 // The mesh that the DTensors among the operands lie on. Throws ValueError for several
-// meshes, and for a registry entry beside a plain tensor of more than one element: that
-// is one rank's own there, and would count as the same on all ranks. REQUIRES: a DTensor.
+// meshes, and as check_entries(). REQUIRES: a DTensor.
 DeviceMesh common_mesh(const OperatorCall& call, const std::vector<at::Tensor>& operands);
 
 TensorPlacements replicated_on(const DeviceMesh& mesh);

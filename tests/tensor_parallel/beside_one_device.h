@@ -14,6 +14,9 @@
 
 namespace fsdp::testing {
 
+// float64: only rounding differs.
+inline constexpr double kClose = 1e-11;
+
 // Ranks are threads that share the default generator.
 inline std::mutex& drawing() {
   static std::mutex mutex;

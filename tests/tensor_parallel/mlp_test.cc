@@ -6,8 +6,6 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr double kClose = 1e-11;
-
 torch::nn::Sequential make_mlp(int64_t hidden) {
   return torch::nn::Sequential(torch::nn::LayerNorm(torch::nn::LayerNormOptions({6})),
                                torch::nn::Linear(6, hidden), torch::nn::GELU(),
