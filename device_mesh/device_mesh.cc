@@ -246,6 +246,26 @@ DeviceMesh DeviceMesh::operator[](const Names& dim_names) const {
   return DeviceMesh(std::move(slice).complete());
 }
 
+DeviceMesh DeviceMesh::beside(const DeviceMesh& inner) const {
+  const bool related = state_->family == inner.state_->family;
+  auto layout =
+      related ? state_->layout.beside(inner.state_->layout, inner.coordinate()) : std::nullopt;
+  TORCH_CHECK_VALUE(layout, to_string(*this), " and ", to_string(inner),
+                    " are not different dimensions of one mesh: slice both from the one that "
+                    "init_device_mesh returned (rank ",
+                    rank(), ")");
+  State both = *state_;
+  both.layout = std::move(*layout);
+  const auto append = [](auto& to, const auto& from) {
+    to.insert(to.end(), from.begin(), from.end());
+  };
+  append(both.coordinate, inner.coordinate());
+  append(both.dims, inner.state_->dims);
+  append(both.dim_names, inner.dim_names());
+  check_names(both.dim_names, both.dims.size(), rank());
+  return DeviceMesh(std::move(both).complete());
+}
+
 DeviceMesh DeviceMesh::flatten(const Names& dim_names, std::string name) const {
   const Indices dims = state_->indices_of(dim_names);
   if (name.empty()) name = join(dim_names, "_");

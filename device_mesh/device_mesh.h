@@ -16,6 +16,7 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <initializer_list>
 #include <memory>
 #include <ostream>
 #include <string>
@@ -65,6 +66,15 @@ class DeviceMesh {
   // names for an unknown one.
   DeviceMesh operator[](const std::string& dim_name) const;
   DeviceMesh operator[](const std::vector<std::string>& dim_names) const;
+  // mesh[{"dp", "tp"}], which could also mean one string by its begin and end.
+  DeviceMesh operator[](std::initializer_list<const char*> dim_names) const {
+    return (*this)[std::vector<std::string>(dim_names.begin(), dim_names.end())];
+  }
+
+  // The mesh of this one's dimensions, then those of `inner`, through this rank: the
+  // slice that mesh[{"tp", "dp"}] is of mesh["tp"] and mesh["dp"]. Local. Throws
+  // ValueError unless both were cut from one mesh, along different dimensions.
+  DeviceMesh beside(const DeviceMesh& inner) const;
 
   // This mesh with the named dimensions merged into one called `name` (default: the names
   // joined by "_"), whose index is row-major over them in the given order. It stands

@@ -88,9 +88,8 @@ bool any_entry(const Args&... args) {
 
 OnDemandStorage* up_to_date_storage(const at::Tensor& tensor) {
   if (!meets_gate(tensor)) return nullptr;
-  auto* const impl = tensor.unsafeGetTensorImpl();
-  auto* const storage = OnDemandStorage::of(impl);
-  if (storage != nullptr) storage->synchronize_metadata(impl);
+  auto* const storage = OnDemandStorage::behind(tensor);
+  if (storage != nullptr) storage->synchronize_metadata(tensor.unsafeGetTensorImpl());
   return storage;
 }
 
@@ -150,7 +149,13 @@ struct FastGate<Op, Result(Args...)> {
 
   static Result aliasing(DispatchKeySet keys, Args... args) {
     if (any_entry(args...)) return boxed<&aliasing_gate>(keys, std::forward<Args>(args)...);
-    (visit_tensor(args, up_to_date_storage), ...);
+    TouchedGroups groups;
+    const auto add = [&groups](const at::Tensor& tensor) {
+      const auto* const storage = up_to_date_storage(tensor);
+      if (storage != nullptr && may_read_to_alias(tensor)) groups.add(*storage);
+    };
+    (visit_tensor(args, add), ...);
+    groups.fill();
     return run_below(keys, args...);
   }
 

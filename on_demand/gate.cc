@@ -25,7 +25,7 @@ namespace {
 using c10::DispatchKeySet;
 
 OnDemandStorage* storage_at_gate(const at::Tensor& tensor) {
-  return meets_gate(tensor) ? OnDemandStorage::of(tensor.unsafeGetTensorImpl()) : nullptr;
+  return meets_gate(tensor) ? OnDemandStorage::behind(tensor) : nullptr;
 }
 
 void synchronize_metadata(const GateArguments& arguments) {
@@ -145,6 +145,12 @@ void aliasing_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::ji
   GateArguments arguments(op, *stack);
   if (substitute_entries(arguments)) return op.callBoxed(stack);
   synchronize_metadata(arguments);
+  TouchedGroups groups;
+  arguments.for_each([&groups](const at::Tensor& tensor, bool) {
+    const auto* const storage = storage_at_gate(tensor);
+    if (storage != nullptr && may_read_to_alias(tensor)) groups.add(*storage);
+  });
+  groups.fill();
   run_below(op, keys, stack, arguments.is_aten());
 }
 

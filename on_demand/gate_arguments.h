@@ -2,6 +2,8 @@
 // included. Visiting copies nothing.
 #pragma once
 
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
 #include "on_demand/gate_key.h"
 
@@ -19,9 +21,12 @@ inline bool meets_gate(const at::Tensor& tensor) {
 }
 // A registry entry, or a view of one.
 inline bool is_entry_or_view(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->key_set().has_all(
-      c10::DispatchKeySet({kGateKey, kDTensorKey}));
+  const auto keys = tensor.unsafeGetTensorImpl()->key_set();
+  return keys.has_all(c10::DispatchKeySet({kGateKey, kDTensorKey})) && owner_of(tensor) != nullptr;
 }
+
+// A view of it may be one of a gathered copy (dtensor/families/), which reads it.
+inline bool may_read_to_alias(const at::Tensor& tensor) { return is_dtensor(tensor); }
 
 class GateArguments {
  public:

@@ -14,7 +14,7 @@ ComputeDtype asked_dtype(const GateArguments& arguments) {
   ComputeDtype dtype;
   arguments.for_each([&dtype](const at::Tensor& tensor, bool) {
     if (!meets_gate(tensor)) return;
-    const auto* storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
+    const auto* storage = OnDemandStorage::behind(tensor);
     if (storage != nullptr) dtype.meet(*storage, tensor);
   });
   return dtype;
@@ -51,8 +51,15 @@ std::vector<at::Tensor> updated_statistics(const GateArguments& arguments) {
 
 bool ComputeDtype::is_to_cast(const at::Tensor& tensor) const {
   return dtype_ && tensor.scalar_type() != *dtype_ && tensor.dim() > 0 &&
-         at::isFloatingType(tensor.scalar_type()) && !is_dtensor(tensor) &&
-         OnDemandStorage::of(tensor.unsafeGetTensorImpl()) == nullptr;
+         at::isFloatingType(tensor.scalar_type()) && !is_entry_or_view(tensor) &&
+         OnDemandStorage::behind(tensor) == nullptr;
+}
+
+std::optional<at::ScalarType> dtype_beside(const at::Tensor& parameter, const at::Tensor& input) {
+  ComputeDtype dtype;
+  const auto* const storage = OnDemandStorage::behind(parameter);
+  if (storage != nullptr) dtype.meet(*storage, parameter);
+  return dtype.is_to_cast(input) ? dtype.dtype() : std::nullopt;
 }
 
 bool call_with_cast_inputs(const c10::OperatorHandle& op, GateArguments& arguments,

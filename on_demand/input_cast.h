@@ -21,6 +21,7 @@ class ComputeDtype {
     dtype_ = tensor.scalar_type();
   }
   bool is_asked_for() const { return dtype_.has_value(); }
+  const std::optional<at::ScalarType>& dtype() const { return dtype_; }
   // Whether `tensor` is to be cast: a plain floating tensor of another dtype and of one
   // dimension or more.
   bool is_to_cast(const at::Tensor& tensor) const;
@@ -30,6 +31,10 @@ class ComputeDtype {
  private:
   std::optional<at::ScalarType> dtype_;
 };
+
+// The dtype to which `input` is cast where an operator meets `parameter` besides; none
+// where it stays as it is.
+std::optional<at::ScalarType> dtype_beside(const at::Tensor& parameter, const at::Tensor& input);
 
 // Where an operator meets a parameter that casts inputs: puts casts in the place of such
 // tensors, differentiably, and dispatches it anew. Running statistics that it updates

@@ -6,6 +6,7 @@
 // access throws a message that names the parameter.
 #pragma once
 
+#include "dtensor/internal/dtensor_impl.h"
 #include "on_demand/touchable.h"
 
 #include <ATen/core/Tensor.h>
@@ -35,6 +36,12 @@ class OnDemandStorage final : public c10::StorageImpl {
     return storage != nullptr && typeid(*storage) == typeid(OnDemandStorage)
                ? static_cast<OnDemandStorage*>(storage)
                : nullptr;
+  }
+
+  // The same of what this rank holds of `tensor`: a tensor-parallel member is a DTensor
+  // over one. Null for registry entries.
+  static OnDemandStorage* behind(const at::Tensor& tensor) {
+    return of(held_part(tensor).unsafeGetTensorImpl());
   }
 
   Touchable& group() const { return *group_; }

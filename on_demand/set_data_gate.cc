@@ -24,7 +24,7 @@ const c10::TypedOperatorHandle<Compatible>& compatible_operator() {
 }
 
 void refuse_members(const at::Tensor& tensor) {
-  auto* const storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
+  auto* const storage = OnDemandStorage::behind(tensor);
   TORCH_CHECK_VALUE(storage == nullptr, "set_data on or from parameter '",
                     storage->parameter_name(),
                     "': a sharded parameter's storage can not be replaced; use copy_()");

@@ -2,7 +2,7 @@
 // unpinned when the operator is done.
 //
 //   TouchedGroups groups;
-//   for (...) groups.add(*OnDemandStorage::of(impl));
+//   for (...) groups.add(*OnDemandStorage::behind(tensor));
 //   groups.fill();      // collective where a group is not readable yet
 //   run the operator
 #pragma once

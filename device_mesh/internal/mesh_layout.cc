@@ -111,6 +111,20 @@ MeshLayout MeshLayout::along(const Indices& dims, const Indices& coordinate) con
   return {std::move(kept), base};
 }
 
+std::optional<MeshLayout> MeshLayout::beside(const MeshLayout& inner,
+                                             const Indices& inner_coordinate) const {
+  auto dims = dims_;
+  dims.insert(dims.end(), inner.dims_.begin(), inner.dims_.end());
+  int64_t base = base_;
+  for (size_t d = 0; d < inner.dims_.size(); ++d)
+    base -= offset(inner.dims_[d], inner_coordinate[d]);
+  MeshLayout both(std::move(dims), base);
+  Indices all = both.positions();
+  std::sort(all.begin(), all.end());
+  const bool overlaps = std::adjacent_find(all.begin(), all.end()) != all.end();
+  return overlaps ? std::nullopt : std::optional(std::move(both));
+}
+
 int64_t MeshLayout::merged_position(const Indices& dims) const {
   return *std::min_element(dims.begin(), dims.end());
 }

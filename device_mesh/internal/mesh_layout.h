@@ -35,6 +35,11 @@ class MeshLayout {
   // The layout of dimensions `dims`, in that order, through `coordinate`.
   MeshLayout along(const Indices& dims, const Indices& coordinate) const;
 
+  // The dimensions of this layout, then those of `inner`, through a position that both
+  // have, which is `inner_coordinate` of `inner`. nullopt where two coordinates of the
+  // result would be one position: the layouts have a direction in common.
+  std::optional<MeshLayout> beside(const MeshLayout& inner, const Indices& inner_coordinate) const;
+
   // Dimensions `dims` merged into one, whose index is row-major over them in the given
   // order. It stands where the first of them in this layout stood; the others keep their
   // order.

@@ -101,6 +101,15 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
       c10::make_intrusive<DTensorMeta>(local, meta.spec, meta.owner, meta.style));
 }
 
+void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::DispatchKeySet keys) {
+  auto* const impl = dtensor.unsafeGetTensorImpl();
+  const auto& meta = meta_of(dtensor);
+  const KeysOfNewDTensors all(impl->key_set() | keys);
+  const at::Tensor becomes = make_dtensor(local, meta.spec, meta.owner);
+  set_style(becomes, meta.style);
+  impl->shallow_copy_from(becomes.getIntrusivePtr());
+}
+
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style) {
   const auto& meta = meta_of(dtensor);
   dtensor.unsafeGetTensorImpl()->set_backend_meta(

@@ -78,6 +78,12 @@ inline const DTensorMeta* find_meta(const at::Tensor& tensor) {
   return static_cast<const DTensorMeta*>(impl->get_backend_meta());
 }
 
+// What this rank holds of `tensor`: its local tensor, or a plain tensor itself.
+inline const at::Tensor& held_part(const at::Tensor& tensor) {
+  const auto* const meta = find_meta(tensor);
+  return meta == nullptr ? tensor : meta->local;
+}
+
 // A new DTensor over `local`, a leaf that does not require grad. Shares memory with
 // `local`. Local; no check. With an owner it also carries the owner's extra keys.
 at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
@@ -90,6 +96,10 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
 // Puts another local tensor of the same shape behind `dtensor`, and behind nothing else
 // that shares the old one.
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
+
+// Puts `local`, which may be of another dtype, behind `dtensor` as above, and gives it
+// `keys` besides its own. REQUIRES: the same device.
+void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::DispatchKeySet keys);
 
 // REQUIRES: is_dtensor(dtensor).
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style);

@@ -34,6 +34,15 @@ class GradientBuffer {
   at::ScalarType dtype() const { return dtype_; }
   int64_t nbytes() const { return static_cast<int64_t>(rows_.nbytes()); }
   bool complete() const { return arrived_count_ == static_cast<int64_t>(params_.size()); }
+  // The same, without waiting for those of which waits(index in the group) is true.
+  template <class Waits>
+  bool complete_but_for(const Waits& waits) const {
+    if (complete()) return true;
+    for (size_t i = 0; i < params_.size(); ++i) {
+      if (!arrived_[i] && !waits(params_[i].index)) return false;
+    }
+    return true;
+  }
   const std::vector<TrainableParam>& params() const { return params_; }
   // Position of group parameter `index` here, or -1.
   int64_t position(int64_t index) const;

@@ -28,7 +28,7 @@ class GroupCreation {
     auto& param = group_->params_[static_cast<size_t>(index)];
     const auto& shards = *group_->shards_;
     if (group_->has_values()) {
-      group_->take_start_value(index, tensor);
+      group_->take_start_value(index, held_part(tensor));
     } else {
       param.set_without_values(tensor.detach());
     }

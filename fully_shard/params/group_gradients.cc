@@ -1,5 +1,7 @@
 #include "fully_shard/params/group_gradients.h"
 
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/home_placement.h"
 #include "fully_shard/params/entry_gradient.h"
 #include "fully_shard/params/param_group.h"
 
@@ -15,6 +17,11 @@ namespace {
 at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
 }
+bool is_replicated(const ShardedParam& param) {
+  const auto& member = param.member_spec();
+  return member && member->placements[0].is_replicate() && member->mesh.size() > 1;
+}
+
 at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
   return tensor.device() == device ? tensor : tensor.to(device);
 }
@@ -28,7 +35,8 @@ GroupGradients::GroupGradients(ParamGroup& group, std::vector<ShardedParam>& par
       accounts_(std::move(accounts)),
       unsynchronized_(params.size(), false),
       pending_(group, params, accounts_),
-      shard_sums_(params.size()) {}
+      shard_sums_(params.size()),
+      has_replicated_members_(std::any_of(params.begin(), params.end(), is_replicated)) {}
 
 GroupGradients::~GroupGradients() {
   drop();
@@ -49,7 +57,9 @@ void GroupGradients::run_hook(const GradientBuffer& buffer, const at::Tensor& ro
   if (hook_) hook_(buffer.elements(row));
 }
 
-bool GroupGradients::stays_here() const { return group_.is_alone() && !hook_; }
+bool GroupGradients::stays_here() const {
+  return group_.is_alone() && !hook_ && !has_replicated_members_;
+}
 
 at::ScalarType GroupGradients::reduce_dtype(int64_t index) const {
   const auto own = params_[static_cast<size_t>(index)].member_dtype();
@@ -118,11 +128,47 @@ void GroupGradients::open() {
 void GroupGradients::pack(int64_t index) {
   const auto gradient = pending_.take(index);
   if (!gradient.defined()) return;
+  const auto& home = param(index).member_spec();
+  if (!home) return pack_whole(index, gradient);
+  if (is_sum_of_terms(gradient, *home)) return keep_terms(index, gradient);
+  pack_whole(index, local_at_home(gradient, *home));
+}
+
+void GroupGradients::pack_whole(int64_t index, const at::Tensor& gradient) {
   if (stays_here()) return publish_here(index, gradient);
   open();
   for (auto& buffer : buffers_) {
     const auto position = buffer.position(index);
     if (position >= 0) buffer.add(position, in_dtype(gradient, buffer.dtype()));
+  }
+}
+
+void GroupGradients::keep_terms(int64_t index, const at::Tensor& gradient) {
+  open();
+  const auto own = in_dtype(local_of(gradient), reduce_dtype(index));
+  for (auto& each : terms_) {
+    if (each.index == index) return void(local_of(each.gradient).add_(own));
+  }
+  accounts_.add(&Counters::gradient_bytes, static_cast<int64_t>(own.nbytes()));
+  terms_.push_back({index, make_dtensor(own, spec_of(gradient))});
+}
+
+bool GroupGradients::has_terms(int64_t index) const {
+  return std::any_of(terms_.begin(), terms_.end(),
+                     [index](const Terms& each) { return each.index == index; });
+}
+
+void GroupGradients::pack_terms() {
+  std::vector<at::Tensor> gradients;
+  for (const auto& each : terms_) gradients.push_back(each.gradient);
+  const auto sums = sum_terms(gradients);
+  for (size_t i = 0; i < terms_.size(); ++i) pack_whole(terms_[i].index, sums[i]);
+  drop_terms();
+}
+
+void GroupGradients::drop_terms() {
+  for (const auto& [index, gradient] : std::exchange(terms_, {})) {
+    accounts_.add(&Counters::gradient_bytes, -static_cast<int64_t>(local_of(gradient).nbytes()));
   }
 }
 
@@ -139,20 +185,22 @@ void GroupGradients::publish_zeros_here() {
     if (!entry.defined() || entry.grad().defined()) continue;
     const auto options =
         at::TensorOptions().dtype(param(index).dtype()).device(group_.shards().device());
-    publish(index, at::zeros(param(index).spec()->shape, options));
+    publish(index, at::zeros(param(index).shape(), options));
   }
 }
 
 bool GroupGradients::complete() {
   if (!synchronizes()) return true;
   if (buffers_.empty()) return !reduces_any();
-  return std::all_of(buffers_.begin(), buffers_.end(),
-                     [](const auto& buffer) { return buffer.complete(); });
+  return std::all_of(buffers_.begin(), buffers_.end(), [this](const auto& buffer) {
+    return buffer.complete_but_for([this](int64_t index) { return has_terms(index); });
+  });
 }
 
 void GroupGradients::collect_pending() {
   if (!synchronizes()) return;
   for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
+  pack_terms();
   if (stays_here() && publishes_unused()) publish_zeros_here();
   unsynchronized_.assign(params_.size(), false);
 }

@@ -54,13 +54,19 @@ class GroupGradients {
   // Makes room for a backward's gradients, if that was not done.
   void open();
   // Packs the gradient of parameter `index` and what was pending, if any. Where it stays
-  // here it is published.
+  // here it is published. That of a tensor-parallel member is brought to where this lies,
+  // which is collective over its mesh if data moves; terms of one that lies whole are
+  // packed by collect_pending(), all at once.
   void pack(int64_t index);
-  // Packs all that is pending.
+  // Packs all that is pending. Collective over the meshes of tensor-parallel members
+  // whose gradients are terms.
   void collect_pending();
   void drop_pending();
   std::vector<GradientBuffer> take();
-  void drop() { take(); }
+  void drop() {
+    drop_terms();
+    take();
+  }
   bool empty() const { return buffers_.empty(); }
 
   // Adds this rank's part of parameter `index`'s reduced gradient to its registry entry's
@@ -79,6 +85,17 @@ class GroupGradients {
   void add_shard_sums(const GradientBuffer& buffer, at::Tensor& row);
 
  private:
+  // The terms of a replicated tensor-parallel member wait for those of the others.
+  struct Terms {
+    int64_t index;
+    at::Tensor gradient;  // a DTensor, of the reduce dtype
+  };
+
+  void pack_whole(int64_t index, const at::Tensor& gradient);
+  void keep_terms(int64_t index, const at::Tensor& gradient);
+  void pack_terms();
+  void drop_terms();
+  bool has_terms(int64_t index) const;
   bool is_reduced(size_t index);
   bool reduces_any();
   std::vector<int64_t> reduced_params();
@@ -94,6 +111,8 @@ class GroupGradients {
   std::vector<bool> unsynchronized_;  // trained without synchronisation since its last reduction
   PendingGradients pending_;
   std::vector<at::Tensor> shard_sums_;   // by parameter; undefined for none
+  bool has_replicated_members_;          // tensor-parallel ones
+  std::vector<Terms> terms_;             // of a running backward
   std::vector<GradientBuffer> buffers_;  // one per dtype, while a backward fills them
   std::optional<at::ScalarType> reduce_dtype_ = {};
   Hook hook_ = {};

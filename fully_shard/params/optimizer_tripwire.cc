@@ -1,5 +1,7 @@
 #include "fully_shard/params/optimizer_tripwire.h"
 
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "on_demand/gate_arguments.h"
@@ -52,7 +54,7 @@ class Tripwire final : public Touchable {
 
 const Tripwire* tripwire_of(const at::Tensor& gradient) {
   if (!gradient.defined() || !meets_gate(gradient)) return nullptr;
-  const auto* storage = OnDemandStorage::of(gradient.unsafeGetTensorImpl());
+  const auto* storage = OnDemandStorage::behind(gradient);
   if (storage == nullptr || typeid(storage->group()) != typeid(Tripwire)) return nullptr;
   return static_cast<const Tripwire*>(&storage->group());
 }
@@ -60,17 +62,21 @@ const Tripwire* tripwire_of(const at::Tensor& gradient) {
 }  // namespace
 
 at::Tensor make_tripwire(const at::Tensor& member, ParamGroup& group, int64_t index) {
+  const at::Tensor& part = held_part(member);
   auto tripwire = c10::make_intrusive<Tripwire>(group, group.parameter_name(index));
-  auto storage = c10::make_intrusive<OnDemandStorage>(
-      tripwire, static_cast<int64_t>(member.nbytes()), member.device());
+  auto storage = c10::make_intrusive<OnDemandStorage>(tripwire, static_cast<int64_t>(part.nbytes()),
+                                                      member.device());
   tripwire->guard(*storage);
   const auto keys = c10::DispatchKeySet(
       c10::computeDispatchKey(member.scalar_type(), c10::kStrided, member.device()));
   auto impl = c10::make_intrusive<c10::TensorImpl>(
       c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(std::move(storage))), keys.add(kGateKey),
       member.dtype());
-  impl->set_sizes_and_strides(member.sizes(), member.strides());
-  return at::Tensor(std::move(impl));
+  impl->set_sizes_and_strides(part.sizes(), part.strides());
+  at::Tensor local(std::move(impl));
+  if (!is_dtensor(member)) return local;
+  const KeysOfNewDTensors met_by_gate{c10::DispatchKeySet(kGateKey)};
+  return make_dtensor(local, spec_of(member));
 }
 
 bool is_untouched_tripwire(const at::Tensor& gradient) {

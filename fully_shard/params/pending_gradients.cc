@@ -14,7 +14,7 @@ namespace {
 // memory is on demand: then a copy, by an operator.
 at::Tensor owned(const at::Tensor& gradient) {
   const auto detached = gradient.requires_grad() ? gradient.detach() : gradient;
-  const bool on_demand = OnDemandStorage::of(gradient.unsafeGetTensorImpl()) != nullptr;
+  const bool on_demand = OnDemandStorage::behind(gradient) != nullptr;
   return on_demand ? detached.clone() : detached;
 }
 
@@ -41,10 +41,10 @@ PendingGradients::~PendingGradients() {
 void PendingGradients::count(int64_t index) {
   const auto on_member = gradient_on(param(index).member());
   const auto& sum = sums_[static_cast<size_t>(index)];
-  int64_t bytes = sum.defined() ? static_cast<int64_t>(sum.nbytes()) : 0;
+  int64_t bytes = sum.defined() ? static_cast<int64_t>(held_part(sum).nbytes()) : 0;
   // Those of another layout are refused, and have no size.
   if (on_member.defined() && on_member.layout() == at::kStrided)
-    bytes += static_cast<int64_t>(on_member.nbytes());
+    bytes += static_cast<int64_t>(held_part(on_member).nbytes());
   set_counted(index, bytes);
 }
 

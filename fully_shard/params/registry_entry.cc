@@ -38,7 +38,7 @@ void RegistryEntry::before_whole_read(const at::Tensor&) {
 ManagedTensor find_managed_tensor(const at::Tensor& tensor) {
   if (const auto* entry = RegistryEntry::of(tensor)) return {entry->group(), entry->index()};
   if (!tensor.defined()) return {};
-  const auto* storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
+  const auto* storage = OnDemandStorage::behind(tensor);
   auto* group = storage == nullptr ? nullptr : dynamic_cast<ParamGroup*>(&storage->group());
   if (group == nullptr) return {};
   return {c10::intrusive_ptr<ParamGroup>::reclaim_copy(group), storage->index()};

@@ -1,5 +1,6 @@
 #include "fully_shard/params/sharded_param.h"
 
+#include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/params/optimizer_tripwire.h"
 #include "fully_shard/params/param_group.h"
@@ -24,13 +25,24 @@ std::vector<Placement> placements_on(const DeviceMesh& mesh, int64_t sharded_dim
 
 }  // namespace
 
+DTensorSpec entry_spec(const at::Tensor& tensor, int64_t sharded_dim, const DeviceMesh& mesh) {
+  auto placements = placements_on(mesh, sharded_dim);
+  const auto* const meta = find_meta(tensor);
+  if (meta == nullptr)
+    return {mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()};
+  const DTensorSpec& member = *meta->spec;
+  placements.insert(placements.begin(), member.placements.begin(), member.placements.end());
+  return {member.mesh.beside(mesh), std::move(placements), member.shape, member.stride};
+}
+
 ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
                            const DeviceMesh& mesh, std::optional<at::ScalarType> param_dtype)
     : name_(std::move(name)),
       member_(tensor.getIntrusivePtr()),
       entry_(tensor.getIntrusivePtr()),
-      spec_(intern_spec(
-          {mesh, placements_on(mesh, sharded_dim), tensor.sizes().vec(), tensor.strides().vec()})),
+      member_spec_(is_dtensor(tensor) ? spec_of(tensor) : nullptr),
+      spec_(intern_spec(entry_spec(tensor, sharded_dim, mesh))),
+      shape_(held_part(tensor).sizes().vec()),
       dtype_(tensor.scalar_type()),
       param_dtype_(param_dtype),
       requires_grad_(tensor.requires_grad()) {}
@@ -40,16 +52,15 @@ int64_t ShardedParam::sharded_dim() const {
 }
 
 ShardExtent ShardedParam::extent(at::ScalarType dtype) const {
-  const auto& shape = spec_->shape;
   const auto cut = static_cast<size_t>(sharded_dim());
-  ShardExtent extent{shape[cut], static_cast<int64_t>(c10::elementSize(dtype))};
-  for (size_t dim = 0; dim < cut; ++dim) extent.blocks *= shape[dim];
-  for (size_t dim = cut + 1; dim < shape.size(); ++dim) extent.row_bytes *= shape[dim];
+  ShardExtent extent{shape_[cut], static_cast<int64_t>(c10::elementSize(dtype))};
+  for (size_t dim = 0; dim < cut; ++dim) extent.blocks *= shape_[dim];
+  for (size_t dim = cut + 1; dim < shape_.size(); ++dim) extent.row_bytes *= shape_[dim];
   return extent;
 }
 
 std::vector<int64_t> ShardedParam::shape_with_rows(int64_t rows) const {
-  auto shape = spec_->shape;
+  auto shape = shape_;
   shape[static_cast<size_t>(sharded_dim())] = rows;
   return shape;
 }
@@ -76,18 +87,22 @@ void ShardedParam::set_entry(const at::Tensor& entry) {
 
 void ShardedParam::make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t index,
                                int64_t capacity, c10::Device device) {
-  const auto tensor = member();
+  const auto tensor = member(), part = held_part(tensor);
   auto storage = c10::make_intrusive<OnDemandStorage>(std::move(group), index, capacity, device);
   storage_ = storage.get();
   if (casts_inputs_ && is_cast()) storage->cast_inputs();
   const auto keys =
       c10::DispatchKeySet(c10::computeDispatchKey(member_dtype(), c10::kStrided, device))
           .add(kGateKey);
-  const auto impl = c10::make_intrusive<c10::TensorImpl>(
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
       c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(std::move(storage))), keys,
       c10::scalarTypeToTypeMeta(member_dtype()));
-  impl->set_sizes_and_strides(tensor.sizes(), tensor.strides(), 0);
-  tensor.unsafeGetTensorImpl()->shallow_copy_from(impl);
+  impl->set_sizes_and_strides(part.sizes(), part.strides(), 0);
+  if (is_dtensor(tensor)) {
+    replace_local(tensor, at::Tensor(std::move(impl)), c10::DispatchKeySet(kGateKey));
+  } else {
+    tensor.unsafeGetTensorImpl()->shallow_copy_from(impl);
+  }
   const auto registered = entry();
   if (registered.defined()) storage_->watch_requires_grad(tensor, registered);
 }

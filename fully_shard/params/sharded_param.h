@@ -23,16 +23,27 @@ namespace fsdp::internal {
 
 class ParamGroup;
 
+// Where the registry entry of `tensor` lies that is sharded over `mesh`. Order of cuts is
+// order of mesh dimensions: a tensor-parallel one's own come first. Throws ValueError for
+// one whose mesh is no slice beside `mesh` of a common one.
+DTensorSpec entry_spec(const at::Tensor& tensor, int64_t sharded_dim, const DeviceMesh& mesh);
+
 class ShardedParam {
  public:
-  // `tensor` becomes the member; its dimension `sharded_dim`, not negative, is sharded
-  // over `mesh` (mesh_dims.h). With `param_dtype` a floating member has that dtype, and
-  // the entry keeps the tensor's.
+  // `tensor`, plain or tensor-parallel, becomes the member; its dimension `sharded_dim`,
+  // not negative, is sharded over `mesh` (mesh_dims.h). With `param_dtype` a floating
+  // member has that dtype, and the entry keeps the tensor's.
   ShardedParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
                const DeviceMesh& mesh, std::optional<at::ScalarType> param_dtype);
 
   const std::string& name() const { return name_; }
+  // Of the entry: over the dimensions of a tensor-parallel member's mesh, then `mesh`.
   const DTensorSpecPtr& spec() const { return spec_; }
+  // What the member is without this unit: where it lies over its own mesh; null where it
+  // is plain.
+  const DTensorSpecPtr& member_spec() const { return member_spec_; }
+  // Of what the unit shards: the member, or this rank's part of a tensor-parallel one.
+  const std::vector<int64_t>& shape() const { return shape_; }
   at::ScalarType dtype() const { return dtype_; }  // of the entry and the shards
   at::ScalarType member_dtype() const;
   // Whether the member may have a dtype of its own.
@@ -93,7 +104,8 @@ class ShardedParam {
   std::string name_;
   WeakTensor member_, entry_;
   OnDemandStorage* storage_ = nullptr;
-  DTensorSpecPtr spec_;
+  DTensorSpecPtr member_spec_, spec_;
+  std::vector<int64_t> shape_;
   at::ScalarType dtype_;
   std::optional<at::ScalarType> param_dtype_;
   bool casts_inputs_ = false;

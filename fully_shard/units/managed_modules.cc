@@ -63,7 +63,7 @@ class Collector {
 
 bool FoundParam::is_tied_to_a_unit() const {
   const auto* impl = tensor.unsafeGetTensorImpl();
-  const auto* storage = OnDemandStorage::of(impl);
+  const auto* storage = OnDemandStorage::behind(tensor);
   const auto* group = storage == nullptr ? nullptr : storage->writable_group();
   return group != nullptr && group->is_member(storage->index(), impl);
 }

@@ -1,6 +1,6 @@
 #include "fully_shard/units/shared_storage.h"
 
-#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/units/module_tree.h"
 #include "on_demand/on_demand_storage.h"
 
@@ -30,8 +30,8 @@ ByStorage registered_below(const std::vector<torch::nn::Module*>& modules) {
   ByStorage found;
   const ModuleTree tree(modules);
   const auto add = [&found](const at::Tensor& tensor, const char* kind, const std::string& path) {
-    if (!tensor.defined() || is_dtensor(tensor) || !tensor.has_storage()) return;
-    found.emplace(storage_of(tensor),
+    if (!tensor.defined() || !held_part(tensor).has_storage()) return;
+    found.emplace(storage_of(held_part(tensor)),
                   Registered{tensor.unsafeGetTensorImpl(), kind + (" '" + path + "'")});
   };
   for (size_t i = 0; i < tree.size(); ++i) {
@@ -51,10 +51,10 @@ int64_t own_handles(const at::Tensor& tensor) {
 }
 
 void validate_storage(const FoundParam& param, const ByStorage& by_storage, int64_t rank) {
-  const auto& tensor = param.tensor;
+  const auto& tensor = held_part(param.tensor);
   const auto [begin, end] = by_storage.equal_range(storage_of(tensor));
   for (auto other = begin; other != end; ++other) {
-    TORCH_CHECK_VALUE(other->second.impl == tensor.unsafeGetTensorImpl(),
+    TORCH_CHECK_VALUE(other->second.impl == param.tensor.unsafeGetTensorImpl(),
                       "fully_shard: parameter '", param.path, "' and ", other->second.name,
                       " share memory without being one tensor; register the same tensor twice to "
                       "tie them, or clone one (rank ",
@@ -67,7 +67,7 @@ void validate_storage(const FoundParam& param, const ByStorage& by_storage, int6
                       "twice to tie them, or clone one before sharding either (rank ",
                       rank, ")");
   }
-  const bool in_graph = torch::autograd::impl::try_get_grad_accumulator(tensor) != nullptr;
+  const bool in_graph = torch::autograd::impl::try_get_grad_accumulator(param.tensor) != nullptr;
   const auto handles =
       static_cast<int64_t>(tensor.unsafeGetTensorImpl()->unsafe_storage().use_count());
   TORCH_CHECK_VALUE(
@@ -86,7 +86,7 @@ void validate_storages(const std::vector<torch::nn::Module*>& modules,
                        const std::vector<const FoundParam*>& fresh, int64_t rank) {
   const auto by_storage = registered_below(modules);
   for (const auto* param : fresh) {
-    if (param->tensor.numel() > 0) validate_storage(*param, by_storage, rank);
+    if (held_part(param->tensor).numel() > 0) validate_storage(*param, by_storage, rank);
   }
 }
 

@@ -1,6 +1,7 @@
 #include "fully_shard/units/validation.h"
 
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
@@ -52,13 +53,28 @@ void validate_options(const FullyShardOptions& options, const DeviceMesh& mesh) 
   validate_dtype("output_dtype", policy.output_dtype, mesh);
 }
 
+// A member of parallelize_module, which lies on a mesh of its own.
+bool is_tensor_parallel(const at::Tensor& tensor) {
+  return meta_of(tensor).style && !owner_of(tensor);
+}
+
+void validate_mesh_beside(const at::Tensor& member, const std::string& where,
+                          const DeviceMesh& mesh) {
+  try {
+    spec_of(member)->mesh.beside(mesh);
+  } catch (const c10::ValueError& error) {
+    TORCH_CHECK_VALUE(false, where, " is tensor-parallel, and ", error.what_without_backtrace());
+  }
+}
+
 void validate_parameter(const at::Tensor& tensor, const std::string& name, const DeviceMesh& mesh) {
   const auto where = c10::str("fully_shard: parameter '", name, "' of shape ", tensor.sizes());
-  TORCH_CHECK_VALUE(!is_dtensor(tensor), where,
+  TORCH_CHECK_VALUE(!is_dtensor(tensor) || is_tensor_parallel(tensor), where,
                     " is a DTensor already. Apply fully_shard bottom-up: to submodules before the "
                     "modules that contain "
                     "them (rank ",
                     mesh.rank(), ")");
+  if (is_dtensor(tensor)) validate_mesh_beside(tensor, where, mesh);
   TORCH_CHECK_VALUE(tensor.dim() > 0, where,
                     " is a scalar; make it a tensor of one dimension and one element (rank ",
                     mesh.rank(), ")");
@@ -90,10 +106,9 @@ void validate_one_device(const std::vector<const FoundParam*>& fresh, const Devi
 
 // Neither entry nor member of a unit.
 void validate_is_not_sharded(const at::Tensor& ignored, size_t index) {
-  TORCH_CHECK_VALUE(
-      !is_dtensor(ignored) && OnDemandStorage::of(ignored.unsafeGetTensorImpl()) == nullptr,
-      "fully_shard: ignored_params[", index, "] of shape ", ignored.sizes(),
-      " is sharded by a unit already; ignore it in the call that would shard it");
+  TORCH_CHECK_VALUE(!is_dtensor(ignored) && OnDemandStorage::behind(ignored) == nullptr,
+                    "fully_shard: ignored_params[", index, "] of shape ", ignored.sizes(),
+                    " is sharded by a unit already; ignore it in the call that would shard it");
 }
 
 void validate_ignored(const std::vector<torch::nn::Module*>& modules,

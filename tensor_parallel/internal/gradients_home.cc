@@ -1,15 +1,11 @@
 #include "tensor_parallel/internal/gradients_home.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/issue_log.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/home_placement.h"
 #include "on_demand/pass.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/cat.h>
-#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
@@ -24,40 +20,25 @@
 namespace fsdp::internal {
 namespace {
 
-bool is_sum_of_terms(const at::Tensor& grad) {
-  return grad.defined() && is_dtensor(grad) &&
-         spec_of(grad)->placements[0] == Placement(Partial{Partial::Op::kSum});
+bool is_to_sum(const at::Tensor& member) {
+  return is_sum_of_terms(member.grad(), *spec_of(member));
 }
 
 void put_home(const at::Tensor& member, const at::Tensor& local) {
   member.mutable_grad() = make_dtensor(local, spec_of(member));
 }
 
-// Sums the terms of one dtype over the ranks. Collective.
-void sum_terms(const std::vector<at::Tensor>& members) {
-  std::vector<at::Tensor> flat;
-  for (const at::Tensor& member : members) flat.push_back(local_of(member.grad()).reshape({-1}));
-  const at::Tensor all = at::cat(flat);
-  const DeviceMesh& mesh = spec_of(members[0])->mesh;
-  IssueLog::of(mesh, 0)->run({.kind = CollectiveKind::kAllReduce,
-                              .what = "all-reduce of tensor-parallel gradients",
-                              .bytes = static_cast<int64_t>(all.nbytes())},
-                             [&] { return all_reduce(mesh.group(), all, ReduceOp::kSum); });
-  int64_t offset = 0;
-  for (const at::Tensor& member : members) {
-    put_home(member, all.narrow(0, offset, member.numel()).view(member.sizes()));
-    offset += member.numel();
-  }
+// Collective.
+void sum_grads(const std::vector<at::Tensor>& members) {
+  std::vector<at::Tensor> grads;
+  for (const at::Tensor& member : members) grads.push_back(member.grad());
+  const auto sums = sum_terms(grads);
+  for (size_t i = 0; i < members.size(); ++i) put_home(members[i], sums[i]);
 }
 
 bool contains(const std::vector<at::Tensor>& members, const at::Tensor& member) {
   return std::any_of(members.begin(), members.end(),
                      [&](const at::Tensor& each) { return each.is_same(member); });
-}
-
-bool travel_together(const at::Tensor& one, const at::Tensor& other) {
-  return one.grad().scalar_type() == other.grad().scalar_type() &&
-         spec_of(one)->mesh == spec_of(other)->mesh;
 }
 
 // The members of one backward whose gradients are terms, in the order in which they came.
@@ -70,16 +51,12 @@ class Terms {
   // Collective.
   void sum_all() {
     const at::NoGradGuard no_grad;
-    while (!members_.empty()) {
-      std::vector<at::Tensor> alike, others;
-      for (const at::Tensor& member : members_) {
-        if (!is_sum_of_terms(member.grad()) || contains(alike, member)) continue;
-        const bool fits = alike.empty() || travel_together(alike.front(), member);
-        (fits ? alike : others).push_back(member);
-      }
-      if (!alike.empty()) sum_terms(alike);
-      members_ = std::move(others);
+    std::vector<at::Tensor> members;
+    for (const at::Tensor& member : members_) {
+      if (is_to_sum(member) && !contains(members, member)) members.push_back(member);
     }
+    members_.clear();
+    sum_grads(members);
   }
 
  private:
@@ -107,11 +84,9 @@ class GradientHome final : public torch::autograd::PostAccumulateGradHook {
     const at::NoGradGuard no_grad;
     const at::Tensor grad = member.grad();
     const DTensorSpec& home = *spec_of(member);
-    if (!is_dtensor(grad)) return put_home(member, local_part(grad, home));
-    if (spec_of(grad)->placements == home.placements) return;
-    if (is_sum_of_terms(grad) && home.placements[0].is_replicate())
-      return terms_of_backward()->add(member);
-    put_home(member, redistribute_local(local_of(grad), *spec_of(grad), home.placements));
+    if (is_dtensor(grad) && spec_of(grad)->placements == home.placements) return;
+    if (is_to_sum(member)) return terms_of_backward()->add(member);
+    put_home(member, local_at_home(grad, home));
   }
 };
 

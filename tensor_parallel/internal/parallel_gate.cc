@@ -4,12 +4,15 @@
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "on_demand/gate_arguments.h"
+#include "on_demand/on_demand_storage.h"
+#include "on_demand/touched_groups.h"
 #include "tensor_parallel/internal/placed_input.h"
 #include "tensor_parallel/internal/styled_operators.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
+#include <memory>
 #include <mutex>
 #include <optional>
 #include <string_view>
@@ -25,6 +28,10 @@ bool is_per_element(const GateArguments& arguments) {
   return name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_");
 }
 
+bool meets_parallel_gate(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(kParallelKey);
+}
+
 bool writes_plain(const GateArguments& arguments) {
   bool found = false;
   arguments.for_each(
@@ -36,10 +43,20 @@ at::Tensor whole(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : at::Tensor();
 }
 
+// Makes parameters among the arguments readable.
+std::unique_ptr<TouchedGroups> touched(const GateArguments& arguments) {
+  auto groups = std::make_unique<TouchedGroups>();
+  arguments.for_each([&groups](const at::Tensor& tensor, bool) {
+    if (const auto* const storage = OnDemandStorage::behind(tensor)) groups->add(*storage);
+  });
+  groups->fill();
+  return groups;
+}
+
 std::optional<DeviceMesh> mesh_among(const GateArguments& arguments) {
   std::optional<DeviceMesh> mesh;
   arguments.for_each([&](const at::Tensor& tensor, bool) {
-    if (!mesh.has_value() && is_dtensor(tensor)) mesh = spec_of(tensor)->mesh;
+    if (!mesh.has_value() && meets_parallel_gate(tensor)) mesh = spec_of(tensor)->mesh;
   });
   return mesh;
 }
@@ -47,7 +64,10 @@ std::optional<DeviceMesh> mesh_among(const GateArguments& arguments) {
 bool has_recorded_plain(const GateArguments& arguments) {
   bool found = false;
   arguments.for_each([&](const at::Tensor& tensor, bool) {
-    found |= !is_dtensor(tensor) && tensor.requires_grad();
+    if (is_dtensor(tensor)) return;
+    if (auto* const storage = OnDemandStorage::behind(tensor))
+      storage->synchronize_metadata(tensor.unsafeGetTensorImpl());
+    found |= tensor.requires_grad();
   });
   return found;
 }
@@ -80,6 +100,7 @@ void parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   GateArguments arguments(op, *stack);
   if (!is_per_element(arguments)) {
     if (writes_plain(arguments)) {
+      const auto parameters = touched(arguments);
       arguments.replace_each(whole);
       return op.callBoxed(stack);
     }

@@ -3,6 +3,8 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "on_demand/gate_key.h"
+#include "on_demand/touched_groups.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 
@@ -23,10 +25,11 @@ struct Kept {
   Placement to;
   at::Tensor placed;
 
-  bool is_of(const at::Tensor& input, const Placement& wanted) const {
+  bool is_of(const at::Tensor& input, const Placement& wanted, c10::ScalarType dtype) const {
     const bool records = input.requires_grad() && at::GradMode::is_enabled();
     return !source.expired() && source._unsafe_get_target() == input.unsafeGetTensorImpl() &&
-           version == version_of(input) && to == wanted && placed.requires_grad() == records;
+           version == version_of(input) && to == wanted && placed.scalar_type() == dtype &&
+           placed.requires_grad() == records;
   }
   static uint32_t version_of(const at::Tensor& input) {
     return input.is_inference() ? 0 : static_cast<uint32_t>(input._version());
@@ -57,10 +60,19 @@ at::Tensor placed_as(const at::Tensor& dtensor, const Placement& to) {
   return differentiable_redistribute(dtensor, spec.placements);
 }
 
-at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to) {
-  if (kept().has_value() && kept()->is_of(input, to)) return kept()->placed;
-  const KeysOfNewDTensors parallel{c10::DispatchKeySet(kParallelKey)};
-  at::Tensor placed = placed_as(on_mesh(input, mesh), to);
+at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to,
+                        std::optional<c10::ScalarType> dtype) {
+  const auto cast = dtype.value_or(input.scalar_type());
+  if (kept().has_value() && kept()->is_of(input, to, cast)) return kept()->placed;
+  auto keys = c10::DispatchKeySet(kParallelKey);
+  TouchedGroups groups;
+  if (const auto* const storage = OnDemandStorage::behind(input)) {  // a parameter
+    keys = keys.add(kGateKey);
+    groups.add(*storage);
+  }
+  groups.fill();
+  const KeysOfNewDTensors parallel(keys);
+  at::Tensor placed = placed_as(on_mesh(dtype ? input.to(cast) : input, mesh), to);
   if (placed.is_same(input)) return placed;
   kept().emplace(Kept{.source = Source(input.getIntrusivePtr()),
                       .version = Kept::version_of(input),

@@ -7,6 +7,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
+
 namespace fsdp::internal {
 
 // The DTensor, of one mesh dimension, placed so; a dimension below zero counts from the
@@ -17,7 +19,10 @@ at::Tensor placed_as(const at::Tensor& dtensor, const Placement& to);
 // replicated. The last one of this thread is kept while its source lives and is not
 // written. Collective where data moves. Differentiable: the gradient is plain for what
 // was plain, else placed as the source. Throws ValueError for a DTensor on another mesh.
-at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to);
+//
+// With a `dtype` the input is cast before it moves.
+at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to,
+                        std::optional<c10::ScalarType> dtype = {});
 
 // Lets go of the one that is kept, if its source is gone.
 void forget_input_without_source();

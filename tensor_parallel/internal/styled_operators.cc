@@ -4,6 +4,7 @@
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "on_demand/gate_arguments.h"
+#include "on_demand/input_cast.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parallel_member.h"
 #include "tensor_parallel/internal/placed_input.h"
@@ -31,8 +32,12 @@ const Use* use_of(const at::Tensor& parameter, OptionalUse ParameterUses::*kind)
   return uses == nullptr || !(uses->*kind).has_value() ? nullptr : &*(uses->*kind);
 }
 
-void place_input(c10::IValue& input, const Use& use, const DeviceMesh& mesh) {
-  if (use.input.has_value()) input = placed_input(input.toTensor(), mesh, *use.input);
+// Cast before it moves, if the parameter's operator is to compute in another dtype.
+void place_input(c10::IValue& input, const Use& use, const at::Tensor& parameter) {
+  if (!use.input.has_value()) return;
+  const at::Tensor& tensor = input.toTensor();
+  input =
+      placed_input(tensor, spec_of(parameter)->mesh, *use.input, dtype_beside(parameter, tensor));
 }
 
 at::Tensor placed_output(const at::Tensor& output, const Use& use) {
@@ -74,7 +79,7 @@ void product_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit
   const at::Tensor weight = tensor_at(arguments, 1);
   const Use* const use = use_of(weight, &ParameterUses::product);
   if (use == nullptr || !is_transposed(weight)) return parallel_gate(op, keys, stack);
-  place_input(arguments[0], *use, spec_of(weight)->mesh);
+  place_input(arguments[0], *use, weight);
   run_styled(op, keys, stack, *use);
 }
 
@@ -91,7 +96,7 @@ void linear_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit:
   const at::Tensor weight = tensor_at(arguments, 1), bias = tensor_at(arguments, 2);
   const Use* const use = use_of(weight, &ParameterUses::product);
   if (use == nullptr) return parallel_gate(op, keys, stack);
-  place_input(arguments[0], *use, spec_of(weight)->mesh);
+  place_input(arguments[0], *use, weight);
   if (!bias.defined() || !makes_terms(*use)) return run_styled(op, keys, stack, *use);
   const at::Tensor input = arguments[0].toTensor();
   torch::jit::drop(*stack, arguments.size());
@@ -107,7 +112,7 @@ void addmm_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::
   const at::Tensor bias = tensor_at(arguments, 0), weight = tensor_at(arguments, 2);
   const Use* const use = use_of(weight, &ParameterUses::product);
   if (use == nullptr || !is_transposed(weight)) return parallel_gate(op, keys, stack);
-  place_input(arguments[1], *use, spec_of(weight)->mesh);
+  place_input(arguments[1], *use, weight);
   if (!makes_terms(*use) || !is_one(arguments[3]) || !is_one(arguments[4]))
     return run_styled(op, keys, stack, *use);
   const at::Tensor input = arguments[1].toTensor();
@@ -129,7 +134,7 @@ void norm_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::S
   GateArguments arguments(op, *stack);
   const at::Tensor weight = tensor_at(arguments, 2);
   const Use* const use = use_of(weight, &ParameterUses::norm);
-  if (use != nullptr) place_input(arguments[0], *use, spec_of(weight)->mesh);
+  if (use != nullptr) place_input(arguments[0], *use, weight);
   parallel_gate(op, keys, stack);
 }
 

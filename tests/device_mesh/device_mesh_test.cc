@@ -132,6 +132,20 @@ TEST(DeviceMesh, FlattenMergesDimensions) {
   });
 }
 
+TEST(DeviceMesh, SlicesBesideEachOtherAreTheSliceOfBoth) {
+  run_ranks(4, [](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+    const auto both = mesh["tp"].beside(mesh["dp"]);
+    const auto slice = mesh[{"tp", "dp"}];
+    EXPECT_EQ(both, slice);
+    EXPECT_EQ(both.coordinate(), slice.coordinate());
+    for (int64_t dim = 0; dim < 2; ++dim) EXPECT_EQ(both.group(dim), slice.group(dim));
+    EXPECT_VALUE_ERROR(mesh["tp"].beside(mesh["tp"]), "not different dimensions of one mesh");
+    const auto other = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+    EXPECT_VALUE_ERROR(mesh["tp"].beside(other["dp"]), "not different dimensions of one mesh");
+  });
+}
+
 TEST(DeviceMesh, FromGroupTakesTheGroupAsItIs) {
   run_ranks(4, [](int64_t rank) {
     const auto grid = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});

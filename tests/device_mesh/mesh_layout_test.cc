@@ -124,6 +124,20 @@ TEST(MeshLayout, SliceInReversedOrderTransposes) {
   EXPECT_EQ(layout.along({1, 0}, {0, 0}).positions(), (Indices{0, 3, 1, 4, 2, 5}));
 }
 
+TEST(MeshLayout, TwoSlicesBesideEachOtherAreTheSliceOfBoth) {
+  const MeshLayout grid = MeshLayout::row_major({2, 3, 4});
+  for (int64_t position = 0; position < grid.size(); ++position) {
+    const auto here = *grid.coordinate_of(position);
+    const auto outer = grid.along({2}, here), inner = grid.along({0, 1}, here);
+    const auto both = outer.beside(inner, *inner.coordinate_of(position));
+    ASSERT_TRUE(both.has_value());
+    EXPECT_EQ(both->positions(), grid.along({2, 0, 1}, here).positions());
+    const auto one = grid.along({1}, here);
+    EXPECT_FALSE(one.beside(inner, *inner.coordinate_of(position)).has_value());
+    EXPECT_FALSE(one.beside(one, *one.coordinate_of(position)).has_value());
+  }
+}
+
 TEST(MeshLayout, PrintsStrides) {
   const MeshLayout layout = MeshLayout::row_major({2, 3, 4});
   EXPECT_EQ(layout.strides_text(), "(12, 4, 1)");

@@ -1,0 +1,63 @@
+#include "dtensor/internal/home_placement.h"
+
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/issue_log.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
+
+#include <ATen/ops/cat.h>
+
+namespace fsdp::internal {
+namespace {
+
+bool travel_together(const at::Tensor& one, const at::Tensor& other) {
+  return one.scalar_type() == other.scalar_type() && spec_of(one)->mesh == spec_of(other)->mesh;
+}
+
+// Those at `places`. Collective.
+void sum_alike(const std::vector<at::Tensor>& gradients, const std::vector<size_t>& places,
+               std::vector<at::Tensor>& sums) {
+  std::vector<at::Tensor> flat;
+  for (const size_t i : places) flat.push_back(local_of(gradients[i]).reshape({-1}));
+  const at::Tensor all = at::cat(flat);
+  const DeviceMesh& mesh = spec_of(gradients[places[0]])->mesh;
+  IssueLog::of(mesh, 0)->run({.kind = CollectiveKind::kAllReduce,
+                              .what = "all-reduce of tensor-parallel gradients",
+                              .bytes = static_cast<int64_t>(all.nbytes())},
+                             [&] { return all_reduce(mesh.group(), all, ReduceOp::kSum); });
+  int64_t offset = 0;
+  for (const size_t i : places) {
+    const int64_t length = gradients[i].numel();
+    sums[i] = all.narrow(0, offset, length).view(gradients[i].sizes());
+    offset += length;
+  }
+}
+
+}  // namespace
+
+bool is_sum_of_terms(const at::Tensor& gradient, const DTensorSpec& home) {
+  return gradient.defined() && is_dtensor(gradient) && home.placements.size() == 1 &&
+         home.placements[0].is_replicate() &&
+         spec_of(gradient)->placements[0] == Placement(Partial{Partial::Op::kSum});
+}
+
+at::Tensor local_at_home(const at::Tensor& gradient, const DTensorSpec& home) {
+  if (!is_dtensor(gradient)) return local_part(gradient, home);
+  return redistribute_local(local_of(gradient), *spec_of(gradient), home.placements);
+}
+
+std::vector<at::Tensor> sum_terms(const std::vector<at::Tensor>& gradients) {
+  std::vector<at::Tensor> sums(gradients.size());
+  for (size_t first = 0; first < gradients.size(); ++first) {
+    if (sums[first].defined()) continue;
+    std::vector<size_t> alike;
+    for (size_t i = first; i < gradients.size(); ++i) {
+      if (travel_together(gradients[first], gradients[i])) alike.push_back(i);
+    }
+    sum_alike(gradients, alike, sums);
+  }
+  return sums;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,75 @@
+// A plain transformer, and the same one cut over "tp" and sharded over "dp", or over
+// "replicate" and "dp".
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "examples/transformer.h"
+#include "fully_shard/fully_shard.h"
+#include "tests/support/thread_ranks.h"
+#include "tests/tensor_parallel/beside_one_device.h"
+#include "tests/tensor_parallel/transformer_plan.h"
+
+#include <functional>
+
+namespace fsdp::testing {
+
+struct ShardedPair {
+  using Config = examples::TransformerConfig;
+
+  DeviceMesh mesh;  // {"dp", "tp"}, or {"replicate", "dp", "tp"}
+  examples::Transformer plain, sharded;
+  at::Tensor text;  // [batches of ranks, batch, tokens + 1]
+
+  ShardedPair(const Config& config, const DeviceMesh& on, bool cut_sequence,
+              const FullyShardOptions& options = {})
+      : mesh(on),
+        plain(drawn(3, [&] { return examples::Transformer(config); })),
+        sharded(drawn(3, [&] { return examples::Transformer(config); })) {
+    parallelize_module(sharded, mesh["tp"],
+                       transformer_plan(config.width / config.heads, cut_sequence));
+    for (auto& block : sharded->blocks) fully_shard(*block, data_mesh(), options);
+    fully_shard(*sharded, data_mesh(), options);
+    const std::lock_guard lock(drawing());
+    torch::manual_seed(4);
+    text = torch::randint(config.vocab, {data_mesh().size(), 2, 6});
+  }
+
+  DeviceMesh data_mesh() const { return mesh.ndim() == 3 ? mesh[{"replicate", "dp"}] : mesh["dp"]; }
+  // Of the batches.
+  int64_t data_rank() const { return mesh.rank() / mesh["tp"].size(); }
+
+  static at::Tensor loss(examples::Transformer& model, const at::Tensor& of) {
+    return transformer_loss(model->forward(of.narrow(1, 0, 5)), of.narrow(1, 1, 5));
+  }
+  // The batches of all ranks have the same size, so the mean of their losses is that of
+  // all.
+  at::Tensor plain_loss() { return loss(plain, text.flatten(0, 1)); }
+  at::Tensor sharded_loss() { return loss(sharded, text[data_rank()]); }
+  void backward() {
+    plain_loss().backward();
+    sharded_loss().backward();
+  }
+  void expect_same_gradients(double tolerance = kClose) {
+    testing::expect_same_gradients(*sharded, *plain, tolerance);
+  }
+  void expect_same_values(double tolerance) {
+    const auto wanted = plain->named_parameters();
+    for (const auto& item : sharded->named_parameters()) {
+      EXPECT_LE(distance(full_value(item.value()), wanted[item.key()].detach()), tolerance)
+          << item.key();
+    }
+  }
+};
+
+// `body` on each rank of a world of dp x tp.
+inline void on_pairs(const ShardedPair::Config& config, int64_t dp, int64_t tp, bool cut_sequence,
+                     const FullyShardOptions& options,
+                     const std::function<void(ShardedPair&)>& body) {
+  run_ranks(dp * tp, [&](int64_t) {
+    ShardedPair pair(config, init_device_mesh(c10::kCPU, {dp, tp}, {"dp", "tp"}), cut_sequence,
+                     options);
+    body(pair);
+  });
+}
+
+}  // namespace fsdp::testing
