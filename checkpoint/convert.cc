@@ -68,10 +68,10 @@ at::Tensor rows_of(const at::Tensor& tensor, const Box& box) {
 }
 
 SavedLayout layout_over(int64_t ranks, bool is_cut) {
-  SavedLayout layout{.mesh_shape = {ranks}, .mesh_names = {}, .ranks = {}, .shard_dims = {}};
+  SavedLayout layout{.mesh_shape = {ranks}, .mesh_names = {}, .ranks = {}, .placements = {}};
   layout.ranks.resize(static_cast<size_t>(ranks));
   std::iota(layout.ranks.begin(), layout.ranks.end(), 0);
-  layout.shard_dims = {is_cut ? 0 : internal::kNotSharded};
+  layout.placements = {is_cut ? Placement(Shard{0}) : Placement(Replicate{})};
   return layout;
 }
 

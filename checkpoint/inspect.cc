@@ -5,6 +5,7 @@
 #include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/names.h"
 #include "checkpoint/internal/raise.h"
+#include "checkpoint/internal/saved_layout.h"
 
 #include <c10/core/ScalarType.h>
 
@@ -53,8 +54,7 @@ std::string list_text(const std::vector<int64_t>& numbers) {
 std::string layout_text(const SavedLayout& layout) {
   std::string placements, shape;
   for (size_t i = 0; i < layout.mesh_shape.size(); ++i) {
-    const int64_t dim = layout.shard_dims[i];
-    placements += dim == internal::kNotSharded ? "R " : "S(" + std::to_string(dim) + ") ";
+    placements += internal::checkpoint::placement_text(layout.placements[i]) + " ";
     shape += (i > 0 ? " x " : "") + std::to_string(layout.mesh_shape[i]);
   }
   return placements + "over " + shape + (layout.ranks.size() == 1 ? " rank" : " ranks");

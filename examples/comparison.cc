@@ -68,8 +68,17 @@ std::string to_string(const Difference& difference) {
   return text.str();
 }
 
-Comparison::Comparison(Transformer twin, std::unique_ptr<torch::optim::Optimizer> optimizer)
-    : twin_(std::move(twin)), optimizer_(std::move(optimizer)) {}
+Comparison::Comparison(Transformer twin, std::unique_ptr<torch::optim::Optimizer> optimizer,
+                       Rounding rounding)
+    : twin_(std::move(twin)), optimizer_(std::move(optimizer)), rounding_(rounding) {}
+
+void Comparison::follow(const torch::nn::Module& sharded) {
+  if (rounding_ != Rounding::kEverywhere) return;
+  torch::NoGradGuard no_grad;
+  const auto theirs = sharded.parameters();
+  const auto ours = twin_->parameters();
+  for (size_t i = 0; i < ours.size(); ++i) ours[i].copy_(full(theirs[i]));
+}
 
 void Comparison::forward_backward(const std::vector<Batch>& micro_batches) {
   world_ = static_cast<int64_t>(micro_batches.size());
@@ -102,6 +111,8 @@ void Comparison::forward_backward(const std::vector<Batch>& micro_batches) {
 
 at::Tensor Comparison::gradient_bound(size_t parameter) const {
   auto sum = absolute_sums_[parameter].to(torch::kDouble);
+  if (rounding_ == Rounding::kEverywhere)
+    return torch::full_like(sum, 2e-5 * (sum.max() / world_).item<double>());
   return world_ <= 2 ? torch::zeros_like(sum) : sum * (static_cast<double>(world_ - 1) * kEpsilon);
 }
 
@@ -126,7 +137,8 @@ Difference Comparison::compare_parameters_after_sgd(torch::nn::Module& sharded, 
   size_t i = 0;
   for (const auto& parameter : sharded.named_parameters()) {
     auto bound = gradient_bound(i) * lr;
-    if (world_ > 2) bound += expected[i].abs().to(torch::kDouble) * kEpsilon;
+    if (world_ > 2 || rounding_ == Rounding::kEverywhere)
+      bound += expected[i].abs().to(torch::kDouble) * kEpsilon;
     add(difference, parameter.key(), full(parameter.value()), expected[i], bound);
     ++i;
   }

@@ -24,12 +24,23 @@ struct Difference {
 };
 std::string to_string(const Difference& difference);
 
+// Where the two models may round differently.
+enum class Rounding {
+  kInSumsOverRanks,  // of gradients
+  kEverywhere,       // tensor parallelism: products are summed in parts
+};
+
 class Comparison {
  public:
   // `twin` has the same initial weights as the sharded model; `optimizer` is over the
   // twin's parameters.
-  Comparison(Transformer twin, std::unique_ptr<torch::optim::Optimizer> optimizer);
+  Comparison(Transformer twin, std::unique_ptr<torch::optim::Optimizer> optimizer,
+             Rounding rounding);
 
+  // With Rounding::kEverywhere the twin goes on from the sharded model's parameters at
+  // every step: by themselves the two would part, as any two runs do that round
+  // differently. Collective.
+  void follow(const torch::nn::Module& sharded);
   // Runs the twin on every rank's micro-batch and leaves the mean gradient in its
   // parameters' .grad. Local.
   void forward_backward(const std::vector<Batch>& micro_batches);
@@ -38,7 +49,8 @@ class Comparison {
   // Both after the backward pass of step 1, before the optimizers' step, with W ranks and
   // g_r the gradient of rank r: gradients may differ by (W - 1) * epsilon * sum_r |g_r|
   // elementwise, and not at all for W <= 2 (sums of two numbers do not depend on the
-  // order). `sharded` is put back as it was. Collective.
+  // order). With Rounding::kEverywhere they may differ by 2e-5 of a parameter's largest
+  // element. `sharded` is put back as it was. Collective.
   Difference compare_gradients(torch::nn::Module& sharded) const;
   // After one SGD step with learning rate `lr`: the same times lr, plus one rounding.
   Difference compare_parameters_after_sgd(torch::nn::Module& sharded, double lr);
@@ -57,6 +69,7 @@ class Comparison {
 
   Transformer twin_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  Rounding rounding_;
   int64_t world_ = 0;
   std::vector<at::Tensor> absolute_sums_;  // sum_r |g_r|, by parameter
   double unsharded_loss_ = 0;

@@ -22,6 +22,7 @@
 #include <filesystem>
 #include <iostream>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -43,7 +44,12 @@ ABSL_FLAG(bool, deferred_init, false,
 ABSL_FLAG(bool, checkpoint_activations, false,
           "keep the blocks' inputs only, and compute the rest again in backward");
 ABSL_FLAG(std::string, mesh, "",
-          "replicas x ranks that shard, as 2x2, instead of --ranks and --replicas");
+          "replicas x ranks that shard, as 2x2, instead of --ranks and --replicas; with --tp: "
+          "ranks that shard x --tp, or replicas x ranks that shard x --tp");
+ABSL_FLAG(int64_t, tp, 1,
+          "tensor parallelism: ranks that compute one model together; a divisor of the ranks");
+ABSL_FLAG(bool, sequence_parallel, false,
+          "with --tp: cut what lies between attention and mlp along the tokens");
 ABSL_FLAG(int64_t, steps, 300, "training steps");
 ABSL_FLAG(int64_t, batch, 8, "sequences per rank and step");
 ABSL_FLAG(int64_t, tokens, 128, "tokens (bytes) per sequence");
@@ -123,17 +129,35 @@ struct JobShape {
   int64_t ranks, replicas;
 };
 
+// "2x2x2"; empty for any other text.
+std::vector<int64_t> sizes_of(const std::string& mesh) {
+  std::vector<int64_t> sizes;
+  std::istringstream parts(mesh);
+  for (std::string part; std::getline(parts, part, 'x');) {
+    int64_t size = 0;
+    if (!absl::SimpleAtoi(part, &size) || size <= 0) return {};
+    sizes.push_back(size);
+  }
+  return sizes;
+}
+
 JobShape job_shape() {
   const std::string mesh = absl::GetFlag(FLAGS_mesh);
+  const int64_t tp = at_least(1, FLAGS_tp);
+  TORCH_CHECK_VALUE(tp > 1 || !absl::GetFlag(FLAGS_sequence_parallel),
+                    "--sequence_parallel needs --tp of 2 or more");
   if (mesh.empty()) return {at_least(1, FLAGS_ranks), at_least(1, FLAGS_replicas)};
-  const auto by = mesh.find('x');
-  int64_t replicas = 0, shards = 0;
-  const bool valid = by != std::string::npos && absl::SimpleAtoi(mesh.substr(0, by), &replicas) &&
-                     absl::SimpleAtoi(mesh.substr(by + 1), &shards) && replicas > 0 && shards > 0;
-  TORCH_CHECK_VALUE(valid, "--mesh: ", mesh, ", allowed are two numbers, as 2x2");
+  const auto sizes = sizes_of(mesh);
+  const bool valid = sizes.size() == 2 || (sizes.size() == 3 && tp > 1);
+  TORCH_CHECK_VALUE(valid, "--mesh: ", mesh, ", allowed are two numbers, as 2x2",
+                    tp > 1 ? ", or three, as 2x2x2" : "");
+  TORCH_CHECK_VALUE(tp == 1 || sizes.back() == tp, "--mesh: ", mesh,
+                    ", whose last number must be --tp, ", tp);
   TORCH_CHECK_VALUE(absl::GetFlag(FLAGS_replicas) == 1,
                     "--mesh and --replicas exclude each other: the first number is the replicas");
-  return {replicas * shards, replicas};
+  int64_t ranks = 1;
+  for (const int64_t size : sizes) ranks *= size;
+  return {ranks, sizes.size() == 2 && tp > 1 ? 1 : sizes.front()};
 }
 
 std::optional<at::ScalarType> dtype(const absl::Flag<std::string>& flag) {
@@ -185,6 +209,8 @@ examples::TrainingOptions options_from_flags() {
   options.data = existing_text(absl::GetFlag(FLAGS_data));
   options.model = model_from_flags();
   options.replicas = job_shape().replicas;
+  options.tp = at_least(1, FLAGS_tp);
+  options.sequence_parallel = absl::GetFlag(FLAGS_sequence_parallel);
   options.sharding = sharding_options();
   options.deferred_init = absl::GetFlag(FLAGS_deferred_init);
   options.checkpoint_activations = absl::GetFlag(FLAGS_checkpoint_activations);
@@ -219,7 +245,7 @@ int after_output(int exit_code) {
 
 // What every rank would find wrong.
 void check_job(const examples::TrainingOptions& options, int64_t ranks) {
-  examples::check_replicas(options.replicas, ranks);
+  examples::check_mesh(options, ranks);
   examples::TextData(options.data, options.seed)
       .training_batch(/*step=*/0, /*rank=*/0, /*rows=*/1, options.tokens);
 }

@@ -6,15 +6,18 @@
 #include "examples/rank_metrics.h"
 #include "examples/report.h"
 #include "examples/text_data.h"
+#include "examples/transformer_plan.h"
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
+#include "tensor_parallel/parallelize_module.h"
 
 #include <torch/torch.h>
 
 #include <cstdio>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -52,6 +55,15 @@ void shard(Transformer& model, const fsdp::DeviceMesh& mesh,
   for (auto& block : model->blocks) fsdp::fully_shard(block, mesh, options);
   fsdp::fully_shard(model->head, mesh, options);
   fsdp::fully_shard(model, mesh, options);
+}
+
+void parallelize(Transformer& model, const fsdp::DeviceMesh& tp, const TrainingOptions& options) {
+  const int64_t head_width = options.model.width / options.model.heads;
+  fsdp::parallelize_module(model, tp, transformer_plan(head_width, options.sequence_parallel));
+}
+
+fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
+  return options.replicas > 1 ? mesh[{"replicate", "dp"}] : mesh["dp"];
 }
 
 void checkpoint_blocks(Transformer& model) {
@@ -93,20 +105,24 @@ class Trainer {
   Trainer(const TrainingOptions& options, const fsdp::DeviceMesh& mesh)
       : options_(options),
         mesh_(mesh),
+        data_mesh_(data_mesh_of(options, mesh)),
+        data_rank_(mesh.rank() / options.tp),
         data_(options.data, options.seed),
         model_(options.deferred_init ? make_deferred_model(options) : make_model(options)),
         unsharded_bytes_(parameter_bytes(*model_)),
         checkpointing_(options.checkpoints),
-        times_([this] { return fsdp::counters(mesh_).wait_seconds; }),
-        report_(mesh.rank(), options.steps, options.batch * options.tokens * mesh.size()) {
-    shard(model_, mesh, options.sharding);
+        times_([this] { return fsdp::counters(data_mesh_).wait_seconds; }),
+        report_(mesh.rank(), options.steps, options.batch * options.tokens * data_mesh_.size()) {
+    if (options.tp > 1) parallelize(model_, mesh["tp"], options);
+    shard(model_, data_mesh_, options.sharding);
     fsdp::materialize(*model_);
     optimizer_ = make_optimizer(options, model_);  // over the shards
     if (options.checkpoint_activations) checkpoint_blocks(model_);
     if (!options.compare) return;
     auto twin = make_model(options);
     auto twin_optimizer = make_optimizer(options, twin);
-    comparison_.emplace(std::move(twin), std::move(twin_optimizer));
+    comparison_.emplace(std::move(twin), std::move(twin_optimizer),
+                        options.tp > 1 ? Rounding::kEverywhere : Rounding::kInSumsOverRanks);
   }
 
   int run() {
@@ -153,7 +169,7 @@ class Trainer {
 
   std::vector<RankMetrics> train_step(int64_t step) {
     auto batch = times_.measure(Phase::kData, [&] {
-      return on_device(data_.training_batch(step, mesh_.rank(), options_.batch, options_.tokens));
+      return on_device(data_.training_batch(step, data_rank_, options_.batch, options_.tokens));
     });
     auto loss = times_.measure(Phase::kForward, [&] {
       return next_token_loss(model_->forward(batch.inputs), batch.targets);
@@ -172,7 +188,7 @@ class Trainer {
 
   RankMetrics own_metrics(double loss) const {
     const auto training = times_.training();
-    const auto counters = fsdp::counters(mesh_);
+    const auto counters = fsdp::counters(data_mesh_);
     return {.loss = loss,
             .training_seconds = training.seconds,
             .waiting_seconds = training.waiting,
@@ -183,10 +199,11 @@ class Trainer {
 
   void compare_backward(int64_t step) {
     std::vector<Batch> micro_batches;
-    for (int64_t rank = 0; rank < mesh_.size(); ++rank) {
+    for (int64_t rank = 0; rank < data_mesh_.size(); ++rank) {
       micro_batches.push_back(
           on_device(data_.training_batch(step, rank, options_.batch, options_.tokens)));
     }
+    comparison_->follow(*model_);
     comparison_->forward_backward(micro_batches);
     if (step == 1) compare_first_step();
     comparison_->optimizer_step();
@@ -206,7 +223,7 @@ class Trainer {
       double sum = 0;
       for (int64_t i = 0; i < kHeldOutBatches; ++i) {
         auto batch =
-            on_device(data_.held_out_batch(i, mesh_.rank(), options_.batch, options_.tokens));
+            on_device(data_.held_out_batch(i, data_rank_, options_.batch, options_.tokens));
         sum += next_token_loss(model_->forward(batch.inputs), batch.targets).item<double>();
       }
       return exchange(own_metrics(sum / kHeldOutBatches), mesh_);
@@ -220,8 +237,8 @@ class Trainer {
     if (options_.generate == 0) return;
     torch::manual_seed(options_.seed);
     auto text = times_.measure(Phase::kGeneration, [&] {
-      return model_->generate(encode(options_.prompt).to(options_.device), options_.generate,
-                              options_.temperature);
+      return fsdp::full_tensor(model_->generate(encode(options_.prompt).to(options_.device),
+                                                options_.generate, options_.temperature));
     });
     report_.say("\ngenerated by the sharded model:\n" + printable(decode(text)));
   }
@@ -239,7 +256,9 @@ class Trainer {
   }
 
   const TrainingOptions options_;
-  const fsdp::DeviceMesh mesh_;
+  const fsdp::DeviceMesh mesh_;       // all ranks
+  const fsdp::DeviceMesh data_mesh_;  // those that have batches of their own
+  const int64_t data_rank_;
   const TextData data_;
   Transformer model_;
   const double unsharded_bytes_;
@@ -251,19 +270,30 @@ class Trainer {
   Report report_;
 };
 
-// One dimension shards; before it, where asked for, one replicates.
+// {"replicate", "dp", "tp"}, without those that were not asked for.
 fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks) {
-  if (options.replicas == 1) return fsdp::init_device_mesh(options.device, {ranks});
-  check_replicas(options.replicas, ranks);
-  return fsdp::init_device_mesh(options.device, {options.replicas, ranks / options.replicas},
-                                {"replicate", "shard"});
+  check_mesh(options, ranks);
+  std::vector<int64_t> shape;
+  std::vector<std::string> names;
+  const auto add = [&](int64_t size, const char* name) {
+    shape.push_back(size);
+    names.emplace_back(name);
+  };
+  if (options.replicas > 1) add(options.replicas, "replicate");
+  add(ranks / options.replicas / options.tp, "dp");
+  if (options.tp > 1) add(options.tp, "tp");
+  return fsdp::init_device_mesh(options.device, shape, names);
 }
 
 }  // namespace
 
-void check_replicas(int64_t replicas, int64_t ranks) {
-  TORCH_CHECK_VALUE(ranks % replicas == 0, "--replicas: ", replicas,
+void check_mesh(const TrainingOptions& options, int64_t ranks) {
+  TORCH_CHECK_VALUE(ranks % options.tp == 0, "--tp: ", options.tp,
                     ", allowed are divisors of the number of ranks, ", ranks);
+  const int64_t data_ranks = ranks / options.tp;
+  TORCH_CHECK_VALUE(data_ranks % options.replicas == 0, "--replicas: ", options.replicas,
+                    ", allowed are divisors of the number of ranks",
+                    options.tp > 1 ? " by --tp, " : ", ", data_ranks);
 }
 
 int train(const TrainingOptions& options) {

@@ -18,7 +18,9 @@ enum class OptimizerKind { kAdamW, kSgd };
 struct TrainingOptions {
   std::string data;  // file or folder
   TransformerConfig model;
-  int64_t replicas = 1;  // groups of ranks that hold the same shards; a divisor of the ranks
+  int64_t replicas = 1;  // groups of ranks that hold the same shards
+  int64_t tp = 1;        // ranks that compute one model together (transformer_plan.h)
+  bool sequence_parallel = false;
   fsdp::FullyShardOptions sharding;     // of every unit
   bool deferred_init = false;           // no rank ever has the whole model
   bool checkpoint_activations = false;  // compute blocks again in backward
@@ -42,7 +44,7 @@ struct TrainingOptions {
 // world.
 int train(const TrainingOptions& options);
 
-// Throws ValueError, naming --replicas, unless they divide the ranks.
-void check_replicas(int64_t replicas, int64_t ranks);
+// Throws ValueError, naming --tp or --replicas, unless they divide the ranks.
+void check_mesh(const TrainingOptions& options, int64_t ranks);
 
 }  // namespace examples

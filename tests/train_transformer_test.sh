@@ -122,6 +122,10 @@ expect_refusal "--compare and --param_dtype or --reduce_dtype exclude each other
 expect_refusal "--replicas: 3, allowed are divisors of the number of ranks, 2" --replicas=3
 expect_refusal "--mesh: 2by1, allowed are two numbers, as 2x2" --mesh=2by1
 expect_refusal "--mesh and --replicas exclude each other" --mesh=2x1 --replicas=2
+expect_refusal "--mesh: 2x2x2, allowed are two numbers, as 2x2" --mesh=2x2x2
+expect_refusal "--mesh: 2x4, whose last number must be --tp, 2" --mesh=2x4 --tp=2
+expect_refusal "--tp: 2, allowed are divisors of the number of ranks, 3" --ranks=3 --tp=2
+expect_refusal "--sequence_parallel needs --tp" --sequence_parallel
 expect_refusal "Unknown command line flag 'nonsense'" --nonsense=1
 expect_refusal "Illegal value 'abc' specified for flag 'steps'" --steps=abc
 if ! nvidia-smi > /dev/null 2>&1; then
@@ -147,6 +151,8 @@ grep --quiet "validation loss after 3 steps" "$work/out" || fail "no training in
 expect_exit 0 "${small[@]}" --steps=3 --compare
 expect_exit 0 "${small[@]}" --steps=3 --compare --deferred_init
 expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x1 --checkpoint_activations
+expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=1x2 --tp=2 --generate=5
+expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x1x2 --tp=2 --sequence_parallel --checkpoint_activations
 grep --quiet "agree" "$work/out" || fail "the comparison does not agree: $(cat "$work/out")"
 [[ ! -s $work/err ]] || fail "a good run complains: $(cat "$work/err")"
 

@@ -9,6 +9,7 @@
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <set>
 #include <stdexcept>
 #include <string_view>
 #include <system_error>
@@ -23,9 +24,7 @@ constexpr const char* kNoSum = "0000000000000000";
 
 Json layout_json(const SavedLayout& layout) {
   Json placements = Json::array();
-  for (const int64_t dim : layout.shard_dims) {
-    placements.push_back(dim == kNotSharded ? "R" : "S(" + std::to_string(dim) + ")");
-  }
+  for (const Placement& each : layout.placements) placements.push_back(placement_text(each));
   return {{"mesh",
            {{"shape", layout.mesh_shape}, {"names", layout.mesh_names}, {"ranks", layout.ranks}}},
           {"placements", std::move(placements)}};
@@ -40,10 +39,9 @@ SavedLayout layout_from(const Json& json) {
   size_t ranks = 1;
   for (const int64_t size : layout.mesh_shape) ranks *= static_cast<size_t>(size);
   for (const auto& placement : json.at("placements")) {
-    const auto text = placement.get<std::string>();
-    layout.shard_dims.push_back(text == "R" ? kNotSharded : std::stoll(text.substr(2)));
+    layout.placements.push_back(placement_from(placement.get<std::string>()));
   }
-  if (ranks != layout.ranks.size() || layout.shard_dims.size() != layout.mesh_shape.size()) {
+  if (ranks != layout.ranks.size() || layout.placements.size() != layout.mesh_shape.size()) {
     throw std::runtime_error("a layout does not fit its mesh");
   }
   return layout;
@@ -59,6 +57,22 @@ Json record_json(const TensorRecord& record) {
   return json;
 }
 
+// Only the first mesh dimension that cuts a tensor dimension has units.
+void check_cuts(const SavedLayout& layout, const std::vector<int64_t>& shape) {
+  std::set<int64_t> cut;
+  for (const Placement& placement : layout.placements) {
+    if (!placement.is_shard()) continue;
+    const auto [dim, outer, unit] = placement.shard();
+    if (dim < 0 || dim >= static_cast<int64_t>(shape.size())) {
+      throw std::runtime_error("a layout cuts a dimension that its tensor lacks");
+    }
+    const bool is_first = cut.insert(dim).second;
+    if (unit != 1 && (!is_first || shape[static_cast<size_t>(dim)] % unit != 0)) {
+      throw std::runtime_error("a layout cuts a dimension in units that do not fit");
+    }
+  }
+}
+
 TensorRecord tensor_from(const Json& json, const std::vector<SavedLayout>& layouts) {
   TensorRecord record;
   const auto dtype = dtype_of(json.at("dtype").get<std::string>());
@@ -71,11 +85,7 @@ TensorRecord tensor_from(const Json& json, const std::vector<SavedLayout>& layou
   }
   json.at("layout").get_to(record.layout);
   json.at("writer").get_to(record.replica);
-  for (const int64_t dim : layouts.at(static_cast<size_t>(record.layout)).shard_dims) {
-    if (dim < kNotSharded || dim >= static_cast<int64_t>(record.shape.size())) {
-      throw std::runtime_error("a layout cuts a dimension that its tensor lacks");
-    }
-  }
+  check_cuts(layouts.at(static_cast<size_t>(record.layout)), record.shape);
   return record;
 }
 

@@ -24,8 +24,8 @@ size_t index_of(std::vector<SavedLayout>& layouts, const SavedLayout& layout) {
 }
 
 bool is_copied(const SavedLayout& layout) {
-  return std::all_of(layout.shard_dims.begin(), layout.shard_dims.end(),
-                     [](int64_t dim) { return dim == kNotSharded; });
+  return std::none_of(layout.placements.begin(), layout.placements.end(),
+                      [](const Placement& placement) { return placement.is_shard(); });
 }
 
 class Planner {

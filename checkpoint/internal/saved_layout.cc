@@ -5,7 +5,10 @@
 
 #include <c10/util/Exception.h>
 
+#include <charconv>
 #include <numeric>
+#include <stdexcept>
+#include <string_view>
 
 namespace fsdp::internal::checkpoint {
 namespace {
@@ -23,13 +26,39 @@ std::vector<int64_t> coordinate_of(int64_t index, const std::vector<int64_t>& sh
 int64_t replica_of(const SavedLayout& layout, const std::vector<int64_t>& coordinate) {
   int64_t replica = 0;
   for (size_t dim = 0; dim < coordinate.size(); ++dim) {
-    if (layout.shard_dims[dim] != kNotSharded) continue;
+    if (layout.placements[dim].is_shard()) continue;
     replica = replica * layout.mesh_shape[dim] + coordinate[dim];
   }
   return replica;
 }
 
+// Of the digits of `text` from `begin` on; -1 for none.
+int64_t number_at(const std::string& text, size_t begin) {
+  int64_t number = -1;
+  std::from_chars(text.data() + begin, text.data() + text.size(), number);
+  return number;
+}
+
+constexpr std::string_view kUnit = ", unit=";
+
 }  // namespace
+
+std::string placement_text(const Placement& placement) {
+  if (!placement.is_shard()) return "R";
+  const auto& [dim, outer, unit] = placement.shard();
+  return "S(" + std::to_string(dim) + (unit > 1 ? std::string(kUnit) + std::to_string(unit) : "") +
+         ")";
+}
+
+Placement placement_from(const std::string& text) {
+  if (text == "R") return Replicate{};
+  Shard cut{.dim = text.starts_with("S(") ? number_at(text, 2) : -1};
+  const size_t unit = text.find(kUnit);
+  if (unit != std::string::npos) cut.unit = number_at(text, unit + kUnit.size());
+  if (cut.dim < 0 || cut.unit < 1 || placement_text(cut) != text)
+    throw std::runtime_error("unknown placement '" + text + "'");
+  return cut;
+}
 
 SavedLayout layout_of(const at::Tensor& tensor, int64_t world_size, const std::string& name) {
   SavedLayout layout;
@@ -37,7 +66,7 @@ SavedLayout layout_of(const at::Tensor& tensor, int64_t world_size, const std::s
     layout.mesh_shape = {world_size};
     layout.ranks.resize(static_cast<size_t>(world_size));
     std::iota(layout.ranks.begin(), layout.ranks.end(), 0);
-    layout.shard_dims = {kNotSharded};
+    layout.placements = {Replicate{}};
     return layout;
   }
   const DTensorSpec& spec = *spec_of(tensor);
@@ -47,18 +76,18 @@ SavedLayout layout_of(const at::Tensor& tensor, int64_t world_size, const std::s
   for (const Placement& placement : spec.placements) {
     TORCH_CHECK_VALUE(!placement.is_partial(), "checkpoint: '", name, "' has the placement ",
                       to_string(placement), ", whose value lies nowhere yet; redistribute() it");
-    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_interleaved(), "checkpoint: '", name,
-                                "' has the placement ", placement,
+    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_shard() || placement.shard().outer == 1,
+                                "checkpoint: '", name, "' has the placement ", placement,
                                 ", of which ranks have no boxes; redistribute() it");
-    layout.shard_dims.push_back(placement.is_shard() ? placement.shard_dim() : kNotSharded);
   }
+  layout.placements = spec.placements;
   return layout;
 }
 
 int64_t replica_count(const SavedLayout& layout) {
   int64_t count = 1;
   for (size_t dim = 0; dim < layout.mesh_shape.size(); ++dim) {
-    if (layout.shard_dims[dim] == kNotSharded) count *= layout.mesh_shape[dim];
+    if (!layout.placements[dim].is_shard()) count *= layout.mesh_shape[dim];
   }
   return count;
 }
@@ -71,7 +100,7 @@ std::vector<WrittenBox> written_boxes(const SavedLayout& layout, const std::vect
     const auto coordinate = coordinate_of(static_cast<int64_t>(i), layout.mesh_shape);
     if (replica_of(layout, coordinate) != replica) continue;
     if (numel_of(whole) == 0) return {{layout.ranks[i], whole}};
-    Box box = local_box(shape, layout.mesh_shape, layout.shard_dims, coordinate);
+    Box box = local_box(shape, layout.mesh_shape, layout.placements, coordinate);
     if (numel_of(box) > 0) boxes.push_back({layout.ranks[i], std::move(box)});
   }
   return boxes;

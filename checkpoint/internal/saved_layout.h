@@ -3,6 +3,7 @@
 #pragma once
 
 #include "checkpoint/internal/box.h"
+#include "dtensor/placement.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -12,18 +13,23 @@
 
 namespace fsdp::internal::checkpoint {
 
-// A mesh and, per mesh dimension, the tensor dimension it cuts (kNotSharded: copies).
+// A mesh and, per mesh dimension, how it cuts the tensor; Replicate: copies.
 struct SavedLayout {
   std::vector<int64_t> mesh_shape;
   std::vector<std::string> mesh_names;
   std::vector<int64_t> ranks;  // row-major
-  std::vector<int64_t> shard_dims;
+  std::vector<Placement> placements;
 
   bool operator==(const SavedLayout&) const = default;
 };
 
+// "R", "S(0)" or "S(0, unit=8)", of placements that a layout may have, and back, which
+// throws std::runtime_error for any other text.
+std::string placement_text(const Placement& placement);
+Placement placement_from(const std::string& text);
+
 // Of a DTensor; a plain tensor is a copy on each of `world_size` ranks. Throws ValueError
-// naming `name` for Partial placements.
+// naming `name` for Partial placements, NotImplementedError for cuts with blocks.
 SavedLayout layout_of(const at::Tensor& tensor, int64_t world_size, const std::string& name);
 
 // The number of copies: the product of the mesh dimensions that do not cut.

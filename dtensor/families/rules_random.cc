@@ -48,6 +48,18 @@ void bernoulli_rule(OperatorCall& call) {
   call.finish(part_of_drawn(results[0].toTensor(), spec.without_partials()));
 }
 
+// multinomial(): which rows and how many are drawn follows from values, so every rank
+// draws from the whole. Collective as bernoulli_rule().
+void draw_from_whole_rule(OperatorCall& call) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const DTensorSpec& spec = *spec_of(self);
+  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements);
+  auto results = call.run();
+  const at::Tensor drawn = results[0].toTensor();
+  call.finish(make_dtensor(drawn, intern_spec(spec.replicated().with_geometry(
+                                      drawn.sizes().vec(), drawn.strides().vec()))));
+}
+
 void random_like_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   call.argument(0) = whole_like(self);
@@ -63,6 +75,7 @@ void add_random_rules(RuleTable& table) {
     table[name] = fill_randomly_rule;
   }
   table["bernoulli."] = bernoulli_rule;
+  table["multinomial"] = draw_from_whole_rule;
   for (const char* name : {"rand_like", "randn_like", "randint_like"})
     table[name] = random_like_rule;
 }

@@ -71,12 +71,11 @@ void check_interleaved(const DTensorSpec& spec, size_t m) {
                     spec.mesh.rank(), ")");
 }
 
-void check_plain_cuts(const DTensorSpec& spec) {
+void check_boxes(const DTensorSpec& spec) {
   for (const Placement& placement : spec.placements) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_interleaved(), placement,
+    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_shard() || placement.shard().outer == 1, placement,
                                 " leaves a rank no box of the tensor, which is needed here. Call "
-                                ".redistribute() to a cut without outer and unit first "
-                                "(collective; rank ",
+                                ".redistribute() to a cut without outer first (collective; rank ",
                                 spec.mesh.rank(), ")");
   }
 }
@@ -158,8 +157,8 @@ bool DTensorSpec::is_cut(int64_t dim) const {
 }
 
 std::vector<Chunk> DTensorSpec::local_box() const {
-  check_plain_cuts(*this);
-  return internal::local_box(shape, mesh.shape(), shard_dims(placements), mesh.coordinate());
+  check_boxes(*this);
+  return internal::local_box(shape, mesh.shape(), placements, mesh.coordinate());
 }
 
 std::vector<int64_t> DTensorSpec::local_shape() const {

@@ -32,7 +32,7 @@ struct DTensorSpec {
   bool is_cut(int64_t dim) const;
 
   // What this rank holds, as offsets and lengths in the global tensor. Throws
-  // NotImplementedError where an interleaved cut leaves no box.
+  // NotImplementedError where a cut has blocks, which leave no box.
   std::vector<Chunk> local_box() const;
   std::vector<int64_t> local_shape() const;
 };

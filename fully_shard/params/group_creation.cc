@@ -7,6 +7,7 @@
 #include "fully_shard/units/unit_device.h"
 #include "on_demand/gate_key.h"
 
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
@@ -45,6 +46,17 @@ class GroupCreation {
   c10::intrusive_ptr<ParamGroup> group_;
 };
 
+namespace {
+
+std::optional<DeviceMesh> mesh_of_members(const std::vector<NewParam>& params) {
+  for (const auto& param : params) {
+    if (const auto* const meta = find_meta(param.tensor)) return meta->spec->mesh;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
 std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<ShardDim> dim,
                                      std::shared_ptr<Transport> replicas,
                                      std::shared_ptr<Unit> unit,
@@ -55,8 +67,9 @@ std::vector<at::Tensor> create_group(const DeviceMesh& mesh, std::shared_ptr<Sha
   install_gate();
   std::vector<ShardedParam> sharded;
   sharded.reserve(params.size());
+  const UnitMesh over{mesh, mesh_of_members(params)};
   for (const auto& [name, tensor, dim] : params)
-    sharded.emplace_back(name, tensor, dim, mesh, precision.param_dtype);
+    sharded.emplace_back(name, tensor, dim, over, precision.param_dtype);
   GroupCreation creation(c10::make_intrusive<ParamGroup>(mesh, std::move(dim), std::move(replicas),
                                                          std::move(unit), std::move(driver),
                                                          std::move(sharded)));

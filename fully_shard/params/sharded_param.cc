@@ -23,20 +23,23 @@ std::vector<Placement> placements_on(const DeviceMesh& mesh, int64_t sharded_dim
   return placements;
 }
 
-}  // namespace
-
-DTensorSpec entry_spec(const at::Tensor& tensor, int64_t sharded_dim, const DeviceMesh& mesh) {
-  auto placements = placements_on(mesh, sharded_dim);
+DTensorSpec entry_spec(const at::Tensor& tensor, int64_t sharded_dim, const UnitMesh& mesh) {
+  auto placements = placements_on(mesh.data, sharded_dim);
   const auto* const meta = find_meta(tensor);
-  if (meta == nullptr)
-    return {mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()};
-  const DTensorSpec& member = *meta->spec;
-  placements.insert(placements.begin(), member.placements.begin(), member.placements.end());
-  return {member.mesh.beside(mesh), std::move(placements), member.shape, member.stride};
+  if (meta == nullptr && !mesh.members)
+    return {mesh.data, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()};
+  const DeviceMesh& own = meta == nullptr ? *mesh.members : meta->spec->mesh;
+  const std::vector<Placement> whole(static_cast<size_t>(own.ndim()), Replicate{});
+  const auto& by_style = meta == nullptr ? whole : meta->spec->placements;
+  placements.insert(placements.begin(), by_style.begin(), by_style.end());
+  return {own.beside(mesh.data), std::move(placements), tensor.sizes().vec(),
+          tensor.strides().vec()};
 }
 
+}  // namespace
+
 ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
-                           const DeviceMesh& mesh, std::optional<at::ScalarType> param_dtype)
+                           const UnitMesh& mesh, std::optional<at::ScalarType> param_dtype)
     : name_(std::move(name)),
       member_(tensor.getIntrusivePtr()),
       entry_(tensor.getIntrusivePtr()),

@@ -23,21 +23,25 @@ namespace fsdp::internal {
 
 class ParamGroup;
 
-// Where the registry entry of `tensor` lies that is sharded over `mesh`. Order of cuts is
-// order of mesh dimensions: a tensor-parallel one's own come first. Throws ValueError for
-// one whose mesh is no slice beside `mesh` of a common one.
-DTensorSpec entry_spec(const at::Tensor& tensor, int64_t sharded_dim, const DeviceMesh& mesh);
+// Over what a unit shards its parameters.
+struct UnitMesh {
+  DeviceMesh data;                      // mesh_dims.h
+  std::optional<DeviceMesh> members{};  // of the tensor-parallel parameters, if there are
+};
 
 class ShardedParam {
  public:
   // `tensor`, plain or tensor-parallel, becomes the member; its dimension `sharded_dim`,
-  // not negative, is sharded over `mesh` (mesh_dims.h). With `param_dtype` a floating
-  // member has that dtype, and the entry keeps the tensor's.
+  // not negative, is sharded over the unit's mesh. With `param_dtype` a floating member
+  // has that dtype, and the entry keeps the tensor's. Throws ValueError where the mesh
+  // and a tensor-parallel member's own are not slices of a common one.
   ShardedParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
-               const DeviceMesh& mesh, std::optional<at::ScalarType> param_dtype);
+               const UnitMesh& mesh, std::optional<at::ScalarType> param_dtype);
 
   const std::string& name() const { return name_; }
-  // Of the entry: over the dimensions of a tensor-parallel member's mesh, then `mesh`.
+  // Of the entry: over the dimensions of the tensor-parallel mesh, then those of the
+  // unit's own, since the order of cuts is the order of mesh dimensions. A plain
+  // parameter beside tensor-parallel ones is the same on all their ranks.
   const DTensorSpecPtr& spec() const { return spec_; }
   // What the member is without this unit: where it lies over its own mesh; null where it
   // is plain.

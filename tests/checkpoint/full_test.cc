@@ -1,5 +1,6 @@
 // Whole tensors in files that Hugging Face's readers open.
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/internal/file_calls.h"
 #include "checkpoint/internal/safetensors.h"
 #include "checkpoint/internal/strict_json.h"
 #include "tests/checkpoint/small_model.h"

@@ -1,15 +1,12 @@
-// A model of every kind of shape that sharding cuts badly, and temporary folders.
+// A model of every kind of shape that sharding cuts badly.
 #pragma once
 
-#include "checkpoint/internal/file_calls.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/support/full_value.h"
+#include "tests/support/temporary_folder.h"
 
 #include <torch/torch.h>
-#include <unistd.h>
 
-#include <atomic>
-#include <filesystem>
 #include <string>
 
 namespace fsdp::testing {
@@ -57,31 +54,6 @@ inline torch::OrderedDict<std::string, torch::Tensor> full_values(torch::nn::Mod
 inline void shard_small_model(SmallModel& model, const DeviceMesh& mesh) {
   fully_shard(model->first, mesh);
   fully_shard(model, mesh);
-}
-
-// A folder of its own, removed at the end.
-class TemporaryFolder {
- public:
-  explicit TemporaryFolder(
-      const std::filesystem::path& parent = std::filesystem::temp_directory_path()) {
-    static std::atomic<int> count = 0;
-    path_ =
-        parent / ("checkpoint_test_" + std::to_string(getpid()) + "_" + std::to_string(count++));
-    std::filesystem::create_directories(path_);
-  }
-  ~TemporaryFolder() { internal::checkpoint::remove_tree(path_).IgnoreError(); }
-  TemporaryFolder(const TemporaryFolder&) = delete;
-  std::string operator/(const std::string& name) const { return (path_ / name).string(); }
-  std::string path() const { return path_.string(); }
-
- private:
-  std::filesystem::path path_;
-};
-
-// In memory where the system has such a file system: for tests of many saves.
-inline std::filesystem::path memory_folder() {
-  const std::filesystem::path memory = "/dev/shm";
-  return access(memory.c_str(), W_OK) == 0 ? memory : std::filesystem::temp_directory_path();
 }
 
 }  // namespace fsdp::testing
