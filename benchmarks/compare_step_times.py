@@ -53,16 +53,16 @@ def run_ranks(program, ranks):
 
 
 def measure(size, options):
-    """Returns, by implementation, the median step time in seconds of every round."""
+    """Returns, by implementation, what every round printed."""
     width, blocks, tokens = size.split("x")
+    tp = [f"--tp={options.tp}"] + (["--sequence_parallel"] if options.sequence_parallel else [])
     flags = [f"--width={width}", f"--blocks={blocks}", f"--tokens={tokens}", f"--batch={options.batch}",
-             f"--warmup={options.warmup}", f"--steps={options.steps}"]  # fmt: skip
-    times = {implementation: [] for implementation in IMPLEMENTATIONS}
+             f"--warmup={options.warmup}", f"--steps={options.steps}", *tp]  # fmt: skip
+    results = {implementation: [] for implementation in IMPLEMENTATIONS}
     for _ in range(options.rounds):
         for implementation in IMPLEMENTATIONS:
-            result = run_ranks(command(implementation, options) + flags, options.ranks)
-            times[implementation].append(result["median_seconds"])
-    return times
+            results[implementation].append(run_ranks(command(implementation, options) + flags, options.ranks))
+    return results
 
 
 def spread(values, scale, digits):
@@ -70,13 +70,20 @@ def spread(values, scale, digits):
     return f"{middle:.{digits}f} ({low:.{digits}f}..{high:.{digits}f})"
 
 
-def print_table(size, times):
+def print_table(size, results):
+    times = {name: [each["median_seconds"] for each in rounds] for name, rounds in results.items()}
     print(f"\n{size} (width x blocks x tokens)")
     for implementation in IMPLEMENTATIONS:
         print(f"  {implementation:<18} {spread(times[implementation], 1e3, 2):>26} ms")
     for above, below in PAIRS:
         ratios = [a / b for a, b in zip(times[above], times[below])]
         print(f"  {above + ' / ' + below:<18} {spread(ratios, 1, 2):>26}")
+    for implementation in ("sharded", "fsdp2"):
+        sent = [result["bytes_sent"] for result in results[implementation]]
+        print(f"  {implementation + ' sends':<18} {spread(sent, 2**-20, 3):>26} MiB per step, all ranks")
+    pairs = zip(results["sharded"][0]["losses"], results["fsdp2"][0]["losses"])
+    largest = max(abs(ours - theirs) / abs(theirs) for ours, theirs in pairs)
+    print(f"  losses of sharded and fsdp2 differ by at most {largest:.1e} relative")
 
 
 def main():
@@ -86,11 +93,14 @@ def main():
     parser.add_argument("--sizes", default="64x4x32,256x8x128", help="width x blocks x tokens, separated by commas")
     parser.add_argument("--batch", type=int, default=2, help="sequences per rank")
     parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--tp", type=int, default=1, help="tensor parallelism: ranks that compute one model together")
+    parser.add_argument("--sequence-parallel", action="store_true", help="with --tp: cut activations along the tokens")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--warmup", type=int, default=10, help="steps before the clock starts")
     parser.add_argument("--steps", type=int, default=40, help="steps timed per round")
     options = parser.parse_args()
-    print(f"{options.ranks} ranks over Gloo, one thread each, batch {options.batch} per rank; median step of {options.steps}, "
+    mesh = f"{options.ranks // options.tp} x {options.tp}" if options.tp > 1 else options.ranks
+    print(f"{mesh} ranks over Gloo, one thread each, batch {options.batch} per rank; median step of {options.steps}, "
           f"median (min..max) of {options.rounds} rounds")  # fmt: skip
     for size in options.sizes.split(","):
         print_table(size, measure(size, options))

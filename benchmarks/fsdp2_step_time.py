@@ -1,12 +1,14 @@
-"""Times training steps (forward, backward, AdamW) of the example's transformer under Python's FSDP2.
+"""Times training steps (forward, backward, AdamW) of the example's transformer under Python's FSDP2, with --tp on dp x tp.
 
-The model, the units, the optimizer and the output are those of step_time.cc. One process is one rank, as RANK, WORLD_SIZE,
+The model, its weights, the texts, the units, the optimizer and the output are those of step_time.cc. One process is one rank, as RANK, WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT say; `run` and `host_cost` start them. "beside_plain" has a plain step before each of FSDP2's.
 """
 
 import argparse
+import contextlib
 import json
 import os
+import pathlib
 import statistics
 import time
 
@@ -16,6 +18,15 @@ import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    PrepareModuleInput,
+    RowwiseParallel,
+    SequenceParallel,
+    loss_parallel,
+    parallelize_module,
+)
 
 HEADS, KV_HEADS, VOCAB = 4, 2, 256
 
@@ -37,17 +48,17 @@ class Attention(nn.Module):
     def forward(self, x, cos, sin):
         batch, tokens, width = x.shape
 
-        def split(y, heads):
-            return y.view(batch, tokens, heads, width // HEADS).transpose(1, 2)
+        def split(y):  # as many heads as this rank has
+            return y.view(batch, tokens, -1, width // HEADS).transpose(1, 2)
 
         def share(y):
             return y.repeat_interleave(HEADS // KV_HEADS, 1)
 
-        q = rotate(split(self.query(x), HEADS), cos, sin)
-        k = share(rotate(split(self.key(x), KV_HEADS), cos, sin))
-        v = share(split(self.value(x), KV_HEADS))
+        q = rotate(split(self.query(x)), cos, sin)
+        k = share(rotate(split(self.key(x)), cos, sin))
+        v = share(split(self.value(x)))
         mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return self.output(mixed.transpose(1, 2).reshape(batch, tokens, width))
+        return self.output(mixed.transpose(1, 2).flatten(2))
 
 
 class SwiGlu(nn.Module):
@@ -87,9 +98,16 @@ class Transformer(nn.Module):
         angle = torch.outer(torch.arange(tokens).float(), frequency)
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
-        for parameter in self.parameters():
-            if parameter.dim() > 1:
-                nn.init.normal_(parameter, std=0.02)
+        self.set_start_weights()
+
+    @torch.no_grad()
+    def set_start_weights(self):
+        for name, parameter in self.named_parameters():
+            if parameter.dim() < 2:
+                continue
+            phase = sum(map(ord, name.replace("blocks.", "block")))
+            place = torch.arange(parameter.numel(), dtype=torch.double)
+            parameter.copy_((place * 0.7 + phase).sin().mul(0.03).view_as(parameter))
 
     def forward(self, tokens):
         x = self.embedding(tokens)
@@ -106,6 +124,8 @@ def flags():
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32)
     parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--sequence_parallel", action="store_true")
     parser.add_argument("--warmup", type=int, default=10)
     parser.add_argument("--steps", type=int, default=50)
     return parser.parse_args()
@@ -121,8 +141,29 @@ def start(backend):
     dist.init_process_group("fake", store=FakeStore(), **place)
 
 
-def shard(model):
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+def parallelize(model, mesh, sequence_parallel):
+    """Tensor parallelism as PyTorch's tutorials do it."""
+    between = Shard(1) if sequence_parallel else Replicate()
+    plan = {
+        "embedding": RowwiseParallel(input_layouts=Replicate(), output_layouts=between),
+        "head": ColwiseParallel(input_layouts=between, output_layouts=Shard(-1), use_local_output=False),
+    }
+    for name in (f"blocks.{i}" for i in range(len(model.blocks))):
+        columns = (f"{name}.attention.query", f"{name}.attention.key", f"{name}.attention.value")
+        columns += f"{name}.mlp.gate", f"{name}.mlp.up"
+        plan |= {column: ColwiseParallel() for column in columns}
+        plan |= {row: RowwiseParallel(output_layouts=between) for row in (f"{name}.attention.output", f"{name}.mlp.down")}
+        if sequence_parallel:
+            whole = (Replicate(), None, None)
+            plan[f"{name}.attention"] = PrepareModuleInput(input_layouts=(Shard(1), None, None), desired_input_layouts=whole)
+            plan[f"{name}.mlp"] = PrepareModuleInput(input_layouts=(Shard(1),), desired_input_layouts=(Replicate(),))
+            plan |= {f"{name}.attention_norm": SequenceParallel(), f"{name}.mlp_norm": SequenceParallel()}
+    if sequence_parallel:
+        plan["norm"] = SequenceParallel()
+    parallelize_module(model, mesh, plan)
+
+
+def shard(model, mesh):
     fully_shard(model.embedding, mesh=mesh)
     for block in model.blocks:
         fully_shard(block, mesh=mesh)
@@ -130,16 +171,30 @@ def shard(model):
     fully_shard(model, mesh=mesh)
 
 
-def make_step(model, inputs, targets):
-    """Returns a function that makes one training step and returns its seconds."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
+def text_of(data_rank, batch, tokens):
+    rows, places = torch.arange(batch).unsqueeze(1), torch.arange(tokens + 1)
+    return (rows * 131 + places * places * 7 + data_rank * 29) % 251
+
+
+def bytes_sent():
+    """By this machine so far, over all interfaces."""
+    lines = pathlib.Path("/proc/net/dev").read_text().splitlines()
+    return sum(int(line.split(":")[1].split()[8]) for line in lines if ":" in line)
+
+
+def make_step(model, inputs, targets, cut_logits=False):
+    """Returns a function that makes one training step and returns its seconds and its loss."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, eps=1e-3)  # as in step_time.cc
 
     def step():
         begin = time.perf_counter()
         optimizer.zero_grad()
-        F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()).backward()
+        with loss_parallel() if cut_logits else contextlib.nullcontext():
+            loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
+            loss.backward()
         optimizer.step()
-        return time.perf_counter() - begin
+        seconds = time.perf_counter() - begin
+        return seconds, loss.full_tensor().item() if cut_logits else loss.item()
 
     return step
 
@@ -147,25 +202,32 @@ def make_step(model, inputs, targets):
 def main():
     options = flags()
     torch.set_num_threads(1)
-    torch.manual_seed(1)
     start(options.backend)
     size = (options.width, options.blocks, options.tokens)
-    text = torch.randint(VOCAB, (options.batch, options.tokens + 1))
+    mesh = init_device_mesh("cpu", (dist.get_world_size() // options.tp, options.tp), mesh_dim_names=("dp", "tp"))
+    text = text_of(mesh["dp"].get_local_rank(), options.batch, options.tokens)
     data = text[:, :-1].contiguous(), text[:, 1:].contiguous()
     model = Transformer(*size)
-    shard(model)
-    step = make_step(model, *data)
+    if options.tp > 1:
+        parallelize(model, mesh["tp"], options.sequence_parallel)
+    shard(model, mesh["dp"])
+    step = make_step(model, *data, cut_logits=options.tp > 1)
     plain_step = make_step(Transformer(*size), *data) if options.implementation == "beside_plain" else None
 
-    seconds, beyond_plain = [], []
+    seconds, beyond_plain, losses, sent_before = [], [], [], 0
     for i in range(-options.warmup, options.steps):
-        of_plain = plain_step() if plain_step else 0
-        of_step = step()
+        if i == 0:
+            sent_before = bytes_sent()
+        of_plain = plain_step()[0] if plain_step else 0
+        of_step, loss = step()
+        losses.append(loss)
         if i >= 0:
             seconds.append(of_step)
             beyond_plain.append(of_step - of_plain)
+    sent = (bytes_sent() - sent_before) // options.steps
     if dist.get_rank() == 0:
         result = {"implementation": options.implementation, "median_seconds": statistics.median(seconds)}
+        result |= {"bytes_sent": sent, "losses": losses}
         if plain_step:
             result["median_seconds_beyond_plain"] = statistics.median(beyond_plain)
         print(json.dumps(result))

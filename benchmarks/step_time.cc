@@ -4,14 +4,19 @@
 //
 //   step_time --implementation=sharded --width=64 --blocks=4 --tokens=32
 //
+// With --tp the sharded ranks are a mesh of dp x tp. Weights and texts are functions of
+// names and places, the same in fsdp2_step_time.py, so that losses can be compared.
+//
 // "plain" ranks do not communicate: they keep each other's cores busy as the sharded ones
 // do. "beside_plain" is "sharded" with a plain step before each, and tells what the
 // sharded step takes beyond it: whatever else the machine does meets both.
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
 #include "examples/transformer.h"
+#include "examples/transformer_plan.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
+#include "tensor_parallel/parallelize_module.h"
 
 #include <absl/flags/flag.h>
 #include <absl/flags/parse.h>
@@ -21,8 +26,11 @@
 #include <chrono>
 #include <cstdio>
 #include <exception>
+#include <fstream>
 #include <iostream>
+#include <numeric>
 #include <optional>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -32,7 +40,9 @@ ABSL_FLAG(std::string, backend, "gloo",
 ABSL_FLAG(int64_t, width, 64, "width of the model");
 ABSL_FLAG(int64_t, blocks, 4, "transformer blocks");
 ABSL_FLAG(int64_t, tokens, 32, "tokens per sequence");
-ABSL_FLAG(int64_t, batch, 2, "sequences per rank");
+ABSL_FLAG(int64_t, batch, 2, "sequences per rank, or per group of --tp ranks");
+ABSL_FLAG(int64_t, tp, 1, "tensor parallelism: ranks that compute one model together");
+ABSL_FLAG(bool, sequence_parallel, false, "with --tp: cut activations along the tokens");
 ABSL_FLAG(int64_t, warmup, 10, "steps before the clock starts");
 ABSL_FLAG(int64_t, steps, 50, "steps timed");
 
@@ -42,28 +52,64 @@ double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
+// Bytes that this machine has sent so far, over all interfaces.
+int64_t bytes_sent() {
+  std::ifstream file("/proc/net/dev");
+  int64_t sum = 0;
+  for (std::string line; std::getline(file, line);) {
+    const auto colon = line.find(':');
+    if (colon == std::string::npos) continue;
+    std::istringstream numbers(line.substr(colon + 1));
+    int64_t number = 0;
+    for (int i = 0; i < 9; ++i) numbers >> number;  // the ninth: bytes transmitted
+    sum += number;
+  }
+  return sum;
+}
+
+void set_start_weights(torch::nn::Module& model) {
+  const torch::NoGradGuard no_grad;
+  for (const auto& item : model.named_parameters()) {
+    if (item.value().dim() < 2) continue;
+    const auto& name = item.key();
+    const auto phase = std::accumulate(name.begin(), name.end(), 0.0);
+    const auto place = torch::arange(item.value().numel(), torch::kDouble);
+    item.value().copy_((place * 0.7 + phase).sin().mul(0.03).view(item.value().sizes()));
+  }
+}
+
+// int64 [batch, tokens + 1]
+torch::Tensor text_of(int64_t data_rank) {
+  const auto rows = torch::arange(absl::GetFlag(FLAGS_batch)).unsqueeze(1);
+  const auto places = torch::arange(absl::GetFlag(FLAGS_tokens) + 1);
+  return (rows * 131 + places * places * 7 + data_rank * 29) % 251;
+}
+
 // One rank's model with what a step needs.
 class Training {
  public:
   // No mesh: the plain module.
   explicit Training(const std::optional<fsdp::DeviceMesh>& mesh) : model_(make_model()) {
+    set_start_weights(*model_);
     if (mesh) shard(*mesh);
-    optimizer_.emplace(model_->parameters(), torch::optim::AdamWOptions(3e-4));
-    auto text = torch::randint(256, {absl::GetFlag(FLAGS_batch), absl::GetFlag(FLAGS_tokens) + 1},
-                               torch::kLong);
+    // With a smaller eps AdamW divides rounding by rounding, and no two programs agree.
+    optimizer_.emplace(model_->parameters(), torch::optim::AdamWOptions(3e-4).eps(1e-3));
+    const auto text = text_of(mesh ? (*mesh)["dp"].local_rank() : 0);
     inputs_ = text.narrow(1, 0, absl::GetFlag(FLAGS_tokens)).contiguous();
     targets_ = text.narrow(1, 1, absl::GetFlag(FLAGS_tokens)).contiguous();
   }
 
   void step() {
     optimizer_->zero_grad();
-    examples::next_token_loss(model_->forward(inputs_), targets_).backward();
+    loss_ = examples::next_token_loss(model_->forward(inputs_), targets_);
+    loss_.backward();
     optimizer_->step();
   }
+  // Of the last step. Collective.
+  double loss() const { return loss_.item<double>(); }
 
  private:
   static examples::Transformer make_model() {
-    torch::manual_seed(1);
     return examples::Transformer(
         examples::TransformerConfig{.width = absl::GetFlag(FLAGS_width),
                                     .blocks = absl::GetFlag(FLAGS_blocks),
@@ -71,15 +117,22 @@ class Training {
   }
 
   void shard(const fsdp::DeviceMesh& mesh) {
-    fsdp::fully_shard(model_->embedding, mesh);
-    for (auto& block : model_->blocks) fsdp::fully_shard(block, mesh);
-    fsdp::fully_shard(model_->head, mesh);
-    fsdp::fully_shard(model_, mesh);
+    if (absl::GetFlag(FLAGS_tp) > 1) {
+      const int64_t head_width = absl::GetFlag(FLAGS_width) / examples::TransformerConfig().heads;
+      fsdp::parallelize_module(
+          model_, mesh["tp"],
+          examples::transformer_plan(head_width, absl::GetFlag(FLAGS_sequence_parallel)));
+    }
+    const auto data_mesh = mesh["dp"];
+    fsdp::fully_shard(model_->embedding, data_mesh);
+    for (auto& block : model_->blocks) fsdp::fully_shard(block, data_mesh);
+    fsdp::fully_shard(model_->head, data_mesh);
+    fsdp::fully_shard(model_, data_mesh);
   }
 
   examples::Transformer model_;
   std::optional<torch::optim::AdamW> optimizer_;
-  torch::Tensor inputs_, targets_;
+  torch::Tensor inputs_, targets_, loss_;
 };
 
 double timed_step(Training& training) {
@@ -92,17 +145,23 @@ double timed_step(Training& training) {
 struct Times {
   std::vector<double> steps;
   std::vector<double> beyond_plain;  // empty without a plain model
+  std::vector<double> losses;        // of each step, the first ones included
+  int64_t bytes_sent = 0;            // per step, by all ranks
 };
 
 Times timed_steps(Training& training, Training* plain) {
   Times times;
+  int64_t sent_before = 0;
   for (int64_t i = -absl::GetFlag(FLAGS_warmup); i < absl::GetFlag(FLAGS_steps); ++i) {
+    if (i == 0) sent_before = bytes_sent();
     const auto of_plain = plain != nullptr ? timed_step(*plain) : 0.0;
     const auto of_step = timed_step(training);
+    times.losses.push_back(training.loss());
     if (i < 0) continue;
     times.steps.push_back(of_step);
     if (plain != nullptr) times.beyond_plain.push_back(of_step - of_plain);
   }
+  times.bytes_sent = (bytes_sent() - sent_before) / absl::GetFlag(FLAGS_steps);
   return times;
 }
 
@@ -116,7 +175,10 @@ void print_json(const Times& times, double waiting) {
               absl::GetFlag(FLAGS_implementation).c_str(), median(times.steps));
   if (!times.beyond_plain.empty())
     std::printf("\"median_seconds_beyond_plain\": %.9f, ", median(times.beyond_plain));
-  std::printf("\"waiting_seconds\": %.6f}\n", waiting);
+  std::printf("\"bytes_sent\": %lld, \"losses\": [", static_cast<long long>(times.bytes_sent));
+  for (size_t i = 0; i < times.losses.size(); ++i)
+    std::printf("%s%.9f", i == 0 ? "" : ", ", times.losses[i]);
+  std::printf("], \"waiting_seconds\": %.6f}\n", waiting);
 }
 
 void run() {
@@ -132,14 +194,15 @@ void run() {
     fsdp::ProcessGroupOptions options;
     options.backend = absl::GetFlag(FLAGS_backend);
     fsdp::init_process_group(options);
-    mesh = fsdp::init_device_mesh(torch::kCPU, {place.world_size});
+    const int64_t tp = absl::GetFlag(FLAGS_tp);
+    mesh = fsdp::init_device_mesh(torch::kCPU, {place.world_size / tp, tp}, {"dp", "tp"});
   }
   {
     std::optional<Training> plain;
     if (implementation == "beside_plain") plain.emplace(std::nullopt);
     Training training(mesh);
     const auto times = timed_steps(training, plain ? &*plain : nullptr);
-    if (place.rank == 0) print_json(times, mesh ? fsdp::counters(*mesh).wait_seconds : 0.0);
+    if (place.rank == 0) print_json(times, mesh ? fsdp::counters((*mesh)["dp"]).wait_seconds : 0.0);
   }
   mesh.reset();
   if (fsdp::is_process_group_initialized()) fsdp::destroy_process_group();

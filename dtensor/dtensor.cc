@@ -4,6 +4,7 @@
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_spec.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/redistribute.h"
 
 #include <ATen/core/grad_mode.h>
@@ -99,11 +100,13 @@ DTensor::DTensor(const at::Tensor& tensor) : at::Tensor(tensor) {
 at::Tensor DTensor::to_local() const { return internal::differentiable_to_local(*this); }
 
 at::Tensor DTensor::full_tensor() const {
+  const internal::CauseOfMovement cause(internal::MovementCause::kRequest);
   const std::vector<Placement> whole(placements().size(), Replicate{});
   return internal::differentiable_to_local(internal::differentiable_redistribute(*this, whole));
 }
 
 DTensor DTensor::redistribute(std::vector<Placement> placements) const {
+  const internal::CauseOfMovement cause(internal::MovementCause::kRequest);
   placements = without_negative_dims(std::move(placements), dim());
   // Throws before anything is sent.
   const DTensorSpec target =

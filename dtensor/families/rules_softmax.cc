@@ -3,6 +3,7 @@
 // add up one number per row. (Milakov and Gimelshein, Online normalizer calculation for
 // softmax, 2018, has how such sums are joined.)
 #include "dtensor/families/rules.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/redistribute.h"
 #include "dtensor/internal/run_by_ways.h"
 #include "dtensor/ways/table.h"
@@ -51,6 +52,7 @@ at::Tensor gathered(const at::Tensor& own, const DeviceMesh& mesh, size_t m) {
   const auto whole = cut;
   cut[m] = Shard{0};
   const DTensorSpec from = DTensorSpec{mesh, cut, {}, {}}.with_shape(shape);
+  const CauseOfMovement cause(MovementCause::kExchange);
   return redistribute_local(own.unsqueeze(0), from, whole);
 }
 
@@ -79,6 +81,7 @@ at::Tensor added_up(const at::Tensor& own, const DTensorSpec& spec, int64_t dim)
     if (cuts(spec, m, dim)) terms[m] = Partial{};
   }
   const DTensorSpec from = DTensorSpec{spec.mesh, terms, {}, {}}.with_shape(own.sizes().vec());
+  const CauseOfMovement cause(MovementCause::kExchange);
   return redistribute_local(own, from, whole);
 }
 

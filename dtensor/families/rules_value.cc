@@ -4,6 +4,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/redistribute.h"
 
 #include <ATen/ops/equal.h>
@@ -17,6 +18,7 @@ namespace fsdp::internal {
 namespace {
 
 void item_rule(OperatorCall& call) {
+  const CauseOfMovement cause(MovementCause::kRequest);
   const at::Tensor self = call.argument(0).toTensor();
   const DTensorSpec& spec = *spec_of(self);
   TORCH_CHECK(self.numel() == 1, call.description(),
@@ -48,6 +50,7 @@ bool agreed(bool own, const DTensorSpec& spec) {
 }
 
 void equal_rule(OperatorCall& call) {
+  const CauseOfMovement cause(MovementCause::kRequest);
   const at::Tensor a = call.argument(0).toTensor();
   const at::Tensor b = call.argument(1).toTensor();
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return call.finish(false);

@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/redistribute.h"
 
 #include <ATen/core/grad_mode.h>
@@ -40,6 +41,7 @@ DTensorSpecPtr gradient_spec(const DTensorSpec& spec) {
 // A gradient that arrives as `grad`, placed as `spec`. Collective where it must move.
 at::Tensor placed_gradient(const at::Tensor& grad, const DTensorSpecPtr& spec) {
   if (!is_dtensor(grad)) return make_dtensor(local_part(grad, *spec), spec);
+  const CauseOfMovement cause(MovementCause::kGradient);
   return differentiable_redistribute(grad, spec->placements);
 }
 

@@ -5,6 +5,7 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
 #include "dtensor/internal/fast_pointwise.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/run_by_ways.h"
 #include "dtensor/ways/table.h"
 
@@ -46,6 +47,7 @@ template <class Body>
 void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
               torch::jit::Stack* stack, const Body& body) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const MovingOperator moving(op.schema().name());
   OperatorCall call(op, traits, keys, stack);
   tell_owners(call);
   body(call);

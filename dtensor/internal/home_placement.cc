@@ -4,6 +4,7 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/redistribute.h"
 
 #include <ATen/ops/cat.h>
@@ -22,6 +23,15 @@ void sum_alike(const std::vector<at::Tensor>& gradients, const std::vector<size_
   for (const size_t i : places) flat.push_back(local_of(gradients[i]).reshape({-1}));
   const at::Tensor all = at::cat(flat);
   const DeviceMesh& mesh = spec_of(gradients[places[0]])->mesh;
+  note_movement({.operator_name = {},
+                 .cause = MovementCause::kGradient,
+                 .kind = CollectiveKind::kAllReduce,
+                 .mesh = mesh,
+                 .mesh_dim = 0,
+                 .from = Partial{},
+                 .to = Replicate{},
+                 .shape = all.sizes().vec(),
+                 .bytes = static_cast<int64_t>(all.nbytes())});
   IssueLog::of(mesh, 0)->run({.kind = CollectiveKind::kAllReduce,
                               .what = "all-reduce of tensor-parallel gradients",
                               .bytes = static_cast<int64_t>(all.nbytes())},
@@ -44,6 +54,7 @@ bool is_sum_of_terms(const at::Tensor& gradient, const DTensorSpec& home) {
 
 at::Tensor local_at_home(const at::Tensor& gradient, const DTensorSpec& home) {
   if (!is_dtensor(gradient)) return local_part(gradient, home);
+  const CauseOfMovement cause(MovementCause::kGradient);
   return redistribute_local(local_of(gradient), *spec_of(gradient), home.placements);
 }
 

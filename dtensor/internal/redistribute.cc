@@ -5,6 +5,7 @@
 #include "device_mesh/collectives/point_to_point.h"
 #include "device_mesh/collectives/row_exchange.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/movement.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/alias.h>
@@ -77,7 +78,9 @@ class Step {
  public:
   // `unsharded_shape`: the local shape once this mesh dimension's cut is undone.
   Step(const DeviceMesh& mesh, int64_t mesh_dim, std::vector<int64_t> unsharded_shape)
-      : group_(mesh.group(mesh_dim)),
+      : mesh_(mesh),
+        mesh_dim_(mesh_dim),
+        group_(mesh.group(mesh_dim)),
         log_(IssueLog::of(mesh, mesh_dim)),
         parts_(mesh.size(mesh_dim)),
         index_(mesh.local_rank(mesh_dim)),
@@ -88,27 +91,33 @@ class Step {
     what_ = what.str();
   }
 
-  at::Tensor run(const at::Tensor& local, const Placement& from, const Placement& to) const {
+  at::Tensor run(const at::Tensor& local, const Placement& from, const Placement& to) {
+    from_ = from;
+    to_ = to;
+    return run_part(local, from, to);
+  }
+
+ private:
+  at::Tensor run_part(const at::Tensor& local, const Placement& from, const Placement& to) const {
     if (from == to || parts_ == 1) return local;
     if (from.is_interleaved() || to.is_interleaved()) return run_on_atoms(local, from, to);
     const at::Tensor plain = local.resolve_neg().resolve_conj();
     return plain.is_complex() ? moved_as_pairs(plain, from, to) : moved(plain, from, to);
   }
 
- private:
   // Along its atoms an interleaved cut is a plain one.
   at::Tensor run_on_atoms(const at::Tensor& local, const Placement& from,
                           const Placement& to) const {
     const bool both_cut = from.is_shard() && to.is_shard();
     if (both_cut &&
         (from.shard_dim() == to.shard_dim() || from.is_interleaved() == to.is_interleaved()))
-      return run(run(local, from, Replicate{}), Replicate{}, to);
+      return run_part(run_part(local, from, Replicate{}), Replicate{}, to);
     const Shard cut = from.is_interleaved() ? from.shard() : to.shard();
     Step on_atoms = *this;
     on_atoms.shape_ = split_shape(shape_, cut);
     const at::Tensor split = local.reshape(split_shape(local.sizes().vec(), cut));
     const at::Tensor moved =
-        on_atoms.run(split, along_atoms(from, cut.dim), along_atoms(to, cut.dim));
+        on_atoms.run_part(split, along_atoms(from, cut.dim), along_atoms(to, cut.dim));
     return moved.flatten(cut.dim, cut.dim + 2);
   }
 
@@ -213,6 +222,7 @@ class Step {
 
   // As FSDP reduces: added in the order of the ranks, 16-bit types in float.
   at::Tensor exchanged_sum(const at::Tensor& input) const {
+    tell(CollectiveKind::kReduceScatter, input);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor rows =
         input.clone(at::MemoryFormat::Contiguous).view({parts_, -1}).view(at::kByte);
@@ -232,10 +242,27 @@ class Step {
   template <class Collective>
   void agree_and_run(CollectiveKind kind, const at::Tensor& input,
                      const Collective& collective) const {
+    tell(kind, input);
     log_->run({.kind = kind, .what = what_, .bytes = static_cast<int64_t>(input.nbytes())},
               collective);
   }
 
+  void tell(CollectiveKind kind, const at::Tensor& input) const {
+    if (!is_movement_heard()) return;
+    note_movement({.operator_name = MovingOperator::current(),
+                   .cause = CauseOfMovement::current(),
+                   .kind = kind,
+                   .mesh = mesh_,
+                   .mesh_dim = mesh_dim_,
+                   .from = from_,
+                   .to = to_,
+                   .shape = shape_,
+                   .bytes = static_cast<int64_t>(input.nbytes())});
+  }
+
+  const DeviceMesh& mesh_;
+  int64_t mesh_dim_;
+  Placement from_ = Replicate{}, to_ = Replicate{};  // of the whole step
   const Group& group_;
   std::shared_ptr<IssueLog> log_;
   int64_t parts_;

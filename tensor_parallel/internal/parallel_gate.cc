@@ -3,6 +3,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/movement.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/on_demand_storage.h"
 #include "on_demand/touched_groups.h"
@@ -40,7 +41,10 @@ bool writes_plain(const GateArguments& arguments) {
 }
 
 at::Tensor whole(const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : at::Tensor();
+  if (!is_dtensor(tensor)) return {};
+  const CauseOfMovement cause(MovementCause::kBoundary);
+  const auto everywhere = spec_of(tensor)->replicated().placements;
+  return differentiable_to_local(differentiable_redistribute(tensor, everywhere));
 }
 
 // Makes parameters among the arguments readable.

@@ -3,6 +3,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/movement.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/input_cast.h"
 #include "tensor_parallel/internal/parallel_gate.h"
@@ -32,16 +33,30 @@ const Use* use_of(const at::Tensor& parameter, OptionalUse ParameterUses::*kind)
   return uses == nullptr || !(uses->*kind).has_value() ? nullptr : &*(uses->*kind);
 }
 
+// What moves while this lives, the plan asks for, where `op` reads the parameter.
+class MovedByStyle {
+ public:
+  explicit MovedByStyle(const c10::OperatorHandle& op)
+      : operator_(op.schema().name()), cause_(MovementCause::kStyle) {}
+
+ private:
+  MovingOperator operator_;
+  CauseOfMovement cause_;
+};
+
 // Cast before it moves, if the parameter's operator is to compute in another dtype.
-void place_input(c10::IValue& input, const Use& use, const at::Tensor& parameter) {
+void place_input(const c10::OperatorHandle& op, c10::IValue& input, const Use& use,
+                 const at::Tensor& parameter) {
   if (!use.input.has_value()) return;
+  const MovedByStyle moved(op);
   const at::Tensor& tensor = input.toTensor();
   input =
       placed_input(tensor, spec_of(parameter)->mesh, *use.input, dtype_beside(parameter, tensor));
 }
 
-at::Tensor placed_output(const at::Tensor& output, const Use& use) {
+at::Tensor placed_output(const c10::OperatorHandle& op, const at::Tensor& output, const Use& use) {
   if (!use.output.has_value() || !is_dtensor(output)) return output;
+  const MovedByStyle moved(op);
   return placed_as(output, *use.output);
 }
 
@@ -61,7 +76,7 @@ void run_styled(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::
                 const Use& use) {
   run_below_parallel_gate(op, keys, stack);
   const BelowParallelGate below;
-  stack->back() = handed_out(placed_output(stack->back().toTensor(), use));
+  stack->back() = handed_out(placed_output(op, stack->back().toTensor(), use));
 }
 
 // The parameter's transpose, as its rows lie in memory: products of a backward read the
@@ -79,15 +94,16 @@ void product_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit
   const at::Tensor weight = tensor_at(arguments, 1);
   const Use* const use = use_of(weight, &ParameterUses::product);
   if (use == nullptr || !is_transposed(weight)) return parallel_gate(op, keys, stack);
-  place_input(arguments[0], *use, weight);
+  place_input(op, arguments[0], *use, weight);
   run_styled(op, keys, stack, *use);
 }
 
 // The product `run`, then the bias.
 template <class Run>
-at::Tensor product_and_bias(const at::Tensor& bias, const Use& use, const Run& run) {
+at::Tensor product_and_bias(const c10::OperatorHandle& op, const at::Tensor& bias, const Use& use,
+                            const Run& run) {
   const BelowParallelGate below;
-  return handed_out(at::add(placed_output(run(), use), bias));
+  return handed_out(at::add(placed_output(op, run(), use), bias));
 }
 
 // linear(input, weight, bias)
@@ -96,12 +112,12 @@ void linear_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit:
   const at::Tensor weight = tensor_at(arguments, 1), bias = tensor_at(arguments, 2);
   const Use* const use = use_of(weight, &ParameterUses::product);
   if (use == nullptr) return parallel_gate(op, keys, stack);
-  place_input(arguments[0], *use, weight);
+  place_input(op, arguments[0], *use, weight);
   if (!bias.defined() || !makes_terms(*use)) return run_styled(op, keys, stack, *use);
   const at::Tensor input = arguments[0].toTensor();
   torch::jit::drop(*stack, arguments.size());
   stack->emplace_back(
-      product_and_bias(bias, *use, [&] { return at::linear(input, weight, /*bias=*/{}); }));
+      product_and_bias(op, bias, *use, [&] { return at::linear(input, weight, /*bias=*/{}); }));
 }
 
 bool is_one(const c10::IValue& factor) { return factor.isScalar() && factor.toScalar().equal(1); }
@@ -112,12 +128,12 @@ void addmm_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::
   const at::Tensor bias = tensor_at(arguments, 0), weight = tensor_at(arguments, 2);
   const Use* const use = use_of(weight, &ParameterUses::product);
   if (use == nullptr || !is_transposed(weight)) return parallel_gate(op, keys, stack);
-  place_input(arguments[1], *use, weight);
+  place_input(op, arguments[1], *use, weight);
   if (!makes_terms(*use) || !is_one(arguments[3]) || !is_one(arguments[4]))
     return run_styled(op, keys, stack, *use);
   const at::Tensor input = arguments[1].toTensor();
   torch::jit::drop(*stack, arguments.size());
-  stack->emplace_back(product_and_bias(bias, *use, [&] { return at::mm(input, weight); }));
+  stack->emplace_back(product_and_bias(op, bias, *use, [&] { return at::mm(input, weight); }));
 }
 
 // embedding(table, indices)
@@ -134,7 +150,7 @@ void norm_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::S
   GateArguments arguments(op, *stack);
   const at::Tensor weight = tensor_at(arguments, 2);
   const Use* const use = use_of(weight, &ParameterUses::norm);
-  if (use != nullptr) place_input(arguments[0], *use, weight);
+  if (use != nullptr) place_input(op, arguments[0], *use, weight);
   parallel_gate(op, keys, stack);
 }
 

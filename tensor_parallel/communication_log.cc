@@ -1,0 +1,152 @@
+#include "tensor_parallel/communication_log.h"
+
+#include "dtensor/internal/differentiable.h"
+#include "dtensor/internal/movement.h"
+
+#include <c10/util/ArrayRef.h>
+#include <c10/util/Exception.h>
+
+#include <map>
+#include <sstream>
+
+namespace fsdp {
+namespace {
+
+using internal::CollectiveKind;
+using internal::Movement;
+using internal::MovementCause;
+
+CommunicationCause public_cause(MovementCause cause) {
+  switch (cause) {
+    case MovementCause::kRule:
+      return CommunicationCause::kRule;
+    case MovementCause::kExchange:
+      return CommunicationCause::kExchange;
+    case MovementCause::kStyle:
+      return CommunicationCause::kStyle;
+    case MovementCause::kGradient:
+      return CommunicationCause::kGradient;
+    case MovementCause::kBoundary:
+      return CommunicationCause::kBoundary;
+    case MovementCause::kRequest:
+      return CommunicationCause::kRequest;
+  }
+  return CommunicationCause::kRule;
+}
+
+const char* name_of(CommunicationCause cause) {
+  switch (cause) {
+    case CommunicationCause::kRule:
+      return "rule";
+    case CommunicationCause::kExchange:
+      return "exchange";
+    case CommunicationCause::kStyle:
+      return "style";
+    case CommunicationCause::kGradient:
+      return "gradient";
+    case CommunicationCause::kBoundary:
+      return "boundary";
+    case CommunicationCause::kRequest:
+      return "request";
+  }
+  return "";
+}
+
+const char* name_of(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return "all-gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce-scatter";
+    case CollectiveKind::kAllReduce:
+      return "all-reduce";
+    case CollectiveKind::kAllToAll:
+      return "all-to-all";
+    case CollectiveKind::kBroadcast:
+      return "broadcast";
+  }
+  return "";
+}
+
+std::string name_of_dim(const DeviceMesh& mesh, int64_t dim) {
+  return mesh.dim_names().empty() ? std::to_string(dim)
+                                  : mesh.dim_names()[static_cast<size_t>(dim)];
+}
+
+Communication communication(const Movement& movement) {
+  return {.operator_name = movement.operator_name,
+          .collective = name_of(movement.kind),
+          .mesh_dim = name_of_dim(movement.mesh, movement.mesh_dim),
+          .from = movement.from,
+          .to = movement.to,
+          .shape = movement.shape,
+          .bytes = movement.bytes,
+          .cause = public_cause(movement.cause),
+          .in_backward = internal::inside_backward()};
+}
+
+void forbid_what_nobody_asked_for(const Movement& movement) {
+  const bool unasked =
+      movement.cause == MovementCause::kRule || movement.cause == MovementCause::kBoundary;
+  TORCH_CHECK_VALUE(!unasked, "RedistributionPolicy: explicit, but ",
+                    to_string(communication(movement)),
+                    ". Give the plan a style that moves it, or call redistribute() before (rank ",
+                    movement.mesh.rank(), "; every rank of the mesh sees this error)");
+}
+
+}  // namespace
+
+std::string to_string(const Communication& each) {
+  std::ostringstream out;
+  out << each.collective << " over " << each.mesh_dim << ", " << each.from << " -> " << each.to
+      << " of " << c10::IntArrayRef(each.shape) << ", " << each.bytes
+      << " bytes: " << (each.operator_name.empty() ? "no operator" : each.operator_name) << ", "
+      << name_of(each.cause) << ", " << (each.in_backward ? "backward" : "forward");
+  return out.str();
+}
+
+struct CommunicationLog::State {
+  std::vector<Communication> entries = {};
+  internal::MovementListener listener{
+      [this](const Movement& movement) { entries.push_back(communication(movement)); }};
+};
+
+CommunicationLog::CommunicationLog() : state_(std::make_unique<State>()) {}
+CommunicationLog::~CommunicationLog() = default;
+
+const std::vector<Communication>& CommunicationLog::entries() const { return state_->entries; }
+
+int64_t CommunicationLog::bytes() const {
+  int64_t sum = 0;
+  for (const auto& each : entries()) sum += each.bytes;
+  return sum;
+}
+
+void CommunicationLog::clear() { state_->entries.clear(); }
+
+std::string CommunicationLog::text() const {
+  struct Total {
+    int64_t count = 0, bytes = 0;
+  };
+  std::map<std::string, Total> totals;
+  std::ostringstream out;
+  for (const auto& each : entries()) {
+    out << to_string(each) << "\n";
+    auto& total = totals[name_of(each.cause)];
+    ++total.count;
+    total.bytes += each.bytes;
+  }
+  for (const auto& [cause, total] : totals)
+    out << cause << ": " << total.count << " collectives, " << total.bytes << " bytes\n";
+  return out.str();
+}
+
+struct RedistributionPolicy::Guard {
+  internal::MovementListener listener{forbid_what_nobody_asked_for};
+};
+
+RedistributionPolicy::RedistributionPolicy(Redistribution allowed)
+    : guard_(allowed == Redistribution::kExplicit ? std::make_unique<Guard>() : nullptr) {}
+RedistributionPolicy::~RedistributionPolicy() = default;
+
+}  // namespace fsdp
