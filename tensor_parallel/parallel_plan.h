@@ -24,9 +24,11 @@ namespace fsdp {
 
 // Linear: the columns of its output are cut, so weight and bias are cut along dimension
 // 0. Its input is wanted whole. Embedding: the columns of its table are cut.
+// MultiheadAttention, with sections = 3: its heads are cut, and its output projection is
+// row-wise, with the output_layout given here.
 struct ColwiseParallel {
   std::optional<Placement> output_layout = {};  // default: the last dimension stays cut
-  int64_t unit = 1;                             // columns that stay together: the width of a head
+  int64_t unit = 1;      // columns that stay together: the width of a head, which attention knows
   int64_t sections = 1;  // each cut by itself: 3 for packed query, key and value
 };
 

@@ -40,6 +40,7 @@ struct ParameterOfStyle {
           {.product = {}, .lookup = Use{.input = {}, .output = style.output_layout}, .norm = {}}};
     }
     if (role.kind == ModuleKind::kOther) refuse_role("ColwiseParallel", role);
+    if (role.kind == ModuleKind::kAttention) return heads(style);
     const Placement rows = cut(role, 0, style.sections, style.unit);
     if (role.leaf == "bias") return {rows, {}};
     if (role.leaf != "weight") refuse_role("ColwiseParallel", role);
@@ -49,6 +50,22 @@ struct ParameterOfStyle {
              .norm = {}}};
   }
 
+  // Between heads, in each of the projections that a parameter packs.
+  ParallelParameter heads(const ColwiseParallel& style) const {
+    const bool is_packed = role.leaf.starts_with("in_proj_");
+    if (is_packed && style.sections != 3) {
+      refuse(
+          "packs query, key and value, so a cut would go across their borders: give it "
+          "ColwiseParallel{.sections = 3}");
+    }
+    const int64_t unit = style.unit > 1 ? style.unit : role.head_width;
+    const bool is_weight = role.leaf.ends_with("_proj_weight");
+    const auto last = static_cast<int64_t>(role.shape.size()) - 1;
+    ParallelParameter result{cut(role, is_weight ? 0 : last, is_packed ? 3 : 1, unit), {}};
+    if (is_weight) result.uses.product = Use{.input = Replicate{}, .output = {}};
+    return result;
+  }
+
   ParallelParameter operator()(const RowwiseParallel& style) const {
     const Placement output = style.output_layout.value_or(Replicate{});
     if (role.kind == ModuleKind::kEmbedding && role.leaf == "weight") {
@@ -56,8 +73,8 @@ struct ParameterOfStyle {
               {.product = {}, .lookup = Use{.input = {}, .output = output}, .norm = {}}};
     }
     if (role.kind == ModuleKind::kProduct && role.leaf == "bias") return {Replicate{}, {}};
-    if (role.kind == ModuleKind::kOther || role.leaf != "weight")
-      refuse_role("RowwiseParallel", role);
+    const bool is_table = role.kind == ModuleKind::kProduct || role.kind == ModuleKind::kEmbedding;
+    if (!is_table || role.leaf != "weight") refuse_role("RowwiseParallel", role);
     return {cut(role, 1, 1, style.unit),
             {.product = Use{.input = Shard{-1, 1, style.unit}, .output = output},
              .lookup = {},
@@ -94,6 +111,11 @@ std::optional<Use> either(const std::optional<Use>& one, const std::optional<Use
 
 ParallelParameter parallel_parameter(const ParallelStyle& style, const ParameterRole& role) {
   return std::visit(ParameterOfStyle{role}, style);
+}
+
+ParallelStyle style_of_output_projection(const ColwiseParallel& attention, int64_t head_width) {
+  return RowwiseParallel{.output_layout = attention.output_layout,
+                         .unit = attention.unit > 1 ? attention.unit : head_width};
 }
 
 ParallelParameter tied(const ParallelParameter& one, const ParallelParameter& other) {

@@ -34,6 +34,7 @@ struct ParallelParameter {
 enum class ModuleKind {
   kProduct,  // Linear, and modules of one's own with a 2-D `weight`
   kEmbedding,
+  kAttention,  // MultiheadAttention, whose output projection is a module of its own
   kOther,
 };
 
@@ -42,11 +43,15 @@ struct ParameterRole {
   std::string leaf;            // "weight"
   std::vector<int64_t> shape;  // of the parameter
   std::string module_type;     // for errors
+  int64_t head_width = 0;      // of kAttention
 };
 
 // Throws std::invalid_argument, which says why, for a style that does not know such a
 // parameter, and for units and sections that do not divide the dimension.
 ParallelParameter parallel_parameter(const ParallelStyle& style, const ParameterRole& role);
+
+// What a style of an attention module means for its output projection.
+ParallelStyle style_of_output_projection(const ColwiseParallel& attention, int64_t head_width);
 
 // What holds of a parameter that has both. Throws std::invalid_argument where they say
 // different things.

@@ -6,6 +6,7 @@
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
+#include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
 
@@ -20,9 +21,16 @@ namespace {
 
 ModuleKind kind_of(torch::nn::Module& module) {
   if (module.as<torch::nn::EmbeddingImpl>() != nullptr) return ModuleKind::kEmbedding;
+  if (module.as<torch::nn::MultiheadAttentionImpl>() != nullptr) return ModuleKind::kAttention;
   const auto* const weight = module.named_parameters(/*recurse=*/false).find("weight");
   return weight != nullptr && weight->dim() == 2 ? ModuleKind::kProduct : ModuleKind::kOther;
 }
+
+// The attention module that has this one as its output projection.
+struct AttentionAbove {
+  std::string path;
+  int64_t head_width;
+};
 
 // A parameter under one of its names.
 struct Named {
@@ -30,11 +38,17 @@ struct Named {
   std::string path;
   at::Tensor tensor;
   ParameterRole role;
+  std::optional<AttentionAbove> attention;
 };
 
 std::vector<Named> named_parameters(torch::nn::Module& module) {
   std::vector<Named> all;
+  std::unordered_map<const torch::nn::Module*, AttentionAbove> attention_above;
   for (const auto& item : module.named_modules()) {
+    const auto* const attention = item.value()->as<torch::nn::MultiheadAttentionImpl>();
+    const int64_t head_width = attention == nullptr ? 0 : attention->head_dim;
+    if (attention != nullptr) attention_above[attention->out_proj.get()] = {item.key(), head_width};
+    const auto above = attention_above.find(item.value().get());
     for (const auto& parameter : item.value()->named_parameters(/*recurse=*/false)) {
       const std::string prefix = item.key().empty() ? "" : item.key() + ".";
       all.push_back({.module_path = item.key(),
@@ -43,7 +57,10 @@ std::vector<Named> named_parameters(torch::nn::Module& module) {
                      .role = {.kind = kind_of(*item.value()),
                               .leaf = parameter.key(),
                               .shape = parameter.value().sizes().vec(),
-                              .module_type = item.value()->name()}});
+                              .module_type = item.value()->name(),
+                              .head_width = head_width},
+                     .attention = above == attention_above.end() ? std::nullopt
+                                                                 : std::optional(above->second)});
     }
   }
   return all;
@@ -74,11 +91,16 @@ void check_pattern(const std::string& pattern, const ParallelStyle& style,
                     "as in 'block*.mlp.up' (rank ", rank, ")");
 }
 
-const ParallelStyle* last_style(const ParallelPlan& plan, const Named& parameter) {
+// Of the last entry that means the parameter, or the attention module above it.
+std::optional<ParallelStyle> last_style(const ParallelPlan& plan, const Named& parameter) {
   for (auto entry = plan.rbegin(); entry != plan.rend(); ++entry) {
-    if (is_meant(entry->first, entry->second, parameter)) return &entry->second;
+    const auto& [pattern, style] = *entry;
+    if (is_meant(pattern, style, parameter)) return style;
+    const auto* const heads = std::get_if<ColwiseParallel>(&style);
+    if (heads != nullptr && parameter.attention && matches_path(pattern, parameter.attention->path))
+      return style_of_output_projection(*heads, parameter.attention->head_width);
   }
-  return nullptr;
+  return std::nullopt;
 }
 
 void check_parameter(const Named& parameter, int64_t rank) {
@@ -118,8 +140,8 @@ std::vector<PlannedParameter> planned_parameters(torch::nn::Module& module, cons
   std::vector<std::pair<const Named*, ParallelParameter>> planned;
   std::unordered_map<const c10::TensorImpl*, size_t> position;
   for (const Named& parameter : parameters) {
-    const ParallelStyle* const style = last_style(plan, parameter);
-    if (style == nullptr) continue;
+    const auto style = last_style(plan, parameter);
+    if (!style) continue;
     check_parameter(parameter, mesh.rank());
     auto styled = in_words(parameter, mesh.rank(),
                            [&] { return parallel_parameter(*style, parameter.role); });

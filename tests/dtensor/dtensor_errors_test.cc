@@ -40,10 +40,19 @@ class DTensorErrors : public ::testing::Test {
   }
 };
 
+// multinomial draws from the whole, the same on all ranks that draw alike.
+TEST_F(DTensorErrors, MultinomialOfACutTensorHasWholeRows) {
+  on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
+    const at::Tensor certain = at::zeros_like(t).select(1, 1).unsqueeze(1);
+    const at::Tensor drawn = at::multinomial(at::cat({certain, at::ones_like(certain)}, 1), 1);
+    EXPECT_TRUE(DTensor(drawn).full_tensor().equal(at::ones({4, 1}, at::kLong)));
+  });
+}
+
 TEST_F(DTensorErrors, OperatorWithoutRule) {
   on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
-    const auto error = error_of([&] { at::multinomial(t.abs(), 1); });
-    EXPECT_THAT(error, HasSubstr("No sharding rule for aten::multinomial"));
+    const auto error = error_of([&] { at::poisson(t.abs()); });
+    EXPECT_THAT(error, HasSubstr("No sharding rule for aten::poisson"));
     EXPECT_THAT(error, HasSubstr("Shard(0)"));
     EXPECT_THAT(error, HasSubstr(".to_local()"));
     EXPECT_THAT(error, HasSubstr(".full_tensor()"));
