@@ -67,20 +67,34 @@ std::vector<Case> cases() {
        {{{4, 8, 16}, rows}, {{4, 16, 8}, rows}},
        [](const Tensors& t) { at::bmm(t[0], t[1]); }},
       {"add", {{{8, 16}, columns}, {{8, 16}, columns}}, [](const Tensors& t) { t[0].add(t[1]); }},
-      {"mul, broadcast", {{{8, 16}, rows}, {{16}, whole}}, [](const Tensors& t) { t[0].mul(t[1]); }},
+      {"mul, broadcast",
+       {{{8, 16}, rows}, {{16}, whole}},
+       [](const Tensors& t) { t[0].mul(t[1]); }},
       {"silu", {{{8, 16}, columns}}, [](const Tensors& t) { at::silu(t[0]); }},
       {"pow", {{{8, 16}, columns}}, [](const Tensors& t) { t[0].pow(2); }},
       {"t", {{{16, 16}, rows}}, [](const Tensors& t) { t[0].t(); }},
       {"transpose", {{{2, 8, 4, 4}, Shard{2}}}, [](const Tensors& t) { t[0].transpose(1, 2); }},
-      {"view", {{{2, 8, 16}, Shard{2}}}, [](const Tensors& t) { t[0].view({2, 8, -1, 4}); }},
+      {"view",
+       {{{2, 8, 16}, Shard{2}}},
+       [](const Tensors& t) {
+         t[0].view({2, 8, -1, 4});
+       }},
       {"slice", {{{8, 16}, rows}}, [](const Tensors& t) { t[0].slice(1, 2, 6); }},
       {"select", {{{8, 16}, rows}}, [](const Tensors& t) { t[0].select(1, 2); }},
       {"split", {{{8, 16}, rows}}, [](const Tensors& t) { t[0].split(8, 1); }},
-      {"expand", {{{8, 1}, rows}}, [](const Tensors& t) { t[0].expand({-1, 4}); }},
+      {"expand",
+       {{{8, 1}, rows}},
+       [](const Tensors& t) {
+         t[0].expand({-1, 4});
+       }},
       {"unsqueeze", {{{8, 16}, rows}}, [](const Tensors& t) { t[0].unsqueeze(0); }},
       {"detach", {{{8, 16}, rows}}, [](const Tensors& t) { t[0].detach(); }},
       {"clone", {{{8, 16}, rows}}, [](const Tensors& t) { t[0].clone(); }},
-      {"cat", {{{8, 16}, rows}, {{8, 16}, rows}}, [](const Tensors& t) { at::cat({t[0], t[1]}, 1); }},
+      {"cat",
+       {{{8, 16}, rows}, {{8, 16}, rows}},
+       [](const Tensors& t) {
+         at::cat({t[0], t[1]}, 1);
+       }},
       {"sum", {{{8, 16}, rows}}, [](const Tensors& t) { t[0].sum(1); }},
       {"mean", {{{8, 16}, rows}}, [](const Tensors& t) { t[0].mean(1, true); }},
       {"softmax", {{{8, 16}, rows}}, [](const Tensors& t) { t[0].softmax(1); }},
@@ -153,13 +167,13 @@ Tensors parallel_operands(const Case& each, const DeviceMesh& mesh,
 }
 
 void measure_operators(const DeviceMesh& mesh) {
-  std::printf("%-16s %12s %12s %12s %12s\n", "operator, ns", "part", "+ below", "part", "+ recorded");
+  std::printf("%-16s %12s %12s %12s %12s\n", "operator, ns", "part", "+ below", "part",
+              "+ recorded");
   std::vector<std::shared_ptr<torch::nn::Module>> keep_alive;
   for (const Case& each : cases()) {
     Tensors plain;
     for (const Operand& operand : each.operands) {
-      plain.push_back(
-          fsdp::distribute_tensor(at::randn(operand.shape), mesh, {operand.placement}));
+      plain.push_back(fsdp::distribute_tensor(at::randn(operand.shape), mesh, {operand.placement}));
     }
     const Cost below = cost_of(each, plain);
     const bool writes = each.name == "copy_";  // a leaf cannot be written under autograd
@@ -184,8 +198,8 @@ void measure_model(const DeviceMesh& one_rank, bool cut_sequence) {
                                            .blocks = absl::GetFlag(FLAGS_blocks),
                                            .max_tokens = absl::GetFlag(FLAGS_tokens)};
   examples::Transformer plain(config), parallel(config);
-  fsdp::parallelize_module(
-      parallel, one_rank, examples::transformer_plan(config.width / config.heads, cut_sequence));
+  fsdp::parallelize_module(parallel, one_rank,
+                           examples::transformer_plan(config.width / config.heads, cut_sequence));
   const Tensor text = at::randint(0, 64, {2, config.max_tokens + 1}, at::kLong);
   std::vector<double> ratios, of_plain;
   for (int step = -3; step < absl::GetFlag(FLAGS_steps); ++step) {
@@ -196,11 +210,12 @@ void measure_model(const DeviceMesh& one_rank, bool cut_sequence) {
     ratios.push_back(ratio);
   }
   std::sort(ratios.begin(), ratios.end());
-  std::printf("width %lld, %lld blocks, %lld tokens%s: plain %.2f ms, tp 1 %.3f of it (%.3f..%.3f)\n",
-              static_cast<long long>(config.width), static_cast<long long>(config.blocks),
-              static_cast<long long>(config.max_tokens), cut_sequence ? ", sequence cut" : "",
-              median(of_plain) / 1e6, median(ratios), ratios[ratios.size() / 4],
-              ratios[ratios.size() * 3 / 4]);
+  std::printf(
+      "width %lld, %lld blocks, %lld tokens%s: plain %.2f ms, tp 1 %.3f of it (%.3f..%.3f)\n",
+      static_cast<long long>(config.width), static_cast<long long>(config.blocks),
+      static_cast<long long>(config.max_tokens), cut_sequence ? ", sequence cut" : "",
+      median(of_plain) / 1e6, median(ratios), ratios[ratios.size() / 4],
+      ratios[ratios.size() * 3 / 4]);
 }
 
 }  // namespace

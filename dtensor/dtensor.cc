@@ -20,7 +20,6 @@ namespace fsdp {
 namespace {
 
 using internal::DTensorSpec;
-using internal::DTensorSpecPtr;
 
 void check_device(const at::Tensor& tensor, const DeviceMesh& mesh, const char* function) {
   TORCH_CHECK_VALUE(tensor.device().type() == mesh.device_type(), function, ": the tensor is on ",
@@ -57,18 +56,18 @@ std::string agreement_error(const at::Tensor& local, const DTensorSpec& spec) {
   if (local.sizes() == at::IntArrayRef(expected)) return {};
   std::ostringstream out;
   out << "from_local: local: shape " << local.sizes() << " does not fit " << to_string(spec)
-      << ", of which rank " << spec.mesh.rank() << " holds " << at::IntArrayRef(expected);
+      << ", of which rank " << spec.mesh().rank() << " holds " << at::IntArrayRef(expected);
   return out.str();
 }
 
 // Geometry as numbers: every rank must pass the same.
 at::Tensor fingerprint(const at::Tensor& local, const DTensorSpec& spec, bool agrees) {
   std::vector<int64_t> numbers{agrees ? 1 : 0, static_cast<int64_t>(local.scalar_type()),
-                               static_cast<int64_t>(spec.shape.size())};
+                               static_cast<int64_t>(spec.shape().size())};
   size_t hash = 0;
-  for (int64_t size : spec.shape) hash = hash * 1000003 ^ static_cast<size_t>(size);
-  for (int64_t stride : spec.stride) hash = hash * 1000003 ^ static_cast<size_t>(stride);
-  for (const auto& placement : spec.placements) hash = hash * 1000003 ^ placement.hash();
+  for (int64_t size : spec.shape()) hash = hash * 1000003 ^ static_cast<size_t>(size);
+  for (int64_t stride : spec.stride()) hash = hash * 1000003 ^ static_cast<size_t>(stride);
+  for (const auto& placement : spec.placements()) hash = hash * 1000003 ^ placement.hash();
   numbers.push_back(static_cast<int64_t>(hash));
   return at::tensor(numbers, at::TensorOptions(at::kLong).device(local.device()));
 }
@@ -77,16 +76,16 @@ at::Tensor fingerprint(const at::Tensor& local, const DTensorSpec& spec, bool ag
 void check_across_ranks(const at::Tensor& local, const DTensorSpec& spec) {
   const std::string own_error = agreement_error(local, spec);
   bool agrees = own_error.empty();
-  for (int64_t m = 0; m < spec.mesh.ndim(); ++m) {
+  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
     const at::Tensor own = fingerprint(local, spec, agrees);
-    const at::Tensor all = at::empty({spec.mesh.size(m) * own.numel()}, own.options());
-    internal::all_gather(spec.mesh.group(m), all, own).wait("from_local(check)");
+    const at::Tensor all = at::empty({spec.mesh().size(m) * own.numel()}, own.options());
+    internal::all_gather(spec.mesh().group(m), all, own).wait("from_local(check)");
     agrees = agrees && all.view({-1, own.numel()}).eq(own).all().item<bool>();
   }
   TORCH_CHECK_VALUE(own_error.empty(), own_error);
   TORCH_CHECK_VALUE(agrees, "from_local: shape, stride, dtype or placements differ across ",
-                    spec.mesh, "; rank ", spec.mesh.rank(), " passed ", local.scalar_type(), ", ",
-                    to_string(spec), ". Every rank of the mesh sees this error.");
+                    spec.mesh(), "; rank ", spec.mesh().rank(), " passed ", local.scalar_type(),
+                    ", ", to_string(spec), ". Every rank of the mesh sees this error.");
 }
 
 }  // namespace
@@ -110,13 +109,13 @@ DTensor DTensor::redistribute(std::vector<Placement> placements) const {
   placements = without_negative_dims(std::move(placements), dim());
   // Throws before anything is sent.
   const DTensorSpec target =
-      internal::simplified(internal::spec_of(*this)->with_placements(std::move(placements)));
-  return DTensor(internal::differentiable_redistribute(*this, target.placements));
+      internal::spec_of(*this).with_placements(std::move(placements)).simplified();
+  return DTensor(internal::differentiable_redistribute(*this, target.placements()));
 }
 
-const DeviceMesh& DTensor::device_mesh() const { return internal::spec_of(*this)->mesh; }
+const DeviceMesh& DTensor::device_mesh() const { return internal::spec_of(*this).mesh(); }
 const std::vector<Placement>& DTensor::placements() const {
-  return internal::spec_of(*this)->placements;
+  return internal::spec_of(*this).placements();
 }
 
 DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
@@ -135,10 +134,11 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
                       mesh.rank(), ")");
   }
   placements = without_negative_dims(std::move(placements), tensor.dim());
-  auto spec = internal::intern_spec(internal::simplified(
-      {mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()}));
+  DTensorSpec spec =
+      DTensorSpec(mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec())
+          .simplified();
   at::NoGradGuard no_grad;
-  const at::Tensor local = internal::local_part(tensor.detach(), *spec).clone();
+  const at::Tensor local = internal::local_part(tensor.detach(), spec).clone();
   at::Tensor result = internal::make_dtensor(local, std::move(spec));
   return DTensor(result.set_requires_grad(tensor.requires_grad()));
 }
@@ -155,12 +155,12 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
   placements = without_negative_dims(std::move(placements), ndim);
   auto shape = options.shape.has_value() ? *options.shape : even_shape(local, mesh, placements);
   auto stride = options.stride.has_value() ? *options.stride : internal::contiguous_strides(shape);
-  const DTensorSpecPtr spec = internal::intern_spec(
-      internal::simplified({mesh, std::move(placements), std::move(shape), std::move(stride)}));
+  const DTensorSpec spec =
+      DTensorSpec(mesh, std::move(placements), std::move(shape), std::move(stride)).simplified();
   if (options.check) {
-    check_across_ranks(local, *spec);
+    check_across_ranks(local, spec);
   } else {
-    const std::string error = agreement_error(local, *spec);
+    const std::string error = agreement_error(local, spec);
     TORCH_CHECK_VALUE(error.empty(), error);
   }
   return DTensor(internal::differentiable_from_local(local, spec));
@@ -168,7 +168,7 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
 
 std::ostream& operator<<(std::ostream& out, const DTensor& dtensor) {
   internal::tell_read(dtensor);
-  return out << "DTensor of " << to_string(*internal::spec_of(dtensor)) << ", this rank's part:\n"
+  return out << "DTensor of " << to_string(internal::spec_of(dtensor)) << ", this rank's part:\n"
              << internal::local_of(dtensor);
 }
 

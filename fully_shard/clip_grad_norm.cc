@@ -100,7 +100,7 @@ class Gradients {
     dtype_ = c10::promoteTypes(dtype_, c10::toRealValueType(placed.scalar_type()));
     // A mesh takes part whether or not this rank has gradients on it, since ranks must
     // agree on what is gathered.
-    auto& term = is_dtensor(placed) ? term_on(internal::spec_of(placed)->mesh) : plain_;
+    auto& term = is_dtensor(placed) ? term_on(internal::spec_of(placed).mesh()) : plain_;
     if (!term.defined())
       term = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(placed.device()));
     if (!gradient.defined()) return;
@@ -120,15 +120,15 @@ class Gradients {
 
   // A dimension on which a gradient is replicated counts at its first coordinate.
   static bool counts_here(const at::Tensor& gradient) {
-    const auto& spec = *internal::spec_of(gradient);
+    const auto& spec = internal::spec_of(gradient);
     bool counts = true;
-    for (size_t dim = 0; dim < spec.placements.size(); ++dim) {
+    for (size_t dim = 0; dim < spec.placements().size(); ++dim) {
       TORCH_CHECK_NOT_IMPLEMENTED(
-          !spec.placements[dim].is_partial(), "clip_grad_norm_: a gradient of shape ",
+          !spec.placements()[dim].is_partial(), "clip_grad_norm_: a gradient of shape ",
           gradient.sizes(), " is placed as ", to_string(spec),
           "; what is still to be reduced has no norm: redistribute it first (rank ",
-          spec.mesh.rank(), ")");
-      if (spec.placements[dim].is_replicate()) counts &= spec.mesh.coordinate()[dim] == 0;
+          spec.mesh().rank(), ")");
+      if (spec.placements()[dim].is_replicate()) counts &= spec.mesh().coordinate()[dim] == 0;
     }
     return counts;
   }

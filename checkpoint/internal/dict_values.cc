@@ -60,15 +60,15 @@ at::Tensor part_for(const std::string& name, const at::Tensor& target, const at:
                     bool local) {
   c10::NoGradGuard no_grad;
   if (!is_dtensor(value)) {
-    return local || !is_dtensor(target) ? value : local_part(value.detach(), *spec_of(target));
+    return local || !is_dtensor(target) ? value : local_part(value.detach(), spec_of(target));
   }
   TORCH_CHECK_VALUE(is_dtensor(target), "'", name,
                     "' is distributed in the dict and plain in the model");
-  const auto& from = *spec_of(value);
-  const auto& to = *spec_of(target);
-  TORCH_CHECK_VALUE(from.mesh == to.mesh, "'", name, "' lies on ", to_string(from.mesh),
-                    " in the dict and on ", to_string(to.mesh), " in the model");
-  return redistribute_local(local_value(value), from, to.placements);
+  const auto& from = spec_of(value);
+  const auto& to = spec_of(target);
+  TORCH_CHECK_VALUE(from.mesh() == to.mesh(), "'", name, "' lies on ", to_string(from.mesh()),
+                    " in the dict and on ", to_string(to.mesh()), " in the model");
+  return redistribute_local(local_value(value), from, to.placements());
 }
 
 at::Tensor distributed_like(const std::string& name, const at::Tensor& like,

@@ -49,7 +49,7 @@ OptimizerStates::OptimizerStates(const torch::optim::Optimizer& optimizer,
       const at::Tensor& parameter = optimizer.param_groups()[i].params()[j];
       const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
       if (state == optimizer.state().end()) continue;
-      const bool is_of_one_rank = is_dtensor(parameter) && spec_of(parameter)->mesh.size() == 1;
+      const bool is_of_one_rank = is_dtensor(parameter) && spec_of(parameter).mesh().size() == 1;
       states_.push_back(
           {names[i][j], unit_of(parameter), is_of_one_rank, fields_of(*state->second)});
     }

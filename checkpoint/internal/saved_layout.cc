@@ -69,18 +69,18 @@ SavedLayout layout_of(const at::Tensor& tensor, int64_t world_size, const std::s
     layout.placements = {Replicate{}};
     return layout;
   }
-  const DTensorSpec& spec = *spec_of(tensor);
-  layout.mesh_shape = spec.mesh.shape();
-  layout.mesh_names = spec.mesh.dim_names();
-  layout.ranks = spec.mesh.ranks();
-  for (const Placement& placement : spec.placements) {
+  const DTensorSpec& spec = spec_of(tensor);
+  layout.mesh_shape = spec.mesh().shape();
+  layout.mesh_names = spec.mesh().dim_names();
+  layout.ranks = spec.mesh().ranks();
+  for (const Placement& placement : spec.placements()) {
     TORCH_CHECK_VALUE(!placement.is_partial(), "checkpoint: '", name, "' has the placement ",
                       to_string(placement), ", whose value lies nowhere yet; redistribute() it");
     TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_shard() || placement.shard().outer == 1,
                                 "checkpoint: '", name, "' has the placement ", placement,
                                 ", of which ranks have no boxes; redistribute() it");
   }
-  layout.placements = spec.placements;
+  layout.placements = spec.placements();
   return layout;
 }
 

@@ -19,7 +19,7 @@ namespace {
 constexpr int64_t kWorthAThread = int64_t{4} << 20;
 
 Box box_of(const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? spec_of(tensor)->local_box() : whole_box(tensor.sizes().vec());
+  return is_dtensor(tensor) ? spec_of(tensor).local_box() : whole_box(tensor.sizes().vec());
 }
 
 bool takes_bytes_directly(const at::Tensor& local, c10::ScalarType dtype) {

@@ -11,9 +11,9 @@ namespace fsdp::internal::checkpoint {
 namespace {
 
 bool every_rank_has_all(const at::Tensor& dtensor) {
-  const auto& spec = *spec_of(dtensor);
-  return spec.mesh.size() == 1 ||
-         std::all_of(spec.placements.begin(), spec.placements.end(),
+  const auto& spec = spec_of(dtensor);
+  return spec.mesh().size() == 1 ||
+         std::all_of(spec.placements().begin(), spec.placements().end(),
                      [](const Placement& placement) { return placement.is_replicate(); });
 }
 

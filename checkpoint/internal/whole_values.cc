@@ -35,13 +35,13 @@ struct Cut {
 // Of a tensor that one mesh dimension cuts; parts = 1 for any other.
 Cut cut_of(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return {};
-  const auto& spec = *spec_of(tensor);
+  const auto& spec = spec_of(tensor);
   Cut cut;
-  for (int64_t m = 0; m < spec.mesh.ndim(); ++m) {
-    const Placement& placement = spec.placements[static_cast<size_t>(m)];
-    if (spec.mesh.size(m) == 1 || placement.is_replicate()) continue;
+  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
+    const Placement& placement = spec.placements()[static_cast<size_t>(m)];
+    if (spec.mesh().size(m) == 1 || placement.is_replicate()) continue;
     if (cut.parts > 1 || !placement.is_shard() || placement.is_interleaved()) return {};
-    cut = {m, placement.shard_dim(), spec.mesh.size(m)};
+    cut = {m, placement.shard_dim(), spec.mesh().size(m)};
   }
   return cut;
 }
@@ -86,7 +86,7 @@ bool WholeValues::go_together(const NamedTensor& first, const NamedTensor& other
   }
   if (!is_dtensor(first.tensor)) return !is_dtensor(other.tensor) && world_.size > 1;
   return first.unit != nullptr && first.unit == other.unit && cut.parts > 1 &&
-         spec_of(first.tensor)->mesh == spec_of(other.tensor)->mesh;
+         spec_of(first.tensor).mesh() == spec_of(other.tensor).mesh();
 }
 
 void WholeValues::bring() {
@@ -124,7 +124,7 @@ void WholeValues::move(const at::Tensor& row, int64_t parts) {
     return;
   }
   const int64_t mesh_dim = cut_of(first).mesh_dim;
-  const DeviceMesh& mesh = spec_of(first)->mesh;
+  const DeviceMesh& mesh = spec_of(first).mesh();
   const at::Tensor rows =
       rows_memory_.take(parts * row.numel(), row.device()).view({parts, row.numel()});
   IssueLog::of(mesh, mesh_dim)

@@ -21,7 +21,7 @@ class Alike {
     } else if (first_ == nullptr) {
       first_ = &tensor;
       spec_ = &meta->spec;
-      alike_ &= std::none_of(meta->spec->placements.begin(), meta->spec->placements.end(),
+      alike_ &= std::none_of(meta->spec.placements().begin(), meta->spec.placements().end(),
                              [](const Placement& placement) { return placement.is_partial(); });
     } else {
       alike_ &= meta->spec == *spec_;
@@ -33,12 +33,12 @@ class Alike {
   bool alike() const { return alike_ && first_ != nullptr; }
   // The first DTensor. It lies in memory without gaps where a result is to lie like it.
   const at::Tensor& first() const { return *first_; }
-  const DTensorSpecPtr& spec() const { return *spec_; }
+  const DTensorSpec& spec() const { return *spec_; }
   bool is_dense() const { return first_->is_non_overlapping_and_dense(); }
 
  private:
   const at::Tensor* first_ = nullptr;
-  const DTensorSpecPtr* spec_ = nullptr;  // of the first
+  const DTensorSpec* spec_ = nullptr;  // of the first
   bool alike_ = true;
 };
 

@@ -23,23 +23,22 @@ const at::Tensor& first_dtensor(const std::vector<at::Tensor>& operands) {
 
 // The common case: one spec for all, nothing Partial.
 bool all_lie_alike(const PointwiseProblem& problem) {
-  const DTensorSpecPtr& spec = spec_of(first_dtensor(problem.operands));
+  const DTensorSpec& spec = spec_of(first_dtensor(problem.operands));
   for (const at::Tensor& operand : problem.operands) {
     if (is_dtensor(operand) ? spec_of(operand) != spec : operand.dim() > 0) return false;
   }
   const bool writes_plain =
       problem.written.has_value() && !is_dtensor(problem.operands[*problem.written]);
   return !writes_plain &&
-         std::none_of(spec->placements.begin(), spec->placements.end(),
+         std::none_of(spec.placements().begin(), spec.placements().end(),
                       [](const auto& placement) { return placement.is_partial(); });
 }
 
 // The spec of a new result that lies like `model`, without gaps.
-DTensorSpecPtr dense_spec(const at::Tensor& model) {
-  const DTensorSpecPtr& spec = spec_of(model);
+DTensorSpec dense_spec(const at::Tensor& model) {
+  const DTensorSpec& spec = spec_of(model);
   if (model.is_non_overlapping_and_dense()) return spec;
-  return intern_spec(
-      {spec->mesh, spec->placements, spec->shape, dense_strides(spec->shape, spec->stride)});
+  return spec.with_geometry(spec.shape(), dense_strides(spec.shape(), spec.stride()));
 }
 
 PointwisePlan plan_alike(const PointwiseProblem& problem) {
@@ -113,7 +112,7 @@ PointwisePlan plan_pointwise(const PointwiseProblem& problem) {
   auto locals = place_operands(problem.call, problem.operands, plan->placements.operands,
                                NotedRedistribution::Cause::kWay);
   const ResultGeometry& result = plan->result;
-  return {.result = intern_spec({mesh, plan->placements.results[0], result.shape, result.stride}),
+  return {.result = DTensorSpec(mesh, plan->placements.results[0], result.shape, result.stride),
           .locals = std::move(locals)};
 }
 

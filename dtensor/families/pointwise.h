@@ -14,7 +14,7 @@
 namespace fsdp::internal {
 
 struct PointwisePlan {
-  DTensorSpecPtr result;  // of the output; the written operand's own for in-place operators
+  DTensorSpec result;  // of the output; the written operand's own for in-place operators
   std::vector<at::Tensor> locals;  // one per operand
 };
 

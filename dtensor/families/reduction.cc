@@ -59,22 +59,20 @@ bool crosses_ranks(const DTensorSpec& spec, const ReducedDims& dims) {
                      [&](int64_t dim) { return spec.is_cut(dim); });
 }
 
-DTensorSpecPtr reduced_spec(const DTensorSpec& spec, const ReducedDims& dims,
-                            const Placement& across) {
-  auto placements = spec.placements;
+DTensorSpec reduced_spec(const DTensorSpec& spec, const ReducedDims& dims,
+                         const Placement& across) {
+  auto placements = spec.placements();
   for (size_t m = 0; m < placements.size(); ++m) {
     if (!placements[m].is_shard()) continue;
     const int64_t dim = placements[m].shard_dim();
     if (!dims.reduced[dim]) {
       placements[m] = placements[m].along(dims.dim_after(dim));
     } else {
-      const bool alone = spec.mesh.size(static_cast<int64_t>(m)) == 1;
+      const bool alone = spec.mesh().size(static_cast<int64_t>(m)) == 1;
       placements[m] = alone ? Placement(Replicate{}) : across;
     }
   }
-  auto shape = dims.shape_after(spec.shape);
-  auto strides = contiguous_strides(shape);
-  return intern_spec({spec.mesh, std::move(placements), std::move(shape), std::move(strides)});
+  return {spec.mesh(), std::move(placements), dims.shape_after(spec.shape())};
 }
 
 }  // namespace fsdp::internal

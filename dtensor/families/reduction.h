@@ -31,7 +31,6 @@ bool crosses_ranks(const DTensorSpec& spec, const ReducedDims& dims);
 
 // The result's spec: Shard along a reduced dimension becomes `across`, other Shards
 // follow their dimension.
-DTensorSpecPtr reduced_spec(const DTensorSpec& spec, const ReducedDims& dims,
-                            const Placement& across);
+DTensorSpec reduced_spec(const DTensorSpec& spec, const ReducedDims& dims, const Placement& across);
 
 }  // namespace fsdp::internal

@@ -28,7 +28,7 @@ namespace {
 bool is_placeholder(const at::Tensor& tensor) { return tensor.dim() == 1 && tensor.numel() == 0; }
 
 int64_t shard_count(const at::Tensor& tensor) {
-  const auto& placements = spec_of(tensor)->placements;
+  const auto& placements = spec_of(tensor).placements();
   return std::count_if(placements.begin(), placements.end(),
                        [](const auto& p) { return p.is_shard(); });
 }
@@ -45,18 +45,18 @@ const at::Tensor& most_sharded(const std::vector<at::Tensor>& tensors) {
 // The leader's placements; Partial only where every tensor is the same Partial.
 std::vector<Placement> common_placements(const OperatorCall& call,
                                          const std::vector<at::Tensor>& tensors) {
-  const DTensorSpec& leader = *spec_of(most_sharded(tensors));
-  if (!inside_backward()) check_entries(call, tensors, leader.mesh);
-  auto placements = leader.placements;
+  const DTensorSpec& leader = spec_of(most_sharded(tensors));
+  if (!inside_backward()) check_entries(call, tensors, leader.mesh());
+  auto placements = leader.placements();
   for (const at::Tensor& tensor : tensors) {
-    TORCH_CHECK_VALUE(!is_dtensor(tensor) || spec_of(tensor)->mesh == leader.mesh,
+    TORCH_CHECK_VALUE(!is_dtensor(tensor) || spec_of(tensor).mesh() == leader.mesh(),
                       call.description(),
                       " has operands on different meshes; bring them to one mesh with "
                       ".full_tensor() and fsdp::distribute_tensor. Gradients on several meshes are "
                       "clipped by fsdp::clip_grad_norm_, not LibTorch's (rank ",
-                      leader.mesh.rank(), ")");
+                      leader.mesh().rank(), ")");
     for (size_t m = 0; m < placements.size(); ++m) {
-      const bool same = is_dtensor(tensor) && spec_of(tensor)->placements[m] == placements[m];
+      const bool same = is_dtensor(tensor) && spec_of(tensor).placements()[m] == placements[m];
       if (placements[m].is_partial() && !same) placements[m] = Replicate{};
     }
   }
@@ -70,7 +70,7 @@ at::Tensor placed_part(const OperatorCall& call, size_t operand, const at::Tenso
   if (is_placeholder(tensor)) return is_dtensor(tensor) ? local_of(tensor) : tensor;
   if (!is_dtensor(tensor))
     return local_part(tensor, {mesh, placements, tensor.sizes().vec(), tensor.strides().vec()});
-  const DTensorSpec& from = *spec_of(tensor);
+  const DTensorSpec& from = spec_of(tensor);
   if (must_move(from, placements))
     note_redistribution(call, operand, from, placements, NotedRedistribution::Cause::kNoRule);
   return redistribute_local(local_of(tensor), from, placements);
@@ -95,10 +95,10 @@ struct Blocks {
 std::optional<Blocks> joined_blocks(const std::vector<at::Tensor>& tensors,
                                     const DTensorSpec& leader, int64_t dim, int64_t length) {
   const auto cut_dim = static_cast<size_t>(dim);
-  auto whole = placements_around(leader, length, {dim, 0, leader.shape[cut_dim]});
+  auto whole = placements_around(leader, length, {dim, 0, leader.shape()[cut_dim]});
   if (!leader.is_cut(dim) || !whole.has_value()) return std::nullopt;
   Blocks blocks{.result = std::move(*whole), .parts = {}};
-  auto shape = leader.shape;
+  auto shape = leader.shape();
   shape[cut_dim] = length;
   const DTensorSpec joined = leader.with_shape(std::move(shape)).with_placements(blocks.result);
   int64_t start = 0;
@@ -122,8 +122,8 @@ void cat_rule(OperatorCall& call) {
   const auto tensors = call.argument(0).toTensorVector();
   const at::Tensor& leader = most_sharded(tensors);
   const int64_t dim = c10::maybe_wrap_dim(call.argument(1).toInt(), leader.dim());
-  const DeviceMesh mesh = spec_of(leader)->mesh;
-  const DTensorSpec common = spec_of(leader)->with_placements(common_placements(call, tensors));
+  const DeviceMesh mesh = spec_of(leader).mesh();
+  const DTensorSpec common = spec_of(leader).with_placements(common_placements(call, tensors));
   auto shape = leader.sizes().vec();
   shape[static_cast<size_t>(dim)] = joined_length(tensors, dim);
   auto placements = placements_whole_along(common, {dim});
@@ -134,9 +134,8 @@ void cat_rule(OperatorCall& call) {
     call.argument(0) = local_parts(call, tensors, mesh, {tensors.size(), placements});
   }
   auto results = call.run();
-  auto strides = contiguous_strides(shape);
-  auto spec = intern_spec({mesh, std::move(placements), std::move(shape), std::move(strides)});
-  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
+  call.finish(make_dtensor(results[0].toTensor(),
+                           DTensorSpec(mesh, std::move(placements), std::move(shape))));
 }
 
 // cat of what has one more dimension.

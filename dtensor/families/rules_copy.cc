@@ -17,10 +17,10 @@ namespace fsdp::internal {
 namespace {
 
 // The spec of a fresh copy in the memory format the caller asked for.
-DTensorSpecPtr copied_spec(const at::Tensor& self, const c10::IValue* memory_format) {
+DTensorSpec copied_spec(const at::Tensor& self, const c10::IValue* memory_format) {
   auto strides = strides_of_copy(self, memory_format);
-  if (strides == spec_of(self)->stride) return spec_of(self);
-  return intern_spec(spec_of(self)->with_geometry(spec_of(self)->shape, std::move(strides)));
+  if (strides == spec_of(self).stride()) return spec_of(self);
+  return spec_of(self).with_geometry(spec_of(self).shape(), std::move(strides));
 }
 
 void clone_rule(OperatorCall& call) {
@@ -50,17 +50,17 @@ void to_copy_rule(OperatorCall& call) {
 
 // This rank's part of `source`, placed as `self`. A plain number stays one.
 at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const OperatorCall& call) {
-  const DTensorSpec& spec = *spec_of(self);
+  const DTensorSpec& spec = spec_of(self);
   const bool same_shape = source.sizes() == self.sizes();
   const bool fits = same_shape || at::is_expandable_to(source.sizes(), self.sizes());
   if (is_dtensor(source)) {
-    TORCH_CHECK_VALUE(spec_of(source)->mesh == spec.mesh, call.description(),
+    TORCH_CHECK_VALUE(spec_of(source).mesh() == spec.mesh(), call.description(),
                       ": the meshes differ; copy from ", ".full_tensor() instead (rank ",
-                      spec.mesh.rank(), ")");
-    TORCH_CHECK_VALUE(fits, call.description(), ": the shapes differ (rank ", spec.mesh.rank(),
+                      spec.mesh().rank(), ")");
+    TORCH_CHECK_VALUE(fits, call.description(), ": the shapes differ (rank ", spec.mesh().rank(),
                       ")");
     const at::Tensor whole = same_shape ? source : source.expand(self.sizes());
-    return redistribute_local(local_of(whole), *spec_of(whole), spec.placements);
+    return redistribute_local(local_of(whole), spec_of(whole), spec.placements());
   }
   TORCH_CHECK_NOT_IMPLEMENTED(
       !spec.has_partial(), call.description(),
@@ -68,7 +68,7 @@ at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const Oper
       "tensor. Call .redistribute({Replicate()}) on it first (collective).");
   TORCH_CHECK_VALUE(fits, call.description(), ": a plain source must have the global shape ",
                     self.sizes(), ", got ", source.sizes(),
-                    "; write this rank's part through .to_local() (rank ", spec.mesh.rank(), ")");
+                    "; write this rank's part through .to_local() (rank ", spec.mesh().rank(), ")");
   return source.numel() == 1 ? source : local_part(source.expand(self.sizes()), spec);
 }
 
@@ -93,7 +93,7 @@ void set_rule(OperatorCall& call) {
                               "Use .full_tensor() (collective) or .to_local().");
   TORCH_CHECK_VALUE(source.sizes() == self.sizes(), call.description(),
                     ": the source must have the global shape ", self.sizes(), ", got ",
-                    source.sizes(), " (rank ", spec_of(self)->mesh.rank(), ")");
+                    source.sizes(), " (rank ", spec_of(self).mesh().rank(), ")");
   local_of(self).copy_(part_for(self, source, call));
   call.finish(self);
 }

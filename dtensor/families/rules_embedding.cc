@@ -26,7 +26,7 @@ std::vector<c10::IValue> look_up_own_rows(OperatorCall& call,
   const DTensorSpec& table = placed[0];
   if (!table.is_cut(0)) return call.run();
   const at::Tensor own = call.argument(0).toTensor(), indices = call.argument(1).toTensor();
-  check_indices(indices, table.shape[0], "embedding: index");
+  check_indices(indices, table.shape()[0], "embedding: index");
   if (own.size(0) == 0) return {zero_rows(own, indices)};
   const auto cut = cut_indices(indices, table, /*dim=*/0);
   call.argument(1) = cut.in_part;

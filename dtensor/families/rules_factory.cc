@@ -25,21 +25,22 @@ void check_device(OperatorCall& call, const at::Tensor& self) {
 void like_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   check_device(call, self);
-  DTensorSpec spec = spec_of(self)->without_partials();
-  spec.stride = strides_of_copy(self, call.find_argument("memory_format"));
+  auto stride = strides_of_copy(self, call.find_argument("memory_format"));
+  auto spec = spec_of(self).without_partials().with_geometry(self.sizes().vec(), std::move(stride));
   call.argument(0) = local_of(self);
   auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), intern_spec(std::move(spec))));
+  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
 }
 
 // A new tensor of `size` lies as its model where that is cut along dimensions that both
 // have, else it is replicated.
 std::vector<Placement> placements_like(const DTensorSpec& model, const std::vector<int64_t>& size) {
-  auto placements = without_partials(model.placements);
+  auto placements = without_partials(model.placements());
   for (auto& placement : placements) {
     if (!placement.is_shard()) continue;
     const auto dim = static_cast<size_t>(placement.shard_dim());
-    if (size.size() != model.shape.size() || size[dim] != model.shape[dim]) placement = Replicate{};
+    if (size.size() != model.shape().size() || size[dim] != model.shape()[dim])
+      placement = Replicate{};
   }
   return placements;
 }
@@ -48,30 +49,29 @@ std::vector<Placement> placements_like(const DTensorSpec& model, const std::vect
 void new_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   check_device(call, self);
-  DTensorSpec spec = *spec_of(self);
   auto size = call.find_argument("size")->toIntVector();
   c10::IValue* const stride = call.find_argument("stride");
-  spec.stride = stride != nullptr ? stride->toIntVector() : contiguous_strides(size);
-  spec.placements = placements_like(spec, size);
-  spec.shape = std::move(size);
+  const DTensorSpec spec(spec_of(self).mesh(), placements_like(spec_of(self), size), size,
+                         stride != nullptr ? stride->toIntVector() : contiguous_strides(size));
   const auto local_shape = spec.local_shape();
   if (stride != nullptr)
-    *stride = local_shape == spec.shape ? spec.stride : dense_strides(local_shape, spec.stride);
+    *stride =
+        local_shape == spec.shape() ? spec.stride() : dense_strides(local_shape, spec.stride());
   *call.find_argument("size") = local_shape;
   call.argument(0) = local_of(self);
   auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), intern_spec(std::move(spec))));
+  call.finish(make_dtensor(results[0].toTensor(), spec));
 }
 
 // eye(n, m, out) into a DTensor of that shape (nn::init::eye_): this rank's part of it.
 void eye_out_rule(OperatorCall& call) {
   const at::Tensor out = call.argument(call.argument_count() - 1).toTensor();
-  const DTensorSpec& spec = *spec_of(out);
+  const DTensorSpec& spec = spec_of(out);
   const int64_t rows = call.argument(0).toInt();
   const int64_t columns = call.argument_count() == 3 ? call.argument(1).toInt() : rows;
   TORCH_CHECK_VALUE(out.sizes() == at::IntArrayRef({rows, columns}), call.description(),
                     ": out: expected shape ", at::IntArrayRef({rows, columns}),
-                    "; a DTensor keeps its shape (rank ", spec.mesh.rank(), ")");
+                    "; a DTensor keeps its shape (rank ", spec.mesh().rank(), ")");
   TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
                               ": out: a plain value cannot be written to a Partial tensor. Call "
                               ".redistribute({Replicate()}) on it first (collective).");

@@ -38,14 +38,14 @@ class ForeachLists {
 
   size_t length() const { return lists_[0].size(); }
 
-  // Replaces element i by local tensors. Returns the result's spec, null where no DTensor
+  // Replaces element i by local tensors. Returns the result's spec, none where no DTensor
   // is involved.
-  DTensorSpecPtr localize(size_t i, Linearity linearity, const OperatorCall& call) {
+  std::optional<DTensorSpec> localize(size_t i, Linearity linearity, const OperatorCall& call) {
     std::vector<at::Tensor> operands;
     operands.reserve(lists_.size() + singles_.size());
     for (const auto& list : lists_) operands.push_back(list.at(i));
     operands.insert(operands.end(), singles_.begin(), singles_.end());
-    if (std::none_of(operands.begin(), operands.end(), is_dtensor)) return nullptr;
+    if (std::none_of(operands.begin(), operands.end(), is_dtensor)) return std::nullopt;
     auto plan = plan_pointwise({call, operands, written_, linearity});
     for (size_t k = 0; k < lists_.size(); ++k) lists_[k][i] = std::move(plan.locals[k]);
     local_singles_.assign(plan.locals.begin() + static_cast<std::ptrdiff_t>(lists_.size()),
@@ -81,7 +81,7 @@ class ForeachLists {
 template <Linearity linearity>
 void foreach_rule(OperatorCall& call) {
   ForeachLists lists(call);
-  std::vector<DTensorSpecPtr> specs;
+  std::vector<std::optional<DTensorSpec>> specs;
   specs.reserve(lists.length());
   for (size_t i = 0; i < lists.length(); ++i) specs.push_back(lists.localize(i, linearity, call));
   lists.put_back(call);
@@ -89,7 +89,7 @@ void foreach_rule(OperatorCall& call) {
   if (!results.empty()) {
     auto tensors = results[0].toTensorVector();
     for (size_t i = 0; i < tensors.size(); ++i) {
-      if (specs[i]) tensors[i] = make_dtensor(tensors[i], specs[i]);
+      if (specs[i]) tensors[i] = make_dtensor(tensors[i], *specs[i]);
     }
     results[0] = std::move(tensors);
   }

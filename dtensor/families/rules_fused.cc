@@ -15,8 +15,8 @@ namespace {
 
 at::Tensor number(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return tensor;
-  const DTensorSpec& spec = *spec_of(tensor);
-  return redistribute_local(local_of(tensor), spec, spec.replicated().placements);
+  const DTensorSpec& spec = spec_of(tensor);
+  return redistribute_local(local_of(tensor), spec, spec.replicated().placements());
 }
 
 bool is_written(const OperatorCall& call, size_t argument) {
@@ -38,17 +38,17 @@ at::Tensor part_for(const OperatorCall& call, size_t argument, size_t i, const a
                     "]: ", describe(tensor), ", but self[", i, "] is a DTensor of ",
                     to_string(spec));
   };
-  TORCH_CHECK_VALUE(is_dtensor(tensor) && spec_of(tensor)->mesh == spec.mesh, what(),
-                    "; make states with at::zeros_like(parameter) (rank ", spec.mesh.rank(), ")");
-  TORCH_CHECK_VALUE(tensor.sizes() == at::IntArrayRef(spec.shape), what(), " (rank ",
-                    spec.mesh.rank(), ")");
-  const bool moves = spec_of(tensor)->placements != spec.placements;
+  TORCH_CHECK_VALUE(is_dtensor(tensor) && spec_of(tensor).mesh() == spec.mesh(), what(),
+                    "; make states with at::zeros_like(parameter) (rank ", spec.mesh().rank(), ")");
+  TORCH_CHECK_VALUE(tensor.sizes() == at::IntArrayRef(spec.shape()), what(), " (rank ",
+                    spec.mesh().rank(), ")");
+  const bool moves = spec_of(tensor).placements() != spec.placements();
   const bool is_gradient = argument_name(call, argument) == "grads";
   TORCH_CHECK_VALUE(!moves || is_gradient || !is_written(call, argument), what(),
                     "; make states with "
                     "at::zeros_like(parameter) (rank ",
-                    spec.mesh.rank(), ")");
-  return moves ? redistribute_local(local_of(tensor), *spec_of(tensor), spec.placements)
+                    spec.mesh().rank(), ")");
+  return moves ? redistribute_local(local_of(tensor), spec_of(tensor), spec.placements())
                : local_of(tensor);
 }
 
@@ -66,7 +66,7 @@ Lists lists_of(const OperatorCall& call) {
 }
 
 void check_no_partial(const OperatorCall& call, size_t i, const DTensorSpec& spec) {
-  for (const auto& placement : spec.placements) {
+  for (const auto& placement : spec.placements()) {
     TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_partial(), call.name(), ": self[", i,
                                 "]: a parameter placed ", placement,
                                 ". Call .redistribute({Replicate()}) on it first (collective).");
@@ -83,7 +83,7 @@ void localize(const OperatorCall& call, size_t i, Lists& lists) {
     if (is_number || !is_dtensor(parameter)) {
       list[i] = number(list[i]);
     } else {
-      list[i] = part_for(call, argument, i, list[i], *spec_of(parameter));
+      list[i] = part_for(call, argument, i, list[i], spec_of(parameter));
     }
   }
 }
@@ -106,7 +106,7 @@ void fused_rule(OperatorCall& call) {
                       lists[0].second.size(), ", one per parameter");
   }
   for (size_t i = 0; i < lists[0].second.size(); ++i) {
-    if (is_dtensor(lists[0].second[i])) check_no_partial(call, i, *spec_of(lists[0].second[i]));
+    if (is_dtensor(lists[0].second[i])) check_no_partial(call, i, spec_of(lists[0].second[i]));
     localize(call, i, lists);
   }
   drop_empty(lists);

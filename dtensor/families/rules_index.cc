@@ -22,8 +22,8 @@ namespace {
 // Collective for a DTensor that is not replicated.
 at::Tensor plain_indices(const at::Tensor& indices) {
   if (!is_dtensor(indices)) return indices;
-  const DTensorSpec& spec = *spec_of(indices);
-  return redistribute_local(local_of(indices), spec, spec.replicated().placements);
+  const DTensorSpec& spec = spec_of(indices);
+  return redistribute_local(local_of(indices), spec, spec.replicated().placements());
 }
 
 at::Tensor without_memory(const at::Tensor& tensor) {
@@ -44,13 +44,13 @@ void index_select_rule(OperatorCall& call) {
       c10::maybe_wrap_dim(call.argument(1).toInt(), call.argument(0).toTensor().dim());
   const at::Tensor self = indexed(call, {dim});
   const at::Tensor indices = plain_indices(call.argument(2).toTensor());
-  DTensorSpec spec = *spec_of(self);
-  if (self.dim() > 0) spec.shape[static_cast<size_t>(dim)] = indices.numel();
-  spec.stride = contiguous_strides(spec.shape);
+  auto shape = self.sizes().vec();
+  if (self.dim() > 0) shape[static_cast<size_t>(dim)] = indices.numel();
+  DTensorSpec spec = spec_of(self).with_shape(std::move(shape));
   call.argument(0) = local_of(self);
   call.argument(2) = indices;
   auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), intern_spec(std::move(spec))));
+  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
 }
 
 // index.Tensor(self, Tensor?[] indices): dimension i is indexed by indices[i].
@@ -108,22 +108,22 @@ void index_rule(OperatorCall& call) {
   if (has_mask(call)) return run_replicated(call);
   const Indexing indexing = indexing_of(call);
   const at::Tensor self = indexed(call, indexing.dims);
-  DTensorSpec spec = *spec_of(self);
   torch::jit::Stack stack{without_memory(self), indexing.meta};
   call.handle().callBoxed(&stack);
-  spec.shape = stack[0].toTensor().sizes().vec();
-  spec.stride = contiguous_strides(spec.shape);
-  for (auto& placement : spec.placements) {
+  auto placements = spec_of(self).placements();
+  for (auto& placement : placements) {
     if (!placement.is_shard()) continue;
     const bool is_indexed =
         std::count(indexing.dims.begin(), indexing.dims.end(), placement.shard_dim()) > 0;
     placement = is_indexed ? Placement(Replicate{})
                            : placement.along(indexing.dim_after(placement.shard_dim()));
   }
+  const DTensorSpec spec(spec_of(self).mesh(), std::move(placements),
+                         stack[0].toTensor().sizes().vec());
   call.argument(0) = local_of(self);
   call.argument(1) = indexing.plain;
   auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), intern_spec(std::move(spec))));
+  call.finish(make_dtensor(results[0].toTensor(), spec));
 }
 
 // index_fill_(dim, index, value), index_add_(dim, index, source, alpha), index_copy_(dim,
@@ -133,7 +133,7 @@ void write_at_indices_rule(OperatorCall& call) {
   TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
                     " writes a plain tensor from DTensors; use .full_tensor() "
                     "(collective)");
-  const DTensorSpec& spec = *spec_of(self);
+  const DTensorSpec& spec = spec_of(self);
   check_whole_dims(call, spec, {c10::maybe_wrap_dim(call.argument(1).toInt(), self.dim())});
   TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
                               ": a Partial tensor cannot be written at "
@@ -142,10 +142,10 @@ void write_at_indices_rule(OperatorCall& call) {
   if (call.argument(3).isTensor() && call.argument(3).toTensor().dim() == self.dim() &&
       self.dim() > 0) {
     const at::Tensor source = call.argument(3).toTensor();
-    TORCH_CHECK_VALUE(is_dtensor(source) && spec_of(source)->mesh == spec.mesh, call.description(),
-                      ": source: ", "expected a DTensor on ", spec.mesh, " (rank ",
-                      spec.mesh.rank(), ")");
-    call.argument(3) = redistribute_local(local_of(source), *spec_of(source), spec.placements);
+    TORCH_CHECK_VALUE(is_dtensor(source) && spec_of(source).mesh() == spec.mesh(),
+                      call.description(), ": source: ", "expected a DTensor on ", spec.mesh(),
+                      " (rank ", spec.mesh().rank(), ")");
+    call.argument(3) = redistribute_local(local_of(source), spec_of(source), spec.placements());
   } else if (call.argument(3).isTensor()) {
     call.argument(3) = plain_indices(call.argument(3).toTensor());
   }
@@ -161,11 +161,11 @@ void index_put_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   TORCH_CHECK_VALUE(is_dtensor(self), call.description(),
                     " writes a plain tensor from DTensors; use .full_tensor() (collective)");
-  const DTensorSpec& spec = *spec_of(self);
+  const DTensorSpec& spec = spec_of(self);
   TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
                               ": a Partial tensor cannot be written at indices. Call "
                               ".redistribute({Replicate()}) first (collective).");
-  const at::Tensor whole = redistribute_local(local_of(self), spec, spec.replicated().placements);
+  const at::Tensor whole = redistribute_local(local_of(self), spec, spec.replicated().placements());
   call.argument(1) = indexing_of(call).plain;
   call.argument(2) = plain_indices(call.argument(2).toTensor());
   call.argument(0) = whole;
@@ -181,18 +181,18 @@ bool slice_backward_of_blocks(OperatorCall& call) {
   const auto shape = call.argument(1).toIntVector();
   const int64_t dim = c10::maybe_wrap_dim(call.argument(2).toInt(), grad.dim());
   const int64_t size = shape[static_cast<size_t>(dim)];
-  const DTensorSpec& part = *spec_of(grad);
+  const DTensorSpec& part = spec_of(grad);
   if (!part.is_cut(dim) || part.has_partial() || call.argument(5).toInt() != 1) return false;
   const int64_t start = call.argument(3).toInt();
   const DimRange range{
       .dim = dim, .start = start < 0 ? start + size : start, .length = grad.size(dim)};
   auto placements = placements_around(part, size, range);
   if (!placements.has_value()) return false;
-  auto spec = intern_spec(part.with_shape(shape).with_placements(std::move(*placements)));
-  const DimRange own = local_range(*spec, range);
-  const at::Tensor local = local_of(grad).new_zeros(spec->local_shape());
+  const DTensorSpec spec(part.mesh(), std::move(*placements), shape);
+  const DimRange own = local_range(spec, range);
+  const at::Tensor local = local_of(grad).new_zeros(spec.local_shape());
   local.narrow(dim, own.start, own.length).copy_(local_of(grad));
-  call.finish(make_dtensor(local, std::move(spec)));
+  call.finish(make_dtensor(local, spec));
   return true;
 }
 
@@ -206,16 +206,16 @@ void backward_rule(OperatorCall& call) {
       c10::maybe_wrap_dim(call.argument(2).toInt(), static_cast<int64_t>(shape.size()));
   at::Tensor grad = reduce_partials(call.argument(0).toTensor());
   if (!is_select) grad = whole_along(call, 0, grad, {dim});
-  DTensorSpec spec = *spec_of(grad);
-  for (auto& placement : spec.placements) {
+  auto placements = spec_of(grad).placements();
+  for (auto& placement : placements) {
     if (is_select && placement.is_shard() && placement.shard_dim() >= dim)
       placement = placement.along(placement.shard_dim() + 1);
   }
-  auto interned = intern_spec(spec.with_shape(shape));
+  const DTensorSpec spec(spec_of(grad).mesh(), std::move(placements), shape);
   call.argument(0) = local_of(grad);
-  call.argument(1) = interned->local_shape();
+  call.argument(1) = spec.local_shape();
   auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), std::move(interned)));
+  call.finish(make_dtensor(results[0].toTensor(), spec));
 }
 
 }  // namespace

@@ -34,13 +34,13 @@ std::vector<Way> cut_classes_backward_ways(const CallGeometry& call) {
 
 // How a row of `self`, a number per class, lies.
 DTensorSpec classes_of(const DTensorSpec& self) {
-  DTensorSpec row = self.with_shape({self.shape[1]});
-  for (Placement& placement : row.placements)
+  auto placements = self.placements();
+  for (Placement& placement : placements)
     placement = placement.is_shard(1) ? placement.along(0) : Placement(Replicate{});
-  return row;
+  return {self.mesh(), std::move(placements), {self.shape()[1]}};
 }
 
-bool has_cut_classes(const DTensorSpec& self) { return self.shape.size() == 2 && self.is_cut(1); }
+bool has_cut_classes(const DTensorSpec& self) { return self.shape().size() == 2 && self.is_cut(1); }
 
 // The arguments target, weight, reduction and ignore_index; target is argument `first`.
 struct Targets {
@@ -60,7 +60,7 @@ struct Targets {
   // of `options`, is still that of all.
   at::Tensor become_own(const DTensorSpec& self, const at::TensorOptions& options) const {
     const at::Tensor ignored = are_ignored(), counted = classes().masked_fill(ignored, 0);
-    check_indices(counted, self.shape[1], "nll_loss: target");
+    check_indices(counted, self.shape()[1], "nll_loss: target");
     const auto cut = cut_indices(counted, self, /*dim=*/1);
     at::Tensor total = at::zeros({}, options);
     if (are_reduced()) {

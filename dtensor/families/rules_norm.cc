@@ -14,7 +14,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <map>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
@@ -32,7 +32,7 @@ struct NormRequest {
 // where those are what adds up.
 struct NormTerm {
   at::Tensor value;
-  DTensorSpecPtr spec;
+  DTensorSpec spec;
   bool is_power = false;
 };
 
@@ -52,7 +52,7 @@ at::Tensor local_norm(const at::Tensor& local, const NormRequest& request) {
 
 NormTerm norm_term(const at::Tensor& given, const NormRequest& request) {
   const at::Tensor self = reduce_partials(given);
-  const DTensorSpec& spec = *spec_of(self);
+  const DTensorSpec& spec = spec_of(self);
   at::Tensor value = local_norm(local_of(self), request);
   if (!crosses_ranks(spec, request.dims)) {
     return {.value = std::move(value), .spec = reduced_spec(spec, request.dims, Replicate{})};
@@ -77,11 +77,9 @@ at::Tensor root(const at::Tensor& power, double p) {
 }
 
 // The whole norm from the ranks' powers. Collective.
-at::Tensor finish_powers(const NormTerm& term, double p) {
-  const auto placements = without_partials(term.spec->placements);
-  const at::Tensor power = redistribute_local(term.value, *term.spec, placements);
-  return make_dtensor(root(power, p), intern_spec({term.spec->mesh, placements, term.spec->shape,
-                                                   term.spec->stride}));
+at::Tensor finish_powers(const at::Tensor& powers, const DTensorSpec& spec, double p) {
+  const DTensorSpec whole = spec.without_partials();
+  return make_dtensor(root(redistribute_local(powers, spec, whole.placements()), p), whole);
 }
 
 std::optional<at::ScalarType> dtype_of(OperatorCall& call) {
@@ -100,53 +98,55 @@ void norm_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   const NormRequest request{power_of(call), ReducedDims::of(call, self), dtype_of(call)};
   const NormTerm term = norm_term(self, request);
-  call.finish(term.is_power ? finish_powers(term, request.p) : make_dtensor(term.value, term.spec));
+  call.finish(term.is_power ? finish_powers(term.value, term.spec, request.p)
+                            : make_dtensor(term.value, term.spec));
 }
 
-// Whole norms for all elements that are still powers, with one collective per spec.
-void finish_all_powers(const std::vector<NormTerm>& terms, double p,
-                       std::vector<at::Tensor>& norms) {
-  std::map<std::pair<const DTensorSpec*, at::ScalarType>, std::vector<size_t>> groups;
-  std::vector<std::pair<const DTensorSpec*, at::ScalarType>>
-      order;  // the same on every rank, unlike the pointers'
-  for (size_t i = 0; i < terms.size(); ++i) {
-    if (!terms[i].is_power) continue;
-    const std::pair key{terms[i].spec.get(), terms[i].value.scalar_type()};
-    auto& members = groups[key];
-    if (members.empty()) order.push_back(key);
-    members.push_back(i);
+bool travel_together(const NormTerm& a, const NormTerm& b) {
+  return a.spec == b.spec && a.value.scalar_type() == b.value.scalar_type();
+}
+
+using NormTerms = std::vector<std::optional<NormTerm>>;
+
+// Terms `i` and those after it that are powers like it, which are done then. Collective.
+void finish_powers_like(size_t i, double p, NormTerms& terms, std::vector<at::Tensor>& norms) {
+  const NormTerm first = *terms[i];
+  std::vector<at::Tensor> powers;
+  std::vector<size_t> places;
+  for (size_t k = i; k < terms.size(); ++k) {
+    if (!terms[k] || !travel_together(*terms[k], first)) continue;
+    powers.push_back(terms[k]->value);
+    places.push_back(k);
+    terms[k].reset();
   }
-  for (const auto& key : order) {
-    std::vector<at::Tensor> powers;
-    for (size_t i : groups[key]) powers.push_back(terms[i].value);
-    DTensorSpec list = *key.first;
-    list.shape = {static_cast<int64_t>(powers.size())};
-    list.stride = {1};
-    const auto whole =
-        finish_powers({.value = at::stack(powers), .spec = intern_spec(std::move(list))}, p);
-    const auto placements = without_partials(key.first->placements);
-    const auto spec = intern_spec({key.first->mesh, placements, {}, {}});
-    for (size_t k = 0; k < powers.size(); ++k) {
-      norms[groups[key][k]] = make_dtensor(local_of(whole)[static_cast<int64_t>(k)], spec);
-    }
-  }
+  const auto count = static_cast<int64_t>(powers.size());
+  const auto whole = finish_powers(at::stack(powers), first.spec.with_shape({count}), p);
+  const DTensorSpec spec = first.spec.without_partials();
+  for (size_t k = 0; k < places.size(); ++k)
+    norms[places[k]] = make_dtensor(local_of(whole)[static_cast<int64_t>(k)], spec);
 }
 
 void foreach_norm_rule(OperatorCall& call) {
   const auto selves = call.argument(0).toTensorVector();
   const double p = power_of(call);
   const auto dtype = dtype_of(call);
-  std::vector<NormTerm> terms(selves.size());
+  NormTerms powers(selves.size());
   std::vector<at::Tensor> norms(selves.size());
   for (size_t i = 0; i < selves.size(); ++i) {
     if (!is_dtensor(selves[i])) {
       norms[i] = at::linalg_vector_norm(selves[i], p, std::nullopt, false, dtype);
       continue;
     }
-    terms[i] = norm_term(selves[i], {p, ReducedDims::all_of(selves[i]), dtype});
-    if (!terms[i].is_power) norms[i] = make_dtensor(terms[i].value, terms[i].spec);
+    NormTerm term = norm_term(selves[i], {p, ReducedDims::all_of(selves[i]), dtype});
+    if (term.is_power) {
+      powers[i] = std::move(term);
+    } else {
+      norms[i] = make_dtensor(term.value, term.spec);
+    }
   }
-  finish_all_powers(terms, p, norms);
+  for (size_t i = 0; i < powers.size(); ++i) {
+    if (powers[i]) finish_powers_like(i, p, powers, norms);
+  }
   call.finish(std::move(norms));
 }
 

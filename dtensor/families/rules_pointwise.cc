@@ -47,7 +47,7 @@ bool run_alike(OperatorCall& call) {
   if (!traits.written.empty() || traits.returned_argument.size() != 1) return false;
   const auto operands = look_at(call);
   if (!operands.alike() || !operands.is_dense()) return false;
-  DTensorSpecPtr spec = spec_of(operands.first());
+  DTensorSpec spec = spec_of(operands.first());
   localize_arguments(call);
   call.run_in_place();
   call.result(0) = make_dtensor(call.result(0).toTensor(), std::move(spec));

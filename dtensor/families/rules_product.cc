@@ -19,7 +19,7 @@ void dot_rule(OperatorCall& call) {
   call.argument(0) = std::move(plan.locals[0]);
   call.argument(1) = std::move(plan.locals[1]);
   auto results = call.run();
-  auto spec = reduced_spec(*plan.result, ReducedDims::all_of(self), Partial{});
+  auto spec = reduced_spec(plan.result, ReducedDims::all_of(self), Partial{});
   call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
 }
 

@@ -15,20 +15,19 @@ namespace fsdp::internal {
 namespace {
 
 at::Tensor whole_like(const at::Tensor& self) {
-  const DTensorSpec& spec = *spec_of(self);
-  return at::empty_strided(spec.shape, spec.stride, local_of(self).options());
+  const DTensorSpec& spec = spec_of(self);
+  return at::empty_strided(spec.shape(), spec.stride(), local_of(self).options());
 }
 
 // A new DTensor over a copy of this rank's part of `whole`, which lies in memory as that.
-at::Tensor part_of_drawn(const at::Tensor& whole, DTensorSpec spec) {
-  spec.stride = whole.strides().vec();
+at::Tensor part_of_drawn(const at::Tensor& whole, const DTensorSpec& spec) {
   const at::Tensor part = local_part(whole, spec).clone();
-  return make_dtensor(part, intern_spec(std::move(spec)));
+  return make_dtensor(part, spec.with_geometry(spec.shape(), whole.strides().vec()));
 }
 
 void fill_randomly_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
-  const DTensorSpec& spec = *spec_of(self);
+  const DTensorSpec& spec = spec_of(self);
   TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
                               ": random numbers have no Partial form. "
                               "Call .redistribute({Replicate()}) first (collective).");
@@ -42,8 +41,8 @@ void fill_randomly_rule(OperatorCall& call) {
 // them all. Collective over the mesh dimensions that cut `self`.
 void bernoulli_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
-  const DTensorSpec& spec = *spec_of(self);
-  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements);
+  const DTensorSpec& spec = spec_of(self);
+  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements());
   auto results = call.run();
   call.finish(part_of_drawn(results[0].toTensor(), spec.without_partials()));
 }
@@ -52,19 +51,19 @@ void bernoulli_rule(OperatorCall& call) {
 // draws from the whole. Collective as bernoulli_rule().
 void draw_from_whole_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
-  const DTensorSpec& spec = *spec_of(self);
-  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements);
+  const DTensorSpec& spec = spec_of(self);
+  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements());
   auto results = call.run();
   const at::Tensor drawn = results[0].toTensor();
-  call.finish(make_dtensor(drawn, intern_spec(spec.replicated().with_geometry(
-                                      drawn.sizes().vec(), drawn.strides().vec()))));
+  call.finish(make_dtensor(drawn, DTensorSpec(spec.mesh(), spec.replicated().placements(),
+                                              drawn.sizes().vec(), drawn.strides().vec())));
 }
 
 void random_like_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
   call.argument(0) = whole_like(self);
   auto results = call.run();
-  call.finish(part_of_drawn(results[0].toTensor(), spec_of(self)->without_partials()));
+  call.finish(part_of_drawn(results[0].toTensor(), spec_of(self).without_partials()));
 }
 
 }  // namespace

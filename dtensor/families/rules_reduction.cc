@@ -23,7 +23,7 @@ namespace {
 // Partial sums and averages pass through sums and means; other Partials are reduced
 // first.
 at::Tensor linear_terms(const at::Tensor& self) {
-  auto placements = spec_of(self)->placements;
+  auto placements = spec_of(self).placements();
   for (auto& placement : placements) {
     if (!placement.is_partial()) continue;
     const bool linear =
@@ -61,16 +61,16 @@ void reduction_rule(OperatorCall& call) {
   const auto dims = ReducedDims::of(call, self);
   call.argument(0) = local_of(self);
   auto results = call.run();
-  finish_reduced(call, results[0].toTensor(), *spec_of(self), dims, across);
+  finish_reduced(call, results[0].toTensor(), spec_of(self), dims, across);
 }
 
 void mean_rule(OperatorCall& call) {
   const at::Tensor self = linear_terms(call.argument(0).toTensor());
   const auto dims = ReducedDims::of(call, self);
-  if (!crosses_ranks(*spec_of(self), dims)) {
+  if (!crosses_ranks(spec_of(self), dims)) {
     call.argument(0) = local_of(self);
     auto results = call.run();
-    return finish_reduced(call, results[0].toTensor(), *spec_of(self), dims, Partial::Op::kSum);
+    return finish_reduced(call, results[0].toTensor(), spec_of(self), dims, Partial::Op::kSum);
   }
   const c10::IValue* dtype = call.find_argument("dtype");
   auto type = dtype->isNone() ? self.scalar_type() : dtype->toScalarType();
@@ -78,7 +78,7 @@ void mean_rule(OperatorCall& call) {
               ": mean needs a floating-point dtype, got ", type);
   at::Tensor local = at::sum(local_of(self), dims.dims, dims.keepdim, type);
   local.div_(dims.count(self.sizes()));
-  finish_reduced(call, local, *spec_of(self), dims, Partial::Op::kSum);
+  finish_reduced(call, local, spec_of(self), dims, Partial::Op::kSum);
 }
 
 // amax, amin and the full max and min, which refuse to reduce nothing.
@@ -91,11 +91,11 @@ void extremum_rule(OperatorCall& call) {
     const auto neutral =
         across == Partial::Op::kMax ? lowest(local.scalar_type()) : highest(local.scalar_type());
     const at::Tensor result = at::full(dims.shape_after(local.sizes()), neutral, local.options());
-    return finish_reduced(call, result, *spec_of(self), dims, across);
+    return finish_reduced(call, result, spec_of(self), dims, across);
   }
   call.argument(0) = local;
   auto results = call.run();
-  finish_reduced(call, results[0].toTensor(), *spec_of(self), dims, across);
+  finish_reduced(call, results[0].toTensor(), spec_of(self), dims, across);
 }
 
 void aminmax_rule(OperatorCall& call) {

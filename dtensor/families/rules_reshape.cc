@@ -39,7 +39,7 @@ std::optional<Placement> cut_inside(const Viewed& viewed, size_t m, size_t aroun
   if (!outer.is_shard()) return std::nullopt;
   const auto before_dim = static_cast<size_t>(viewed.from[m].shard_dim());
   const auto after_dim = static_cast<size_t>(outer.shard_dim());
-  const bool stays = spec.shape[before_dim] == after[after_dim] &&
+  const bool stays = spec.shape()[before_dim] == after[after_dim] &&
                      viewed.from[around].along(outer.shard_dim()) == outer;
   return stays ? std::optional(viewed.from[m].along(outer.shard_dim())) : std::nullopt;
 }
@@ -53,8 +53,8 @@ bool is_cut_along(const std::vector<Placement>& placements, size_t count, int64_
 std::optional<Placement> viewed_placement(const Viewed& viewed, size_t m, const DTensorSpec& spec,
                                           const std::vector<int64_t>& after) {
   if (const auto around = cut_around(viewed, m)) return cut_inside(viewed, m, *around, spec, after);
-  const int64_t ranks = spec.mesh.size(static_cast<int64_t>(m));
-  const auto cut = viewed_cut(spec.shape, after, viewed.from[m].shard(), ranks);
+  const int64_t ranks = spec.mesh().size(static_cast<int64_t>(m));
+  const auto cut = viewed_cut(spec.shape(), after, viewed.from[m].shard(), ranks);
   if (!cut || is_cut_along(viewed.to, m, cut->dim)) return std::nullopt;
   if (ranks == 1 && Placement(*cut).is_interleaved()) return std::nullopt;
   return *cut;
@@ -62,12 +62,12 @@ std::optional<Placement> viewed_placement(const Viewed& viewed, size_t m, const 
 
 // Where no dimension of the new shape keeps a cut, that mesh dimension replicates.
 Viewed viewed_placements(const DTensorSpec& spec, const std::vector<int64_t>& after) {
-  Viewed viewed{.from = spec.placements, .to = spec.placements};
-  for (size_t m = 0; m < spec.placements.size(); ++m) {
+  Viewed viewed{.from = spec.placements(), .to = spec.placements()};
+  for (size_t m = 0; m < spec.placements().size(); ++m) {
     if (!viewed.from[m].is_shard()) continue;
     const auto kept = viewed_placement(viewed, m, spec, after);
     viewed.to[m] = kept.value_or(Replicate{});
-    if (!kept && spec.mesh.size(static_cast<int64_t>(m)) > 1) viewed.from[m] = Replicate{};
+    if (!kept && spec.mesh().size(static_cast<int64_t>(m)) > 1) viewed.from[m] = Replicate{};
   }
   return viewed;
 }
@@ -77,22 +77,22 @@ void view_rule(OperatorCall& call) {
   const at::Tensor given = call.argument(0).toTensor();
   const auto wanted = at::infer_size(call.argument(1).toIntVector(), given.numel());
   const std::vector<int64_t> after(wanted.begin(), wanted.end());
-  if (after == spec_of(given)->shape)
+  if (after == spec_of(given).shape())
     return call.finish(make_dtensor_view(given, local_of(given), spec_of(given)));
-  auto placements = viewed_placements(*spec_of(given), after);
+  auto placements = viewed_placements(spec_of(given), after);
   const at::Tensor self = gathered_for_view(call, given, placements.from);
   const at::Tensor geometry =
       at::empty_strided(self.sizes(), self.strides(), self.options().device(c10::kMeta));
-  auto spec = intern_spec(
-      {spec_of(self)->mesh, std::move(placements.to), after, geometry.view(after).strides().vec()});
-  const at::Tensor view = local_of(self).view(spec->local_shape());
-  call.finish(make_dtensor_view(self, view, std::move(spec)));
+  const DTensorSpec spec(spec_of(self).mesh(), std::move(placements.to), after,
+                         geometry.view(after).strides().vec());
+  const at::Tensor view = local_of(self).view(spec.local_shape());
+  call.finish(make_dtensor_view(self, view, spec));
 }
 
 void as_strided_rule(OperatorCall& call) {
   const at::Tensor self = call.argument(0).toTensor();
-  const bool same = call.argument(1).toIntVector() == spec_of(self)->shape &&
-                    call.argument(2).toIntVector() == spec_of(self)->stride &&
+  const bool same = call.argument(1).toIntVector() == spec_of(self).shape() &&
+                    call.argument(2).toIntVector() == spec_of(self).stride() &&
                     (call.argument(3).isNone() || call.argument(3).toInt() == 0);
   TORCH_CHECK_NOT_IMPLEMENTED(same, call.description(),
                               ": a DTensor has no memory to stride over. Use .to_local() or "

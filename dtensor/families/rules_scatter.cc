@@ -45,11 +45,10 @@ std::vector<int64_t> whole_dims(const OperatorCall& call) {
 DTensorSpec common_spec(const OperatorCall& call) {
   const at::Tensor& self = call.argument(kSelf).toTensor();
   const at::Tensor& index = call.argument(kIndex).toTensor();
-  DTensorSpec spec = *spec_of(is_dtensor(self)    ? self
-                              : is_dtensor(index) ? index
-                                                  : call.argument(kSource).toTensor());
-  spec.shape = self.sizes().vec();
-  spec.stride = contiguous_strides(spec.shape);
+  DTensorSpec spec = spec_of(is_dtensor(self)    ? self
+                             : is_dtensor(index) ? index
+                                                 : call.argument(kSource).toTensor());
+  spec = spec.with_shape(self.sizes().vec());
   const auto dims = whole_dims(call);
   if (!call.traits().written.empty() && is_dtensor(self)) {
     TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
@@ -58,16 +57,15 @@ DTensorSpec common_spec(const OperatorCall& call) {
     check_whole_dims(call, spec, dims);
     return spec;
   }
-  spec.placements = without_partials(placements_whole_along(spec, dims));
-  return spec;
+  return spec.with_placements(without_partials(placements_whole_along(spec, dims)));
 }
 
 void check_mesh(const OperatorCall& call, const at::Tensor& operand, const DTensorSpec& spec) {
   TORCH_CHECK_VALUE(
-      !is_dtensor(operand) || spec_of(operand)->mesh == spec.mesh, call.description(),
+      !is_dtensor(operand) || spec_of(operand).mesh() == spec.mesh(), call.description(),
       " has operands on different meshes; bring them to one mesh with .full_tensor() and "
       "fsdp::distribute_tensor (rank ",
-      spec.mesh.rank(), ")");
+      spec.mesh().rank(), ")");
 }
 
 // This rank's part of an operand, placed as `spec`. Collective where it must move, which
@@ -76,13 +74,13 @@ at::Tensor local_operand(const OperatorCall& call, size_t argument, const DTenso
   const at::Tensor operand = call.argument(argument).toTensor();
   check_mesh(call, operand, spec);
   if (!is_dtensor(operand))
-    return local_part(operand,
-                      {spec.mesh, spec.placements, operand.sizes().vec(), operand.strides().vec()});
-  const DTensorSpec& from = *spec_of(operand);
+    return local_part(
+        operand, {spec.mesh(), spec.placements(), operand.sizes().vec(), operand.strides().vec()});
+  const DTensorSpec& from = spec_of(operand);
   const size_t number = argument == kSelf ? 0 : argument - 1;  // `dim` is no tensor
-  if (must_move(from, spec.placements))
-    note_redistribution(call, number, from, spec.placements, NotedRedistribution::Cause::kNoRule);
-  return redistribute_local(local_of(operand), from, spec.placements);
+  if (must_move(from, spec.placements()))
+    note_redistribution(call, number, from, spec.placements(), NotedRedistribution::Cause::kNoRule);
+  return redistribute_local(local_of(operand), from, spec.placements());
 }
 
 // A plain self is one that autograd's formula made of zeros.
@@ -95,15 +93,13 @@ void check_self(const OperatorCall& call) {
 
 void gather_rule(OperatorCall& call) {
   check_self(call);
-  DTensorSpec spec = common_spec(call);
+  const DTensorSpec spec = common_spec(call);
   const auto shape = call.argument(kIndex).toTensor().sizes().vec();
   for (const auto operand : {kSelf, kIndex}) {
     call.argument(operand) = local_operand(call, operand, spec);
   }
-  spec.shape = shape;
-  spec.stride = contiguous_strides(shape);
   auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), intern_spec(std::move(spec))));
+  call.finish(make_dtensor(results[0].toTensor(), spec.with_shape(shape)));
 }
 
 void place_operands(OperatorCall& call, const DTensorSpec& spec) {
@@ -118,7 +114,7 @@ void scatter_rule(OperatorCall& call) {
   const DTensorSpec spec = common_spec(call);
   place_operands(call, spec);
   auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), intern_spec(spec)));
+  call.finish(make_dtensor(results[0].toTensor(), spec));
 }
 
 // Plain zeros become a DTensor, in place.
@@ -129,7 +125,7 @@ void scatter_in_place_rule(OperatorCall& call) {
   place_operands(call, spec);
   auto results = call.run();
   if (!is_dtensor(self)) {
-    const auto becomes = make_dtensor(results[0].toTensor().contiguous(), intern_spec(spec));
+    const auto becomes = make_dtensor(results[0].toTensor().contiguous(), spec);
     self.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
   }
   call.finish(self);

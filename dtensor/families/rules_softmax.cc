@@ -51,21 +51,21 @@ at::Tensor gathered(const at::Tensor& own, const DeviceMesh& mesh, size_t m) {
   std::vector<Placement> cut(static_cast<size_t>(mesh.ndim()), Replicate{});
   const auto whole = cut;
   cut[m] = Shard{0};
-  const DTensorSpec from = DTensorSpec{mesh, cut, {}, {}}.with_shape(shape);
+  const DTensorSpec from = DTensorSpec(mesh, cut, shape);
   const CauseOfMovement cause(MovementCause::kExchange);
   return redistribute_local(own.unsqueeze(0), from, whole);
 }
 
 bool cuts(const DTensorSpec& spec, size_t m, int64_t dim) {
-  return spec.placements[m].is_shard(dim) && spec.mesh.size(static_cast<int64_t>(m)) > 1;
+  return spec.placements()[m].is_shard(dim) && spec.mesh().size(static_cast<int64_t>(m)) > 1;
 }
 
 // Collective over the mesh dimensions that cut the rows: one all-gather each, of two
 // numbers per row.
 RowSums joined(RowSums own, const DTensorSpec& spec, int64_t dim) {
-  for (size_t m = 0; m < spec.placements.size(); ++m) {
+  for (size_t m = 0; m < spec.placements().size(); ++m) {
     if (!cuts(spec, m, dim)) continue;
-    const at::Tensor all = gathered(at::stack({own.maximum, own.sum}), spec.mesh, m);
+    const at::Tensor all = gathered(at::stack({own.maximum, own.sum}), spec.mesh(), m);
     const at::Tensor maxima = all.select(1, 0), sums = all.select(1, 1);
     own.maximum = maxima.amax(0);
     own.sum = exp_from(maxima, own.maximum).mul_(sums).sum(0);
@@ -75,12 +75,12 @@ RowSums joined(RowSums own, const DTensorSpec& spec, int64_t dim) {
 
 // Collective likewise: one all-reduce each, of a number per row.
 at::Tensor added_up(const at::Tensor& own, const DTensorSpec& spec, int64_t dim) {
-  std::vector<Placement> terms(spec.placements.size(), Replicate{});
+  std::vector<Placement> terms(spec.placements().size(), Replicate{});
   const auto whole = terms;
   for (size_t m = 0; m < terms.size(); ++m) {
     if (cuts(spec, m, dim)) terms[m] = Partial{};
   }
-  const DTensorSpec from = DTensorSpec{spec.mesh, terms, {}, {}}.with_shape(own.sizes().vec());
+  const DTensorSpec from = DTensorSpec(spec.mesh(), terms, own.sizes().vec());
   const CauseOfMovement cause(MovementCause::kExchange);
   return redistribute_local(own, from, whole);
 }
@@ -112,7 +112,7 @@ template <bool is_log>
 std::vector<c10::IValue> run_backward_on_cut_rows(OperatorCall& call,
                                                   const std::vector<DTensorSpec>& placed) {
   const DTensorSpec& spec = placed[0];
-  const auto ndim = static_cast<int64_t>(spec.shape.size());
+  const auto ndim = static_cast<int64_t>(spec.shape().size());
   const int64_t dim = wrapped_dim(call.argument(2).toInt(), ndim);
   if (ndim == 0 || !spec.is_cut(dim)) return call.run();
   const at::Tensor grad = as_summed(call.argument(0).toTensor());

@@ -20,33 +20,34 @@ namespace {
 void item_rule(OperatorCall& call) {
   const CauseOfMovement cause(MovementCause::kRequest);
   const at::Tensor self = call.argument(0).toTensor();
-  const DTensorSpec& spec = *spec_of(self);
+  const DTensorSpec& spec = spec_of(self);
   TORCH_CHECK(self.numel() == 1, call.description(),
               ": only a tensor of one element has a value, got shape ", self.sizes());
-  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements);
+  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements());
   auto results = call.run();
   call.finish(std::move(results));
 }
 
 at::Tensor placed_like(const at::Tensor& other, const DTensorSpec& spec, const OperatorCall& call) {
   if (!is_dtensor(other)) return local_part(other, spec);
-  TORCH_CHECK_VALUE(spec_of(other)->mesh == spec.mesh, call.description(),
+  TORCH_CHECK_VALUE(spec_of(other).mesh() == spec.mesh(), call.description(),
                     ": the meshes differ; compare "
                     ".full_tensor() of both (rank ",
-                    spec.mesh.rank(), ")");
-  return redistribute_local(local_of(other), *spec_of(other), spec.placements);
+                    spec.mesh().rank(), ")");
+  return redistribute_local(local_of(other), spec_of(other), spec.placements());
 }
 
 // True where it is true on every rank.
 bool agreed(bool own, const DTensorSpec& spec) {
-  DTensorSpec verdict{spec.mesh, {}, {}, {}};
-  for (const auto& placement : spec.placements) {
-    verdict.placements.push_back(placement.is_shard() ? Placement(Partial{Partial::Op::kMin})
-                                                      : Placement(Replicate{}));
+  std::vector<Placement> votes;
+  for (const auto& placement : spec.placements()) {
+    votes.push_back(placement.is_shard() ? Placement(Partial{Partial::Op::kMin})
+                                         : Placement(Replicate{}));
   }
+  const DTensorSpec verdict(spec.mesh(), std::move(votes), /*shape=*/{});
   const at::Tensor vote =
-      at::full({}, own ? 1 : 0, at::TensorOptions(at::kInt).device(spec.mesh.device_type()));
-  return redistribute_local(vote, verdict, spec.replicated().placements).item<int32_t>() == 1;
+      at::full({}, own ? 1 : 0, at::TensorOptions(at::kInt).device(spec.mesh().device_type()));
+  return redistribute_local(vote, verdict, spec.replicated().placements()).item<int32_t>() == 1;
 }
 
 void equal_rule(OperatorCall& call) {
@@ -56,7 +57,7 @@ void equal_rule(OperatorCall& call) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return call.finish(false);
   const at::Tensor& model = is_dtensor(a) ? a : b;
   const at::Tensor whole = reduce_partials(model);
-  const DTensorSpec& spec = *spec_of(whole);
+  const DTensorSpec& spec = spec_of(whole);
   const at::Tensor other = placed_like(is_dtensor(a) ? b : a, spec, call);
   call.finish(agreed(at::equal(local_of(whole), other), spec));
 }

@@ -44,10 +44,10 @@ template <bool is_std, bool with_mean>
 void variance_rule(OperatorCall& call) {
   const at::Tensor self = reduce_partials(call.argument(0).toTensor());
   const auto dims = ReducedDims::of(call, self);
-  if (!crosses_ranks(*spec_of(self), dims)) {
+  if (!crosses_ranks(spec_of(self), dims)) {
     call.argument(0) = local_of(self);
     auto results = call.run();
-    const auto spec = reduced_spec(*spec_of(self), dims, Replicate{});
+    const auto spec = reduced_spec(spec_of(self), dims, Replicate{});
     for (auto& result : results) result = make_dtensor(result.toTensor(), spec);
     return call.finish(std::move(results));
   }

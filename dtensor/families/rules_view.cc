@@ -43,21 +43,19 @@ at::Tensor viewable(const OperatorCall& call, const at::Tensor& self, const DimM
   for (int64_t d = 0; d < self.dim(); ++d) {
     if (dim_map(d) < 0) gone.push_back(d);
   }
-  return gathered_for_view(call, self, placements_whole_along(*spec_of(self), gone));
+  return gathered_for_view(call, self, placements_whole_along(spec_of(self), gone));
 }
 
 // Where `self`, which is viewable, lies after a view that gives it `geometry`.
-DTensorSpecPtr viewed_spec(const at::Tensor& self, const at::Tensor& geometry,
-                           const DimMap& dim_map) {
-  DTensorSpec spec = *spec_of(self);
-  for (auto& placement : spec.placements) {
+DTensorSpec viewed_spec(const at::Tensor& self, const at::Tensor& geometry, const DimMap& dim_map) {
+  auto placements = spec_of(self).placements();
+  for (auto& placement : placements) {
     if (!placement.is_shard()) continue;
     const int64_t dim = dim_map(placement.shard_dim());
     placement = dim < 0 ? Placement(Replicate{}) : placement.along(dim);
   }
-  spec.shape = geometry.sizes().vec();
-  spec.stride = geometry.strides().vec();
-  return intern_spec(std::move(spec));
+  return {spec_of(self).mesh(), std::move(placements), geometry.sizes().vec(),
+          geometry.strides().vec()};
 }
 
 void finish_view(OperatorCall& call, const DimMap& dim_map) {
@@ -71,7 +69,7 @@ void finish_view(OperatorCall& call, const DimMap& dim_map) {
 // The same for operators that give a list of views.
 void finish_views(OperatorCall& call, const DimMap& dim_map) {
   const at::Tensor self = viewable(call, call.argument(0).toTensor(), dim_map);
-  std::vector<DTensorSpecPtr> specs;
+  std::vector<DTensorSpec> specs;
   for (const at::Tensor& geometry :
        viewed_geometry(call, self, call.arguments()).toTensorVector()) {
     specs.push_back(viewed_spec(self, geometry, dim_map));
@@ -127,7 +125,7 @@ DimRange range_of(const at::Tensor& self, const at::Tensor& geometry, int64_t di
 std::optional<std::vector<at::Tensor>> views_of_blocks(const at::Tensor& self,
                                                        const std::vector<at::Tensor>& geometries,
                                                        int64_t dim) {
-  const DTensorSpec& spec = *spec_of(self);
+  const DTensorSpec& spec = spec_of(self);
   if (!spec.is_cut(dim)) return std::nullopt;
   std::vector<at::Tensor> views;
   for (const at::Tensor& geometry : geometries) {
@@ -136,10 +134,10 @@ std::optional<std::vector<at::Tensor>> views_of_blocks(const at::Tensor& self,
     if (!placements.has_value() || geometry.strides() != self.strides()) return std::nullopt;
     const DimRange own = local_range(spec, range);
     const at::Tensor local = local_of(self).narrow(dim, own.start, own.length);
-    views.push_back(make_dtensor_view(
-        self, local,
-        intern_spec(spec.with_geometry(geometry.sizes().vec(), geometry.strides().vec())
-                        .with_placements(std::move(*placements)))));
+    views.push_back(
+        make_dtensor_view(self, local,
+                          DTensorSpec(spec.mesh(), std::move(*placements), geometry.sizes().vec(),
+                                      geometry.strides().vec())));
   }
   return views;
 }

@@ -33,13 +33,13 @@ CutIndices cut_once(const at::Tensor& indices, const Shard& cut, int64_t size, c
 
 CutIndices cut_indices(const at::Tensor& indices, const DTensorSpec& spec, int64_t dim) {
   CutIndices cut{.in_part = indices, .is_elsewhere = at::zeros_like(indices, at::kBool)};
-  int64_t size = spec.shape[static_cast<size_t>(dim)];
-  for (size_t m = 0; m < spec.placements.size(); ++m) {
-    if (!spec.placements[m].is_shard(dim) || size == 0) continue;
-    const Shard& shard = spec.placements[m].shard();
+  int64_t size = spec.shape()[static_cast<size_t>(dim)];
+  for (size_t m = 0; m < spec.placements().size(); ++m) {
+    if (!spec.placements()[m].is_shard(dim) || size == 0) continue;
+    const Shard& shard = spec.placements()[m].shard();
     const auto mesh_dim = static_cast<int64_t>(m);
-    const Chunk own =
-        chunk_of(atoms_of(shard, size), spec.mesh.size(mesh_dim), spec.mesh.local_rank(mesh_dim));
+    const Chunk own = chunk_of(atoms_of(shard, size), spec.mesh().size(mesh_dim),
+                               spec.mesh().local_rank(mesh_dim));
     const auto inner = cut_once(cut.in_part, shard, size, own);
     cut = {.in_part = inner.in_part,
            .is_elsewhere = cut.is_elsewhere.logical_or(inner.is_elsewhere)};

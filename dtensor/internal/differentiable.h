@@ -14,7 +14,7 @@ namespace fsdp::internal {
 at::Tensor differentiable_to_local(const at::Tensor& dtensor);
 // Throws NotImplementedError where `local` requires grad and is a term of a minimum,
 // maximum or product.
-at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpecPtr& spec);
+at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpec& spec);
 // Collective, and its backward too.
 at::Tensor differentiable_redistribute(const at::Tensor& dtensor,
                                        const std::vector<Placement>& placements);

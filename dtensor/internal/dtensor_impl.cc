@@ -62,7 +62,7 @@ c10::DispatchKeySet& KeysOfNewDTensors::current() {
   return keys;
 }
 
-at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
+at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
                         c10::intrusive_ptr<DTensorOwner> owner) {
   install_dtensor_kernels();
   // The constructor adds the device's autograd keys (and leaves them out in inference
@@ -73,13 +73,13 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
   if (owner) keys = keys | owner->extra_keys();
   auto impl = c10::make_intrusive<DTensorImpl>(keys, local.dtype(), local.device());
   impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
-  impl->set_sizes_and_strides(spec->shape, spec->stride);
+  impl->set_sizes_and_strides(spec.shape(), spec.stride());
   impl->set_backend_meta(
       c10::make_intrusive<DTensorMeta>(local, std::move(spec), std::move(owner)));
   return at::Tensor(std::move(impl));
 }
 
-at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpecPtr spec) {
+at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpec spec) {
   auto* const source = base.unsafeGetTensorImpl();
   const DTensorMeta& meta = meta_of(base);
   if (local.scalar_type() != base.scalar_type()) {
@@ -89,7 +89,7 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   }
   auto impl = source->shallow_copy_and_detach(source->version_counter(),
                                               /*allow_tensor_metadata_change=*/true);
-  impl->set_sizes_and_strides(spec->shape, spec->stride);
+  impl->set_sizes_and_strides(spec.shape(), spec.stride());
   impl->set_backend_meta(
       c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta.owner, meta.style));
   return at::Tensor(std::move(impl));

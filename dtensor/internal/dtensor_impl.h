@@ -41,7 +41,7 @@ class DTensorOwner : public c10::intrusive_ptr_target {
 using DTensorStylePtr = c10::intrusive_ptr<c10::intrusive_ptr_target>;
 
 struct DTensorMeta final : c10::BackendMeta {
-  DTensorMeta(at::Tensor local_tensor, DTensorSpecPtr spec_ptr,
+  DTensorMeta(at::Tensor local_tensor, DTensorSpec spec_ptr,
               c10::intrusive_ptr<DTensorOwner> owner_ptr, DTensorStylePtr style_ptr = {})
       : local(std::move(local_tensor)),
         spec(std::move(spec_ptr)),
@@ -49,7 +49,7 @@ struct DTensorMeta final : c10::BackendMeta {
         style(std::move(style_ptr)) {}
 
   at::Tensor local;
-  DTensorSpecPtr spec;
+  DTensorSpec spec;
   c10::intrusive_ptr<DTensorOwner> owner;  // null for none
   DTensorStylePtr style;                   // null for none
 };
@@ -86,12 +86,12 @@ inline const at::Tensor& held_part(const at::Tensor& tensor) {
 
 // A new DTensor over `local`, a leaf that does not require grad. Shares memory with
 // `local`. Local; no check. With an owner it also carries the owner's extra keys.
-at::Tensor make_dtensor(const at::Tensor& local, DTensorSpecPtr spec,
+at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
                         c10::intrusive_ptr<DTensorOwner> owner = {});
 
 // A DTensor that is a view of `base`: its keys, version counter, owner and style, over a
 // view of its local tensor.
-at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpecPtr spec);
+at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpec spec);
 
 // Puts another local tensor of the same shape behind `dtensor`, and behind nothing else
 // that shares the old one.
@@ -110,7 +110,7 @@ inline const DTensorMeta& meta_of(const at::Tensor& tensor) {
   TORCH_INTERNAL_ASSERT(meta != nullptr, "not a DTensor, or one that lost its metadata");
   return *meta;
 }
-inline const DTensorSpecPtr& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
+inline const DTensorSpec& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
 // As it is; who hands its values out tells the owner first.
 inline const at::Tensor& local_of(const at::Tensor& tensor) { return meta_of(tensor).local; }
 // The version counter of the local tensor; reads no values.

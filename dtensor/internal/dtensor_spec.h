@@ -1,56 +1,64 @@
 // What is known of a DTensor on every rank alike: its mesh, its placements and its global
-// geometry. A value: what it would be otherwise is another spec.
+// geometry. A value that is cheap to copy: what it would be otherwise is another spec.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
-#include "dtensor/internal/shard_layout.h"
+#include "dtensor/internal/tensor_layout.h"
 #include "dtensor/placement.h"
 
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 namespace fsdp::internal {
 
-struct DTensorSpec {
-  DeviceMesh mesh;
-  std::vector<Placement> placements;  // one per mesh dimension
-  std::vector<int64_t> shape;         // global
-  std::vector<int64_t> stride;        // global
+class DTensorSpec {
+ public:
+  // Throws ValueError for placements that do not fit the mesh or the shape.
+  DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements, std::vector<int64_t> shape,
+              std::vector<int64_t> stride);
+  // Contiguous.
+  DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements, std::vector<int64_t> shape);
+  // REQUIRES: the layout is over a mesh of that shape.
+  DTensorSpec(DeviceMesh mesh, TensorLayout layout)
+      : mesh_(std::move(mesh)), layout_(std::move(layout)) {}
 
-  bool operator==(const DTensorSpec&) const = default;
+  const DeviceMesh& mesh() const { return mesh_; }
+  const TensorLayout& layout() const { return layout_; }
+  const std::vector<Placement>& placements() const { return layout_.placements(); }
+  const std::vector<int64_t>& shape() const { return layout_.shape(); }
+  const std::vector<int64_t>& stride() const { return layout_.stride(); }
+
+  bool operator==(const DTensorSpec& other) const {
+    return layout_ == other.layout_ && mesh_ == other.mesh_;
+  }
 
   DTensorSpec with_placements(std::vector<Placement> placements) const;
   DTensorSpec with_geometry(std::vector<int64_t> shape, std::vector<int64_t> stride) const;
   DTensorSpec with_shape(std::vector<int64_t> shape) const;  // contiguous
   DTensorSpec without_partials() const;                      // Replicate instead
   DTensorSpec replicated() const;                            // on all mesh dimensions
+  DTensorSpec simplified() const;  // with its cuts written simplest (shard_layout.h)
 
-  bool has_partial() const;
+  bool has_partial() const { return layout_.has_partial(); }
   // Whether a mesh dimension of more than one rank shards tensor dimension `dim`.
-  bool is_cut(int64_t dim) const;
+  bool is_cut(int64_t dim) const { return layout_.is_cut(dim); }
 
   // What this rank holds, as offsets and lengths in the global tensor. Throws
   // NotImplementedError where a cut has blocks, which leave no box.
   std::vector<Chunk> local_box() const;
-  std::vector<int64_t> local_shape() const;
+  std::vector<int64_t> local_shape() const { return layout_.local_shape(mesh_.coordinate()); }
+
+ private:
+  DeviceMesh mesh_;
+  TensorLayout layout_;
 };
-using DTensorSpecPtr = std::shared_ptr<const DTensorSpec>;
 
 // Which tensor dimension each mesh dimension cuts; kNotSharded for none.
 std::vector<int64_t> shard_dims(const std::vector<Placement>& placements);
 
-// `spec` with its cuts written simplest (shard_layout.h). Throws as intern_spec.
-DTensorSpec simplified(DTensorSpec spec);
-
 // `placements` with every Partial turned into Replicate.
 std::vector<Placement> without_partials(std::vector<Placement> placements);
-
-// The one shared spec equal to `spec` (while somebody holds it), so that equal specs
-// compare by pointer. Throws ValueError for placements that do not fit the mesh or the
-// shape.
-DTensorSpecPtr intern_spec(DTensorSpec spec);
 
 std::string to_string(const DTensorSpec& spec);
 

@@ -24,7 +24,7 @@ class GatheredView final : public DTensorOwner {
         " can not be written: the tensor that it was taken of is cut across ranks where the "
         "view changes it, so the view is a gathered copy. Write to the tensor itself, or call "
         ".redistribute({Replicate()}) on it first (collective; rank ",
-        spec_of(dtensor)->mesh.rank(), ")");
+        spec_of(dtensor).mesh().rank(), ")");
   }
   void before_set_data(const at::Tensor&, const at::Tensor&) override {}
   at::Tensor substitute(const at::Tensor&) override { return {}; }
@@ -33,7 +33,7 @@ class GatheredView final : public DTensorOwner {
 void check_no_entry(const OperatorCall& call, const at::Tensor& self,
                     const std::vector<Placement>& to) {
   if (owner_of(self) == nullptr || is_gathered_view(self)) return;
-  const auto& from = spec_of(self)->placements;
+  const auto& from = spec_of(self).placements();
   for (size_t m = 0; m < from.size(); ++m) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         from[m] == to[m], call.description(), ": the view changes dimension ", from[m].shard_dim(),
@@ -48,10 +48,10 @@ void check_no_entry(const OperatorCall& call, const at::Tensor& self,
 
 at::Tensor gathered_for_view(const OperatorCall& call, const at::Tensor& self,
                              const std::vector<Placement>& to) {
-  const DTensorSpecPtr& from = spec_of(self);
-  if (from->placements == to) return self;
+  const DTensorSpec& from = spec_of(self);
+  if (from.placements() == to) return self;
   check_no_entry(call, self, to);
-  note_redistribution(call, 0, *from, to, NotedRedistribution::Cause::kNoRule);
+  note_redistribution(call, 0, from, to, NotedRedistribution::Cause::kNoRule);
   const at::Tensor copy = redistribute_dtensor(self, to);
   return make_dtensor(local_of(copy), spec_of(copy), GatheredView::instance());
 }

@@ -13,7 +13,7 @@ namespace fsdp::internal {
 namespace {
 
 bool travel_together(const at::Tensor& one, const at::Tensor& other) {
-  return one.scalar_type() == other.scalar_type() && spec_of(one)->mesh == spec_of(other)->mesh;
+  return one.scalar_type() == other.scalar_type() && spec_of(one).mesh() == spec_of(other).mesh();
 }
 
 // Those at `places`. Collective.
@@ -22,7 +22,7 @@ void sum_alike(const std::vector<at::Tensor>& gradients, const std::vector<size_
   std::vector<at::Tensor> flat;
   for (const size_t i : places) flat.push_back(local_of(gradients[i]).reshape({-1}));
   const at::Tensor all = at::cat(flat);
-  const DeviceMesh& mesh = spec_of(gradients[places[0]])->mesh;
+  const DeviceMesh& mesh = spec_of(gradients[places[0]]).mesh();
   note_movement({.operator_name = {},
                  .cause = MovementCause::kGradient,
                  .kind = CollectiveKind::kAllReduce,
@@ -47,15 +47,15 @@ void sum_alike(const std::vector<at::Tensor>& gradients, const std::vector<size_
 }  // namespace
 
 bool is_sum_of_terms(const at::Tensor& gradient, const DTensorSpec& home) {
-  return gradient.defined() && is_dtensor(gradient) && home.placements.size() == 1 &&
-         home.placements[0].is_replicate() &&
-         spec_of(gradient)->placements[0] == Placement(Partial{Partial::Op::kSum});
+  return gradient.defined() && is_dtensor(gradient) && home.placements().size() == 1 &&
+         home.placements()[0].is_replicate() &&
+         spec_of(gradient).placements()[0] == Placement(Partial{Partial::Op::kSum});
 }
 
 at::Tensor local_at_home(const at::Tensor& gradient, const DTensorSpec& home) {
   if (!is_dtensor(gradient)) return local_part(gradient, home);
   const CauseOfMovement cause(MovementCause::kGradient);
-  return redistribute_local(local_of(gradient), *spec_of(gradient), home.placements);
+  return redistribute_local(local_of(gradient), spec_of(gradient), home.placements());
 }
 
 std::vector<at::Tensor> sum_terms(const std::vector<at::Tensor>& gradients) {

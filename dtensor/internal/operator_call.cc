@@ -114,7 +114,7 @@ std::string OperatorCall::description() const {
 }
 
 std::string describe(const at::Tensor& tensor) {
-  if (is_dtensor(tensor)) return "DTensor of " + to_string(*spec_of(tensor));
+  if (is_dtensor(tensor)) return "DTensor of " + to_string(spec_of(tensor));
   std::ostringstream out;
   out << "plain tensor of shape " << tensor.sizes();
   return out.str();

@@ -16,7 +16,7 @@ namespace {
 void check_meshes(const OperatorCall& call, const std::vector<at::Tensor>& operands,
                   const DeviceMesh& mesh) {
   for (const at::Tensor& operand : operands) {
-    TORCH_CHECK_VALUE(!is_dtensor(operand) || spec_of(operand)->mesh == mesh, call.description(),
+    TORCH_CHECK_VALUE(!is_dtensor(operand) || spec_of(operand).mesh() == mesh, call.description(),
                       " has operands on different meshes; bring them to one mesh with "
                       ".full_tensor() and fsdp::distribute_tensor (rank ",
                       mesh.rank(), ")");
@@ -54,7 +54,7 @@ void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& oper
 DeviceMesh common_mesh(const OperatorCall& call, const std::vector<at::Tensor>& operands) {
   const auto first = std::find_if(operands.begin(), operands.end(), is_dtensor);
   TORCH_INTERNAL_ASSERT(first != operands.end(), call.name(), " without a DTensor");
-  DeviceMesh mesh = spec_of(*first)->mesh;
+  DeviceMesh mesh = spec_of(*first).mesh();
   check_meshes(call, operands, mesh);
   check_entries(call, operands, mesh);
   return mesh;
@@ -67,7 +67,7 @@ TensorPlacements replicated_on(const DeviceMesh& mesh) {
 CallPlacements placements_of(const std::vector<at::Tensor>& operands, const DeviceMesh& mesh) {
   CallPlacements placements{.mesh_shape = mesh.shape(), .operands = {}};
   for (const at::Tensor& operand : operands) {
-    placements.operands.push_back(is_dtensor(operand) ? spec_of(operand)->placements
+    placements.operands.push_back(is_dtensor(operand) ? spec_of(operand).placements()
                                                       : replicated_on(mesh));
   }
   return placements;
@@ -88,7 +88,7 @@ std::vector<Operand> geometry_of(const std::vector<at::Tensor>& operands) {
 void check_stays(const OperatorCall& call, const at::Tensor& written,
                  const TensorPlacements& target) {
   if (!is_dtensor(written)) return;
-  const auto& own = spec_of(written)->placements;
+  const auto& own = spec_of(written).placements();
   for (size_t m = 0; m < own.size(); ++m) {
     TORCH_CHECK_NOT_IMPLEMENTED(
         target[m] == own[m], call.description(), " writes in place to a tensor placed ", own[m],
@@ -102,7 +102,7 @@ std::vector<at::Tensor> place_operands(const OperatorCall& call,
                                        const std::vector<TensorPlacements>& targets,
                                        NotedRedistribution::Cause cause) {
   const auto dtensor = std::find_if(operands.begin(), operands.end(), is_dtensor);
-  const DeviceMesh mesh = spec_of(*dtensor)->mesh;
+  const DeviceMesh mesh = spec_of(*dtensor).mesh();
   std::vector<at::Tensor> locals = operands;
   for (size_t i = 0; i < operands.size(); ++i) {
     if (!operands[i].defined()) continue;
@@ -110,7 +110,7 @@ std::vector<at::Tensor> place_operands(const OperatorCall& call,
       locals[i] = placed_plain(operands[i], mesh, targets[i]);
       continue;
     }
-    const DTensorSpec& from = *spec_of(operands[i]);
+    const DTensorSpec& from = spec_of(operands[i]);
     if (must_move(from, targets[i])) note_redistribution(call, i, from, targets[i], cause);
     locals[i] = redistribute_local(local_of(operands[i]), from, targets[i]);
   }

@@ -28,7 +28,7 @@ void append_operand(const at::Tensor& operand, const DeviceMesh& mesh, MemoKey& 
   key.insert(key.end(), operand.strides().begin(), operand.strides().end());
   key.push_back(operand.element_size());
   if (const auto* const meta = find_meta(operand)) {
-    for (const Placement& placement : meta->spec->placements) append_placement(placement, key);
+    for (const Placement& placement : meta->spec.placements()) append_placement(placement, key);
   } else {
     key.insert(key.end(), static_cast<size_t>(mesh.ndim()), kReplicated);
   }

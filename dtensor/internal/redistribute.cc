@@ -284,13 +284,13 @@ at::Tensor in_memory_order(const at::Tensor& tensor, const std::vector<int64_t>&
 class Journey {
  public:
   Journey(const DTensorSpec& from, at::Tensor local)
-      : spec_(from), placements_(from.placements), local_(std::move(local)) {}
+      : spec_(from), placements_(from.placements()), local_(std::move(local)) {}
 
   at::Tensor run(const std::vector<Placement>& to) && {
     undo_inner_cuts(to);
     reduce_before_splitting(to);
     for (size_t m = 0; m < to.size(); ++m) move(m, to[m]);
-    return in_memory_order(local_, memory_order(spec_.shape, spec_.stride));
+    return in_memory_order(local_, memory_order(spec_.shape(), spec_.stride()));
   }
 
  private:
@@ -328,15 +328,15 @@ class Journey {
 
   void move(size_t m, const Placement& to) {
     if (placements_[m] == to) return;
-    local_ =
-        Step(spec_.mesh, static_cast<int64_t>(m), shape_without(m)).run(local_, placements_[m], to);
+    local_ = Step(spec_.mesh(), static_cast<int64_t>(m), shape_without(m))
+                 .run(local_, placements_[m], to);
     placements_[m] = to;
   }
 
   std::vector<int64_t> shape_without(size_t m) const {
     auto others = placements_;
     others[m] = Replicate{};
-    return local_shape(spec_.shape, spec_.mesh.shape(), others, spec_.mesh.coordinate());
+    return local_shape(spec_.shape(), spec_.mesh().shape(), others, spec_.mesh().coordinate());
   }
 
   const DTensorSpec& spec_;
@@ -360,12 +360,12 @@ at::Tensor part_along(const at::Tensor& whole, const Shard& cut, const Chunk& ow
 
 at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec) {
   at::Tensor part = at::alias(full);
-  for (size_t m = 0; m < spec.placements.size(); ++m) {
-    if (!spec.placements[m].is_shard()) continue;
-    const Shard& cut = spec.placements[m].shard();
+  for (size_t m = 0; m < spec.placements().size(); ++m) {
+    if (!spec.placements()[m].is_shard()) continue;
+    const Shard& cut = spec.placements()[m].shard();
     const auto mesh_dim = static_cast<int64_t>(m);
-    const Chunk own = chunk_of(atoms_of(cut, part.size(cut.dim)), spec.mesh.size(mesh_dim),
-                               spec.mesh.local_rank(mesh_dim));
+    const Chunk own = chunk_of(atoms_of(cut, part.size(cut.dim)), spec.mesh().size(mesh_dim),
+                               spec.mesh().local_rank(mesh_dim));
     part = part_along(part, cut, own);
   }
   return part;
@@ -373,30 +373,30 @@ at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec) {
 
 at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
                               const std::vector<Placement>& to) {
-  if (from.placements == to) return local;
+  if (from.placements() == to) return local;
   return Journey(from, local).run(to);
 }
 
 bool must_move(const DTensorSpec& from, const std::vector<Placement>& to) {
   for (size_t m = 0; m < to.size(); ++m) {
-    const bool stays = from.placements[m] == to[m] || from.placements[m].is_replicate();
-    if (!stays && from.mesh.size(static_cast<int64_t>(m)) > 1) return true;
+    const bool stays = from.placements()[m] == to[m] || from.placements()[m].is_replicate();
+    if (!stays && from.mesh().size(static_cast<int64_t>(m)) > 1) return true;
   }
   return false;
 }
 
 at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Placement>& to) {
-  const DTensorSpec& from = *spec_of(dtensor);
-  if (from.placements == to) return dtensor;
-  DTensorSpec target = from.with_placements(to);
-  if (!dtensor.is_non_overlapping_and_dense())
-    target.stride = dense_strides(from.shape, from.stride);
-  auto spec = intern_spec(std::move(target));
-  return make_dtensor(redistribute_local(local_of(dtensor), from, to), std::move(spec));
+  const DTensorSpec& from = spec_of(dtensor);
+  if (from.placements() == to) return dtensor;
+  const DTensorSpec target(from.mesh(), to, from.shape(),
+                           dtensor.is_non_overlapping_and_dense()
+                               ? from.stride()
+                               : dense_strides(from.shape(), from.stride()));
+  return make_dtensor(redistribute_local(local_of(dtensor), from, to), target);
 }
 
 at::Tensor reduce_partials(const at::Tensor& dtensor) {
-  return redistribute_dtensor(dtensor, without_partials(spec_of(dtensor)->placements));
+  return redistribute_dtensor(dtensor, without_partials(spec_of(dtensor).placements()));
 }
 
 }  // namespace fsdp::internal

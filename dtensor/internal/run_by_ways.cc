@@ -35,7 +35,7 @@ at::Tensor in_order_of(const at::Tensor& local, const ResultGeometry& whole) {
 
 at::Tensor replicated_result(const at::Tensor& local, const DeviceMesh& mesh) {
   return make_dtensor(
-      local, intern_spec({mesh, replicated_on(mesh), local.sizes().vec(), local.strides().vec()}));
+      local, DTensorSpec(mesh, replicated_on(mesh), local.sizes().vec(), local.strides().vec()));
 }
 
 void wrap_replicated(std::vector<c10::IValue>& results, const DeviceMesh& mesh) {
@@ -55,8 +55,8 @@ void wrap(std::vector<c10::IValue>& results, const std::vector<ResultGeometry>& 
   for (size_t i = 0; i < results.size(); ++i) {
     const at::Tensor local = results[i].toTensor();
     if (!local.defined()) continue;
-    auto spec = intern_spec({mesh, placements[i], geometry[i].shape, geometry[i].stride});
-    results[i] = make_dtensor(in_order_of(local, geometry[i]), std::move(spec));
+    const DTensorSpec spec(mesh, placements[i], geometry[i].shape, geometry[i].stride);
+    results[i] = make_dtensor(in_order_of(local, geometry[i]), spec);
   }
 }
 
@@ -98,9 +98,12 @@ std::vector<c10::IValue> WaysKernel::run_on_parts(OperatorCall& call,
   if (run_on_parts_ == nullptr) return call.run();
   std::vector<DTensorSpec> placed;
   for (size_t i = 0; i < operands.size(); ++i) {
-    placed.push_back({mesh, plan.placements.operands[i], {}, {}});
-    if (!operands[i].defined()) continue;
-    placed[i] = placed[i].with_geometry(operands[i].sizes().vec(), operands[i].strides().vec());
+    if (operands[i].defined()) {
+      placed.push_back({mesh, plan.placements.operands[i], operands[i].sizes().vec(),
+                        operands[i].strides().vec()});
+    } else {
+      placed.push_back({mesh, replicated_on(mesh), {}});
+    }
   }
   return run_on_parts_(call, placed);
 }

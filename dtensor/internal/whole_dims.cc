@@ -13,9 +13,9 @@ namespace fsdp::internal {
 
 std::vector<Placement> placements_whole_along(const DTensorSpec& spec,
                                               const std::vector<int64_t>& dims) {
-  auto placements = spec.placements;
+  auto placements = spec.placements();
   for (size_t m = 0; m < placements.size(); ++m) {
-    if (!placements[m].is_shard() || spec.mesh.size(static_cast<int64_t>(m)) == 1) continue;
+    if (!placements[m].is_shard() || spec.mesh().size(static_cast<int64_t>(m)) == 1) continue;
     if (std::count(dims.begin(), dims.end(), placements[m].shard_dim()) > 0)
       placements[m] = Replicate{};
   }
@@ -24,10 +24,10 @@ std::vector<Placement> placements_whole_along(const DTensorSpec& spec,
 
 at::Tensor whole_along(const OperatorCall& call, size_t operand, const at::Tensor& tensor,
                        const std::vector<int64_t>& dims) {
-  const DTensorSpecPtr& from = spec_of(tensor);
-  auto to = placements_whole_along(*from, dims);
-  if (from->placements == to) return tensor;
-  note_redistribution(call, operand, *from, to, NotedRedistribution::Cause::kNoRule);
+  const DTensorSpec& from = spec_of(tensor);
+  auto to = placements_whole_along(from, dims);
+  if (from.placements() == to) return tensor;
+  note_redistribution(call, operand, from, to, NotedRedistribution::Cause::kNoRule);
   return redistribute_dtensor(tensor, to);
 }
 

@@ -11,16 +11,16 @@ namespace fsdp::internal {
 namespace {
 
 bool lies_like(const at::Tensor& gradient, const ShardedParam& param) {
-  return is_dtensor(gradient) && spec_of(gradient)->mesh == param.spec()->mesh &&
-         spec_of(gradient)->placements == param.spec()->placements &&
-         gradient.sizes() == at::IntArrayRef(param.spec()->shape);
+  return is_dtensor(gradient) && spec_of(gradient).mesh() == param.spec().mesh() &&
+         spec_of(gradient).placements() == param.spec().placements() &&
+         gradient.sizes() == at::IntArrayRef(param.spec().shape());
 }
 
 void check_placement(const at::Tensor& gradient, const ShardedParam& param, const char* origin,
                      int64_t global_rank) {
   TORCH_CHECK_VALUE(
       lies_like(gradient, param), origin, " of parameter '", param.name(),
-      "' is not a DTensor placed like the parameter (", to_string(*param.spec()),
+      "' is not a DTensor placed like the parameter (", to_string(param.spec()),
       "); make one with at::zeros_like(parameter), or from the gradient itself (rank ", global_rank,
       ")");
 }

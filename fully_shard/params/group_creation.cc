@@ -50,7 +50,7 @@ namespace {
 
 std::optional<DeviceMesh> mesh_of_members(const std::vector<NewParam>& params) {
   for (const auto& param : params) {
-    if (const auto* const meta = find_meta(param.tensor)) return meta->spec->mesh;
+    if (const auto* const meta = find_meta(param.tensor)) return meta->spec.mesh();
   }
   return std::nullopt;
 }

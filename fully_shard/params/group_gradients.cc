@@ -19,7 +19,7 @@ at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
 }
 bool is_replicated(const ShardedParam& param) {
   const auto& member = param.member_spec();
-  return member && member->placements[0].is_replicate() && member->mesh.size() > 1;
+  return member && member->placements()[0].is_replicate() && member->mesh().size() > 1;
 }
 
 at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {

@@ -79,7 +79,7 @@ void ParamGroup::rebuild_shards(int64_t changed, const at::Tensor& from) {
   }
   auto& param = params_[static_cast<size_t>(changed)];
   const auto local = shards_->local_view(changed, param);
-  local.copy_(is_dtensor(from) ? local_of(from) : local_part(from.detach(), *param.spec()));
+  local.copy_(is_dtensor(from) ? local_of(from) : local_part(from.detach(), param.spec()));
   make_member(changed);
   auto owner = c10::intrusive_ptr<DTensorOwner>::reclaim_copy(owner_of(param.entry()));
   const auto becomes = make_dtensor(local, param.spec(), std::move(owner));

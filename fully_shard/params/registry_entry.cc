@@ -19,7 +19,7 @@ void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor&
                     "': its data can not be replaced (rank ", rank, ")");
   const bool fits =
       from.sizes() == dtensor.sizes() && from.device() == dtensor.device() &&
-      (!is_dtensor(from) || spec_of(from)->placements == spec_of(dtensor)->placements);
+      (!is_dtensor(from) || spec_of(from).placements() == spec_of(dtensor).placements());
   TORCH_CHECK_VALUE(fits, "set_data on the registry entry of parameter '", name, "' of shape ",
                     dtensor.sizes(), " on ", dtensor.device(), " from a tensor of shape ",
                     from.sizes(), " on ", from.device(),

@@ -28,9 +28,9 @@ DTensorSpec entry_spec(const at::Tensor& tensor, int64_t sharded_dim, const Unit
   const auto* const meta = find_meta(tensor);
   if (meta == nullptr && !mesh.members)
     return {mesh.data, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()};
-  const DeviceMesh& own = meta == nullptr ? *mesh.members : meta->spec->mesh;
+  const DeviceMesh& own = meta == nullptr ? *mesh.members : meta->spec.mesh();
   const std::vector<Placement> whole(static_cast<size_t>(own.ndim()), Replicate{});
-  const auto& by_style = meta == nullptr ? whole : meta->spec->placements;
+  const auto& by_style = meta == nullptr ? whole : meta->spec.placements();
   placements.insert(placements.begin(), by_style.begin(), by_style.end());
   return {own.beside(mesh.data), std::move(placements), tensor.sizes().vec(),
           tensor.strides().vec()};
@@ -43,15 +43,15 @@ ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, int64_t s
     : name_(std::move(name)),
       member_(tensor.getIntrusivePtr()),
       entry_(tensor.getIntrusivePtr()),
-      member_spec_(is_dtensor(tensor) ? spec_of(tensor) : nullptr),
-      spec_(intern_spec(entry_spec(tensor, sharded_dim, mesh))),
+      member_spec_(is_dtensor(tensor) ? std::optional(spec_of(tensor)) : std::nullopt),
+      spec_(entry_spec(tensor, sharded_dim, mesh)),
       shape_(held_part(tensor).sizes().vec()),
       dtype_(tensor.scalar_type()),
       param_dtype_(param_dtype),
       requires_grad_(tensor.requires_grad()) {}
 
 int64_t ShardedParam::sharded_dim() const {
-  return spec_->placements[static_cast<size_t>(shard_dim_of(spec_->mesh))].shard_dim();
+  return spec_.placements()[static_cast<size_t>(shard_dim_of(spec_.mesh()))].shard_dim();
 }
 
 ShardExtent ShardedParam::extent(at::ScalarType dtype) const {

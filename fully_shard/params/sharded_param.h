@@ -42,10 +42,10 @@ class ShardedParam {
   // Of the entry: over the dimensions of the tensor-parallel mesh, then those of the
   // unit's own, since the order of cuts is the order of mesh dimensions. A plain
   // parameter beside tensor-parallel ones is the same on all their ranks.
-  const DTensorSpecPtr& spec() const { return spec_; }
+  const DTensorSpec& spec() const { return spec_; }
   // What the member is without this unit: where it lies over its own mesh; null where it
   // is plain.
-  const DTensorSpecPtr& member_spec() const { return member_spec_; }
+  const std::optional<DTensorSpec>& member_spec() const { return member_spec_; }
   // Of what the unit shards: the member, or this rank's part of a tensor-parallel one.
   const std::vector<int64_t>& shape() const { return shape_; }
   at::ScalarType dtype() const { return dtype_; }  // of the entry and the shards
@@ -108,7 +108,8 @@ class ShardedParam {
   std::string name_;
   WeakTensor member_, entry_;
   OnDemandStorage* storage_ = nullptr;
-  DTensorSpecPtr member_spec_, spec_;
+  std::optional<DTensorSpec> member_spec_;
+  DTensorSpec spec_;
   std::vector<int64_t> shape_;
   at::ScalarType dtype_;
   std::optional<at::ScalarType> param_dtype_;

@@ -21,7 +21,7 @@ uint64_t hash_of(const std::string& text, uint64_t seed) {
 
 int64_t hash_of(const PlannedParameter& parameter) {
   uint64_t hash = hash_of(parameter.path, 0);
-  hash = hash_of(to_string(*parameter.spec), hash);
+  hash = hash_of(to_string(parameter.spec), hash);
   const at::Tensor values = parameter.member.detach().cpu();
   hash ^= static_cast<uint64_t>(values.scalar_type());
   if (values.numel() > 0)

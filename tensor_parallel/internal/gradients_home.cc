@@ -20,9 +20,7 @@
 namespace fsdp::internal {
 namespace {
 
-bool is_to_sum(const at::Tensor& member) {
-  return is_sum_of_terms(member.grad(), *spec_of(member));
-}
+bool is_to_sum(const at::Tensor& member) { return is_sum_of_terms(member.grad(), spec_of(member)); }
 
 void put_home(const at::Tensor& member, const at::Tensor& local) {
   member.mutable_grad() = make_dtensor(local, spec_of(member));
@@ -83,8 +81,8 @@ class GradientHome final : public torch::autograd::PostAccumulateGradHook {
   void operator()(const at::Tensor& member) override {
     const at::NoGradGuard no_grad;
     const at::Tensor grad = member.grad();
-    const DTensorSpec& home = *spec_of(member);
-    if (is_dtensor(grad) && spec_of(grad)->placements == home.placements) return;
+    const DTensorSpec& home = spec_of(member);
+    if (is_dtensor(grad) && spec_of(grad).placements() == home.placements()) return;
     if (is_to_sum(member)) return terms_of_backward()->add(member);
     put_home(member, local_at_home(grad, home));
   }

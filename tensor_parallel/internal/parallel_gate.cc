@@ -43,7 +43,7 @@ bool writes_plain(const GateArguments& arguments) {
 at::Tensor whole(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return {};
   const CauseOfMovement cause(MovementCause::kBoundary);
-  const auto everywhere = spec_of(tensor)->replicated().placements;
+  const auto everywhere = spec_of(tensor).replicated().placements();
   return differentiable_to_local(differentiable_redistribute(tensor, everywhere));
 }
 
@@ -60,7 +60,7 @@ std::unique_ptr<TouchedGroups> touched(const GateArguments& arguments) {
 std::optional<DeviceMesh> mesh_among(const GateArguments& arguments) {
   std::optional<DeviceMesh> mesh;
   arguments.for_each([&](const at::Tensor& tensor, bool) {
-    if (!mesh.has_value() && meets_parallel_gate(tensor)) mesh = spec_of(tensor)->mesh;
+    if (!mesh.has_value() && meets_parallel_gate(tensor)) mesh = spec_of(tensor).mesh();
   });
   return mesh;
 }

@@ -23,7 +23,7 @@ void make_parallel_member(const PlannedParameter& parameter) {
   install_parallel_gate();
   const at::Tensor& member = parameter.member;
   const at::Tensor local =
-      local_part(member.detach(), *parameter.spec).clone(at::MemoryFormat::Contiguous);
+      local_part(member.detach(), parameter.spec).clone(at::MemoryFormat::Contiguous);
   const KeysOfNewDTensors parallel{c10::DispatchKeySet(kParallelKey)};
   const at::Tensor becomes = make_dtensor(local, parameter.spec);
   set_style(becomes, c10::make_intrusive<MemberStyle>(parameter.uses));

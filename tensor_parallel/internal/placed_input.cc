@@ -44,10 +44,10 @@ std::optional<Kept>& kept() {
 at::Tensor on_mesh(const at::Tensor& input, const DeviceMesh& mesh) {
   if (!is_dtensor(input)) {
     return differentiable_from_local(
-        input, intern_spec({mesh, {Replicate{}}, input.sizes().vec(), input.strides().vec()}));
+        input, DTensorSpec(mesh, {Replicate{}}, input.sizes().vec(), input.strides().vec()));
   }
-  TORCH_CHECK_VALUE(spec_of(input)->mesh == mesh, "an operator's input lies on ",
-                    spec_of(input)->mesh, ", its tensor-parallel parameter on ", mesh,
+  TORCH_CHECK_VALUE(spec_of(input).mesh() == mesh, "an operator's input lies on ",
+                    spec_of(input).mesh(), ", its tensor-parallel parameter on ", mesh,
                     "; bring it there with full_tensor() (rank ", mesh.rank(), ")");
   return input;
 }
@@ -56,8 +56,8 @@ at::Tensor on_mesh(const at::Tensor& input, const DeviceMesh& mesh) {
 
 at::Tensor placed_as(const at::Tensor& dtensor, const Placement& to) {
   const auto spec =
-      simplified(spec_of(dtensor)->with_placements({counted_from_start(to, dtensor.dim())}));
-  return differentiable_redistribute(dtensor, spec.placements);
+      spec_of(dtensor).with_placements({counted_from_start(to, dtensor.dim())}).simplified();
+  return differentiable_redistribute(dtensor, spec.placements());
 }
 
 at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to,

@@ -160,8 +160,8 @@ std::vector<PlannedParameter> planned_parameters(torch::nn::Module& module, cons
     result.push_back(
         {.path = parameter->path,
          .member = tensor,
-         .spec = intern_spec(
-             simplified({mesh, {styled.placement}, tensor.sizes().vec(), tensor.strides().vec()})),
+         .spec = DTensorSpec(mesh, {styled.placement}, tensor.sizes().vec(), tensor.strides().vec())
+                     .simplified(),
          .uses = styled.uses});
   }
   return result;

@@ -20,7 +20,7 @@ namespace fsdp::internal {
 struct PlannedParameter {
   std::string path;  // the first, if it is tied
   at::Tensor member;
-  DTensorSpecPtr spec;
+  DTensorSpec spec;
   ParameterUses uses;
 };
 

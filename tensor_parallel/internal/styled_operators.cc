@@ -51,7 +51,7 @@ void place_input(const c10::OperatorHandle& op, c10::IValue& input, const Use& u
   const MovedByStyle moved(op);
   const at::Tensor& tensor = input.toTensor();
   input =
-      placed_input(tensor, spec_of(parameter)->mesh, *use.input, dtype_beside(parameter, tensor));
+      placed_input(tensor, spec_of(parameter).mesh(), *use.input, dtype_beside(parameter, tensor));
 }
 
 at::Tensor placed_output(const c10::OperatorHandle& op, const at::Tensor& output, const Use& use) {
@@ -61,7 +61,7 @@ at::Tensor placed_output(const c10::OperatorHandle& op, const at::Tensor& output
 }
 
 at::Tensor handed_out(const at::Tensor& output) {
-  if (!is_dtensor(output) || !spec_of(output)->placements[0].is_replicate()) return output;
+  if (!is_dtensor(output) || !spec_of(output).placements()[0].is_replicate()) return output;
   return differentiable_to_local(output);
 }
 

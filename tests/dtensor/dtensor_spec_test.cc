@@ -17,11 +17,11 @@ TEST(DTensorSpec, OthersAreMadeFromIt) {
   testing::run_ranks(4, [](int64_t) {
     const auto spec = spec_on(init_device_mesh(c10::kCPU, {2, 2}), {Partial{}, Shard{0}});
     EXPECT_EQ(spec.with_placements({Shard{1}, kReplicated}),
-              spec_on(spec.mesh, {Shard{1}, kReplicated}));
-    EXPECT_EQ(spec.without_partials(), spec_on(spec.mesh, {kReplicated, Shard{0}}));
-    EXPECT_EQ(spec.replicated(), spec_on(spec.mesh, {kReplicated, kReplicated}));
+              spec_on(spec.mesh(), {Shard{1}, kReplicated}));
+    EXPECT_EQ(spec.without_partials(), spec_on(spec.mesh(), {kReplicated, Shard{0}}));
+    EXPECT_EQ(spec.replicated(), spec_on(spec.mesh(), {kReplicated, kReplicated}));
     EXPECT_EQ(spec.with_shape({2, 3}), spec.with_geometry({2, 3}, {3, 1}));
-    EXPECT_EQ(spec.with_shape({2, 3}).placements, spec.placements);
+    EXPECT_EQ(spec.with_shape({2, 3}).placements(), spec.placements());
   });
 }
 
@@ -43,7 +43,7 @@ TEST(DTensorSpec, KnowsItsRanksPart) {
         {{0, 2}, {0, 4}}, {{2, 2}, {0, 4}}, {{4, 1}, {0, 4}}};
     EXPECT_EQ(spec.local_box(), boxes[static_cast<size_t>(rank)]);
     EXPECT_EQ(spec.local_shape(), (std::vector<int64_t>{rank == 2 ? 1 : 2, 4}));
-    EXPECT_EQ(spec.replicated().local_shape(), spec.shape);
+    EXPECT_EQ(spec.replicated().local_shape(), spec.shape());
   });
 }
 

@@ -98,7 +98,7 @@ std::vector<std::string> noted(const Placement& placement,
   std::vector<std::string> notes;
   const RedistributionListener listener([&](const NotedRedistribution& note) {
     EXPECT_EQ(note.cause, NotedRedistribution::Cause::kNoRule);
-    EXPECT_EQ(note.from.placements, Placements{placement});
+    EXPECT_EQ(note.from.placements(), Placements{placement});
     EXPECT_EQ(note.to, Placements{Replicate{}});
     notes.push_back(note.operator_name);
   });

@@ -33,9 +33,8 @@ void expect_transition(const DeviceMesh& mesh, const testing::Transition& transi
   const auto [dtensor, whole] =
       known_dtensor(mesh, transition.from, transition.shape, transition.value_seed);
   const DTensor moved = dtensor.redistribute(transition.to);
-  const auto& spec = *internal::spec_of(moved);
-  EXPECT_EQ(moved.placements(),
-            internal::simplified(spec.with_placements(transition.to)).placements);
+  const auto& spec = internal::spec_of(moved);
+  EXPECT_EQ(moved.placements(), spec.with_placements(transition.to).simplified().placements());
   if (!has_partial(transition.to)) {
     const at::Tensor part = internal::local_part(whole, spec);
     EXPECT_TRUE(same(moved.to_local(), part)) << to_string(transition, mesh);

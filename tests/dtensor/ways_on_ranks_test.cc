@@ -182,7 +182,7 @@ std::vector<std::string> moves_of(const std::function<void()>& body) {
   const RedistributionListener listener([&moves](const NotedRedistribution& noted) {
     const bool by_rule = noted.cause == NotedRedistribution::Cause::kWay;
     moves.push_back(noted.operator_name + " " + std::to_string(noted.operand) + ": " +
-                    to_string(noted.from.placements[0]) + " -> " + to_string(noted.to[0]) +
+                    to_string(noted.from.placements()[0]) + " -> " + to_string(noted.to[0]) +
                     (by_rule ? "" : " (no rule)"));
   });
   body();

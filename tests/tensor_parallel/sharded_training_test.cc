@@ -30,9 +30,9 @@ void on_two_by_two(const std::function<void(ShardedPair&)>& body,
 TEST(ShardedTraining, EntriesLieOnBothDimensionsCutByTheirStyleFirst) {
   on_two_by_two([](ShardedPair& pair) {
     const auto check = [&](const char* name, Placement by_style) {
-      const auto& spec = *internal::spec_of(pair.sharded->named_parameters()[name]);
-      EXPECT_EQ(spec.mesh, (pair.mesh[{"tp", "dp"}])) << name;
-      EXPECT_EQ(spec.placements, (std::vector<Placement>{by_style, Shard{0}})) << name;
+      const auto& spec = internal::spec_of(pair.sharded->named_parameters()[name]);
+      EXPECT_EQ(spec.mesh(), (pair.mesh[{"tp", "dp"}])) << name;
+      EXPECT_EQ(spec.placements(), (std::vector<Placement>{by_style, Shard{0}})) << name;
     };
     check("embedding.weight", Shard{0});
     check("block0.attention.query.weight", Shard{0, 1, 4});
