@@ -24,7 +24,6 @@ const RuleTable& table() {
     add_value_rules(*table);
     add_reshape_rules(*table);
     add_variance_rules(*table);
-    add_product_rules(*table);
     add_cat_rules(*table);
     add_index_rules(*table);
     add_scatter_rules(*table);

@@ -39,7 +39,6 @@ void add_view_rules(RuleTable& table);
 void add_value_rules(RuleTable& table);
 void add_reshape_rules(RuleTable& table);
 void add_variance_rules(RuleTable& table);
-void add_product_rules(RuleTable& table);
 void add_cat_rules(RuleTable& table);
 void add_index_rules(RuleTable& table);
 void add_scatter_rules(RuleTable& table);

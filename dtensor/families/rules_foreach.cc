@@ -1,9 +1,12 @@
 // _foreach_ operators: element i of every list together obey the rule of the elementwise
 // operator.
 #include "dtensor/dtensor.h"
-#include "dtensor/families/pointwise.h"
+#include "dtensor/families/alike.h"
 #include "dtensor/families/rules.h"
+#include "dtensor/internal/call_plan.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/place_operands.h"
+#include "dtensor/ways/pointwise_ways.h"
 
 #include <ATen/ops/max.h>
 #include <c10/util/Exception.h>
@@ -13,6 +16,36 @@
 
 namespace fsdp::internal {
 namespace {
+
+// What element i of the lists comes to on this rank.
+struct PlacedElement {
+  Operands locals;
+  std::optional<DTensorSpec> result;  // none: plain, or written
+};
+
+bool lie_alike(at::TensorList operands, std::optional<size_t> written) {
+  Alike alike;
+  for (const at::Tensor& operand : operands) alike.look(operand);
+  return alike.alike() && alike.is_dense() && (!written || is_dtensor(operands[*written]));
+}
+
+// As the elementwise operator has them. Collective where one must move.
+PlacedElement placed_element(const OperatorCall& call, at::TensorList operands,
+                             const CallPlans& plans) {
+  PlacedElement placed;
+  const auto written = plans.op().written;
+  if (lie_alike(operands, written)) {
+    for (const at::Tensor& operand : operands) placed.locals.push_back(held_part(operand));
+    if (!written) placed.result = spec_of(*std::find_if(operands.begin(), operands.end(), is_dtensor));
+    return placed;
+  }
+  const DeviceMesh mesh = common_mesh(call, operands);
+  const auto plan = plans.plan_of(call, operands, mesh);
+  if (written) check_stays(call, operands[*written], plan->targets[*written]);
+  placed.locals = place_operands(call, operands, plan->targets, NotedRedistribution::Cause::kWay);
+  if (!written) placed.result = DTensorSpec(mesh, plan->results[0]);
+  return placed;
+}
 
 // The arguments of a foreach operator: lists of one length, and single tensors that meet
 // every element.
@@ -29,28 +62,23 @@ class ForeachLists {
         singles_.push_back(argument.toTensor());
       }
     }
-    const auto& written = call.traits().written;
-    const auto it = written.empty()
-                        ? list_arguments_.end()
-                        : std::find(list_arguments_.begin(), list_arguments_.end(), written[0]);
-    if (it != list_arguments_.end()) written_ = static_cast<size_t>(it - list_arguments_.begin());
   }
 
   size_t length() const { return lists_[0].size(); }
 
   // Replaces element i by local tensors. Returns the result's spec, none where no DTensor
-  // is involved.
-  std::optional<DTensorSpec> localize(size_t i, Linearity linearity, const OperatorCall& call) {
+  // is involved, or the element is written.
+  std::optional<DTensorSpec> localize(size_t i, const CallPlans& plans, const OperatorCall& call) {
     std::vector<at::Tensor> operands;
     operands.reserve(lists_.size() + singles_.size());
     for (const auto& list : lists_) operands.push_back(list.at(i));
     operands.insert(operands.end(), singles_.begin(), singles_.end());
     if (std::none_of(operands.begin(), operands.end(), is_dtensor)) return std::nullopt;
-    auto plan = plan_pointwise({call, operands, written_, linearity});
-    for (size_t k = 0; k < lists_.size(); ++k) lists_[k][i] = std::move(plan.locals[k]);
-    local_singles_.assign(plan.locals.begin() + static_cast<std::ptrdiff_t>(lists_.size()),
-                          plan.locals.end());
-    return plan.result;
+    auto placed = placed_element(call, operands, plans);
+    for (size_t k = 0; k < lists_.size(); ++k) lists_[k][i] = std::move(placed.locals[k]);
+    local_singles_.assign(placed.locals.begin() + static_cast<std::ptrdiff_t>(lists_.size()),
+                          placed.locals.end());
+    return placed.result;
   }
 
   void put_back(OperatorCall& call) {
@@ -75,15 +103,17 @@ class ForeachLists {
   std::vector<std::vector<at::Tensor>> lists_;
   std::vector<at::Tensor> singles_;
   std::vector<at::Tensor> local_singles_;
-  std::optional<size_t> written_;
 };
 
 template <Linearity linearity>
 void foreach_rule(OperatorCall& call) {
+  static const CallPlans writing(PlannedOperator(pointwise(linearity), /*written=*/0));
+  static const CallPlans making(PlannedOperator(pointwise(linearity), std::nullopt));
+  const CallPlans& plans = call.traits().written.empty() ? making : writing;
   ForeachLists lists(call);
   std::vector<std::optional<DTensorSpec>> specs;
   specs.reserve(lists.length());
-  for (size_t i = 0; i < lists.length(); ++i) specs.push_back(lists.localize(i, linearity, call));
+  for (size_t i = 0; i < lists.length(); ++i) specs.push_back(lists.localize(i, plans, call));
   lists.put_back(call);
   auto results = call.run();
   if (!results.empty()) {

@@ -53,6 +53,11 @@ void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::
   body(call);
 }
 
+void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,
+              c10::DispatchKeySet keys, torch::jit::Stack* stack) {
+  run_told(traits, op, keys, stack, rule);
+}
+
 class RuleKernel final : public c10::OperatorKernel {
  public:
   RuleKernel(Rule rule, const c10::OperatorHandle& op) : rule_(rule), traits_(op) {}
@@ -94,24 +99,13 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 using Handles = std::vector<c10::RegistrationHandleRAII>;
 
 const OperatorWays* ways_of(const c10::OperatorName& name) {
-  if (name.name.rfind("aten::", 0) != 0) return nullptr;
-  const auto found = ways_table().find(name.name.substr(6) + "." + name.overload_name);
-  return found == ways_table().end() ? nullptr : &found->second;
+  if (!name.name.starts_with("aten::")) return nullptr;
+  return find_ways(name.name.substr(6) + "." + name.overload_name);
 }
 
 template <class Kernel>
 c10::KernelFunction boxed(const auto& what, const c10::OperatorHandle& op) {
   return c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(what, op));
-}
-
-// None for operators that autograd takes apart. A rule may use the operator's ways.
-std::optional<c10::KernelFunction> kernel_of(const c10::OperatorHandle& op) {
-  const auto& name = op.operator_name();
-  if (const Rule special = special_rule_of(name)) return boxed<RuleKernel>(special, op);
-  if (const auto* const ways = ways_of(name)) return boxed<WaysOperator>(*ways, op);
-  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
-  if (composite) return std::nullopt;
-  return boxed<RuleKernel>(&no_rule, op);
 }
 
 void register_rules(Handles& handles) {
@@ -128,9 +122,14 @@ void register_rules(Handles& handles) {
 
 }  // namespace
 
-void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,
-              c10::DispatchKeySet keys, torch::jit::Stack* stack) {
-  run_told(traits, op, keys, stack, rule);
+std::optional<c10::KernelFunction> kernel_of(const c10::OperatorHandle& op) {
+  const auto& name = op.operator_name();
+  // A rule may use the operator's ways.
+  if (const Rule special = special_rule_of(name)) return boxed<RuleKernel>(special, op);
+  if (const auto* const ways = ways_of(name)) return boxed<WaysOperator>(*ways, op);
+  const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
+  if (composite) return std::nullopt;
+  return boxed<RuleKernel>(&no_rule, op);
 }
 
 void install_dtensor_kernels() {

@@ -7,13 +7,16 @@
 
 #include "dtensor/internal/operator_call.h"
 
+#include <ATen/core/boxing/KernelFunction.h>
+
+#include <optional>
+
 namespace fsdp::internal {
 
 // Takes an OperatorCall whose arguments still hold DTensors and finishes it.
 using Rule = void (*)(OperatorCall&);
 
-// What the DTensor kernel of an operator does.
-void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,
-              c10::DispatchKeySet keys, torch::jit::Stack* stack);
+// The boxed kernel of an operator. None for operators that autograd takes apart.
+std::optional<c10::KernelFunction> kernel_of(const c10::OperatorHandle& op);
 
 }  // namespace fsdp::internal

@@ -1,7 +1,6 @@
 #include "dtensor/internal/fast_pointwise.h"
 
 #include "dtensor/families/alike.h"
-#include "dtensor/families/rules.h"
 #include "dtensor/internal/dispatch.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
@@ -41,20 +40,12 @@ void tell_read_of(const Argument& argument) {
   if constexpr (kIsTensor<Argument>) tell_read(argument);
 }
 
-template <class Op>
-void rule_kernel(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
-                 torch::jit::Stack* stack) {
-  static const OperatorTraits traits(op);
-  static const Rule rule = rule_of(op.operator_name());
-  run_rule(rule, traits, op, keys, stack);
-}
-
 template <class Op, class Result, class... Args>
-Result by_rule(c10::DispatchKeySet keys, Args... args) {
-  static const auto function = c10::KernelFunction::makeFromBoxedFunction<&rule_kernel<Op>>();
+Result by_ways(c10::DispatchKeySet keys, Args... args) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
-  return function.template call<Result, Args...>(op, keys, std::forward<Args>(args)...);
+  static const auto kernel = *kernel_of(op);
+  return kernel.template call<Result, Args...>(op, keys, std::forward<Args>(args)...);
 }
 
 template <class Op, class Schema = typename Op::schema>
@@ -67,7 +58,7 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
     Alike operands;
     (operands.look(args), ...);
     if (!operands.alike() || !operands.is_dense())
-      return by_rule<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
+      return by_ways<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);
     return make_dtensor(Op::call(local_argument(args)...), operands.spec());
@@ -82,7 +73,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     operands.look(self);
     (operands.look(args), ...);
     if (find_meta(self) == nullptr || !operands.alike())
-      return by_rule<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
+      return by_ways<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
                                                             std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     tell_write(self);

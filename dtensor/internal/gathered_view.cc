@@ -35,8 +35,9 @@ void check_no_entry(const OperatorCall& call, const at::Tensor& self,
   if (owner_of(self) == nullptr || is_gathered_view(self)) return;
   const auto& from = spec_of(self).placements();
   for (size_t m = 0; m < from.size(); ++m) {
+    const bool stays = from[m] == to[m] || spec_of(self).mesh().size(static_cast<int64_t>(m)) == 1;
     TORCH_CHECK_NOT_IMPLEMENTED(
-        from[m] == to[m], call.description(), ": the view changes dimension ", from[m].shard_dim(),
+        stays, call.description(), ": the view changes dimension ", from[m].shard_dim(),
         " of a sharded parameter, which is cut across ranks. Call "
         ".redistribute({Replicate()}) or .full_tensor() first (collective), or work on "
         ".to_local(). What flattens parameters (torch::optim::LBFGS, parameters_to_vector) needs "
@@ -49,7 +50,7 @@ void check_no_entry(const OperatorCall& call, const at::Tensor& self,
 at::Tensor gathered_for_view(const OperatorCall& call, const at::Tensor& self,
                              const std::vector<Placement>& to) {
   const DTensorSpec& from = spec_of(self);
-  if (from.placements() == to) return self;
+  if (!must_move(from, to)) return self;
   check_no_entry(call, self, to);
   note_redistribution(call, 0, from, to, NotedRedistribution::Cause::kNoRule);
   const at::Tensor copy = redistribute_dtensor(self, to);

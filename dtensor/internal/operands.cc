@@ -16,17 +16,6 @@ at::Tensor tensor_or_undefined(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
-PlainArgument plain_argument(const c10::IValue& value) {
-  if (value.isBool()) return static_cast<int64_t>(value.toBool());
-  if (value.isInt()) return value.toInt();
-  if (value.isIntList()) return value.toIntVector();
-  if (value.isBoolList()) {
-    const auto list = value.toBoolList();
-    return std::vector<int64_t>(list.begin(), list.end());
-  }
-  return std::monostate{};
-}
-
 // The list in place of `list`, of its kind.
 c10::IValue list_of(const c10::IValue& list, std::vector<at::Tensor> tensors) {
   if (list.isTensorList()) return tensors;
@@ -65,8 +54,8 @@ size_t ArgumentKinds::operand_at(size_t argument) const {
       kinds_.begin(), kinds_.begin() + static_cast<std::ptrdiff_t>(argument), Kind::kTensor));
 }
 
-std::vector<at::Tensor> ArgumentKinds::operands_of(const OperatorCall& call) const {
-  std::vector<at::Tensor> operands;
+Operands ArgumentKinds::operands_of(const OperatorCall& call) const {
+  Operands operands;
   for (size_t i = 0; i < kinds_.size(); ++i) {
     if (kinds_[i] == Kind::kTensor) operands.push_back(tensor_or_undefined(call.argument(i)));
     if (kinds_[i] != Kind::kTensors || call.argument(i).isNone()) continue;
@@ -77,8 +66,7 @@ std::vector<at::Tensor> ArgumentKinds::operands_of(const OperatorCall& call) con
   return operands;
 }
 
-void ArgumentKinds::replace_operands(OperatorCall& call,
-                                     const std::vector<at::Tensor>& operands) const {
+void ArgumentKinds::replace_operands(OperatorCall& call, at::TensorList operands) const {
   auto next = operands.begin();
   for (size_t i = 0; i < kinds_.size(); ++i) {
     c10::IValue& argument = call.argument(i);
@@ -99,6 +87,17 @@ std::vector<PlainArgument> ArgumentKinds::plain_of(const OperatorCall& call) con
     if (kinds_[i] == Kind::kPlain) plain[i] = plain_argument(call.argument(i));
   }
   return plain;
+}
+
+PlainArgument plain_argument(const c10::IValue& value) {
+  if (value.isBool()) return static_cast<int64_t>(value.toBool());
+  if (value.isInt()) return value.toInt();
+  if (value.isIntList()) return value.toIntVector();
+  if (value.isBoolList()) {
+    const auto list = value.toBoolList();
+    return std::vector<int64_t>(list.begin(), list.end());
+  }
+  return std::monostate{};
 }
 
 }  // namespace fsdp::internal

@@ -8,20 +8,28 @@
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>
+#include <c10/util/SmallVector.h>
 
 #include <vector>
 
 namespace fsdp::internal {
 
+// Most operators have few.
+using Operands = c10::SmallVector<at::Tensor, 4>;
+
 class ArgumentKinds {
  public:
+  ArgumentKinds() = default;  // of no arguments
   explicit ArgumentKinds(const c10::FunctionSchema& schema);
 
   // Which operand argument `argument`, a tensor, is in calls without lists before it.
   size_t operand_at(size_t argument) const;
-  std::vector<at::Tensor> operands_of(const OperatorCall& call) const;
+  Operands operands_of(const OperatorCall& call) const;
   // The inverse. REQUIRES: as many tensors as operands_of gave.
-  void replace_operands(OperatorCall& call, const std::vector<at::Tensor>& operands) const;
+  void replace_operands(OperatorCall& call, at::TensorList operands) const;
+  size_t size() const { return kinds_.size(); }
+  // Whether argument `argument` is a whole number, truth value or dtype, or a list of such.
+  bool is_plain(size_t argument) const { return kinds_[argument] == Kind::kPlain; }
   // One per argument.
   std::vector<PlainArgument> plain_of(const OperatorCall& call) const;
 
@@ -31,5 +39,7 @@ class ArgumentKinds {
 
   std::vector<Kind> kinds_;
 };
+
+PlainArgument plain_argument(const c10::IValue& value);
 
 }  // namespace fsdp::internal

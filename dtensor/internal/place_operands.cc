@@ -13,7 +13,7 @@
 namespace fsdp::internal {
 namespace {
 
-void check_meshes(const OperatorCall& call, const std::vector<at::Tensor>& operands,
+void check_meshes(const OperatorCall& call, at::TensorList operands,
                   const DeviceMesh& mesh) {
   for (const at::Tensor& operand : operands) {
     TORCH_CHECK_VALUE(!is_dtensor(operand) || spec_of(operand).mesh() == mesh, call.description(),
@@ -35,7 +35,7 @@ at::Tensor placed_plain(const at::Tensor& plain, const DeviceMesh& mesh,
 
 }  // namespace
 
-void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& operands,
+void check_entries(const OperatorCall& call, at::TensorList operands,
                    const DeviceMesh& mesh) {
   const bool has_entry = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
     return is_dtensor(operand) && owner_of(operand) != nullptr && !is_gathered_view(operand);
@@ -51,7 +51,7 @@ void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& oper
                     mesh.rank(), ")");
 }
 
-DeviceMesh common_mesh(const OperatorCall& call, const std::vector<at::Tensor>& operands) {
+DeviceMesh common_mesh(const OperatorCall& call, at::TensorList operands) {
   const auto first = std::find_if(operands.begin(), operands.end(), is_dtensor);
   TORCH_INTERNAL_ASSERT(first != operands.end(), call.name(), " without a DTensor");
   DeviceMesh mesh = spec_of(*first).mesh();
@@ -64,7 +64,7 @@ TensorPlacements replicated_on(const DeviceMesh& mesh) {
   return TensorPlacements(static_cast<size_t>(mesh.ndim()), Replicate{});
 }
 
-CallPlacements placements_of(const std::vector<at::Tensor>& operands, const DeviceMesh& mesh) {
+CallPlacements placements_of(at::TensorList operands, const DeviceMesh& mesh) {
   CallPlacements placements{.mesh_shape = mesh.shape(), .operands = {}};
   for (const at::Tensor& operand : operands) {
     placements.operands.push_back(is_dtensor(operand) ? spec_of(operand).placements()
@@ -73,7 +73,7 @@ CallPlacements placements_of(const std::vector<at::Tensor>& operands, const Devi
   return placements;
 }
 
-std::vector<Operand> geometry_of(const std::vector<at::Tensor>& operands) {
+std::vector<Operand> geometry_of(at::TensorList operands) {
   std::vector<Operand> geometry;
   for (const at::Tensor& operand : operands) {
     geometry.emplace_back();
@@ -97,13 +97,13 @@ void check_stays(const OperatorCall& call, const at::Tensor& written,
   }
 }
 
-std::vector<at::Tensor> place_operands(const OperatorCall& call,
-                                       const std::vector<at::Tensor>& operands,
+Operands place_operands(const OperatorCall& call,
+                                       at::TensorList operands,
                                        const std::vector<TensorPlacements>& targets,
                                        NotedRedistribution::Cause cause) {
   const auto dtensor = std::find_if(operands.begin(), operands.end(), is_dtensor);
   const DeviceMesh mesh = spec_of(*dtensor).mesh();
-  std::vector<at::Tensor> locals = operands;
+  Operands locals(operands.begin(), operands.end());
   for (size_t i = 0; i < operands.size(); ++i) {
     if (!operands[i].defined()) continue;
     if (!is_dtensor(operands[i])) {

@@ -3,6 +3,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "dtensor/internal/note_redistribution.h"
+#include "dtensor/internal/operands.h"
 #include "dtensor/internal/operator_call.h"
 #include "dtensor/ways/propagate.h"
 
@@ -14,19 +15,19 @@ namespace fsdp::internal {
 
 // Throws ValueError for a registry entry beside a plain tensor of more than one element:
 // that is one rank's own there, and would count as the same on all ranks.
-void check_entries(const OperatorCall& call, const std::vector<at::Tensor>& operands,
+void check_entries(const OperatorCall& call, at::TensorList operands,
                    const DeviceMesh& mesh);
 
 // The mesh that the DTensors among the operands lie on. Throws ValueError for several
 // meshes, and as check_entries(). REQUIRES: a DTensor.
-DeviceMesh common_mesh(const OperatorCall& call, const std::vector<at::Tensor>& operands);
+DeviceMesh common_mesh(const OperatorCall& call, at::TensorList operands);
 
 TensorPlacements replicated_on(const DeviceMesh& mesh);
 
 // Where the operands lie; plain and absent ones count as replicated.
-CallPlacements placements_of(const std::vector<at::Tensor>& operands, const DeviceMesh& mesh);
+CallPlacements placements_of(at::TensorList operands, const DeviceMesh& mesh);
 
-std::vector<Operand> geometry_of(const std::vector<at::Tensor>& operands);
+std::vector<Operand> geometry_of(at::TensorList operands);
 
 // What is written in place cannot go elsewhere. Throws NotImplementedError where `target`
 // is not where it lies.
@@ -35,8 +36,8 @@ void check_stays(const OperatorCall& call, const at::Tensor& written,
 
 // This rank's parts once every operand lies as `targets` say; absent ones stay absent.
 // Collective over the mesh dimensions along which one must move, which is noted.
-std::vector<at::Tensor> place_operands(const OperatorCall& call,
-                                       const std::vector<at::Tensor>& operands,
+Operands place_operands(const OperatorCall& call,
+                                       at::TensorList operands,
                                        const std::vector<TensorPlacements>& targets,
                                        NotedRedistribution::Cause cause);
 

@@ -5,56 +5,54 @@
 namespace fsdp::internal {
 namespace {
 
-constexpr int64_t kReplicated = -1, kAbsent = -1;
+// What a part of a key is, before it: keys of other lengths or kinds never look alike.
+enum class Part : int64_t { kAbsent, kPlain, kDTensor, kNothing, kNumber, kNumbers };
 
-void append_placement(const Placement& placement, MemoKey& key) {
-  if (placement.is_shard()) {
-    const auto [dim, outer, unit] = placement.shard();
-    key.insert(key.end(), {dim, outer, unit});
-  } else {
-    key.push_back(placement.is_replicate() ? kReplicated
-                                           : -2 - static_cast<int64_t>(placement.partial_op()));
-  }
-}
+void append(Part part, MemoKey& key) { key.push_back(static_cast<int64_t>(part)); }
 
 void append_numbers(at::IntArrayRef numbers, MemoKey& key) {
   key.push_back(static_cast<int64_t>(numbers.size()));
   key.insert(key.end(), numbers.begin(), numbers.end());
 }
 
-void append_operand(const at::Tensor& operand, const DeviceMesh& mesh, MemoKey& key) {
-  if (!operand.defined()) return key.push_back(kAbsent);
-  append_numbers(operand.sizes(), key);
-  key.insert(key.end(), operand.strides().begin(), operand.strides().end());
-  key.push_back(operand.element_size());
+void append_operand(const at::Tensor& operand, MemoKey& key) {
+  if (!operand.defined()) return append(Part::kAbsent, key);
   if (const auto* const meta = find_meta(operand)) {
-    for (const Placement& placement : meta->spec.placements()) append_placement(placement, key);
+    append(Part::kDTensor, key);
+    key.push_back(reinterpret_cast<int64_t>(meta->spec.layout().id()));
   } else {
-    key.insert(key.end(), static_cast<size_t>(mesh.ndim()), kReplicated);
+    append(Part::kPlain, key);
+    append_numbers(operand.sizes(), key);
+    key.insert(key.end(), operand.strides().begin(), operand.strides().end());
   }
+  key.push_back(static_cast<int64_t>(operand.scalar_type()));
 }
 
-void append_plain(const PlainArgument& plain, MemoKey& key) {
-  if (const auto* const numbers = std::get_if<std::vector<int64_t>>(&plain)) {
-    append_numbers(*numbers, key);
-  } else if (const auto* const number = std::get_if<int64_t>(&plain)) {
-    key.push_back(*number);
+void append_list(const PlainArgument& argument, MemoKey& key) {
+  append(Part::kNumbers, key);
+  append_numbers(std::get<std::vector<int64_t>>(argument), key);
+}
+
+void append_argument(const c10::IValue& value, MemoKey& key) {
+  if (value.isInt() || value.isBool()) {
+    append(Part::kNumber, key);
+    key.push_back(value.isInt() ? value.toInt() : static_cast<int64_t>(value.toBool()));
+  } else if (value.isIntList() || value.isBoolList()) {
+    append_list(plain_argument(value), key);
+  } else {
+    append(Part::kNothing, key);
   }
 }
 
 }  // namespace
 
-MemoKey plan_key(const DeviceMesh& mesh, const std::vector<at::Tensor>& operands,
-                 const std::vector<PlainArgument>& plain) {
-  MemoKey key;
-  key.reserve(64);
-  append_numbers(mesh.shape(), key);
-  for (const at::Tensor& operand : operands) append_operand(operand, mesh, key);
-  for (const PlainArgument& argument : plain) {
-    key.push_back(static_cast<int64_t>(argument.index()));
-    append_plain(argument, key);
+void append_plan_key(const OperatorCall& call, const ArgumentKinds& kinds, at::TensorList operands,
+                     const DeviceMesh& mesh, MemoKey& key) {
+  append_numbers(mesh.coordinate(), key);
+  for (const at::Tensor& operand : operands) append_operand(operand, key);
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds.is_plain(i)) append_argument(call.argument(i), key);
   }
-  return key;
 }
 
 }  // namespace fsdp::internal

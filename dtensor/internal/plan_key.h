@@ -3,18 +3,17 @@
 
 #include "device_mesh/device_mesh.h"
 #include "dtensor/internal/operands.h"
+#include "dtensor/internal/operator_call.h"
 #include "dtensor/ways/bounded_memo.h"
 
 #include <ATen/core/Tensor.h>
 
-#include <vector>
-
 namespace fsdp::internal {
 
-// The mesh's shape, the operands' geometry and placements (plain ones count as
-// replicated), and the plain arguments that matter. The same on all ranks. REQUIRES:
-// DTensors among the operands lie on `mesh`.
-MemoKey plan_key(const DeviceMesh& mesh, const std::vector<at::Tensor>& operands,
-                 const std::vector<PlainArgument>& plain);
+// This rank's coordinate, the layouts of the operands that are DTensors, by their address,
+// the geometry of others, and the plain arguments that matter. REQUIRES: DTensors among
+// the operands lie on `mesh`.
+void append_plan_key(const OperatorCall& call, const ArgumentKinds& kinds, at::TensorList operands,
+                     const DeviceMesh& mesh, MemoKey& key);
 
 }  // namespace fsdp::internal

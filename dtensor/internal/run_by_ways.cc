@@ -1,9 +1,8 @@
 #include "dtensor/internal/run_by_ways.h"
 
 #include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/meta_results.h"
+#include "dtensor/internal/gathered_view.h"
 #include "dtensor/internal/place_operands.h"
-#include "dtensor/internal/plan_key.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
@@ -14,23 +13,33 @@
 namespace fsdp::internal {
 namespace {
 
-constexpr size_t kPlansPerOperator = 1024;
+bool lies_as(const at::Tensor& local, const std::vector<int64_t>& stride) {
+  for (int64_t d = 0; d < local.dim(); ++d) {
+    if (local.size(d) != 1 && local.stride(d) != stride[static_cast<size_t>(d)]) return false;
+  }
+  return true;
+}
 
-bool is_replicated_list(const TensorPlacements& placements) {
-  return std::all_of(placements.begin(), placements.end(),
-                     [](const auto& placement) { return placement.is_replicate(); });
+bool is_contiguous(const TensorLayout& layout) {
+  int64_t stride = 1;
+  for (size_t d = layout.shape().size(); d-- > 0; stride *= std::max<int64_t>(layout.shape()[d], 1)) {
+    if (layout.stride()[d] != stride) return false;
+  }
+  return true;
 }
 
 // `local` with its dimensions in memory in the order of the whole, which must not depend
 // on the rank.
-at::Tensor in_order_of(const at::Tensor& local, const ResultGeometry& whole) {
-  const auto wanted = dense_strides(local.sizes().vec(), whole.stride);
-  for (int64_t d = 0; d < local.dim() && local.numel() > 0; ++d) {
-    if (local.size(d) == 1 || local.stride(d) == wanted[static_cast<size_t>(d)]) continue;
-    at::Tensor copy = at::empty_strided(local.sizes(), wanted, local.options());
-    return copy.copy_(local);
-  }
-  return local;
+at::Tensor in_order_of(const at::Tensor& local, const TensorLayout& whole) {
+  if (local.is_contiguous() && is_contiguous(whole)) return local;
+  const auto wanted = dense_strides(local.sizes().vec(), whole.stride());
+  if (lies_as(local, wanted)) return local;
+  return at::empty_strided(local.sizes(), wanted, local.options()).copy_(local);
+}
+
+bool is_replicated(const DTensorSpec& spec) {
+  return std::all_of(spec.placements().begin(), spec.placements().end(),
+                     [](const auto& placement) { return placement.is_replicate(); });
 }
 
 at::Tensor replicated_result(const at::Tensor& local, const DeviceMesh& mesh) {
@@ -38,25 +47,64 @@ at::Tensor replicated_result(const at::Tensor& local, const DeviceMesh& mesh) {
       local, DTensorSpec(mesh, replicated_on(mesh), local.sizes().vec(), local.strides().vec()));
 }
 
-void wrap_replicated(std::vector<c10::IValue>& results, const DeviceMesh& mesh) {
-  for (c10::IValue& result : results) {
-    if (result.isTensor() && result.toTensor().defined()) {
-      result = replicated_result(result.toTensor(), mesh);
+// `spec` is right but for the strides, which are the operator's.
+at::Tensor replicated_result(const at::Tensor& local, const DTensorSpec& spec) {
+  return lies_as(local, spec.stride()) ? make_dtensor(local, spec)
+                                       : replicated_result(local, spec.mesh());
+}
+
+// Replaces each tensor among the results of `call`, those of lists one by one, by
+// wrap(tensor, its number).
+template <class Wrap>
+void wrap_results(OperatorCall& call, const Wrap& wrap) {
+  size_t number = 0;
+  for (size_t i = 0; i < call.handle().schema().returns().size(); ++i) {
+    c10::IValue& result = call.result(i);
+    if (result.isTensor()) {
+      const at::Tensor local = std::move(result).toTensor();
+      result = local.defined() ? wrap(local, number) : local;
+      ++number;
     } else if (result.isTensorList()) {
-      auto tensors = result.toTensorVector();
-      for (at::Tensor& tensor : tensors) tensor = replicated_result(tensor, mesh);
+      auto tensors = std::move(result).toTensorVector();
+      for (at::Tensor& tensor : tensors) tensor = wrap(tensor, number++);
       result = std::move(tensors);
     }
   }
 }
 
-void wrap(std::vector<c10::IValue>& results, const std::vector<ResultGeometry>& geometry,
-          const std::vector<TensorPlacements>& placements, const DeviceMesh& mesh) {
-  for (size_t i = 0; i < results.size(); ++i) {
-    const at::Tensor local = results[i].toTensor();
-    if (!local.defined()) continue;
-    const DTensorSpec spec(mesh, placements[i], geometry[i].shape, geometry[i].stride);
-    results[i] = make_dtensor(in_order_of(local, geometry[i]), spec);
+void wrap_replicated(OperatorCall& call, const DeviceMesh& mesh) {
+  wrap_results(call,
+               [&](const at::Tensor& local, size_t) { return replicated_result(local, mesh); });
+}
+
+Operands local_operands(at::TensorList operands) {
+  Operands locals;
+  for (const at::Tensor& operand : operands) locals.push_back(held_part(operand));
+  return locals;
+}
+
+std::vector<DTensorSpec> placed_specs(at::TensorList operands, const CallPlan& plan,
+                                      const DeviceMesh& mesh) {
+  std::vector<DTensorSpec> placed;
+  placed.reserve(operands.size());
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (operands[i].defined()) {
+      placed.emplace_back(mesh, plan.targets[i], operands[i].sizes().vec(),
+                          operands[i].strides().vec());
+    } else {
+      placed.emplace_back(mesh, replicated_on(mesh), std::vector<int64_t>{});
+    }
+  }
+  return placed;
+}
+
+void set_part_arguments(OperatorCall& call, const CallPlan& plan) {
+  for (const auto& [place, value] : plan.part_arguments) {
+    if (const auto* const numbers = std::get_if<std::vector<int64_t>>(&value)) {
+      call.argument(place) = *numbers;
+    } else {
+      call.argument(place) = std::get<int64_t>(value);
+    }
   }
 }
 
@@ -64,67 +112,36 @@ void wrap(std::vector<c10::IValue>& results, const std::vector<ResultGeometry>& 
 
 WaysKernel::WaysKernel(const OperatorWays& ways, const c10::OperatorHandle& op,
                        RunOnParts run_on_parts)
-    : ways_(ways), run_on_parts_(run_on_parts), kinds_(op.schema()), memo_(kPlansPerOperator) {
-  const auto written = OperatorTraits(op).written;
-  if (!written.empty()) written_ = kinds_.operand_at(written[0]);
-}
+    : plans_(PlannedOperator(ways, op)), run_on_parts_(run_on_parts) {}
 
-WaysKernel::Plan WaysKernel::make_plan(const OperatorCall& call,
-                                       const std::vector<at::Tensor>& operands,
-                                       const DeviceMesh& mesh) const {
-  const CallGeometry geometry{.operands = geometry_of(operands), .plain = kinds_.plain_of(call)};
-  const size_t results = call.handle().schema().returns().size();
-  CallPlacements placements = placements_of(operands, mesh);
-  placements.written = written_;
-  Plan plan{.placements = propagate(ways_.ways, geometry, placements, results), .results = {}};
-  const auto& targets = plan.placements.operands;
-  if (written_.has_value() || std::all_of(targets.begin(), targets.end(), is_replicated_list))
-    return plan;
-  plan.results = ways_.results ? ways_.results(geometry) : meta_results(call, kinds_);
-  return plan;
-}
-
-std::shared_ptr<const WaysKernel::Plan> WaysKernel::plan_of(const OperatorCall& call,
-                                                            const std::vector<at::Tensor>& operands,
-                                                            const DeviceMesh& mesh) const {
-  MemoKey key = plan_key(mesh, operands, kinds_.plain_of(call));
-  if (auto known = memo_.find(key)) return known;
-  return memo_.remember(std::move(key), make_plan(call, operands, mesh));
-}
-
-std::vector<c10::IValue> WaysKernel::run_on_parts(OperatorCall& call,
-                                                  const std::vector<at::Tensor>& operands,
-                                                  const DeviceMesh& mesh, const Plan& plan) const {
-  if (run_on_parts_ == nullptr) return call.run();
-  std::vector<DTensorSpec> placed;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    if (operands[i].defined()) {
-      placed.push_back({mesh, plan.placements.operands[i], operands[i].sizes().vec(),
-                        operands[i].strides().vec()});
-    } else {
-      placed.push_back({mesh, replicated_on(mesh), {}});
-    }
-  }
-  return run_on_parts_(call, placed);
+void WaysKernel::run_on_parts(OperatorCall& call, at::TensorList operands, const CallPlan& plan,
+                              const DeviceMesh& mesh) const {
+  if (run_on_parts_ == nullptr) return call.run_in_place();
+  call.finish(run_on_parts_(call, placed_specs(operands, plan, mesh)));
 }
 
 void WaysKernel::run(OperatorCall& call) const {
-  const auto operands = kinds_.operands_of(call);
+  const PlannedOperator& op = plans_.op();
+  const auto operands = op.kinds.operands_of(call);
   const DeviceMesh mesh = common_mesh(call, operands);
-  const auto plan = plan_of(call, operands, mesh);
-  if (written_.has_value())
-    check_stays(call, operands[*written_], plan->placements.operands[*written_]);
-  kinds_.replace_operands(call, place_operands(call, operands, plan->placements.operands,
-                                               NotedRedistribution::Cause::kWay));
-  auto results = run_on_parts(call, operands, mesh, *plan);
-  if (written_.has_value()) {
-    results = {operands[*written_]};
-  } else if (plan->results.empty()) {
-    wrap_replicated(results, mesh);
-  } else {
-    wrap(results, plan->results, plan->placements.results, mesh);
-  }
-  call.finish(std::move(results));
+  const auto plan = plans_.plan_of(call, operands, mesh);
+  if (op.written.has_value()) check_stays(call, operands[*op.written], plan->targets[*op.written]);
+  at::Tensor viewed;
+  if (op.is_view) viewed = gathered_for_view(call, operands[0], plan->targets[0]);
+  op.kinds.replace_operands(call, !plan->moves ? local_operands(operands)
+                                  : op.is_view ? Operands{local_of(viewed)}
+                                               : place_operands(call, operands, plan->targets,
+                                                                NotedRedistribution::Cause::kWay));
+  set_part_arguments(call, *plan);
+  run_on_parts(call, operands, *plan, mesh);
+  if (op.written.has_value()) return call.finish(operands[*op.written]);
+  if (plan->results.empty()) return wrap_replicated(call, mesh);
+  wrap_results(call, [&](const at::Tensor& local, size_t i) {
+    const DTensorSpec spec(mesh, plan->results[i]);
+    if (op.is_view) return make_dtensor_view(viewed, local, spec);
+    if (is_replicated(spec)) return replicated_result(local, spec);
+    return make_dtensor(in_order_of(local, spec.layout()), spec);
+  });
 }
 
 void run_replicated(OperatorCall& call) {
@@ -134,9 +151,8 @@ void run_replicated(OperatorCall& call) {
   const std::vector<TensorPlacements> targets(operands.size(), replicated_on(mesh));
   kinds.replace_operands(
       call, place_operands(call, operands, targets, NotedRedistribution::Cause::kNoRule));
-  auto results = call.run();
-  wrap_replicated(results, mesh);
-  call.finish(std::move(results));
+  call.run_in_place();
+  wrap_replicated(call, mesh);
 }
 
 }  // namespace fsdp::internal

@@ -3,15 +3,12 @@
 // the operator runs on local tensors, and the results are wrapped.
 #pragma once
 
-#include "device_mesh/device_mesh.h"
+#include "dtensor/internal/call_plan.h"
 #include "dtensor/internal/dtensor_spec.h"
 #include "dtensor/internal/operands.h"
 #include "dtensor/internal/operator_call.h"
-#include "dtensor/ways/bounded_memo.h"
 #include "dtensor/ways/operator_ways.h"
 
-#include <memory>
-#include <optional>
 #include <vector>
 
 namespace fsdp::internal {
@@ -30,31 +27,18 @@ class WaysKernel {
              RunOnParts run_on_parts = nullptr);
 
   // Collective over the mesh dimensions along which an operand must move. Which ones
-  // follows from specs, shapes and whole numbers alone, so ranks agree. Throws ValueError
-  // for operands on different meshes, and for a plain tensor beside a registry entry;
-  // NotImplementedError for an in-place write to what does not lie as a way has it.
+  // follows from specs, shapes and whole numbers alone, so ranks agree. A view of what had
+  // to move is one of a gathered copy (gathered_view.h). Throws ValueError for operands on
+  // different meshes, and for a plain tensor beside a registry entry; NotImplementedError
+  // for an in-place write to what does not lie as a way has it.
   void run(OperatorCall& call) const;
 
  private:
-  struct Plan {
-    Propagation placements;
-    // None where all operands are replicated, or one is written.
-    std::vector<ResultGeometry> results;
-  };
-  std::shared_ptr<const Plan> plan_of(const OperatorCall& call,
-                                      const std::vector<at::Tensor>& operands,
-                                      const DeviceMesh& mesh) const;
-  Plan make_plan(const OperatorCall& call, const std::vector<at::Tensor>& operands,
-                 const DeviceMesh& mesh) const;
+  void run_on_parts(OperatorCall& call, at::TensorList operands, const CallPlan& plan,
+                    const DeviceMesh& mesh) const;
 
-  std::vector<c10::IValue> run_on_parts(OperatorCall& call, const std::vector<at::Tensor>& operands,
-                                        const DeviceMesh& mesh, const Plan& plan) const;
-
-  OperatorWays ways_;
+  CallPlans plans_;
   RunOnParts run_on_parts_;
-  ArgumentKinds kinds_;
-  std::optional<size_t> written_;  // the operand that is written in place and handed back
-  mutable BoundedMemo<Plan> memo_;
 };
 
 // The same for an operator without any way but to run replicated: all operands are

@@ -2,6 +2,7 @@
 // results. No torch here.
 #pragma once
 
+#include "dtensor/internal/tensor_layout.h"
 #include "dtensor/ways/call_geometry.h"
 #include "dtensor/ways/propagate.h"
 
@@ -29,9 +30,25 @@ ResultGeometry transposed(std::vector<int64_t> shape, size_t a, size_t b);
 // right, the strides are best so: a result that lies otherwise in memory is copied.
 using ResultsOf = std::function<std::vector<ResultGeometry>(const CallGeometry& call)>;
 
+// How a call lies once its operands are where they go, and where a rank is.
+struct PlacedCall {
+  std::vector<TensorLayout> operands;  // any for absent ones
+  std::vector<TensorLayout> results;
+  std::vector<int64_t> coordinate;
+};
+
+// A plain argument, by place in the schema, as it is for a rank's parts: sizes, mostly.
+struct PartArgument {
+  size_t place;
+  PlainArgument value;
+};
+using PartArgumentsOf =
+    std::function<std::vector<PartArgument>(const CallGeometry& call, const PlacedCall& placed)>;
+
 struct OperatorWays {
   WaysOf ways;
-  ResultsOf results = nullptr;  // null: LibTorch's meta kernel knows
+  ResultsOf results = nullptr;                 // null: LibTorch's meta kernel knows
+  PartArgumentsOf part_arguments = nullptr;    // null: parts take the arguments as they are
 };
 // `known`, and `more` ways after them.
 OperatorWays with_more_ways(const OperatorWays& known, const WaysOf& more);

@@ -1,6 +1,7 @@
 #include "dtensor/ways/pointwise_ways.h"
 
 #include "dtensor/ways/broadcast.h"
+#include "dtensor/ways/table.h"
 
 #include <algorithm>
 #include <utility>
@@ -58,8 +59,137 @@ void add_terms(size_t operands, Linearity linearity, const Placement& terms,
     ways.push_back({{terms}, std::vector<Placement>(operands, terms)});
     return;
   }
-  const size_t count = linearity == Linearity::kProduct ? operands : 1;
+  const size_t count = linearity == Linearity::kProduct ? std::min<size_t>(operands, 2) : 1;
   for (size_t i = 0; i < count; ++i) ways.push_back(terms_of_one(operands, i, terms));
+}
+
+// Operators that need whole operands.
+constexpr const char* kNotLinear[] = {
+    "abs",
+    "acos",
+    "acosh",
+    "addcdiv",
+    "addcmul",
+    "angle",
+    "asin",
+    "asinh",
+    "atan",
+    "atan2",
+    "atanh",
+    "bitwise_and",
+    "bitwise_left_shift",
+    "bitwise_not",
+    "bitwise_or",
+    "bitwise_right_shift",
+    "bitwise_xor",
+    "ceil",
+    "celu",
+    "clamp",
+    "clamp_max",
+    "clamp_min",
+    "copysign",
+    "cos",
+    "cosh",
+    "deg2rad",
+    "digamma",
+    "div.Tensor_mode",
+    "div.Scalar_mode",
+    "div.out_mode",
+    "elu",
+    "elu_backward",
+    "eq",
+    "erf",
+    "erfc",
+    "erfinv",
+    "exp",
+    "exp2",
+    "expm1",
+    "floor",
+    "floor_divide",
+    "fmax",
+    "fmin",
+    "fmod",
+    "frac",
+    "ge",
+    "gelu",
+    "gelu_backward",
+    "gt",
+    "hardsigmoid",
+    "hardsigmoid_backward",
+    "hardswish",
+    "hardswish_backward",
+    "hardtanh",
+    "hardtanh_backward",
+    "heaviside",
+    "hypot",
+    "isinf",
+    "isnan",
+    "isneginf",
+    "isposinf",
+    "le",
+    "leaky_relu",
+    "leaky_relu_backward",
+    "lerp",
+    "lgamma",
+    "log",
+    "log10",
+    "log1p",
+    "log2",
+    "logaddexp",
+    "logaddexp2",
+    "logical_and",
+    "logical_not",
+    "logical_or",
+    "logical_xor",
+    "logit",
+    "logit_backward",
+    "lt",
+    "masked_fill",
+    "maximum",
+    "minimum",
+    "mish",
+    "mish_backward",
+    "nan_to_num",
+    "ne",
+    "nextafter",
+    "pow",
+    "rad2deg",
+    "reciprocal",
+    "relu",
+    "remainder",
+    "round",
+    "rsqrt",
+    "rsub",
+    "sgn",
+    "sigmoid",
+    "sigmoid_backward",
+    "sign",
+    "signbit",
+    "silu",
+    "silu_backward",
+    "sin",
+    "sinc",
+    "sinh",
+    "softplus",
+    "softplus_backward",
+    "sqrt",
+    "square",
+    "tan",
+    "tanh",
+    "tanh_backward",
+    "threshold",
+    "threshold_backward",
+    "trunc",
+    "where.self",
+    "where.self_out",
+    "xlogy"};
+
+// Under `name` and under its in-place form, "add.Tensor" and "add_.Tensor".
+void add_with_in_place(WaysTable& table, const std::string& name, Linearity linearity) {
+  table[name] = pointwise(linearity);
+  auto in_place = name;
+  in_place.insert(std::min(name.find('.'), name.size()), "_");
+  table[in_place] = pointwise(linearity);
 }
 
 }  // namespace
@@ -80,6 +210,27 @@ ResultGeometry pointwise_result(const CallGeometry& call) {
                                   [&](const Operand& operand) { return operand.shape == shape; });
   if (model == call.operands.end()) return contiguous(std::move(shape));
   return laid_as(std::move(shape), model->stride);
+}
+
+OperatorWays pointwise(Linearity linearity) {
+  return {.ways = [=](const CallGeometry& call) { return pointwise_ways(call, linearity); },
+          .results = [](const CallGeometry& call) {
+            return std::vector<ResultGeometry>{pointwise_result(call)};
+          }};
+}
+
+void add_pointwise_ways(WaysTable& table) {
+  for (const char* name : kNotLinear) add_with_in_place(table, name, Linearity::kNone);
+  for (const char* name : {"neg", "positive"}) add_with_in_place(table, name, Linearity::kUnary);
+  for (const char* name : {"add", "sub"}) add_with_in_place(table, name, Linearity::kSum);
+  for (const char* name : {"add.Scalar", "add.Scalar_out", "sub.Scalar", "sub.Scalar_out"})
+    add_with_in_place(table, name, Linearity::kNone);
+  add_with_in_place(table, "mul", Linearity::kProduct);
+  for (const char* name : {"mul.Scalar", "mul.Scalar_out"})
+    add_with_in_place(table, name, Linearity::kScale);
+  add_with_in_place(table, "div", Linearity::kScale);
+  add_with_in_place(table, "fill", Linearity::kIdempotent);
+  add_with_in_place(table, "zero", Linearity::kAny);
 }
 
 }  // namespace fsdp::internal

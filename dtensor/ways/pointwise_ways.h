@@ -15,7 +15,7 @@ enum class Linearity {
   kUnary,       // sum and avg of the only operand (neg)
   kSum,         // sum and avg of all operands; whole ones become terms (add, sub)
   kScale,  // sum and avg of the first operand when the others are whole (div, masked_fill with zeros)
-  kProduct,  // sum and avg of one operand when the others are whole (mul)
+  kProduct,  // sum and avg of one of the first two operands when the others are whole (mul)
 };
 
 // One way per dimension of the result, along which operands are cut that are not repeated
@@ -25,5 +25,7 @@ std::vector<Way> pointwise_ways(const CallGeometry& call, Linearity linearity);
 // All operands broadcast together; in memory like the first that is not repeated.
 // REQUIRES: the shapes fit.
 ResultGeometry pointwise_result(const CallGeometry& call);
+
+OperatorWays pointwise(Linearity linearity);
 
 }  // namespace fsdp::internal

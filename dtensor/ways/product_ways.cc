@@ -35,6 +35,15 @@ std::vector<Way> mv_ways(const CallGeometry&) {
           {{terms}, {whole, terms}}};
 }
 
+// Of two vectors.
+std::vector<Way> dot_ways(const CallGeometry&) {
+  const Placement whole = Replicate{};
+  const Placement terms = Partial{};
+  return {{{terms}, {Shard{0}, Shard{0}}}, {{terms}, {terms, whole}}, {{terms}, {whole, terms}}};
+}
+
+std::vector<ResultGeometry> dot_results(const CallGeometry&) { return {contiguous({})}; }
+
 // The sizes of the product that is added to operand 0.
 struct Added {
   const Operand& operand;
@@ -75,6 +84,8 @@ void add_product_ways(WaysTable& table) {
   table["mm."] = {.ways = mm_ways};
   table["bmm."] = {.ways = bmm_ways};
   table["mv."] = {.ways = mv_ways};
+  for (const char* name : {"dot.", "vdot."})
+    table[name] = {.ways = dot_ways, .results = dot_results};
   table["addmm."] = {.ways = addmm_ways};
   table["baddbmm."] = {.ways = baddbmm_ways};
 }

@@ -5,6 +5,7 @@ namespace fsdp::internal {
 const WaysTable& ways_table() {
   static const auto* const table = [] {
     auto* const ways = new WaysTable;
+    add_pointwise_ways(*ways);
     add_product_ways(*ways);
     add_embedding_ways(*ways);
     add_layer_norm_ways(*ways);
@@ -15,6 +16,13 @@ const WaysTable& ways_table() {
     return ways;
   }();
   return *table;
+}
+
+const OperatorWays* find_ways(const std::string& name) {
+  const auto& table = ways_table();
+  auto found = table.find(name);
+  if (found == table.end()) found = table.find(name.substr(0, name.find('.')));
+  return found == table.end() ? nullptr : &found->second;
 }
 
 }  // namespace fsdp::internal

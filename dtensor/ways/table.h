@@ -8,11 +8,15 @@
 
 namespace fsdp::internal {
 
-// By name without namespace: "mm." for the overload without a name, "softmax.int".
+// By name without namespace: "mm." for the overload without a name, "softmax.int", or
+// "add" for every overload that has no entry of its own.
 using WaysTable = std::unordered_map<std::string, OperatorWays>;
 
 const WaysTable& ways_table();
+// Null for none. `name` as in the table, with its overload.
+const OperatorWays* find_ways(const std::string& name);
 
+void add_pointwise_ways(WaysTable& table);
 void add_product_ways(WaysTable& table);
 void add_embedding_ways(WaysTable& table);
 void add_layer_norm_ways(WaysTable& table);

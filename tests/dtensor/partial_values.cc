@@ -28,23 +28,6 @@ at::Tensor term(const std::vector<int64_t>& shape, const std::vector<int64_t>& c
   return values;
 }
 
-at::Tensor reduced(const std::vector<at::Tensor>& terms, Partial::Op op) {
-  const at::Tensor all = at::stack(terms);
-  switch (op) {
-    case Partial::Op::kSum:
-      return all.sum(0);
-    case Partial::Op::kAvg:
-      return all.sum(0).div_(static_cast<int64_t>(terms.size()));
-    case Partial::Op::kMin:
-      return all.amin(0);
-    case Partial::Op::kMax:
-      return all.amax(0);
-    case Partial::Op::kProduct:
-      return all.prod(0);
-  }
-  return {};
-}
-
 class Terms {
  public:
   Terms(const DeviceMesh& mesh, const std::vector<Placement>& placements,
@@ -87,6 +70,23 @@ class Terms {
 };
 
 }  // namespace
+
+at::Tensor reduced(const std::vector<at::Tensor>& terms, Partial::Op op) {
+  const at::Tensor all = at::stack(terms);
+  switch (op) {
+    case Partial::Op::kSum:
+      return all.sum(0);
+    case Partial::Op::kAvg:
+      return all.sum(0).div_(static_cast<int64_t>(terms.size()));
+    case Partial::Op::kMin:
+      return all.amin(0);
+    case Partial::Op::kMax:
+      return all.amax(0);
+    case Partial::Op::kProduct:
+      return all.prod(0);
+  }
+  return {};
+}
 
 KnownDTensor known_dtensor(const DeviceMesh& mesh, const std::vector<Placement>& placements,
                            const std::vector<int64_t>& shape, uint64_t seed) {

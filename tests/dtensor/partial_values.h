@@ -22,6 +22,9 @@ struct KnownDTensor {
 KnownDTensor known_dtensor(const DeviceMesh& mesh, const std::vector<Placement>& placements,
                            const std::vector<int64_t>& shape, uint64_t seed);
 
+// What a Partial of these terms stands for.
+at::Tensor reduced(const std::vector<at::Tensor>& terms, Partial::Op op);
+
 // Shard of every dimension, Replicate, and Partial of every op.
 std::vector<Placement> every_placement(int64_t ndim);
 
