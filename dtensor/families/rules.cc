@@ -1,10 +1,9 @@
 #include "dtensor/families/rules.h"
 
-#include "dtensor/internal/run_by_ways.h"
+#include "dtensor/internal/run_on_whole.h"
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <utility>
 
 namespace fsdp::internal {
@@ -18,19 +17,13 @@ const RuleTable& table() {
     add_copy_rules(*table);
     add_factory_rules(*table);
     add_random_rules(*table);
-    add_reduction_rules(*table);
     add_norm_rules(*table);
+    add_foreach_norm_rules(*table);
     add_view_rules(*table);
     add_value_rules(*table);
-    add_reshape_rules(*table);
-    add_variance_rules(*table);
-    add_cat_rules(*table);
-    add_index_rules(*table);
     add_scatter_rules(*table);
     add_fused_rules(*table);
     add_loss_rules(*table);
-    add_embedding_rules(*table);
-    add_softmax_rules(*table);
     add_attention_rules(*table);
     return table;
   }();
@@ -40,10 +33,6 @@ const RuleTable& table() {
 Rule find(const std::string& name) {
   const auto it = table().find(name);
   return it == table().end() ? nullptr : it->second;
-}
-
-bool may_run_replicated(const OperatorCall& call) {
-  return call.traits().written.empty() && !call.traits().draws_random_numbers;
 }
 
 }  // namespace
@@ -69,12 +58,11 @@ Rule rule_of(const c10::OperatorName& name) {
 
 void no_rule(OperatorCall& call) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      may_run_replicated(call), "No sharding rule for ", call.description(),
-      ", which writes in place or draws random numbers. Work on the whole value with "
-      "fsdp::DTensor(t).full_tensor() or .redistribute({Replicate()}) (both collective), or on "
-      "this rank's part with .to_local(), and wrap the result with fsdp::from_local or "
-      "fsdp::distribute_tensor.");
-  run_replicated(call);
+      !call.traits().draws_random_numbers, "No sharding rule for ", call.description(),
+      ", which draws random numbers. Work on the whole value with fsdp::DTensor(t).full_tensor() "
+      "or .redistribute({Replicate()}) (both collective), or on this rank's part with "
+      ".to_local(), and wrap the result with fsdp::from_local or fsdp::distribute_tensor.");
+  run_on_whole(call, NotedRedistribution::Cause::kNoRule);
 }
 
 void decompose_rule(OperatorCall& call) { call.decompose(); }

@@ -1,11 +1,12 @@
-// Copies: clone, to(dtype), copy_ and set_. A plain tensor of the global shape stands for
+// Copies: to(dtype), copy_ and set_. A plain tensor of the global shape stands for
 // the whole value: each rank takes its part, which is how a file saved without sharding
 // loads into DTensors.
 #include "dtensor/dtensor.h"
 #include "dtensor/families/rules.h"
-#include "dtensor/internal/copy_layout.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/run_by_ways.h"
+#include "dtensor/ways/copy_ways.h"
 
 #include <ATen/ExpandUtils.h>
 #include <c10/util/Exception.h>
@@ -16,36 +17,18 @@
 namespace fsdp::internal {
 namespace {
 
-// The spec of a fresh copy in the memory format the caller asked for.
-DTensorSpec copied_spec(const at::Tensor& self, const c10::IValue* memory_format) {
-  auto strides = strides_of_copy(self, memory_format);
-  if (strides == spec_of(self).stride()) return spec_of(self);
-  return spec_of(self).with_geometry(spec_of(self).shape(), std::move(strides));
-}
-
-void clone_rule(OperatorCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
-  auto spec = copied_spec(self, call.find_argument("memory_format"));
-  call.argument(0) = local_of(self);
-  auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
-}
-
 void to_copy_rule(OperatorCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
-  const c10::IValue* device = call.find_argument("device");
-  TORCH_CHECK_NOT_IMPLEMENTED(device->isNone() || device->toDevice().type() == self.device().type(),
+  static const WaysKernel exact(copying(/*rounds=*/false, /*memory_format=*/6), call.handle());
+  static const WaysKernel rounding(copying(/*rounds=*/true, /*memory_format=*/6), call.handle());
+  const at::Tensor& self = call.argument(0).toTensor();
+  const c10::IValue& dtype = call.argument(1);
+  const c10::IValue& device = call.argument(3);
+  TORCH_CHECK_NOT_IMPLEMENTED(device.isNone() || device.toDevice().type() == self.device().type(),
                               call.description(), ": a DTensor stays on its mesh's device type, ",
-                              self.device().type(), ", got ", device->toDevice(),
+                              self.device().type(), ", got ", device.toDevice(),
                               ". Move .to_local() or .full_tensor() instead.");
-  const c10::IValue* dtype = call.find_argument("dtype");
-  const bool exact = dtype->isNone() || dtype->toScalarType() == self.scalar_type();
-  // Rounding before a reduction is not rounding after it.
-  const at::Tensor whole = exact ? self : reduce_partials(self);
-  auto spec = copied_spec(whole, call.find_argument("memory_format"));
-  call.argument(0) = local_of(whole);
-  auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
+  const bool is_exact = dtype.isNone() || dtype.toScalarType() == self.scalar_type();
+  (is_exact ? exact : rounding).run(call);
 }
 
 // This rank's part of `source`, placed as `self`. A plain number stays one.
@@ -101,7 +84,6 @@ void set_rule(OperatorCall& call) {
 }  // namespace
 
 void add_copy_rules(RuleTable& table) {
-  table["clone"] = clone_rule;
   table["_to_copy"] = to_copy_rule;
   table["copy_"] = copy_into_rule;
   table["set_.source_Tensor"] = set_rule;

@@ -1,17 +1,22 @@
-// New tensors made from a DTensor: *_like and new_*. A Partial model gives a Replicate
-// result.
+// New tensors made from a DTensor, which stay on its device, and eye.
 #include "dtensor/families/rules.h"
-#include "dtensor/internal/copy_layout.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/redistribute.h"
+#include "dtensor/internal/run_by_ways.h"
+#include "dtensor/ways/table.h"
 
 #include <ATen/ops/eye.h>
 #include <c10/util/Exception.h>
 
+#include <iterator>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
+
+constexpr const char* kMadeFrom[] = {"empty_like.", "zeros_like.", "ones_like.",
+                                     "full_like.",  "new_empty.",  "new_empty_strided.",
+                                     "new_zeros.",  "new_ones.",   "new_full."};
 
 void check_device(OperatorCall& call, const at::Tensor& self) {
   const c10::IValue* device = call.find_argument("device");
@@ -21,46 +26,17 @@ void check_device(OperatorCall& call, const at::Tensor& self) {
                               ", got ", device->toDevice());
 }
 
-// zeros_like, empty_like, full_like, ...: lies as its model.
-void like_rule(OperatorCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
-  check_device(call, self);
-  auto stride = strides_of_copy(self, call.find_argument("memory_format"));
-  auto spec = spec_of(self).without_partials().with_geometry(self.sizes().vec(), std::move(stride));
-  call.argument(0) = local_of(self);
-  auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), std::move(spec)));
+// zeros_like, new_zeros, ...
+template <size_t kind>
+void made_from_rule(OperatorCall& call) {
+  static const WaysKernel by_ways(*find_ways(kMadeFrom[kind]), call.handle());
+  check_device(call, call.argument(0).toTensor());
+  by_ways.run(call);
 }
 
-// A new tensor of `size` lies as its model where that is cut along dimensions that both
-// have, else it is replicated.
-std::vector<Placement> placements_like(const DTensorSpec& model, const std::vector<int64_t>& size) {
-  auto placements = without_partials(model.placements());
-  for (auto& placement : placements) {
-    if (!placement.is_shard()) continue;
-    const auto dim = static_cast<size_t>(placement.shard_dim());
-    if (size.size() != model.shape().size() || size[dim] != model.shape()[dim])
-      placement = Replicate{};
-  }
-  return placements;
-}
-
-// new_zeros(size), new_empty_strided(size, stride), ...
-void new_rule(OperatorCall& call) {
-  const at::Tensor self = call.argument(0).toTensor();
-  check_device(call, self);
-  auto size = call.find_argument("size")->toIntVector();
-  c10::IValue* const stride = call.find_argument("stride");
-  const DTensorSpec spec(spec_of(self).mesh(), placements_like(spec_of(self), size), size,
-                         stride != nullptr ? stride->toIntVector() : contiguous_strides(size));
-  const auto local_shape = spec.local_shape();
-  if (stride != nullptr)
-    *stride =
-        local_shape == spec.shape() ? spec.stride() : dense_strides(local_shape, spec.stride());
-  *call.find_argument("size") = local_shape;
-  call.argument(0) = local_of(self);
-  auto results = call.run();
-  call.finish(make_dtensor(results[0].toTensor(), spec));
+template <size_t... kinds>
+void add_made_from_rules(RuleTable& table, std::index_sequence<kinds...>) {
+  ((table[kMadeFrom[kinds]] = made_from_rule<kinds>), ...);
 }
 
 // eye(n, m, out) into a DTensor of that shape (nn::init::eye_): this rank's part of it.
@@ -82,12 +58,8 @@ void eye_out_rule(OperatorCall& call) {
 }  // namespace
 
 void add_factory_rules(RuleTable& table) {
-  for (const char* name : {"empty_like", "zeros_like", "ones_like", "full_like"})
-    table[name] = like_rule;
+  add_made_from_rules(table, std::make_index_sequence<std::size(kMadeFrom)>());
   for (const char* name : {"eye.out", "eye.m_out"}) table[name] = eye_out_rule;
-  for (const char* name : {"new_empty", "new_empty_strided", "new_zeros", "new_ones", "new_full"}) {
-    table[name] = new_rule;
-  }
 }
 
 }  // namespace fsdp::internal

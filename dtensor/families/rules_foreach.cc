@@ -36,7 +36,8 @@ PlacedElement placed_element(const OperatorCall& call, at::TensorList operands,
   const auto written = plans.op().written;
   if (lie_alike(operands, written)) {
     for (const at::Tensor& operand : operands) placed.locals.push_back(held_part(operand));
-    if (!written) placed.result = spec_of(*std::find_if(operands.begin(), operands.end(), is_dtensor));
+    if (!written)
+      placed.result = spec_of(*std::find_if(operands.begin(), operands.end(), is_dtensor));
     return placed;
   }
   const DeviceMesh mesh = common_mesh(call, operands);

@@ -1,10 +1,10 @@
 // nll_loss. With the batch cut, sums are terms; with the classes cut too: each rank
 // counts the targets whose class it has. The average is a sum of losses over a sum of
 // weights, both of which are terms, so that uneven parts count as they should.
+#include "dtensor/families/parts.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/cut_indices.h"
 #include "dtensor/internal/redistribute.h"
-#include "dtensor/internal/run_by_ways.h"
 #include "dtensor/ways/table.h"
 
 #include <ATen/core/Reduction.h>
@@ -75,18 +75,17 @@ struct Targets {
   }
 };
 
-std::vector<c10::IValue> count_own_targets(OperatorCall& call,
-                                           const std::vector<DTensorSpec>& placed) {
-  if (!has_cut_classes(placed[0])) return call.run();
+std::vector<c10::IValue> count_own_targets(OperatorCall& call, const PlacedOnMesh& placed) {
+  if (!has_cut_classes(placed.operand(0))) return call.run();
   const at::Tensor total =
-      Targets{call, 1}.become_own(placed[0], call.argument(0).toTensor().options());
+      Targets{call, 1}.become_own(placed.operand(0), call.argument(0).toTensor().options());
   return {call.run()[0], total};
 }
 
 std::vector<c10::IValue> count_own_targets_backward(OperatorCall& call,
-                                                    const std::vector<DTensorSpec>& placed) {
-  if (has_cut_classes(placed[1]))
-    Targets{call, 2}.become_own(placed[1], call.argument(1).toTensor().options());
+                                                    const PlacedOnMesh& placed) {
+  if (has_cut_classes(placed.operand(1)))
+    Targets{call, 2}.become_own(placed.operand(1), call.argument(1).toTensor().options());
   return call.run();
 }
 
@@ -105,18 +104,14 @@ void nll_loss_rule(OperatorCall& call) {
   call.finish(std::vector<c10::IValue>{sum.div(total), total});
 }
 
-void nll_loss_backward_rule(OperatorCall& call) {
-  static const WaysKernel by_ways(
-      with_more_ways(ways_table().at("nll_loss_backward."), cut_classes_backward_ways),
-      call.handle(), count_own_targets_backward);
-  by_ways.run(call);
-}
-
 }  // namespace
 
-void add_loss_rules(RuleTable& table) {
-  table["nll_loss_forward."] = nll_loss_rule;
-  table["nll_loss_backward."] = nll_loss_backward_rule;
+void add_loss_rules(RuleTable& table) { table["nll_loss_forward."] = nll_loss_rule; }
+
+void add_loss_parts(PartsTable& table) {
+  table["nll_loss_backward."] = {
+      with_more_ways(ways_table().at("nll_loss_backward."), cut_classes_backward_ways),
+      count_own_targets_backward};
 }
 
 }  // namespace fsdp::internal

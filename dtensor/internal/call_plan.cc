@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <stdexcept>
 #include <utility>
 
 namespace fsdp::internal {
@@ -37,22 +38,36 @@ bool aliases_its_operand(const c10::FunctionSchema& schema) {
   return alias != nullptr && !alias->isWrite();
 }
 
+bool has_cut(const TensorPlacements& placements) {
+  return std::any_of(placements.begin(), placements.end(),
+                     [](const auto& placement) { return placement.is_shard(); });
+}
+
+// Ways may say anything of tensors that are absent.
 std::vector<TensorLayout> layouts_on(const DeviceMesh& mesh,
                                      const std::vector<TensorPlacements>& placements,
                                      const std::vector<ResultGeometry>& geometry) {
   std::vector<TensorLayout> layouts;
   for (size_t i = 0; i < geometry.size(); ++i) {
+    const auto& [shape, stride] = geometry[i];
+    const bool is_absent = shape.empty() && has_cut(placements[i]);
     layouts.push_back(
-        DTensorSpec(mesh, placements[i], geometry[i].shape, geometry[i].stride).layout());
+        DTensorSpec(mesh, is_absent ? replicated_on(mesh) : placements[i], shape, stride).layout());
   }
   return layouts;
 }
 
-// Of absent operands a number's.
 std::vector<ResultGeometry> geometry_of_each(const CallGeometry& call) {
   std::vector<ResultGeometry> geometry;
   for (const Operand& operand : call.operands) geometry.push_back({operand.shape, operand.stride});
   return geometry;
+}
+
+std::vector<TensorLayout> layouts_of(at::TensorList operands) {
+  std::vector<TensorLayout> layouts;
+  for (const at::Tensor& operand : operands)
+    if (is_dtensor(operand)) layouts.push_back(spec_of(operand).layout());
+  return layouts;
 }
 
 void check_fits(const OperatorCall& call, const ResultGeometry& result, const at::Tensor& written) {
@@ -83,7 +98,11 @@ std::shared_ptr<const CallPlan> CallPlans::plan_of(const OperatorCall& call,
   key.clear();
   append_plan_key(call, op_.kinds, operands, mesh, key);
   if (auto known = memo_.find(key)) return known;
-  return memo_.remember(key, make(call, operands, mesh));
+  try {
+    return memo_.remember(key, make(call, operands, mesh));
+  } catch (const std::out_of_range& error) {
+    TORCH_CHECK_INDEX(false, call.description(), ": ", error.what(), " (rank ", mesh.rank(), ")");
+  }
 }
 
 std::vector<ResultGeometry> CallPlans::results_of(const OperatorCall& call,
@@ -91,23 +110,25 @@ std::vector<ResultGeometry> CallPlans::results_of(const OperatorCall& call,
   return op_.ways.results ? op_.ways.results(geometry) : meta_results(call, op_.kinds);
 }
 
+Propagation CallPlans::propagation_of(const CallGeometry& geometry, at::TensorList operands,
+                                      const DeviceMesh& mesh, size_t results) const {
+  CallPlacements placements = placements_of(operands, mesh);
+  placements.written = op_.written;
+  return op_.ways.propagation ? op_.ways.propagation(geometry, placements)
+                              : propagate(op_.ways.ways, geometry, placements, results);
+}
+
 CallPlan CallPlans::make(const OperatorCall& call, at::TensorList operands,
                          const DeviceMesh& mesh) const {
   const CallGeometry geometry{.operands = geometry_of(operands), .plain = op_.kinds.plain_of(call)};
   std::vector<ResultGeometry> results;
-  if (op_.returns_a_list) results = results_of(call, geometry);
-  CallPlacements placements = placements_of(operands, mesh);
-  placements.written = op_.written;
+  if (op_.returns_a_list || op_.is_view) results = results_of(call, geometry);
   const size_t count = op_.returns_a_list ? results.size() : op_.results;
-  const auto propagation = propagate(op_.ways.ways, geometry, placements, count);
+  const auto propagation = propagation_of(geometry, operands, mesh, count);
   CallPlan plan{.targets = propagation.operands,
-                .moves = propagation.operands != placements.operands,
-                .results = {},
-                .part_arguments = {},
-                .arrived = {}};
-  for (const at::Tensor& operand : operands) {
-    if (is_dtensor(operand)) plan.arrived.push_back(spec_of(operand).layout());
-  }
+                .moves = propagation.operands != placements_of(operands, mesh).operands,
+                .placed = layouts_on(mesh, propagation.operands, geometry_of_each(geometry)),
+                .arrived = layouts_of(operands)};
   if (op_.written.has_value()) {
     if (op_.ways.results) check_fits(call, results_of(call, geometry)[0], operands[*op_.written]);
     return plan;
@@ -116,12 +137,10 @@ CallPlan CallPlans::make(const OperatorCall& call, at::TensorList operands,
   if (all_replicated(plan.targets) && !is_known) return plan;
   if (results.empty()) results = results_of(call, geometry);
   plan.results = layouts_on(mesh, propagation.results, results);
-  if (op_.ways.part_arguments) {
-    const PlacedCall placed{.operands = layouts_on(mesh, plan.targets, geometry_of_each(geometry)),
-                            .results = plan.results,
-                            .coordinate = mesh.coordinate()};
-    plan.part_arguments = op_.ways.part_arguments(geometry, placed);
-  }
+  if (!op_.ways.part_arguments) return plan;
+  plan.part_arguments = op_.ways.part_arguments(
+      geometry,
+      {.operands = plan.placed, .results = plan.results, .coordinate = mesh.coordinate()});
   return plan;
 }
 

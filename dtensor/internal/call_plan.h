@@ -23,6 +23,7 @@ struct CallPlan {
   // None where the results are replicated and LibTorch has to say how they lie, or where
   // an operand is written.
   std::vector<TensorLayout> results;
+  std::vector<TensorLayout> placed;  // the operands once they lie there
   std::vector<PartArgument> part_arguments;
   // Those that the call came with: they are known by address while somebody holds them.
   std::vector<TensorLayout> arrived;
@@ -49,14 +50,16 @@ class CallPlans {
 
   const PlannedOperator& op() const { return op_; }
 
-  // For a call on these operands, of which a DTensor lies on `mesh`, as they all do. Local.
-  // Throws what the operator throws for its operands; ValueError where the result does not
-  // fit what it is written to.
+  // For a call on these operands, of which a DTensor lies on `mesh`, as they all do.
+  // Local. Throws what the operator throws for its operands; ValueError where the result
+  // does not fit what it is written to.
   std::shared_ptr<const CallPlan> plan_of(const OperatorCall& call, at::TensorList operands,
                                           const DeviceMesh& mesh) const;
 
  private:
   CallPlan make(const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh) const;
+  Propagation propagation_of(const CallGeometry& geometry, at::TensorList operands,
+                             const DeviceMesh& mesh, size_t results) const;
   std::vector<ResultGeometry> results_of(const OperatorCall& call,
                                          const CallGeometry& geometry) const;
 

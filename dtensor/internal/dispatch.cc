@@ -1,6 +1,7 @@
 #include "dtensor/internal/dispatch.h"
 
 #include "dtensor/dtensor.h"
+#include "dtensor/families/parts.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
@@ -13,6 +14,8 @@
 
 #include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -76,6 +79,8 @@ class WaysOperator final : public c10::OperatorKernel {
  public:
   WaysOperator(const OperatorWays& ways, const c10::OperatorHandle& op)
       : kernel_(ways, op), traits_(op) {}
+  WaysOperator(const OnParts& on_parts, const c10::OperatorHandle& op)
+      : kernel_(on_parts.ways, op, on_parts.run), traits_(op) {}
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
@@ -98,9 +103,17 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 using Handles = std::vector<c10::RegistrationHandleRAII>;
 
+// As tables have it.
+std::string table_name(const c10::OperatorName& name) {
+  return name.name.substr(std::string_view("aten::").size()) + "." + name.overload_name;
+}
+bool is_of_libtorch(const c10::OperatorName& name) { return name.name.starts_with("aten::"); }
+
 const OperatorWays* ways_of(const c10::OperatorName& name) {
-  if (!name.name.starts_with("aten::")) return nullptr;
-  return find_ways(name.name.substr(6) + "." + name.overload_name);
+  return is_of_libtorch(name) ? find_ways(table_name(name)) : nullptr;
+}
+const OnParts* on_parts_of(const c10::OperatorName& name) {
+  return is_of_libtorch(name) ? find_on_parts(table_name(name)) : nullptr;
 }
 
 template <class Kernel>
@@ -126,6 +139,7 @@ std::optional<c10::KernelFunction> kernel_of(const c10::OperatorHandle& op) {
   const auto& name = op.operator_name();
   // A rule may use the operator's ways.
   if (const Rule special = special_rule_of(name)) return boxed<RuleKernel>(special, op);
+  if (const auto* const parts = on_parts_of(name)) return boxed<WaysOperator>(*parts, op);
   if (const auto* const ways = ways_of(name)) return boxed<WaysOperator>(*ways, op);
   const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);
   if (composite) return std::nullopt;

@@ -15,9 +15,15 @@ std::vector<ResultGeometry> meta_results(const OperatorCall& call, const Argumen
   }
   kinds.replace_operands(on_meta, operands);
   std::vector<ResultGeometry> results;
+  const auto add = [&results](const at::Tensor& result) {
+    results.push_back({.shape = result.sizes().vec(), .stride = result.strides().vec()});
+  };
   for (const c10::IValue& result : on_meta.run()) {
-    results.push_back(
-        {.shape = result.toTensor().sizes().vec(), .stride = result.toTensor().strides().vec()});
+    if (result.isTensor()) {
+      add(result.toTensor());
+    } else {
+      for (const at::Tensor& element : result.toTensorVector()) add(element);
+    }
   }
   return results;
 }

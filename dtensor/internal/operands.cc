@@ -66,6 +66,16 @@ Operands ArgumentKinds::operands_of(const OperatorCall& call) const {
   return operands;
 }
 
+std::vector<size_t> ArgumentKinds::arguments_of_operands(const OperatorCall& call) const {
+  std::vector<size_t> arguments;
+  for (size_t i = 0; i < kinds_.size(); ++i) {
+    if (kinds_[i] == Kind::kTensor) arguments.push_back(i);
+    if (kinds_[i] != Kind::kTensors || call.argument(i).isNone()) continue;
+    arguments.insert(arguments.end(), call.argument(i).toListRef().size(), i);
+  }
+  return arguments;
+}
+
 void ArgumentKinds::replace_operands(OperatorCall& call, at::TensorList operands) const {
   auto next = operands.begin();
   for (size_t i = 0; i < kinds_.size(); ++i) {

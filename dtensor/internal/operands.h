@@ -25,10 +25,13 @@ class ArgumentKinds {
   // Which operand argument `argument`, a tensor, is in calls without lists before it.
   size_t operand_at(size_t argument) const;
   Operands operands_of(const OperatorCall& call) const;
+  // Which argument each of them is, or is in.
+  std::vector<size_t> arguments_of_operands(const OperatorCall& call) const;
   // The inverse. REQUIRES: as many tensors as operands_of gave.
   void replace_operands(OperatorCall& call, at::TensorList operands) const;
   size_t size() const { return kinds_.size(); }
-  // Whether argument `argument` is a whole number, truth value or dtype, or a list of such.
+  // Whether argument `argument` is a whole number, truth value or dtype, or a list of
+  // such.
   bool is_plain(size_t argument) const { return kinds_[argument] == Kind::kPlain; }
   // One per argument.
   std::vector<PlainArgument> plain_of(const OperatorCall& call) const;

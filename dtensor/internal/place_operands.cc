@@ -13,8 +13,7 @@
 namespace fsdp::internal {
 namespace {
 
-void check_meshes(const OperatorCall& call, at::TensorList operands,
-                  const DeviceMesh& mesh) {
+void check_meshes(const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh) {
   for (const at::Tensor& operand : operands) {
     TORCH_CHECK_VALUE(!is_dtensor(operand) || spec_of(operand).mesh() == mesh, call.description(),
                       " has operands on different meshes; bring them to one mesh with "
@@ -35,8 +34,7 @@ at::Tensor placed_plain(const at::Tensor& plain, const DeviceMesh& mesh,
 
 }  // namespace
 
-void check_entries(const OperatorCall& call, at::TensorList operands,
-                   const DeviceMesh& mesh) {
+void check_entries(const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh) {
   const bool has_entry = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
     return is_dtensor(operand) && owner_of(operand) != nullptr && !is_gathered_view(operand);
   });
@@ -97,10 +95,9 @@ void check_stays(const OperatorCall& call, const at::Tensor& written,
   }
 }
 
-Operands place_operands(const OperatorCall& call,
-                                       at::TensorList operands,
-                                       const std::vector<TensorPlacements>& targets,
-                                       NotedRedistribution::Cause cause) {
+Operands place_operands(const OperatorCall& call, at::TensorList operands,
+                        const std::vector<TensorPlacements>& targets,
+                        NotedRedistribution::Cause cause) {
   const auto dtensor = std::find_if(operands.begin(), operands.end(), is_dtensor);
   const DeviceMesh mesh = spec_of(*dtensor).mesh();
   Operands locals(operands.begin(), operands.end());

@@ -15,8 +15,7 @@ namespace fsdp::internal {
 
 // Throws ValueError for a registry entry beside a plain tensor of more than one element:
 // that is one rank's own there, and would count as the same on all ranks.
-void check_entries(const OperatorCall& call, at::TensorList operands,
-                   const DeviceMesh& mesh);
+void check_entries(const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh);
 
 // The mesh that the DTensors among the operands lie on. Throws ValueError for several
 // meshes, and as check_entries(). REQUIRES: a DTensor.
@@ -36,9 +35,8 @@ void check_stays(const OperatorCall& call, const at::Tensor& written,
 
 // This rank's parts once every operand lies as `targets` say; absent ones stay absent.
 // Collective over the mesh dimensions along which one must move, which is noted.
-Operands place_operands(const OperatorCall& call,
-                                       at::TensorList operands,
-                                       const std::vector<TensorPlacements>& targets,
-                                       NotedRedistribution::Cause cause);
+Operands place_operands(const OperatorCall& call, at::TensorList operands,
+                        const std::vector<TensorPlacements>& targets,
+                        NotedRedistribution::Cause cause);
 
 }  // namespace fsdp::internal

@@ -10,9 +10,9 @@
 
 namespace fsdp::internal {
 
-// This rank's coordinate, the layouts of the operands that are DTensors, by their address,
-// the geometry of others, and the plain arguments that matter. REQUIRES: DTensors among
-// the operands lie on `mesh`.
+// This rank's coordinate, the layouts of the operands that are DTensors, by their
+// address, the geometry of others, and the plain arguments that matter. REQUIRES:
+// DTensors among the operands lie on `mesh`.
 void append_plan_key(const OperatorCall& call, const ArgumentKinds& kinds, at::TensorList operands,
                      const DeviceMesh& mesh, MemoKey& key);
 

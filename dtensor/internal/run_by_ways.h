@@ -13,11 +13,24 @@
 
 namespace fsdp::internal {
 
-// Runs an operator on this rank's parts, which are the call's arguments by now, where a
-// way asks for more than the operator itself does on parts. `placed` says how each
-// operand lies. May be collective over mesh dimensions that cut.
-using RunOnParts = std::vector<c10::IValue> (*)(OperatorCall& call,
-                                                const std::vector<DTensorSpec>& placed);
+// How a call lies whose arguments are this rank's parts by now.
+class PlacedOnMesh {
+ public:
+  PlacedOnMesh(const DeviceMesh& mesh, const CallPlan& plan) : mesh_(mesh), plan_(plan) {}
+
+  const DeviceMesh& mesh() const { return mesh_; }
+  DTensorSpec operand(size_t i) const { return {mesh_, plan_.placed[i]}; }
+  // Where nothing is written, and something is cut or the shape of results is known.
+  const TensorLayout& result(size_t i) const { return plan_.results[i]; }
+
+ private:
+  const DeviceMesh& mesh_;
+  const CallPlan& plan_;
+};
+
+// Runs an operator on this rank's parts where a way asks for more than the operator
+// itself does on parts. May be collective over mesh dimensions that cut.
+using RunOnParts = std::vector<c10::IValue> (*)(OperatorCall& call, const PlacedOnMesh& placed);
 
 // One operator that runs by ways. Shared by threads.
 class WaysKernel {
@@ -27,23 +40,15 @@ class WaysKernel {
              RunOnParts run_on_parts = nullptr);
 
   // Collective over the mesh dimensions along which an operand must move. Which ones
-  // follows from specs, shapes and whole numbers alone, so ranks agree. A view of what had
-  // to move is one of a gathered copy (gathered_view.h). Throws ValueError for operands on
-  // different meshes, and for a plain tensor beside a registry entry; NotImplementedError
-  // for an in-place write to what does not lie as a way has it.
+  // follows from specs, shapes and whole numbers alone, so ranks agree. A view of what
+  // had to move is one of a gathered copy (gathered_view.h). Throws ValueError for
+  // operands on different meshes, and for a plain tensor beside a registry entry. What is
+  // written in place and no way has so is written as a whole (run_on_whole.h).
   void run(OperatorCall& call) const;
 
  private:
-  void run_on_parts(OperatorCall& call, at::TensorList operands, const CallPlan& plan,
-                    const DeviceMesh& mesh) const;
-
   CallPlans plans_;
   RunOnParts run_on_parts_;
 };
-
-// The same for an operator without any way but to run replicated: all operands are
-// gathered. The results must be the same on all ranks, so the operator must not draw
-// random numbers; it must write nothing.
-void run_replicated(OperatorCall& call);
 
 }  // namespace fsdp::internal

@@ -25,39 +25,11 @@ std::vector<int64_t> every_dim(int64_t ndim) {
   return dims;
 }
 
-// The dimension or dimensions that argument `place` gives; all where it gives none.
-std::vector<int64_t> given_dims(const CallGeometry& call, size_t place) {
-  const int64_t ndim = call.operands[0].ndim();
-  const PlainArgument& argument = call.plain[place];
-  std::vector<int64_t> dims;
-  if (const auto* const dim = std::get_if<int64_t>(&argument)) dims = {*dim};
-  if (const auto* const list = std::get_if<std::vector<int64_t>>(&argument)) dims = *list;
-  for (int64_t& dim : dims) dim = wrapped_dim(dim, ndim);
-  return dims.empty() ? every_dim(ndim) : dims;
-}
-
-// Where the schema has the dimensions: cumsum(self, dim), kthvalue(self, k, dim,
-// keepdim).
-template <size_t place>
-Along kept(const CallGeometry& call) {
-  return {.dims = given_dims(call, place)};
-}
-template <size_t place>
-Along reduced(const CallGeometry& call) {
-  const bool keepdim = call.number(place + 1) != 0;
-  return {.dims = given_dims(call, place),
-          .then = keepdim ? Along::Then::kBecomeOne : Along::Then::kGo};
-}
-Along all_reduced(const CallGeometry& call) {
-  return {.dims = every_dim(call.operands[0].ndim()), .then = Along::Then::kGo};
-}
 // tril, triu: both dimensions of the matrices.
 Along matrices(const CallGeometry& call) {
   const int64_t ndim = call.operands[0].ndim();
   return {.dims = {ndim - 2, ndim - 1}};
 }
-
-using AlongOf = Along (*)(const CallGeometry&);
 
 OperatorWays along(AlongOf of, size_t results = 1) {
   return {.ways = [=](const CallGeometry& call) { return along_ways(call, of(call), results); },
@@ -75,6 +47,22 @@ std::vector<ResultGeometry> topk_results(const CallGeometry& call) {
 }
 
 }  // namespace
+
+std::vector<int64_t> given_dims(const PlainArgument& argument, int64_t ndim) {
+  std::vector<int64_t> dims;
+  if (const auto* const dim = std::get_if<int64_t>(&argument)) dims = {*dim};
+  if (const auto* const list = std::get_if<std::vector<int64_t>>(&argument)) dims = *list;
+  for (int64_t& dim : dims) dim = wrapped_dim(dim, ndim);
+  return dims.empty() ? every_dim(ndim) : dims;
+}
+
+std::vector<int64_t> given_dims(const CallGeometry& call, size_t place) {
+  return given_dims(call.plain[place], call.operands[0].ndim());
+}
+
+Along all_reduced(const CallGeometry& call) {
+  return {.dims = every_dim(call.operands[0].ndim()), .then = Along::Then::kGo};
+}
 
 std::vector<Way> along_ways(const CallGeometry& call, const Along& along, size_t results) {
   std::vector<Way> ways;

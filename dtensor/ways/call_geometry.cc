@@ -1,5 +1,9 @@
 #include "dtensor/ways/call_geometry.h"
 
+#include <algorithm>
+#include <stdexcept>
+#include <string>
+
 namespace fsdp::internal {
 
 int64_t Operand::size(int64_t dim) const {
@@ -12,6 +16,13 @@ int64_t Operand::bytes() const {
   return bytes;
 }
 
-int64_t wrapped_dim(int64_t dim, int64_t ndim) { return dim < 0 && ndim > 0 ? dim + ndim : dim; }
+int64_t wrapped_dim(int64_t dim, int64_t ndim) {
+  const int64_t count = std::max<int64_t>(ndim, 1);
+  if (dim < -count || dim >= count) {
+    throw std::out_of_range("dimension " + std::to_string(dim) + " is out of range: allowed are " +
+                            std::to_string(-count) + " to " + std::to_string(count - 1));
+  }
+  return dim < 0 ? dim + count : dim;
+}
 
 }  // namespace fsdp::internal

@@ -3,6 +3,8 @@
 // torch here.
 #pragma once
 
+#include "dtensor/placement.h"
+
 #include <cstddef>
 #include <cstdint>
 #include <variant>
@@ -32,6 +34,10 @@ struct CallGeometry {
   // Into how many parts the ways that are asked for cut, on all mesh dimensions together:
   // what divides by this divides by each, and has no empty part on any.
   int64_t parts = 1;
+  // Along the mesh dimension that ways are asked for: how the operands arrive, and how
+  // many ranks it has. Where a way depends on the very cut.
+  std::vector<Placement> arriving = {};
+  int64_t ranks = 1;
 
   int64_t number(size_t place) const { return std::get<int64_t>(plain[place]); }
   const std::vector<int64_t>& numbers(size_t place) const {
@@ -39,7 +45,8 @@ struct CallGeometry {
   }
 };
 
-// `dim` counted from the front. REQUIRES: -ndim <= dim < ndim, or ndim == 0.
+// `dim` counted from the front. Throws std::out_of_range unless -ndim <= dim < ndim,
+// where a number counts as one dimension.
 int64_t wrapped_dim(int64_t dim, int64_t ndim);
 
 }  // namespace fsdp::internal

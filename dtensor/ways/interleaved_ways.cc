@@ -37,26 +37,31 @@ bool lets_stay(const Way& way, const std::vector<Placement>& arriving) {
   return false;
 }
 
-std::optional<Way> cut_as(Way way, const Shard& cut, const CallGeometry& call,
-                          const std::vector<Placement>& arriving) {
+bool is_interleaved(const Way& way) {
+  const auto interleaved = [](const Placement& placement) { return placement.is_interleaved(); };
+  return std::any_of(way.operands.begin(), way.operands.end(), interleaved) ||
+         std::any_of(way.results.begin(), way.results.end(), interleaved);
+}
+
+std::optional<Way> cut_as(Way way, const Shard& cut, const CallGeometry& call) {
+  if (is_interleaved(way)) return std::nullopt;
   const auto length = cut_length(way, call);
   if (!length.has_value() || *length % (cut.outer * cut.unit) != 0) return std::nullopt;
   if (!way.takes_empty_parts && leaves_a_part_empty(cut, *length, call.parts)) return std::nullopt;
   cut_alike(way.operands, cut);
   cut_alike(way.results, cut);
-  if (!lets_stay(way, arriving)) return std::nullopt;
+  if (!lets_stay(way, call.arriving)) return std::nullopt;
   return way;
 }
 
 }  // namespace
 
-std::vector<Way> with_interleaved_ways(std::vector<Way> ways, const CallGeometry& call,
-                                       const std::vector<Placement>& arriving) {
+std::vector<Way> with_interleaved_ways(std::vector<Way> ways, const CallGeometry& call) {
   const size_t plain = ways.size();
-  for (const Placement& placement : arriving) {
+  for (const Placement& placement : call.arriving) {
     if (!placement.is_interleaved()) continue;
     for (size_t i = 0; i < plain; ++i) {
-      const auto way = cut_as(ways[i], placement.shard(), call, arriving);
+      const auto way = cut_as(ways[i], placement.shard(), call);
       if (way.has_value() && std::find(ways.begin(), ways.end(), *way) == ways.end())
         ways.push_back(*way);
     }

@@ -10,10 +10,9 @@
 
 namespace fsdp::internal {
 
-// `ways`, and each of them once more for every interleaved cut among `arriving`, one
-// placement per operand, that lets an operand stay where it is. Not where dimensions of
-// several lengths are cut, which then do not go together element by element.
-std::vector<Way> with_interleaved_ways(std::vector<Way> ways, const CallGeometry& call,
-                                       const std::vector<Placement>& arriving);
+// `ways`, and each of them once more for every interleaved cut among those that arrive
+// that lets an operand stay where it is. Not where dimensions of several lengths are cut,
+// which then do not go together element by element, nor for ways that are interleaved.
+std::vector<Way> with_interleaved_ways(std::vector<Way> ways, const CallGeometry& call);
 
 }  // namespace fsdp::internal

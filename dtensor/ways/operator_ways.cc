@@ -26,13 +26,13 @@ ResultGeometry transposed(std::vector<int64_t> shape, size_t a, size_t b) {
 
 OperatorWays with_more_ways(const OperatorWays& known, const WaysOf& more) {
   const WaysOf first = known.ways;
-  return {.ways =
-              [first, more](const CallGeometry& call) {
-                auto ways = first(call);
-                for (Way& way : more(call)) ways.push_back(std::move(way));
-                return ways;
-              },
-          .results = known.results};
+  OperatorWays both = known;
+  both.ways = [first, more](const CallGeometry& call) {
+    auto ways = first(call);
+    for (Way& way : more(call)) ways.push_back(std::move(way));
+    return ways;
+  };
+  return both;
 }
 
 }  // namespace fsdp::internal

@@ -45,10 +45,15 @@ struct PartArgument {
 using PartArgumentsOf =
     std::function<std::vector<PartArgument>(const CallGeometry& call, const PlacedCall& placed)>;
 
+// What each mesh dimension does, where that depends on what the others do.
+using PropagationOf =
+    std::function<Propagation(const CallGeometry& call, const CallPlacements& placements)>;
+
 struct OperatorWays {
-  WaysOf ways;
-  ResultsOf results = nullptr;                 // null: LibTorch's meta kernel knows
-  PartArgumentsOf part_arguments = nullptr;    // null: parts take the arguments as they are
+  WaysOf ways = nullptr;
+  PropagationOf propagation = nullptr;       // instead of ways
+  ResultsOf results = nullptr;               // null: LibTorch's meta kernel knows
+  PartArgumentsOf part_arguments = nullptr;  // null: parts take the arguments as they are
 };
 // `known`, and `more` ways after them.
 OperatorWays with_more_ways(const OperatorWays& known, const WaysOf& more);

@@ -66,6 +66,14 @@ std::vector<Placement> arriving_along(const CallPlacements& placements, size_t m
   return arriving;
 }
 
+// The only term of a sum is the sum.
+std::vector<Placement> without_terms(std::vector<Placement> results) {
+  for (Placement& placement : results) {
+    if (placement.is_partial()) placement = Replicate{};
+  }
+  return results;
+}
+
 void append(const std::vector<Placement>& placements, std::vector<TensorPlacements>& tensors) {
   for (size_t i = 0; i < tensors.size(); ++i) tensors[i].push_back(placements[i]);
 }
@@ -79,14 +87,16 @@ Propagation propagate(const WaysOf& ways, CallGeometry call, const CallPlacement
   const Way replicated = replicated_way(results, call.operands.size());
   for (size_t m = 0; m < placements.mesh_shape.size(); ++m) {
     call.parts = parts_with(placements, m);
-    auto candidates = possible_ways(
-        with_interleaved_ways(ways(call), call, arriving_along(placements, m)), placements, m);
+    call.arriving = arriving_along(placements, m);
+    call.ranks = placements.mesh_shape[m];
+    auto candidates = possible_ways(with_interleaved_ways(ways(call), call), placements, m);
     std::erase_if(candidates, [&](const Way& way) { return !fits_inside(propagation, way); });
     const Way* const chosen =
         choose_way(candidates, arrivals(call, placements, m), placements.mesh_shape[m]);
     const Way& way = chosen != nullptr ? *chosen : replicated;
     append(way.operands, propagation.operands);
-    append(way.results, propagation.results);
+    append(placements.mesh_shape[m] > 1 ? way.results : without_terms(way.results),
+           propagation.results);
   }
   return propagation;
 }

@@ -35,7 +35,8 @@ struct CallPlacements {
   std::optional<size_t> written = {};
 };
 
-// `call.parts` is set here. `results`: how many tensors the operator gives back.
+// `call.parts`, `arriving` and `ranks` are set here. `results`: how many tensors the
+// operator gives back.
 Propagation propagate(const WaysOf& ways, CallGeometry call, const CallPlacements& placements,
                       size_t results);
 

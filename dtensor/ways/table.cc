@@ -6,6 +6,12 @@ const WaysTable& ways_table() {
   static const auto* const table = [] {
     auto* const ways = new WaysTable;
     add_pointwise_ways(*ways);
+    add_view_ways(*ways);
+    add_reshape_ways(*ways);
+    add_reduction_ways(*ways);
+    add_join_ways(*ways);
+    add_index_ways(*ways);
+    add_copy_ways(*ways);
     add_product_ways(*ways);
     add_embedding_ways(*ways);
     add_layer_norm_ways(*ways);

@@ -17,6 +17,12 @@ const WaysTable& ways_table();
 const OperatorWays* find_ways(const std::string& name);
 
 void add_pointwise_ways(WaysTable& table);
+void add_view_ways(WaysTable& table);
+void add_reshape_ways(WaysTable& table);
+void add_reduction_ways(WaysTable& table);
+void add_join_ways(WaysTable& table);
+void add_index_ways(WaysTable& table);
+void add_copy_ways(WaysTable& table);
 void add_product_ways(WaysTable& table);
 void add_embedding_ways(WaysTable& table);
 void add_layer_norm_ways(WaysTable& table);

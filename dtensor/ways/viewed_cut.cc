@@ -60,10 +60,4 @@ std::optional<Shard> viewed_cut(const Sizes& before, const Sizes& after, const S
   return found;
 }
 
-std::optional<Shard> cut_of_blocks(const Shard& cut, int64_t size, int64_t start, int64_t length) {
-  const int64_t block = size / cut.outer;
-  if (block == 0 || length == 0 || start % block != 0 || length % block != 0) return std::nullopt;
-  return Shard{.dim = cut.dim, .outer = length / block, .unit = cut.unit};
-}
-
 }  // namespace fsdp::internal

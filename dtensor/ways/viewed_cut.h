@@ -24,8 +24,4 @@ namespace fsdp::internal {
 std::optional<Shard> viewed_cut(const std::vector<int64_t>& before,
                                 const std::vector<int64_t>& after, const Shard& cut, int64_t ranks);
 
-// The cut of elements [start, start + length) of a dimension of `size` elements that is
-// cut so; nothing where they are not whole blocks.
-std::optional<Shard> cut_of_blocks(const Shard& cut, int64_t size, int64_t start, int64_t length);
-
 }  // namespace fsdp::internal

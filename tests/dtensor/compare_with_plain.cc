@@ -48,15 +48,6 @@ void compare(const Case& test, const at::Tensor& dtensor, const at::Tensor& plai
   }
 }
 
-bool is_cut(const at::Tensor& dtensor, int64_t dim) {
-  const DTensor view(dtensor);
-  for (size_t m = 0; m < view.placements().size(); ++m) {
-    if (view.placements()[m].is_shard(dim) && view.device_mesh().size(static_cast<int64_t>(m)) > 1)
-      return true;
-  }
-  return false;
-}
-
 }  // namespace
 
 at::Tensor whole(const at::Tensor& tensor) {
@@ -93,22 +84,6 @@ void expect_same(const std::vector<Case>& cases, double tolerance) {
       for (const auto& test : cases) {
         SCOPED_TRACE(test.name);
         compare(test, dtensor, plain, tolerance);
-      }
-    });
-  });
-}
-
-void expect_same_unless_cut(int64_t dim, const std::vector<Case>& cases, double tolerance) {
-  on_meshes([&](const DeviceMesh& mesh) {
-    on_placements(mesh, [&](const at::Tensor& dtensor, const at::Tensor& plain) {
-      for (const auto& test : cases) {
-        SCOPED_TRACE(test.name);
-        if (!is_cut(dtensor, dim)) {
-          compare(test, dtensor, plain, tolerance);
-        } else {
-          EXPECT_THAT(error_of([&] { test.function(dtensor); }),
-                      ::testing::HasSubstr("cut across ranks"));
-        }
       }
     });
   });

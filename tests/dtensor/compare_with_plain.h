@@ -31,9 +31,6 @@ struct Case {
 };
 // Every case gives DTensors with the plain results' shapes, dtypes and values.
 void expect_same(const std::vector<Case>& cases, double tolerance = 1e-6);
-// The same where dimension `dim` is whole; NotImplementedError that names the dimension
-// where it is cut.
-void expect_same_unless_cut(int64_t dim, const std::vector<Case>& cases, double tolerance = 1e-6);
 // The text of the c10::Error that `body` throws, or "no error".
 std::string error_of(const std::function<void()>& body);
 

@@ -1,4 +1,5 @@
 // Every way of every operator is exact. Sizes are uneven, and some parts empty.
+#include "dtensor/internal/shard_layout.h"
 #include "dtensor/ways/table.h"
 #include "tests/dtensor/expect_every_way.h"
 
@@ -147,7 +148,8 @@ Arguments elementwise_arguments(const c10::FunctionSchema& schema, at::ScalarTyp
       const bool is_out = argument.kwarg_only();
       const auto& shape = shapes[is_out ? 0 : tensors++ % shapes.size()];
       const bool is_mask = argument.name() == "mask" || argument.name() == "condition";
-      const at::Tensor values = at::rand(shape, at::kDouble).mul(type == at::kDouble ? 0.8 : 3).add(0.1);
+      const at::Tensor values =
+          at::rand(shape, at::kDouble).mul(type == at::kDouble ? 0.8 : 3).add(0.1);
       arguments.emplace_back(is_mask ? values.gt(0.5) : values.to(type));
     } else if (argument.default_value().has_value()) {
       arguments.push_back(*argument.default_value());
@@ -214,6 +216,161 @@ TEST_F(EveryWay, OfElementwiseOperators) {
   }
 }
 
+TEST_F(EveryWay, OfViews) {
+  const at::Tensor input = values({5, 6, 4});
+  check("t.", {values({5, 3})});
+  check("transpose.int", {input, 0, -1});
+  check("permute.", {input, std::vector<int64_t>{2, 0, -2}});
+  for (const int64_t dim : {0, 1, -1}) {
+    check("unsqueeze.", {input, dim});
+    check("select.int", {input, dim, 1});
+    check("unbind.int", {input, dim});
+    check("unfold.", {input, dim, 2, 1});
+    for (const int64_t step : {1, 2}) check("slice.Tensor", {input, dim, 1, -1, step});
+    check("slice.Tensor", {input, dim, none(), 2, 1});
+    check("slice.Tensor", {input, dim, 2, 100, 1});
+    check("slice.Tensor", {input, dim, none(), none(), 1});
+    check("slice.Tensor", {input, dim, 2, 2, 1});
+    for (const int64_t size : {1, 2, 3, 9}) check("split.Tensor", {input, size, dim});
+  }
+  check("split_with_sizes.", {input, std::vector<int64_t>{2, 0, 4}, 1});
+  check("split_with_sizes.", {input, std::vector<int64_t>{3, 3}, 1});
+  const at::Tensor ones = values({1, 6, 1, 4});
+  check("squeeze.", {ones});
+  check("squeeze.dim", {ones, 2});
+  check("squeeze.dim", {ones, 1});
+  check("squeeze.dims", {ones, std::vector<int64_t>{0, 1, -2}});
+  check("expand.", {ones, std::vector<int64_t>{2, 3, 6, -1, 4}});
+  check("diagonal.", {input, 1, 0, 2});
+  check("view_as_complex.", {values({5, 3, 2})});
+  check("view_as_real.", {at::view_as_complex(values({5, 3, 2}))});
+  for (const char* name : {"_conj.", "_neg_view."})
+    check(name, {at::view_as_complex(values({5, 3, 2}))});
+  check("repeat.", {values({6, 4}), std::vector<int64_t>{2, 1, 3}});
+}
+
+TEST_F(EveryWay, OfReshapingViews) {
+  const at::Tensor input = values({4, 6, 4});
+  for (const char* name : {"view.", "_unsafe_view."}) {
+    for (const auto& shape : std::vector<std::vector<int64_t>>{
+             {24, 4}, {4, 24}, {96}, {4, 2, 3, 4}, {4, 6, 2, 2}, {-1, 4}, {4, 3, 8}, {4, 6, 4}})
+      check(name, {input, shape});
+  }
+  check("_reshape_alias.", {input, std::vector<int64_t>{24, 4}, std::vector<int64_t>{4, 1}});
+}
+
+TEST_F(EveryWay, OfReductions) {
+  const at::Tensor input = values({5, 3, 2});
+  check("mean.", {input, none()});
+  for (const char* name : {"sum.", "prod."}) check(name, {input, none()});
+  for (const char* name : {"max.", "min.", "any.", "all."}) check(name, {input});
+  for (const bool keepdim : {false, true}) {
+    for (const auto& dims : std::vector<std::vector<int64_t>>{{0}, {1, -1}, {}}) {
+      for (const char* name : {"sum.dim_IntList", "nansum."})
+        check(name, {input, dims, keepdim, none()});
+      check("mean.dim", {input, dims, keepdim, none()});
+      for (const char* name : {"amax.", "amin."}) check(name, {input, dims, keepdim});
+      for (const char* name : {"any.dims", "all.dims"}) check(name, {input, dims, keepdim});
+      check("count_nonzero.dim_IntList", {input, dims});
+    }
+    for (const c10::IValue& dim : {none(), c10::IValue(0), c10::IValue(-1)})
+      check("aminmax.", {input, dim, keepdim});
+    check("prod.dim_int", {input, 1, keepdim, none()});
+    for (const char* name : {"any.dim", "all.dim"}) check(name, {input, -1, keepdim});
+  }
+  check("sum.dim_IntList", {input.transpose(0, 2), std::vector<int64_t>{1}, true, none()});
+  check("count_nonzero.", {input, none()});
+}
+
+TEST_F(EveryWay, OfJoinedTensors) {
+  const at::Tensor a = values({5, 6}), b = values({5, 6}), c = values({5, 3});
+  for (const int64_t dim : {0, 1, -1}) {
+    check("cat.", {std::vector<at::Tensor>{a, b}, dim});
+    check("stack.", {std::vector<at::Tensor>{a, b}, dim});
+  }
+  check("cat.", {std::vector<at::Tensor>{a, c, b}, 1});
+  check("cat.", {std::vector<at::Tensor>{a, at::empty({0}, at::kDouble), b}, 0});
+}
+
+TEST_F(EveryWay, OfReadingAndWritingAtIndices) {
+  const at::Tensor input = values({5, 4, 3});
+  for (const int64_t dim : {0, 1, 2}) {
+    const at::Tensor at = at::tensor({2, 0, 1, 2}, at::kLong);
+    check("index_select.", {input, dim, at});
+    auto shape = input.sizes().vec();
+    shape[static_cast<size_t>(dim)] = 4;
+    for (const char* name : {"index_add.", "index_add_."})
+      check(name, {input, dim, at, values(shape), 2});
+    const at::Tensor once = at::tensor({2, 0}, at::kLong);
+    shape[static_cast<size_t>(dim)] = 2;
+    for (const char* name : {"index_copy.", "index_copy_."})
+      check(name, {input, dim, once, values(shape)});
+    for (const char* name : {"index_fill.int_Scalar", "index_fill_.int_Scalar"})
+      check(name, {input, dim, once, 0.5});
+    for (const char* name : {"index_fill.int_Tensor", "index_fill_.int_Tensor"})
+      check(name, {input, dim, once, values({})});
+    const at::Tensor places = indices({5, 4, 3}, 3);
+    check("gather.", {input, dim, places});
+    check("gather.", {input, dim, places.narrow(dim, 0, 2)});
+    const at::Tensor distinct = at::argsort(values({5, 4, 3}), dim);
+    for (const char* name : {"scatter.src", "scatter_.src", "scatter_add.", "scatter_add_."})
+      check(name, {input, dim, distinct, values({5, 4, 3})});
+    for (const char* name : {"scatter.value", "scatter_.value"})
+      check(name, {input, dim, distinct.narrow(dim, 0, 2), 0.5});
+  }
+  using Indices = std::vector<std::optional<at::Tensor>>;
+  for (const Indices& at : {Indices{std::nullopt, indices({2, 3}, 4)}, Indices{indices({6}, 5)},
+                            Indices{indices({2}, 5), std::nullopt, indices({3, 2}, 3)},
+                            Indices{std::nullopt, indices({2}, 4), indices({2}, 3)}}) {
+    c10::List<std::optional<at::Tensor>> list;
+    for (const auto& each : at) list.push_back(each);
+    check("index.Tensor", {input, list});
+    const at::Tensor read = at::index(input, list);
+    for (const char* name : {"index_put.", "index_put_."}) {
+      check(name, {input, list, values(read.sizes()), true});
+      check(name, {input, list, values({1}), true});
+      check(name, {input, list, values(read.sizes().slice(1)), true});
+    }
+  }
+}
+
+TEST_F(EveryWay, OfGradientsOfViews) {
+  const std::vector<int64_t> shape{5, 6, 3};
+  for (const int64_t dim : {0, 1, -1}) {
+    const at::Tensor input = values(shape);
+    check("select_backward.", {values(input.select(dim, 1).sizes()), shape, dim, 1});
+    check("slice_backward.", {values(input.slice(dim, 1, 3).sizes()), shape, dim, 1, 3, 1});
+    check("slice_backward.", {values(input.slice(dim, 0, 3, 2).sizes()), shape, dim, 0, 3, 2});
+    check("slice_backward.", {values(input.slice(dim, 2).sizes()), shape, dim, 2, 100, 1});
+    check("unfold_backward.", {values(input.unfold(dim, 2, 1).sizes()), shape, dim, 2, 1});
+  }
+  for (const int64_t offset : {0, 1}) {
+    for (const int64_t dim : {0, 1}) {
+      const auto read = values(shape).diagonal(offset, dim, 2).sizes();
+      check("diagonal_backward.", {values(read), shape, offset, dim, 2});
+    }
+  }
+}
+
+TEST_F(EveryWay, OfCopiesAndWhatIsMadeFromATensor) {
+  const at::Tensor input = values({5, 3}), turned = values({3, 5}).t();
+  for (const at::Tensor& self : {input, turned}) {
+    check("clone.", {self, none()});
+    check("clone.", {self, static_cast<int64_t>(at::MemoryFormat::Contiguous)});
+    for (const char* name : {"zeros_like.", "ones_like."})
+      check(name, {self, none(), none(), none(), none(), none()});
+    check("empty_like.", {self, none(), none(), none(), none(), none()});
+    check("full_like.", {self, 2.5, none(), none(), none(), none(), none()});
+    for (const auto& shape : std::vector<std::vector<int64_t>>{{5, 3}, {5, 4}, {3}, {}}) {
+      for (const char* name : {"new_zeros.", "new_ones.", "new_empty."})
+        check(name, {self, shape, none(), none(), none(), none()});
+      check("new_empty_strided.",
+            {self, shape, contiguous_strides(shape), none(), none(), none(), none()});
+      check("new_full.", {self, shape, 2.5, none(), none(), none(), none()});
+    }
+  }
+}
+
 struct Attention {
   at::Tensor query, key, value;
   c10::IValue mask = {};
@@ -277,8 +434,7 @@ bool is_registered(const std::string& name) {
                        (name.find('.') == std::string::npos ||
                         op_name.overload_name == name.substr(name.find('.') + 1));
     const auto op = dispatcher.findSchema(op_name);
-    if (is_it && op &&
-        !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
+    if (is_it && op && !op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd))
       return true;
   }
   return false;

@@ -1,14 +1,19 @@
 #include "tests/dtensor/expect_every_way.h"
 
+#include "device_mesh/process_group.h"
+#include "dtensor/families/parts.h"
 #include "dtensor/internal/meta_results.h"
 #include "dtensor/internal/operands.h"
 #include "dtensor/internal/place_operands.h"
 #include "dtensor/internal/shard_layout.h"
+#include "dtensor/ways/interleaved_ways.h"
 #include "dtensor/ways/table.h"
 #include "tests/dtensor/partial_values.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+
+#include <functional>
 
 namespace fsdp::testing {
 namespace {
@@ -16,6 +21,12 @@ namespace {
 using namespace internal;
 using Arguments = torch::jit::Stack;
 using Tensors = std::vector<at::Tensor>;
+
+struct PlacementOrder {
+  bool operator()(const Placement& a, const Placement& b) const {
+    return to_string(a) < to_string(b);
+  }
+};
 
 // An operator by its name in the table, with plain arguments.
 class PlainCall {
@@ -28,30 +39,50 @@ class PlainCall {
     }
   }
 
+  // Those of new_empty are any.
+  bool has_values() const { return op_.operator_name().name.find("empty") == std::string::npos; }
+
   Tensors operands() {
     const auto operands = kinds_.operands_of(as_call(arguments_));
     return {operands.begin(), operands.end()};
   }
 
-  CallGeometry geometry(int64_t parts) {
-    CallGeometry geometry{.operands = geometry_of(operands()),
-                          .plain = kinds_.plain_of(as_call(arguments_)),
-                          .parts = parts};
-    return geometry;
+  // With every operand as `arriving` along the one mesh dimension.
+  CallGeometry geometry(int64_t parts, const Placement& arriving = Replicate{}) {
+    const Tensors all = operands();
+    return {.operands = geometry_of(all),
+            .plain = kinds_.plain_of(as_call(arguments_)),
+            .parts = parts,
+            .arriving = std::vector<Placement>(all.size(), arriving),
+            .ranks = parts};
   }
 
-  Tensors run() { return run(operands()); }
+  Tensors run() {
+    return run(operands(), {}, [](OperatorCall& call) { call.run_in_place(); });
+  }
 
-  Tensors run(const Tensors& operands) {
+  // On other operands, by `how`, which finishes the call.
+  Tensors run(const Tensors& operands, const std::vector<PartArgument>& part_arguments,
+              const std::function<void(OperatorCall&)>& how) {
     Arguments stack = arguments_;
+    for (const auto& [place, value] : part_arguments) {
+      if (const auto* const numbers = std::get_if<std::vector<int64_t>>(&value))
+        stack[place] = *numbers;
+      else
+        stack[place] = std::get<int64_t>(value);
+    }
     OperatorCall call = as_call(stack);
     Tensors own;  // the operator may write
     for (const at::Tensor& operand : operands)
       own.push_back(operand.defined() ? operand.clone() : operand);
     kinds_.replace_operands(call, own);
-    op_.callBoxed(&stack);
+    how(call);
     Tensors results;
-    for (const c10::IValue& result : stack) results.push_back(result.toTensor());
+    for (const c10::IValue& result : stack) {
+      if (result.isTensor()) results.push_back(result.toTensor());
+      if (result.isTensorList())
+        for (const at::Tensor& each : result.toTensorVector()) results.push_back(each);
+    }
     return results;
   }
 
@@ -100,6 +131,15 @@ Tensors terms_of(const at::Tensor& whole, Partial::Op op, int64_t parts) {
   return terms;
 }
 
+// Which elements of the dimension rank `rank` has.
+at::Tensor elements_of(const Shard& cut, int64_t size, int64_t parts, int64_t rank) {
+  const Chunk own = chunk_of(atoms_of(cut, size), parts, rank);
+  return at::arange(size)
+      .view({cut.outer, -1, cut.unit})
+      .narrow(1, own.offset, own.length)
+      .flatten();
+}
+
 // What each of `parts` ranks has of `whole`.
 Tensors split(const at::Tensor& whole, const Placement& placement, int64_t parts) {
   Tensors pieces(static_cast<size_t>(parts), whole);
@@ -107,28 +147,81 @@ Tensors split(const at::Tensor& whole, const Placement& placement, int64_t parts
   if (placement.is_partial()) return terms_of(whole, placement.partial_op(), parts);
   for (int64_t i = 0; i < parts && placement.is_shard(); ++i) {
     const int64_t dim = placement.shard_dim();
-    const Chunk chunk = chunk_of(whole.size(dim), parts, i);
-    pieces[static_cast<size_t>(i)] = whole.narrow(dim, chunk.offset, chunk.length).clone();
+    const auto own = elements_of(placement.shard(), whole.size(dim), parts, i);
+    pieces[static_cast<size_t>(i)] = whole.index_select(dim, own);
   }
   return pieces;
 }
 
-at::Tensor join(const Tensors& pieces, const Placement& placement) {
+at::Tensor join(const Tensors& pieces, const Placement& placement, bool has_values) {
   if (!pieces[0].defined()) return {};
-  if (placement.is_shard()) return at::cat(pieces, placement.shard_dim());
   if (placement.is_partial()) return reduced(pieces, placement.partial_op());
-  for (const at::Tensor& piece : pieces) EXPECT_TRUE(piece.allclose(pieces[0]));
-  return pieces[0];
+  if (placement.is_replicate()) {
+    for (const at::Tensor& piece : pieces)
+      EXPECT_TRUE(!has_values || piece.allclose(pieces[0], 1e-9, 1e-9, /*equal_nan=*/true));
+    return pieces[0];
+  }
+  const int64_t dim = placement.shard_dim();
+  const at::Tensor all = at::cat(pieces, dim);
+  at::Tensor whole = at::empty_like(all);
+  int64_t start = 0;
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    const auto own = elements_of(placement.shard(), all.size(dim),
+                                 static_cast<int64_t>(pieces.size()), static_cast<int64_t>(i));
+    EXPECT_EQ(own.numel(), pieces[i].size(dim));
+    if (own.numel() == pieces[i].size(dim)) whole.index_copy_(dim, own, pieces[i]);
+    start += own.numel();
+  }
+  return whole;
 }
 
-void expect_close(const at::Tensor& actual, const at::Tensor& expected) {
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, bool has_values) {
   ASSERT_EQ(actual.defined(), expected.defined());
   if (!actual.defined()) return;
   EXPECT_EQ(actual.sizes(), expected.sizes());
-  EXPECT_TRUE(actual.sizes() == expected.sizes() && actual.allclose(expected, 1e-9, 1e-9, /*equal_nan=*/true));
+  if (!has_values) return;
+  EXPECT_TRUE(actual.sizes() == expected.sizes() &&
+              actual.allclose(expected, 1e-9, 1e-9, /*equal_nan=*/true));
 }
 
-void expect_exact(PlainCall& call, const Way& way, int64_t parts) {
+// A plain layout on a mesh of one dimension. Of what is absent, any.
+TensorLayout layout_of(const at::Tensor& whole, const Placement& placement, int64_t parts) {
+  if (!whole.defined()) return TensorLayout({{parts}, {Replicate{}}, {}, {}});
+  return TensorLayout({{parts}, {placement}, whole.sizes().vec(), whole.strides().vec()});
+}
+
+std::vector<TensorLayout> layouts_of(const Tensors& wholes,
+                                     const std::vector<Placement>& placements, int64_t parts) {
+  std::vector<TensorLayout> layouts;
+  for (size_t i = 0; i < wholes.size(); ++i)
+    layouts.push_back(layout_of(wholes[i], placements[i], parts));
+  return layouts;
+}
+
+// One rank's, of as many as there are parts. Nothing is sent on it.
+DeviceMesh mesh_of_rank(int64_t parts, int64_t rank) {
+  init_process_group({.backend = "fake", .rank = rank, .world_size = parts});
+  DeviceMesh mesh = init_device_mesh(c10::kCPU, {parts});
+  destroy_process_group();
+  return mesh;
+}
+
+// What a rank that holds the operands `own` gives.
+Tensors run_on_rank(PlainCall& call, const OnParts& on_parts, const PlacedCall& placed,
+                    const Tensors& own, int64_t parts) {
+  const auto arguments = on_parts.ways.part_arguments
+                             ? on_parts.ways.part_arguments(call.geometry(parts), placed)
+                             : std::vector<PartArgument>{};
+  if (on_parts.run == nullptr)
+    return call.run(own, arguments, [](OperatorCall& each) { each.run_in_place(); });
+  const CallPlan plan{.results = placed.results, .placed = placed.operands};
+  const DeviceMesh mesh = mesh_of_rank(parts, placed.coordinate[0]);
+  return call.run(own, arguments, [&](OperatorCall& each) {
+    each.finish(on_parts.run(each, PlacedOnMesh(mesh, plan)));
+  });
+}
+
+void expect_exact(PlainCall& call, const OnParts& on_parts, const Way& way, int64_t parts) {
   SCOPED_TRACE(to_string(way) + " in " + std::to_string(parts) + " parts");
   const Tensors expected = call.run();
   const Tensors wholes = call.operands();
@@ -140,12 +233,17 @@ void expect_exact(PlainCall& call, const Way& way, int64_t parts) {
     for (size_t r = 0; r < pieces.size(); ++r) operands[r].push_back(pieces[r]);
   }
   std::vector<Tensors> results(expected.size());  // by result
-  for (const Tensors& own : operands) {
-    const Tensors locals = call.run(own);
+  for (size_t r = 0; r < operands.size(); ++r) {
+    const PlacedCall placed{.operands = layouts_of(wholes, way.operands, parts),
+                            .results = layouts_of(expected, way.results, parts),
+                            .coordinate = {static_cast<int64_t>(r)}};
+    const Tensors locals = run_on_rank(call, on_parts, placed, operands[r], parts);
+    ASSERT_EQ(locals.size(), results.size());
     for (size_t i = 0; i < locals.size(); ++i) results[i].push_back(locals[i]);
   }
   for (size_t i = 0; i < results.size(); ++i) {
-    expect_close(join(results[i], way.results[i]), expected[i]);
+    expect_close(join(results[i], way.results[i], call.has_values()), expected[i],
+                 call.has_values());
   }
 }
 
@@ -160,9 +258,58 @@ void expect_geometry(PlainCall& call, const OperatorWays& ways) {
   }
 }
 
+// Every cut of a dimension of some operand, in blocks and of atoms too, and none.
+std::set<Placement, PlacementOrder> arrivals_of(PlainCall& call) {
+  std::set<Placement, PlacementOrder> arrivals{Replicate{}};
+  for (const at::Tensor& operand : call.operands()) {
+    for (int64_t d = 0; operand.defined() && d < operand.dim(); ++d) {
+      for (const int64_t outer : {1, 2, 3}) {
+        for (const int64_t unit : {1, 2}) {
+          if (operand.size(d) > 0 && operand.size(d) % (outer * unit) == 0)
+            arrivals.insert(Shard{d, outer, unit});
+        }
+      }
+    }
+  }
+  return arrivals;
+}
+
+bool fit(const std::vector<Placement>& placements, const Tensors& wholes) {
+  for (size_t i = 0; i < wholes.size(); ++i) {
+    if (!wholes[i].defined() || !placements[i].is_shard()) continue;
+    const Shard& cut = placements[i].shard();
+    if (cut.dim >= wholes[i].dim() || wholes[i].size(cut.dim) % (cut.outer * cut.unit) != 0)
+      return false;
+  }
+  return true;
+}
+
+// Where operands arrive so. What decides for all mesh dimensions at once is asked for
+// one.
+std::vector<Way> ways_of(PlainCall& call, const OperatorWays& ways, int64_t parts,
+                         const Placement& arriving) {
+  const auto geometry = call.geometry(parts, arriving);
+  if (!fit(geometry.arriving, call.operands())) return {};
+  if (!ways.propagation) return with_interleaved_ways(ways.ways(geometry), geometry);
+  const auto chosen = ways.propagation(geometry, {{parts}, {{arriving}}});
+  return {{.results = {chosen.results[0][0]}, .operands = {chosen.operands[0][0]}}};
+}
+
 std::set<std::string>& checked() {
   static std::set<std::string> names;
   return names;
+}
+
+// What asks the other ranks is tried on ranks (ways_on_ranks_test.cc).
+bool asks_other_ranks(const std::string& name) {
+  return name.find("softmax") != std::string::npos || name.starts_with("arg") ||
+         name.starts_with("max.dim") || name.starts_with("min.dim") || name.starts_with("topk");
+}
+
+OnParts on_parts_of(const std::string& name) {
+  const auto* const on_parts = find_on_parts(name);
+  if (on_parts != nullptr && !asks_other_ranks(name)) return *on_parts;
+  return {*find_ways(name), nullptr};
 }
 
 }  // namespace
@@ -170,14 +317,17 @@ std::set<std::string>& checked() {
 void expect_every_way(const std::string& name, const torch::jit::Stack& arguments) {
   SCOPED_TRACE(name);
   PlainCall call(name, arguments);
-  const OperatorWays* const found = find_ways(name);
-  ASSERT_NE(found, nullptr);
-  const OperatorWays& ways = *found;
+  const OnParts on_parts = on_parts_of(name);
   checked().insert(name);
   checked().insert(name.substr(0, name.find('.')));  // as the table has those for all overloads
-  expect_geometry(call, ways);
+  expect_geometry(call, on_parts.ways);
   for (int64_t parts = 1; parts <= 4; ++parts) {
-    for (const Way& way : ways.ways(call.geometry(parts))) expect_exact(call, way, parts);
+    std::set<std::string> tried;
+    for (const Placement& arriving : arrivals_of(call)) {
+      for (const Way& way : ways_of(call, on_parts.ways, parts, arriving)) {
+        if (tried.insert(to_string(way)).second) expect_exact(call, on_parts, way, parts);
+      }
+    }
   }
 }
 

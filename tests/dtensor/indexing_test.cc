@@ -13,7 +13,6 @@ namespace {
 using at::indexing::None;
 using at::indexing::Slice;
 using testing::expect_same;
-using testing::expect_same_unless_cut;
 using testing::on_worlds;
 using testing::whole;
 using Tensors = std::vector<at::Tensor>;
@@ -76,18 +75,47 @@ TEST(Indexing, OfRows) {
   });
 }
 
-TEST(Indexing, WritesColumnsThatAreWhole) {
-  expect_same_unless_cut(
-      1, {
-             {"scatter in place",
-              [](const auto& t) {
-                const auto picked = at::tensor({3, 0}, at::kLong).expand({t.size(0), 2});
-                const auto written = at::zeros_like(t);
-                written.scatter_(1, picked, t.narrow(1, 1, 2).clone());
-                written.scatter_add_(1, picked, t.narrow(1, 0, 2).clone());
-                return Tensors{written};
-              }},
-         });
+TEST(Indexing, WritesColumns) {
+  expect_same({
+      {"scatter in place",
+       [](const auto& t) {
+         const auto picked = at::tensor({3, 0}, at::kLong).expand({t.size(0), 2});
+         const auto written = at::zeros_like(t);
+         written.scatter_(1, picked, t.narrow(1, 1, 2).clone());
+         written.scatter_add_(1, picked, t.narrow(1, 0, 2).clone());
+         return Tensors{written};
+       }},
+      {"at indices",
+       [](const auto& t) {
+         const auto columns = at::tensor({3, 0}, at::kLong);
+         at::Tensor written = at::zeros_like(t);
+         written.index_add_(1, columns, t.narrow(1, 0, 2).clone(), 0.5);
+         written.index_fill_(1, at::tensor({1}, at::kLong), 2);
+         written.index_copy_(1, at::tensor({2}, at::kLong), t.narrow(1, 1, 1).clone());
+         written.index_put_({Slice(), at::tensor({3}, at::kLong)}, t.narrow(1, 1, 1));
+         return Tensors{written};
+       }},
+  });
+}
+
+// What every rank needs whole to compute is written as a whole, and each keeps its part.
+TEST(Indexing, WritesAlongCutDimensions) {
+  expect_same({
+      {"cumsum_", [](const auto& t) { return Tensors{t.clone().add(0.5).abs().cumsum_(0)}; }},
+      {"tril_", [](const auto& t) { return Tensors{t.clone().abs().tril_(1)}; }},
+      {"index_fill_",
+       [](const auto& t) {
+         return Tensors{t.clone().abs().index_fill_(0, at::tensor({1}, at::kLong), 3)};
+       }},
+      {"renorm_, which has no rule",
+       [](const auto& t) { return Tensors{t.clone().abs().renorm_(2, 0, 1)}; }},
+      {"cumsum into a tensor",
+       [](const auto& t) {
+         at::Tensor written = at::zeros_like(t);
+         at::cumsum_out(written, t, 0);
+         return Tensors{written};
+       }},
+  });
 }
 
 TEST(Indexing, OfBothDimensionsAndNewOnes) {

@@ -126,15 +126,6 @@ TEST(ViewedCut, OfHeadsSequencesAndPackedMatrices) {
   EXPECT_EQ(viewed_cut({0, 4}, {4, 0}, {.dim = 1}, 2), Shard{0});
 }
 
-TEST(CutOfBlocks, IsOfWholeBlocks) {
-  const Shard packed{.dim = 1, .outer = 3, .unit = 2};
-  EXPECT_EQ(cut_of_blocks(packed, 24, 8, 8), (Shard{.dim = 1, .unit = 2}));
-  EXPECT_EQ(cut_of_blocks(packed, 24, 0, 16), (Shard{.dim = 1, .outer = 2, .unit = 2}));
-  EXPECT_EQ(cut_of_blocks(packed, 24, 4, 8), std::nullopt);
-  EXPECT_EQ(cut_of_blocks(packed, 24, 8, 4), std::nullopt);
-  EXPECT_EQ(cut_of_blocks({.dim = 0}, 8, 0, 4), std::nullopt);
-}
-
 // Equal cuts are written alike, and simplest is none of another.
 TEST(SimplestCut, IsTheSameForAllThatCutAlike) {
   for (int64_t size = 1; size <= 36; ++size) {

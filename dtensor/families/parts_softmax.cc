@@ -2,10 +2,8 @@
 // of each row and the sum of its exponentials, and nothing is gathered. Their gradients
 // add up one number per row. (Milakov and Gimelshein, Online normalizer calculation for
 // softmax, 2018, has how such sums are joined.)
-#include "dtensor/families/rules.h"
-#include "dtensor/internal/movement.h"
-#include "dtensor/internal/redistribute.h"
-#include "dtensor/internal/run_by_ways.h"
+#include "dtensor/families/exchange.h"
+#include "dtensor/families/parts.h"
 #include "dtensor/ways/table.h"
 
 #include <ATen/OpMathType.h>
@@ -44,45 +42,17 @@ RowSums sums_of(const at::Tensor& part, int64_t dim) {
   return {maximum, exp_from(part, maximum).sum(dim, /*keepdim=*/true)};
 }
 
-// The parts that the ranks of mesh dimension `m` have, joined along a new first one.
-at::Tensor gathered(const at::Tensor& own, const DeviceMesh& mesh, size_t m) {
-  auto shape = own.sizes().vec();
-  shape.insert(shape.begin(), mesh.size(static_cast<int64_t>(m)));
-  std::vector<Placement> cut(static_cast<size_t>(mesh.ndim()), Replicate{});
-  const auto whole = cut;
-  cut[m] = Shard{0};
-  const DTensorSpec from = DTensorSpec(mesh, cut, shape);
-  const CauseOfMovement cause(MovementCause::kExchange);
-  return redistribute_local(own.unsqueeze(0), from, whole);
-}
-
-bool cuts(const DTensorSpec& spec, size_t m, int64_t dim) {
-  return spec.placements()[m].is_shard(dim) && spec.mesh().size(static_cast<int64_t>(m)) > 1;
-}
-
 // Collective over the mesh dimensions that cut the rows: one all-gather each, of two
 // numbers per row.
 RowSums joined(RowSums own, const DTensorSpec& spec, int64_t dim) {
   for (size_t m = 0; m < spec.placements().size(); ++m) {
-    if (!cuts(spec, m, dim)) continue;
-    const at::Tensor all = gathered(at::stack({own.maximum, own.sum}), spec.mesh(), m);
+    if (!cuts_one_of(spec, m, {dim})) continue;
+    const at::Tensor all = gathered_across(at::stack({own.maximum, own.sum}), spec.mesh(), m);
     const at::Tensor maxima = all.select(1, 0), sums = all.select(1, 1);
     own.maximum = maxima.amax(0);
     own.sum = exp_from(maxima, own.maximum).mul_(sums).sum(0);
   }
   return own;
-}
-
-// Collective likewise: one all-reduce each, of a number per row.
-at::Tensor added_up(const at::Tensor& own, const DTensorSpec& spec, int64_t dim) {
-  std::vector<Placement> terms(spec.placements().size(), Replicate{});
-  const auto whole = terms;
-  for (size_t m = 0; m < terms.size(); ++m) {
-    if (cuts(spec, m, dim)) terms[m] = Partial{};
-  }
-  const DTensorSpec from = DTensorSpec(spec.mesh(), terms, own.sizes().vec());
-  const CauseOfMovement cause(MovementCause::kExchange);
-  return redistribute_local(own, from, whole);
 }
 
 // As LibTorch's kernels sum: 16-bit types in 32 bits.
@@ -92,9 +62,8 @@ at::Tensor as_summed(const at::Tensor& tensor) {
 
 // _softmax(self, dim, half_to_float), and with `is_log` _log_softmax.
 template <bool is_log>
-std::vector<c10::IValue> run_on_cut_rows(OperatorCall& call,
-                                         const std::vector<DTensorSpec>& placed) {
-  const DTensorSpec& spec = placed[0];
+std::vector<c10::IValue> run_on_cut_rows(OperatorCall& call, const PlacedOnMesh& placed) {
+  const DTensorSpec spec = placed.operand(0);
   const at::Tensor self = call.argument(0).toTensor();
   const int64_t dim = wrapped_dim(call.argument(1).toInt(), self.dim());
   if (self.dim() == 0 || !spec.is_cut(dim)) return call.run();
@@ -109,53 +78,34 @@ std::vector<c10::IValue> run_on_cut_rows(OperatorCall& call,
 // _softmax_backward_data(grad_output, output, dim, input_dtype), and with `is_log`
 // _log_softmax_backward_data.
 template <bool is_log>
-std::vector<c10::IValue> run_backward_on_cut_rows(OperatorCall& call,
-                                                  const std::vector<DTensorSpec>& placed) {
-  const DTensorSpec& spec = placed[0];
+std::vector<c10::IValue> run_backward_on_cut_rows(OperatorCall& call, const PlacedOnMesh& placed) {
+  const DTensorSpec spec = placed.operand(0);
   const auto ndim = static_cast<int64_t>(spec.shape().size());
   const int64_t dim = wrapped_dim(call.argument(2).toInt(), ndim);
   if (ndim == 0 || !spec.is_cut(dim)) return call.run();
   const at::Tensor grad = as_summed(call.argument(0).toTensor());
   const at::Tensor output = as_summed(call.argument(1).toTensor());
   const at::Tensor terms = is_log ? grad : grad.mul(output);
-  const at::Tensor sum = added_up(terms.sum(dim, /*keepdim=*/true), spec, dim);
+  const at::Tensor sum = summed_across(terms.sum(dim, /*keepdim=*/true), spec, {dim});
   const at::Tensor result = is_log ? grad.sub(output.exp().mul_(sum)) : output.mul(grad.sub(sum));
   return {result.to(call.argument(3).toScalarType())};
 }
 
 template <size_t place>
-OperatorWays on_cut_rows_too(const char* name) {
-  return with_more_ways(ways_table().at(name), cut_rows_ways<place>);
-}
-
-void softmax_rule(OperatorCall& call) {
-  static const WaysKernel by_ways(on_cut_rows_too<1>("_softmax."), call.handle(),
-                                  run_on_cut_rows<false>);
-  by_ways.run(call);
-}
-void log_softmax_rule(OperatorCall& call) {
-  static const WaysKernel by_ways(on_cut_rows_too<1>("_log_softmax."), call.handle(),
-                                  run_on_cut_rows<true>);
-  by_ways.run(call);
-}
-void softmax_backward_rule(OperatorCall& call) {
-  static const WaysKernel by_ways(on_cut_rows_too<2>("_softmax_backward_data."), call.handle(),
-                                  run_backward_on_cut_rows<false>);
-  by_ways.run(call);
-}
-void log_softmax_backward_rule(OperatorCall& call) {
-  static const WaysKernel by_ways(on_cut_rows_too<2>("_log_softmax_backward_data."), call.handle(),
-                                  run_backward_on_cut_rows<true>);
-  by_ways.run(call);
+OnParts on_cut_rows_too(const char* name, RunOnParts run) {
+  return {with_more_ways(ways_table().at(name), cut_rows_ways<place>), run};
 }
 
 }  // namespace
 
-void add_softmax_rules(RuleTable& table) {
-  table["_softmax."] = softmax_rule;
-  table["_log_softmax."] = log_softmax_rule;
-  table["_softmax_backward_data."] = softmax_backward_rule;
-  table["_log_softmax_backward_data."] = log_softmax_backward_rule;
+void add_softmax_parts(PartsTable& table) {
+  const auto add = [&table](const char* name, const auto& on_parts, RunOnParts run) {
+    table[name] = on_parts(name, run);
+  };
+  add("_softmax.", on_cut_rows_too<1>, run_on_cut_rows<false>);
+  add("_log_softmax.", on_cut_rows_too<1>, run_on_cut_rows<true>);
+  add("_softmax_backward_data.", on_cut_rows_too<2>, run_backward_on_cut_rows<false>);
+  add("_log_softmax_backward_data.", on_cut_rows_too<2>, run_backward_on_cut_rows<true>);
 }
 
 }  // namespace fsdp::internal

@@ -1,8 +1,7 @@
 // embedding with a table whose rows are cut, as a vocabulary is: each rank looks up the
 // rows that it has, zeros for the others, and the results are terms.
-#include "dtensor/families/rules.h"
+#include "dtensor/families/parts.h"
 #include "dtensor/internal/cut_indices.h"
-#include "dtensor/internal/run_by_ways.h"
 #include "dtensor/ways/table.h"
 
 #include <ATen/ops/zeros.h>
@@ -21,9 +20,8 @@ at::Tensor zero_rows(const at::Tensor& table, const at::Tensor& indices) {
 }
 
 // embedding(weight, indices, ...) -> rows.
-std::vector<c10::IValue> look_up_own_rows(OperatorCall& call,
-                                          const std::vector<DTensorSpec>& placed) {
-  const DTensorSpec& table = placed[0];
+std::vector<c10::IValue> look_up_own_rows(OperatorCall& call, const PlacedOnMesh& placed) {
+  const DTensorSpec table = placed.operand(0);
   if (!table.is_cut(0)) return call.run();
   const at::Tensor own = call.argument(0).toTensor(), indices = call.argument(1).toTensor();
   check_indices(indices, table.shape()[0], "embedding: index");
@@ -34,14 +32,11 @@ std::vector<c10::IValue> look_up_own_rows(OperatorCall& call,
   return {results[0].toTensor().masked_fill_(cut.is_elsewhere.unsqueeze(-1), 0)};
 }
 
-void embedding_rule(OperatorCall& call) {
-  static const WaysKernel by_ways(with_more_ways(ways_table().at("embedding."), cut_rows_ways),
-                                  call.handle(), look_up_own_rows);
-  by_ways.run(call);
-}
-
 }  // namespace
 
-void add_embedding_rules(RuleTable& table) { table["embedding."] = embedding_rule; }
+void add_embedding_parts(PartsTable& table) {
+  table["embedding."] = {with_more_ways(ways_table().at("embedding."), cut_rows_ways),
+                         look_up_own_rows};
+}
 
 }  // namespace fsdp::internal

@@ -1,0 +1,18 @@
+// How an operator runs that has no way to run on parts: on the whole value, on every
+// rank.
+#pragma once
+
+#include "dtensor/internal/note_redistribution.h"
+#include "dtensor/internal/operator_call.h"
+
+namespace fsdp::internal {
+
+// Gathers all operands, which is noted, and runs the operator; results are replicated. Of
+// what it writes in place each rank keeps its part. Collective over the mesh dimensions
+// along which an operand is cut or Partial. REQUIRES: results are the same on all ranks,
+// so the operator draws no random numbers. Throws NotImplementedError where it writes
+// what is Partial, or gives what it writes another shape; ValueError for operands on
+// different meshes, and for a plain tensor beside a registry entry.
+void run_on_whole(OperatorCall& call, NotedRedistribution::Cause cause);
+
+}  // namespace fsdp::internal
