@@ -348,12 +348,13 @@ class Journey {
 
 namespace {
 
-// Atoms [own] of every block.
+// Atoms [own] of every block, dimensions in the order of memory.
 at::Tensor part_along(const at::Tensor& whole, const Shard& cut, const Chunk& own) {
   if (cut.outer == 1) return whole.narrow(cut.dim, own.offset * cut.unit, own.length * cut.unit);
-  return whole.reshape(split_shape(whole.sizes().vec(), cut))
-      .narrow(cut.dim + 1, own.offset, own.length)
-      .flatten(cut.dim, cut.dim + 2);
+  const at::Tensor part = whole.reshape(split_shape(whole.sizes().vec(), cut))
+                              .narrow(cut.dim + 1, own.offset, own.length)
+                              .flatten(cut.dim, cut.dim + 2);
+  return in_memory_order(part, memory_order(whole.sizes().vec(), whole.strides().vec()));
 }
 
 }  // namespace
