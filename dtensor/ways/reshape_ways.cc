@@ -4,6 +4,8 @@
 #include "dtensor/ways/viewed_cut.h"
 
 #include <algorithm>
+#include <functional>
+#include <numeric>
 #include <optional>
 #include <utility>
 
@@ -25,6 +27,15 @@ Shape asked_shape(const CallGeometry& call) {
   return shape;
 }
 
+// Whether dimension `before_dim` of [before] is dimension `after_dim` of a view [after].
+bool is_same_dim(const Shape& before, int64_t before_dim, const Shape& after, int64_t after_dim) {
+  const auto left = [](const Shape& shape, int64_t dim) {
+    return std::accumulate(shape.begin(), shape.begin() + dim, int64_t{1}, std::multiplies<>());
+  };
+  return before[static_cast<size_t>(before_dim)] == after[static_cast<size_t>(after_dim)] &&
+         left(before, before_dim) == left(after, after_dim);
+}
+
 // The placements by which operand 0 can be viewed as [after], and those of the view.
 struct Viewed {
   const Shape& before;
@@ -43,9 +54,8 @@ struct Viewed {
   // A chunk of a chunk is the same one where the view leaves the dimension as it is.
   std::optional<Placement> cut_inside(size_t m, size_t around) const {
     if (!to[around].is_shard()) return std::nullopt;
-    const auto before_dim = static_cast<size_t>(from[m].shard_dim());
     const int64_t after_dim = to[around].shard_dim();
-    const bool stays = before[before_dim] == after[static_cast<size_t>(after_dim)] &&
+    const bool stays = is_same_dim(before, from[m].shard_dim(), after, after_dim) &&
                        from[around].along(after_dim) == to[around];
     return stays ? std::optional(from[m].along(after_dim)) : std::nullopt;
   }
