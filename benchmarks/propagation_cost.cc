@@ -2,7 +2,7 @@
 // call in nanoseconds, median of interleaved rounds. And what a tensor-parallel mesh of
 // one rank costs a model: time of forward and backward over that of the plain module.
 //
-//   propagation_cost [--rounds=41] [--calls=2000] [--width=256] [--steps=30]
+//   propagation_cost [--rounds=41] [--calls=2000] [--only=mm] [--width=256] [--steps=30]
 //
 // Operands lie so that nothing moves, on a mesh of two ranks, of which this process is
 // one; every call but the first finds what was chosen before. "below autograd" is the
@@ -29,6 +29,7 @@
 
 ABSL_FLAG(int, rounds, 41, "rounds, over which medians are taken");
 ABSL_FLAG(int, calls, 2000, "calls per round");
+ABSL_FLAG(std::string, only, "", "the one operator to measure, and no model");
 ABSL_FLAG(int64_t, width, 256, "width of the model");
 ABSL_FLAG(int64_t, blocks, 4, "transformer blocks of the model");
 ABSL_FLAG(int64_t, tokens, 128, "tokens per sequence, of two sequences");
@@ -170,7 +171,9 @@ void measure_operators(const DeviceMesh& mesh) {
   std::printf("%-16s %12s %12s %12s %12s\n", "operator, ns", "part", "+ below", "part",
               "+ recorded");
   std::vector<std::shared_ptr<torch::nn::Module>> keep_alive;
+  const std::string only = absl::GetFlag(FLAGS_only);
   for (const Case& each : cases()) {
+    if (!only.empty() && each.name != only) continue;
     Tensors plain;
     for (const Operand& operand : each.operands) {
       plain.push_back(fsdp::distribute_tensor(at::randn(operand.shape), mesh, {operand.placement}));
@@ -226,7 +229,8 @@ int main(int argc, char** argv) {
   fsdp::init_process_group({.backend = "fake", .rank = 0, .world_size = 2});
   const auto mesh = fsdp::init_device_mesh(c10::kCPU, {1, 2}, {"one", "two"});
   measure_operators(mesh["two"]);
-  for (const bool cut_sequence : {false, true}) measure_model(mesh["one"], cut_sequence);
+  for (const bool cut_sequence : {false, true})
+    if (absl::GetFlag(FLAGS_only).empty()) measure_model(mesh["one"], cut_sequence);
   fsdp::destroy_process_group();
   return 0;
 }
