@@ -8,6 +8,8 @@ const OnParts* find_on_parts(const std::string& name) {
     add_view_parts(*table);
     add_reduction_parts(*table);
     add_variance_parts(*table);
+    add_candidates_parts(*table);
+    add_attention_parts(*table);
     add_softmax_parts(*table);
     add_loss_parts(*table);
     add_embedding_parts(*table);

@@ -24,6 +24,8 @@ const OnParts* find_on_parts(const std::string& name);
 void add_view_parts(PartsTable& table);
 void add_reduction_parts(PartsTable& table);
 void add_variance_parts(PartsTable& table);
+void add_candidates_parts(PartsTable& table);
+void add_attention_parts(PartsTable& table);
 void add_softmax_parts(PartsTable& table);
 void add_loss_parts(PartsTable& table);
 void add_embedding_parts(PartsTable& table);

@@ -1,6 +1,6 @@
-// nll_loss. With the batch cut, sums are terms; with the classes cut too: each rank
-// counts the targets whose class it has. The average is a sum of losses over a sum of
-// weights, both of which are terms, so that uneven parts count as they should.
+// nll_loss and nll_loss2d. With the batch cut, sums are terms; with the classes cut too:
+// each rank counts the targets whose class it has. The average is a sum of losses over a
+// sum of weights, both of which are terms, so that uneven parts count as they should.
 #include "dtensor/families/parts.h"
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/cut_indices.h"
@@ -16,7 +16,7 @@ namespace {
 
 constexpr int64_t kIgnored = -100;  // no class of any part
 
-bool has_batch(const Operand& self) { return self.ndim() == 2; }
+bool has_batch(const Operand& self) { return self.ndim() >= 2; }
 
 // nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight.
 std::vector<Way> cut_classes_ways(const CallGeometry& call) {
@@ -40,7 +40,7 @@ DTensorSpec classes_of(const DTensorSpec& self) {
   return {self.mesh(), std::move(placements), {self.shape()[1]}};
 }
 
-bool has_cut_classes(const DTensorSpec& self) { return self.shape().size() == 2 && self.is_cut(1); }
+bool has_cut_classes(const DTensorSpec& self) { return self.shape().size() >= 2 && self.is_cut(1); }
 
 // The arguments target, weight, reduction and ignore_index; target is argument `first`.
 struct Targets {
@@ -64,8 +64,9 @@ struct Targets {
     const auto cut = cut_indices(counted, self, /*dim=*/1);
     at::Tensor total = at::zeros({}, options);
     if (are_reduced()) {
-      const at::Tensor weights = weight().defined() ? weight().index_select(0, counted)
-                                                    : at::ones(counted.sizes(), options);
+      const at::Tensor weights = weight().defined()
+                                     ? weight().index_select(0, counted.flatten()).view_as(counted)
+                                     : at::ones(counted.sizes(), options);
       total = weights.masked_fill(ignored, 0).sum();
     }
     call.argument(first) = cut.in_part.masked_fill(cut.is_elsewhere.logical_or(ignored), kIgnored);
@@ -89,10 +90,13 @@ std::vector<c10::IValue> count_own_targets_backward(OperatorCall& call,
   return call.run();
 }
 
+constexpr const char* kForwards[] = {"nll_loss_forward.", "nll_loss2d_forward."};
+
 // An average is collective where the batch is cut.
+template <size_t kind>
 void nll_loss_rule(OperatorCall& call) {
   static const WaysKernel by_ways(
-      with_more_ways(ways_table().at("nll_loss_forward."), cut_classes_ways), call.handle(),
+      with_more_ways(ways_table().at(kForwards[kind]), cut_classes_ways), call.handle(),
       count_own_targets);
   c10::IValue& reduction = call.argument(3);
   const bool is_average = reduction.toInt() == at::Reduction::Mean;
@@ -106,12 +110,16 @@ void nll_loss_rule(OperatorCall& call) {
 
 }  // namespace
 
-void add_loss_rules(RuleTable& table) { table["nll_loss_forward."] = nll_loss_rule; }
+void add_loss_rules(RuleTable& table) {
+  table[kForwards[0]] = nll_loss_rule<0>;
+  table[kForwards[1]] = nll_loss_rule<1>;
+}
 
 void add_loss_parts(PartsTable& table) {
-  table["nll_loss_backward."] = {
-      with_more_ways(ways_table().at("nll_loss_backward."), cut_classes_backward_ways),
-      count_own_targets_backward};
+  for (const char* name : {"nll_loss_backward.", "nll_loss2d_backward."}) {
+    table[name] = {with_more_ways(ways_table().at(name), cut_classes_backward_ways),
+                   count_own_targets_backward};
+  }
 }
 
 }  // namespace fsdp::internal

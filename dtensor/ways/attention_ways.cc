@@ -1,12 +1,10 @@
 // Scaled dot product attention, fused, on CPUs: fits where the batch or the heads are
 // cut. Grouped heads fit where every rank's queries find their keys, which divisible
-// numbers of heads make sure of. The kernel divides by the number of batches and of
-// heads, so no rank may come out without any.
-#include "dtensor/internal/shard_layout.h"
+// numbers of heads make sure of; elsewhere keys and values are whole
+// (families/parts_attention.cc).
 #include "dtensor/ways/broadcast.h"
 #include "dtensor/ways/table.h"
 
-#include <algorithm>
 #include <utility>
 
 namespace fsdp::internal {
@@ -14,21 +12,16 @@ namespace {
 
 constexpr int64_t kBatch = 0, kHeads = 1, kNdim = 4;  // query, key, value: [B, H, S, D]
 
-bool has_no_empty_part(int64_t size, int64_t parts) {
-  return chunk_of(size, parts, parts - 1).length > 0;
-}
-
 bool heads_may_be_cut(const Operand& query, const Operand& key, int64_t parts) {
   const int64_t heads = query.size(kHeads);
   const int64_t groups = key.size(kHeads);
-  if (heads == groups) return has_no_empty_part(heads, parts);
-  return heads % parts == 0 && groups % parts == 0;
+  return heads == groups || (heads % parts == 0 && groups % parts == 0);
 }
 
 std::vector<int64_t> dims_that_may_be_cut(const Operand& query, const Operand& key, int64_t parts) {
   std::vector<int64_t> dims;
   if (query.ndim() != kNdim) return dims;
-  if (has_no_empty_part(query.size(kBatch), parts)) dims.push_back(kBatch);
+  dims.push_back(kBatch);
   if (heads_may_be_cut(query, key, parts)) dims.push_back(kHeads);
   return dims;
 }
@@ -40,8 +33,7 @@ std::vector<Way> attention_ways(const CallGeometry& call, size_t query, size_t r
   std::vector<Way> ways;
   for (int64_t dim : dims_that_may_be_cut(q, call.operands[query + 1], call.parts)) {
     Way way{.results = std::vector<Placement>(results, Shard{dim}),
-            .operands = std::vector<Placement>(call.operands.size(), Shard{dim}),
-            .takes_empty_parts = false};
+            .operands = std::vector<Placement>(call.operands.size(), Shard{dim})};
     way.operands.back() = broadcast_along(mask, kNdim, dim, q.size(dim));
     ways.push_back(std::move(way));
   }

@@ -131,6 +131,15 @@ TEST_F(EveryWay, OfLosses) {
     }
   }
   check("nll_loss_forward.", {input[0], target[0], none(), 2, -100});
+  const at::Tensor image = values({3, 4, 2, 5}).log_softmax(1), classes = indices({3, 2, 5}, 4);
+  for (const c10::IValue& weight : {none(), c10::IValue(weights)}) {
+    for (int64_t reduction : {0, 1, 2}) {
+      check("nll_loss2d_forward.", {image, classes, weight, reduction, -100});
+      const at::Tensor grad = reduction == 0 ? values({3, 2, 5}) : values({});
+      check("nll_loss2d_backward.",
+            {grad, image, classes, weight, reduction, -100, values({}).abs()});
+    }
+  }
 }
 
 // Arguments for an elementwise operator, made after its schema: tensors of these shapes
@@ -383,6 +392,8 @@ TEST_F(EveryWay, OfAttention) {
   for (const Attention& a :
        {Attention{query, key, values({3, 4, 6, 8})}, Attention{in_rows, key, key},
         Attention{query, values({3, 2, 6, 8}), values({3, 2, 6, 8})},
+        Attention{query, values({3, 1, 6, 8}), values({3, 1, 6, 8})},
+        Attention{values({1, 6, 5, 8}), values({1, 3, 6, 8}), values({1, 3, 6, 8})},
         Attention{query, key, key, values({5, 6})},
         Attention{query, key, key, values({3, 1, 5, 6})},
         Attention{query, key, key, values({1, 4, 5, 6})}}) {
@@ -390,9 +401,9 @@ TEST_F(EveryWay, OfAttention) {
           {a.query, a.key, a.value, 0.0, false, a.mask, none()});
     const auto [result, sums] = at::_scaled_dot_product_flash_attention_for_cpu(
         a.query, a.key, a.value, 0.0, false, a.mask.toOptional<at::Tensor>());
-    check(
-        "_scaled_dot_product_flash_attention_for_cpu_backward.",
-        {values({3, 4, 5, 8}), a.query, a.key, a.value, result, sums, 0.0, false, a.mask, none()});
+    check("_scaled_dot_product_flash_attention_for_cpu_backward.",
+          {values(result.sizes()), a.query, a.key, a.value, result, sums, 0.0, false, a.mask,
+           none()});
   }
 }
 

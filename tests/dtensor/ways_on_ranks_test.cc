@@ -1,6 +1,7 @@
 // Functions of models on DTensors in all placements, on real ranks: values and gradients
 // are those of plain tensors, and what moves on the way is noted.
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/note_redistribution.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
@@ -10,6 +11,8 @@
 #include <ATen/ScalarOps.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <limits>
 
 namespace fsdp {
 namespace {
@@ -156,6 +159,96 @@ TEST(WaysOnRanks, Attention) {
   }
 }
 
+// Where queries and keys are not cut between the same groups.
+TEST(WaysOnRanks, AttentionOfGroupedHeads) {
+  for (const int64_t groups : {1, 2}) {
+    expect_as_plain(
+        [groups] {
+          return Problem{
+              {waves({3, 4, 5, 8}), waves({3, groups, 6, 8}, 0.3), waves({3, groups, 6, 8}, 0.2)},
+              [](const Tensors& t) {
+                return at::scaled_dot_product_attention(t[0], t[1], t[2], {}, 0.0, false,
+                                                        std::nullopt, /*enable_gqa=*/true);
+              }};
+        },
+        15);
+  }
+}
+
+TEST(WaysOnRanks, CrossEntropyOfImages) {
+  for (const int64_t reduction : {0, 1, 2}) {
+    expect_as_plain(
+        [reduction] {
+          return Problem{
+              {waves({3, 4, 2}), at::tensor({3, 0, -100, 2, 2, 1}, at::kLong).view({3, 2})},
+              [=](const Tensors& t) {
+                return at::cross_entropy_loss(t[0], t[1], waves({4}).abs(), reduction);
+              }};
+        },
+        12);
+  }
+}
+
+TEST(WaysOnRanks, ExtremaAndTheirPlaces) {
+  for (const int64_t dim : {0, 1, -1}) {
+    for (const bool keepdim : {false, true}) {
+      expect_as_plain([=] {
+        return Problem{
+            {waves({5, 2, 3})}, [=](const Tensors& t) {
+              const auto [greatest, at] = t[0].max(dim, keepdim);
+              const auto [least, where] = t[0].min(dim, keepdim);
+              const at::Tensor places =
+                  t[0].argmax(dim, keepdim).add(t[0].argmin(dim, keepdim)).add(at).add(where);
+              return greatest.mul(least).mul(places);
+            }};
+      });
+    }
+    expect_as_plain([=] {
+      return Problem{{waves({5, 2, 3})}, [=](const Tensors& t) {
+                       const auto [greatest, at] = t[0].topk(2, dim);
+                       const auto [least, where] = t[0].topk(2, dim, /*largest=*/false);
+                       return greatest.mul(least).mul(at.add(where));
+                     }};
+    });
+  }
+}
+
+// The first of equal ones, and a NaN before all, as on one device.
+TEST(WaysOnRanks, ExtremaAreTheFirstOnes) {
+  on_meshes([](const DeviceMesh& mesh) {
+    at::Tensor plain = at::ones({3, 12}, at::kDouble);
+    plain[1][7] = std::numeric_limits<double>::quiet_NaN();
+    plain[2][4] = plain[2][9] = 2;
+    for (const Placements& list : lists_for(mesh, 2)) {
+      const at::Tensor t = placed(plain, mesh, list);
+      EXPECT_TRUE(whole(t.argmax(1)).equal(plain.argmax(1)));
+      EXPECT_TRUE(whole(std::get<1>(t.min(1))).equal(std::get<1>(plain.min(1))));
+    }
+    Placements list(static_cast<size_t>(mesh.ndim()), Replicate{});
+    list.back() = Shard{.dim = 1, .outer = 3, .unit = 2};
+    const at::Tensor t = placed(plain, mesh, list);
+    EXPECT_TRUE(whole(t.argmax(1)).equal(plain.argmax(1)));
+  });
+}
+
+TEST(WaysOnRanks, ExtremaMoveANumberOrTwoPerRow) {
+  testing::run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const auto columns = distribute_tensor(waves({4, 100}), mesh, {Shard{1}});
+    const auto bytes_of = [&](const std::function<void()>& body) {
+      int64_t bytes = 0;
+      const internal::MovementListener listener(
+          [&](const internal::Movement& movement) { bytes += movement.bytes; });
+      body();
+      return bytes;
+    };
+    EXPECT_EQ(bytes_of([&] { columns.argmax(1); }), 4 * (8 + 8));
+    EXPECT_EQ(bytes_of([&] { columns.max(1); }), 4 * (8 + 8));
+    EXPECT_EQ(bytes_of([&] { columns.topk(3, 1); }), 4 * 3 * (8 + 8));
+    EXPECT_EQ(bytes_of([&] { columns.argmax(0); }), 0);
+  });
+}
+
 TEST(WaysOnRanks, Convolution) {
   expect_as_plain([] {
     return Problem{{waves({3, 2, 9}), waves({4, 2, 3}, 0.3), waves({4})},
@@ -211,6 +304,23 @@ TEST(WaysOnRanks, WhatMovesIsNoted) {
                 ::testing::SizeIs(1));
     EXPECT_THAT(moves_of([&] { at::nonzero(rows); }),
                 ::testing::ElementsAre("aten::nonzero 0: Shard(0) -> Replicate() (no rule)"));
+  });
+}
+
+// Keys that every rank has, more ranks than heads: nothing moves.
+TEST(WaysOnRanks, AttentionOfCutQueriesMovesNothing) {
+  testing::run_ranks(4, [](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {4});
+    const auto attention = [](const at::Tensor& query, const at::Tensor& key) {
+      at::scaled_dot_product_attention(query, key, key, {}, 0.0, false, std::nullopt,
+                                       /*enable_gqa=*/true);
+    };
+    for (const int64_t heads : {3, 6}) {
+      const auto query = distribute_tensor(waves({2, heads, 5, 8}), mesh, {Shard{1}});
+      const auto keys = distribute_tensor(waves({2, 3, 5, 8}), mesh, {Replicate{}});
+      EXPECT_THAT(moves_of([&] { attention(query, keys); }), ::testing::IsEmpty());
+      EXPECT_THAT(moves_of([&] { attention(query, query); }), ::testing::IsEmpty());
+    }
   });
 }
 
