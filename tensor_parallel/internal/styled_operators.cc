@@ -5,11 +5,16 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/movement.h"
 #include "on_demand/gate_arguments.h"
+#include "on_demand/gate_key.h"
 #include "on_demand/input_cast.h"
+#include "on_demand/on_demand_storage.h"
+#include "on_demand/touched_groups.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parallel_member.h"
 #include "tensor_parallel/internal/placed_input.h"
+#include "tensor_parallel/internal/row_lookup.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/add.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
@@ -136,13 +141,38 @@ void addmm_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::
   stack->emplace_back(product_and_bias(op, bias, *use, [&] { return at::mm(input, weight); }));
 }
 
-// embedding(table, indices)
+// Whether autograd records what is done with a parameter.
+bool is_recorded(const at::Tensor& parameter) {
+  if (auto* const storage = OnDemandStorage::behind(parameter))
+    storage->synchronize_metadata(parameter.unsafeGetTensorImpl());
+  return at::GradMode::is_enabled() && parameter.requires_grad();
+}
+
+// embedding(table, indices, padding_idx, scale_grad_by_freq, sparse) of a table whose
+// rows are cut: its gradient is made of this rank's rows.
+at::Tensor recorded_lookup(const GateArguments& arguments) {
+  const at::Tensor table = tensor_at(arguments, 0);
+  TouchedGroups groups;
+  if (const auto* const storage = OnDemandStorage::behind(table)) groups.add(*storage);
+  groups.fill();  // here: autograd's functions run without recording, which is another pass
+  const BelowParallelGate below;
+  const c10::impl::ExcludeDispatchKeyGuard touched(kGateKey);
+  return look_up_rows(table, tensor_at(arguments, 1), arguments[2].toInt(), arguments[3].toBool());
+}
+
 void embedding_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
   const GateArguments arguments(op, *stack);
-  const Use* const use = use_of(tensor_at(arguments, 0), &ParameterUses::lookup);
-  if (use == nullptr) return parallel_gate(op, keys, stack);
-  const Use kept = *use;
-  run_styled(op, keys, stack, kept);
+  const at::Tensor table = tensor_at(arguments, 0);
+  if (uses_of(table) == nullptr) return parallel_gate(op, keys, stack);
+  const Use* const use = use_of(table, &ParameterUses::lookup);
+  const Use kept = use == nullptr ? Use{} : *use;
+  const bool is_sparse = arguments[4].toBool();
+  if (is_sparse || !has_cut_rows(table, tensor_at(arguments, 1)) || !is_recorded(table))
+    return use == nullptr ? parallel_gate(op, keys, stack) : run_styled(op, keys, stack, kept);
+  const at::Tensor rows = recorded_lookup(arguments);
+  torch::jit::drop(*stack, arguments.size());
+  const BelowParallelGate below;
+  stack->emplace_back(handed_out(placed_output(op, rows, kept)));
 }
 
 // layer_norm and rms_norm(input, shape, weight)
