@@ -1,6 +1,7 @@
 #include "dtensor/internal/fast_pointwise.h"
 
 #include "dtensor/families/alike.h"
+#include "dtensor/internal/compare_plain.h"
 #include "dtensor/internal/dispatch.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
@@ -57,7 +58,7 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
   static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
     Alike operands;
     (operands.look(args), ...);
-    if (!operands.alike() || !operands.is_dense())
+    if (!operands.alike() || !operands.is_dense() || compares_plain())
       return by_ways<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);
@@ -72,7 +73,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     Alike operands;
     operands.look(self);
     (operands.look(args), ...);
-    if (find_meta(self) == nullptr || !operands.alike())
+    if (find_meta(self) == nullptr || !operands.alike() || compares_plain())
       return by_ways<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
                                                             std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;

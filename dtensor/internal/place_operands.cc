@@ -1,6 +1,7 @@
 #include "dtensor/internal/place_operands.h"
 
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/compare_plain.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/gathered_view.h"
 #include "dtensor/internal/redistribute.h"
@@ -55,6 +56,7 @@ DeviceMesh common_mesh(const OperatorCall& call, at::TensorList operands) {
   DeviceMesh mesh = spec_of(*first).mesh();
   check_meshes(call, operands, mesh);
   check_entries(call, operands, mesh);
+  compare_plain(call.handle().schema().name(), operands, mesh);
   return mesh;
 }
 

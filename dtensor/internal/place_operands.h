@@ -18,7 +18,7 @@ namespace fsdp::internal {
 void check_entries(const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh);
 
 // The mesh that the DTensors among the operands lie on. Throws ValueError for several
-// meshes, and as check_entries(). REQUIRES: a DTensor.
+// meshes, and as check_entries() and compare_plain(). REQUIRES: a DTensor.
 DeviceMesh common_mesh(const OperatorCall& call, at::TensorList operands);
 
 TensorPlacements replicated_on(const DeviceMesh& mesh);

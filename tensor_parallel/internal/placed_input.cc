@@ -1,6 +1,7 @@
 #include "tensor_parallel/internal/placed_input.h"
 
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/compare_plain.h"
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "on_demand/gate_key.h"
@@ -63,6 +64,7 @@ at::Tensor placed_as(const at::Tensor& dtensor, const Placement& to) {
 at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to,
                         std::optional<c10::ScalarType> dtype) {
   const auto cast = dtype.value_or(input.scalar_type());
+  compare_plain("the input of a tensor-parallel operator", input, mesh);
   if (kept().has_value() && kept()->is_of(input, to, cast)) return kept()->placed;
   auto keys = c10::DispatchKeySet(kParallelKey);
   TouchedGroups groups;
