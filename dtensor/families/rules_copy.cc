@@ -50,8 +50,7 @@ at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const Oper
       !spec.has_partial(), call.description(),
       ": a plain value cannot be written to a Partial "
       "tensor. Call .redistribute({Replicate()}) on it first (collective).");
-  if (owner_of(self) == nullptr)
-    compare_plain(call.handle().schema().name(), source, spec.mesh());
+  if (owner_of(self) == nullptr) compare_plain(call.handle().schema().name(), source, spec.mesh());
   TORCH_CHECK_VALUE(fits, call.description(), ": a plain source must have the global shape ",
                     self.sizes(), ", got ", source.sizes(),
                     "; write this rank's part through .to_local() (rank ", spec.mesh().rank(), ")");

@@ -14,8 +14,8 @@ namespace fsdp {
 namespace {
 
 using ::testing::AllOf;
-using ::testing::HasSubstr;
 using testing::error_of;
+using ::testing::HasSubstr;
 using testing::run_ranks;
 using testing::waves;
 
