@@ -46,10 +46,11 @@ int64_t length_of_part(const DTensorSpec& spec, int64_t dim, size_t m, int64_t i
 
 at::Tensor as_bytes(const at::Tensor& rows) { return rows.contiguous().view(at::kByte); }
 
-// Numbers of `type` in the last dimension, from byte `start` on.
+// Numbers of `type` in the last dimension, from byte `start` on: in memory of their own,
+// as they need not be aligned there.
 at::Tensor from_bytes(const at::Tensor& bytes, int64_t start, int64_t count, at::ScalarType type) {
   const auto size = static_cast<int64_t>(c10::elementSize(type));
-  return bytes.narrow(-1, start, count * size).contiguous().view(type);
+  return bytes.narrow(-1, start, count * size).clone(at::MemoryFormat::Contiguous).view(type);
 }
 
 at::Tensor padded_to(const at::Tensor& rows, int64_t count) {

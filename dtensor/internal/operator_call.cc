@@ -24,10 +24,16 @@ void append_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) 
   }
 }
 
+bool has_argument(const c10::FunctionSchema& schema, const char* name) {
+  return schema.argumentIndexWithName(name).has_value();
+}
+
 }  // namespace
 
 OperatorTraits::OperatorTraits(const c10::OperatorHandle& op)
-    : draws_random_numbers(op.hasTag(at::Tag::nondeterministic_seeded)) {
+    : draws_random_numbers(op.hasTag(at::Tag::nondeterministic_seeded)),
+      indexes_self(has_argument(op.schema(), "self") &&
+                   (has_argument(op.schema(), "index") || has_argument(op.schema(), "indices"))) {
   const auto& schema = op.schema();
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     if (writes(schema.arguments()[i])) written.push_back(i);

@@ -20,6 +20,7 @@ struct OperatorTraits {
   std::vector<std::optional<size_t>>
       returned_argument;  // per return: the written argument it hands back
   bool draws_random_numbers;
+  bool indexes_self;  // reads or writes `self` at indices, which may be plain tensors
 };
 
 class OperatorCall {

@@ -18,7 +18,8 @@ void check_meshes(const OperatorCall& call, at::TensorList operands, const Devic
   for (const at::Tensor& operand : operands) {
     TORCH_CHECK_VALUE(!is_dtensor(operand) || spec_of(operand).mesh() == mesh, call.description(),
                       " has operands on different meshes; bring them to one mesh with "
-                      ".full_tensor() and fsdp::distribute_tensor (rank ",
+                      ".full_tensor() and fsdp::distribute_tensor. Gradients on several meshes are "
+                      "clipped by fsdp::clip_grad_norm_, not LibTorch's (rank ",
                       mesh.rank(), ")");
   }
 }
@@ -36,6 +37,7 @@ at::Tensor placed_plain(const at::Tensor& plain, const DeviceMesh& mesh,
 }  // namespace
 
 void check_entries(const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh) {
+  if (call.traits().indexes_self) return;
   const bool has_entry = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
     return is_dtensor(operand) && owner_of(operand) != nullptr && !is_gathered_view(operand);
   });
