@@ -223,6 +223,7 @@ const Indices& DeviceMesh::coordinate() const { return state_->coordinate; }
 const Group& DeviceMesh::group(int64_t dim) const {
   return state_->dims[state_->index_of(dim)]->group();
 }
+int64_t DeviceMesh::slice_index() const { return state_->layout.slice_index(); }
 
 Group DeviceMesh::side_group(int64_t dim, const std::string& purpose) const {
   return state_->dims[state_->index_of(dim)]->side_group(purpose);

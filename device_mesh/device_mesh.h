@@ -55,6 +55,10 @@ class DeviceMesh {
   int64_t local_rank(int64_t dim = 0) const;       // this rank's index along `dim`
   const std::vector<int64_t>& coordinate() const;  // this rank's index along every dimension
   const c10::intrusive_ptr<c10d::ProcessGroup>& group(int64_t dim = 0) const;
+  // Which slice of the mesh that it was cut from this one is, of those along the same
+  // dimensions: 0, 1, ... in the order of their first ranks; the same on all its ranks.
+  // 0 for a mesh that was not cut.
+  int64_t slice_index() const;
 
   // A group over the same ranks as group(dim) for traffic that must not queue behind it,
   // for example "reduce". Created at the first call with this purpose and shared by every

@@ -125,6 +125,20 @@ std::optional<MeshLayout> MeshLayout::beside(const MeshLayout& inner,
   return overlaps ? std::nullopt : std::optional(std::move(both));
 }
 
+// Every step is a digit of positions, and a layout begins where all its digits are zero.
+int64_t MeshLayout::slice_index() const {
+  const auto begins_at = [this](int64_t position) {
+    return std::all_of(dims_.begin(), dims_.end(), [position](const Dimension& dim) {
+      return std::all_of(dim.begin(), dim.end(), [position](const Step& step) {
+        return step.size == 1 || position / step.stride % step.size == 0;
+      });
+    });
+  };
+  int64_t index = 0;
+  for (int64_t position = 0; position < base_; ++position) index += begins_at(position) ? 1 : 0;
+  return index;
+}
+
 int64_t MeshLayout::merged_position(const Indices& dims) const {
   return *std::min_element(dims.begin(), dims.end());
 }

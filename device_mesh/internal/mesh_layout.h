@@ -40,6 +40,10 @@ class MeshLayout {
   // result would be one position: the layouts have a direction in common.
   std::optional<MeshLayout> beside(const MeshLayout& inner, const Indices& inner_coordinate) const;
 
+  // Which of the layouts like it, through other positions, this one is: 0, 1, ... in the
+  // order of their first positions.
+  int64_t slice_index() const;
+
   // Dimensions `dims` merged into one, whose index is row-major over them in the given
   // order. It stands where the first of them in this layout stood; the others keep their
   // order.

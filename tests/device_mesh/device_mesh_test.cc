@@ -52,6 +52,9 @@ TEST(DeviceMesh, TwoDimensionsOnFourRanks) {
     const auto dp = mesh["dp"], tp = mesh["tp"];
     EXPECT_EQ(dp.ranks(), (Indices{column, column + 2}));
     EXPECT_EQ(tp.ranks(), (Indices{2 * row, 2 * row + 1}));
+    EXPECT_EQ(mesh.slice_index(), 0);
+    EXPECT_EQ(tp.slice_index(), row);
+    EXPECT_EQ(dp.slice_index(), column);
     EXPECT_EQ(dp.rank(), rank);
     EXPECT_EQ(dp.coordinate(), Indices{row});
     EXPECT_EQ(dp.dim_names(), Names{"dp"});

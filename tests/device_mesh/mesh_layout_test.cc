@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <map>
 #include <numeric>
 
 namespace fsdp::internal {
@@ -63,6 +64,36 @@ TEST(MeshLayout, SliceHoldsExactlyThePositionsThatShareTheOtherCoordinates) {
           expected.push_back(horner(sizes, other));
         }
         ASSERT_EQ(slice.positions(), expected);
+      }
+    }
+  }
+}
+
+// Of all slices along the same dimensions, found one by one.
+void expect_counted(const MeshLayout& layout, const Indices& dims) {
+  std::map<int64_t, MeshLayout> slices;  // by first position
+  for (int64_t position : layout.positions()) {
+    const auto slice = layout.along(dims, *layout.coordinate_of(position));
+    slices.emplace(slice.positions().front(), slice);
+  }
+  int64_t index = 0;
+  for (const auto& [first, slice] : slices) ASSERT_EQ(slice.slice_index(), index++);
+}
+
+TEST(MeshLayout, SlicesAreCountedInTheOrderOfTheirFirstPositions) {
+  for (const Indices& sizes : all_shapes()) {
+    const MeshLayout layout = MeshLayout::row_major(sizes);
+    EXPECT_EQ(layout.slice_index(), 0);
+    for (int64_t a = 0; a < layout.ndim(); ++a) {
+      expect_counted(layout, {a});
+      for (int64_t b = 0; b < layout.ndim(); ++b) {
+        if (a == b) continue;
+        expect_counted(layout, {a, b});
+        const MeshLayout merged = layout.merged({a, b});
+        for (int64_t d = 0; d < merged.ndim(); ++d) expect_counted(merged, {d});
+      }
+      for (int64_t n = 1; n <= sizes[static_cast<size_t>(a)]; ++n) {
+        if (const auto split = layout.split(a, n)) expect_counted(*split, {a + 1});
       }
     }
   }
