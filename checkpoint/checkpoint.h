@@ -45,7 +45,9 @@ struct State {
   std::map<std::string, c10::IValue> values;
   // Each rank its own; may hold tensors. Loads at the same world size only.
   std::map<std::string, c10::IValue> per_rank;
-  bool rng = false;  // this rank's CPU and CUDA generators, per rank as well
+  // This rank's CPU and CUDA generators, manual_seed's included, per rank as well. Ranks
+  // that are threads need manual_seed for it.
+  bool rng = false;
 };
 
 enum class Layout {

@@ -1,8 +1,8 @@
 #include "fully_shard/activation_checkpoint.h"
 
+#include "dtensor/internal/thread_generators.h"
 #include "on_demand/pass.h"
 
-#include <ATen/Context.h>
 #include <ATen/autocast_mode.h>
 #include <c10/core/DeviceType.h>
 #include <c10/util/Exception.h>
@@ -24,16 +24,16 @@ namespace {
 using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
-// What a region's result depends on besides its inputs: the random number generators and
-// autocast, on the CPU and the inputs' devices.
+// What a region's result depends on besides its inputs: the generators that it draws from
+// and autocast, on the CPU and the inputs' devices.
 class Surroundings {
  public:
   static Surroundings now(const std::vector<c10::Device>& devices) {
     Surroundings now;
     for (const auto device : devices) {
-      auto generator = at::globalContext().defaultGenerator(device);
-      std::lock_guard lock(generator.mutex());
-      now.states_.push_back({device, generator.get_state(),
+      auto generator = generator_of_thread(device);
+      auto state = generator_state(generator);
+      now.states_.push_back({device.type(), std::move(generator), std::move(state),
                              at::autocast::is_autocast_enabled(device.type()),
                              at::autocast::get_autocast_dtype(device.type())});
     }
@@ -42,23 +42,23 @@ class Surroundings {
 
   void restore() const {
     for (const auto& state : states_) {
-      auto generator = at::globalContext().defaultGenerator(state.device);
-      {
-        std::lock_guard lock(generator.mutex());
-        generator.set_state(state.random);
-      }
-      at::autocast::set_autocast_enabled(state.device.type(), state.autocast);
-      at::autocast::set_autocast_dtype(state.device.type(), state.autocast_dtype);
+      set_generator_state(state.generator, state.random);
+      at::autocast::set_autocast_enabled(state.type, state.autocast);
+      at::autocast::set_autocast_dtype(state.type, state.autocast_dtype);
     }
   }
 
+  const ThreadGeneratorsPtr& generators() const { return generators_; }
+
  private:
   struct OnDevice {
-    c10::Device device;
+    c10::DeviceType type;
+    at::Generator generator;
     at::Tensor random;
     bool autocast;
     at::ScalarType autocast_dtype;
   };
+  ThreadGeneratorsPtr generators_ = thread_generators();
   std::vector<OnDevice> states_;
 };
 
@@ -67,7 +67,7 @@ class Surroundings {
 class SurroundingsGuard {
  public:
   SurroundingsGuard(const Surroundings& then, const std::vector<c10::Device>& devices)
-      : before_(Surroundings::now(devices)) {
+      : drawn_from_(then.generators()), before_(Surroundings::now(devices)) {
     at::autocast::increment_nesting();
     then.restore();
   }
@@ -78,6 +78,7 @@ class SurroundingsGuard {
   SurroundingsGuard(const SurroundingsGuard&) = delete;
 
  private:
+  UseThreadGenerators drawn_from_;
   Surroundings before_;
 };
 

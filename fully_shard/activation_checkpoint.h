@@ -49,9 +49,10 @@ Result from_list(std::vector<at::Tensor> outputs) {
 
 // region(inputs...), whose result is a Tensor, a vector of Tensors or a tuple of Tensors.
 // Gradients reach the inputs and whatever else the region uses (parameters, captured
-// tensors that are leaves). The region runs again with the state that the random number
-// generators of the CPU and of the inputs' devices, and autocast, had here; what else it
-// reads must not have changed. Where no gradients are recorded this is region(inputs...).
+// tensors that are leaves). The region runs again with the state that the generators it
+// draws from, those of the CPU and of the inputs' devices (LibTorch's or manual_seed's),
+// and autocast had here; what else it reads must not have changed. Where no gradients are
+// recorded this is region(inputs...).
 //
 // Collective as what the region touches. Backward throws ValueError under
 // create_graph=true and in autograd::grad or backward(inputs), since running again

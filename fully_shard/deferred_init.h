@@ -8,7 +8,8 @@
 //   fsdp::materialize(*model);
 //
 // The values are, bit for bit, those of a model that was built at once from the same
-// state of the default generator, and that generator is left as such a model leaves it.
+// state of the generator that the thread draws from (the default one, or manual_seed's),
+// which is left as such a model leaves it.
 // What changes the tensors afterwards (model->apply(init_weights), Module::to(dtype)) is
 // recorded too, until they are materialised or given to fully_shard.
 //
@@ -60,9 +61,6 @@ auto deferred_init(Build&& build) {
 // `initialise` is called for every module that has one of them, in the order of
 // Module::apply (parents first), with the parameters of its unit full and gradients off:
 // it is to write those that the module itself has, alike on all ranks.
-//
-// What an operator that takes no generator drew (dropout) is drawn again from LibTorch's
-// default one, which is put back afterwards: no other thread may use it meanwhile.
 //
 // Local, but for `initialise`, which makes it collective over the units' meshes. Throws
 // ValueError, with names and nothing changed, where a tensor that was not deferred would

@@ -5,21 +5,25 @@
 #include "checkpoint/internal/tensor_reader.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/thread_generators.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/Context.h>
+#include <ATen/core/Dict.h>
+#include <ATen/core/jit_type.h>
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
-#include <mutex>
+#include <memory>
 #include <thread>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
 namespace {
 
+// LibTorch's default generators, and those of manual_seed.
 constexpr const char* kCpuGenerator = "rng.cpu";
 constexpr const char* kCudaGenerator = "rng.cuda";
+constexpr const char* kThreadGenerators = "rng.manual_seed";
 constexpr const char* kValues = "values";
 
 // A group of a thread is not another thread's.
@@ -34,37 +38,59 @@ bool ranks_are_threads(const World& world) {
 
 bool uses_cuda() { return at::hasCUDA() && at::globalContext().hasCUDA(); }
 
-at::Generator cuda_generator() {
-  return at::globalContext().defaultGenerator(at::Device(at::kCUDA, -1));
+at::Generator default_generator(c10::DeviceType type) {
+  return at::globalContext().defaultGenerator(c10::Device(type));
 }
 
-void set_state(at::Generator generator, const at::Tensor& state) {
-  const std::lock_guard<std::mutex> lock(generator.mutex());
-  generator.set_state(state);
+using Dict = c10::impl::GenericDict;
+
+Dict saved(ThreadGenerators& generators) {
+  Dict dict(c10::StringType::get(), c10::AnyType::get());
+  dict.insert("seed", static_cast<int64_t>(generators.seed()));
+  dict.insert("ranks", generators.ranks());
+  dict.insert("cpu", generator_state(generators.on(c10::kCPU)));
+  if (uses_cuda()) dict.insert("cuda", generator_state(generators.on(c10::kCUDA)));
+  return dict;
+}
+
+ThreadGeneratorsPtr restored(const Dict& dict) {
+  auto generators = std::make_shared<ThreadGenerators>(
+      static_cast<uint64_t>(dict.at("seed").toInt()), dict.at("ranks").toIntVector());
+  set_generator_state(generators->on(c10::kCPU), dict.at("cpu").toTensor());
+  if (dict.contains("cuda") && uses_cuda())
+    set_generator_state(generators->on(c10::kCUDA), dict.at("cuda").toTensor());
+  return generators;
 }
 
 }  // namespace
 
 PerRank generator_states(const World& world) {
-  TORCH_CHECK_VALUE(!ranks_are_threads(world),
-                    "rng: these ranks are threads of one process and share its generator");
-  PerRank states{{kCpuGenerator, at::detail::getDefaultCPUGenerator().get_state()}};
-  if (uses_cuda()) states.emplace(kCudaGenerator, cuda_generator().get_state());
+  const auto& own = thread_generators();
+  PerRank states;
+  if (own) states.emplace(kThreadGenerators, saved(*own));
+  if (ranks_are_threads(world)) {
+    TORCH_CHECK_VALUE(own,
+                      "rng: these ranks are threads of one process and share its generator; "
+                      "with fsdp::manual_seed each has its own");
+    return states;
+  }
+  states.emplace(kCpuGenerator, generator_state(default_generator(c10::kCPU)));
+  if (uses_cuda()) states.emplace(kCudaGenerator, generator_state(default_generator(c10::kCUDA)));
   return states;
 }
 
 void restore_generators(PerRank& values) {
-  if (const auto cpu = values.extract(kCpuGenerator)) {
-    set_state(at::detail::getDefaultCPUGenerator(), cpu.mapped().toTensor());
-  }
-  if (const auto cuda = values.extract(kCudaGenerator); cuda && uses_cuda()) {
-    set_state(cuda_generator(), cuda.mapped().toTensor());
-  }
+  const auto own = values.extract(kThreadGenerators);
+  const auto cpu = values.extract(kCpuGenerator), cuda = values.extract(kCudaGenerator);
+  if (own || cpu)
+    exchange_thread_generators(own ? restored(own.mapped().toGenericDict()) : nullptr);
+  if (cpu) set_generator_state(default_generator(c10::kCPU), cpu.mapped().toTensor());
+  if (cuda && uses_cuda())
+    set_generator_state(default_generator(c10::kCUDA), cuda.mapped().toTensor());
 }
 
 void forget_generators(PerRank& values) {
-  values.erase(kCpuGenerator);
-  values.erase(kCudaGenerator);
+  for (const char* name : {kCpuGenerator, kCudaGenerator, kThreadGenerators}) values.erase(name);
 }
 
 FileToWrite per_rank_file(int64_t rank, const PerRank& values) {

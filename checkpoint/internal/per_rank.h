@@ -17,10 +17,13 @@ namespace fsdp::internal::checkpoint {
 
 using PerRank = std::map<std::string, c10::IValue>;
 
-// This thread's view of the generators: "rng.cpu" and, where CUDA is in use, "rng.cuda".
-// Throws ValueError where the ranks are threads, which share one generator.
+// This thread's view of the generators: "rng.manual_seed", where that holds, and
+// LibTorch's default ones, "rng.cpu" and, where CUDA is in use, "rng.cuda". Those are
+// left out where the ranks are threads, which share them; ValueError where there is
+// nothing else.
 PerRank generator_states(const World& world);
-// Takes the generators' entries out of `values` and sets them.
+// Takes the generators' entries out of `values` and sets them. Where default ones were
+// saved alone, manual_seed no longer holds.
 void restore_generators(PerRank& values);
 // Drops them.
 void forget_generators(PerRank& values);

@@ -1,5 +1,6 @@
 #include "on_demand/deferred/recorder.h"
 
+#include "dtensor/internal/thread_generators.h"
 #include "on_demand/deferred/deferred_storage.h"
 #include "on_demand/deferred/replay.h"
 #include "on_demand/gate_key.h"
@@ -123,7 +124,7 @@ class Recording {
   // REQUIRES: run_on_meta() went well.
   void draw() {
     if (!draws(step_.op)) return;
-    step_.generator_state = state_of(generator_of(step_.op, step_.arguments));
+    step_.generator_state = generator_state(generator_of(step_.op, step_.arguments));
     Replay scratch(*tape_);
     scratch.compute(only_read(), tape_->size());
     for (const auto value : writes_) scratch.allocate(value);

@@ -1,10 +1,10 @@
 #include "on_demand/deferred/replay.h"
 
+#include "dtensor/internal/thread_generators.h"
 #include "on_demand/deferred/deferred_storage.h"
 #include "on_demand/deferred/scratch_bytes.h"
 #include "on_demand/gate_key.h"
 
-#include <ATen/CPUGeneratorImpl.h>
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
@@ -12,7 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <mutex>
+#include <memory>
 #include <optional>
 #include <string_view>
 #include <utility>
@@ -27,36 +27,6 @@ std::optional<size_t> generator_argument(const c10::OperatorHandle& op) {
   }
   return std::nullopt;
 }
-
-// The overload of an operator that draws from the default generator that takes one.
-std::optional<c10::OperatorHandle> with_generator(const c10::OperatorHandle& op) {
-  const auto& overload = op.schema().overload_name();
-  const auto taking = overload.empty() ? std::string("generator") : overload + "_generator";
-  auto found = c10::Dispatcher::singleton().findSchema({op.schema().name(), taking});
-  const bool fits =
-      found && found->schema().arguments().size() == op.schema().arguments().size() + 1;
-  return fits ? found : std::nullopt;
-}
-
-// The default generator is in `state` while this lives.
-class DefaultGeneratorState {
- public:
-  explicit DefaultGeneratorState(const at::Tensor& state)
-      : generator_(at::detail::getDefaultCPUGenerator()), before_(state_of(generator_)) {
-    set(state);
-  }
-  ~DefaultGeneratorState() { set(before_); }
-  DefaultGeneratorState(const DefaultGeneratorState&) = delete;
-
- private:
-  void set(const at::Tensor& state) {
-    const std::scoped_lock lock(generator_.mutex());
-    generator_.set_state(state);
-  }
-
-  at::Generator generator_;
-  at::Tensor before_;
-};
 
 }  // namespace
 
@@ -75,12 +45,7 @@ at::Generator generator_of(const c10::OperatorHandle& op, const std::vector<Argu
     const auto& given = std::get<c10::IValue>(arguments[*place]);
     if (given.isGenerator()) return given.toGenerator();
   }
-  return at::detail::getDefaultCPUGenerator();
-}
-
-at::Tensor state_of(at::Generator generator) {
-  const std::scoped_lock lock(generator.mutex());
-  return generator.get_state();
+  return generator_of_thread(c10::kCPU);
 }
 
 Replay::Replay(const Tape& tape) : past_the_gate_(kGateKey), tape_(tape) {}
@@ -101,30 +66,19 @@ at::Tensor Replay::tensor(const DeferredTensor& deferred) const {
                     deferred.strides);
 }
 
-// A generator of its own where the operator takes one: other threads may draw from the
-// default one meanwhile.
 void Replay::run_again(const Step& step) {
   if (leaves_uninitialised(step.op)) return open(step);
-  if (!step.generator_state.defined()) return run(step);
-  auto again = step;
-  auto place = generator_argument(step.op);
-  if (!place) {
-    const auto taking = with_generator(step.op);
-    if (taking) {
-      place = generator_argument(*taking);
-      again.op = *taking;
-      again.arguments.insert(again.arguments.begin() + static_cast<std::ptrdiff_t>(*place),
-                             c10::IValue());
-    }
-  }
-  if (!place) {
-    const DefaultGeneratorState as_recorded(step.generator_state);
-    return run(step);
-  }
-  auto generator = at::detail::createCPUGenerator();
-  generator.set_state(step.generator_state);
-  again.arguments[*place] = c10::IValue(std::move(generator));
-  run(again);
+  if (step.generator_state.defined()) return draw_again(step);
+  run(step);
+}
+
+// From a generator of its own: others may draw from the one it had meanwhile.
+void Replay::draw_again(Step step) {
+  const auto own = std::make_shared<ThreadGenerators>(/*seed=*/0, std::vector<int64_t>{});
+  set_generator_state(own->on(c10::kCPU), step.generator_state);
+  const UseThreadGenerators drawn_from(own);
+  if (const auto place = generator_argument(step.op)) step.arguments[*place] = c10::IValue();
+  run(step);
 }
 
 void Replay::open(const Step& step) {

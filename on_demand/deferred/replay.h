@@ -5,8 +5,8 @@
 //   replay.tensor(deferred);          // with its values
 //
 // Steps that draw random numbers draw what they would have drawn where they were
-// recorded, whatever ran since, and leave LibTorch's generators as they were. Without
-// autograd, and past the gate. Memory: what the steps needed for the values make, until
+// recorded, whatever ran since, and leave all generators as they were. Without autograd,
+// and past the gate. Memory: what the steps needed for the values make, until
 // the object goes.
 //
 // Used by one thread at a time.
@@ -44,6 +44,7 @@ class Replay {
 
  private:
   void run_again(const Step& step);
+  void draw_again(Step step);
   void open(const Step& step);
   torch::jit::Stack arguments(const Step& step) const;
   c10::IValue argument(const OneArgument& argument) const;
@@ -65,10 +66,8 @@ std::vector<at::Tensor> computed(const std::vector<at::Tensor>& deferred);
 bool leaves_uninitialised(const c10::OperatorHandle& op);
 // Whether the operator draws random numbers.
 bool draws(const c10::OperatorHandle& op);
-// The generator among the arguments, or else the CPU's default one.
+// The generator among the arguments, or else what this thread draws from on the CPU.
 at::Generator generator_of(const c10::OperatorHandle& op, const std::vector<Argument>& arguments);
-// A copy.
-at::Tensor state_of(at::Generator generator);
 
 // Calls visit(tensor) for the tensors among what an operator returned, those in lists
 // included.

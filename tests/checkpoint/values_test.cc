@@ -1,7 +1,10 @@
 // What is saved besides tensors of models: values, per-rank items, generators.
 #include "checkpoint/checkpoint.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/manual_seed.h"
 #include "tests/checkpoint/small_model.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/support/errors.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -68,6 +71,47 @@ TEST(Values, GeneratorsGoOnWhereTheyWere) {
   torch::manual_seed(6);
   load({.rng = true}, folder / "saved");
   EXPECT_TRUE(torch::equal(torch::rand({4}), next));
+}
+
+TEST(Values, GeneratorsOfManualSeedGoOnWhereTheyWereOnEachRank) {
+  TemporaryFolder folder;
+  run_ranks(4, [&](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+    manual_seed(5, mesh["tp"]);
+    torch::rand({3});
+    save({.rng = true}, folder / "saved");
+    const auto next = torch::rand({4});
+    use_default_generator();
+    load({.rng = true}, folder / "saved");
+    EXPECT_TRUE(torch::rand({4}).equal(next));
+    manual_seed(6, mesh);
+    load({.rng = true}, folder / "saved");
+    EXPECT_TRUE(torch::rand({4}).equal(next));
+    const auto on_the_mesh = distribute_tensor(torch::zeros({4}), mesh["tp"], {Shard{0}});
+    on_the_mesh.normal_();
+    EXPECT_THROW(distribute_tensor(torch::zeros({4}), mesh, {Shard{0}, Replicate{}}).normal_(),
+                 c10::ValueError);
+  });
+}
+
+TEST(Values, GeneratorsOfThreadsAreSavedOnlyWhereEachHasItsOwn) {
+  TemporaryFolder folder;
+  run_ranks(2, [&](int64_t) {
+    const std::string message = message_of([&] { save({.rng = true}, folder / "saved"); });
+    EXPECT_THAT(message, HasSubstr("with fsdp::manual_seed each has its own"));
+  });
+}
+
+TEST(Values, WhatWasSavedWithoutManualSeedGoesOnWithoutIt) {
+  TemporaryFolder folder;
+  torch::manual_seed(5);
+  save({.rng = true}, folder / "saved");
+  const auto next = torch::rand({4});
+  on_one_rank([&](const DeviceMesh& mesh) {
+    manual_seed(6, mesh);
+    load({.rng = true}, folder / "saved");
+    EXPECT_TRUE(torch::rand({4}).equal(next));
+  });
 }
 
 }  // namespace

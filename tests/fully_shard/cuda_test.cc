@@ -1,6 +1,8 @@
 // What needs CUDA devices: nothing here has run on one yet, and every test says so where
 // there is none.
 #include "device_mesh/process_group.h"
+#include "dtensor/manual_seed.h"
+#include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/pair.h"
 #include "tests/support/errors.h"
@@ -221,6 +223,34 @@ TEST_F(Cuda, OneRankTrainsAsThePlainModel) {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     EXPECT_EQ(train_beside_a_plain_model(mesh, {torch::kCUDA, 0}), 0);
     EXPECT_EQ(train_beside_a_plain_model(mesh, {torch::kCUDA, 0}, kOffloaded), 0);
+  });
+}
+
+// Dropout's kernel takes no generator; a region that runs again does so on a thread of
+// autograd's.
+TEST_F(Cuda, RandomNumbersUnderManualSeedAreThoseOfASeededDevice) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    const auto on_device = torch::TensorOptions(torch::kCUDA);
+    const auto draw = [&] {
+      const auto x = torch::ones({40, 50}, on_device).requires_grad_();
+      const auto y = checkpoint(
+          [](const torch::Tensor& in) {
+            return torch::dropout(in, 0.5, true) * torch::rand_like(in);
+          },
+          x);
+      y.sum().backward();
+      return std::vector<torch::Tensor>{y.detach(), x.grad(), torch::rand({20}, on_device),
+                                        torch::rand({20})};
+    };
+    torch::manual_seed(3);
+    const auto wanted = draw();
+    const auto state = at::globalContext().defaultGenerator(torch::kCUDA).get_state();
+    manual_seed(3, mesh);
+    const auto found = draw();
+    for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(found[i].equal(wanted[i])) << i;
+    EXPECT_TRUE(at::globalContext().defaultGenerator(torch::kCUDA).get_state().equal(state));
   });
 }
 

@@ -1,4 +1,5 @@
 // deferred_init() and materialize(): the values, what is held when, and what is refused.
+#include "dtensor/manual_seed.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/deferred_init/seeded_builds.h"
 #include "tests/fully_shard/pair.h"
@@ -85,10 +86,7 @@ TEST_P(DeferredInit, FollowsValuesThatDependOnOthers) {
     auto& model = *deferred.built;
     fully_shard(model.first, mesh);
     fully_shard(model, mesh);
-    {
-      const std::scoped_lock lock(default_generator_in_use);  // dropout's
-      materialize(model);
-    }
+    materialize(model);
     expect_same_values(model, *plain.built, "");
     EXPECT_TRUE(model.table.is_same(model.named_buffers()["table"]));
     EXPECT_TRUE(model.row.is_alias_of(model.table));
@@ -283,6 +281,28 @@ TEST(DeferredModels, DrawFromAGeneratorThatIsGiven) {
   EXPECT_TRUE(generator.get_state().equal(again.get_state()));
   materialize(*model);
   EXPECT_TRUE(model->weight.equal(expected));
+}
+
+TEST_P(DeferredInit, DrawsFromTheGeneratorOfManualSeed) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    const auto build = [] { return std::make_shared<Entangled>(); };
+    manual_seed(3, mesh);
+    const auto plain = build();
+    const auto next = torch::rand({3});
+    manual_seed(3, mesh);
+    const auto deferred = deferred_init(build);
+    EXPECT_TRUE(torch::rand({3}).equal(next));
+    fully_shard(deferred->first, mesh);
+    fully_shard(*deferred, mesh);
+    manual_seed(4, mesh);  // what the program draws meanwhile
+    const auto of_the_program = torch::rand({6});
+    manual_seed(4, mesh);
+    EXPECT_TRUE(torch::rand({3}).equal(of_the_program.slice(0, 0, 3)));
+    materialize(*deferred);
+    EXPECT_TRUE(torch::rand({3}).equal(of_the_program.slice(0, 3)));
+    use_default_generator();
+    expect_same_values(*deferred, *plain, "");
+  });
 }
 
 TEST(DeferredModels, LeaveTheDefaultGeneratorAlone) {

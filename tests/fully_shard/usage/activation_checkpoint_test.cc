@@ -2,6 +2,7 @@
 // those of the second run.
 #include "fully_shard/activation_checkpoint.h"
 
+#include "dtensor/manual_seed.h"
 #include "tests/fully_shard/decoder.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
@@ -159,6 +160,51 @@ TEST_P(ActivationCheckpoint, TrainsUnderAutocastAsThePlainModel) {
                                  full_value(plain[i]->parameters()[j])))
             << "layer " << i << ", parameter " << j;
     }
+  });
+}
+
+// What a network of one layer with dropout gives: its output, the gradient of its input,
+// and the numbers drawn after the forward and after the backward.
+std::vector<Tensor> run_with_dropout(torch::nn::Linear& layer, bool saves) {
+  const auto drop = [&layer](const Tensor& in) {
+    return torch::dropout(layer(torch::rand_like(in) * in), 0.5, true);
+  };
+  const auto x = torch::ones({8, 6}, torch::requires_grad());
+  const auto y = saves ? checkpoint(drop, x) : drop(x);
+  const auto after_forward = torch::rand({3});
+  y.sum().backward();
+  return {y.detach(), x.grad(), after_forward, torch::rand({3})};
+}
+
+TEST_P(ActivationCheckpoint, RunsAgainWithTheGeneratorOfManualSeed) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto plain = make_linear(6, 6), saving = make_linear(6, 6);
+    for (auto* layer : {&plain, &saving}) fully_shard(*layer, mesh);
+    const uint64_t seed = 5 + static_cast<uint64_t>(rank);  // data parallel: masks differ
+    manual_seed(seed, mesh);
+    const auto expected = run_with_dropout(plain, /*saves=*/false);
+    manual_seed(seed, mesh);
+    const auto found = run_with_dropout(saving, /*saves=*/true);
+    use_default_generator();
+    for (size_t i = 0; i < expected.size(); ++i) EXPECT_TRUE(found[i].equal(expected[i])) << i;
+    EXPECT_TRUE(
+        full_gradient(saving->parameters()[0]).equal(full_gradient(plain->parameters()[0])));
+  });
+}
+
+TEST_P(ActivationCheckpoint, RunsAgainWithTheGeneratorThatItHad) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    manual_seed(5, mesh);
+    const auto x = torch::ones({100}, torch::requires_grad());
+    const auto y = checkpoint([](const Tensor& in) { return torch::dropout(in, 0.5, true); }, x);
+    manual_seed(6, mesh);
+    const auto next = torch::rand({6});
+    manual_seed(6, mesh);
+    EXPECT_TRUE(torch::rand({3}).equal(next.slice(0, 0, 3)));
+    y.sum().backward();
+    EXPECT_TRUE(x.grad().equal(y.detach())) << "the mask of the first run";
+    EXPECT_TRUE(torch::rand({3}).equal(next.slice(0, 3)));
+    use_default_generator();
   });
 }
 
