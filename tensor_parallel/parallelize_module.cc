@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "tensor_parallel/internal/agreement.h"
+#include "tensor_parallel/internal/generators_in_step.h"
 #include "tensor_parallel/internal/parallel_member.h"
 #include "tensor_parallel/internal/planned_parameters.h"
 
@@ -19,6 +20,7 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
                     ")");
   const auto parameters = internal::planned_parameters(module, mesh, plan);
   internal::check_agreement(parameters, mesh);
+  internal::bring_generators_in_step(mesh);
   for (const auto& parameter : parameters) internal::make_parallel_member(parameter);
 }
 

@@ -16,9 +16,14 @@
 //
 // Inputs are plain tensors, the same on all ranks of the mesh. What comes out of a style
 // whole is plain; all else is a DTensor of global shape, see full_tensor().
+//
+// Random numbers (dropout) are those of one device as long as the ranks draw from
+// generators in the same state: parallelize_module() brings LibTorch's default ones in
+// step; manual_seed() (dtensor/manual_seed.h) seeds some of the thread's own.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
+#include "dtensor/manual_seed.h"
 #include "tensor_parallel/parallel_plan.h"
 
 #include <ATen/core/Tensor.h>
@@ -35,7 +40,9 @@ namespace fsdp {
 
 // Before the optimizer is made. Every rank must hold the same values, of which it keeps
 // its part. Operators that meet the parameters are collective over `mesh` from now on;
-// .grad lies as its parameter once backward is done. Collective over the mesh.
+// .grad lies as its parameter once backward is done. LibTorch's default generator of the
+// mesh's device gets the state that it has on coordinate 0, on all ranks that are
+// processes of their own. Collective over the mesh.
 //
 // Throws ValueError, leaving the module as it was, for: a mesh that has not one
 // dimension, a pattern that matches nothing, or only modules without parameters, a style
