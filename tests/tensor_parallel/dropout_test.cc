@@ -10,7 +10,9 @@
 #include "tests/tensor_parallel/dropping_transformer.h"
 #include "tests/tensor_parallel/transformer_plan.h"
 
-#include <ATen/CPUGeneratorImpl.h>
+#include <array>
+#include <mutex>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
