@@ -226,6 +226,7 @@ void add_pointwise_ways(WaysTable& table) {
   for (const char* name : {"add.Scalar", "add.Scalar_out", "sub.Scalar", "sub.Scalar_out"})
     add_with_in_place(table, name, Linearity::kNone);
   add_with_in_place(table, "mul", Linearity::kProduct);
+  table["native_dropout_backward."] = pointwise(Linearity::kProduct);
   for (const char* name : {"mul.Scalar", "mul.Scalar_out"})
     add_with_in_place(table, name, Linearity::kScale);
   add_with_in_place(table, "div", Linearity::kScale);

@@ -225,6 +225,10 @@ TEST_F(EveryWay, OfElementwiseOperators) {
   }
 }
 
+TEST_F(EveryWay, OfTheGradientOfDropout) {
+  check("native_dropout_backward.", {values({5, 3}), values({5, 3}).gt(0), 1.25});
+}
+
 TEST_F(EveryWay, OfViews) {
   const at::Tensor input = values({5, 6, 4});
   check("t.", {values({5, 3})});
