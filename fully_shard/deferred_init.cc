@@ -1,5 +1,7 @@
 #include "fully_shard/deferred_init.h"
 
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/full_params.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/units/module_tree.h"
@@ -8,6 +10,7 @@
 #include "on_demand/deferred/deferred_storage.h"
 #include "on_demand/deferred/recorder.h"
 #include "on_demand/deferred/replay.h"
+#include "on_demand/deferred_part.h"
 #include "on_demand/gate_key.h"
 
 #include <ATen/core/grad_mode.h>
@@ -26,6 +29,7 @@ namespace fsdp {
 namespace {
 
 using internal::DeferredStorage;
+using internal::held_part;
 using internal::ModuleTree;
 using internal::ParamGroup;
 using GroupPtr = c10::intrusive_ptr<ParamGroup>;
@@ -71,15 +75,21 @@ class WithoutValues {
     }
     if (!seen_.insert(tensor.unsafeGetTensorImpl()).second) return;
     if (!managed.group) {
-      const auto unit = tree.nearest_unit(place);
-      return plain.push_back({tensor, unit ? unit->device : c10::Device(c10::kCPU)});
+      return plain.push_back({tensor, device_of(tensor, tree.nearest_unit(place))});
     }
     if (std::find(groups.begin(), groups.end(), managed.group) == groups.end())
       groups.push_back(managed.group);
   }
 
+  // A tensor-parallel one's is its mesh's.
+  static c10::Device device_of(const at::Tensor& tensor,
+                               const std::shared_ptr<internal::Unit>& unit) {
+    if (is_dtensor(tensor)) return local_device(internal::spec_of(tensor).mesh());
+    return unit ? unit->device : c10::Device(c10::kCPU);
+  }
+
   static bool is_recorded(const at::Tensor& tensor, const internal::ManagedTensor& managed) {
-    if (!managed.group) return DeferredStorage::of(tensor) != nullptr;
+    if (!managed.group) return DeferredStorage::of(held_part(tensor)) != nullptr;
     const auto& param = managed.group->params()[static_cast<size_t>(managed.index)];
     return DeferredStorage::of(param.without_values()) != nullptr;
   }
@@ -92,6 +102,7 @@ at::Tensor value_of(const at::Tensor& without_values) {
 }
 
 void give_values(const at::Tensor& tensor, const at::Tensor& values) {
+  if (internal::is_deferred_part(tensor)) return internal::give_part(tensor, values);
   tensor.unsafeGetTensorImpl()->shallow_copy_from(values.detach().getIntrusivePtr());
 }
 
@@ -99,17 +110,16 @@ void give_values(const at::Tensor& tensor, const at::Tensor& values) {
 void materialize_plain(const std::vector<PlainTensor>& plain) {
   std::map<const internal::Tape*, std::vector<PlainTensor>> by_tape;
   for (const auto& each : plain) {
-    if (const auto* storage = DeferredStorage::of(each.tensor)) {
+    const at::Tensor& part = held_part(each.tensor);
+    if (const auto* storage = DeferredStorage::of(part)) {
       by_tape[storage->tape().get()].push_back(each);
     } else {
-      give_values(each.tensor,
-                  at::zeros(each.tensor.sizes(),
-                            each.tensor.options().device(each.device).requires_grad(false)));
+      give_values(each.tensor, at::zeros(part.sizes(), part.options().device(each.device)));
     }
   }
   for (const auto& [tape, recorded] : by_tape) {
     std::vector<at::Tensor> deferred;
-    for (const auto& each : recorded) deferred.push_back(each.tensor);
+    for (const auto& each : recorded) deferred.push_back(held_part(each.tensor));
     const auto values = internal::computed(deferred);
     for (size_t i = 0; i < values.size(); ++i)
       give_values(recorded[i].tensor, values[i].to(recorded[i].device));

@@ -90,8 +90,8 @@ at::Tensor laid_like(const at::Tensor& drawn, at::TensorList operands) {
   const auto model = std::find_if(operands.begin(), operands.end(), fits);
   if (model != operands.end()) return part_of_drawn(drawn, spec_of(*model).without_partials());
   const auto any = std::find_if(operands.begin(), operands.end(), is_dtensor);
-  return make_dtensor(drawn, spec_of(*any).replicated().with_geometry(drawn.sizes().vec(),
-                                                                     drawn.strides().vec()));
+  return make_dtensor(
+      drawn, spec_of(*any).replicated().with_geometry(drawn.sizes().vec(), drawn.strides().vec()));
 }
 
 constexpr int kNoArgument = -1;
@@ -132,8 +132,8 @@ void draw_rows_rule(OperatorCall& call) {
   call.argument(0) = whole_value(self);
   auto results = call.run();
   const at::Tensor drawn = results[0].toTensor();
-  call.finish(make_dtensor(drawn, spec_of(self).replicated().with_geometry(drawn.sizes().vec(),
-                                                                            drawn.strides().vec())));
+  call.finish(make_dtensor(
+      drawn, spec_of(self).replicated().with_geometry(drawn.sizes().vec(), drawn.strides().vec())));
 }
 
 // rrelu_with_noise(self, noise, lower, upper, training): draws where self is negative.

@@ -55,6 +55,11 @@ class DTensorImpl final : public c10::TensorImpl {
   }
 };
 
+// What a tensor carries on any device.
+c10::DispatchKeySet without_backends(c10::DispatchKeySet keys) {
+  return {c10::DispatchKeySet::RAW, keys.raw_repr() & ~c10::full_backend_mask};
+}
+
 }  // namespace
 
 c10::DispatchKeySet& KeysOfNewDTensors::current() {
@@ -104,7 +109,7 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::DispatchKeySet keys) {
   auto* const impl = dtensor.unsafeGetTensorImpl();
   const auto& meta = meta_of(dtensor);
-  const KeysOfNewDTensors all(impl->key_set() | keys);
+  const KeysOfNewDTensors all(without_backends(impl->key_set()) | keys);
   const at::Tensor becomes = make_dtensor(local, meta.spec, meta.owner);
   set_style(becomes, meta.style);
   impl->shallow_copy_from(becomes.getIntrusivePtr());
@@ -114,6 +119,12 @@ void set_style(const at::Tensor& dtensor, DTensorStylePtr style) {
   const auto& meta = meta_of(dtensor);
   dtensor.unsafeGetTensorImpl()->set_backend_meta(
       c10::make_intrusive<DTensorMeta>(meta.local, meta.spec, meta.owner, std::move(style)));
+}
+
+void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner) {
+  const auto& meta = meta_of(dtensor);
+  dtensor.unsafeGetTensorImpl()->set_backend_meta(
+      c10::make_intrusive<DTensorMeta>(meta.local, meta.spec, std::move(owner), meta.style));
 }
 
 uint32_t local_version_of(const at::Tensor& tensor) {

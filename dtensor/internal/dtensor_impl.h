@@ -97,12 +97,14 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
 // that shares the old one.
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
 
-// Puts `local`, which may be of another dtype, behind `dtensor` as above, and gives it
-// `keys` besides its own. REQUIRES: the same device.
+// Puts `local`, which may be of another dtype and device, behind `dtensor` as above, and
+// gives it `keys` besides its own.
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::DispatchKeySet keys);
 
-// REQUIRES: is_dtensor(dtensor).
+// REQUIRES: is_dtensor(dtensor), as the next.
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style);
+// Null for none. Not the keys that the owner gives.
+void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner);
 
 // REQUIRES: is_dtensor(tensor), as all below.
 inline const DTensorMeta& meta_of(const at::Tensor& tensor) {

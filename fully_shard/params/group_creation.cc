@@ -5,6 +5,7 @@
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/unit_device.h"
+#include "on_demand/deferred_part.h"
 #include "on_demand/gate_key.h"
 
 #include <optional>
@@ -31,8 +32,9 @@ class GroupCreation {
     if (group_->has_values()) {
       group_->take_start_value(index, held_part(tensor));
     } else {
-      param.set_without_values(tensor.detach());
+      param.set_without_values(held_part(tensor).detach());
     }
+    if (is_deferred_part(tensor)) release_part(tensor);
     auto owner = c10::make_intrusive<RegistryEntry>(group_, tensor, index);
     auto entry = make_dtensor(shards.local_view(index, param), param.spec(), std::move(owner));
     entry.set_requires_grad(tensor.requires_grad());

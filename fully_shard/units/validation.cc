@@ -8,6 +8,7 @@
 #include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit_device.h"
 #include "fully_shard/units/unit_table.h"
+#include "on_demand/deferred_part.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
 
@@ -55,7 +56,7 @@ void validate_options(const FullyShardOptions& options, const DeviceMesh& mesh) 
 
 // A member of parallelize_module, which lies on a mesh of its own.
 bool is_tensor_parallel(const at::Tensor& tensor) {
-  return meta_of(tensor).style && !owner_of(tensor);
+  return meta_of(tensor).style && (!owner_of(tensor) || is_deferred_part(tensor));
 }
 
 void validate_mesh_beside(const at::Tensor& member, const std::string& where,

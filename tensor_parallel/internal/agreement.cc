@@ -3,6 +3,8 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/issue_log.h"
+#include "on_demand/deferred/deferred_storage.h"
+#include "on_demand/deferred/fingerprint.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/tensor.h>
@@ -19,14 +21,19 @@ uint64_t hash_of(const std::string& text, uint64_t seed) {
   return XXH3_64bits_withSeed(text.data(), text.size(), seed);
 }
 
+// Of what will be computed, where there are no values yet.
+uint64_t hash_of_values(const at::Tensor& member, uint64_t seed) {
+  if (DeferredStorage::of(member) != nullptr) return seed ^ fingerprint_of(member);
+  if (member.is_meta() || member.numel() == 0) return seed;
+  const at::Tensor values = member.detach().cpu();
+  return XXH3_64bits_withSeed(values.const_data_ptr(), values.nbytes(), seed);
+}
+
 int64_t hash_of(const PlannedParameter& parameter) {
   uint64_t hash = hash_of(parameter.path, 0);
   hash = hash_of(to_string(parameter.spec), hash);
-  const at::Tensor values = parameter.member.detach().cpu();
-  hash ^= static_cast<uint64_t>(values.scalar_type());
-  if (values.numel() > 0)
-    hash = XXH3_64bits_withSeed(values.const_data_ptr(), values.nbytes(), hash);
-  return static_cast<int64_t>(hash);
+  hash ^= static_cast<uint64_t>(parameter.member.scalar_type());
+  return static_cast<int64_t>(hash_of_values(parameter.member, hash));
 }
 
 at::Tensor gathered(const std::vector<int64_t>& words, const DeviceMesh& mesh) {

@@ -2,6 +2,7 @@
 
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/redistribute.h"
+#include "on_demand/deferred_part.h"
 #include "tensor_parallel/internal/gradients_home.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 
@@ -27,6 +28,7 @@ void make_parallel_member(const PlannedParameter& parameter) {
   const KeysOfNewDTensors parallel{c10::DispatchKeySet(kParallelKey)};
   const at::Tensor becomes = make_dtensor(local, parameter.spec);
   set_style(becomes, c10::make_intrusive<MemberStyle>(parameter.uses));
+  if (local.is_meta()) make_deferred_part(becomes, parameter.path);
   member.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
   bring_gradients_home(member);
 }

@@ -1,6 +1,7 @@
 #include "tensor_parallel/internal/planned_parameters.h"
 
 #include "dtensor/dtensor.h"
+#include "on_demand/deferred/deferred_storage.h"
 #include "on_demand/gate_key.h"
 #include "tensor_parallel/internal/module_path.h"
 
@@ -112,9 +113,8 @@ void check_parameter(const Named& parameter, int64_t rank) {
   const auto keys = tensor.unsafeGetTensorImpl()->key_set();
   check(!is_dtensor(tensor),
         "is a DTensor already; apply parallelize_module once, and before fully_shard");
-  check(!keys.has(kGateKey),
-        "is sharded by fully_shard, or has no values yet; apply parallelize_module first, to a "
-        "module with values");
+  check(!keys.has(kGateKey) || DeferredStorage::of(tensor) != nullptr,
+        "is sharded by fully_shard; apply parallelize_module first");
   check(tensor.layout() == c10::kStrided && tensor.is_contiguous(), "is not contiguous");
   check(tensor.is_leaf(), "is not a leaf");
   check(!tensor.grad().defined(), "has a .grad; call zero_grad() first");

@@ -6,6 +6,7 @@
 #include "tests/fully_shard/training/module_zoo.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/put_on_meta.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -364,14 +365,6 @@ TEST(DeferredModels, FullyShardComesAfterTheConstructor) {
         },
         HasSubstr("inside of deferred_init"));
   });
-}
-
-// What a checkpoint loader or a binding may hand over: parameters without a recording.
-void put_on_meta(torch::nn::Module& module) {
-  for (const auto& parameter : module.parameters()) {
-    const auto shape = torch::empty(parameter.sizes(), parameter.options().device(torch::kMeta));
-    parameter.unsafeGetTensorImpl()->shallow_copy_from(shape.getIntrusivePtr());
-  }
 }
 
 class MetaModules : public Worlds {};
