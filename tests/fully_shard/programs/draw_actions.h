@@ -2,8 +2,8 @@
 #pragma once
 
 #include "tests/fully_shard/programs/draw_model.h"
-#include "tests/fully_shard/programs/draws.h"
 #include "tests/fully_shard/programs/random_program.h"
+#include "tests/support/draws.h"
 
 namespace fsdp::testing {
 

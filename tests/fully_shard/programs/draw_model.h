@@ -1,8 +1,8 @@
 // The modules, parameters and units of a random program.
 #pragma once
 
-#include "tests/fully_shard/programs/draws.h"
 #include "tests/fully_shard/programs/random_program.h"
+#include "tests/support/draws.h"
 
 namespace fsdp::testing {
 

@@ -1,8 +1,8 @@
 // Options of a random program that bend what its model and actions are.
 #pragma once
 
-#include "tests/fully_shard/programs/draws.h"
 #include "tests/fully_shard/programs/random_program.h"
+#include "tests/support/draws.h"
 
 namespace fsdp::testing {
 

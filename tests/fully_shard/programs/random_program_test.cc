@@ -7,18 +7,16 @@
 #include "tests/fully_shard/programs/program_shrink.h"
 #include "tests/fully_shard/write_checks.h"
 #include "tests/support/errors.h"
-#include "tests/support/shared_memory_backend.h"
+#include "tests/support/mesh_in_memory.h"
+#include "tests/support/number_from_environment.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
-#include <cstdlib>
 #include <map>
-#include <memory>
 #include <mutex>
 #include <string>
 #include <tuple>
@@ -32,56 +30,11 @@ constexpr uint64_t kDefaultPrograms = 500;
 constexpr size_t kProgramsPerWorld = 50;
 constexpr size_t kFailuresShrunk = 3;
 
-uint64_t number_from_environment(const char* name, uint64_t otherwise) {
-  const char* text = std::getenv(name);
-  return text == nullptr ? otherwise : std::strtoull(text, nullptr, 10);
+MeshInMemory memory_of(const Program& program) {
+  std::vector<int64_t> shape{shards_of(program)};
+  if (program.replicas > 1) shape.insert(shape.begin(), program.replicas);
+  return MeshInMemory(shape, {}, {"reduce", "custom all-gather", "custom reduce-scatter"});
 }
-
-// A mesh of thread ranks whose collectives go through memory.
-class MeshInMemory {
- public:
-  MeshInMemory(int64_t replicas, int64_t shards)
-      : replicas_(replicas), shards_(shards), of_shards_(replicas, shards) {
-    if (replicas > 1) of_replicas_ = Groups(shards, replicas);
-  }
-
-  // Collective.
-  DeviceMesh join(int64_t rank) const {
-    if (replicas_ == 1) {
-      auto mesh = init_device_mesh(c10::kCPU, {shards_});
-      of_shards_.use(mesh, 0, 0);
-      return mesh;
-    }
-    auto mesh = init_device_mesh(c10::kCPU, {replicas_, shards_});
-    of_replicas_.use(mesh, 0, rank % shards_);
-    of_shards_.use(mesh, 1, rank / shards_);
-    return mesh;
-  }
-
- private:
-  // `count` groups of `size` ranks, each with side groups.
-  struct Groups {
-    Groups() = default;
-    Groups(int64_t count, int64_t size) {
-      for (int64_t i = 0; i < count; ++i) {
-        memories.push_back(make_shared_memory(size));
-        for (const auto* purpose : {"reduce", "custom all-gather", "custom reduce-scatter"})
-          of_side_groups.emplace(std::pair(i, purpose), make_shared_memory(size));
-      }
-    }
-    void use(const DeviceMesh& mesh, int64_t dim, int64_t group) const {
-      use_shared_memory(mesh.group(dim), memories[static_cast<size_t>(group)]);
-      for (const auto& [place, memory] : of_side_groups) {
-        if (place.first == group) use_shared_memory(mesh.side_group(dim, place.second), memory);
-      }
-    }
-    std::vector<std::shared_ptr<SharedMemory>> memories = {};
-    std::map<std::pair<int64_t, std::string>, std::shared_ptr<SharedMemory>> of_side_groups = {};
-  };
-
-  int64_t replicas_, shards_;
-  Groups of_shards_, of_replicas_;
-};
 
 struct Outcome {
   size_t ended = 0;  // programs that this world ran: all, unless an exception broke it
@@ -98,10 +51,9 @@ Outcome run_in_one_world(const std::vector<Program>& programs) {
     if (told.empty() || told.find("a rank left the group") != std::string::npos)
       told = "rank " + std::to_string(rank) + ", " + text;
   };
-  const auto world = programs.front().world, replicas = programs.front().replicas;
-  const MeshInMemory memory(replicas, world / replicas);
+  const MeshInMemory memory = memory_of(programs.front());
   const auto body = [&](int64_t rank) {
-    const auto mesh = memory.join(rank);
+    const auto mesh = memory.join();
     for (size_t i = 0; i < programs.size(); ++i) {
       try {
         const auto difference = run_program(programs[i], rank, mesh);
@@ -118,7 +70,7 @@ Outcome run_in_one_world(const std::vector<Program>& programs) {
   // In the one mode every touch does all it can, in the other as little.
   internal::set_evict_after_every_operator(programs.front().evict);
   const WriteChecks checks(programs.front().evict);
-  run_ranks(world, body, std::chrono::minutes(5));
+  run_ranks(memory.size(), body, std::chrono::minutes(5));
   internal::set_evict_after_every_operator(false);
   outcome.failures.erase(outcome.failures.lower_bound(outcome.ended), outcome.failures.end());
   return outcome;

@@ -25,6 +25,16 @@ class Draws {
   const T& pick(const std::vector<T>& values) {
     return values[static_cast<size_t>(between(0, static_cast<int>(values.size()) - 1))];
   }
+  // Of 0, 1, ..., count - 1.
+  std::vector<int64_t> permutation(int64_t count) {
+    std::vector<int64_t> order(static_cast<size_t>(count));
+    for (size_t i = 0; i < order.size(); ++i) {
+      const auto at = static_cast<size_t>(number(i + 1));
+      order[i] = order[at];
+      order[at] = static_cast<int64_t>(i);
+    }
+    return order;
+  }
 
  private:
   std::mt19937_64 random_;
