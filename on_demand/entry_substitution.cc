@@ -65,20 +65,26 @@ bool reads_values_of_all(std::string_view name) {
 // Of the tensors that meet each other in an operator. Counts dimensions, not elements,
 // whose number differs between ranks.
 struct Company {
-  bool entry = false;   // a registry entry, or a view of one
-  bool plain = false;   // a plain tensor of one dimension or more
-  bool others = false;  // a DTensor that belongs to no module
+  const DTensorSpec* entry = nullptr;              // of a registry entry, or a view of one
+  bool plain = false;                              // a plain tensor of one dimension or more
+  c10::SmallVector<const DTensorSpec*, 2> others;  // of DTensors that belong to no module
 
   void add(const at::Tensor& tensor) {
     if (is_entry_or_view(tensor)) {
-      entry = true;
+      entry = &spec_of(tensor);
     } else if (is_dtensor(tensor)) {
-      others = true;
+      others.push_back(&spec_of(tensor));
     } else if (tensor.dim() > 0) {
       plain = true;
     }
   }
-  bool needs_whole_values() const { return entry && plain && !others; }
+  // A DTensor on another mesh was computed by a tensor-parallel module.
+  bool needs_whole_values() const {
+    if (entry == nullptr || !(plain || !others.empty())) return false;
+    return std::none_of(others.begin(), others.end(), [this](const DTensorSpec* other) {
+      return other->mesh() == entry->mesh();
+    });
+  }
 };
 
 // Element i of every list of a _foreach_ operator meets element i of the others only.

@@ -10,7 +10,8 @@ namespace fsdp::internal {
 //
 //   under grad mode, of entries that require grad: their members
 //   of entries and views of them that are left and meet a plain tensor of one dimension or
-//   more: the member (entry), or the value gathered for this operator (view)
+//   more, or a DTensor on another mesh (what a tensor-parallel module computes): the
+//   member (entry), or the value gathered for this operator (view)
 //
 // so a module computes with entries (ParameterList, named_parameters()["w"], a custom
 // autograd::Function) what it would with members, in any mode, and what happens among

@@ -4,6 +4,7 @@
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/movement.h"
+#include "on_demand/entry_substitution.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/on_demand_storage.h"
 #include "on_demand/touched_groups.h"
@@ -103,6 +104,7 @@ void parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
   forget_input_without_source();
   GateArguments arguments(op, *stack);
   if (!is_per_element(arguments)) {
+    if (substitute_entries(arguments)) return op.callBoxed(stack);
     if (writes_plain(arguments)) {
       const auto parameters = touched(arguments);
       arguments.replace_each(whole);
