@@ -48,7 +48,7 @@ void sum_alike(const std::vector<at::Tensor>& gradients, const std::vector<size_
 
 bool is_sum_of_terms(const at::Tensor& gradient, const DTensorSpec& home) {
   return gradient.defined() && is_dtensor(gradient) && home.placements().size() == 1 &&
-         home.placements()[0].is_replicate() &&
+         home.placements()[0].is_replicate() && home.mesh().size() > 1 &&
          spec_of(gradient).placements()[0] == Placement(Partial{Partial::Op::kSum});
 }
 

@@ -10,8 +10,9 @@
 
 namespace fsdp::internal {
 
-// Whether `gradient` consists of terms, one per rank of a mesh of one dimension, of what
-// `home` has whole: several such are summed at once, by sum_terms().
+// Whether `gradient` consists of several terms, one per rank of a mesh of one dimension,
+// of what `home` has whole: those of several gradients are summed at once, by
+// sum_terms().
 bool is_sum_of_terms(const at::Tensor& gradient, const DTensorSpec& home);
 
 // What this rank holds of `gradient` at `home`. A plain gradient counts as whole.
