@@ -10,7 +10,8 @@ using at::Tensor;
 
 Tensor make_input(const Program& program, uint64_t seed, int64_t rank) {
   auto generator = at::detail::createCPUGenerator(10 * seed + static_cast<uint64_t>(rank));
-  return at::randn({2, program.width}, generator, at::kFloat).set_requires_grad(true);
+  return at::randn({2, program.width}, generator, scalar_type(program.activations))
+      .set_requires_grad(true);
 }
 
 Losses forward_losses(const Program& program, const RandomModel& model, const Action& action,

@@ -8,6 +8,7 @@
 #include "tests/fully_shard/programs/sharded_program.h"
 #include "tests/fully_shard/programs/side_comparison.h"
 #include "tests/fully_shard/programs/unsharded_program.h"
+#include "tests/support/full_value.h"
 
 #include <ATen/ATen.h>
 #include <c10/core/GradMode.h>
@@ -27,12 +28,13 @@ using at::Tensor;
 
 class SideBySide {
  public:
-  SideBySide(const Program& program, int64_t rank, const DeviceMesh& mesh)
+  SideBySide(const Program& program, int64_t rank, const DeviceMesh& mesh, const Prepare& prepare)
       : program_(program),
         rank_(rank),
-        sharded_(program, mesh),
+        sharded_(program, mesh, prepare),
         plain_(program, sharded_.sharded_tensors()),
         comparison_(program, rank, sharded_, plain_) {
+    if (program.tensor_ranks > 0) return;             // what DTensors do is not foreseen
     if (program.world == 1 || program.evict) return;  // nothing is gathered, or always
     oracle_.emplace(mesh, sharded_.observed_units());
     sharded_.set_oracle(&*oracle_);
@@ -59,8 +61,8 @@ class SideBySide {
     at::NoGradGuard no_grad;
     for (const int id : sharded_.sharded_tensors()) {
       const auto gradient = sharded_.entry(id).grad();
-      if (plain_.bound(id).defined() && gradient.defined())
-        plain_.follow_gradient(id, DTensor(gradient).full_tensor());
+      const bool may_differ = plain_.bound(id).defined() || program_.tensor_ranks > 0;
+      if (may_differ && gradient.defined()) plain_.follow_gradient(id, full_value(gradient));
     }
   }
 
@@ -200,7 +202,7 @@ class SideBySide {
     std::vector<Tensor> entries;
     for (const int id : sharded_.sharded_tensors()) entries.push_back(sharded_.entry(id));
     const auto expected = plain_.clip(action.value, p);
-    const double norm = clip_grad_norm_(entries, action.value, p).item().toDouble();
+    const double norm = full_value(clip_grad_norm_(entries, action.value, p)).item().toDouble();
     if (std::abs(norm - expected.norm) > expected.precision * expected.norm) {
       comparison_.differ("clip_grad_norm_ gave " + std::to_string(norm) + " but unsharded " +
                          std::to_string(expected.norm));
@@ -240,9 +242,9 @@ class SideBySide {
 
 }  // namespace
 
-std::optional<std::string> run_program(const Program& program, int64_t rank,
-                                       const DeviceMesh& mesh) {
-  return SideBySide(program, rank, mesh).run();
+std::optional<std::string> run_program(const Program& program, int64_t rank, const DeviceMesh& mesh,
+                                       const Prepare& prepare) {
+  return SideBySide(program, rank, mesh, prepare).run();
 }
 
 }  // namespace fsdp::testing

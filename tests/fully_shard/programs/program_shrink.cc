@@ -24,6 +24,7 @@ class Simpler {
     offer([](Program& p) { p.prefetch_after_gradients = false; });
     offer([](Program& p) { p.optimizer = Optimizer::kSgd; });
     offer([](Program& p) { p.replicas = 1; });
+    if (program_.tensor_ranks > 2) offer([](Program& p) { --p.tensor_ranks; });
     if (program_.world > 2 && program_.replicas == 1) offer([](Program& p) { --p.world; });
     if (program_.width > 1) offer([](Program& p) { p.width = p.width > 4 ? 4 : p.width - 1; });
     for (size_t i = 0; i < program_.actions.size(); ++i) {
@@ -100,6 +101,11 @@ class Simpler {
       offer([=](Program& p) { node_of(p, id).params[i].in_list = false; });
       offer([=](Program& p) { node_of(p, id).params[i].penalised = false; });
       offer([=](Program& p) { node_of(p, id).params[i].by_columns = false; });
+      offer([=](Program& p) { node_of(p, id).params[i].placement.reset(); });
+      offer([=](Program& p) {
+        auto& placement = node_of(p, id).params[i].placement;
+        if (placement && placement->is_shard()) placement = Shard{placement->shard_dim()};
+      });
       offer([=](Program& p) { node_of(p, id).params[i].rows = 2; });
       offer([=](Program& p) { node_of(p, id).params[i].use = Use::kBias; });
     }

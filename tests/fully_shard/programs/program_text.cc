@@ -56,6 +56,7 @@ void print_param(std::ostream& out, const ParamSpec& param) {
   if (param.penalised) out << " penalised";
   if (param.tied_to >= 0) out << " tied to p" << param.tied_to;
   if (param.by_columns) out << " sharded by columns";
+  if (param.placement) out << " placed " << *param.placement;
 }
 
 void print_ids(std::ostream& out, const char* what, const std::vector<int>& ids) {
@@ -113,6 +114,10 @@ std::string to_string(const Program& program) {
   std::ostringstream out;
   out << "program of seed " << program.seed << ": world " << program.world;
   if (program.replicas > 1) out << " of " << program.replicas << " replicas";
+  if (program.tensor_ranks > 0)
+    out << ", " << program.tensor_ranks << " tensor-parallel ranks each";
+  if (!program.sharded) out << ", not sharded";
+  if (program.activations != Dtype::kFloat) out << ", activations " << name_of(program.activations);
   out << ", width " << program.width << ", " << name_of(program.optimizer)
       << (program.evict ? ", evict after every operator" : "")
       << (program.deferred ? ", deferred" : "") << (program.in_double ? ", computed in double" : "")

@@ -46,12 +46,6 @@ struct Checkpoint : torch::autograd::Function<Checkpoint> {
   }
 };
 
-at::ScalarType scalar_type(Dtype dtype) {
-  return dtype == Dtype::kFloat    ? at::kFloat
-         : dtype == Dtype::kDouble ? at::kDouble
-                                   : at::kBFloat16;
-}
-
 // From a seed of its own, so that it stays what it is when others are removed.
 Tensor make_tensor(const Program& program, const ParamSpec& param) {
   at::manual_seed(1000 * program.seed + static_cast<uint64_t>(param.id));
@@ -61,13 +55,20 @@ Tensor make_tensor(const Program& program, const ParamSpec& param) {
   return values.to(scalar_type(param.dtype)).set_requires_grad(!param.frozen);
 }
 
-Tensor sum_of_squares(const Tensor& tensor) { return (tensor * tensor).sum().to(at::kFloat); }
+Tensor sum_of_squares(const Tensor& tensor) { return (tensor * tensor).sum(); }
 
 }  // namespace
 
+at::ScalarType scalar_type(Dtype dtype) {
+  return dtype == Dtype::kFloat    ? at::kFloat
+         : dtype == Dtype::kDouble ? at::kDouble
+                                   : at::kBFloat16;
+}
+
 class RandomBlock : public torch::nn::Module {
  public:
-  RandomBlock(const Program& program, const Node& node, RandomModel& model) : node_(node) {
+  RandomBlock(const Program& program, const Node& node, RandomModel& model)
+      : node_(node), dtype_(scalar_type(program.activations)) {
     for (const auto& param : node.params) {
       auto& tensor = model.tensors[tensor_of(program, param).id];
       if (!tensor.member.defined()) tensor.member = make_tensor(program, tensor_of(program, param));
@@ -139,27 +140,29 @@ class RandomBlock : public torch::nn::Module {
     return entry.requires_grad() ? entry : slot.member;
   }
 
-  static Tensor use(Tensor x, const ParamSpec& param, const ModelTensor& slot,
-                    const Forward& forward) {
-    if (param.penalised) x = x + 0.01 * sum_of_squares(fetch_alone(slot, true));
+  Tensor use(Tensor x, const ParamSpec& param, const ModelTensor& slot,
+             const Forward& forward) const {
+    if (param.penalised) x = x + 0.01 * sum_of_squares(fetch_alone(slot, true)).to(dtype_);
     if (param.use == Use::kUnused) return x;
     if (param.use == Use::kMatmul) {
       const auto p = fetch(slot, param.in_list);
       const auto computes_in = slot.member.scalar_type();
-      return x + 0.3 * x.to(computes_in).matmul(p.t()).tanh().matmul(p).to(at::kFloat);
+      return x + 0.3 * x.to(computes_in).matmul(p.t()).tanh().matmul(p).to(dtype_);
     }
-    if (param.use == Use::kBias) return (x + fetch(slot, param.in_list)).to(at::kFloat);
+    if (param.use == Use::kBias) return (x + fetch(slot, param.in_list)).to(dtype_);
     const auto p = fetch_alone(slot, param.in_list);
     switch (param.use) {
       case Use::kGain:
-        return x * (1 + 0.05 * sum_of_squares(p).tanh());  // bounded: training must not diverge
+        return x *
+               (1 +
+                0.05 * sum_of_squares(p).to(dtype_).tanh());  // bounded: training must not diverge
       case Use::kMasked:
-        return x + static_cast<double>((forward.rank + param.id) % 2) * p.sum().to(at::kFloat);
+        return x + static_cast<double>((forward.rank + param.id) % 2) * p.sum().to(dtype_);
       case Use::kNoGrad: {
         Tensor offset;
         {
           at::NoGradGuard no_grad;
-          offset = 0.01 * sum_of_squares(slot.member);
+          offset = 0.01 * sum_of_squares(slot.member).to(dtype_);
         }
         return x + offset;
       }
@@ -169,6 +172,7 @@ class RandomBlock : public torch::nn::Module {
   }
 
   Node node_;
+  at::ScalarType dtype_;            // of activations
   std::vector<ModelTensor> slots_;  // one per parameter of the node
   std::vector<std::shared_ptr<RandomBlock>> children_;
   torch::nn::ParameterList list_{nullptr};

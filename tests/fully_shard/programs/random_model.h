@@ -45,6 +45,8 @@ struct RandomModel {
   torch::nn::Module& module() const;
 };
 
+at::ScalarType scalar_type(Dtype dtype);
+
 // The same values on every call with one program, drawn from LibTorch's default
 // generator. Local.
 RandomModel build_model(const Program& program);

@@ -7,6 +7,8 @@
 //   std::cout << to_string(program);
 #pragma once
 
+#include "dtensor/placement.h"
+
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -39,6 +41,8 @@ struct ParamSpec {
   int tied_to = -1;         // is the tensor of this parameter
   bool anchor = false;      // trained in every backward: neither frozen nor removed
   bool by_columns = false;  // a matrix that is sharded along dimension 1
+  // Over the tensor-parallel ranks: cut, or copied. Nothing: it stays plain.
+  std::optional<Placement> placement = {};
 };
 
 struct UnitSpec {
@@ -109,6 +113,11 @@ struct Program {
   // Mixed precision: every unit computes in double. Parameters keep their dtypes.
   bool in_double = false;
   bool prefetch_after_gradients = false;  // all units: BackwardPrefetch::kPost
+  // Of a tensor-parallel model; each rank of `world` then stands for so many ranks, which
+  // have the same inputs. 0: it is none.
+  int tensor_ranks = 0;
+  bool sharded = true;  // by fully_shard, which may be left out where world is 1
+  Dtype activations = Dtype::kFloat;
   int width = 4;
   Optimizer optimizer = Optimizer::kSgd;
   Node root = {};

@@ -29,12 +29,14 @@ bool is_without_values(const torch::nn::Module& module) {
 }  // namespace
 
 // What is deferred gets its values last, under an optimizer that has its parameters.
-ShardedProgram::ShardedProgram(const Program& program, const DeviceMesh& mesh)
+ShardedProgram::ShardedProgram(const Program& program, const DeviceMesh& mesh,
+                               const Prepare& prepare)
     : program_(program),
       mesh_(mesh),
       model_(program.deferred ? build_deferred(program) : build_model(program)) {
-  shard(program.root);
-  if (program.root.is_unit) shard_together({&program.root});
+  if (prepare) prepare(model_);
+  if (program.sharded) shard(program.root);
+  if (program.sharded && program.root.is_unit) shard_together({&program.root});
   set_prefetch_lists();
   optimizer_ = make_optimizer(program.optimizer, model_.module().parameters());
   started_without_values_ = is_without_values(model_.module());
@@ -139,7 +141,9 @@ std::vector<FSDPModule> ShardedProgram::modules_of(const std::vector<int>& node_
 
 std::set<int> ShardedProgram::sharded_tensors() const {
   std::set<int> ids;
-  for (const auto& [id, unit] : unit_of_tensor_) ids.insert(id);
+  for (const auto& [id, tensor] : model_.tensors) {
+    if (!program_.sharded || is_sharded(id)) ids.insert(id);
+  }
   return ids;
 }
 
@@ -153,6 +157,7 @@ int ShardedProgram::root_of(size_t unit) const {
 // A backward that meets no unit of a root reduces nothing of it. Where it meets one that
 // gets no gradient, both may be: then what happened is asked.
 std::optional<Reduction> ShardedProgram::reduction_of(int id, const std::set<int>& arrived) const {
+  if (!program_.sharded) return Reduction{};
   const auto found = unit_of_tensor_.find(id);
   if (found == unit_of_tensor_.end()) return std::nullopt;
   const auto& unit = units_[found->second];

@@ -23,10 +23,13 @@
 
 namespace fsdp::testing {
 
+// What becomes of a model before it is sharded.
+using Prepare = std::function<void(const RandomModel& model)>;
+
 class ShardedProgram {
  public:
   // Collective.
-  ShardedProgram(const Program& program, const DeviceMesh& mesh);
+  ShardedProgram(const Program& program, const DeviceMesh& mesh, const Prepare& prepare);
 
   const RandomModel& model() const { return model_; }
   // Deferred: it was sharded on the meta device.
@@ -35,6 +38,7 @@ class ShardedProgram {
   at::Tensor member(int id) const { return model_.tensors.at(id).member; }
   at::Tensor entry(int id) const { return model_.tensors.at(id).entry(); }
   bool is_sharded(int id) const { return unit_of_tensor_.count(id) > 0; }
+  // Those whose gradients are reduced, or would be on one rank.
   std::set<int> sharded_tensors() const;
   // How the last backward reduced it, in which `arrived` got gradients on some rank.
   // Nothing for tensors that are local to a rank.

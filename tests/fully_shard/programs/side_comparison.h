@@ -20,7 +20,8 @@
 
 namespace fsdp::testing {
 
-// Local.
+// Values of tensor-parallel models are compared whole, and may differ by rounding.
+// Collective for those, else local.
 class SideComparison {
  public:
   // All outlive it.
@@ -31,13 +32,14 @@ class SideComparison {
   // What differs from now on differs there; empty: nowhere in particular.
   void set_place(std::string place) { place_ = std::move(place); }
   void differ(const std::string& what);
-  void compare(const std::string& what, const at::Tensor& actual, const at::Tensor& expected);
+  void compare(const std::string& what, const at::Tensor& found, const at::Tensor& expected);
   void compare_gradients();
   void compare_parameters(const char* when);
   const std::optional<std::string>& difference() const { return difference_; }
 
  private:
   at::Tensor own_part(int id, const at::Tensor& whole) const;
+  void check_home(int id, const std::string& what, const at::Tensor& gradient);
   void compare_shard(int id, const std::string& what, const at::Tensor& actual,
                      const at::Tensor& expected, const at::Tensor& bound);
 
