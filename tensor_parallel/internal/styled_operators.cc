@@ -19,6 +19,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <optional>
 #include <utility>
@@ -33,9 +34,20 @@ at::Tensor tensor_at(const GateArguments& arguments, size_t index) {
   return arguments[index].isTensor() ? arguments[index].toTensor() : at::Tensor();
 }
 
+// Whether a formula of autograd's runs. Functions of one's own, and regions that run
+// again, are forwards.
+bool computes_derivative() {
+  const auto node = torch::autograd::get_current_node();
+  return node != nullptr && node->is_traceable();
+}
+
+// Null where no style acts. None does in derivatives: the products of second ones look
+// like those of a forward, and what autograd adds up must be of one kind, plain or a
+// DTensor.
 const Use* use_of(const at::Tensor& parameter, OptionalUse ParameterUses::*kind) {
   const ParameterUses* const uses = uses_of(parameter);
-  return uses == nullptr || !(uses->*kind).has_value() ? nullptr : &*(uses->*kind);
+  if (uses == nullptr || !(uses->*kind).has_value() || computes_derivative()) return nullptr;
+  return &*(uses->*kind);
 }
 
 // What moves while this lives, the plan asks for, where `op` reads the parameter.
