@@ -134,7 +134,8 @@ class Gradients {
   }
 
   // The smallest mesh that has the ranks of all meshes met: one of them, or that of the
-  // default group.
+  // default group, which also stands for one of several dimensions with its ranks: what
+  // is gathered at once.
   DeviceMesh covering_mesh() const {
     std::set<int64_t> ranks;
     std::vector<DeviceMesh> candidates;
@@ -149,11 +150,14 @@ class Gradients {
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const auto& a, const auto& b) { return a.size() < b.size(); });
     const auto found = std::find_if(candidates.begin(), candidates.end(), covers);
-    if (found != candidates.end()) return *found;
     const auto& any = candidates.front();
     std::optional<DeviceMesh> world;
     if (is_process_group_initialized())
       world = DeviceMesh::from_group(default_process_group(), any.device_type());
+    if (found != candidates.end()) {
+      const bool is_world = world && world->size() == found->size() && covers(*world);
+      return found->ndim() > 1 && is_world ? *world : *found;
+    }
     TORCH_CHECK_VALUE(world && covers(*world), "clip_grad_norm_: the gradients lie on ",
                       names(candidates),
                       ", and neither one of these meshes nor the default process group has all "
@@ -180,6 +184,7 @@ class Gradients {
     }
     auto rows = at::stack(row);
     for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
+      if (mesh.size(dim) == 1) continue;
       auto all = at::empty({mesh.size(dim) * rows.numel()}, options);
       internal::all_gather(mesh.group(dim), all, rows).wait("all-gather of clip_grad_norm_");
       rows = std::move(all);

@@ -17,8 +17,9 @@ namespace fsdp {
 // counts and is scaled once. 16-bit gradients are summed in fp32.
 //
 // Without a DTensor among the gradients it is local, as LibTorch's. Otherwise one
-// all-gather over the smallest mesh among those met that has all their ranks: collective
-// over it, and every rank of it gets the same norm. A shard counts once, and so does a
+// all-gather over the smallest mesh among those met that has all their ranks (along each
+// of its dimensions, if it has several and not all ranks of the job): collective over it,
+// and every rank of it gets the same norm. A shard counts once, and so does a
 // gradient that is replicated. A gradient on a part of that mesh only (an expert group)
 // counts once where every copy has the same norm. Plain gradients are taken for copies:
 // where they differ, the rank with the largest counts.
