@@ -23,13 +23,13 @@ inline std::mutex& drawing() {
   return mutex;
 }
 
-// make() with the generator at `seed`, float64.
+// make() with the generator at `seed`.
 template <class Make>
-auto drawn(uint64_t seed, const Make& make) {
+auto drawn(uint64_t seed, const Make& make, c10::ScalarType dtype = torch::kFloat64) {
   const std::lock_guard lock(drawing());
   torch::manual_seed(seed);
   auto module = make();
-  module->to(torch::kFloat64);
+  module->to(dtype);
   return module;
 }
 

@@ -35,20 +35,7 @@ class ShardedMembers : public ::testing::TestWithParam<Setting> {
     on_pairs(config, dp, tp, cut_sequence, {}, body);
   }
   static void compare_steps(const ShardedPair::Config& config) {
-    on_pairs_of(config, [](ShardedPair& pair) {
-      const auto options = torch::optim::AdamWOptions(1e-2).eps(1e-3);
-      torch::optim::AdamW theirs(pair.plain->parameters(), options);
-      torch::optim::AdamW ours(pair.sharded->parameters(), options);
-      for (int step = 0; step < 3; ++step) {
-        theirs.zero_grad();
-        ours.zero_grad();
-        pair.backward();
-        pair.expect_same_gradients(step == 0 ? kClose : 1e-9);
-        theirs.step();
-        ours.step();
-      }
-      pair.expect_same_values(1e-9);
-    });
+    on_pairs_of(config, [](ShardedPair& pair) { pair.expect_same_steps(3); });
   }
 };
 

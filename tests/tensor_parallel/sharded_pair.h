@@ -21,10 +21,12 @@ struct ShardedPair {
   at::Tensor text;  // [batches of ranks, batch, tokens + 1]
 
   ShardedPair(const Config& config, const DeviceMesh& on, bool cut_sequence,
-              const FullyShardOptions& options = {})
+              const FullyShardOptions& options = {}, c10::ScalarType dtype = torch::kFloat64)
       : mesh(on),
-        plain(drawn(3, [&] { return examples::Transformer(config); })),
-        sharded(drawn(3, [&] { return examples::Transformer(config); })) {
+        plain(drawn(
+            3, [&] { return examples::Transformer(config); }, dtype)),
+        sharded(drawn(
+            3, [&] { return examples::Transformer(config); }, dtype)) {
     parallelize_module(sharded, mesh["tp"],
                        transformer_plan(config.width / config.heads, cut_sequence));
     for (auto& block : sharded->blocks) fully_shard(*block, data_mesh(), options);
@@ -49,8 +51,27 @@ struct ShardedPair {
     plain_loss().backward();
     sharded_loss().backward();
   }
+  // Of this data rank's batch.
+  void expect_same_losses(double tolerance) {
+    const torch::NoGradGuard no_grad;
+    EXPECT_LE(distance(full_tensor(sharded_loss()), loss(plain, text[data_rank()])), tolerance);
+  }
   void expect_same_gradients(double tolerance = kClose) {
     testing::expect_same_gradients(*sharded, *plain, tolerance);
+  }
+  // Of AdamW, from which only the first's gradients are as close as one pass leaves them.
+  void expect_same_steps(int steps) {
+    const auto adamw = torch::optim::AdamWOptions(1e-2).eps(1e-3);
+    torch::optim::AdamW theirs(plain->parameters(), adamw), ours(sharded->parameters(), adamw);
+    for (int step = 0; step < steps; ++step) {
+      theirs.zero_grad();
+      ours.zero_grad();
+      backward();
+      expect_same_gradients(step == 0 ? kClose : 1e-9);
+      theirs.step();
+      ours.step();
+    }
+    expect_same_values(1e-9);
   }
   void expect_same_values(double tolerance) {
     const auto wanted = plain->named_parameters();
