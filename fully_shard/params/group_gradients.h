@@ -50,6 +50,9 @@ class GroupGradients {
   // Parameter `index` has a gradient that waits for a later reduction.
   void keep_pending(int64_t index) { pending_.keep(index, reduce_dtype(index)); }
   bool has_pending(int64_t index) const { return pending_.waits(index); }
+  // What taken gradients left on the members (optimizer_tripwire.h).
+  bool has_left_tripwires() const { return pending_.has_left_tripwires(); }
+  void remove_tripwires() { pending_.remove_tripwires(); }
 
   // Makes room for a backward's gradients, if that was not done.
   void open();

@@ -80,7 +80,11 @@ void ParamGroup::rename(const std::function<std::string(const std::string& name)
 
 void ParamGroup::touch() {
   check_has_values();
-  if (!residency().is_borrowed()) driver_->touched(*this);
+  if (!residency().is_borrowed()) return driver_->touched(*this);
+  // As graph_recorded(): a backward would add to them, and tensor-parallel ranks send for
+  // it.
+  if (gradients_.has_left_tripwires() && records_gradients(current_pass()))
+    gradients_.remove_tripwires();
 }
 
 void ParamGroup::synchronize_metadata(int64_t index, c10::TensorImpl* impl) {
@@ -231,7 +235,7 @@ void ParamGroup::empty_if_stale() {
 
 void ParamGroup::graph_recorded() {
   writes_.graph_recorded();
-  for (auto& param : params_) param.remove_tripwire();
+  gradients_.remove_tripwires();
 }
 
 void ParamGroup::check_graph_is_current(Pass pass) const {

@@ -84,8 +84,14 @@ at::Tensor PendingGradients::take(int64_t index) {
 at::Tensor PendingGradients::take_from_member(int64_t index) {
   const auto gradient = param(index).take_gradient(group_, index);
   if (!gradient.defined()) return {};
+  has_left_tripwires_ = true;
   check_layout(gradient, index);
   return owned(gradient);
+}
+
+void PendingGradients::remove_tripwires() {
+  if (!std::exchange(has_left_tripwires_, false)) return;
+  for (auto& param : params_) param.remove_tripwire();
 }
 
 void PendingGradients::check_layout(const at::Tensor& gradient, int64_t index) const {

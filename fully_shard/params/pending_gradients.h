@@ -28,6 +28,9 @@ class PendingGradients {
   // undefined for none. A tripwire stays on the member. Throws NotImplementedError where
   // the layout is not strided.
   at::Tensor take(int64_t index);
+  // Whether take() has left tripwires since they were last removed.
+  bool has_left_tripwires() const { return has_left_tripwires_; }
+  void remove_tripwires();
   void drop(int64_t index);
 
  private:
@@ -42,6 +45,7 @@ class PendingGradients {
   GroupAccounts accounts_;
   std::vector<at::Tensor> sums_;  // by parameter; undefined for none
   std::vector<int64_t> bytes_;    // by parameter, as counted
+  bool has_left_tripwires_ = false;
 };
 
 }  // namespace fsdp::internal
