@@ -3,6 +3,7 @@
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/no_sync_guard.h"
+#include "tensor_parallel/communication_log.h"
 #include "tests/tensor_parallel/beside_one_device.h"
 #include "tests/tensor_parallel/mesh_settings.h"
 #include "tests/tensor_parallel/transformer_plan.h"
@@ -100,7 +101,11 @@ TEST_P(ShardedTies, TrainAsOnOneDevice) {
     for (int step = 0; step < 3; ++step) {
       theirs.zero_grad();
       ours.zero_grad();
-      pair.backward();
+      {
+        const RedistributionPolicy policy(step == 0 ? Redistribution::kExplicit
+                                                    : Redistribution::kAllow);  // both styles act
+        pair.backward();
+      }
       pair.expect_same(step == 0 ? kClose : 1e-9);
       theirs.step();
       ours.step();
