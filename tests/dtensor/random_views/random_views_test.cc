@@ -26,7 +26,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr uint64_t kDefaultViews = 20000;
+constexpr uint64_t kDefaultViews = 10000;
 constexpr size_t kFailuresTold = 5;
 
 using Difference = std::optional<std::string>;
