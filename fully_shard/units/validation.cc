@@ -75,7 +75,6 @@ void validate_parameter(const at::Tensor& tensor, const std::string& name, const
                     "modules that contain "
                     "them (rank ",
                     mesh.rank(), ")");
-  if (is_dtensor(tensor)) validate_mesh_beside(tensor, where, mesh);
   TORCH_CHECK_VALUE(tensor.dim() > 0, where,
                     " is a scalar; make it a tensor of one dimension and one element (rank ",
                     mesh.rank(), ")");
@@ -86,6 +85,7 @@ void validate_parameter(const at::Tensor& tensor, const std::string& name, const
   const bool fits = tensor.is_meta() || device_in_unit(tensor, mesh).type() == mesh.device_type();
   TORCH_CHECK_VALUE(fits, where, " is on ", tensor.device(), " but the mesh is of device type ",
                     c10::DeviceTypeName(mesh.device_type(), true), " (rank ", mesh.rank(), ")");
+  if (is_dtensor(tensor)) validate_mesh_beside(tensor, where, mesh);
   TORCH_CHECK_VALUE(tensor.is_leaf() && !tensor.is_inference(), where,
                     " is not a leaf, or was made in inference mode (rank ", mesh.rank(), ")");
   TORCH_CHECK_VALUE(!tensor.grad().defined(), where,

@@ -104,17 +104,20 @@ std::optional<ParallelStyle> last_style(const ParallelPlan& plan, const Named& p
   return std::nullopt;
 }
 
-void check_parameter(const Named& parameter, int64_t rank) {
+void check_parameter(const Named& parameter, const DeviceMesh& mesh) {
   const at::Tensor& tensor = parameter.tensor;
-  const auto check = [&](bool fits, const char* what) {
+  const auto check = [&](bool fits, const std::string& what) {
     TORCH_CHECK_VALUE(fits, "parallelize_module: parameter '", parameter.path, "' ", what,
-                      " (rank ", rank, ")");
+                      " (rank ", mesh.rank(), ")");
   };
   const auto keys = tensor.unsafeGetTensorImpl()->key_set();
   check(!is_dtensor(tensor),
         "is a DTensor already; apply parallelize_module once, and before fully_shard");
   check(!keys.has(kGateKey) || DeferredStorage::of(tensor) != nullptr,
         "is sharded by fully_shard; apply parallelize_module first");
+  check(tensor.is_meta() || tensor.device().type() == mesh.device_type(),
+        c10::str("is on ", tensor.device(), " but the mesh is of device type ",
+                 c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true)));
   check(tensor.layout() == c10::kStrided && tensor.is_contiguous(), "is not contiguous");
   check(tensor.is_leaf(), "is not a leaf");
   check(!tensor.grad().defined(), "has a .grad; call zero_grad() first");
@@ -142,7 +145,7 @@ std::vector<PlannedParameter> planned_parameters(torch::nn::Module& module, cons
   for (const Named& parameter : parameters) {
     const auto style = last_style(plan, parameter);
     if (!style) continue;
-    check_parameter(parameter, mesh.rank());
+    check_parameter(parameter, mesh);
     auto styled = in_words(parameter, mesh.rank(),
                            [&] { return parallel_parameter(*style, parameter.role); });
     const auto [at, is_new] =

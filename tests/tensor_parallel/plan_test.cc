@@ -1,10 +1,13 @@
 // Paths, styles and what is refused.
 #include "dtensor/dtensor.h"
+#include "fully_shard/fully_shard.h"
 #include "tensor_parallel/internal/module_path.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <stdexcept>
 
@@ -106,6 +109,20 @@ TEST_P(ParallelizeModule, RefusesWhatThePlanCanNotMean) {
     refuse({{"1.weight", ShardParameter{Shard{3}}}}, "dimension 3");
     model->parameters()[2].mutable_grad() = torch::ones({6, 4}, torch::kFloat64);
     refuse({{"0", ReplicateParallel{}}}, "'1.weight' has a .grad");
+  });
+}
+
+TEST(ParallelizeModule, RefusesAMeshOfAnotherDeviceTypeNamingBoth) {
+  run_ranks(1, [](int64_t) {
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/1);
+    const auto device_mesh = DeviceMesh::from_group(group, c10::kCUDA, {0});
+    auto model = drawn(1, make_small);
+    const ParallelPlan plan = {{"1", ColwiseParallel{}}};
+    expect_refused(*model, device_mesh, plan,
+                   "'0.weight' is on cpu but the mesh is of device type cuda");
+    parallelize_module(model, init_device_mesh(c10::kCPU, {1}), plan);
+    expect_error<c10::ValueError>([&] { fully_shard(model, device_mesh); },
+                                  HasSubstr("is on cpu but the mesh is of device type cuda"));
   });
 }
 
