@@ -62,11 +62,6 @@ Source read_source(const std::string& path) {
   return source;
 }
 
-// The rows of `tensor` that are in `box`.
-at::Tensor rows_of(const at::Tensor& tensor, const Box& box) {
-  return box.empty() ? tensor : tensor.narrow(0, box[0].offset, box[0].length);
-}
-
 SavedLayout layout_over(int64_t ranks, bool is_cut) {
   SavedLayout layout{.mesh_shape = {ranks}, .mesh_names = {}, .ranks = {}, .placements = {}};
   layout.ranks.resize(static_cast<size_t>(ranks));
@@ -87,15 +82,16 @@ SavePlan plan_sharded(const std::vector<SaveItem>& items, int64_t ranks) {
       TensorRecord placed{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
       placed.layout = tensor.dim() > 0 ? 0 : 1;
       const auto& layout = plan.manifest.layouts[static_cast<size_t>(placed.layout)];
-      for (const auto& [rank, box] : written_boxes(layout, placed.shape, /*replica=*/0)) {
-        Entry entry{.name = name, .tensor = name, .dtype = placed.dtype, .box = box};
+      for (const auto& written : written_boxes(layout, placed.shape, /*replica=*/0)) {
+        Entry entry{.name = name, .tensor = name, .dtype = placed.dtype, .box = written.box};
         entry.global_shape = placed.shape;
-        files[rank].parts.push_back({std::move(entry), rows_of(tensor, box)});
+        files[written.rank].parts.push_back(
+            {.entry = std::move(entry), .tensor = tensor, .begin = offsets_of(written.box)});
       }
       record.tensors.emplace(name, std::move(placed));
     }
     for (auto& [rank, file] : files) {
-      file.path = shard_path(item.name, rank);
+      file.path = shard_path(item.name, rank, /*number=*/0);
       file.metadata = item.ties;
       lay_out(file);
       plan.files.push_back(std::move(file));

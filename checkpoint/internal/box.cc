@@ -69,6 +69,12 @@ Box intersect(const Box& a, const Box& b) {
   return common;
 }
 
+Box shifted(const Box& box, const std::vector<int64_t>& by) {
+  Box further = box;
+  for (size_t i = 0; i < box.size(); ++i) further[i].offset += by[i];
+  return further;
+}
+
 void for_each_run(const Box& common, const Box& source, const Box& target,
                   const std::function<void(const Run&)>& visit) {
   if (numel_of(common) == 0) return;

@@ -28,6 +28,9 @@ std::string to_string(const Box& box);  // "[0:4, 0:5]"
 // dimensions.
 Box intersect(const Box& a, const Box& b);
 
+// `box` as many elements further on in each dimension.
+Box shifted(const Box& box, const std::vector<int64_t>& by);
+
 // `length` elements that lie at element `from` of the source box and `to` of the target
 // box, both row-major.
 struct Run {

@@ -54,7 +54,7 @@ absl::StatusOr<StoredTensor> stored_tensor(const TensorRecord& record, const std
   } else {
     const SavedLayout& layout = manifest.layouts[static_cast<size_t>(record.layout)];
     for (auto& written : written_boxes(layout, record.shape, record.replica)) {
-      places.emplace_back(shard_path(item, written.rank), std::move(written.box));
+      places.emplace_back(shard_path(item, written.rank, written.number), std::move(written.box));
     }
   }
   for (auto& [name, box] : places) {

@@ -14,6 +14,15 @@ int64_t bytes_of_rank(const std::vector<FileToWrite>& files, int64_t rank) {
   return bytes;
 }
 
+// The box of `part` in `value`, what this rank has of its tensor.
+at::Tensor box_in(const at::Tensor& value, const PartToWrite& part) {
+  at::Tensor box = value;
+  for (size_t dim = 0; dim < part.begin.size(); ++dim) {
+    box = box.narrow(static_cast<int64_t>(dim), part.begin[dim], part.entry.box[dim].length);
+  }
+  return box;
+}
+
 }  // namespace
 
 void lay_out(FileToWrite& file) {
@@ -42,7 +51,7 @@ void FileWriting::take(std::vector<FileToWrite> files, const ValueOf& value_of,
     const bool is_mine = file.rank == rank_;
     Open open{.file = std::move(file)};
     for (PartToWrite& part : open.file.parts) {
-      const at::Tensor value = value_of(open.file.kind, part.tensor);
+      const at::Tensor value = box_in(value_of(open.file.kind, part.tensor), part);
       part.tensor = at::Tensor();
       if (!is_mine || !status_.ok()) continue;
       if (taken < at_once) {

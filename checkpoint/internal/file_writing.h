@@ -26,8 +26,9 @@ namespace fsdp::internal::checkpoint {
 
 struct PartToWrite {
   Entry entry;
-  at::Tensor tensor;           // whose box it is
-  const void* unit = nullptr;  // NamedTensor::unit
+  at::Tensor tensor;                // whose box it is
+  const void* unit = nullptr;       // NamedTensor::unit
+  std::vector<int64_t> begin = {};  // where the box begins in what is written of; empty: it is that
 };
 
 enum class FileKind {

@@ -57,7 +57,7 @@ Json record_json(const TensorRecord& record) {
   return json;
 }
 
-// Only the first mesh dimension that cuts a tensor dimension has units.
+// Only the first mesh dimension that cuts a tensor dimension has blocks and units.
 void check_cuts(const SavedLayout& layout, const std::vector<int64_t>& shape) {
   std::set<int64_t> cut;
   for (const Placement& placement : layout.placements) {
@@ -67,8 +67,10 @@ void check_cuts(const SavedLayout& layout, const std::vector<int64_t>& shape) {
       throw std::runtime_error("a layout cuts a dimension that its tensor lacks");
     }
     const bool is_first = cut.insert(dim).second;
-    if (unit != 1 && (!is_first || shape[static_cast<size_t>(dim)] % unit != 0)) {
-      throw std::runtime_error("a layout cuts a dimension in units that do not fit");
+    const int64_t size = shape[static_cast<size_t>(dim)];
+    const bool divides = size % outer == 0 && size / outer % unit == 0;
+    if (placement.is_interleaved() && !(is_first && divides)) {
+      throw std::runtime_error("a layout cuts a dimension in blocks or units that do not fit");
     }
   }
 }
@@ -140,8 +142,13 @@ size_t self_position(const std::string& text) {
 
 }  // namespace
 
-std::string shard_path(const std::string& item, int64_t rank) {
+std::string shard_path(const std::string& item, int64_t rank, int64_t number) {
   char name[64];
+  if (number > 0) {
+    std::snprintf(name, sizeof(name), "/shard-%05lld-box-%05lld.safetensors",
+                  static_cast<long long>(rank + 1), static_cast<long long>(number + 1));
+    return item + name;
+  }
   std::snprintf(name, sizeof(name), "/shard-%05lld-model-00001-of-00001.safetensors",
                 static_cast<long long>(rank + 1));
   return item + name;

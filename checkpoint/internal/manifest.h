@@ -51,8 +51,9 @@ struct Manifest {
   std::vector<std::string> per_rank;
 };
 
-// The file of `rank` in item `item`.
-std::string shard_path(const std::string& item, int64_t rank);
+// The file of `rank` in item `item` that has box `number` of tensors: all but those cut
+// in blocks have only box 0 there.
+std::string shard_path(const std::string& item, int64_t rank, int64_t number);
 std::string rank_path(int64_t rank);  // of its per-rank items
 
 std::string format_manifest(const Manifest& manifest);

@@ -88,20 +88,33 @@ bool is_plain(const SavedLayout& layout, int64_t world_size) {
          is_copied(layout);
 }
 
-// Adds what `rank` has of `item` to its file.
-void add_parts(FileToWrite& file, const SaveItem& item, const Manifest& manifest) {
+// What `rank` writes of `item`: a file, and where it has several boxes of a tensor one
+// more for the second ones, and so on. So a file has a tensor once, under its name.
+std::vector<FileToWrite> files_of_item(const SaveItem& item, const Manifest& manifest,
+                                       int64_t rank) {
   const auto& records = manifest.items.at(item.name).tensors;
+  std::map<int64_t, FileToWrite> files;            // by the number of the box
   for (const NamedTensor& named : item.tensors) {  // in the order of the model
     const TensorRecord& record = records.at(named.name);
     const auto& layout = manifest.layouts[static_cast<size_t>(record.layout)];
     for (auto& written : written_boxes(layout, record.shape, record.replica)) {
-      if (written.rank != file.rank) continue;
+      if (written.rank != rank) continue;
       Entry entry{.name = named.name, .tensor = named.name, .dtype = record.dtype};
       entry.box = std::move(written.box);
       entry.global_shape = record.shape;
-      file.parts.push_back({std::move(entry), named.tensor});
+      files[written.number].parts.push_back(
+          {.entry = std::move(entry), .tensor = named.tensor, .begin = std::move(written.begin)});
     }
   }
+  std::vector<FileToWrite> ordered;
+  for (auto& [number, file] : files) {
+    file.path = shard_path(item.name, rank, number);
+    file.rank = rank;
+    file.metadata = manifest.items.at(item.name).ties;
+    lay_out(file);
+    ordered.push_back(std::move(file));
+  }
+  return ordered;
 }
 
 // Adds what another rank's optimizer has besides: groups with the parameters that no rank
@@ -164,11 +177,7 @@ std::vector<FileToWrite> files_of_rank(const std::vector<SaveItem>& items, const
                                        int64_t rank) {
   std::vector<FileToWrite> files;
   for (const SaveItem& item : items) {
-    FileToWrite file{.path = shard_path(item.name, rank), .rank = rank};
-    file.metadata = manifest.items.at(item.name).ties;
-    add_parts(file, item, manifest);
-    lay_out(file);
-    if (!file.parts.empty()) files.push_back(std::move(file));
+    for (auto& file : files_of_item(item, manifest, rank)) files.push_back(std::move(file));
   }
   return files;
 }

@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/local_boxes.h"
 
 #include <c10/util/Exception.h>
 
@@ -39,23 +40,33 @@ int64_t number_at(const std::string& text, size_t begin) {
   return number;
 }
 
-constexpr std::string_view kUnit = ", unit=";
+// Of the number behind `key` in `text`; 1 for none.
+int64_t number_of(const std::string& text, std::string_view key) {
+  const size_t found = text.find(key);
+  return found == std::string::npos ? 1 : number_at(text, found + key.size());
+}
+
+// Nothing for 1.
+std::string text_of(std::string_view key, int64_t number) {
+  return number == 1 ? "" : std::string(key) + std::to_string(number);
+}
+
+constexpr std::string_view kOuter = ", outer=", kUnit = ", unit=";
 
 }  // namespace
 
 std::string placement_text(const Placement& placement) {
   if (!placement.is_shard()) return "R";
   const auto& [dim, outer, unit] = placement.shard();
-  return "S(" + std::to_string(dim) + (unit > 1 ? std::string(kUnit) + std::to_string(unit) : "") +
-         ")";
+  return "S(" + std::to_string(dim) + text_of(kOuter, outer) + text_of(kUnit, unit) + ")";
 }
 
 Placement placement_from(const std::string& text) {
   if (text == "R") return Replicate{};
   Shard cut{.dim = text.starts_with("S(") ? number_at(text, 2) : -1};
-  const size_t unit = text.find(kUnit);
-  if (unit != std::string::npos) cut.unit = number_at(text, unit + kUnit.size());
-  if (cut.dim < 0 || cut.unit < 1 || placement_text(cut) != text)
+  cut.outer = number_of(text, kOuter);
+  cut.unit = number_of(text, kUnit);
+  if (cut.dim < 0 || cut.outer < 1 || cut.unit < 1 || placement_text(cut) != text)
     throw std::runtime_error("unknown placement '" + text + "'");
   return cut;
 }
@@ -76,9 +87,6 @@ SavedLayout layout_of(const at::Tensor& tensor, int64_t world_size, const std::s
   for (const Placement& placement : spec.placements()) {
     TORCH_CHECK_VALUE(!placement.is_partial(), "checkpoint: '", name, "' has the placement ",
                       to_string(placement), ", whose value lies nowhere yet; redistribute() it");
-    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_shard() || placement.shard().outer == 1,
-                                "checkpoint: '", name, "' has the placement ", placement,
-                                ", of which ranks have no boxes; redistribute() it");
   }
   layout.placements = spec.placements();
   return layout;
@@ -99,9 +107,12 @@ std::vector<WrittenBox> written_boxes(const SavedLayout& layout, const std::vect
   for (size_t i = 0; i < layout.ranks.size(); ++i) {
     const auto coordinate = coordinate_of(static_cast<int64_t>(i), layout.mesh_shape);
     if (replica_of(layout, coordinate) != replica) continue;
-    if (numel_of(whole) == 0) return {{layout.ranks[i], whole}};
-    Box box = local_box(shape, layout.mesh_shape, layout.placements, coordinate);
-    if (numel_of(box) > 0) boxes.push_back({layout.ranks[i], std::move(box)});
+    if (numel_of(whole) == 0) return {{.rank = layout.ranks[i], .box = whole, .begin = {}}};
+    int64_t number = 0;
+    for (auto& own : local_boxes(shape, layout.mesh_shape, layout.placements, coordinate)) {
+      if (numel_of(own.box) == 0) continue;
+      boxes.push_back({layout.ranks[i], number++, std::move(own.box), std::move(own.begin)});
+    }
   }
   return boxes;
 }

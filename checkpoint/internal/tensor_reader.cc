@@ -4,7 +4,6 @@
 #include "checkpoint/internal/tensor_values.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
@@ -18,8 +17,21 @@ namespace {
 
 constexpr int64_t kWorthAThread = int64_t{4} << 20;
 
-Box box_of(const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? spec_of(tensor).local_box() : whole_box(tensor.sizes().vec());
+std::vector<LocalBox> boxes_of(const at::Tensor& tensor) {
+  if (is_dtensor(tensor)) return spec_of(tensor).local_boxes();
+  return {{whole_box(tensor.sizes().vec()), std::vector<int64_t>(tensor.dim(), 0)}};
+}
+
+// The whole of this rank's part.
+Box part_of(const at::Tensor& tensor) {
+  return whole_box(is_dtensor(tensor) ? spec_of(tensor).local_shape() : tensor.sizes().vec());
+}
+
+// What leads from places in the tensor to places in the part.
+std::vector<int64_t> way_into_part(const LocalBox& box) {
+  std::vector<int64_t> way = box.begin;
+  for (size_t dim = 0; dim < way.size(); ++dim) way[dim] -= box.box[dim].offset;
+  return way;
 }
 
 bool takes_bytes_directly(const at::Tensor& local, c10::ScalarType dtype) {
@@ -36,13 +48,15 @@ absl::StatusOr<VerifiedFile*> TensorReader::open(size_t file) {
 }
 
 absl::Status TensorReader::add_pieces(const std::string& stored_name, const StoredTensor& stored,
-                                      Target& target) {
+                                      const LocalBox& box, Target& target) {
+  const auto way = way_into_part(box);
   int64_t covered = 0;
   for (const StoredBox& saved : stored.boxes) {
-    Box common = intersect(saved.box, target.box);
+    const Box common = intersect(saved.box, box.box);
     if (numel_of(common) == 0) continue;
+    const Box in_part = shifted(common, way);
     for (const Piece& other : target.pieces) {
-      if (numel_of(intersect(other.common, common)) == 0) continue;
+      if (numel_of(intersect(other.common, in_part)) == 0) continue;
       return absl::DataLossError("'" + stored_name + "' " + to_string(common) +
                                  " is in two files: " + catalog_.files[saved.file].path + " and " +
                                  catalog_.files[other.file].path);
@@ -52,12 +66,12 @@ absl::Status TensorReader::add_pieces(const std::string& stored_name, const Stor
     const auto begin = (*file)->find(stored_name, saved, stored.dtype);
     if (!begin.ok()) return begin.status();
     covered += numel_of(common);
-    target.pieces.push_back({saved.file, *begin, saved.box, std::move(common)});
+    target.pieces.push_back({saved.file, *begin, shifted(saved.box, way), in_part});
   }
-  if (covered == numel_of(target.box)) return absl::OkStatus();
-  return absl::DataLossError("'" + stored_name + "' " + to_string(target.box) + ": only " +
+  if (covered == numel_of(box.box)) return absl::OkStatus();
+  return absl::DataLossError("'" + stored_name + "' " + to_string(box.box) + ": only " +
                              std::to_string(covered) + " of its " +
-                             std::to_string(numel_of(target.box)) +
+                             std::to_string(numel_of(box.box)) +
                              " elements are in the files: some are missing");
 }
 
@@ -66,8 +80,10 @@ absl::Status TensorReader::plan(const std::string& stored_name, const std::strin
   const StoredTensor& stored = catalog_.tensors.at(stored_name);
   const Offered offered{stored.dtype, stored.shape, "in the file", "LoadOptions::cast allows it"};
   if (auto fits = check_fits(name, target, offered, rules_.cast); !fits.ok()) return fits;
-  Target planned{.tensor = target, .stored_dtype = stored.dtype, .box = box_of(target)};
-  if (auto added = add_pieces(stored_name, stored, planned); !added.ok()) return added;
+  Target planned{.tensor = target, .stored_dtype = stored.dtype, .part = part_of(target)};
+  for (const LocalBox& box : boxes_of(target)) {
+    if (auto added = add_pieces(stored_name, stored, box, planned); !added.ok()) return added;
+  }
   std::sort(planned.pieces.begin(), planned.pieces.end(), [](const Piece& a, const Piece& b) {
     return std::pair(a.file, a.begin) < std::pair(b.file, b.begin);
   });
@@ -89,7 +105,7 @@ absl::Status TensorReader::read_part(const Destination& destination, int64_t fro
   absl::Status status;
   for (const Piece& piece : target.pieces) {
     const VerifiedFile& file = open_.at(piece.file);
-    for_each_run(piece.common, piece.saved, target.box, [&](const Run& run) {
+    for_each_run(piece.common, piece.saved, target.part, [&](const Run& run) {
       const int64_t length = run.length * item_size;
       const int64_t begin = std::max<int64_t>(from - done, 0);
       const int64_t end = std::min(to - done, length);
@@ -130,7 +146,7 @@ absl::Status TensorReader::read_all(const std::vector<Destination>& destinations
 
 absl::Status TensorReader::read_converted(const Target& target, const at::Tensor& local) {
   const at::Tensor bytes =
-      at::empty(lengths_of(target.box), at::TensorOptions(target.stored_dtype));
+      at::empty(lengths_of(target.part), at::TensorOptions(target.stored_dtype));
   if (auto read = read_all({destination(target, bytes)}); !read.ok()) return read;
   local.copy_(bytes);
   return absl::OkStatus();

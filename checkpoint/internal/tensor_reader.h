@@ -9,6 +9,7 @@
 
 #include "checkpoint/internal/catalog.h"
 #include "checkpoint/internal/verified_file.h"
+#include "dtensor/internal/local_boxes.h"
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -46,17 +47,18 @@ class TensorReader {
   struct Piece {
     size_t file = 0;
     int64_t begin = 0;  // of the saved box, in the file's data
-    Box saved, common;
+    Box saved, common;  // where they lie beside the target's part; only `common` lies in it
   };
   struct Target {
     at::Tensor tensor;
     c10::ScalarType stored_dtype;
-    Box box;
+    Box part;  // the whole of what this rank holds
     std::vector<Piece> pieces;
   };
   absl::StatusOr<VerifiedFile*> open(size_t file);
+  // Of what fills `box`, one of those that the target's part is made of.
   absl::Status add_pieces(const std::string& stored_name, const StoredTensor& stored,
-                          Target& target);
+                          const LocalBox& box, Target& target);
   // Where the bytes of a target go, as the file has them.
   struct Destination {
     const Target* target = nullptr;

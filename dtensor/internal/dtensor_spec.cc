@@ -22,15 +22,6 @@ TensorLayout layout_on(const DeviceMesh& mesh, std::vector<Placement> placements
   }
 }
 
-void check_boxes(const DTensorSpec& spec) {
-  for (const Placement& placement : spec.placements()) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_shard() || placement.shard().outer == 1, placement,
-                                " leaves a rank no box of the tensor, which is needed here. Call "
-                                ".redistribute() to a cut without outer first (collective; rank ",
-                                spec.mesh().rank(), ")");
-  }
-}
-
 }  // namespace
 
 DTensorSpec::DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements,
@@ -71,11 +62,6 @@ DTensorSpec DTensorSpec::simplified() const {
     simple[m] = simplest(cut, shape()[static_cast<size_t>(cut.dim)], mesh_.shape()[m]);
   }
   return with_placements(std::move(simple));
-}
-
-std::vector<Chunk> DTensorSpec::local_box() const {
-  check_boxes(*this);
-  return layout_.local_box(mesh_.coordinate());
 }
 
 std::vector<int64_t> shard_dims(const std::vector<Placement>& placements) {

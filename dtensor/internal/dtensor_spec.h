@@ -44,9 +44,8 @@ class DTensorSpec {
   // Whether a mesh dimension of more than one rank shards tensor dimension `dim`.
   bool is_cut(int64_t dim) const { return layout_.is_cut(dim); }
 
-  // What this rank holds, as offsets and lengths in the global tensor. Throws
-  // NotImplementedError where a cut has blocks, which leave no box.
-  std::vector<Chunk> local_box() const;
+  // What this rank holds.
+  std::vector<LocalBox> local_boxes() const { return layout_.local_boxes(mesh_.coordinate()); }
   std::vector<int64_t> local_shape() const { return layout_.local_shape(mesh_.coordinate()); }
 
  private:

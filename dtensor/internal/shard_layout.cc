@@ -24,23 +24,6 @@ Chunk chunk_of(int64_t size, int64_t parts, int64_t index) {
   return {.offset = begin, .length = end - begin};
 }
 
-std::vector<Chunk> local_box(const std::vector<int64_t>& shape,
-                             const std::vector<int64_t>& mesh_shape,
-                             const std::vector<Placement>& placements,
-                             const std::vector<int64_t>& coordinate) {
-  std::vector<Chunk> box;
-  box.reserve(shape.size());
-  for (int64_t size : shape) box.push_back({.offset = 0, .length = size});
-  for (size_t m = 0; m < placements.size(); ++m) {
-    if (!placements[m].is_shard()) continue;
-    const Shard& cut = placements[m].shard();
-    Chunk& left = box[static_cast<size_t>(cut.dim)];
-    const Chunk own = chunk_of(atoms_of(cut, left.length), mesh_shape[m], coordinate[m]);
-    left = {.offset = left.offset + own.offset * cut.unit, .length = own.length * cut.unit};
-  }
-  return box;
-}
-
 std::vector<int64_t> local_shape(std::vector<int64_t> shape, const std::vector<int64_t>& mesh_shape,
                                  const std::vector<Placement>& placements,
                                  const std::vector<int64_t>& coordinate) {

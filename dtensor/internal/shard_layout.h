@@ -28,15 +28,7 @@ Chunk chunk_of(int64_t size, int64_t parts, int64_t index);
 // Of a mesh dimension that cuts no tensor dimension.
 inline constexpr int64_t kNotSharded = -1;
 
-// The part of the global box [0, shape) that one mesh coordinate holds; one chunk per
-// tensor dimension. Mesh dimension m cuts as placements[m] says what an earlier one left.
-// REQUIRES: no cut has blocks (Shard::outer), and as of local_shape().
-std::vector<Chunk> local_box(const std::vector<int64_t>& shape,
-                             const std::vector<int64_t>& mesh_shape,
-                             const std::vector<Placement>& placements,
-                             const std::vector<int64_t>& coordinate);
-
-// What that coordinate holds of a tensor that lies as `placements`, one per mesh
+// What a mesh coordinate holds of a tensor that lies as `placements`, one per mesh
 // dimension, say. REQUIRES: outer * unit divides what earlier cuts left of a dimension.
 std::vector<int64_t> local_shape(std::vector<int64_t> shape, const std::vector<int64_t>& mesh_shape,
                                  const std::vector<Placement>& placements,

@@ -152,14 +152,8 @@ bool TensorLayout::is_cut(int64_t dim) const {
   return false;
 }
 
-bool TensorLayout::has_boxes() const {
-  return std::none_of(placements().begin(), placements().end(), [](const auto& placement) {
-    return placement.is_shard() && placement.shard().outer > 1;
-  });
-}
-
-std::vector<Chunk> TensorLayout::local_box(const std::vector<int64_t>& coordinate) const {
-  return internal::local_box(shape(), mesh_shape(), placements(), coordinate);
+std::vector<LocalBox> TensorLayout::local_boxes(const std::vector<int64_t>& coordinate) const {
+  return internal::local_boxes(shape(), mesh_shape(), placements(), coordinate);
 }
 
 std::vector<int64_t> TensorLayout::local_shape(const std::vector<int64_t>& coordinate) const {

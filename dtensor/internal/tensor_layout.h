@@ -9,7 +9,7 @@
 // any, so they compare by address. Threads may share them. No torch here.
 #pragma once
 
-#include "dtensor/internal/shard_layout.h"
+#include "dtensor/internal/local_boxes.h"
 #include "dtensor/placement.h"
 
 #include <cstdint>
@@ -42,12 +42,9 @@ class TensorLayout {
   bool has_partial() const;
   // Whether a mesh dimension of more than one rank shards tensor dimension `dim`.
   bool is_cut(int64_t dim) const;
-  // Whether the part of a rank is a box of the tensor: not where a cut has blocks.
-  bool has_boxes() const;
 
-  // What the rank at `coordinate` holds, as offsets and lengths in the global tensor.
-  // REQUIRES: has_boxes().
-  std::vector<Chunk> local_box(const std::vector<int64_t>& coordinate) const;
+  // What the rank at `coordinate` holds.
+  std::vector<LocalBox> local_boxes(const std::vector<int64_t>& coordinate) const;
   std::vector<int64_t> local_shape(const std::vector<int64_t>& coordinate) const;
 
   // The same one for equal layouts, while one lives.

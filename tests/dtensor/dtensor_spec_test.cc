@@ -41,7 +41,8 @@ TEST(DTensorSpec, KnowsItsRanksPart) {
     const auto spec = spec_on(init_device_mesh(c10::kCPU, {3}), {Shard{0}});
     const std::vector<std::vector<Chunk>> boxes{
         {{0, 2}, {0, 4}}, {{2, 2}, {0, 4}}, {{4, 1}, {0, 4}}};
-    EXPECT_EQ(spec.local_box(), boxes[static_cast<size_t>(rank)]);
+    EXPECT_EQ(spec.local_boxes(),
+              (std::vector<LocalBox>{{boxes[static_cast<size_t>(rank)], {0, 0}}}));
     EXPECT_EQ(spec.local_shape(), (std::vector<int64_t>{rank == 2 ? 1 : 2, 4}));
     EXPECT_EQ(spec.replicated().local_shape(), spec.shape());
   });

@@ -1,5 +1,7 @@
 #include "dtensor/internal/shard_layout.h"
 
+#include "dtensor/internal/local_boxes.h"
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/chunk.h>
 #include <gtest/gtest.h>
@@ -33,7 +35,7 @@ TEST(ShardLayout, BoxesOfNestedCutsCoverTheTensorOnce) {
     at::Tensor seen = at::arange(size).zero_();
     for (int64_t outer = 0; outer < 3; ++outer) {
       for (int64_t inner = 0; inner < 2; ++inner) {
-        const auto box = local_box({size}, {3, 2}, {Shard{0}, Shard{0}}, {outer, inner});
+        const auto box = local_boxes({size}, {3, 2}, {Shard{0}, Shard{0}}, {outer, inner})[0].box;
         seen.narrow(0, box[0].offset, box[0].length).add_(1);
       }
     }
@@ -53,7 +55,7 @@ TEST(ShardLayout, BoxesOfAtomsCoverTheTensorOnce) {
           for (int64_t rank = 0; rank < outer_ranks * inner_ranks; ++rank) {
             const std::vector<int64_t> mesh = {outer_ranks, inner_ranks};
             const std::vector<int64_t> coordinate = {rank / inner_ranks, rank % inner_ranks};
-            const auto box = local_box({size}, mesh, cuts, coordinate);
+            const auto box = local_boxes({size}, mesh, cuts, coordinate)[0].box;
             EXPECT_EQ(box[0].length, local_shape({size}, mesh, cuts, coordinate)[0]);
             for (int64_t i = 0; i < box[0].length; ++i)
               ++seen[static_cast<size_t>(box[0].offset + i)];
