@@ -25,7 +25,7 @@ std::string interpreter() {
   return std::filesystem::exists(python) ? python.string() : "python3";
 }
 
-TEST(PythonReaders, ReadModelsAndOptimizersOfBothLayouts) {
+TEST(PythonReaders, ReadModelsOptimizersAndBoxesOfBothLayouts) {
   const std::string python = interpreter();
   if (std::system((python + " -c 'import torch, safetensors, numpy' 2> /dev/null").c_str()) != 0) {
     GTEST_SKIP() << "NOTHING WAS CHECKED: " << python << " has no torch, safetensors and numpy. "
@@ -45,10 +45,22 @@ TEST(PythonReaders, ReadModelsAndOptimizersOfBothLayouts) {
     save({.model = model}, folder / "full", {.layout = Layout::kFull, .max_file_bytes = 100});
     save({.model = model, .optimizer = optimizer}, folder / "whole", {.layout = Layout::kFull});
   });
+  run_ranks(4, [&](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2, 2});
+    const auto cut = [&](const torch::Tensor& whole, int64_t dim) {
+      return distribute_tensor(whole, mesh, {Shard{.dim = dim, .outer = 3, .unit = 2}, Shard{0}});
+    };
+    const std::map<std::string, at::Tensor> tensors = {
+        {"rows", cut(torch::arange(90).view({30, 3}), 0)},
+        {"columns", cut(torch::arange(60).view({5, 12}), 1)}};
+    save({.tensors = tensors}, folder / "boxes");
+    save({.tensors = tensors}, folder / "boxes_whole", {.layout = Layout::kFull});
+  });
   std::filesystem::copy(folder / "whole/optimizer", folder / "full/optimizer");
   const std::string sharded = folder / "sharded", full = folder / "full";
-  const std::string command =
-      python + " tests/checkpoint/fixtures/read_checkpoint.py " + sharded + " " + full;
+  const std::string command = python + " tests/checkpoint/fixtures/read_checkpoint.py " + sharded +
+                              " " + full + " " + (folder / "boxes") + " " +
+                              (folder / "boxes_whole");
   EXPECT_EQ(std::system(command.c_str()), 0) << command;
 }
 
