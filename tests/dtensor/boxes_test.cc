@@ -1,7 +1,7 @@
 // Which part of a tensor each rank has, for all meshes of up to eight ranks, all sizes
 // below 40, and all units: every element lies on one rank, and copies of it where a mesh
 // dimension replicates.
-#include "dtensor/internal/shard_layout.h"
+#include "dtensor/internal/local_boxes.h"
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/accumulate.h>
@@ -20,12 +20,12 @@ namespace {
 using Sizes = std::vector<int64_t>;
 using Cuts = std::vector<Placement>;
 
-constexpr int64_t kMostRanks = 8;
+constexpr int64_t kMostRanksOfBoxes = 8;
 constexpr int64_t kSizes = 40;
 
 void for_meshes(size_t ndim, const Sizes& begun, const std::function<void(const Sizes&)>& body) {
   if (begun.size() == ndim) return body(begun);
-  for (int64_t ranks = 1; ranks * c10::multiply_integers(begun) <= kMostRanks; ++ranks) {
+  for (int64_t ranks = 1; ranks * c10::multiply_integers(begun) <= kMostRanksOfBoxes; ++ranks) {
     Sizes longer = begun;
     longer.push_back(ranks);
     for_meshes(ndim, longer, body);
@@ -98,7 +98,9 @@ void expect_tiles(const Sizes& shape, const Sizes& mesh, const Cuts& cuts) {
   std::map<Sizes, int64_t> held;  // elements
   bool all_right = true;
   for_indices(mesh, [&](const Sizes& coordinate) {
-    const auto box = local_box(shape, mesh, cuts, coordinate);
+    const auto boxes = local_boxes(shape, mesh, cuts, coordinate);
+    ASSERT_EQ(boxes.size(), 1) << text_of(shape, mesh, cuts);
+    const auto& box = boxes[0].box;
     const Sizes local = local_shape(shape, mesh, cuts, coordinate);
     for (size_t d = 0; d < shape.size(); ++d) all_right &= box[d].length == local[d];
     all_right &= is_right(box, shape, mesh, cuts, coordinate);
