@@ -51,8 +51,8 @@ TEST_F(DTensorErrors, MultinomialOfACutTensorHasWholeRows) {
 
 TEST_F(DTensorErrors, OperatorWithoutRule) {
   on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
-    const auto error = error_of([&] { t.renorm_(2, 0, 1); });
-    EXPECT_THAT(error, HasSubstr("No sharding rule for aten::renorm_"));
+    const auto error = error_of([&] { at::geometric(t, 0.5); });
+    EXPECT_THAT(error, HasSubstr("No sharding rule for aten::geometric"));
     EXPECT_THAT(error, HasSubstr("Shard(0)"));
     EXPECT_THAT(error, HasSubstr(".to_local()"));
     EXPECT_THAT(error, HasSubstr(".full_tensor()"));
