@@ -42,14 +42,16 @@ namespace fsdp {
 // its part. Operators that meet the parameters are collective over `mesh` from now on;
 // .grad lies as its parameter once backward is done. LibTorch's default generator of the
 // mesh's device gets the state that it has on coordinate 0, on all ranks that are
-// processes of their own. Collective over the mesh.
+// processes of their own. Parameters of a deferred_init have no values yet: ranks must
+// have recorded the same, and materialize() computes their parts. Collective over the
+// mesh.
 //
 // Throws ValueError, leaving the module as it was, for: a mesh that has not one
 // dimension, a pattern that matches nothing, or only modules without parameters, a style
 // that does not know a parameter that it is given (RowwiseParallel for a norm), units and
 // sections that do not divide a dimension, a tied parameter whose styles cut it
-// differently; for a parameter that is a DTensor already, sharded by fully_shard, not
-// dense, no leaf, or has a .grad; where ranks hold different values.
+// differently; for a parameter that is a DTensor already, sharded by fully_shard, on
+// another device than the mesh, not dense, no leaf, or has a .grad; where ranks hold different values.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
                         const ParallelPlan& plan);
 template <class Contained>
