@@ -51,7 +51,8 @@ namespace fsdp {
 // that does not know a parameter that it is given (RowwiseParallel for a norm), units and
 // sections that do not divide a dimension, a tied parameter whose styles cut it
 // differently; for a parameter that is a DTensor already, sharded by fully_shard, on
-// another device than the mesh, not dense, no leaf, or has a .grad; where ranks hold different values.
+// another device than the mesh, not dense, no leaf, or has a .grad; where ranks hold
+// different values.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
                         const ParallelPlan& plan);
 template <class Contained>

@@ -127,6 +127,16 @@ void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner
       c10::make_intrusive<DTensorMeta>(meta.local, meta.spec, std::move(owner), meta.style));
 }
 
+LettingGoOfMeta::~LettingGoOfMeta() {
+  auto weak = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl_);
+  const bool dies = weak.expired();
+  // Those with strong references have one together. Alone, it means that the tensor is
+  // being destroyed as a whole.
+  const bool is_kept = weak.weak_use_count() > 1;
+  weak.release();
+  if (dies && is_kept) impl_->set_backend_meta({});
+}
+
 uint32_t local_version_of(const at::Tensor& tensor) {
   return static_cast<uint32_t>(local_of(tensor)._version());
 }

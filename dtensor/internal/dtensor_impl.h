@@ -106,6 +106,21 @@ void set_style(const at::Tensor& dtensor, DTensorStylePtr style);
 // Null for none. Not the keys that the owner gives.
 void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner);
 
+// For a tensor that became a DTensor in place: a plain TensorImpl, which keeps its
+// metadata until the last weak reference is gone. One of these, owned by what goes with
+// the last handle (the tensor's autograd metadata), lets go of it then. So what the local
+// tensor owns may refer to the DTensor weakly.
+class LettingGoOfMeta {
+ public:
+  explicit LettingGoOfMeta(const at::Tensor& dtensor) : impl_(dtensor.unsafeGetTensorImpl()) {}
+  ~LettingGoOfMeta();
+  LettingGoOfMeta(const LettingGoOfMeta&) = delete;
+  LettingGoOfMeta& operator=(const LettingGoOfMeta&) = delete;
+
+ private:
+  c10::TensorImpl* impl_;
+};
+
 // REQUIRES: is_dtensor(tensor), as all below.
 inline const DTensorMeta& meta_of(const at::Tensor& tensor) {
   const auto* const meta = find_meta(tensor);

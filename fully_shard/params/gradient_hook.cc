@@ -1,11 +1,14 @@
 #include "fully_shard/params/gradient_hook.h"
 
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/params/param_group.h"
 
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
@@ -13,8 +16,10 @@ namespace {
 
 class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  public:
-  GradientHook(c10::intrusive_ptr<ParamGroup> group, int64_t index)
-      : group_(std::move(group)), index_(index) {}
+  GradientHook(const at::Tensor& member, c10::intrusive_ptr<ParamGroup> group, int64_t index)
+      : group_(std::move(group)), index_(index) {
+    if (is_dtensor(member)) letting_go_.emplace(member);
+  }
   void operator()(const at::Tensor&) override {
     group_->driver()->gradient_arrived(*group_, index_);
   }
@@ -22,6 +27,7 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
  private:
   c10::intrusive_ptr<ParamGroup> group_;  // the group knows the member weakly: no cycle
   int64_t index_;
+  std::optional<LettingGoOfMeta> letting_go_;  // of a tensor-parallel member
 };
 
 }  // namespace
@@ -29,7 +35,7 @@ class GradientHook final : public torch::autograd::PostAccumulateGradHook {
 void set_gradient_hook(const at::Tensor& member, c10::intrusive_ptr<ParamGroup> group,
                        int64_t index) {
   torch::autograd::impl::set_post_acc_grad_hooks(
-      member, std::make_unique<GradientHook>(std::move(group), index));
+      member, std::make_unique<GradientHook>(member, std::move(group), index));
 }
 
 }  // namespace fsdp::internal

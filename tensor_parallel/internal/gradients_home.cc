@@ -78,6 +78,8 @@ std::shared_ptr<Terms> terms_of_backward() {
 
 class GradientHome final : public torch::autograd::PostAccumulateGradHook {
  public:
+  explicit GradientHome(const at::Tensor& member) : letting_go_(member) {}
+
   void operator()(const at::Tensor& member) override {
     const at::NoGradGuard no_grad;
     const at::Tensor grad = member.grad();
@@ -86,12 +88,15 @@ class GradientHome final : public torch::autograd::PostAccumulateGradHook {
     if (is_to_sum(member)) return terms_of_backward()->add(member);
     put_home(member, local_at_home(grad, home));
   }
+
+ private:
+  LettingGoOfMeta letting_go_;
 };
 
 }  // namespace
 
 void bring_gradients_home(const at::Tensor& member) {
-  torch::autograd::impl::set_post_acc_grad_hooks(member, std::make_unique<GradientHome>());
+  torch::autograd::impl::set_post_acc_grad_hooks(member, std::make_unique<GradientHome>(member));
 }
 
 }  // namespace fsdp::internal

@@ -66,7 +66,9 @@ at::Tensor with_padding(const at::Tensor& query, const at::Tensor& key, const at
 
 struct OwnAttentionImpl : torch::nn::Module {
   Linear query = register_module("query", Linear(kOwnWidth, kOwnWidth));
-  Linear key = register_module("key", Linear(kOwnWidth, kOwnWidth));
+  // Without a bias: softmax would take it out again, and its gradient be rounding.
+  Linear key =
+      register_module("key", Linear(torch::nn::LinearOptions(kOwnWidth, kOwnWidth).bias(false)));
   Linear value = register_module("value", Linear(kOwnWidth, kOwnWidth));
   Linear output = register_module("output", Linear(kOwnWidth, kOwnWidth));
   Attend attend;

@@ -3,6 +3,8 @@
 #include "fully_shard/counters.h"
 #include "tests/tensor_parallel/sharded_pair.h"
 
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
 #include <algorithm>
 #include <vector>
 
@@ -93,6 +95,22 @@ TEST(ShardedEffects, DataRanksGatherOnlyTheirPartOfAMember) {
     return static_cast<double>(bytes.load());
   };
   EXPECT_NEAR(gathered_bytes(2) / gathered_bytes(1), 0.5, 0.06);  // but for norms and padding
+}
+
+// Groups have threads and sockets.
+TEST(ShardedEffects, AModelThatGoesLetsTheGroupsOfItsMeshGo) {
+  for (const bool trains : {false, true}) {
+    run_ranks(4, [&](int64_t) {
+      std::vector<c10::weak_intrusive_ptr<c10d::ProcessGroup>> groups;
+      {
+        const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+        for (const char* dim : {"dp", "tp"}) groups.emplace_back(mesh[dim].group());
+        ShardedPair pair(model_of(1), mesh, /*cut_sequence=*/true);
+        if (trains) pair.sharded_loss().backward();
+      }
+      for (const auto& group : groups) EXPECT_TRUE(group.expired()) << trains;
+    });
+  }
 }
 
 }  // namespace
