@@ -9,7 +9,6 @@
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
-#include <ATen/ops/where.h>
 
 #include <algorithm>
 #include <limits>
@@ -22,8 +21,6 @@ namespace {
 // Candidates of each row, in a last dimension, and where in the whole row they stand.
 struct Candidates {
   at::Tensor values, indices;
-
-  int64_t count() const { return values.size(-1); }
 };
 
 // The mesh dimension that cuts `dim`, if it is one.

@@ -14,9 +14,7 @@ namespace fsdp::internal {
 namespace {
 
 at::Tensor number(const at::Tensor& tensor) {
-  if (!is_dtensor(tensor)) return tensor;
-  const DTensorSpec& spec = spec_of(tensor);
-  return redistribute_local(local_of(tensor), spec, spec.replicated().placements());
+  return is_dtensor(tensor) ? whole_value(tensor) : tensor;
 }
 
 bool is_written(const OperatorCall& call, size_t argument) {

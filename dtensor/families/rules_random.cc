@@ -9,6 +9,7 @@
 #include "dtensor/internal/place_operands.h"
 #include "dtensor/internal/redistribute.h"
 #include "dtensor/internal/thread_generators.h"
+#include "dtensor/internal/wrap_results.h"
 
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/leaky_relu.h>
@@ -42,13 +43,6 @@ void check_in_step(OperatorCall& call, const at::Tensor& dtensor) {
 at::Tensor whole_like(const at::Tensor& self) {
   const DTensorSpec& spec = spec_of(self);
   return at::empty_strided(spec.shape(), spec.stride(), local_of(self).options());
-}
-
-// The whole value of a DTensor, to be read. Collective over the mesh dimensions that cut
-// it or have terms of it.
-at::Tensor whole_value(const at::Tensor& self) {
-  const DTensorSpec& spec = spec_of(self);
-  return redistribute_local(local_of(self), spec, spec.replicated().placements());
 }
 
 // A new DTensor over a copy of this rank's part of `whole`, which lies in memory as that.
@@ -90,8 +84,7 @@ at::Tensor laid_like(const at::Tensor& drawn, at::TensorList operands) {
   const auto model = std::find_if(operands.begin(), operands.end(), fits);
   if (model != operands.end()) return part_of_drawn(drawn, spec_of(*model).without_partials());
   const auto any = std::find_if(operands.begin(), operands.end(), is_dtensor);
-  return make_dtensor(
-      drawn, spec_of(*any).replicated().with_geometry(drawn.sizes().vec(), drawn.strides().vec()));
+  return replicated_result(drawn, spec_of(*any).mesh());
 }
 
 constexpr int kNoArgument = -1;
@@ -131,9 +124,7 @@ void draw_rows_rule(OperatorCall& call) {
   check_in_step(call, self);
   call.argument(0) = whole_value(self);
   auto results = call.run();
-  const at::Tensor drawn = results[0].toTensor();
-  call.finish(make_dtensor(
-      drawn, spec_of(self).replicated().with_geometry(drawn.sizes().vec(), drawn.strides().vec())));
+  call.finish(replicated_result(results[0].toTensor(), spec_of(self).mesh()));
 }
 
 // rrelu_with_noise(self, noise, lower, upper, training): draws where self is negative.

@@ -20,10 +20,9 @@ namespace {
 void item_rule(OperatorCall& call) {
   const CauseOfMovement cause(MovementCause::kRequest);
   const at::Tensor self = call.argument(0).toTensor();
-  const DTensorSpec& spec = spec_of(self);
   TORCH_CHECK(self.numel() == 1, call.description(),
               ": only a tensor of one element has a value, got shape ", self.sizes());
-  call.argument(0) = redistribute_local(local_of(self), spec, spec.replicated().placements());
+  call.argument(0) = whole_value(self);
   auto results = call.run();
   call.finish(std::move(results));
 }

@@ -1,8 +1,12 @@
 #include "dtensor/internal/cut_indices.h"
 
+#include "dtensor/internal/redistribute.h"
+
 #include <ATen/ops/arange.h>
 #include <ATen/ops/zeros_like.h>
 #include <c10/util/Exception.h>
+
+#include <vector>
 
 namespace fsdp::internal {
 
@@ -50,17 +54,12 @@ CutIndices cut_indices(const at::Tensor& indices, const DTensorSpec& spec, int64
 }
 
 at::Tensor elements_of_part(const DTensorSpec& spec, int64_t dim) {
+  const int64_t size = spec.shape()[static_cast<size_t>(dim)];
+  std::vector<Placement> cuts;
+  for (const Placement& placement : spec.placements())
+    cuts.push_back(placement.is_shard(dim) ? placement.along(0) : Placement(Replicate{}));
   const auto on_device = at::TensorOptions(at::kLong).device(local_device(spec.mesh()));
-  at::Tensor elements = at::arange(spec.shape()[static_cast<size_t>(dim)], on_device);
-  for (size_t m = 0; m < spec.placements().size(); ++m) {
-    if (!spec.placements()[m].is_shard(dim)) continue;
-    const Shard& cut = spec.placements()[m].shard();
-    const int64_t atoms = atoms_of(cut, elements.numel());
-    const Chunk own = chunk_of(atoms, spec.mesh().shape()[m], spec.mesh().coordinate()[m]);
-    elements =
-        elements.view({cut.outer, atoms, cut.unit}).narrow(1, own.offset, own.length).flatten();
-  }
-  return elements;
+  return local_part(at::arange(size, on_device), DTensorSpec(spec.mesh(), cuts, {size}));
 }
 
 void check_indices(const at::Tensor& indices, int64_t size, const char* what) {

@@ -396,6 +396,11 @@ at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Pla
   return make_dtensor(redistribute_local(local_of(dtensor), from, to), target);
 }
 
+at::Tensor whole_value(const at::Tensor& dtensor) {
+  const DTensorSpec& from = spec_of(dtensor);
+  return redistribute_local(local_of(dtensor), from, from.replicated().placements());
+}
+
 at::Tensor reduce_partials(const at::Tensor& dtensor) {
   return redistribute_dtensor(dtensor, without_partials(spec_of(dtensor).placements()));
 }

@@ -38,6 +38,10 @@ at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
 // The same for a whole DTensor; `dtensor` itself when the placements are equal.
 at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Placement>& to);
 
+// The value of a DTensor, on this rank, to be read. Collective over the mesh dimensions
+// that cut it or have terms of it.
+at::Tensor whole_value(const at::Tensor& dtensor);
+
 // The DTensor with every Partial turned into Replicate. Collective where there is one.
 at::Tensor reduce_partials(const at::Tensor& dtensor);
 
