@@ -5,7 +5,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <string>
+#include <string_view>
 
 namespace fsdp::internal {
 
@@ -14,6 +14,6 @@ bool compares_plain();
 // Throws ValueError on every rank of the mesh where plain tensors among `operands` of
 // `what` are not the same on all of them. Nothing unless set_check_replicated(true).
 // Collective over the mesh where it is.
-void compare_plain(const std::string& what, at::TensorList operands, const DeviceMesh& mesh);
+void compare_plain(std::string_view what, at::TensorList operands, const DeviceMesh& mesh);
 
 }  // namespace fsdp::internal

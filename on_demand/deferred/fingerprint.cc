@@ -1,6 +1,7 @@
 #define XXH_INLINE_ALL
 #include "on_demand/deferred/fingerprint.h"
 
+#include "dtensor/internal/value_hash.h"
 #include "on_demand/deferred/deferred_storage.h"
 
 #include <xxhash.h>
@@ -15,10 +16,7 @@ uint64_t fingerprint_of(const at::Tensor& tensor) {
     const Step& step = tape.step(index);
     const auto& name = step.op.schema().name();
     hash = XXH3_64bits_withSeed(name.data(), name.size(), hash);
-    if (step.generator_state.defined()) {
-      hash = XXH3_64bits_withSeed(step.generator_state.const_data_ptr(),
-                                  step.generator_state.nbytes(), hash);
-    }
+    if (step.generator_state.defined()) hash = hash_of_values(step.generator_state, hash);
   }
   return hash;
 }
