@@ -150,13 +150,14 @@ class Gradients {
     std::stable_sort(candidates.begin(), candidates.end(),
                      [](const auto& a, const auto& b) { return a.size() < b.size(); });
     const auto found = std::find_if(candidates.begin(), candidates.end(), covers);
+    if (found != candidates.end() && found->ndim() == 1) return *found;
     const auto& any = candidates.front();
     std::optional<DeviceMesh> world;
     if (is_process_group_initialized())
       world = DeviceMesh::from_group(default_process_group(), any.device_type());
     if (found != candidates.end()) {
       const bool is_world = world && world->size() == found->size() && covers(*world);
-      return found->ndim() > 1 && is_world ? *world : *found;
+      return is_world ? *world : *found;
     }
     TORCH_CHECK_VALUE(world && covers(*world), "clip_grad_norm_: the gradients lie on ",
                       names(candidates),
