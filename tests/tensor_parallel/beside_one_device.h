@@ -9,6 +9,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <functional>
 #include <mutex>
 #include <string>
 
@@ -57,6 +58,34 @@ inline void expect_same_gradients(torch::nn::Module& parallel, torch::nn::Module
     EXPECT_EQ(grad.sizes(), expected.sizes()) << item.key();
     EXPECT_LE(distance(grad, expected), tolerance) << item.key();
   }
+}
+
+inline void expect_same_values(torch::nn::Module& parallel, torch::nn::Module& plain,
+                               double tolerance) {
+  const auto wanted = plain.named_parameters();
+  for (const auto& item : parallel.named_parameters()) {
+    EXPECT_LE(distance(full_value(item.value()), wanted[item.key()].detach()), tolerance)
+        << item.key();
+  }
+}
+
+// Of what a step of AdamW changed, which divides by the gradients.
+inline constexpr double kCloseLater = 1e-9;
+
+// Steps of AdamW on both lead to the same values. `backward` runs one of each, and may
+// compare: gradients of step 0 within kClose, of later ones within kCloseLater.
+inline void expect_same_adamw_steps(torch::nn::Module& parallel, torch::nn::Module& plain,
+                                    int steps, const std::function<void(int step)>& backward) {
+  const auto adamw = torch::optim::AdamWOptions(1e-2).eps(1e-3);
+  torch::optim::AdamW theirs(plain.parameters(), adamw), ours(parallel.parameters(), adamw);
+  for (int step = 0; step < steps; ++step) {
+    theirs.zero_grad();
+    ours.zero_grad();
+    backward(step);
+    theirs.step();
+    ours.step();
+  }
+  expect_same_values(parallel, plain, kCloseLater);
 }
 
 }  // namespace fsdp::testing

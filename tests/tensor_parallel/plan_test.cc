@@ -3,6 +3,7 @@
 #include "tensor_parallel/internal/module_path.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 #include "tests/support/errors.h"
+#include "tests/support/head.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"
 
@@ -61,13 +62,6 @@ TEST(ParallelStyles, SayHowAParameterLies) {
   EXPECT_THROW(placement(RowwiseParallel{}, ModuleKind::kOther, "weight", {8}),
                std::invalid_argument);
 }
-
-struct HeadImpl : torch::nn::Module {
-  explicit HeadImpl(const at::Tensor& shared) : weight(register_parameter("weight", shared)) {}
-  at::Tensor forward(const at::Tensor& x) { return torch::linear(x, weight); }
-  at::Tensor weight;
-};
-TORCH_MODULE(Head);
 
 struct Tied : torch::nn::Module {
   Tied()

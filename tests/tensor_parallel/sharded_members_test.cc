@@ -1,21 +1,9 @@
 // fully_shard of tensor-parallel models on 2-D meshes, beside one device.
-#include "on_demand/on_demand_storage.h"
+#include "tests/tensor_parallel/mesh_settings.h"
 #include "tests/tensor_parallel/sharded_pair.h"
 
 namespace fsdp::testing {
 namespace {
-
-struct Setting {
-  int64_t dp, tp;
-  bool cut_sequence;
-  bool evict = false;
-};
-
-std::string name_of(const ::testing::TestParamInfo<Setting>& info) {
-  const auto& [dp, tp, cut_sequence, evict] = info.param;
-  return "Dp" + std::to_string(dp) + "Tp" + std::to_string(tp) +
-         (cut_sequence ? "SequenceCut" : "") + (evict ? "Evicted" : "");
-}
 
 constexpr ShardedPair::Config kSixHeads{
     .vocab = 64, .width = 24, .blocks = 2, .heads = 6, .kv_heads = 6, .max_tokens = 8};
@@ -24,11 +12,9 @@ constexpr ShardedPair::Config kFiveHeads{
 constexpr ShardedPair::Config kOneKeyHead{
     .vocab = 33, .width = 16, .blocks = 1, .heads = 4, .kv_heads = 1, .max_tokens = 8};
 
-class ShardedMembers : public ::testing::TestWithParam<Setting> {
+// Over Gloo.
+class ShardedMembers : public OnMeshes {
  protected:
-  void SetUp() override { internal::set_evict_after_every_operator(GetParam().evict); }
-  void TearDown() override { internal::set_evict_after_every_operator(false); }
-
   static void on_pairs_of(const ShardedPair::Config& config,
                           const std::function<void(ShardedPair&)>& body) {
     const auto& [dp, tp, cut_sequence, evict] = GetParam();
@@ -44,11 +30,11 @@ TEST_P(ShardedMembers, StepsEqualOneDeviceWithFiveHeads) { compare_steps(kFiveHe
 TEST_P(ShardedMembers, StepsEqualOneDeviceWithARankWithoutKeys) { compare_steps(kOneKeyHead); }
 
 INSTANTIATE_TEST_SUITE_P(Meshes, ShardedMembers,
-                         ::testing::Values(Setting{1, 2, false}, Setting{1, 3, true},
-                                           Setting{2, 1, false}, Setting{2, 2, false},
-                                           Setting{2, 2, true}, Setting{2, 2, true, true},
-                                           Setting{2, 2, false, true}, Setting{1, 4, true}),
-                         name_of);
+                         ::testing::Values(MeshSetting{1, 2, false}, MeshSetting{1, 3, true},
+                                           MeshSetting{2, 1, false}, MeshSetting{2, 2, false},
+                                           MeshSetting{2, 2, true}, MeshSetting{2, 2, true, true},
+                                           MeshSetting{2, 2, false, true}, MeshSetting{1, 4, true}),
+                         name_of_mesh);
 
 }  // namespace
 }  // namespace fsdp::testing

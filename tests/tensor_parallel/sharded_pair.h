@@ -61,24 +61,13 @@ struct ShardedPair {
   }
   // Of AdamW, from which only the first's gradients are as close as one pass leaves them.
   void expect_same_steps(int steps) {
-    const auto adamw = torch::optim::AdamWOptions(1e-2).eps(1e-3);
-    torch::optim::AdamW theirs(plain->parameters(), adamw), ours(sharded->parameters(), adamw);
-    for (int step = 0; step < steps; ++step) {
-      theirs.zero_grad();
-      ours.zero_grad();
+    testing::expect_same_adamw_steps(*sharded, *plain, steps, [this](int step) {
       backward();
-      expect_same_gradients(step == 0 ? kClose : 1e-9);
-      theirs.step();
-      ours.step();
-    }
-    expect_same_values(1e-9);
+      expect_same_gradients(step == 0 ? kClose : kCloseLater);
+    });
   }
   void expect_same_values(double tolerance) {
-    const auto wanted = plain->named_parameters();
-    for (const auto& item : sharded->named_parameters()) {
-      EXPECT_LE(distance(full_value(item.value()), wanted[item.key()].detach()), tolerance)
-          << item.key();
-    }
+    testing::expect_same_values(*sharded, *plain, tolerance);
   }
 };
 

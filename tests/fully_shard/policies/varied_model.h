@@ -2,6 +2,7 @@
 // tests that combine policies.
 #pragma once
 
+#include "tests/support/head.h"
 #include "tests/support/start_values.h"
 
 #include <torch/torch.h>
@@ -28,13 +29,6 @@ struct VariedBlockImpl : torch::nn::Module {
   torch::nn::Linear up, down, unused{nullptr};
 };
 TORCH_MODULE(VariedBlock);
-
-struct HeadImpl : torch::nn::Module {
-  explicit HeadImpl(const torch::Tensor& values) : weight(register_parameter("weight", values)) {}
-  torch::Tensor forward(const torch::Tensor& x) { return torch::linear(x, weight); }
-  torch::Tensor weight;
-};
-TORCH_MODULE(Head);
 
 struct VariedModelImpl : torch::nn::Module {
   VariedModelImpl(Parameters kind, int64_t depth)
