@@ -7,6 +7,7 @@
 #include "checkpoint/internal/file_writing.h"
 #include "checkpoint/internal/full_plan.h"
 #include "checkpoint/internal/raise.h"
+#include "checkpoint/internal/savable.h"
 #include "checkpoint/internal/save_id.h"
 #include "checkpoint/internal/tensor_reader.h"
 
@@ -119,11 +120,13 @@ SavePlan plan_for(const std::vector<SaveItem>& items, const ConvertOptions& opti
 
 void convert_checkpoint(const std::string& from, const std::string& to, ConvertOptions options) {
   Source source = read_source(from);
+  check_savable(source.items);
   SavePlan plan = plan_for(source.items, options);
   std::vector<std::string> folders;
   for (const SaveItem& item : source.items) folders.push_back(item.name);
   const std::string path = normal_path(to), id = new_save_id();
-  Commit commit = value_or_raise(Commit::begin(path, id, folders, options.overwrite));
+  auto commit = Commit::begin(path, id, folders, options.overwrite);
+  raise_unless_ok(within("convert to " + to, commit.status()));
   const std::string folder = staging_path(path, id);
 
   FileWriting writing(folder, /*rank=*/0);
@@ -144,8 +147,8 @@ void convert_checkpoint(const std::string& from, const std::string& to, ConvertO
   plan.manifest.saved_at = now_ns();
   plan.manifest.values = std::move(source.manifest.values);
   plan.manifest.scheduler = std::move(source.manifest.scheduler);
-  raise_unless_ok(commit.finish(format_manifest(plan.manifest)));
-  commit.tidy(/*keep_last=*/0);
+  raise_unless_ok(commit->finish(format_manifest(plan.manifest)));
+  commit->tidy(/*keep_last=*/0);
 }
 
 }  // namespace fsdp

@@ -1,15 +1,13 @@
 #include "checkpoint/internal/commit.h"
 
 #include "checkpoint/internal/file_calls.h"
+#include "checkpoint/internal/hidden_folder.h"
 #include "checkpoint/internal/manifest.h"
+#include "checkpoint/internal/own_files.h"
 
 #include <c10/util/Exception.h>
-#include <fcntl.h>
-#include <sys/file.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <filesystem>
 #include <system_error>
 #include <tuple>
@@ -20,12 +18,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-std::string hidden(const std::string& path, const std::string& what) {
-  const fs::path place(path);
-  return (place.parent_path() / ("." + place.filename().string() + "." + what)).string();
-}
+using Hidden = HiddenFolder::Kind;
 
-std::string lock_path(const std::string& folder) { return folder + "/lock"; }
+constexpr int kTries = 3;
+
+std::string parent_of(const std::string& path) { return fs::path(path).parent_path().string(); }
 
 std::vector<std::string> entries_of(const std::string& directory) {
   std::vector<std::string> names;
@@ -37,57 +34,81 @@ std::vector<std::string> entries_of(const std::string& directory) {
   return names;
 }
 
-// Hidden folders of `path` whose name goes on with `what`.
-std::vector<std::string> leftovers(const std::string& path, const std::string& what) {
-  const std::string prefix = "." + fs::path(path).filename().string() + "." + what;
-  std::vector<std::string> found;
-  const fs::path parent = fs::path(path).parent_path();
-  for (const auto& name : entries_of(parent.string())) {
-    if (name.rfind(prefix, 0) == 0) found.push_back((parent / name).string());
-  }
-  return found;
-}
-
-// Whether a living save is writing there.
-bool is_locked(const std::string& folder) {
-  const int lock = ::open(lock_path(folder).c_str(), O_RDWR | O_CLOEXEC);
-  if (lock < 0) return false;
-  const bool locked = flock(lock, LOCK_EX | LOCK_NB) != 0;
-  ::close(lock);
-  return locked;
-}
-
 void warn_unless_ok(const absl::Status& status, const std::string& path) {
   if (!status.ok()) {
-    TORCH_WARN("checkpoint ", path, " is saved, but tidying failed: ", status.ToString());
+    TORCH_WARN("checkpoint ", path,
+               " is saved, but tidying failed: ", std::string(status.message()));
   }
 }
 
 // Hidden first: a folder half removed must not look like a checkpoint.
-absl::Status remove_checkpoint(const std::string& path) {
-  const std::string doomed = hidden(path, "removing");
-  if (auto moved = rename_path(path, doomed); !moved.ok()) return moved;
-  return remove_tree(doomed);
+absl::Status remove_checkpoint(const Committed& old, const std::string& id) {
+  const OwnFiles own = files_of_checkpoint(old.folder);
+  if (!own.are_all()) {
+    return absl::FailedPreconditionError(old.folder + " stays: keep_last removes checkpoints and " +
+                                         "nothing else, and it holds " + others_text(own));
+  }
+  const std::string doomed = hidden_path(old.path, Hidden::kRemoving, id);
+  if (auto moved = rename_path(old.folder, doomed); !moved.ok()) return moved;
+  return remove_own(doomed, own);
+}
+
+// What a dead save left, of `path` or another checkpoint beside it, if there is nothing
+// else in it.
+absl::Status remove_leftover(const HiddenFolder& left, const std::string& path) {
+  const bool is_previous = left.kind == Hidden::kOld && !read_manifest(left.place).ok();
+  const auto lock = FolderLock::take(left.path);
+  if (is_previous || !lock) return absl::OkStatus();
+  const OwnFiles own = files_of_leftover(left.path);
+  // Without a mark it may be one that another save has just made.
+  const bool is_known = !own.marks.empty() || left.place == path;
+  if (!is_known || !own.are_all()) return absl::OkStatus();
+  return remove_own(left.path, own);
 }
 
 // What lies where an interrupted overwrite moved it.
 std::optional<std::string> moved_away(const std::string& path) {
-  for (const auto& folder : leftovers(path, "old-")) {
-    if (read_manifest(folder).ok()) return folder;
+  for (const auto& folder : hidden_folders_in(parent_of(path))) {
+    const bool is_of_path = folder.kind == Hidden::kOld && folder.place == path;
+    if (is_of_path && read_manifest(folder.path).ok()) return folder.path;
   }
   return std::nullopt;
+}
+
+// That `path` may be replaced: a checkpoint with nothing else in it, or an empty folder.
+absl::Status check_replaceable(const std::string& path) {
+  std::error_code error;
+  const auto type = fs::symlink_status(path, error).type();
+  const std::string rule = "SaveOptions::overwrite replaces checkpoints and nothing else, and ";
+  const std::string advice = "; move it away, or choose another path";
+  if (type == fs::file_type::symlink) {
+    return absl::InvalidArgumentError(rule + "this is a symbolic link" + advice);
+  }
+  if (type != fs::file_type::directory) {
+    return absl::InvalidArgumentError(rule + "this is a file" + advice);
+  }
+  const OwnFiles own = files_of_checkpoint(path);
+  if (own.are_all()) return absl::OkStatus();
+  return absl::InvalidArgumentError(rule + "here is " + others_text(own) +
+                                    ", which is none of a checkpoint's files" + advice);
+}
+
+bool is_there(const std::string& path) {
+  std::error_code error;
+  return fs::exists(fs::symlink_status(path, error));
 }
 
 }  // namespace
 
 std::string normal_path(const std::string& path) {
+  if (path.empty()) return path;
   fs::path place = fs::absolute(path).lexically_normal();
   if (!place.has_filename()) place = place.parent_path();
   return place.string();
 }
 
 std::string staging_path(const std::string& path, const std::string& id) {
-  return hidden(path, "saving-" + id);
+  return hidden_path(path, Hidden::kSaving, id);
 }
 
 absl::StatusOr<Commit> Commit::begin(const std::string& path, const std::string& id,
@@ -103,32 +124,47 @@ Commit::Commit(Commit&& other) noexcept
       folders_(std::move(other.folders_)),
       overwrite_(other.overwrite_),
       pending_(std::exchange(other.pending_, false)),
-      lock_(std::exchange(other.lock_, -1)) {}
+      lock_(std::move(other.lock_)) {}
 
 Commit::~Commit() {
   if (pending_) remove_tree(staging_path(path_, id_)).IgnoreError();
-  if (lock_ >= 0) ::close(lock_);
 }
 
 absl::Status Commit::prepare() {
+  if (!fs::path(path_).has_filename()) {
+    return absl::InvalidArgumentError("'" + path_ + "' is no path that a checkpoint can have");
+  }
   std::error_code error;
-  fs::create_directories(fs::path(path_).parent_path(), error);
-  if (error) return file_error("mkdir", fs::path(path_).parent_path(), error.value());
-  if (!fs::exists(path_)) {
+  fs::create_directories(parent_of(path_), error);
+  if (error) return file_error("mkdir", parent_of(path_), error.value());
+  if (!is_there(path_)) {
     if (const auto previous = moved_away(path_)) {
       if (auto back = rename_path(*previous, path_); !back.ok()) return back;
     }
   }
-  if (!overwrite_ && fs::exists(path_)) {
-    return absl::AlreadyExistsError(path_ + " exists; SaveOptions::overwrite replaces it");
+  if (is_there(path_)) {
+    if (!overwrite_) {
+      return absl::AlreadyExistsError("it exists; SaveOptions::overwrite replaces a checkpoint");
+    }
+    if (auto checked = check_replaceable(path_); !checked.ok()) return checked;
   }
+  return make_staging();
+}
+
+absl::Status Commit::make_staging() {
   const std::string folder = staging_path(path_, id_);
-  if (auto made = make_directory(folder); !made.ok()) return made;
-  pending_ = true;
-  lock_ = ::open(lock_path(folder).c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666);
-  if (lock_ < 0 || flock(lock_, LOCK_EX | LOCK_NB) != 0) {
-    return file_error("lock", lock_path(folder), errno);
+  absl::Status made;
+  for (int i = 0; i < kTries && !lock_; ++i) {
+    made = make_directory(folder);
+    if (!made.ok()) return made;
+    pending_ = true;
+    auto lock = FolderLock::make(folder);
+    made = lock.status();
+    if (lock.ok()) lock_.emplace(*std::move(lock));
+    if (!made.ok() && !absl::IsNotFound(made)) return made;
   }
+  if (!made.ok()) return made;
+  std::error_code error;
   for (const auto& each : folders_) {
     fs::create_directories(folder + "/" + each, error);
     if (error) return file_error("mkdir", folder + "/" + each, error.value());
@@ -138,10 +174,11 @@ absl::Status Commit::prepare() {
 
 absl::Status Commit::move_into_place() {
   const std::string folder = staging_path(path_, id_);
-  if (!overwrite_ || !fs::exists(path_)) return rename_path(folder, path_);
+  if (!overwrite_ || !is_there(path_)) return rename_path(folder, path_);
+  if (auto checked = check_replaceable(path_); !checked.ok()) return checked;
   const absl::Status exchanged = exchange_paths(folder, path_);
   if (!absl::IsUnimplemented(exchanged)) return exchanged;
-  const std::string old = hidden(path_, "old-" + id_);
+  const std::string old = hidden_path(path_, Hidden::kOld, id_);
   if (auto moved = rename_path(path_, old); !moved.ok()) return moved;
   auto moved = rename_path(folder, path_);
   if (!moved.ok()) rename_path(old, path_).IgnoreError();
@@ -158,41 +195,43 @@ absl::Status Commit::finish(const std::string& manifest) {
   if (status.ok()) status = move_into_place();
   if (!status.ok()) return status;
   pending_ = false;
-  warn_unless_ok(sync_directory(fs::path(path_).parent_path()), path_);
-  warn_unless_ok(remove_file(lock_path(path_)), path_);
+  warn_unless_ok(sync_directory(parent_of(path_)), path_);
+  warn_unless_ok(remove_file(path_ + "/" + kLockName), path_);
   return absl::OkStatus();
 }
 
 void Commit::tidy(int64_t keep_last) {
-  for (const char* what : {"saving-", "old-", "removing"}) {
-    for (const auto& folder : leftovers(path_, what)) {
-      if (!is_locked(folder)) warn_unless_ok(remove_tree(folder), path_);
-    }
+  for (const auto& left : hidden_folders_in(parent_of(path_))) {
+    warn_unless_ok(remove_leftover(left, path_), path_);
   }
   if (keep_last <= 0) return;
-  auto all = committed_checkpoints(fs::path(path_).parent_path());
+  auto all = committed_checkpoints(parent_of(path_));
+  std::erase_if(all, [](const Committed& each) { return each.is_link; });
   for (size_t i = 0; i + static_cast<size_t>(keep_last) < all.size(); ++i) {
-    if (all[i].path != path_) warn_unless_ok(remove_checkpoint(all[i].path), path_);
+    if (all[i].path != path_) warn_unless_ok(remove_checkpoint(all[i], id_), path_);
   }
 }
 
 std::vector<Committed> committed_checkpoints(const std::string& directory) {
   std::vector<Committed> found;
+  const auto add = [&](const std::string& place, const std::string& folder) {
+    const auto manifest = read_manifest(folder);
+    if (!manifest.ok()) return;
+    std::error_code error;
+    const bool is_link = fs::is_symlink(folder, error);
+    found.push_back({place, folder, is_link, manifest->step, manifest->saved_at});
+  };
   for (const auto& name : entries_of(directory)) {
-    std::string path = (fs::path(directory) / name).string();
-    std::string place = path;
-    if (name[0] == '.') {  // perhaps the previous one of an interrupted overwrite
-      const size_t end = name.rfind(".old-");
-      if (end == std::string::npos) continue;
-      place = (fs::path(directory) / name.substr(1, end - 1)).string();
-      if (fs::exists(place)) continue;
-    }
-    if (auto manifest = read_manifest(path); manifest.ok()) {
-      found.push_back({place, manifest->step, manifest->saved_at});
-    }
+    const std::string path = (fs::path(directory) / name).string();
+    if (name[0] != '.') add(path, path);
+  }
+  for (const auto& folder : hidden_folders_in(directory)) {
+    // Perhaps the previous one of an interrupted overwrite.
+    if (folder.kind == Hidden::kOld && !is_there(folder.place)) add(folder.place, folder.path);
   }
   std::sort(found.begin(), found.end(), [](const Committed& a, const Committed& b) {
-    return std::tie(a.step, a.saved_at, a.path) < std::tie(b.step, b.saved_at, b.path);
+    return std::tie(a.step, a.saved_at, b.is_link, a.path) <
+           std::tie(b.step, b.saved_at, a.is_link, b.path);
   });
   return found;
 }

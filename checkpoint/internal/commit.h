@@ -3,6 +3,8 @@
 // one, whole. Rank 0 only; see the table in docs/checkpoint.md for what a crash leaves.
 #pragma once
 
+#include "checkpoint/internal/folder_lock.h"
+
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
 
@@ -13,7 +15,7 @@
 
 namespace fsdp::internal::checkpoint {
 
-// "runs/step-1" as an absolute path without a trailing slash.
+// "runs/step-1" as an absolute path without a trailing slash; "" as it is.
 std::string normal_path(const std::string& path);
 // The hidden folder in which save `id` of `path` is written.
 std::string staging_path(const std::string& path, const std::string& id);
@@ -21,18 +23,20 @@ std::string staging_path(const std::string& path, const std::string& id);
 class Commit {
  public:
   // Puts back what an interrupted overwrite moved away, makes the hidden folder with
-  // `folders` in it, and locks it. Refuses an existing `path` unless `overwrite`.
+  // `folders` in it, and locks it. Refuses an existing `path` unless `overwrite`, and
+  // with that what is no checkpoint or holds anything besides. Errors do not say `path`.
   static absl::StatusOr<Commit> begin(const std::string& path, const std::string& id,
                                       const std::vector<std::string>& folders, bool overwrite);
   Commit(Commit&&) noexcept;
   Commit& operator=(Commit&&) = delete;
-  ~Commit();  // removes the hidden folder unless finished
+  ~Commit();  // removes the hidden folder, which is its own, unless finished
 
   // Writes the manifest, syncs the folders, and renames. Afterwards the checkpoint
   // stands; what fails later is a warning.
   absl::Status finish(const std::string& manifest);
-  // Removes what was replaced and what dead saves of this path left, then all but the
-  // last `keep_last` checkpoints (0: keeps all).
+  // Removes what was replaced and what dead saves left here, then all but the last
+  // `keep_last` checkpoints (0: keeps all): folders that are known as a save's by their
+  // names and by what is in them, and hold nothing else. No symbolic links.
   void tidy(int64_t keep_last);
 
  private:
@@ -42,6 +46,7 @@ class Commit {
         folders_(std::move(folders)),
         overwrite_(overwrite) {}
   absl::Status prepare();
+  absl::Status make_staging();
   absl::Status move_into_place();
 
   std::string path_;
@@ -49,15 +54,17 @@ class Commit {
   std::vector<std::string> folders_;
   bool overwrite_ = false;
   bool pending_ = false;
-  int lock_ = -1;
+  std::optional<FolderLock> lock_;
 };
 
 struct Committed {
-  std::string path;
+  std::string path;      // its place
+  std::string folder;    // where it lies: there, or where an interrupted overwrite moved it
+  bool is_link = false;  // a symbolic link to a checkpoint
   int64_t step = -1;
   int64_t saved_at = 0;
 };
-// The whole checkpoints in `directory`, oldest first. Local.
+// The whole checkpoints in `directory`, oldest first, links to them before them. Local.
 std::vector<Committed> committed_checkpoints(const std::string& directory);
 
 // The folder to read for `path`: itself, or where an interrupted overwrite moved the

@@ -162,6 +162,10 @@ absl::Status remove_file(const std::string& path) {
   return run("unlink", path, [&] { return ::unlink(path.c_str()); });
 }
 
+absl::Status remove_directory(const std::string& path) {
+  return run("rmdir", path, [&] { return ::rmdir(path.c_str()); });
+}
+
 absl::Status remove_tree(const std::string& path) {
   // Not std::filesystem::remove_all: LibTorch exports a copy of its own, which calls
   // null.

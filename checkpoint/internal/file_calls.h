@@ -14,8 +14,8 @@
 namespace fsdp::internal::checkpoint {
 
 // Called before each changing call ("mkdir", "open", "write", "fsync", "close", "rename",
-// "exchange", "unlink") with its path; a result other than 0 is the errno that the call
-// fails with. Of the whole process; null for none. For tests.
+// "exchange", "unlink", "rmdir") with its path; a result other than 0 is the errno that
+// the call fails with. Of the whole process; null for none. For tests.
 using FileCallHook = std::function<int(std::string_view call, const std::string& path)>;
 void set_file_call_hook(FileCallHook hook);
 
@@ -72,6 +72,7 @@ absl::Status rename_path(const std::string& from, const std::string& to);
 // Both names at once; kUnimplemented where the file system cannot.
 absl::Status exchange_paths(const std::string& a, const std::string& b);
 absl::Status remove_file(const std::string& path);
-absl::Status remove_tree(const std::string& path);  // fine when it is not there
+absl::Status remove_directory(const std::string& path);  // an empty one
+absl::Status remove_tree(const std::string& path);       // fine when it is not there
 
 }  // namespace fsdp::internal::checkpoint

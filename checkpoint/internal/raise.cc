@@ -6,6 +6,11 @@
 
 namespace fsdp::internal::checkpoint {
 
+absl::Status within(const std::string& what, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), what + ": " + std::string(status.message()));
+}
+
 void raise_unless_ok(const absl::Status& status) {
   if (status.ok()) return;
   const std::string text(status.message());
