@@ -4,12 +4,13 @@
 #include "checkpoint/optimizer_state_dict.h"
 
 #include <ATen/core/List.h>
+#include <ATen/ops/equal.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
-#include <set>
+#include <map>
 #include <tuple>
 #include <utility>
 
@@ -71,23 +72,55 @@ bool is_index(const std::string& text) {
   return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
 }
 
-void add_state(OptimizerStateDict& dict, const std::set<std::string>& names,
+void add_state(OptimizerStateDict& dict, const std::map<std::string, std::string>& names,
                const std::string& rest, const at::Tensor& tensor) {
   auto [owner, field] = split_last(rest);
-  if (names.count(owner) != 0) {
-    dict.state[owner][field] = field_value(field, tensor);
+  if (const auto name = names.find(owner); name != names.end()) {
+    dict.state[name->second][field] = field_value(field, tensor);
     return;
   }
   TORCH_CHECK_VALUE(is_index(field), "unflatten: 'state.", rest, "' is of no parameter here");
   const auto index = static_cast<size_t>(std::stoull(field));
   std::tie(owner, field) = split_last(owner);
-  TORCH_CHECK_VALUE(names.count(owner) != 0, "unflatten: 'state.", rest,
-                    "' is of no parameter here");
-  c10::IValue& list = dict.state[owner][field];
+  const auto name = names.find(owner);
+  TORCH_CHECK_VALUE(name != names.end(), "unflatten: 'state.", rest, "' is of no parameter here");
+  c10::IValue& list = dict.state[name->second][field];
   if (list.isNone()) list = c10::List<at::Tensor>();
   auto tensors = list.toTensorList();
   if (tensors.size() <= index) tensors.resize(index + 1);
   tensors.set(index, tensor);
+}
+
+// Of one parameter of a group. A tied one may be in several.
+void add_option(StateDict& flat, const std::string& key, const c10::IValue& value) {
+  const at::Tensor option = option_tensor(key, value);
+  const at::Tensor* const known = flat.find(key);
+  if (known == nullptr) {
+    flat.insert(key, option);
+    return;
+  }
+  TORCH_CHECK_VALUE(at::equal(*known, option), "flatten: '", key, "' has two values, since its ",
+                    "parameter is in two groups, which flattened names cannot tell apart");
+}
+
+// By each of the names of an optimizer's parameters, the first one.
+std::map<std::string, std::string> first_names(const std::vector<OptimizerGroup>& groups) {
+  std::map<std::string, std::string> firsts;
+  for (const auto& group : groups) {
+    for (const OptimizerParameter& each : group) {
+      for (const auto& name : each.names) firsts.emplace(name, each.name);
+    }
+  }
+  return firsts;
+}
+
+// The option of the group of `parameter`, under any of its names.
+const at::Tensor* find_option(const StateDict& flat, const OptimizerParameter& parameter,
+                              const std::string& option) {
+  for (const auto& name : parameter.names) {
+    if (const auto* const found = flat.find(kGroups + name + "." + option)) return found;
+  }
+  return nullptr;
 }
 
 }  // namespace
@@ -109,9 +142,7 @@ StateDict flatten(const OptimizerStateDict& dict) {
   for (const auto& group : dict.param_groups) {
     for (const auto& name : group.params) {
       for (const auto& [option, value] : group.options) {
-        if (value.isNone()) continue;
-        const std::string key = kGroups + name + "." + option;
-        flat.insert(key, option_tensor(key, value));
+        if (!value.isNone()) add_option(flat, kGroups + name + "." + option, value);
       }
     }
   }
@@ -121,20 +152,19 @@ StateDict flatten(const OptimizerStateDict& dict) {
 OptimizerStateDict unflatten(const StateDict& flat, const torch::nn::Module& module,
                              const torch::optim::Optimizer& optimizer) {
   OptimizerStateDict dict;
-  const auto groups = names_of_groups(optimizer, tensors_of(module), "unflatten");
-  std::set<std::string> names;
+  const auto groups = named_groups(optimizer, tensors_of(module), "unflatten");
   for (size_t i = 0; i < groups.size(); ++i) {
     auto& group = dict.param_groups.emplace_back();
-    group.params = groups[i];
-    names.insert(groups[i].begin(), groups[i].end());
+    group.params = names_of(groups[i]);
     for (const auto& [option, like] : fields_of(optimizer.param_groups()[i].options())) {
       if (groups[i].empty() || like.isNone()) continue;
-      const std::string key = kGroups + groups[i].front() + "." + option;
-      const at::Tensor* const value = flat.find(key);
-      TORCH_CHECK_VALUE(value != nullptr, "unflatten: '", key, "' is missing");
+      const at::Tensor* const value = find_option(flat, groups[i].front(), option);
+      TORCH_CHECK_VALUE(value != nullptr, "unflatten: '", kGroups, group.params.front(), ".",
+                        option, "' is missing");
       group.options[option] = option_value(*value, like);
     }
   }
+  const auto names = first_names(groups);
   for (const auto& item : flat) {
     const std::string& key = item.key();
     if (key.rfind(kState, 0) == 0) {

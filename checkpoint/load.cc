@@ -6,12 +6,16 @@
 #include "checkpoint/internal/optimizer_item.h"
 #include "checkpoint/internal/per_rank.h"
 #include "checkpoint/internal/raise.h"
+#include "checkpoint/internal/savable.h"
 #include "checkpoint/internal/scheduler_step.h"
 #include "checkpoint/internal/tensor_reader.h"
+#include "checkpoint/internal/tied_values.h"
+#include "checkpoint/internal/unmatched_names.h"
 #include "checkpoint/internal/world.h"
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <deque>
 #include <filesystem>
 #include <optional>
@@ -36,18 +40,23 @@ class Loading {
 
   LoadResult run() {
     const Failure failure = attempt([&] { plan(); });
-    const auto ids = agree(world_, failure, manifest_ ? manifest_->save_id : "", what_);
-    for (size_t rank = 1; rank < ids.size(); ++rank) {
-      TORCH_CHECK_VALUE(ids[rank] == ids[0], what_, ": rank ", rank,
-                        " reads another checkpoint than rank 0");
+    const std::string names = fingerprint_of(unmatched_);
+    const auto texts = agree(world_, failure, names + (manifest_ ? manifest_->save_id : ""), what_);
+    bool same_names = true;
+    for (size_t rank = 1; rank < texts.size(); ++rank) {
+      TORCH_CHECK_VALUE(texts[rank].substr(names.size()) == texts[0].substr(names.size()), what_,
+                        ": rank ", rank, " reads another checkpoint than rank 0");
+      same_names &= texts[rank] == texts[0];
     }
-    agree(world_, attempt([&] { read(); }), "", what_ + ", which is now partly overwritten");
-    apply();
+    check_names(same_names);
+    agree(world_, attempt([&] { apply(); }), "",
+          what_ + ": the model and the optimizers are now partly overwritten");
     return std::move(result_);
   }
 
  private:
   void plan() {
+    TORCH_CHECK_VALUE(!path_.empty(), "the path is empty");
     read_manifest_if_any();
     std::map<std::string, ModelTensors> models;
     for (const auto& [item, module] : models_of(state_)) {
@@ -61,8 +70,9 @@ class Loading {
       for (const auto& [name, tensor] : state_.tensors) loose.tensors.push_back({name, tensor});
       plan_model("tensors", loose);
     }
-    check_names();
     plan_rest();
+    // Into memory of its own, which is nobody's yet.
+    for (TensorReader& reader : state_readers_) raise_unless_ok(reader.read());
   }
 
   void read_manifest_if_any() {
@@ -73,7 +83,7 @@ class Loading {
       raise_unless_ok(manifest.status());
     } else {
       std::error_code error;
-      TORCH_CHECK(std::filesystem::exists(path_, error), path_, ": no such checkpoint");
+      TORCH_CHECK(std::filesystem::exists(path_, error), "no such checkpoint");
     }
   }
 
@@ -82,9 +92,7 @@ class Loading {
         manifest_ ? catalog_of_item(path_, *manifest_, item) : catalog_of_files(path_)));
   }
 
-  TensorReader& new_reader(const Catalog& catalog) {
-    return readers_.emplace_back(catalog, ReadRules{options_.verify, options_.cast});
-  }
+  ReadRules rules() const { return {options_.verify, options_.cast}; }
 
   std::string name_in_file(const std::string& name) const {
     return options_.name_in_file ? options_.name_in_file(name) : name;
@@ -92,29 +100,37 @@ class Loading {
 
   void plan_model(const std::string& item, const ModelTensors& model) {
     const Catalog& catalog = open_catalog(item);
-    TensorReader& reader = new_reader(catalog);
+    TensorReader& reader = readers_.emplace_back(catalog, rules());
     std::map<std::string, std::vector<std::string>> other_names;
     for (const auto& [other, first] : model.ties) other_names[first].push_back(other);
     std::set<std::string> used;
-    for (const auto& [name, tensor, unit] : model.tensors) {
-      std::vector<std::string> names = other_names[name];
-      names.insert(names.begin(), name);
-      std::optional<std::string> stored;
-      for (const auto& each : names) {
-        const auto found = find(catalog, name_in_file(each));
-        if (!found) continue;
-        used.insert(*found);
-        if (!stored) stored = found;
+    for (const NamedTensor& named : model.tensors) {
+      check_has_values(named);
+      std::vector<std::string> names = other_names[named.name];
+      names.insert(names.begin(), named.name);
+      const auto stored = find_all(catalog, names);
+      used.insert(stored.begin(), stored.end());
+      if (stored.empty()) {
+        unmatched_.missing.push_back(named.name);
+        continue;
       }
-      if (stored) {
-        raise_unless_ok(reader.plan(*stored, name, tensor));
-      } else {
-        result_.missing.push_back(name);
-      }
+      raise_unless_ok(reader.plan(stored.front(), named.name, named.tensor));
+      check_tied_in_file(catalog, stored, named, rules());
     }
     for (const auto& [name, tensor] : catalog.tensors) {
-      if (used.count(name) == 0) result_.unexpected.push_back(name);
+      if (used.count(name) == 0) unmatched_.unexpected.push_back(name);
     }
+  }
+
+  // What the file has under these names, each once.
+  std::vector<std::string> find_all(const Catalog& catalog,
+                                    const std::vector<std::string>& names) const {
+    std::vector<std::string> all;
+    for (const auto& name : names) {
+      const auto found = find(catalog, name_in_file(name));
+      if (found && std::find(all.begin(), all.end(), *found) == all.end()) all.push_back(*found);
+    }
+    return all;
   }
 
   static std::optional<std::string> find(const Catalog& catalog, const std::string& name) {
@@ -130,21 +146,26 @@ class Loading {
     const Catalog& catalog = open_catalog(item);
     OptimizerLoad& load = optimizers_.emplace_back(optimizer, model, catalog,
                                                    manifest_->items.at(item).details, options_);
-    TensorReader& reader = new_reader(catalog);
+    TensorReader& reader = state_readers_.emplace_back(catalog, rules());
     for (const auto& wanted : load.wanted()) {
       raise_unless_ok(reader.plan(wanted.stored_name, wanted.name, wanted.target));
     }
-    append(result_.missing, load.missing());
-    append(result_.unexpected, load.unexpected());
+    append(unmatched_.missing, load.missing());
+    append(unmatched_.unexpected, load.unexpected());
   }
 
   static void append(std::vector<std::string>& to, const std::vector<std::string>& from) {
     to.insert(to.end(), from.begin(), from.end());
   }
 
-  void check_names() const {
+  // Collective unless all ranks have the same names.
+  void check_names(bool same_names) {
+    const UnmatchedNames all =
+        same_names ? unmatched_ : unmatched_by_all(unmatched_, world_, what_);
+    result_.missing = std::move(unmatched_.missing);
+    result_.unexpected = all.unexpected;
     if (!options_.strict) return;
-    check_no_names(result_.missing, "the file", result_.unexpected,
+    check_no_names(all.missing, "the file", all.unexpected,
                    "LoadOptions::strict = false loads the others");
   }
 
@@ -167,12 +188,9 @@ class Loading {
     result_.skipped = manifest_->per_rank;
   }
 
-  void read() {
-    for (TensorReader& reader : readers_) raise_unless_ok(reader.read());
-  }
-
   void apply() {
     for (OptimizerLoad& optimizer : optimizers_) optimizer.apply();
+    for (TensorReader& reader : readers_) raise_unless_ok(reader.read());
     if (auto* scheduler = state_.scheduler.get(); scheduler && manifest_) {
       if (manifest_->scheduler.is_number()) {
         set_step_count(*scheduler, manifest_->scheduler.get<unsigned>());
@@ -187,9 +205,10 @@ class Loading {
   const LoadOptions options_;
   const World world_;
   std::optional<Manifest> manifest_;
-  std::deque<Catalog> catalogs_;  // deques: readers keep references
-  std::deque<TensorReader> readers_;
+  std::deque<Catalog> catalogs_;                      // deques: readers keep references
+  std::deque<TensorReader> readers_, state_readers_;  // of models, of optimizers
   std::deque<OptimizerLoad> optimizers_;
+  UnmatchedNames unmatched_;
   LoadResult result_;
 };
 

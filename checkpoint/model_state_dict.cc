@@ -3,9 +3,11 @@
 #include "checkpoint/internal/fit.h"
 #include "checkpoint/internal/names.h"
 #include "checkpoint/internal/raise.h"
+#include "checkpoint/internal/savable.h"
 #include "checkpoint/internal/state_items.h"
 #include "checkpoint/internal/strict_json.h"
 #include "checkpoint/internal/tensor_values.h"
+#include "checkpoint/internal/tied_values.h"
 #include "checkpoint/state_dict.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/units/unit_buffers.h"
@@ -15,7 +17,6 @@
 #include <torch/nn/module.h>
 
 #include <map>
-#include <optional>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -39,7 +40,10 @@ using Descriptions = std::map<std::string, Described>;
 Descriptions describe(const StateDict& values) {
   Descriptions found;
   for (const auto& item : values) {
-    found[item.key()] = {item.value().scalar_type(), item.value().sizes().vec()};
+    const at::Tensor& value = item.value();
+    // Of an undefined one it will be told.
+    found[item.key()] = value.defined() ? Described{value.scalar_type(), value.sizes().vec()}
+                                        : Described{c10::ScalarType::Undefined, {}};
   }
   return found;
 }
@@ -112,25 +116,45 @@ class ModelSetting {
 
   void plan_tensor(const std::vector<std::string>& names, const at::Tensor& target,
                    const Descriptions& offered, std::set<std::string>& used) {
-    std::optional<std::string> source;
+    std::vector<std::string> sources;
     for (const auto& name : names) {
-      if (offered.count(name) == 0) continue;
-      used.insert(name);
-      if (!source) source = name;
+      if (offered.count(name) != 0) sources.push_back(name);
     }
-    const bool is_left_out = left_out_.count(names.front()) != 0;
-    if (source && !is_left_out) {
-      check(names.front(), target, offered.at(*source));
-      steps_.push_back({names.front(), *source, target});
-    } else if (!is_left_out) {
+    used.insert(sources.begin(), sources.end());
+    if (left_out_.count(names.front()) != 0) return;
+    if (sources.empty()) {
       result_.missing.push_back(names.front());
+      return;
     }
+    for (const auto& source : sources) check(names.front(), target, source, offered.at(source));
+    check_tied(sources);
+    steps_.push_back({names.front(), sources.front(), target});
   }
 
-  void check(const std::string& name, const at::Tensor& target, const Described& offered) const {
+  void check(const std::string& name, const at::Tensor& target, const std::string& source,
+             const Described& offered) const {
+    check_has_values({name, target});
+    const at::Tensor* const mine = values_.find(source);
+    if (mine != nullptr) check_has_values({source, *mine});
     const at::Tensor like = options_.local && is_dtensor(target) ? local_value(target) : target;
     raise_unless_ok(check_fits(
         name, like, {offered.dtype, offered.shape, "in the dict", "convert it first"}, false));
+    if (mine == nullptr) return;
+    TORCH_CHECK_VALUE(!options_.broadcast_from_rank0 || !is_dtensor(*mine), "'", source,
+                      "' is distributed in the dict; broadcast_from_rank0 sends whole tensors");
+    check_comes_to(name, target, *mine);
+  }
+
+  // A tensor of the model that the dict has under several names.
+  void check_tied(const std::vector<std::string>& sources) const {
+    const at::Tensor* const first = values_.find(sources.front());
+    for (const auto& source : sources) {
+      const at::Tensor* const other = values_.find(source);
+      TORCH_CHECK_VALUE(first == nullptr || other == nullptr || have_same_values(*first, *other),
+                        kSetModel, ": '", sources.front(), "' and '", source,
+                        "' are one tensor in the model, and the dict has different values under ",
+                        "these names; leave one out");
+    }
   }
 
   void write(const Step& step, const Described& offered) const {

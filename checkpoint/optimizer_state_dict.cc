@@ -4,9 +4,11 @@
 #include "checkpoint/internal/dict_values.h"
 #include "checkpoint/internal/forget_state.h"
 #include "checkpoint/internal/names.h"
+#include "checkpoint/internal/optimizer_class.h"
 #include "checkpoint/internal/optimizer_scatter.h"
 #include "checkpoint/internal/optimizer_states.h"
 #include "checkpoint/internal/parameter_names.h"
+#include "checkpoint/internal/saved_groups.h"
 #include "checkpoint/internal/state_items.h"
 #include "dtensor/dtensor.h"
 
@@ -33,23 +35,24 @@ class OptimizerSetting {
   OptimizerSetting(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                    const OptimizerStateDict& dict, const StateDictOptions& options)
       : optimizer_(optimizer), dict_(dict), options_(options) {
-    for (size_t i = 0; i < dict.param_groups.size(); ++i) {
-      for (const auto& name : dict.param_groups[i].params) group_of_[name] = i;
-    }
-    const auto names = names_of_groups(optimizer, tensors_of(module), kSetOptimizer);
+    check_options();
+    for (const auto& group : dict.param_groups) saved_groups_.add(group.params);
+    const auto groups = named_groups(optimizer, tensors_of(module), kSetOptimizer);
     std::set<std::string> used;
-    for (size_t i = 0; i < names.size(); ++i) {
-      for (size_t j = 0; j < names[i].size(); ++j) {
-        plan(optimizer.param_groups()[i].params()[j], names[i][j]);
-        used.insert(names[i][j]);
+    for (size_t i = 0; i < groups.size(); ++i) {
+      for (const OptimizerParameter& each : groups[i]) {
+        const std::string saved_name = saved_groups_.saved_name(each, {});
+        if (each.turn == 0) plan(each, saved_name);
+        used.insert(saved_name);
+        for (const auto& name : each.names) {
+          if (dict.state.count(name) == 0) used.insert(name);
+        }
       }
-      fields_.options.push_back(options_of_group(i, names[i]));
+      fields_.options.push_back(options_of_group(i, groups[i]));
     }
-    for (const auto& [name, group] : group_of_) {
-      if (used.count(name) == 0) result_.unexpected.push_back(name);
-    }
+    result_.unexpected = saved_groups_.besides(used);
     for (const auto& [name, fields] : dict.state) {
-      if (used.count(name) == 0 && group_of_.count(name) == 0) result_.unexpected.push_back(name);
+      if (used.count(name) == 0 && !saved_groups_.has(name)) result_.unexpected.push_back(name);
     }
     if (!options.strict) return;
     check_no_names(result_.missing, "the dict", result_.unexpected,
@@ -64,9 +67,21 @@ class OptimizerSetting {
   }
 
  private:
-  void plan(const at::Tensor& parameter, const std::string& name) {
-    if (group_of_.count(name) == 0) {
-      result_.missing.push_back(name);
+  // SGD's for AdamW, say.
+  void check_options() const {
+    for (const auto& group : dict_.param_groups) {
+      std::set<std::string> names;
+      for (const auto& [name, value] : group.options) names.insert(name);
+      TORCH_CHECK_VALUE(has_options_like(optimizer_, names), kSetOptimizer, ": the dict has the ",
+                        "options ", list_of({names.begin(), names.end()}), " and so is of no ",
+                        class_of(optimizer_), ", which the optimizer is");
+    }
+  }
+
+  void plan(const OptimizerParameter& named, const std::string& name) {
+    const at::Tensor& parameter = named.tensor;
+    if (!saved_groups_.has(name)) {
+      result_.missing.push_back(named.name);
       return;
     }
     const auto state = dict_.state.find(name);
@@ -105,17 +120,17 @@ class OptimizerSetting {
     return copy;
   }
 
-  Fields options_of_group(size_t index, const std::vector<std::string>& names) const {
+  Fields options_of_group(size_t index, const OptimizerGroup& group) const {
     Fields options = fields_of(optimizer_.param_groups()[index].options());
     const OptimizerStateDict::Group* saved = nullptr;
-    for (const auto& name : names) {
-      const auto found = group_of_.find(name);
-      if (found == group_of_.end()) continue;
-      const auto& theirs = dict_.param_groups[found->second];
+    for (const OptimizerParameter& each : group) {
+      const std::string name = saved_groups_.saved_name(each, {});
+      if (!saved_groups_.has(name)) continue;
+      const auto& theirs = dict_.param_groups[saved_groups_.group_of(name, each.turn)];
       if (saved == nullptr) saved = &theirs;
       TORCH_CHECK_VALUE(!options_.strict || saved == &theirs || saved->options == theirs.options,
                         kSetOptimizer, ": group ", index, " of the optimizer joins '",
-                        names.front(), "' and '", name,
+                        group.front().name, "' and '", name,
                         "', which have different options in the dict");
     }
     if (saved == nullptr) return options;
@@ -130,7 +145,7 @@ class OptimizerSetting {
   torch::optim::Optimizer& optimizer_;
   const OptimizerStateDict& dict_;
   const StateDictOptions options_;
-  std::map<std::string, size_t> group_of_;
+  SavedGroups saved_groups_;
   OptimizerFields fields_;
   std::set<const void*> without_state_;
   LoadResult result_;
@@ -143,12 +158,13 @@ OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
                                             StateDictOptions options) {
   check_get_options(options, kGetOptimizer);
   const World world = default_world();
-  const auto names = names_of_groups(optimizer, tensors_of(module), kGetOptimizer);
+  const auto groups = named_groups(optimizer, tensors_of(module), kGetOptimizer);
   OptimizerStateDict dict;
-  for (size_t i = 0; i < names.size(); ++i) {
-    dict.param_groups.push_back({names[i], fields_of(optimizer.param_groups()[i].options())});
+  for (size_t i = 0; i < groups.size(); ++i) {
+    dict.param_groups.push_back(
+        {names_of(groups[i]), fields_of(optimizer.param_groups()[i].options())});
   }
-  const OptimizerStates states(optimizer, names);
+  const OptimizerStates states(optimizer, groups);
   dict.state = states.get(options, world);
   if (!options.full_state_dict) return dict;
   dict.uncollected = states.of_one_rank(world);

@@ -25,7 +25,7 @@ struct OptimizerStateDict {
     Fields options;
   };
   // By parameter, and by field: tensors, numbers, lists of tensors. A parameter without
-  // state has no entry.
+  // state has no entry, and a tied one has one, by its first name.
   std::map<std::string, Fields> state;
   std::vector<Group> param_groups;
   // Of a full dict: parameters that lie on a mesh of one rank, such as an expert's, whose
@@ -43,7 +43,8 @@ OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
 // Copies. State that the dict lacks is erased, as for a parameter never used; a group
 // takes the options of the dict's group that has its parameters. Parameters that the dict
 // lacks are `missing`, and its others `unexpected`; both throw with `strict`, as do
-// parameters of one group with different options. Throws before it changes anything.
+// parameters of one group with different options. State of another class of optimizer
+// throws ValueError. Throws before it changes anything.
 // Local, but for broadcast_from_rank0: collective over the default group.
 LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
                                     torch::optim::Optimizer& optimizer,
@@ -53,15 +54,18 @@ LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
 // optimizer's groups, as torch.optim's state_dict() does.
 enum class KeyType { kName, kId };
 
-// The same state under other keys; `dict` itself where they are such already. Parameters
-// that the optimizer does not have are dropped. Local. Throws ValueError for keys of both
-// kinds, and for names and numbers that are nobody's here.
+// The same state under other keys; `dict` itself where they are such already. A tied
+// parameter has one number, even where the optimizer lists it twice, as it does made of
+// model->parameters(). Parameters that the optimizer does not have are dropped. Local.
+// Throws ValueError for keys of both kinds, and for names and numbers that are nobody's
+// here.
 OptimizerStateDict rekey(const OptimizerStateDict& dict, KeyType to,
                          const torch::nn::Module& module, const torch::optim::Optimizer& optimizer);
 
 // Tensors alone, under the flattened names of torch.distributed.checkpoint:
 // "state.<parameter>.<field>" and "param_groups.<parameter>.<option>", numbers as tensors
-// without dimensions. Local. Throws ValueError for options that are no numbers.
+// without dimensions. Local. Throws ValueError for options that are no numbers, and for a
+// parameter in two groups whose options differ.
 StateDict flatten(const OptimizerStateDict& dict);
 // The way back, for the groups and types of options that `optimizer` has. Throws
 // ValueError for names that are not of its parameters or that lack an option.

@@ -39,15 +39,16 @@ Keys new_keys(KeyType to, const torch::nn::Module& module,
   const ModelTensors model = tensors_of(module);
   Keys keys;
   size_t number = 0;
-  for (const auto& group : names_of_groups(optimizer, model, "rekey")) {
-    for (const auto& name : group) {
+  for (const auto& group : named_groups(optimizer, model, "rekey")) {
+    for (const OptimizerParameter& each : group) {
+      if (each.turn > 0) continue;
       const std::string id = std::to_string(number++);
-      keys.emplace(to == KeyType::kId ? name : id, to == KeyType::kId ? id : name);
+      if (to == KeyType::kName) {
+        keys.emplace(id, each.name);
+      } else {
+        for (const auto& name : each.names) keys.emplace(name, id);
+      }
     }
-  }
-  if (to == KeyType::kName) return keys;
-  for (const auto& [other, first] : model.ties) {
-    if (const auto found = keys.find(first); found != keys.end()) keys[other] = found->second;
   }
   return keys;
 }
@@ -64,11 +65,13 @@ bool is_known(const std::string& key, const Keys& keys, const torch::nn::Module&
   return false;
 }
 
+// Each key once: a dict may list a tied parameter under each of its names.
 void sort_keys(std::vector<std::string>& keys, KeyType type) {
   std::sort(keys.begin(), keys.end(), [&](const std::string& a, const std::string& b) {
     if (type == KeyType::kName || a.size() == b.size()) return a < b;
     return a.size() < b.size();  // numbers
   });
+  keys.erase(std::unique(keys.begin(), keys.end()), keys.end());
 }
 
 }  // namespace

@@ -1,11 +1,15 @@
 #include "checkpoint/internal/archive_fields.h"
 
+#include "checkpoint/internal/optimizer_class.h"
+
 #include <ATen/ops/scalar_tensor.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/jit/api/module.h>
 #include <torch/optim/optimizer.h>
 #include <torch/serialize/archive.h>
 
 #include <memory>
+#include <set>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -14,6 +18,8 @@ namespace {
 using torch::serialize::InputArchive;
 using torch::serialize::OutputArchive;
 using Module = torch::jit::Module;
+
+constexpr const char* kNobody = "0";  // the key of no parameter
 using Unit = std::shared_ptr<torch::jit::CompilationUnit>;
 
 // An archive is a private Module. An explicit instantiation may name private members;
@@ -71,15 +77,19 @@ Fields fields_of(const torch::optim::OptimizerParamState& state) { return read_f
 void set_fields(torch::optim::Optimizer& optimizer, const OptimizerFields& fields) {
   const auto unit = std::make_shared<torch::jit::CompilationUnit>();
   Module states = new_module(unit), groups = new_module(unit);
+  std::set<const void*> seen;
   put(groups, "param_groups/size", size_value(optimizer.param_groups().size()));
   for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
     const auto& params = optimizer.param_groups()[i].params();
     Module group = new_module(unit);
     put(group, "params/size", size_value(params.size()));
     for (size_t j = 0; j < params.size(); ++j) {
-      put(group, "params/" + std::to_string(j), c10::IValue(key_of(params[j])));
+      // LibTorch moves the state out under a key, so it may not come there twice.
+      const bool is_first = seen.insert(params[j].unsafeGetTensorImpl()).second;
+      put(group, "params/" + std::to_string(j),
+          c10::IValue(is_first ? key_of(params[j]) : kNobody));
       const auto state = fields.state.find(params[j].unsafeGetTensorImpl());
-      if (state == fields.state.end()) continue;
+      if (!is_first || state == fields.state.end()) continue;
       states.register_module(key_of(params[j]), new_module(unit, state->second));
     }
     group.register_module("options", new_module(unit, fields.options[i]));
@@ -90,7 +100,12 @@ void set_fields(torch::optim::Optimizer& optimizer, const OptimizerFields& field
   root = new_module(unit, {{"pytorch_version", "1.5.0"}});
   root.register_module("state", states);
   root.register_module("param_groups", groups);
-  optimizer.load(archive);
+  try {
+    optimizer.load(archive);
+  } catch (const c10::Error& error) {
+    TORCH_CHECK_VALUE(false, "the state is not such as ", class_of(optimizer),
+                      " has: ", error.what_without_backtrace());
+  }
 }
 
 }  // namespace fsdp::internal::checkpoint

@@ -27,7 +27,8 @@ struct OptimizerFields {
   std::vector<Fields> options;
 };
 // Through the optimizer's own load(): the right classes of state and options, holding the
-// very tensors of `fields`. State of parameters without an entry stays.
+// very tensors of `fields`. State of parameters without an entry stays. Throws
+// ValueError, having changed nothing, for fields of another class.
 void set_fields(torch::optim::Optimizer& optimizer, const OptimizerFields& fields);
 
 }  // namespace fsdp::internal::checkpoint

@@ -170,7 +170,7 @@ absl::StatusOr<Catalog> catalog_of_item(const std::string& folder, const Manifes
   Catalog catalog;
   const auto found = manifest.items.find(item);
   if (found == manifest.items.end()) {
-    return absl::NotFoundError(folder + " has no '" + item + "'");
+    return absl::NotFoundError("the checkpoint has no '" + item + "'");
   }
   catalog.ties = found->second.ties;
   FileNumbers numbers(folder, manifest, catalog);

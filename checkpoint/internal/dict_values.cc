@@ -56,19 +56,24 @@ at::Tensor dict_value(const at::Tensor& tensor, const StateDictOptions& options,
   return copy_of(whole, options.cpu_offload);
 }
 
+void check_comes_to(const std::string& name, const at::Tensor& target, const at::Tensor& value) {
+  if (!is_dtensor(value)) return;
+  TORCH_CHECK_VALUE(is_dtensor(target), "'", name,
+                    "' is distributed in the dict and plain in the model");
+  const auto& from = spec_of(value).mesh();
+  const auto& to = spec_of(target).mesh();
+  TORCH_CHECK_VALUE(from == to, "'", name, "' lies on ", to_string(from), " in the dict and on ",
+                    to_string(to), " in the model");
+}
+
 at::Tensor part_for(const std::string& name, const at::Tensor& target, const at::Tensor& value,
                     bool local) {
   c10::NoGradGuard no_grad;
   if (!is_dtensor(value)) {
     return local || !is_dtensor(target) ? value : local_part(value.detach(), spec_of(target));
   }
-  TORCH_CHECK_VALUE(is_dtensor(target), "'", name,
-                    "' is distributed in the dict and plain in the model");
-  const auto& from = spec_of(value);
-  const auto& to = spec_of(target);
-  TORCH_CHECK_VALUE(from.mesh() == to.mesh(), "'", name, "' lies on ", to_string(from.mesh()),
-                    " in the dict and on ", to_string(to.mesh()), " in the model");
-  return redistribute_local(local_value(value), from, to.placements());
+  check_comes_to(name, target, value);
+  return redistribute_local(local_value(value), spec_of(value), spec_of(target).placements());
 }
 
 at::Tensor distributed_like(const std::string& name, const at::Tensor& like,

@@ -29,6 +29,8 @@ at::Tensor dict_value(const at::Tensor& tensor, const StateDictOptions& options,
 // ValueError, naming `name`, where the meshes differ.
 at::Tensor part_for(const std::string& name, const at::Tensor& target, const at::Tensor& value,
                     bool local);
+// Throws ValueError, naming `name`, where part_for() would. Local.
+void check_comes_to(const std::string& name, const at::Tensor& target, const at::Tensor& value);
 // A new tensor of the dtype of `value`, distributed as `like`, that holds `value`.
 at::Tensor distributed_like(const std::string& name, const at::Tensor& like,
                             const at::Tensor& value, bool local);

@@ -18,8 +18,10 @@ std::string list_of(const std::vector<std::string>& names) {
 
 void check_no_names(const std::vector<std::string>& missing, const std::string& place,
                     const std::vector<std::string>& unexpected, const std::string& advice) {
-  TORCH_CHECK_VALUE(missing.empty() && unexpected.empty(), "missing in ", place, ": ",
-                    list_of(missing), "; in ", place, " only: ", list_of(unexpected), "; ", advice);
+  std::string text;
+  if (!missing.empty()) text += "missing in " + place + ": " + list_of(missing) + "; ";
+  if (!unexpected.empty()) text += "in " + place + " only: " + list_of(unexpected) + "; ";
+  TORCH_CHECK_VALUE(text.empty(), text, advice);
 }
 
 }  // namespace fsdp::internal::checkpoint

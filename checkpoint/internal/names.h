@@ -9,7 +9,7 @@ namespace fsdp::internal::checkpoint {
 // The first 20, and how many more.
 std::string list_of(const std::vector<std::string>& names);
 
-// Throws ValueError that lists both unless both are empty. `place`: "the file".
+// Throws ValueError that lists what there is of both. `place`: "the file".
 void check_no_names(const std::vector<std::string>& missing, const std::string& place,
                     const std::vector<std::string>& unexpected, const std::string& advice);
 

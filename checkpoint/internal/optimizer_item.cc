@@ -2,7 +2,8 @@
 
 #include "checkpoint/internal/forget_state.h"
 #include "checkpoint/internal/ivalue_json.h"
-#include "checkpoint/internal/parameter_names.h"
+#include "checkpoint/internal/names.h"
+#include "checkpoint/internal/optimizer_class.h"
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
@@ -20,6 +21,7 @@ namespace fsdp::internal::checkpoint {
 namespace {
 
 constexpr const char* kPrefix = "state.";
+constexpr const char* kClass = "class";
 
 bool is_scalar(const c10::IValue& value) {
   return value.isInt() || value.isDouble() || value.isBool();
@@ -78,27 +80,25 @@ std::pair<std::string, std::string> split_last(const std::string& text) {
 
 OptimizerTensors tensors_of(const torch::optim::Optimizer& optimizer, const ModelTensors& model,
                             const std::string& what) {
-  const auto names = names_of_groups(optimizer, model, what);
+  const auto named = named_groups(optimizer, model, what);
   OptimizerTensors saved;
-  saved.details = {
-      {"scalars", Json::array()}, {"lists", Json::object()}, {"groups", Json::array()}};
-  const auto& groups = optimizer.param_groups();
-  for (size_t i = 0; i < groups.size(); ++i) {
-    Json group = {{"params", Json::array()}, {"options", Json::object()}};
-    for (const auto& [option, value] : fields_of(groups[i].options())) {
+  saved.details = {{kClass, class_of(optimizer)},
+                   {"scalars", Json::array()},
+                   {"lists", Json::object()},
+                   {"groups", Json::array()}};
+  for (size_t i = 0; i < named.size(); ++i) {
+    Json group = {{"params", names_of(named[i])}, {"options", Json::object()}};
+    for (const auto& [option, value] : fields_of(optimizer.param_groups()[i].options())) {
       group["options"][option] = to_json(value, option);
     }
-    for (size_t j = 0; j < groups[i].params().size(); ++j) {
-      const at::Tensor& parameter = groups[i].params()[j];
-      const std::string& name = names[i][j];
-      group["params"].push_back(name);
-      const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (state == optimizer.state().end()) continue;
+    saved.details["groups"].push_back(std::move(group));
+    for (const OptimizerParameter& each : named[i]) {
+      const auto state = optimizer.state().find(each.tensor.unsafeGetTensorImpl());
+      if (each.turn > 0 || state == optimizer.state().end()) continue;
       for (const auto& [field, value] : fields_of(*state->second)) {
-        add_field(saved, kPrefix + name + "." + field, value, unit_of(parameter));
+        add_field(saved, kPrefix + each.name + "." + field, value, unit_of(each.tensor));
       }
     }
-    saved.details["groups"].push_back(std::move(group));
   }
   return saved;
 }
@@ -107,23 +107,36 @@ OptimizerLoad::OptimizerLoad(torch::optim::Optimizer& optimizer, const ModelTens
                              const Catalog& catalog, const Json& details,
                              const LoadOptions& options)
     : optimizer_(optimizer), details_(details), strict_(options.strict) {
+  check_class();
   find_stored_fields(catalog);
-  const auto names = names_of_groups(optimizer, model, "load");
+  const auto groups = named_groups(optimizer, model, "load");
   std::set<std::string> used;
-  for (size_t i = 0; i < optimizer.param_groups().size(); ++i) {
-    const auto& params = optimizer.param_groups()[i].params();
-    std::vector<std::string> stored_names;
-    for (size_t j = 0; j < params.size(); ++j) {
-      const std::string& name = names[i][j];
-      stored_names.push_back(options.name_in_file ? options.name_in_file(name) : name);
-      used.insert(stored_names.back());
-      plan_parameter(params[j], name, stored_names.back(), catalog);
+  for (size_t i = 0; i < groups.size(); ++i) {
+    std::vector<std::string> saved_names;
+    for (const OptimizerParameter& each : groups[i]) {
+      saved_names.push_back(saved_groups_.saved_name(each, options.name_in_file));
+      used.insert(saved_names.back());
+      if (each.turn == 0) plan_parameter(each, saved_names.back(), catalog);
     }
-    fields_.options.push_back(options_of_group(i, stored_names));
+    fields_.options.push_back(options_of_group(i, groups[i], saved_names));
   }
-  for (const auto& [name, group] : saved_group_) {
-    if (used.count(name) == 0) unexpected_.push_back(kPrefix + name);
+  for (const auto& name : saved_groups_.besides(used)) unexpected_.push_back(kPrefix + name);
+}
+
+void OptimizerLoad::check_class() const {
+  std::set<std::string> saved_options;
+  for (const Json& group : details_.at("groups")) {
+    for (const auto& [name, value] : group.at("options").items()) saved_options.insert(name);
   }
+  const std::string own = class_of(optimizer_), saved = details_.value(kClass, own);
+  const bool is_like = has_options_like(optimizer_, saved_options);
+  if (is_like && (saved == own || !strict_)) return;
+  const std::vector<std::string> names(saved_options.begin(), saved_options.end());
+  TORCH_CHECK_VALUE(false, "the optimizer that was saved is ",
+                    details_.contains(kClass) ? saved : "one with the options " + list_of(names),
+                    ", and this one is ", own, "; load into one of its class, or without an ",
+                    "optimizer",
+                    is_like ? "; LoadOptions::strict = false lets these two pass" : "");
 }
 
 void OptimizerLoad::find_stored_fields(const Catalog& catalog) {
@@ -140,23 +153,24 @@ void OptimizerLoad::find_stored_fields(const Catalog& catalog) {
     stored_[before].push_back(std::move(field));
   }
   const Json& groups = details_.at("groups");
-  for (size_t i = 0; i < groups.size(); ++i) {
-    for (const auto& name : groups[i].at("params")) saved_group_[name.get<std::string>()] = i;
+  for (const Json& group : groups) {
+    saved_groups_.add(group.at("params").get<std::vector<std::string>>());
   }
 }
 
-void OptimizerLoad::plan_parameter(const at::Tensor& parameter, const std::string& name,
-                                   const std::string& stored_name, const Catalog& catalog) {
-  if (saved_group_.count(stored_name) == 0) {
-    missing_.push_back(kPrefix + name);
+void OptimizerLoad::plan_parameter(const OptimizerParameter& named, const std::string& saved_name,
+                                   const Catalog& catalog) {
+  if (!saved_groups_.has(saved_name)) {
+    missing_.push_back(kPrefix + named.name);
     return;
   }
-  const auto stored = stored_.find(stored_name);
+  const at::Tensor& parameter = named.tensor;
+  const auto stored = stored_.find(saved_name);
   void* const handle = parameter.unsafeGetTensorImpl();
   Fields fields;
   for (const auto& [list, length] : details_.at("lists").items()) {
     const auto [owner, field] = split_last(list.substr(std::string(kPrefix).size()));
-    if (owner != stored_name) continue;
+    if (owner != saved_name) continue;
     fields[field] = c10::List<at::Tensor>(std::vector<at::Tensor>(length.get<size_t>()));
   }
   if (stored == stored_.end() && fields.empty()) {
@@ -171,7 +185,7 @@ void OptimizerLoad::plan_parameter(const at::Tensor& parameter, const std::strin
                             ? at::empty_like(parameter.detach(), at::TensorOptions(tensor.dtype))
                             : at::empty(tensor.shape, parameter.options().dtype(tensor.dtype));
     if (tensor.shape.empty()) target = at::empty({}, at::TensorOptions(tensor.dtype));
-    wanted_.push_back({field.name, kPrefix + name + "." + field.field, target});
+    wanted_.push_back({field.name, kPrefix + named.name + "." + field.field, target});
     if (field.index < 0) {
       fields[field.field] = target;
     } else {
@@ -181,18 +195,18 @@ void OptimizerLoad::plan_parameter(const at::Tensor& parameter, const std::strin
   fields_.state[handle] = std::move(fields);
 }
 
-Fields OptimizerLoad::options_of_group(size_t group,
-                                       const std::vector<std::string>& stored_names) const {
-  Fields options = fields_of(optimizer_.param_groups()[group].options());
+Fields OptimizerLoad::options_of_group(size_t index, const OptimizerGroup& group,
+                                       const std::vector<std::string>& saved_names) const {
+  Fields options = fields_of(optimizer_.param_groups()[index].options());
   const Json* saved = nullptr;
-  for (const auto& name : stored_names) {
-    const auto found = saved_group_.find(name);
-    if (found == saved_group_.end()) continue;
-    const Json& theirs = details_.at("groups").at(found->second).at("options");
+  for (size_t i = 0; i < group.size(); ++i) {
+    if (!saved_groups_.has(saved_names[i])) continue;
+    const size_t saved_group = saved_groups_.group_of(saved_names[i], group[i].turn);
+    const Json& theirs = details_.at("groups").at(saved_group).at("options");
     if (saved == nullptr) saved = &theirs;
-    TORCH_CHECK_VALUE(!strict_ || theirs == *saved, "load: group ", group,
+    TORCH_CHECK_VALUE(!strict_ || theirs == *saved, "load: group ", index,
                       " of the optimizer joins parameters that were saved with different options, ",
-                      "such as '", stored_names.front(), "' and '", name, "'");
+                      "such as '", saved_names.front(), "' and '", saved_names[i], "'");
   }
   if (saved == nullptr) return options;
   for (auto& [name, value] : options) {

@@ -8,6 +8,8 @@
 
 #include "checkpoint/internal/archive_fields.h"
 #include "checkpoint/internal/catalog.h"
+#include "checkpoint/internal/parameter_names.h"
+#include "checkpoint/internal/saved_groups.h"
 #include "checkpoint/internal/state_items.h"
 #include "checkpoint/internal/strict_json.h"
 
@@ -21,7 +23,8 @@ namespace fsdp::internal::checkpoint {
 
 struct OptimizerTensors {
   std::vector<NamedTensor> tensors;
-  Json details;  // {"scalars": [...], "lists": {name: length}, "groups": [...]}
+  // {"class": "...", "scalars": [...], "lists": {name: length}, "groups": [...]}
+  Json details;
 };
 // Throws ValueError, naming `what` and the position, for a parameter that is none of
 // `model`'s.
@@ -37,7 +40,9 @@ class OptimizerLoad {
     std::string name;
     at::Tensor target;
   };
-  // Throws ValueError where names or options do not fit. `name_in_file` may be null.
+  // Throws ValueError for an optimizer of another class than the saved one (unless
+  // options.strict is false and their options are the same), and where options do not
+  // fit.
   OptimizerLoad(torch::optim::Optimizer& optimizer, const ModelTensors& model,
                 const Catalog& catalog, const Json& details, const LoadOptions& options);
 
@@ -48,10 +53,12 @@ class OptimizerLoad {
   void apply();
 
  private:
+  void check_class() const;
   void find_stored_fields(const Catalog& catalog);
-  void plan_parameter(const at::Tensor& parameter, const std::string& name,
-                      const std::string& stored_name, const Catalog& catalog);
-  Fields options_of_group(size_t group, const std::vector<std::string>& stored_names) const;
+  void plan_parameter(const OptimizerParameter& parameter, const std::string& saved_name,
+                      const Catalog& catalog);
+  Fields options_of_group(size_t index, const OptimizerGroup& group,
+                          const std::vector<std::string>& saved_names) const;
 
   struct StoredField {
     std::string field;
@@ -63,7 +70,7 @@ class OptimizerLoad {
   const Json& details_;
   const bool strict_;
   std::map<std::string, std::vector<StoredField>> stored_;  // by parameter
-  std::map<std::string, size_t> saved_group_;               // of each saved parameter
+  SavedGroups saved_groups_;
   std::vector<Wanted> wanted_;
   std::vector<std::string> missing_, unexpected_;
   OptimizerFields fields_;

@@ -4,6 +4,7 @@
 #include "checkpoint/internal/ivalue_json.h"
 #include "checkpoint/internal/parameter_names.h"
 #include "checkpoint/internal/state_items.h"
+#include "dtensor/dtensor.h"
 
 #include <ATen/core/List.h>
 #include <c10/core/GradMode.h>
@@ -45,6 +46,15 @@ Json outline_of(const OptimizerStateDict& dict) {
     groups.push_back({{"params", group.params}, {"options", std::move(options)}});
   }
   return {{"state", std::move(state)}, {"groups", std::move(groups)}};
+}
+
+void check_whole(const OptimizerStateDict& dict) {
+  for (const auto& [name, fields] : dict.state) {
+    for (const auto& [field, value] : fields) {
+      TORCH_CHECK_VALUE(!value.isTensor() || !is_dtensor(value.toTensor()), "'", name, ".", field,
+                        "' is distributed in the dict; broadcast_from_rank0 sends whole tensors");
+    }
+  }
 }
 
 std::vector<OptimizerStateDict::Group> groups_from(const Json& json) {
@@ -104,13 +114,14 @@ OptimizerStateDict scatter(const torch::nn::Module& module,
   std::string mine = "{}";
   std::map<std::string, at::Tensor> parameters;
   const Failure failure = attempt([&] {
-    const auto names = names_of_groups(optimizer, tensors_of(module), what);
-    for (size_t i = 0; i < names.size(); ++i) {
-      for (size_t j = 0; j < names[i].size(); ++j) {
-        parameters[names[i][j]] = optimizer.param_groups()[i].params()[j];
+    for (const auto& group : named_groups(optimizer, tensors_of(module), what)) {
+      for (const OptimizerParameter& each : group) {
+        for (const auto& name : each.names) parameters[name] = each.tensor;
       }
     }
-    if (world.rank == 0) mine = outline_of(dict).dump();
+    if (world.rank != 0) return;
+    check_whole(dict);
+    mine = outline_of(dict).dump();
   });
   const Json outline = Json::parse(agree(world, failure, mine, what).front());
   OptimizerStateDict scattered;

@@ -43,15 +43,13 @@ c10::IValue get_field(const c10::IValue& value, const StateDictOptions& options,
 }  // namespace
 
 OptimizerStates::OptimizerStates(const torch::optim::Optimizer& optimizer,
-                                 const std::vector<std::vector<std::string>>& names) {
-  for (size_t i = 0; i < names.size(); ++i) {
-    for (size_t j = 0; j < names[i].size(); ++j) {
-      const at::Tensor& parameter = optimizer.param_groups()[i].params()[j];
+                                 const std::vector<OptimizerGroup>& groups) {
+  for (const OptimizerGroup& group : groups) {
+    for (const auto& [name, names, parameter, turn] : group) {
       const auto state = optimizer.state().find(parameter.unsafeGetTensorImpl());
-      if (state == optimizer.state().end()) continue;
+      if (turn > 0 || state == optimizer.state().end()) continue;
       const bool is_of_one_rank = is_dtensor(parameter) && spec_of(parameter).mesh().size() == 1;
-      states_.push_back(
-          {names[i][j], unit_of(parameter), is_of_one_rank, fields_of(*state->second)});
+      states_.push_back({name, unit_of(parameter), is_of_one_rank, fields_of(*state->second)});
     }
   }
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "checkpoint/internal/archive_fields.h"
+#include "checkpoint/internal/parameter_names.h"
 #include "checkpoint/internal/state_items.h"
 #include "checkpoint/internal/whole_values.h"
 #include "checkpoint/internal/world.h"
@@ -15,9 +16,8 @@ namespace fsdp::internal::checkpoint {
 
 class OptimizerStates {
  public:
-  // `names`: of the parameters of each group.
   OptimizerStates(const torch::optim::Optimizer& optimizer,
-                  const std::vector<std::vector<std::string>>& names);
+                  const std::vector<OptimizerGroup>& groups);
 
   // By parameter, as `options` want them. Full: collective over the meshes.
   std::map<std::string, Fields> get(const StateDictOptions& options, const World& world) const;

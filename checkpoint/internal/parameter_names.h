@@ -5,16 +5,27 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <map>
+#include <cstddef>
 #include <string>
 #include <vector>
 
 namespace fsdp::internal::checkpoint {
 
-// One list per group. Throws ValueError, naming `what` and the position, for a parameter
-// that is none of `model`'s.
-std::vector<std::vector<std::string>> names_of_groups(const torch::optim::Optimizer& optimizer,
-                                                      const ModelTensors& model,
-                                                      const std::string& what);
+struct OptimizerParameter {
+  std::string name;                // the first of those that the model has for it
+  std::vector<std::string> names;  // all, the first one first: a tied parameter has several
+  at::Tensor tensor;
+  size_t turn = 0;  // how many earlier groups of the optimizer list it, too
+};
+using OptimizerGroup = std::vector<OptimizerParameter>;
+
+// The optimizer's groups. What a group lists several times, as LibTorch's parameters()
+// list a tied parameter, is there once, where it comes first. Throws ValueError, naming
+// `what` and the position, for a parameter that is none of `model`'s.
+std::vector<OptimizerGroup> named_groups(const torch::optim::Optimizer& optimizer,
+                                         const ModelTensors& model, const std::string& what);
+
+// The first names of a group's parameters.
+std::vector<std::string> names_of(const OptimizerGroup& group);
 
 }  // namespace fsdp::internal::checkpoint

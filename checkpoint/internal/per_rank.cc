@@ -2,6 +2,7 @@
 
 #include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/ivalue_json.h"
+#include "checkpoint/internal/savable.h"
 #include "checkpoint/internal/tensor_reader.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
@@ -98,7 +99,7 @@ FileToWrite per_rank_file(int64_t rank, const PerRank& values) {
   Json json = Json::object();
   for (const auto& [name, value] : values) json[name] = to_json(value, name, &tensors);
   FileToWrite file{.path = rank_path(rank), .rank = rank, .kind = FileKind::kPerRank};
-  file.metadata = {{kValues, json.dump()}};
+  file.metadata = {{kValues, text_of(json, "State::per_rank")}};
   for (const auto& [name, tensor] : tensors) {
     TORCH_CHECK_VALUE(!is_dtensor(tensor) && dtype_name(tensor.scalar_type()), "save: '", name,
                       "' is a DTensor or a ", tensor.scalar_type(),

@@ -119,8 +119,12 @@ std::vector<FileToWrite> files_of_item(const SaveItem& item, const Manifest& man
 
 // Adds what another rank's optimizer has besides: groups with the parameters that no rank
 // before had.
-void merge_details(Json& merged, const Json& details) {
+void merge_details(Json& merged, const Json& details, size_t rank) {
   if (!details.contains("groups")) return;
+  const auto class_in = [](const Json& json) { return json.value("class", std::string()); };
+  TORCH_CHECK_VALUE(class_in(merged) == class_in(details), "rank ", rank, "'s optimizer is ",
+                    class_in(details), ", and an earlier rank's of the same name ",
+                    class_in(merged));
   for (const Json& name : details.at("scalars")) {
     auto& scalars = merged["scalars"];
     if (std::find(scalars.begin(), scalars.end(), name) == scalars.end()) scalars.push_back(name);
@@ -144,7 +148,7 @@ void merge_item(Manifest& merged, const Manifest& plan, const std::string& name,
                 const ItemRecord& item, size_t rank) {
   const ItemRecord empty{.kind = item.kind, .tensors = {}, .ties = {}, .details = item.details};
   ItemRecord& target = merged.items.try_emplace(name, empty).first->second;
-  merge_details(target.details, item.details);
+  merge_details(target.details, item.details, rank);
   target.ties.insert(item.ties.begin(), item.ties.end());
   for (const auto& [tensor, theirs] : item.tensors) {
     const SavedLayout& layout = plan.layouts[static_cast<size_t>(theirs.layout)];

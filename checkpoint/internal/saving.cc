@@ -6,6 +6,7 @@
 #include "checkpoint/internal/ivalue_json.h"
 #include "checkpoint/internal/optimizer_item.h"
 #include "checkpoint/internal/raise.h"
+#include "checkpoint/internal/savable.h"
 #include "checkpoint/internal/save_id.h"
 #include "checkpoint/internal/scheduler_step.h"
 #include "checkpoint/internal/tensor_values.h"
@@ -117,15 +118,23 @@ void Saving::begin(const State& state, const std::function<void()>& before) {
 
 void Saving::plan(const State& state) {
   items_ = items_of(state);
+  check_savable(items_);
   plan_ = is_full() ? plan_full(items_, world_.size, options_)
                     : plan_save(items_, world_.rank, world_.size, /*balanced=*/true);
   per_rank_ = state.per_rank;
   if (state.rng) per_rank_.merge(generator_states(world_));
-  for (const auto& [name, value] : per_rank_) plan_.manifest.per_rank.push_back(name);
+  for (const auto& [name, value] : per_rank_) {
+    check_name(name);
+    plan_.manifest.per_rank.push_back(name);
+  }
 }
 
 void Saving::begin_commit(const State& state) {
-  for (const auto& [name, value] : state.values) values_[name] = to_json(value, name);
+  for (const auto& [name, value] : state.values) {
+    check_name(name);
+    values_[name] = to_json(value, name);
+    text_of(values_[name], name);
+  }
   if (const auto* scheduler = state.scheduler.get()) scheduler_ = step_count(*scheduler);
   std::vector<std::string> folders;
   for (const SaveItem& item : items_) folders.push_back(item.name);

@@ -63,7 +63,8 @@ absl::Status ShardWriter::write(const at::Tensor& value) {
   const Entry& entry = entries_[next_++];
   if (entry.begin == entry.end) return absl::OkStatus();
   TORCH_INTERNAL_ASSERT(value.sizes() == c10::IntArrayRef(lengths_of(entry.box)), entry.name);
-  const at::Tensor plain = value.detach().to(c10::kCPU, entry.dtype).contiguous();
+  const at::Tensor plain =
+      value.detach().resolve_conj().resolve_neg().to(c10::kCPU, entry.dtype).contiguous();
   return file_->write(plain.const_data_ptr(), entry.end - entry.begin);
 }
 

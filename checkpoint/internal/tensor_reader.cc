@@ -35,7 +35,8 @@ std::vector<int64_t> way_into_part(const LocalBox& box) {
 }
 
 bool takes_bytes_directly(const at::Tensor& local, c10::ScalarType dtype) {
-  return local.device().is_cpu() && local.is_contiguous() && local.scalar_type() == dtype;
+  return local.device().is_cpu() && local.is_contiguous() && local.scalar_type() == dtype &&
+         !local.is_conj() && !local.is_neg();
 }
 
 }  // namespace

@@ -36,7 +36,8 @@ TEST(StagesCheckpoint, AreOneCheckpointThatOneRankReads) {
     save({.model = stage, .optimizer = optimizer}, folder / "saved");
     Stage other(rank);
     torch::optim::AdamW other_optimizer(other->parameters(), torch::optim::AdamWOptions(7.0));
-    load({.model = other, .optimizer = other_optimizer}, folder / "saved", {.strict = false});
+    const auto loaded = load({.model = other, .optimizer = other_optimizer}, folder / "saved");
+    EXPECT_TRUE(loaded.missing.empty() && loaded.unexpected.empty());
     EXPECT_TRUE(torch::equal(other->linear->weight, stage->linear->weight));
     EXPECT_EQ(other_optimizer.param_groups()[0].options().get_lr(), options_of(rank).lr());
     EXPECT_EQ(other_optimizer.state().size(), 2u);
@@ -50,6 +51,34 @@ TEST(StagesCheckpoint, AreOneCheckpointThatOneRankReads) {
     EXPECT_EQ(stage->steps.item<int64_t>(), number);
   }
   verify_checkpoint(folder / "saved");
+}
+
+TEST(StagesCheckpoint, WhatOneRankMissesOrNoRankExpectsIsToldToAll) {
+  TemporaryFolder folder;
+  run_ranks(3, [&](int64_t rank) {
+    Stage stage(rank), fourth(rank == 2 ? 3 : rank);
+    save({.model = stage}, folder / "saved");
+    const std::string text = message_of([&] { load({.model = fourth}, folder / "saved"); });
+    EXPECT_THAT(text, HasSubstr("missing in the file: stage3.weight, stage3.bias, steps3"));
+    EXPECT_THAT(text, HasSubstr("in the file only: stage2.bias, stage2.weight, steps2; "));
+    const auto loaded = load({.model = fourth}, folder / "saved", {.strict = false});
+    EXPECT_EQ(loaded.missing.size(), rank == 2 ? 3u : 0u);
+    EXPECT_EQ(loaded.unexpected.size(), 3u);
+  });
+}
+
+TEST(StagesCheckpoint, OptimizersOfTwoClassesUnderOneNameAreRefused) {
+  TemporaryFolder folder;
+  run_ranks(2, [&](int64_t rank) {
+    Stage stage(rank);
+    torch::optim::AdamW adamw(stage->parameters(), options_of(rank));
+    torch::optim::SGD sgd(stage->parameters(), torch::optim::SGDOptions(0.1));
+    const State state{.model = stage,
+                      .optimizer = rank == 0 ? OptimizerRef(adamw) : OptimizerRef(sgd)};
+    EXPECT_THAT(message_of([&] { save(state, folder / "saved"); }),
+                HasSubstr("rank 1's optimizer is torch::optim::SGD, and an earlier rank's of the "
+                          "same name torch::optim::AdamW"));
+  });
 }
 
 TEST(StagesCheckpoint, OneNameOfTwoShapesIsRefused) {
