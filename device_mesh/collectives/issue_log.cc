@@ -142,13 +142,13 @@ void IssueLog::add_word_of_others(c10::Error& error) {
     error.add_context(c10::str("rank ", rank, " failed in the ", word->substr(0, end)));
   };
   try {
-    exchange_failure_words(*shared_->store, "failed operation", global_rank_,
+    exchange_failure_words(shared_->store, "failed operation", global_rank_,
                            operation + "\n" + to_text(recent_operations()), ranks_in_job(group),
                            hear);
     const auto difference = first_difference(records);
     if (!difference.empty()) error.add_context("the ranks part first at " + difference);
   } catch (const std::exception&) {
-    // The rank that serves the store is gone.
+    // The store can not be asked, as the error says already (pending.cc).
   }
 }
 

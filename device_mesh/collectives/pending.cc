@@ -26,34 +26,37 @@ std::string backend_message(const std::exception& error) {
   return rich ? rich->what_without_backtrace() : error.what();
 }
 
-// Leaves word of this rank's failure in the group's store and lists the ranks that leave
-// none within a second: as a rule those that never came to the collective. Empty when the
-// store cannot be asked.
-std::string silent_ranks(const Group& group) {
+std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
+
+// Leaves word of this rank's failure in the group's store and names the ranks that leave
+// none within a second: as a rule those that never came to the collective.
+std::string word_of_others(const Group& group) {
   const auto names = ranks_in_job(group);
   std::vector<int64_t> group_ranks(static_cast<size_t>(group->getSize())), silent;
   std::iota(group_ranks.begin(), group_ranks.end(), 0);
   try {
     const auto store = group->getStore();
     if (!store) return "";
-    exchange_failure_words(*store, "failed", group->getRank(), "failed", group_ranks,
+    exchange_failure_words(store, "failed", group->getRank(), "failed", group_ranks,
                            [&](int64_t rank, const std::optional<std::string>& word) {
                              if (!word) silent.push_back(names[static_cast<size_t>(rank)]);
                            });
-  } catch (const std::exception&) {
-    return "";  // The rank that serves the store is gone.
+  } catch (const std::exception& error) {
+    return c10::str(
+        ". The rendezvous store can not be asked for the others: the rank that serves it,",
+        " as a rule rank 0, has ended, or its host or the link to it is down (",
+        first_line(backend_message(error)), ")");
   }
-  return rank_list(silent);
+  return silent.empty() ? "" : ". No word from rank " + rank_list(silent);
 }
 
 [[noreturn]] void throw_failure(const Group& group, const std::string& what,
                                 const std::string& reason) {
-  const std::string silent = silent_ranks(group);
+  const std::string others = word_of_others(group);
   C10_THROW_ERROR(DistBackendError,
                   c10::str(what, " failed on rank ", own_global_rank(group), " in group '",
                            group->getGroupDesc(), "' of ranks ", rank_list(ranks_in_job(group)),
-                           " (", group_backend(group), "): ", reason,
-                           silent.empty() ? "" : ". No word from rank " + silent,
+                           " (", group_backend(group), "): ", reason, others,
                            ". Other ranks may hang until their timeout"));
 }
 
