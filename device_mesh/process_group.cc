@@ -2,15 +2,15 @@
 
 #include "device_mesh/internal/dimension_groups.h"
 #include "device_mesh/internal/process_group_factory.h"
+#include "device_mesh/internal/process_settings.h"
 #include "device_mesh/internal/rendezvous.h"
+#include "device_mesh/internal/store_connection.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
-#include <map>
+#include <chrono>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,7 +20,6 @@ namespace fsdp {
 namespace {
 
 using internal::DimensionGroups;
-using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
 std::mutex process_default_mutex;
 
@@ -31,48 +30,6 @@ std::shared_ptr<DimensionGroups>& process_default() {
 }
 
 thread_local std::shared_ptr<DimensionGroups> thread_default;
-
-StorePtr meet(const LaunchEnvironment& here, const c10d::TCPStoreOptions& options) {
-  try {
-    return c10::make_intrusive<c10d::TCPStore>(here.master_addr, options);
-  } catch (const c10::Error& error) {
-    const auto where =
-        c10::str("MASTER_ADDR=", here.master_addr, ", MASTER_PORT=", here.master_port);
-    TORCH_CHECK_WITH(DistNetworkError, false, "rank ", here.rank,
-                     options.isServer ? " can not listen at " : " can not reach rank 0 at ", where,
-                     options.isServer
-                         ? " (another program has the port? give every rank another MASTER_PORT): "
-                         : ": ",
-                     error.what_without_backtrace());
-  }
-}
-
-StorePtr connect_store(const LaunchEnvironment& here, std::chrono::milliseconds timeout) {
-  if (here.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
-  TORCH_CHECK_VALUE(
-      !here.master_addr.empty(), "environment variable MASTER_ADDR is not set: a world of ",
-      here.world_size,
-      " ranks needs the host name of rank 0 there (and MASTER_PORT, default 29500); rank ",
-      here.rank);
-  // Kept for the life of the process: a rank that makes the default group again must not
-  // meet the server of one that has not destroyed its own yet. Group names in the store
-  // never repeat.
-  static auto* connected = new std::map<std::pair<std::string, int64_t>, StorePtr>();
-  static std::mutex mutex;
-  std::lock_guard<std::mutex> lock(mutex);
-  StorePtr& kept = (*connected)[{here.master_addr, here.master_port}];
-  if (kept) return kept;
-
-  const internal::StoreHost host = internal::parse_store_host(internal::process_environment());
-  c10d::TCPStoreOptions options;
-  options.port = static_cast<uint16_t>(here.master_port);
-  options.isServer = here.rank == 0 && !host.served_by_launcher;
-  options.numWorkers = static_cast<size_t>(here.world_size);
-  options.waitWorkers = false;
-  options.timeout = timeout;
-  kept = c10::make_intrusive<c10d::PrefixStore>(host.key_prefix, meet(here, options));
-  return kept;
-}
 
 // Where this rank is, from the options first and the environment second.
 LaunchEnvironment locate(const ProcessGroupOptions& options) {
@@ -113,12 +70,25 @@ std::shared_ptr<DimensionGroups> make_default(const ProcessGroupOptions& options
   request.rank = here.rank;
   request.world_size = here.world_size;
   request.timeout = options.timeout;
+  request.deadline = std::chrono::steady_clock::now() + options.timeout;
   if (options.store) {
     request.store = options.store.get();
+    request.advice = c10::str(
+        ". Look whether those ranks run (their own output tells why one ended), and whether all "
+        "were "
+        "given the same store and world_size=",
+        here.world_size);
   } else if (request.backend == "fake") {
     request.store = c10::make_intrusive<c10d::HashStore>();
   } else {
-    request.store = connect_store(here, options.timeout);
+    const auto met = internal::connect_rendezvous_store(here, options.timeout);
+    request.store = met.store;
+    request.serves_store = met.served_here;
+    request.advice = c10::str(
+        ". Look whether those ranks were started and run (their own output tells why one ended), "
+        "and "
+        "whether all have MASTER_ADDR=",
+        here.master_addr, ", MASTER_PORT=", here.master_port, " and WORLD_SIZE=", here.world_size);
   }
   if (request.backend == "nccl" && !options.store) select_cuda_device(here.local_rank);
   return std::make_shared<DimensionGroups>(internal::make_world_group(request));
@@ -135,6 +105,7 @@ StoreHandle::operator bool() const { return store_.defined(); }
 const c10::intrusive_ptr<c10d::Store>& StoreHandle::get() const { return store_; }
 
 void init_process_group(ProcessGroupOptions options) {
+  internal::prepare_process();
   if (options.store) {
     TORCH_CHECK_VALUE(!thread_default,
                       "init_process_group: this thread has a default group already (rank ",

@@ -68,8 +68,13 @@ struct LaunchEnvironment {
 LaunchEnvironment launch_environment();
 
 // Collective over the world ("fake": local). Throws ValueError for a world above 1
-// without MASTER_ADDR, an unknown backend, a rank outside the world, or when a default
-// group exists already.
+// without MASTER_ADDR, an unknown backend, a rank outside the world, a rank that is there
+// twice, unequal world sizes, an interface in GLOO_SOCKET_IFNAME (one, or several between
+// commas) that is not there, or when a default group exists already. Throws a
+// c10::DistError, on all ranks that are there and within the timeout and 5 s, where ranks
+// are missing, which it names, or cannot reach each other. Gives SIGPIPE, where it has
+// its default action, one that does nothing, so that a peer that ends is an error with a
+// text, and has LibTorch heed TORCH_CPP_LOG_LEVEL.
 void init_process_group(ProcessGroupOptions options = {});
 bool is_process_group_initialized();
 // Local. The calling thread's group if it has one, else the process's; good until

@@ -29,20 +29,24 @@ struct GroupRequest {
   c10::intrusive_ptr<c10d::Store> store;
   int64_t rank = 0;
   int64_t world_size = 1;
-  std::chrono::milliseconds timeout;
+  std::chrono::milliseconds timeout;               // of a collective
+  std::chrono::steady_clock::time_point deadline;  // for making the group
+  std::string advice;                              // what to look at where ranks are missing
+  bool serves_store = false;                       // this process does
 
   GroupRequest();
   ~GroupRequest();
 };
 
 // The group of the whole world. Throws ValueError that lists the backends for an unknown
-// one.
+// one, and what connect_gloo() throws (gloo_connection.h).
 Group make_world_group(const GroupRequest& request);
 
 // A group over `parent_ranks` (ranks within `parent`, in the order of the new group),
-// with the parent's backend and timeout. The calling rank must be among them. `purpose`
-// tells groups over the same ranks apart and is printed in errors. Throws
-// NotImplementedError when the parent's backend is not one of ours.
+// with the parent's backend and timeout, also for making it. The calling rank must be
+// among them. `purpose` tells groups over the same ranks apart and is printed in errors.
+// Throws NotImplementedError when the parent's backend is not one of ours, and what
+// connect_gloo() throws.
 Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_ranks,
                     const std::string& purpose);
 

@@ -1,0 +1,178 @@
+#include "device_mesh/internal/gloo_connection.h"
+
+#include "device_mesh/internal/network.h"
+#include "device_mesh/internal/roll_call.h"
+#include "device_mesh/internal/within.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+using c10d::ProcessGroupGloo;
+using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// What the thread that connects is at, for the one that waits for it.
+class Progress {
+ public:
+  void set(std::string text) {
+    std::lock_guard lock(mutex_);
+    text_ = std::move(text);
+  }
+  std::string text() {
+    std::lock_guard lock(mutex_);
+    return text_;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string text_ =
+      "waiting for an answer of the store. The host of the rank that serves it, as a rule rank 0, "
+      "or the link to it is down";
+};
+
+// Owns what it uses, since its thread may be abandoned.
+class Connection {
+ public:
+  Connection(GlooRequest request, std::shared_ptr<Progress> progress)
+      : request_(std::move(request)), progress_(std::move(progress)) {}
+
+  GlooGroup operator()() {
+    const auto instance = open_key_space(*request_.store, request_.key_space, request_.opener);
+    const auto store = key_space(request_.store, request_.key_space, instance);
+    RollCall roll(roll_call_options(store));
+    const bool is_world = request_.devices.empty();
+    if (is_world && instance > 1) check_not_twice(instance - 1);
+    const auto own = roll.attempt([&] {
+      if (is_world) roll.agree("WORLD_SIZE", std::to_string(request_.ranks.size()));
+      return is_world ? presence_at(request_.store) : presence();
+    });
+    const auto members = roll.gather(own);
+    roll.attempt([&] { get_ready(own, members); });
+    roll.meet(RollCall::Stage::kReady);
+    auto backend = roll.attempt([&] { return connect(store); });
+    roll.meet(RollCall::Stage::kConnected);
+    return {store, std::move(backend)};
+  }
+
+ private:
+  RollCallOptions roll_call_options(StorePtr store) const {
+    return {.store = std::move(store),
+            .group = "process group '" + request_.name + "'",
+            .ranks = request_.ranks,
+            .index = request_.index,
+            .deadline = request_.deadline,
+            .advice = request_.advice,
+            .serves_store = request_.serves_store};
+  }
+
+  // That no other process is making this group as this rank.
+  void check_not_twice(int64_t instance_before) const {
+    constexpr auto kAtMost = std::chrono::seconds(5);  // from opening to telling
+    RollCall before(
+        roll_call_options(key_space(request_.store, request_.key_space, instance_before)));
+    before.attempt([&] {
+      if (before.gathered()) return;
+      const auto other = before.claimed_by(kAtMost);
+      TORCH_CHECK_VALUE(!other, "two processes have come as this rank: ", describe(*other),
+                        ", and ", describe(presence()),
+                        ". Look how RANK is set; if the first one has ended, start all ranks anew");
+    });
+  }
+
+  void get_ready(const Presence& own, const std::vector<Presence>& members) {
+    if (request_.devices.empty()) {
+      const auto address = chosen_address(own, members);
+      request_.devices = open_gloo_devices(address);
+      way_ = describe_way(address, members);
+    }
+    progress_->set("connecting over Gloo from " + way_);
+  }
+
+  c10::intrusive_ptr<ProcessGroupGloo> connect(const StorePtr& store) const {
+    auto options = ProcessGroupGloo::Options::create(request_.timeout);
+    options->group_name = request_.name;
+    options->global_ranks_in_group.assign(request_.ranks.begin(), request_.ranks.end());
+    options->threads = 2;
+    options->devices = request_.devices;
+    const auto prefixed = c10::make_intrusive<c10d::PrefixStore>("gloo", store);
+    try {
+      auto made =
+          c10::make_intrusive<ProcessGroupGloo>(prefixed, static_cast<int>(request_.index),
+                                                static_cast<int>(request_.ranks.size()), options);
+      progress_->set("waiting for the others to connect, and for an answer of the store");
+      return made;
+    } catch (const c10::Error& error) {
+      C10_THROW_ERROR(DistBackendError, c10::str("could not connect over Gloo from ", way_, ": ",
+                                                 error.what_without_backtrace()));
+    }
+  }
+
+  // "10.0.0.2 to rank 0 at 10.0.0.1 (pid ...). ..."
+  std::string describe_way(const std::string& address, const std::vector<Presence>& members) const {
+    constexpr size_t kNamed = 16;
+    auto text = address + " on host '" + host_name() + "' to";
+    for (size_t i = 0, named = 0; i < members.size() && named < kNamed; ++i) {
+      if (static_cast<int64_t>(i) == request_.index) continue;
+      text += c10::str(named++ == 0 ? " " : ", ", "rank ", request_.ranks[i], " (",
+                       describe(members[i]), ", ", members[i].address, ")");
+    }
+    return text +
+           ". Look whether these still run. Where hosts do not reach each other by these "
+           "addresses, "
+           "set GLOO_SOCKET_IFNAME to the network interface by which they do; this host has: " +
+           describe(network_interfaces());
+  }
+
+  GlooRequest request_;
+  std::shared_ptr<Progress> progress_;
+  std::string way_ = "the addresses of its parent group";
+};
+
+}  // namespace
+
+GlooRequest::GlooRequest() = default;
+GlooRequest::GlooRequest(const GlooRequest&) = default;
+GlooRequest::~GlooRequest() = default;
+
+GlooGroup connect_gloo(const GlooRequest& request) {
+  constexpr auto kAnswer = std::chrono::seconds(3);  // for the store to tell what it knows
+  const auto progress = std::make_shared<Progress>();
+  const auto left = std::chrono::ceil<std::chrono::milliseconds>(request.deadline -
+                                                                 std::chrono::steady_clock::now());
+  const auto refused = c10::str("process group '", request.name, "' of ", ranks_text(request.ranks),
+                                " can not be made (told on rank ",
+                                request.ranks[static_cast<size_t>(request.index)], "): ");
+  std::optional<GlooGroup> made;
+  try {
+    made = within(std::max(left, std::chrono::milliseconds(0)) + kAnswer,
+                  Connection(request, progress));
+  } catch (const c10::DistNetworkError& error) {
+    C10_THROW_ERROR(DistNetworkError,
+                    c10::str(refused,
+                             "the rank that serves the store, as a rule rank 0, has ended (its "
+                             "own output tells why), or its host or the link to it is down: ",
+                             error.what_without_backtrace()));
+  }
+  TORCH_CHECK_WITH(DistStoreError, made, refused, "after its timeout this rank is still ",
+                   progress->text());
+  return *std::move(made);
+}
+
+int64_t open_key_space(c10d::Store& store, const std::string& name, int64_t opener) {
+  return store.add(name + "/opened/" + std::to_string(opener), 1);
+}
+
+StorePtr key_space(const StorePtr& store, const std::string& name, int64_t instance) {
+  return c10::make_intrusive<c10d::PrefixStore>(name + "/" + std::to_string(instance), store);
+}
+
+}  // namespace fsdp::internal

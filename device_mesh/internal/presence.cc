@@ -1,0 +1,57 @@
+#include "device_mesh/internal/presence.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <sstream>
+
+namespace fsdp::internal {
+namespace {
+
+constexpr size_t kNamed = 16;  // of a list; a message is read by people
+
+std::string and_more(size_t count) {
+  return count > kNamed ? " and " + std::to_string(count - kNamed) + " more" : "";
+}
+
+}  // namespace
+
+std::string to_text(const Presence& presence) {
+  return presence.host + "\n" + std::to_string(presence.pid) + "\n" + presence.network + "\n" +
+         presence.address;
+}
+
+Presence parse_presence(const std::string& text) {
+  std::istringstream lines(text);
+  Presence presence;
+  std::string pid;
+  std::getline(lines, presence.host);
+  std::getline(lines, pid);
+  std::getline(lines, presence.network);
+  std::getline(lines, presence.address);
+  presence.pid = std::atoll(pid.c_str());
+  return presence;
+}
+
+std::string describe(const Presence& presence) {
+  return "pid " + std::to_string(presence.pid) + " on host '" + presence.host + "'";
+}
+
+std::string describe(const std::map<int64_t, Presence>& by_rank) {
+  std::string text;
+  size_t named = 0;
+  for (const auto& [rank, presence] : by_rank) {
+    if (named++ == kNamed) break;
+    text += (text.empty() ? "rank " : ", rank ") + std::to_string(rank) + " (" +
+            describe(presence) + ")";
+  }
+  return text + and_more(by_rank.size());
+}
+
+std::string ranks_text(const std::vector<int64_t>& ranks) {
+  std::string text;
+  for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i)
+    text += (i == 0 ? "" : ", ") + std::to_string(ranks[i]);
+  return (ranks.size() == 1 ? "rank " : "ranks ") + text + and_more(ranks.size());
+}
+
+}  // namespace fsdp::internal
