@@ -17,6 +17,7 @@
 // modules.
 #pragma once
 
+#include "device_mesh/all_reduce.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/activation_checkpoint.h"
