@@ -8,10 +8,43 @@
 
 #include <memory>
 #include <unordered_map>
+#include <utility>
 
 namespace fsdp {
+
+// Where each module of a tree is, without the modules.
+class internal::ModulePaths {
+ public:
+  explicit ModulePaths(const ModuleTree& tree) {
+    for (size_t i = 0; i < tree.size(); ++i) {
+      if (tree.is_start(i)) {
+        steps_.push_back({i, ""});
+      } else {
+        steps_.push_back({tree.parent(i), tree.key(i)});
+      }
+    }
+  }
+
+  std::string of(size_t place) const {
+    std::vector<const std::string*> keys;
+    for (; steps_[place].parent != place; place = steps_[place].parent)
+      keys.push_back(&steps_[place].key);
+    std::string path;
+    for (; !keys.empty(); keys.pop_back()) path += (path.empty() ? "" : ".") + *keys.back();
+    return path;
+  }
+
+ private:
+  struct Step {
+    size_t parent;  // itself for the module that was asked for
+    std::string key;
+  };
+  std::vector<Step> steps_;
+};
+
 namespace {
 
+using internal::ModulePaths;
 using internal::ModuleTree;
 using internal::Unit;
 using Places = std::unordered_map<const torch::nn::Module*, size_t>;
@@ -62,6 +95,11 @@ std::vector<bool> has_state(const ModuleTree& tree, const Places& places, const 
 
 }  // namespace
 
+ModulePath::ModulePath(std::shared_ptr<const ModulePaths> paths, size_t place)
+    : paths_(std::move(paths)), place_(place) {}
+
+std::string ModulePath::str() const { return paths_->of(place_); }
+
 std::vector<ModuleAnnotation> annotations(const torch::nn::Module& module) {
   const ModuleTree tree({const_cast<torch::nn::Module*>(&module)});
   Places places;
@@ -71,9 +109,10 @@ std::vector<ModuleAnnotation> annotations(const torch::nn::Module& module) {
     if (tree.unit(i) && !units[i]) claim(tree.unit(i), places, units);
   }
   const auto has = has_state(tree, places, units);
+  const auto paths = std::make_shared<const ModulePaths>(tree);
   std::vector<ModuleAnnotation> marks;
   for (size_t i = 0; i < tree.size(); ++i) {
-    if (units[i] && has[i]) marks.push_back({&tree.module(i), tree.path(i), FSDPModule(units[i])});
+    if (units[i] && has[i]) marks.push_back({&tree.module(i), {paths, i}, FSDPModule(units[i])});
   }
   return marks;
 }

@@ -7,7 +7,11 @@
 
 #include "fully_shard/fsdp_module.h"
 
+#include <cstddef>
+#include <memory>
+#include <ostream>
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace torch::nn {
@@ -16,9 +20,34 @@ class Module;
 
 namespace fsdp {
 
+namespace internal {
+class ModulePaths;
+}
+
+// The names that lead to a module, "blocks.0.norm", made when they are asked for: those
+// of a chain of modules are together as long as the square of its depth. A value, good
+// without the modules; copies share what they know.
+class ModulePath {
+ public:
+  ModulePath(std::shared_ptr<const internal::ModulePaths> paths, size_t place);
+
+  std::string str() const;
+  operator std::string() const { return str(); }
+  friend bool operator==(const ModulePath& path, std::string_view text) {
+    return path.str() == text;
+  }
+  friend std::ostream& operator<<(std::ostream& out, const ModulePath& path) {
+    return out << path.str();
+  }
+
+ private:
+  std::shared_ptr<const internal::ModulePaths> paths_;
+  size_t place_;
+};
+
 struct ModuleAnnotation {
   const torch::nn::Module* module;  // not kept alive
-  std::string path;                 // from the module that was asked for; "" for itself
+  ModulePath path;                  // from the module that was asked for; "" for itself
   FSDPModule unit;                  // that manages it
   // Parameters keep their names, shapes and places: there are no flat ones.
   bool params_are_original = true;
@@ -29,8 +58,8 @@ struct ModuleAnnotation {
 // met first. Ignorable modules have none: those without buffers, without parameters but
 // such as fully_shard was told to ignore, and with nothing but ignorable modules below
 // them (activations, an ignored subtree). Units above `module` are not known to it, so
-// ask the whole model. Local; takes time in proportion to the modules, however they are
-// shared.
+// ask the whole model. Local; takes time and memory in proportion to the modules, however
+// they are shared and however deep they are.
 std::vector<ModuleAnnotation> annotations(const torch::nn::Module& module);
 
 }  // namespace fsdp

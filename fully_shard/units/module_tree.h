@@ -32,6 +32,9 @@ class ModuleTree {
   size_t size() const { return places_.size(); }
   torch::nn::Module& module(size_t place) const { return *places_[place].module; }
   bool is_start(size_t place) const { return places_[place].parent == kNone; }
+  // REQUIRES: not a start. The place of the module above, and the name it has there.
+  size_t parent(size_t place) const { return places_[place].parent; }
+  const std::string& key(size_t place) const { return *places_[place].key; }
   // From the starting module, which has "" where there is one, and "[i]" among several.
   std::string path(size_t place) const;
   std::string path_of(size_t place, const std::string& key) const;

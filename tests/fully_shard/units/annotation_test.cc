@@ -8,8 +8,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstdint>
+#include <fstream>
 #include <functional>
 #include <string>
 #include <utility>
@@ -30,6 +33,13 @@ Marks marks_of(const ModulePtr& module) {
     marks.emplace_back(mark.path, mark.unit.name());
   }
   return marks;
+}
+
+// Of this process, in bytes.
+int64_t resident_memory() {
+  int64_t pages = 0, resident = 0;
+  std::ifstream("/proc/self/statm") >> pages >> resident;
+  return resident * sysconf(_SC_PAGESIZE);
 }
 
 ModulePtr buffered() {
@@ -127,6 +137,34 @@ TEST(AnnotationsAlone, OfADiamondTakeTimeByItsModules) {
     const auto other = diamond(ignored);
     fully_shard(other, mesh, {.ignored_params = {ignored->parameters()[0]}});
     EXPECT_THAT(marks_of(other), IsEmpty());
+  });
+}
+
+// All paths together are 8,000 times 8,000 letters.
+TEST(AnnotationsAlone, OfADeepChainTakeTimeAndMemoryByItsModules) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    constexpr size_t kDepth = 8000;
+    ModulePtr model = weighted();
+    for (size_t i = 1; i < kDepth; ++i) model = bare({{"x", model}});
+    fully_shard(model, mesh);
+    const auto before = resident_memory();
+    const auto marks = annotations(*model);
+    EXPECT_LT(resident_memory() - before, int64_t{20} << 20);
+    ASSERT_EQ(marks.size(), kDepth);
+    EXPECT_EQ(marks[0].path, "");
+    EXPECT_EQ(marks[3].path, "x.x.x");
+    EXPECT_EQ(marks.back().path.str().size(), 2 * (kDepth - 1) - 1);
+  });
+}
+
+TEST(AnnotationsAlone, HavePathsThatOutliveTheModules) {
+  on_one_rank([](const DeviceMesh& mesh) {
+    auto model = bare({{"a", bare({{"b", weighted()}})}});
+    fully_shard(model, mesh);
+    const ModulePath path = annotations(*model).back().path;
+    model = nullptr;
+    EXPECT_EQ(path, "a.b");
+    EXPECT_EQ(c10::str(path), "a.b");
   });
 }
 
