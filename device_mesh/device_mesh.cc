@@ -1,6 +1,7 @@
 #include "device_mesh/device_mesh.h"
 
 #include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/internal/dimension_groups.h"
 #include "device_mesh/internal/mesh_layout.h"
 #include "device_mesh/internal/process_group_factory.h"
@@ -99,7 +100,18 @@ struct DeviceMesh::State {
     ranks = layout.positions();
     for (int64_t& rank : ranks) rank = family->ranks[static_cast<size_t>(rank)];
     rank = family->ranks[static_cast<size_t>(layout.position_of(coordinate))];
+    for (int64_t dim = 0; dim < layout.ndim(); ++dim)
+      internal::note_ranks_in_job(dims[static_cast<size_t>(dim)]->group(), ranks_along(dim));
     return std::make_shared<const State>(std::move(*this));
+  }
+
+  // This rank's row, in the order of the group's ranks.
+  Indices ranks_along(int64_t dim) const {
+    const auto row = MeshLayout::row_major(layout.sizes()).along({dim}, coordinate);
+    Indices row_ranks;
+    for (const int64_t place : row.positions())
+      row_ranks.push_back(ranks[static_cast<size_t>(place)]);
+    return row_ranks;
   }
 
   size_t index_of(int64_t dim) const {
@@ -346,9 +358,13 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, Indices shape, Names di
     made_groups = true;
   }
   state.dim_names = std::move(dim_names);
+  const DeviceMesh mesh(std::move(state).complete());
   // Nobody goes on, or ends and takes the store along, while others still connect.
-  if (made_groups) internal::barrier(world->group());
-  return DeviceMesh(std::move(state).complete());
+  if (made_groups) {
+    internal::Collectives::of(world->group(), device_type)
+        .barrier("barrier of init_device_mesh of " + to_string(mesh));
+  }
+  return mesh;
 }
 
 DeviceMesh init_hybrid_mesh(c10::DeviceType device_type, int64_t ranks_per_node) {

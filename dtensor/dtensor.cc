@@ -1,6 +1,6 @@
 #include "dtensor/dtensor.h"
 
-#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_spec.h"
@@ -8,8 +8,6 @@
 #include "dtensor/internal/redistribute.h"
 
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/tensor.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -61,31 +59,29 @@ std::string agreement_error(const at::Tensor& local, const DTensorSpec& spec) {
 }
 
 // Geometry as numbers: every rank must pass the same.
-at::Tensor fingerprint(const at::Tensor& local, const DTensorSpec& spec, bool agrees) {
-  std::vector<int64_t> numbers{agrees ? 1 : 0, static_cast<int64_t>(local.scalar_type()),
+std::vector<int64_t> fingerprint(const at::Tensor& local, const DTensorSpec& spec, bool fits) {
+  std::vector<int64_t> numbers{fits ? 1 : 0, static_cast<int64_t>(local.scalar_type()),
                                static_cast<int64_t>(spec.shape().size())};
   size_t hash = 0;
   for (int64_t size : spec.shape()) hash = hash * 1000003 ^ static_cast<size_t>(size);
   for (int64_t stride : spec.stride()) hash = hash * 1000003 ^ static_cast<size_t>(stride);
   for (const auto& placement : spec.placements()) hash = hash * 1000003 ^ placement.hash();
   numbers.push_back(static_cast<int64_t>(hash));
-  return at::tensor(numbers, at::TensorOptions(at::kLong).device(local.device()));
+  return numbers;
 }
 
-// Collective over every dimension of the mesh.
+// Collective over the mesh.
 void check_across_ranks(const at::Tensor& local, const DTensorSpec& spec) {
   const std::string own_error = agreement_error(local, spec);
-  bool agrees = own_error.empty();
-  for (int64_t m = 0; m < spec.mesh().ndim(); ++m) {
-    const at::Tensor own = fingerprint(local, spec, agrees);
-    const at::Tensor all = at::empty({spec.mesh().size(m) * own.numel()}, own.options());
-    internal::all_gather(spec.mesh().group(m), all, own).wait("from_local(check)");
-    agrees = agrees && all.view({-1, own.numel()}).eq(own).all().item<bool>();
-  }
+  const auto said = internal::agree(internal::collectives_of(spec.mesh()),
+                                    {.words = fingerprint(local, spec, own_error.empty()),
+                                     .what = "agreement of from_local",
+                                     .device = local.device()});
   TORCH_CHECK_VALUE(own_error.empty(), own_error);
-  TORCH_CHECK_VALUE(agrees, "from_local: shape, stride, dtype or placements differ across ",
-                    spec.mesh(), "; rank ", spec.mesh().rank(), " passed ", local.scalar_type(),
-                    ", ", to_string(spec), ". Every rank of the mesh sees this error.");
+  TORCH_CHECK_VALUE(!said.difference,
+                    "from_local: shape, stride, dtype or placements differ across ", spec.mesh(),
+                    "; rank ", spec.mesh().rank(), " passed ", local.scalar_type(), ", ",
+                    to_string(spec), ". Every rank of the mesh sees this error.");
 }
 
 }  // namespace

@@ -1,8 +1,7 @@
 #define XXH_INLINE_ALL
 #include "fully_shard/broadcast_states.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/transport/tensor_broadcast.h"
@@ -10,7 +9,6 @@
 #include "fully_shard/units/registry_slot.h"
 
 #include <ATen/MemoryOverlap.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -92,28 +90,16 @@ Report report_of(const States& states, const DeviceMesh& mesh, int64_t src) {
   return {false, text};
 }
 
-// Every rank's row, [mesh.size(), row.numel()], on the host. Collective over the mesh.
-at::Tensor rows_of_all(at::Tensor row, const DeviceMesh& mesh) {
-  row = row.to(c10::Device(mesh.device_type()));
-  for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
-    if (mesh.size(dim) == 1) continue;
-    const auto all = at::empty({mesh.size(dim) * row.numel()}, row.options());
-    internal::IssueLog::of(mesh, dim)->run(
-        {.kind = internal::CollectiveKind::kAllGather,
-         .what = "agreement of broadcast_states",
-         .bytes = static_cast<int64_t>(row.nbytes())},
-        [&] { return internal::all_gather(mesh.group(dim), all, row); });
-    row = all;
-  }
-  return row.view({mesh.size(), -1}).cpu();
-}
+constexpr const char* kAgreement = "agreement of broadcast_states";
 
 // By place in the mesh. Collective over it.
 std::vector<std::string> texts_of_all(const std::string& mine, const std::vector<int64_t>& lengths,
                                       const DeviceMesh& mesh) {
   const auto row = at::zeros({*std::max_element(lengths.begin(), lengths.end())}, at::kByte);
   std::memcpy(row.mutable_data_ptr(), mine.data(), mine.size());
-  const auto rows = rows_of_all(row, mesh);
+  const auto rows = internal::rows_of_all(internal::collectives_of(mesh),
+                                          {.row = row.to(local_device(mesh)), .what = kAgreement})
+                        .cpu();
   std::vector<std::string> texts;
   for (size_t i = 0; i < lengths.size(); ++i) {
     const auto* text = static_cast<const char*>(rows.const_data_ptr()) + i * row.numel();
@@ -146,28 +132,22 @@ void throw_difference(const std::vector<std::string>& texts, const DeviceMesh& m
 }
 
 // Throws on all ranks unless none refuses and all say the same. Collective over the mesh.
-void agree(const Report& mine, const DeviceMesh& mesh) {
-  struct Word {
-    int64_t refuses, length;
-    uint64_t hash;
-  };
-  const Word word = {mine.refuses, static_cast<int64_t>(mine.text.size()),
-                     XXH3_64bits(mine.text.data(), mine.text.size())};
-  const auto row = at::empty({sizeof word}, at::kByte);
-  std::memcpy(row.mutable_data_ptr(), &word, sizeof word);
-  const auto rows = rows_of_all(row, mesh);
-  std::vector<Word> words(static_cast<size_t>(mesh.size()));
-  std::memcpy(words.data(), rows.const_data_ptr(), rows.nbytes());
-  const bool all_agree = std::all_of(words.begin(), words.end(), [&](const Word& other) {
-    return other.refuses == 0 && other.length == word.length && other.hash == word.hash;
-  });
-  if (all_agree) return;
+void agree_on(const Report& mine, const DeviceMesh& mesh) {
+  const auto hash = XXH3_64bits(mine.text.data(), mine.text.size());
+  const auto said = internal::agree(
+      internal::collectives_of(mesh),
+      {.words = {mine.refuses, static_cast<int64_t>(mine.text.size()), static_cast<int64_t>(hash)},
+       .what = kAgreement,
+       .device = local_device(mesh)});
+  const auto refusals = said.words.select(1, 0);
+  if (!said.difference && !mine.refuses) return;
 
   std::vector<int64_t> lengths;
-  for (const auto& each : words) lengths.push_back(each.length);
+  for (int64_t i = 0; i < mesh.size(); ++i) lengths.push_back(said.words[i][1].item<int64_t>());
   const auto texts = texts_of_all(mine.text, lengths, mesh);
   TORCH_CHECK_VALUE(!mine.refuses, mine.text);
-  for (size_t i = 0; i < texts.size(); ++i) TORCH_CHECK_VALUE(words[i].refuses == 0, texts[i]);
+  for (size_t i = 0; i < texts.size(); ++i)
+    TORCH_CHECK_VALUE(!refusals[static_cast<int64_t>(i)].item<bool>(), texts[i]);
   throw_difference(texts, mesh);
 }
 
@@ -176,7 +156,7 @@ void agree(const Report& mine, const DeviceMesh& mesh) {
 void broadcast_states(torch::nn::Module& module, const DeviceMesh& mesh, int64_t src) {
   c10::NoGradGuard no_grad;
   const auto states = states_of(module);
-  agree(report_of(states, mesh, src), mesh);
+  agree_on(report_of(states, mesh, src), mesh);
   internal::broadcast_tensors(states, mesh, src, kBucketBytes);
 }
 

@@ -1,20 +1,22 @@
 #include "fully_shard/clip_grad_norm.h"
 
-#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 
 #include <ATen/ops/amax.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/clamp.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <c10/util/hash.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
@@ -55,6 +57,65 @@ struct NormKind {
   }
 };
 
+// What all ranks must ask for alike, in numbers that a row of doubles carries exactly.
+class Request {
+ public:
+  static constexpr int64_t kNumbers = 5;
+
+  Request(double max_norm, double norm_type) : max_norm_(max_norm), norm_type_(norm_type) {}
+
+  // A parameter whose gradient is sharded; plain ones may lack a gradient here.
+  void add(const at::Tensor& placed) {
+    const auto& spec = internal::spec_of(placed);
+    ++parameters_;
+    elements_ += placed.numel();
+    hash_ = c10::hash_combine(hash_, static_cast<size_t>(placed.scalar_type()));
+    for (const int64_t size : placed.sizes())
+      hash_ = c10::hash_combine(hash_, static_cast<size_t>(size));
+    for (const auto& placement : spec.placements())
+      hash_ = c10::hash_combine(hash_, placement.hash());
+    for (const int64_t size : spec.mesh().shape())
+      hash_ = c10::hash_combine(hash_, static_cast<size_t>(size));
+  }
+
+  at::Tensor numbers() const {
+    constexpr uint64_t kExact = (uint64_t{1} << 52) - 1;
+    return at::tensor({static_cast<double>(parameters_), static_cast<double>(elements_),
+                       static_cast<double>(hash_ & kExact), max_norm_, norm_type_},
+                      at::kDouble);
+  }
+
+  static std::string text(const double* numbers) {
+    return c10::str(static_cast<int64_t>(numbers[0]), " parameters of ",
+                    static_cast<int64_t>(numbers[1]), " elements, max_norm ", numbers[3],
+                    ", norm_type ", numbers[4]);
+  }
+
+ private:
+  int64_t parameters_ = 0, elements_ = 0;
+  size_t hash_ = 0;
+  double max_norm_, norm_type_;
+};
+
+// Throws on all ranks alike where some asked for something else. On a device it is not
+// looked at, which would stall the host.
+void check_requests(const at::Tensor& rows, const DeviceMesh& mesh) {
+  if (!rows.is_cpu()) return;
+  const auto numbers = rows.slice(1, 0, Request::kNumbers).contiguous();
+  const auto* const first = numbers.const_data_ptr<double>();
+  for (int64_t place = 1; place < numbers.size(0); ++place) {
+    const auto* const other = first + place * Request::kNumbers;
+    TORCH_CHECK_VALUE(
+        std::equal(first, first + Request::kNumbers, other),
+        "clip_grad_norm_: the ranks do not clip the same parameters: rank ", mesh.ranks().front(),
+        " clips ", Request::text(first), "; rank ", mesh.ranks()[static_cast<size_t>(place)],
+        " clips ", Request::text(other),
+        " (shapes, dtypes, placements and their order count too). Every rank must call it with "
+        "the same parameters, max_norm and norm_type; nothing was scaled (rank ",
+        mesh.rank(), ")");
+  }
+}
+
 // This rank's term of the gradients that lie on one mesh.
 struct MeshTerm {
   DeviceMesh mesh;
@@ -63,7 +124,8 @@ struct MeshTerm {
 
 class Gradients {
  public:
-  Gradients(NormKind kind, const std::vector<at::Tensor>& params) : kind_(kind) {
+  Gradients(NormKind kind, double max_norm, const std::vector<at::Tensor>& params)
+      : kind_(kind), request_(max_norm, kind.p) {
     std::unordered_set<const c10::TensorImpl*> seen;
     for (const auto& param : params) {
       if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add(param);
@@ -74,7 +136,9 @@ class Gradients {
   at::Tensor norm() const {
     if (meshes_.empty()) return kind_.norm(plain_.defined() ? plain_ : at::zeros({}, at::kDouble));
     const auto mesh = covering_mesh();
-    const auto rows = gather(mesh);
+    const auto all = gather(mesh);
+    check_requests(all, mesh);
+    const auto rows = all.slice(1, Request::kNumbers);
     auto total = rows.select(1, 0).amax();  // plain gradients are copies of each other
     for (size_t i = 0; i < meshes_.size(); ++i) {
       const auto column = static_cast<int64_t>(2 * i + 1);
@@ -100,6 +164,7 @@ class Gradients {
     dtype_ = c10::promoteTypes(dtype_, c10::toRealValueType(placed.scalar_type()));
     // A mesh takes part whether or not this rank has gradients on it, since ranks must
     // agree on what is gathered.
+    if (is_dtensor(placed)) request_.add(placed);
     auto& term = is_dtensor(placed) ? term_on(internal::spec_of(placed).mesh()) : plain_;
     if (!term.defined())
       term = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(placed.device()));
@@ -174,7 +239,8 @@ class Gradients {
     return text;
   }
 
-  // One row per rank of `mesh`: {plain, then per mesh met its first rank and the term}.
+  // One row per rank of `mesh`: {what it asks for, plain, then per mesh met its first
+  // rank and the term}.
   at::Tensor gather(const DeviceMesh& mesh) const {
     const auto options = meshes_.front().term.options();
     std::vector<at::Tensor> row = {plain_.defined() ? plain_.to(options.device())
@@ -183,14 +249,9 @@ class Gradients {
       row.push_back(at::full({}, static_cast<double>(of.ranks().front()), options));
       row.push_back(term.to(options.device()));
     }
-    auto rows = at::stack(row);
-    for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
-      if (mesh.size(dim) == 1) continue;
-      auto all = at::empty({mesh.size(dim) * rows.numel()}, options);
-      internal::all_gather(mesh.group(dim), all, rows).wait("all-gather of clip_grad_norm_");
-      rows = std::move(all);
-    }
-    return rows.view({mesh.size(), -1});
+    const auto own = at::cat({request_.numbers().to(options.device()), at::stack(row)});
+    return internal::rows_of_all(internal::collectives_of(mesh),
+                                 {.row = own, .what = "all-gather of clip_grad_norm_"});
   }
 
   // `rows`: {first rank of the mesh, term}. Several copies of the mesh beside each other
@@ -222,6 +283,7 @@ class Gradients {
   }
 
   NormKind kind_;
+  Request request_;
   std::vector<MeshTerm> meshes_;  // in order of appearance
   at::Tensor plain_;              // this rank's term of the plain gradients
   std::vector<at::Tensor> locals_;
@@ -237,7 +299,7 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_nor
   TORCH_CHECK_VALUE(norm_type > 0, "clip_grad_norm_: norm_type is ", norm_type,
                     "; it must be positive or inf");
   c10::NoGradGuard no_grad;
-  const Gradients gradients({norm_type}, params);
+  const Gradients gradients({norm_type}, max_norm, params);
   const auto norm = gradients.norm();
   gradients.scale(at::clamp(norm.add(1e-6).reciprocal().mul(max_norm), std::nullopt, 1.0));
   return norm.to(gradients.norm_dtype());

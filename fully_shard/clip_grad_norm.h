@@ -24,10 +24,14 @@ namespace fsdp {
 // counts once where every copy has the same norm. Plain gradients are taken for copies:
 // where they differ, the rank with the largest counts.
 //
+// Every rank passes the same parameters in the same order, max_norm and norm_type; on the
+// CPU that is compared.
+//
 // Throws, on all ranks alike and with nothing scaled, ValueError for a max_norm that is
-// negative or NaN, a norm_type that is not positive, meshes of which none has all ranks,
-// and copies whose norms differ (then call it once per group of ranks that has the
-// parameters in common); NotImplementedError for Partial gradients.
+// negative or NaN, a norm_type that is not positive, ranks that do not clip the same,
+// meshes of which none has all ranks, and copies whose norms differ (then call it once
+// per group of ranks that has the parameters in common); NotImplementedError for Partial
+// gradients.
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm,
                            double norm_type = 2.0);
 

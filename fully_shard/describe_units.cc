@@ -1,6 +1,7 @@
 #include "fully_shard/describe_units.h"
 
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/units/unit.h"
@@ -21,7 +22,7 @@ using internal::Unit;
 std::vector<std::shared_ptr<IssueLog>> logs_of(const ParamGroup& group) {
   std::vector<std::shared_ptr<IssueLog>> logs;
   for (int64_t dim = 0; dim < group.mesh().ndim(); ++dim)
-    logs.push_back(IssueLog::of(group.mesh(), dim));
+    logs.push_back(internal::collectives_of(group.mesh(), dim).log());
   return logs;
 }
 

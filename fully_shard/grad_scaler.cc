@@ -1,6 +1,6 @@
 #include "fully_shard/grad_scaler.h"
 
-#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/dtensor_impl.h"
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
@@ -102,14 +102,13 @@ bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
                                                    at::full({1}, 1 / scale_.value(), options));
     found.add_(found_here.to(found.device()));
   }
-  return is_finite_everywhere(std::move(found));
+  return is_finite_everywhere(found);
 }
 
-bool GradScaler::is_finite_everywhere(at::Tensor found) const {
-  for (int64_t dim = 0; dim < mesh_.ndim(); ++dim)
-    internal::all_reduce(mesh_.group(dim), found, internal::ReduceOp::kMax)
-        .wait("all-reduce of GradScaler");
-  return found.item<float>() == 0;
+bool GradScaler::is_finite_everywhere(const at::Tensor& found) const {
+  const auto of_all = internal::rows_of_all(internal::collectives_of(mesh_),
+                                            {.row = found, .what = "agreement of GradScaler"});
+  return !of_all.any().item<bool>();  // a count that is not finite says so too
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {

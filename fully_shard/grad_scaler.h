@@ -68,7 +68,7 @@ class GradScaler {
   };
 
   bool unscale_gradients(torch::optim::Optimizer& optimizer) const;
-  bool is_finite_everywhere(at::Tensor found) const;
+  bool is_finite_everywhere(const at::Tensor& found) const;
 
   DeviceMesh mesh_;
   bool enabled_;

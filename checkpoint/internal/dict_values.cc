@@ -91,7 +91,9 @@ at::Tensor broadcast_value(const World& world, const at::Tensor& value, c10::Sca
   const auto options = at::TensorOptions(dtype).device(device);
   at::Tensor sent =
       world.rank == 0 ? value.detach().to(options).contiguous() : at::empty(shape, options);
-  if (world.group) broadcast(*world.group, sent, /*root_group_rank=*/0).wait("set_state_dict");
+  if (world.group) {
+    world.collectives(device.type()).broadcast({.tensor = sent, .what = "set_state_dict"});
+  }
   return sent;
 }
 

@@ -27,7 +27,8 @@ at::Tensor whole_value(const at::Tensor& tensor, const World& world) {
   }
   if (!world.group || world.size == 1) return tensor.detach();
   at::Tensor value = tensor.detach().clone(c10::MemoryFormat::Contiguous);
-  broadcast(*world.group, value, /*root_group_rank=*/0).wait("save: values of rank 0");
+  world.collectives(value.device().type())
+      .broadcast({.tensor = value, .what = "save: values of rank 0"});
   return value;
 }
 

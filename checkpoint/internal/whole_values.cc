@@ -2,7 +2,7 @@
 
 #include "checkpoint/internal/staging_buffer.h"
 #include "checkpoint/internal/tensor_values.h"
-#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/shard_layout.h"
@@ -119,7 +119,8 @@ void WholeValues::move(const at::Tensor& row, int64_t parts) {
   const at::Tensor& first = tensors_[next_].tensor;
   const std::string names = "'" + tensors_[next_].name + "' to '" + tensors_[end_ - 1].name + "'";
   if (parts == 1) {
-    broadcast(*world_.group, row, /*root_group_rank=*/0).wait("rank 0's values of " + names);
+    world_.collectives(row.device().type())
+        .broadcast({.tensor = row, .what = "broadcast of rank 0's values of " + names});
     rows_ = row.view({1, -1});
     return;
   }
@@ -127,11 +128,8 @@ void WholeValues::move(const at::Tensor& row, int64_t parts) {
   const DeviceMesh& mesh = spec_of(first).mesh();
   const at::Tensor rows =
       rows_memory_.take(parts * row.numel(), row.device()).view({parts, row.numel()});
-  IssueLog::of(mesh, mesh_dim)
-      ->run({.kind = CollectiveKind::kAllGather,
-             .what = "all-gather of " + names,
-             .bytes = row.numel()},
-            [&] { return all_gather(mesh.group(mesh_dim), rows.view({-1}), row); });
+  collectives_of(mesh, mesh_dim)
+      .all_gather({.output = rows, .input = row, .what = "all-gather of " + names});
   rows_ = rows;
 }
 

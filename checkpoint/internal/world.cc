@@ -2,7 +2,6 @@
 
 #include "device_mesh/process_group.h"
 
-#include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -25,9 +24,7 @@ at::Tensor gather_texts(const World& world, const std::string& mine, int64_t roo
   std::memcpy(row.mutable_data_ptr(), &length, kLengthBytes);
   std::memcpy(static_cast<char*>(row.mutable_data_ptr()) + kLengthBytes, mine.data(),
               static_cast<size_t>(std::min(length, room)));
-  at::Tensor rows = at::empty({world.size, row.numel()}, row.options());
-  all_gather(*world.group, rows.view({-1}), row).wait(what);
-  return rows;
+  return world.collectives().rows_of_ranks({.row = row, .what = what});
 }
 
 int64_t length_at(const at::Tensor& row) {

@@ -15,6 +15,11 @@ struct World {
   std::shared_ptr<const Group> group;  // null: a world of one
   int64_t rank = 0;
   int64_t size = 1;
+
+  // For tensors of that device type. REQUIRES: a group.
+  Collectives collectives(c10::DeviceType device_type = c10::kCPU) const {
+    return Collectives::of(*group, device_type);
+  }
 };
 // The default process group's, or a world of one where there is none.
 World default_world();

@@ -1,11 +1,12 @@
 #include "device_mesh/collectives/announcement.h"
 
-#include "device_mesh/collectives/abandoned.h"
-#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/backend/abandoned.h"
+#include "device_mesh/collectives/backend/c10d_collectives.h"
+#include "device_mesh/collectives/backend/point_to_point.h"
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/collectives/point_to_point.h"
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/collectives/scratch_memory.h"
+#include "device_mesh/collectives/watched_rank.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
@@ -50,8 +51,8 @@ int64_t rider_room(int64_t group_size) {
 }
 
 Announcement::Announcement(std::shared_ptr<IssueLog> log, Notice notice, const Group& group,
-                           const at::Tensor& riders)
-    : log_(std::move(log)), mine_(std::move(notice)), group_(group) {
+                           const at::Tensor& riders, std::shared_ptr<AwaitedOperation> awaited)
+    : log_(std::move(log)), mine_(std::move(notice)), group_(group), awaited_(std::move(awaited)) {
   if (!group_) return;
   rank_ = group_rank(group_);
   if (has_gloo(group_)) {
@@ -94,22 +95,37 @@ void Announcement::post(const at::Tensor& riders) {
   }
 }
 
-std::vector<uint64_t> Announcement::wait() {
+void Announcement::wait_for_messages(const IssueLog& log) {
+  const WaitScope scope(awaited_);
+  for (auto& message : messages_) {
+    const bool is_watched = awaited_ && message.peer() >= 0;
+    if (is_watched)
+      awaited_->await(log.ranks()[static_cast<size_t>(message.peer())], message.work());
+    if (message.wait_unless_aborted(mine_.operation)) continue;
+    const auto verdict = is_watched ? awaited_->verdict() : std::string();
+    TORCH_CHECK(false, verdict.empty() ? "it was aborted" : verdict,
+                ". Nothing was changed by the ", mine_.operation, " on this rank (rank ",
+                mine_.global_rank, ")");
+  }
+  if (awaited_) awaited_->await(-1, {});
+}
+
+std::vector<NoticeWords> Announcement::wait() {
   const auto log = std::exchange(log_, nullptr);
-  if (!group_) return {mine_.agreement};
+  if (!group_) return {mine_.words};
   return log->watch([&] {
     try {
       log->check_usable(mine_.operation);  // a failed group's other ranks need not come
-      for (auto& message : messages_) message.wait(mine_.operation);
+      wait_for_messages(*log);
     } catch (...) {
       const auto memory = std::make_shared<std::pair<at::Tensor, at::Tensor>>(outgoing_, incoming_);
       for (auto& message : messages_) abandon(group_, message, memory);
       throw;
     }
-    std::vector<uint64_t> agreements;
+    std::vector<NoticeWords> words;
     for (int64_t peer = 0; peer < group_size(group_); ++peer)
-      agreements.push_back(peer == rank_ ? mine_.agreement : read(peer).agreement);
-    return agreements;
+      words.push_back(peer == rank_ ? mine_.words : read(peer).words);
+    return words;
   });
 }
 

@@ -3,7 +3,6 @@
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/last_issued.h"
 #include "device_mesh/collectives/ranks_in_job.h"
-#include "device_mesh/internal/mesh_layout.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -18,66 +17,77 @@ namespace fsdp::internal {
 namespace {
 
 struct KeptLog {
-  c10::weak_intrusive_ptr<c10d::ProcessGroup> group =
-      c10::weak_intrusive_ptr<c10d::ProcessGroup>(Group());
-  std::shared_ptr<IssueLog> log = nullptr;
+  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
+  std::shared_ptr<IssueLog> log;
 };
+
+// A group of two backends has a log for host memory and one for its device.
+using LogKey = std::pair<const c10d::ProcessGroup*, bool>;
 
 struct KeptLogs {
   std::mutex mutex;
-  std::map<const c10d::ProcessGroup*, KeptLog> logs;
+  std::map<LogKey, KeptLog> logs;
+
+  // REQUIRES: the lock is held.
+  const std::shared_ptr<IssueLog>& of(const Group& group, bool on_device) {
+    const LogKey key(group.get(), on_device);
+    if (const auto found = logs.find(key); found != logs.end()) return found->second.log;
+    std::erase_if(logs, [](const auto& item) { return item.second.group.expired(); });
+    KeptLog made{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group),
+                 std::make_shared<IssueLog>(group, on_device)};
+    return logs.emplace(key, std::move(made)).first->second.log;
+  }
 };
+
+std::string failure_of(const std::string& reason) {
+  return "an earlier collective of its process group failed (" + reason +
+         "). Destroy the process group and start anew on every rank";
+}
 
 KeptLogs& kept_logs() {
   static auto& instance = *new KeptLogs();  // leaked: groups may die after static destruction began
   return instance;
 }
 
-std::vector<int64_t> ranks_along(const DeviceMesh& mesh, int64_t dim) {
-  std::vector<int64_t> ranks;
-  const auto row = MeshLayout::row_major(mesh.shape()).along({dim}, mesh.coordinate());
-  for (const auto position : row.positions())
-    ranks.push_back(mesh.ranks()[static_cast<size_t>(position)]);
-  return ranks;
-}
-
 }  // namespace
 
-std::shared_ptr<IssueLog> IssueLog::of(const DeviceMesh& mesh, int64_t dim) {
-  const auto& group = mesh.group(dim);
+std::shared_ptr<IssueLog> IssueLog::of(const Group& group, c10::DeviceType device_type) {
   std::lock_guard lock(kept_logs().mutex);
-  auto& logs = kept_logs().logs;
-  if (const auto found = logs.find(group.get()); found != logs.end()) return found->second.log;
-  std::erase_if(logs, [](const auto& item) { return item.second.group.expired(); });
-  set_ranks_in_job(group, ranks_along(mesh, dim));
-  auto log = std::make_shared<IssueLog>(group, mesh.rank(), mesh.device_type() != c10::kCPU);
-  logs.emplace(group.get(), KeptLog{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), log});
-  return log;
+  return kept_logs().of(group, device_type != c10::kCPU);
 }
 
 struct IssueLog::WeakGroup {
   c10::weak_intrusive_ptr<c10d::ProcessGroup> pointer;
 };
 
-IssueLog::IssueLog(const Group& group, int64_t global_rank, bool on_device)
-    : IssueLog(group, global_rank, !on_device && group_backend(group) != "fake",
-               std::make_shared<Shared>()) {
+IssueLog::IssueLog(const Group& group, bool on_device)
+    : IssueLog(group, !on_device && group_backend(group) != "fake", std::make_shared<Shared>()) {
   shared_->store = group->getStore();
 }
 
-IssueLog::IssueLog(const Group& group, int64_t global_rank, bool tells,
-                   std::shared_ptr<Shared> shared)
+IssueLog::IssueLog(const Group& group, bool tells, std::shared_ptr<Shared> shared)
     : group_(std::make_shared<const WeakGroup>(
           WeakGroup{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group)})),
       group_size_(group_size(group)),
-      global_rank_(global_rank),
+      ranks_(ranks_in_job(group)),
+      global_rank_(ranks_[static_cast<size_t>(group_rank(group))]),
       tells_(group_size_ > 1 && tells),
       shared_(std::move(shared)),
-      lane_(shared_->lanes++) {}
+      lane_(shared_->lanes++),
+      watched_(watched(group)) {}
+
+std::shared_ptr<WatchedLane> IssueLog::watched(const Group& group) const {
+  const auto name = tells_ ? name_in_job(group) : std::nullopt;
+  if (!name) return nullptr;
+  const auto refuse = [weak = std::weak_ptr<Shared>(shared_)](const std::string& reason) {
+    if (const auto shared = weak.lock()) shared->refuse_from_now_on(failure_of(reason));
+  };
+  return WatchedRank::of(*name, global_rank_)->add_lane(name->group, shared_->issuers, refuse);
+}
 
 std::shared_ptr<IssueLog> IssueLog::beside(const Group& side) const {
   if (const auto group = group_->pointer.lock()) set_ranks_in_job(side, ranks_in_job(group));
-  return std::shared_ptr<IssueLog>(new IssueLog(side, global_rank_, tells_, shared_));
+  return std::shared_ptr<IssueLog>(new IssueLog(side, tells_, shared_));
 }
 
 void IssueLog::check_usable(const std::string& what) {
@@ -108,19 +118,19 @@ bool IssueLog::carries(int64_t bytes) const {
 
 Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tensor& riders) {
   Notice notice = {.stamp = record(operation),
-                   .agreement = operation.agreement,
+                   .words = operation.words,
                    .global_rank = global_rank_,
                    .operation = operation.what};
   auto group = group_->pointer.lock();
   if (!tells_) group = {};
-  return {shared_from_this(), std::move(notice), group, riders};
+  auto awaited = watched_ ? watched_->issue(operation.what) : nullptr;
+  return {shared_from_this(), std::move(notice), group, riders, std::move(awaited)};
 }
 
 void IssueLog::note_failure(const std::exception& error) {
   const auto* rich = dynamic_cast<const c10::Error*>(&error);
-  refuse_from_now_on(c10::str("an earlier collective of its process group failed (",
-                              rich != nullptr ? rich->what_without_backtrace() : error.what(),
-                              "). Destroy the process group and start anew on every rank"));
+  shared_->refuse_from_now_on(
+      failure_of(rich != nullptr ? rich->what_without_backtrace() : error.what()));
 }
 
 // Ranks that wait for one another in different collectives, a gather here and a reduction
@@ -152,19 +162,18 @@ void IssueLog::add_word_of_others(c10::Error& error) {
   }
 }
 
-void IssueLog::refuse_from_now_on(const std::string& reason) {
-  std::lock_guard lock(shared_->mutex);
-  if (shared_->failure.empty()) shared_->failure = reason;
+void IssueLog::Shared::refuse_from_now_on(const std::string& reason) {
+  std::lock_guard lock(mutex);
+  if (failure.empty()) failure = reason;
 }
 
 void IssueLog::end(const Group& group) {
   std::lock_guard lock(kept_logs().mutex);
-  auto& kept = kept_logs().logs[group.get()];
-  if (!kept.log) {
-    kept.group = c10::weak_intrusive_ptr<c10d::ProcessGroup>(group);
-    kept.log = std::make_shared<IssueLog>(group, fsdp::internal::group_rank(group), false);
+  for (const bool on_device : {false, true}) {
+    kept_logs()
+        .of(group, on_device)
+        ->shared_->refuse_from_now_on("destroy_process_group() has ended its process group");
   }
-  kept.log->refuse_from_now_on("destroy_process_group() has ended its process group");
 }
 
 }  // namespace fsdp::internal

@@ -1,7 +1,7 @@
 // What one rank issues on one process group, in order, and the check that the other ranks
 // issue the same.
 //
-//   auto log = IssueLog::of(mesh, 0);
+//   auto log = IssueLog::of(group, mesh.device_type());
 //   Announcement announced = log->announce({.kind = CollectiveKind::kAllGather,
 //                                           .what = "all-gather of unit 'l0'", .bytes = 352});
 //   ...
@@ -15,12 +15,13 @@
 #pragma once
 
 #include "device_mesh/collectives/announcement.h"
+#include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/operation_record.h"
-#include "device_mesh/collectives/pending.h"
-#include "device_mesh/device_mesh.h"
+#include "device_mesh/collectives/watched_rank.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/DeviceType.h>
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -37,24 +38,22 @@ class Store;
 
 namespace fsdp::internal {
 
-inline constexpr uint32_t kNoUnit = 0xffffffffu;
-
 struct IssuedOperation {
   CollectiveKind kind = CollectiveKind::kAllGather;
   uint32_t unit = kNoUnit;
   std::string what = {};  // "all-gather of unit 'blocks.0'"
   int64_t bytes = 0;
-  uint64_t agreement = 0;  // a word that travels with it, compared by the caller
+  NoticeWords words = {};  // travel with it, compared by the caller
 };
 
 class IssueLog : public std::enable_shared_from_this<IssueLog> {
  public:
-  // The log of the mesh dimension's group. Local.
-  static std::shared_ptr<IssueLog> of(const DeviceMesh& mesh, int64_t dim);
+  // The log of `group` for tensors of that device type. Local.
+  static std::shared_ptr<IssueLog> of(const Group& group, c10::DeviceType device_type);
   // From now on nothing is announced on `group`, since destroy_process_group() ended it.
   static void end(const Group& group);
 
-  IssueLog(const Group& group, int64_t global_rank, bool on_device);
+  IssueLog(const Group& group, bool on_device);
   // The log of `side`, another group of the same ranks. What is issued on the one and on
   // the other may come in another order on each rank; a failure of one ends both. Local.
   std::shared_ptr<IssueLog> beside(const Group& side) const;
@@ -97,6 +96,7 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   void check_usable(const std::string& what);
 
   int64_t global_rank() const { return global_rank_; }
+  const std::vector<int64_t>& ranks() const { return ranks_; }  // of the job, by group rank
   // The last ones that this rank issued here and beside, oldest first. Local.
   std::vector<RecordedOperation> recent_operations() const;
 
@@ -109,17 +109,23 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
     c10::intrusive_ptr<c10d::Store> store;  // where ranks leave word of it
     OperationRecord record;
     uint32_t lanes = 0;  // logs
+    const std::shared_ptr<Issuers> issuers = std::make_shared<Issuers>();
+
+    void refuse_from_now_on(const std::string& reason);  // unless it does already
   };
-  IssueLog(const Group& group, int64_t global_rank, bool tells, std::shared_ptr<Shared> shared);
+  IssueLog(const Group& group, bool tells, std::shared_ptr<Shared> shared);
   Stamp record(const IssuedOperation& operation);
-  void refuse_from_now_on(const std::string& reason);
+  std::shared_ptr<WatchedLane> watched(const Group& group) const;
   void add_word_of_others(c10::Error& error);
 
   const std::shared_ptr<const WeakGroup> group_;
-  const int64_t group_size_, global_rank_;
+  const int64_t group_size_;
+  const std::vector<int64_t> ranks_;
+  const int64_t global_rank_;
   const bool tells_;  // the other ranks of what is issued
   const std::shared_ptr<Shared> shared_;
-  const uint32_t lane_;  // among those, the same on every rank
+  const uint32_t lane_;                         // among those, the same on every rank
+  const std::shared_ptr<WatchedLane> watched_;  // null: nobody looks whether waits can end
   std::mutex order_mutex_;
   IssueOrder order_;
 };

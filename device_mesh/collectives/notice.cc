@@ -12,9 +12,9 @@ struct Wire {
   uint64_t magic = kMagic;
   uint64_t check = 0;  // of everything behind it
   Stamp stamp = {};
-  uint64_t agreement = 0;
+  NoticeWords words = {};
   int64_t global_rank = 0;
-  char operation[kNoticeBytes - 48] = {};
+  char operation[kNoticeBytes - 40 - sizeof(NoticeWords)] = {};
 };
 static_assert(sizeof(Wire) == kNoticeBytes);
 
@@ -32,7 +32,7 @@ uint64_t check_of(const Wire& wire) {
 NoticeBytes write_notice(const Notice& notice) {
   Wire wire;
   wire.stamp = notice.stamp;
-  wire.agreement = notice.agreement;
+  wire.words = notice.words;
   wire.global_rank = notice.global_rank;
   const auto length = std::min(notice.operation.size(), sizeof wire.operation - 1);
   std::memcpy(wire.operation, notice.operation.data(), length);
@@ -47,7 +47,7 @@ bool read_notice(const char* bytes, Notice& notice) {
   std::memcpy(&wire, bytes, sizeof wire);
   if (wire.magic != kMagic || wire.check != check_of(wire)) return false;
   notice.stamp = wire.stamp;
-  notice.agreement = wire.agreement;
+  notice.words = wire.words;
   notice.global_rank = wire.global_rank;
   wire.operation[sizeof wire.operation - 1] = '\0';
   notice.operation = wire.operation;

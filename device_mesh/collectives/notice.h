@@ -10,9 +10,20 @@
 
 namespace fsdp::internal {
 
+// Of operations that belong to no unit.
+inline constexpr uint32_t kNoUnit = 0xffffffffu;
+
+// Words of the caller that travel with a notice, for it to compare (Announcement::wait):
+// another one is another member here, and an error of its caller's own where it differs.
+struct NoticeWords {
+  uint64_t agreement = 0;  // of values that must be alike
+
+  bool operator==(const NoticeWords&) const = default;
+};
+
 struct Notice {
   Stamp stamp = {};
-  uint64_t agreement = 0;      // a word of the caller
+  NoticeWords words = {};
   int64_t global_rank = -1;    // the sender
   std::string operation = {};  // "all-gather of unit 'blocks.0'"; the end of a long one is cut off
 };

@@ -38,6 +38,16 @@ void set_ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
       KnownGroup{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), std::move(ranks)});
 }
 
+void note_ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                       std::vector<int64_t> ranks) {
+  {
+    std::lock_guard lock(known_ranks().mutex);
+    const auto known = known_ranks().groups.find(group.get());
+    if (known != known_ranks().groups.end() && !known->second.group.expired()) return;
+  }
+  set_ranks_in_job(group, std::move(ranks));
+}
+
 std::vector<int64_t> ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
   {
     std::lock_guard lock(known_ranks().mutex);

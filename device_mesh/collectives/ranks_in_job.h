@@ -17,6 +17,9 @@ namespace fsdp::internal {
 // By group rank. Kept as long as the group. Thread-safe.
 void set_ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                       std::vector<int64_t> ranks);
+// The same, unless they are known. Thread-safe.
+void note_ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
+                       std::vector<int64_t> ranks);
 // 0, 1, ... where they were never set.
 std::vector<int64_t> ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group);
 

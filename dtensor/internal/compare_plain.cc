@@ -1,7 +1,8 @@
 #define XXH_INLINE_ALL
 #include "dtensor/internal/compare_plain.h"
 
-#include "device_mesh/collectives/words_of_ranks.h"
+#include "device_mesh/internal/mesh_layout.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/check_replicated.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/value_hash.h"
@@ -11,9 +12,9 @@
 
 #include <atomic>
 #include <cstdint>
-#include <optional>
-#include <sstream>
+#include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace fsdp {
@@ -44,40 +45,13 @@ int64_t hash_of(const at::Tensor& tensor) {
   return static_cast<int64_t>(hash_of_values(tensor, hash));
 }
 
-// Which operand differs along a mesh dimension, and the first rank that has another one.
-struct Difference {
-  size_t operand;
-  int64_t dim, index;
-};
-
-std::optional<Difference> difference_along(int64_t dim, const Words& hashes,
-                                           const DeviceMesh& mesh) {
-  const auto found = first_difference(words_of_ranks(hashes, mesh, dim, kComparison));
-  if (!found.has_value()) return std::nullopt;
-  return Difference{found->word, dim, found->index};
-}
-
-// Whether some rank of the mesh found a difference. Collective.
-bool found_by_some(bool found, const DeviceMesh& mesh) {
-  for (int64_t dim = 0; dim < mesh.ndim(); ++dim)
-    found = words_of_ranks({found ? 1 : 0}, mesh, dim, kComparison).any().item<bool>();
-  return found;
-}
-
-[[noreturn]] void report(std::string_view what, at::TensorList operands,
-                         const std::optional<Difference>& own, const DeviceMesh& mesh) {
-  std::ostringstream text;
-  text << what << ": a plain tensor beside DTensors is not the same on all ranks of " << mesh
-       << ", as it counts: ";
-  if (own.has_value()) {
-    text << "operand " << own->operand << ", of shape " << operands[own->operand].sizes()
-         << ", differs between coordinates 0 and " << own->index << " of mesh dimension "
-         << own->dim;
-  } else {
-    text << "other ranks found it";
-  }
-  TORCH_CHECK_VALUE(false, text.str(), " (rank ", mesh.rank(),
-                    "; every rank of the mesh sees this error)");
+// "2", or "(0, 1)" on a mesh of two dimensions.
+std::string coordinate_text(const DeviceMesh& mesh, int64_t place) {
+  if (mesh.ndim() == 1) return std::to_string(place);
+  std::string text;
+  for (const int64_t index : *MeshLayout::row_major(mesh.shape()).coordinate_of(place))
+    text += (text.empty() ? "(" : ", ") + std::to_string(index);
+  return text + ")";
 }
 
 }  // namespace
@@ -93,13 +67,17 @@ void compare_plain(std::string_view what, at::TensorList operands, const DeviceM
     hashes.push_back(counts_as_replicated(operand) ? hash_of(operand) : 0);
   }
   if (!has_plain) return;
-  std::optional<Difference> own;
-  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
-    const auto along = difference_along(dim, hashes, mesh);
-    if (!own.has_value()) own = along;
-  }
-  const bool found = mesh.ndim() == 1 ? own.has_value() : found_by_some(own.has_value(), mesh);
-  if (found) report(what, operands, own, mesh);
+  const auto found =
+      agree(collectives_of(mesh),
+            {.words = std::move(hashes), .what = kComparison, .device = local_device(mesh)})
+          .difference;
+  if (!found) return;
+  TORCH_CHECK_VALUE(false, what,
+                    ": a plain tensor beside DTensors is not the same on all ranks of ", mesh,
+                    ", as it counts: operand ", found->word, ", of shape ",
+                    operands[found->word].sizes(), ", differs between coordinates ",
+                    coordinate_text(mesh, 0), " and ", coordinate_text(mesh, found->rank),
+                    " (rank ", mesh.rank(), "; every rank of the mesh sees this error)");
 }
 
 }  // namespace internal

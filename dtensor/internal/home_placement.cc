@@ -1,7 +1,6 @@
 #include "dtensor/internal/home_placement.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/movement.h"
@@ -32,10 +31,8 @@ void sum_alike(const std::vector<at::Tensor>& gradients, const std::vector<size_
                  .to = Replicate{},
                  .shape = all.sizes().vec(),
                  .bytes = static_cast<int64_t>(all.nbytes())});
-  IssueLog::of(mesh, 0)->run({.kind = CollectiveKind::kAllReduce,
-                              .what = "all-reduce of tensor-parallel gradients",
-                              .bytes = static_cast<int64_t>(all.nbytes())},
-                             [&] { return all_reduce(mesh.group(), all, ReduceOp::kSum); });
+  collectives_of(mesh, 0).all_reduce(
+      {.tensor = all, .what = "all-reduce of tensor-parallel gradients"});
   int64_t offset = 0;
   for (const size_t i : places) {
     const int64_t length = gradients[i].numel();

@@ -1,13 +1,9 @@
 #include "dtensor/internal/redistribute.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/collectives/point_to_point.h"
-#include "device_mesh/collectives/row_exchange.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/movement.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/alias.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -16,10 +12,8 @@
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/view_as_real.h>
 #include <c10/util/Exception.h>
-#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
-#include <memory>
 #include <sstream>
 #include <string>
 #include <utility>
@@ -80,8 +74,7 @@ class Step {
   Step(const DeviceMesh& mesh, int64_t mesh_dim, std::vector<int64_t> unsharded_shape)
       : mesh_(mesh),
         mesh_dim_(mesh_dim),
-        group_(mesh.group(mesh_dim)),
-        log_(IssueLog::of(mesh, mesh_dim)),
+        collectives_(collectives_of(mesh, mesh_dim)),
         parts_(mesh.size(mesh_dim)),
         index_(mesh.local_rank(mesh_dim)),
         shape_(std::move(unsharded_shape)) {
@@ -172,8 +165,8 @@ class Step {
     rows[0] *= parts_;
     const at::Tensor output = at::empty(rows, input.options());
     if (output.numel() > 0) {
-      agree_and_run(CollectiveKind::kAllGather, input,
-                    [&] { return all_gather(group_, output, input); });
+      tell(CollectiveKind::kAllGather, input);
+      collectives_.all_gather({.output = output, .input = input, .what = what_});
     }
     return output.narrow(0, 0, shape_[dim]).movedim(0, dim).contiguous();
   }
@@ -181,8 +174,8 @@ class Step {
   at::Tensor reduce(const at::Tensor& local, Partial::Op op) const {
     at::Tensor sum = local.clone(at::MemoryFormat::Contiguous);
     if (sum.numel() > 0) {
-      agree_and_run(CollectiveKind::kAllReduce, sum,
-                    [&] { return all_reduce(group_, sum, reduce_op(op)); });
+      tell(CollectiveKind::kAllReduce, sum);
+      collectives_.all_reduce({.tensor = sum, .what = what_, .op = reduce_op(op)});
     }
     return averaged(std::move(sum), op, parts_);
   }
@@ -192,12 +185,11 @@ class Step {
     const at::Tensor input = padded(local, dim, capacity * parts_).movedim(dim, 0).contiguous();
     auto rows = input.sizes().vec();
     rows[0] = capacity;
-    at::Tensor output = at::empty(rows, input.options());
-    if (output.numel() > 0 && reduce_op(op) == ReduceOp::kSum && through_gloo(group_, input)) {
-      output = exchanged_sum(input).to(input.scalar_type()).view(rows);
-    } else if (output.numel() > 0) {
-      agree_and_run(CollectiveKind::kReduceScatter, input,
-                    [&] { return reduce_scatter(group_, output, input, reduce_op(op)); });
+    const at::Tensor output = at::empty(rows, input.options());
+    if (output.numel() > 0) {
+      tell(CollectiveKind::kReduceScatter, input);
+      collectives_.reduce_scatter(
+          {.output = output, .input = input, .what = what_, .op = reduce_op(op)});
     }
     const int64_t length = chunk_of(shape_[dim], parts_, index_).length;
     return averaged(output.narrow(0, 0, length).movedim(0, dim).contiguous(), op, parts_);
@@ -210,41 +202,14 @@ class Step {
     input = input.unflatten(to, at::IntArrayRef{parts_, to_capacity}).movedim(to, 0).contiguous();
     const at::Tensor output = at::empty_like(input);
     if (output.numel() > 0) {
-      agree_and_run(CollectiveKind::kAllToAll, input,
-                    [&] { return all_to_all(group_, output, input); });
+      tell(CollectiveKind::kAllToAll, input);
+      collectives_.all_to_all({.output = output, .input = input, .what = what_});
     }
     return output.movedim(0, from)
         .flatten(from, from + 1)
         .narrow(from, 0, shape_[from])
         .narrow(to, 0, chunk_of(shape_[to], parts_, index_).length)
         .contiguous();
-  }
-
-  // As FSDP reduces: added in the order of the ranks, 16-bit types in float.
-  at::Tensor exchanged_sum(const at::Tensor& input) const {
-    tell(CollectiveKind::kReduceScatter, input);
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor rows =
-        input.clone(at::MemoryFormat::Contiguous).view({parts_, -1}).view(at::kByte);
-    auto announcement = log_->announce({.kind = CollectiveKind::kReduceScatter,
-                                        .what = what_,
-                                        .bytes = static_cast<int64_t>(input.nbytes())});
-    return log_->watch([&] {
-      return RowExchange(group_, rows, input.scalar_type(),
-                         {.what = what_,
-                          .tag = tag_of(announcement.stamp()),
-                          .agree = [&] { announcement.wait(); }})
-          .wait();
-    });
-  }
-
-  // The other ranks are told first, and checked to do the same.
-  template <class Collective>
-  void agree_and_run(CollectiveKind kind, const at::Tensor& input,
-                     const Collective& collective) const {
-    tell(kind, input);
-    log_->run({.kind = kind, .what = what_, .bytes = static_cast<int64_t>(input.nbytes())},
-              collective);
   }
 
   void tell(CollectiveKind kind, const at::Tensor& input) const {
@@ -263,8 +228,7 @@ class Step {
   const DeviceMesh& mesh_;
   int64_t mesh_dim_;
   Placement from_ = Replicate{}, to_ = Replicate{};  // of the whole step
-  const Group& group_;
-  std::shared_ptr<IssueLog> log_;
+  Collectives collectives_;
   int64_t parts_;
   int64_t index_;
   std::vector<int64_t> shape_;

@@ -1,26 +1,26 @@
 #define XXH_INLINE_ALL
 #include "fully_shard/params/agreed_values.h"
 
-#include "device_mesh/collectives/collectives.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/transport/mesh_dims.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 #include <xxhash.h>
 
 #include <cstring>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-constexpr int64_t kWords = 3;  // per parameter, as Hashes has them
+constexpr size_t kWords = 3;  // per parameter, as Hashes has them
 
 uint64_t mix(uint64_t seed, uint64_t value) {
   return XXH3_64bits_withSeed(&value, sizeof value, seed);
 }
 
-const char* what_differs(int64_t word) {
+const char* what_differs(size_t word) {
   switch (word) {
     case 0:
       return "has another name, shape, dtype or sharded dimension, or another place among the "
@@ -68,27 +68,18 @@ void AgreedValues::agreed() { params_.assign(params_.size(), Hashes{}); }
 
 void AgreedValues::report(const DeviceMesh& mesh, int64_t dim,
                           const std::vector<std::string>& names) const {
-  const auto& group = mesh.group(dim);
   const char* ranks = dim == shard_dim_of(mesh) ? "shard rank " : "replica ";
-  const auto count = static_cast<int64_t>(params_.size());
-  const auto mine = at::empty({count, kWords}, at::kLong);
   static_assert(sizeof(Hashes) == kWords * sizeof(int64_t));
-  std::memcpy(mine.data_ptr(), params_.data(), params_.size() * sizeof(Hashes));
-  const auto all = at::empty({group_size(group), count, kWords}, at::kLong);
-  all_gather(group, all.view({-1}), mine.view({-1})).wait("exchange of parameters' hashes");
-  const auto* words = all.const_data_ptr<int64_t>();
-  for (int64_t rank = 1; rank < all.size(0); ++rank) {
-    for (int64_t param = 0; param < count; ++param) {
-      for (int64_t word = 0; word < kWords; ++word) {
-        const auto at_zero = words[param * kWords + word];
-        const auto here = words[(rank * count + param) * kWords + word];
-        TORCH_CHECK_VALUE(at_zero == here, "parameter '", names[static_cast<size_t>(param)],
-                          "' of ", ranks, rank, " ", what_differs(word), ". It differs from ",
-                          ranks, "0's; every rank gets this error (rank ", mesh.rank(), ")");
-      }
-    }
-  }
-  TORCH_INTERNAL_ASSERT(false, "ranks' agreement words differ, but no hash does");
+  std::vector<int64_t> words(params_.size() * kWords);
+  std::memcpy(words.data(), params_.data(), params_.size() * sizeof(Hashes));
+  const auto found =
+      agree({collectives_of(mesh, dim)},
+            {.words = std::move(words), .what = "agreement of the parameters' hashes"})
+          .difference;
+  TORCH_INTERNAL_ASSERT(found, "ranks' agreement words differ, but no hash does");
+  TORCH_CHECK_VALUE(false, "parameter '", names[found->word / kWords], "' of ", ranks, found->rank,
+                    " ", what_differs(found->word % kWords), ". It differs from ", ranks,
+                    "0's; every rank gets this error (rank ", mesh.rank(), ")");
 }
 
 }  // namespace fsdp::internal

@@ -103,10 +103,10 @@ void ParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* storage
   param(index).storage_destroyed(storage);
 }
 
-Issue ParamGroup::issue(uint64_t agreement, const Communicate* custom) const {
+Issue ParamGroup::issue(NoticeWords words, const Communicate* custom) const {
   return {.unit = number_,
           .unit_name = name(),
-          .agreement = agreement,
+          .words = words,
           .custom = custom && *custom ? custom : nullptr};
 }
 
@@ -124,7 +124,8 @@ void ParamGroup::issue_gather() {
   await_optimizer();
   const auto row = row_to_gather();
   const bool among_neighbours = &row.transport != &dim_->transport();
-  copy_.issue(row, issue(agreed_.word(), among_neighbours ? nullptr : &unit_->custom.all_gather));
+  copy_.issue(row, issue({.agreement = agreed_.word()},
+                         among_neighbours ? nullptr : &unit_->custom.all_gather));
   accounts_.count(&Counters::all_gathers);
   if (!pinned()) accounts_.count(&Counters::prefetched_all_gathers);
 }
@@ -151,7 +152,7 @@ void ParamGroup::fill() {
   agreed_.agreed();
 }
 
-std::vector<uint64_t> ParamGroup::gathered_words() {
+std::vector<NoticeWords> ParamGroup::gathered_words() {
   try {
     auto words = copy_.fill(member_layout(), params_, device());
     drop_staged_row();

@@ -143,7 +143,7 @@ class ParamGroup final : public OnDemandGroup {
   const std::string& name() const;
   // What a collective of this group is issued as; with the user's own function, if there
   // is one.
-  Issue issue(uint64_t agreement, const Communicate* custom = nullptr) const;
+  Issue issue(NoticeWords words, const Communicate* custom = nullptr) const;
   void rename(const std::function<std::string(const std::string& name)>& renamed);
   std::vector<ShardedParam>& params() { return params_; }
   const std::vector<ShardedParam>& params() const { return params_; }
@@ -177,8 +177,8 @@ class ParamGroup final : public OnDemandGroup {
 
   bool may_be_emptied() const;
   void asked_by_hand();
-  std::vector<uint64_t> gathered_words();
-  void check_agreement(uint64_t word, const std::vector<uint64_t>& of_shards);
+  std::vector<NoticeWords> gathered_words();
+  void check_agreement(uint64_t word, const std::vector<NoticeWords>& of_shards);
   [[noreturn]] void report_difference(int64_t mesh_dim);
   [[noreturn]] void report_difference_in(int64_t replica);
   void write_back();

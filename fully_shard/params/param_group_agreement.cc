@@ -14,12 +14,18 @@ bool all_are(uint64_t word, const std::vector<uint64_t>& words) {
   return std::all_of(words.begin(), words.end(), [word](uint64_t other) { return other == word; });
 }
 
+std::vector<uint64_t> agreements_in(const std::vector<NoticeWords>& words) {
+  std::vector<uint64_t> agreements;
+  for (const auto& each : words) agreements.push_back(each.agreement);
+  return agreements;
+}
+
 }  // namespace
 
 // All ranks learn of a difference, whether it is among those that shard or between
 // replicas. Where there is nothing to agree on, no rank asks.
-void ParamGroup::check_agreement(uint64_t word, const std::vector<uint64_t>& of_shards) {
-  const bool shards_agree = all_are(word, of_shards);
+void ParamGroup::check_agreement(uint64_t word, const std::vector<NoticeWords>& of_shards) {
+  const bool shards_agree = all_are(word, agreements_in(of_shards));
   std::vector<uint64_t> of_replicas;
   if (replicas_ && word != 0 && replicas_->checks_stamps()) {
     of_replicas = words_of_replicas(shards_agree ? word : AgreedValues::kDiffer);
@@ -32,7 +38,7 @@ void ParamGroup::check_agreement(uint64_t word, const std::vector<uint64_t>& of_
 
 std::vector<uint64_t> ParamGroup::words_of_replicas(uint64_t word) const {
   const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
-  return replicas_->gather(nothing, issue(word))->wait().agreements();
+  return agreements_in(replicas_->gather(nothing, issue({.agreement = word}))->wait().words());
 }
 
 void ParamGroup::report_difference_in(int64_t replica) {

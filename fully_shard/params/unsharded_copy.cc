@@ -43,9 +43,9 @@ void UnshardedCopy::release_gather() {
   accounts_.add(&Counters::staging_bytes, -std::exchange(staging_bytes_, 0));
 }
 
-std::vector<uint64_t> UnshardedCopy::fill(const PackedLayout& layout,
-                                          const std::vector<ShardedParam>& params,
-                                          c10::Device device) {
+std::vector<NoticeWords> UnshardedCopy::fill(const PackedLayout& layout,
+                                             const std::vector<ShardedParam>& params,
+                                             c10::Device device) {
   GatheredRows rows;
   try {
     WaitClock clock(accounts_);
@@ -69,10 +69,10 @@ std::vector<uint64_t> UnshardedCopy::fill(const PackedLayout& layout,
     storage->fill(whole);
   }
   residency_.filled();
-  auto agreements = rows.agreements();
+  auto words = rows.words();
   rows = {};
   release_gather();
-  return agreements;
+  return words;
 }
 
 void UnshardedCopy::await_and_drop() {

@@ -41,10 +41,10 @@ class UnshardedCopy {
   // over the transport's ranks.
   void issue(const PackedRow& own, const Issue& issue);
   // Waits for the gather and fills the members' storages; `layout`: of all shards, in the
-  // members' dtypes. Returns the ranks' agreement words. After a failure the group is
+  // members' dtypes. Returns the ranks' words. After a failure the group is
   // sharded again.
-  std::vector<uint64_t> fill(const PackedLayout& layout, const std::vector<ShardedParam>& params,
-                             c10::Device device);
+  std::vector<NoticeWords> fill(const PackedLayout& layout, const std::vector<ShardedParam>& params,
+                                c10::Device device);
   // Waits for a gather in flight, and throws if it failed; what it brought is dropped
   // either way.
   void await_and_drop();

@@ -60,7 +60,7 @@ at::Tensor Reduction::wait_for() {
 void Reduction::send(GradientBuffer::Late late) {
   RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->name() + ")", {});
   const auto bytes = buffer_.nbytes();
-  const auto issue = group_->issue(/*agreement=*/0, &group_->unit().custom.reduce_scatter);
+  const auto issue = group_->issue({}, &group_->unit().custom.reduce_scatter);
   put_in_flight<Sent>(
       group_->dim().transport().reduce(buffer_.release_rows(late), buffer_.dtype(), issue));
   const auto ranks = group_->dim().shard_count();
@@ -79,8 +79,7 @@ void Reduction::receive() {
   } else if (gradients.reduces_over_replicas()) {
     RECORD_FUNCTION("fsdp::all_reduce(" + group_->name() + ")", {});
     gradients.add_shard_sums(buffer_, row);
-    put_in_flight<Shared>(
-        group_->replicas()->all_reduce(std::move(row), group_->issue(/*agreement=*/0)));
+    put_in_flight<Shared>(group_->replicas()->all_reduce(std::move(row), group_->issue({})));
     group_->accounts().count(&Counters::all_reduces);
   } else {
     keep(row);

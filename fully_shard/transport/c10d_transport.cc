@@ -1,15 +1,14 @@
 #include "fully_shard/transport/c10d_transport.h"
 
-#include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/scratch_memory.h"
-#include "fully_shard/transport/c10d_all_reduce.h"
-#include "fully_shard/transport/c10d_gather.h"
-#include "fully_shard/transport/c10d_reduction.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 
 #include <ATen/ops/zeros.h>
-#include <c10/util/StringUtil.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <string>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -21,15 +20,13 @@ at::TensorOptions bytes_on(c10::Device device) {
 class C10dTransport final : public Transport {
  public:
   C10dTransport(const DeviceMesh& mesh, int64_t dim)
-      : gather_group_(mesh.group(dim)),
-        reduce_group_(mesh.size(dim) == 1 ? gather_group_
-                                          : mesh.side_group(dim, reductions_on(mesh))),
-        gather_log_(IssueLog::of(mesh, dim)),
-        reduce_log_(gather_log_->beside(reduce_group_)),
+      : gathers_(collectives_of(mesh, dim)),
+        reductions_(gathers_.beside(
+            mesh.size(dim) == 1 ? mesh.group(dim) : mesh.side_group(dim, reductions_on(mesh)))),
         on_cpu_(mesh.device_type() == c10::kCPU) {}
 
-  int64_t shard_rank() const override { return group_rank(gather_group_); }
-  int64_t shard_count() const override { return group_size(gather_group_); }
+  int64_t shard_rank() const override { return gathers_.rank(); }
+  int64_t shard_count() const override { return gathers_.size(); }
 
   at::Tensor shard_memory(int64_t bytes, c10::Device device) override {
     return at::zeros({bytes}, bytes_on(device));
@@ -39,24 +36,25 @@ class C10dTransport final : public Transport {
   }
 
   std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue) override {
-    return issue_c10d_gather(
-        gather_log_, operation_of(CollectiveKind::kAllGather, "all-gather", shards.numel(), issue),
-        gather_group_, shards, issue.custom);
+    return gathers_.start(GatherOptions{.row = shards,
+                                        .what = named("all-gather", issue),
+                                        .unit = issue.unit,
+                                        .words = issue.words,
+                                        .custom = issue.custom});
   }
 
   std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
                                            const Issue& issue) override {
-    return issue_c10d_reduction(
-        reduce_log_,
-        operation_of(CollectiveKind::kReduceScatter, "reduce-scatter", rows.size(1), issue),
-        reduce_group_, rows, dtype, issue.custom);
+    return reductions_.start(SumRowsOptions{.rows = std::move(rows),
+                                            .dtype = dtype,
+                                            .what = named("reduce-scatter", issue),
+                                            .unit = issue.unit,
+                                            .custom = issue.custom});
   }
 
   std::unique_ptr<PendingReduction> all_reduce(at::Tensor row, const Issue& issue) override {
-    return issue_c10d_all_reduce(reduce_log_,
-                                 operation_of(CollectiveKind::kAllReduce, "all-reduce",
-                                              static_cast<int64_t>(row.nbytes()), issue),
-                                 reduce_group_, row);
+    return reductions_.start(SumRowOptions{
+        .row = std::move(row), .what = named("all-reduce", issue), .unit = issue.unit});
   }
 
   bool checks_stamps() const override { return on_cpu_; }
@@ -71,17 +69,11 @@ class C10dTransport final : public Transport {
     }
     return purpose;
   }
-  static IssuedOperation operation_of(CollectiveKind kind, const char* name, int64_t bytes,
-                                      const Issue& issue) {
-    return {.kind = kind,
-            .unit = issue.unit,
-            .what = name + (" of unit '" + issue.unit_name) + "'",
-            .bytes = bytes,
-            .agreement = issue.agreement};
+  static std::string named(const char* operation, const Issue& issue) {
+    return operation + (" of unit '" + issue.unit_name) + "'";
   }
 
-  Group gather_group_, reduce_group_;
-  std::shared_ptr<IssueLog> gather_log_, reduce_log_;
+  Collectives gathers_, reductions_;
   bool on_cpu_;
 };
 

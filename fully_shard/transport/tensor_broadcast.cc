@@ -1,8 +1,7 @@
 #include "fully_shard/transport/tensor_broadcast.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/internal/mesh_layout.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/transport/broadcast_buckets.h"
 
 #include <ATen/ops/empty.h>
@@ -66,9 +65,8 @@ void broadcast_row(const at::Tensor& row, const DeviceMesh& mesh, const std::vec
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
     const bool takes_part = std::equal(here.begin() + dim + 1, here.end(), src.begin() + dim + 1);
     if (!takes_part || mesh.size(dim) == 1) continue;
-    IssueLog::of(mesh, dim)->run(
-        {.kind = CollectiveKind::kBroadcast, .what = what, .bytes = row.numel()},
-        [&] { return broadcast(mesh.group(dim), row, src[static_cast<size_t>(dim)]); });
+    collectives_of(mesh, dim).broadcast(
+        {.tensor = row, .what = what, .root = src[static_cast<size_t>(dim)]});
   }
 }
 

@@ -15,7 +15,8 @@
 // throws and says which was the first. Messages give ranks of the whole job.
 #pragma once
 
-#include "device_mesh/collectives/row_exchange.h"
+#include "device_mesh/collectives/gather.h"
+#include "device_mesh/collectives/reduction.h"
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/communicate.h"
 
@@ -34,54 +35,11 @@ namespace fsdp::internal {
 struct Issue {
   uint32_t unit = 0;  // number of the unit on this process group, the same on all ranks
   std::string unit_name = {};
-  uint64_t agreement = 0;  // a word that travels with a gather, to be compared by the caller
+  NoticeWords words = {};  // travel with a gather, to be compared by the caller
   // What sends gather() or reduce() in the transport's place, while it announces and
   // compares as ever; null: the transport. Outlives the call. Not of one that is
   // one_sided().
   const Communicate* custom = nullptr;
-};
-
-// What every rank has in its shard memory. A value; keeps the rows readable.
-class GatheredRows {
- public:
-  GatheredRows() = default;
-  // `keep` holds the memory of the rows.
-  GatheredRows(std::vector<const char*> rows, std::vector<uint64_t> agreements,
-               std::shared_ptr<const void> keep)
-      : rows_(std::move(rows)), agreements_(std::move(agreements)), keep_(std::move(keep)) {}
-
-  // The row_bytes of that rank's shard memory.
-  const char* row(int64_t shard_rank) const { return rows_[static_cast<size_t>(shard_rank)]; }
-  // One per rank; empty where stamps are not checked.
-  const std::vector<uint64_t>& agreements() const { return agreements_; }
-
- private:
-  std::vector<const char*> rows_;
-  std::vector<uint64_t> agreements_;
-  std::shared_ptr<const void> keep_;
-};
-
-// A gather in flight. Destroying it waits and swallows errors.
-class Gather {
- public:
-  virtual ~Gather() = default;
-  virtual int64_t staging_bytes() const = 0;  // held by it, and by the rows it returns
-  // REQUIRES: called once. Throws what failed (DistBackendError naming operation, unit
-  // and ranks) or, where stamps differ, an error that names both units.
-  virtual GatheredRows wait() = 0;
-};
-
-// A reduction in flight; owns its rows. Destroying it takes part in what is left, and
-// swallows errors.
-class PendingReduction {
- public:
-  virtual ~PendingReduction() = default;
-  virtual int64_t staging_bytes() const = 0;
-  // Starts what can be started by now; does not block.
-  virtual void progress() = 0;
-  // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
-  // sum_dtype(dtype). Throws as Gather::wait().
-  virtual at::Tensor wait() = 0;
 };
 
 class Transport {

@@ -1,7 +1,7 @@
 #define XXH_INLINE_ALL
 #include "tensor_parallel/internal/agreement.h"
 
-#include "device_mesh/collectives/words_of_ranks.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/value_hash.h"
 #include "on_demand/deferred/deferred_storage.h"
 #include "on_demand/deferred/fingerprint.h"
@@ -11,6 +11,7 @@
 
 #include <algorithm>
 #include <string>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -37,19 +38,22 @@ int64_t hash_of(const PlannedParameter& parameter) {
 }  // namespace
 
 void check_agreement(const std::vector<PlannedParameter>& parameters, const DeviceMesh& mesh) {
-  const auto counts =
-      words_of_ranks({static_cast<int64_t>(parameters.size())}, mesh, /*dim=*/0, kAgreement);
-  if (const auto found = first_difference(counts)) {
-    TORCH_CHECK_VALUE(false, "parallelize_module: the plan means ", counts[0].item<int64_t>(),
+  const auto of_all = [&](std::vector<int64_t> words) {
+    return agree(collectives_of(mesh),
+                 {.words = std::move(words), .what = kAgreement, .device = local_device(mesh)});
+  };
+  const auto counts = of_all({static_cast<int64_t>(parameters.size())});
+  if (const auto found = counts.difference) {
+    TORCH_CHECK_VALUE(false, "parallelize_module: the plan means ", counts.words[0].item<int64_t>(),
                       " parameters on coordinate 0 of ", mesh, " and ",
-                      counts[found->index].item<int64_t>(), " on coordinate ", found->index,
+                      counts.words[found->rank].item<int64_t>(), " on coordinate ", found->rank,
                       " (all ranks see this)");
   }
   std::vector<int64_t> words;
   for (const auto& parameter : parameters) words.push_back(hash_of(parameter));
-  if (const auto found = first_difference(words_of_ranks(words, mesh, /*dim=*/0, kAgreement))) {
+  if (const auto found = of_all(std::move(words)).difference) {
     TORCH_CHECK_VALUE(false, "parallelize_module: parameter '", parameters[found->word].path,
-                      "' differs between coordinates 0 and ", found->index, " of ", mesh,
+                      "' differs between coordinates 0 and ", found->rank, " of ", mesh,
                       ": its name, shape, dtype, cut or values; give every rank the same seed, "
                       "or load the same weights (all ranks see this)");
   }

@@ -1,7 +1,6 @@
 #include "tensor_parallel/internal/generators_in_step.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/thread_generators.h"
 
 #include <ATen/Context.h>
@@ -31,10 +30,8 @@ at::Tensor identity_of(c10::Device device) {
 
 at::Tensor from_first(const at::Tensor& own, const DeviceMesh& mesh) {
   const at::Tensor bytes = own.to(local_device(mesh), own.scalar_type(), false, /*copy=*/true);
-  IssueLog::of(mesh, 0)->run({.kind = CollectiveKind::kBroadcast,
-                              .what = "random state of parallelize_module",
-                              .bytes = static_cast<int64_t>(bytes.nbytes())},
-                             [&] { return broadcast(mesh.group(), bytes, /*root_group_rank=*/0); });
+  collectives_of(mesh, 0).broadcast(
+      {.tensor = bytes, .what = "random state of parallelize_module"});
   return bytes.cpu();
 }
 

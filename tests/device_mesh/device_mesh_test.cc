@@ -1,6 +1,6 @@
 #include "device_mesh/device_mesh.h"
 
-#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"

@@ -1,6 +1,8 @@
 #include "device_mesh/collectives/issue_log.h"
 
-#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/backend/c10d_collectives.h"
+#include "device_mesh/collectives/watched_rank.h"
+#include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
@@ -36,11 +38,15 @@ std::string error_of(const std::function<void()>& action) {
   return "";
 }
 
+std::shared_ptr<IssueLog> log_of(const DeviceMesh& mesh, int64_t dim) {
+  return IssueLog::of(mesh.group(dim), mesh.device_type());
+}
+
 TEST(IssueLog, IsOnePerGroupAndSharedByItsSlices) {
   run_ranks(2, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {1, 2}, {"dp", "tp"});
-    EXPECT_EQ(IssueLog::of(mesh, 1), IssueLog::of(mesh["tp"], 0));
-    EXPECT_NE(IssueLog::of(mesh, 0), IssueLog::of(mesh, 1));
+    EXPECT_EQ(log_of(mesh, 1), log_of(mesh["tp"], 0));
+    EXPECT_NE(log_of(mesh, 0), log_of(mesh, 1));
   });
 }
 
@@ -48,13 +54,13 @@ TEST(IssueLog, GivesTheAgreementsOfAllRanksInOrder) {
   for (int64_t world : {1, 2, 3}) {
     run_ranks(world, [&](int64_t rank) {
       const auto mesh = init_device_mesh(c10::kCPU, {world});
-      std::vector<uint64_t> expected;
-      for (int64_t r = 0; r < world; ++r) expected.push_back(static_cast<uint64_t>(10 + r));
-      const auto log = IssueLog::of(mesh, 0);
+      std::vector<NoticeWords> expected;
+      for (int64_t r = 0; r < world; ++r) expected.push_back({static_cast<uint64_t>(10 + r)});
+      const auto log = log_of(mesh, 0);
       std::vector<Announcement> announced;
       for (uint32_t unit = 0; unit < 5; ++unit) {
         announced.push_back(log->announce(
-            {.unit = unit, .what = "all-gather", .agreement = static_cast<uint64_t>(10 + rank)}));
+            {.unit = unit, .what = "all-gather", .words = {static_cast<uint64_t>(10 + rank)}}));
       }
       for (size_t i = 5; i-- > 0;) EXPECT_EQ(announced[i].wait(), expected);
     });
@@ -69,7 +75,7 @@ at::Tensor rider_of(int64_t rank, int64_t receiver, int64_t bytes) {
 TEST(IssueLog, RidersComeWithTheNotices) {
   for (int64_t world : {2, 3, 4}) {
     run_ranks(world, [&](int64_t rank) {
-      const auto log = IssueLog::of(init_device_mesh(c10::kCPU, {world}), 0);
+      const auto log = log_of(init_device_mesh(c10::kCPU, {world}), 0);
       for (int64_t bytes : {int64_t{0}, int64_t{5}, rider_room(world)}) {
         ASSERT_TRUE(log->carries(bytes));
         std::vector<at::Tensor> rows;
@@ -94,7 +100,7 @@ TEST(IssueLog, RidersComeWithTheNotices) {
 
 TEST(IssueLog, RidersOfOperationsThatDifferAreRefusedWithTheOperations) {
   run_ranks(3, [](int64_t rank) {
-    const auto log = IssueLog::of(init_device_mesh(c10::kCPU, {3}), 0);
+    const auto log = log_of(init_device_mesh(c10::kCPU, {3}), 0);
     const int64_t bytes = rank == 1 ? rider_room(3) : 3;
     auto announced = log->announce({.what = rank == 1 ? "gather" : "sum", .bytes = bytes},
                                    at::zeros({1, bytes}, at::kByte));
@@ -104,15 +110,14 @@ TEST(IssueLog, RidersOfOperationsThatDifferAreRefusedWithTheOperations) {
 }
 
 TEST(IssueLog, RidersNeedAPeer) {
-  run_ranks(1, [](int64_t) {
-    EXPECT_FALSE(IssueLog::of(init_device_mesh(c10::kCPU, {1}), 0)->carries(1));
-  });
+  run_ranks(1,
+            [](int64_t) { EXPECT_FALSE(log_of(init_device_mesh(c10::kCPU, {1}), 0)->carries(1)); });
 }
 
 TEST(IssueLog, BesideAnotherHasAnOrderOfItsOwn) {
   run_ranks(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
-    const auto log = IssueLog::of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
+    const auto log = log_of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
     std::vector<Announcement> announced;
     // Ranks issue on the two in opposite orders.
     for (const auto& each : rank == 0 ? std::vector{log, beside} : std::vector{beside, log}) {
@@ -125,7 +130,7 @@ TEST(IssueLog, BesideAnotherHasAnOrderOfItsOwn) {
 TEST(IssueLog, BesideAnotherEndsWithIt) {
   run_ranks(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
-    const auto log = IssueLog::of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
+    const auto log = log_of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
     const auto other = rank == 0 ? "gather" : "sum";
     EXPECT_THROW(beside->announce({.what = other, .bytes = rank}).wait(), c10::Error);
     EXPECT_THAT(error_of([&] { log->announce({.what = "later gather"}); }),
@@ -134,9 +139,10 @@ TEST(IssueLog, BesideAnotherEndsWithIt) {
 }
 
 const testing::ChildCase kWaitInTwoLanes("wait_in_two_lanes", [] {
+  set_wait_patience(std::chrono::hours(1), std::chrono::hours(1));  // nobody else finds out
   init_process_group({.backend = "gloo", .timeout = std::chrono::seconds(2)});
   const auto mesh = init_device_mesh(c10::kCPU, {2});
-  const auto log = IssueLog::of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
+  const auto log = log_of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
   log->announce({.what = "first gather", .bytes = 8}).wait();
   if (mesh.rank() == 0) {
     log->announce({.what = "second gather", .bytes = 4}).wait();
@@ -159,7 +165,7 @@ TEST(IssueLog, RanksThatWaitForOneAnotherLearnWhereTheyPart) {
 TEST(IssueLog, RemembersWhatItIssued) {
   run_ranks(2, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
-    const auto log = IssueLog::of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
+    const auto log = log_of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
     log->announce({.what = "gather", .bytes = 8}).wait();
     beside->announce({.what = "reduction", .bytes = 4}).wait();
     const std::vector<RecordedOperation> expected = {
@@ -173,7 +179,7 @@ TEST(IssueLog, RemembersWhatItIssued) {
 TEST(IssueLog, ChecksBeforeItRunsACollective) {
   run_ranks(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
-    const auto log = IssueLog::of(mesh, 0);
+    const auto log = log_of(mesh, 0);
     auto all = at::empty({2});
     log->run({.what = "gather of ranks", .bytes = 4}, [&] {
       return all_gather(mesh.group(0), all, at::full({1}, static_cast<float>(rank)));
@@ -195,7 +201,7 @@ TEST(IssueLog, ChecksBeforeItRunsACollective) {
 
 TEST(IssueLog, ACollectiveThatFailsIsTheReasonWhyNothingElseIsIssued) {
   run_ranks(1, [](int64_t) {
-    const auto log = IssueLog::of(init_device_mesh(c10::kCPU, {1}), 0);
+    const auto log = log_of(init_device_mesh(c10::kCPU, {1}), 0);
     EXPECT_THROW(log->watch([] { TORCH_CHECK(false, "the cable is out"); }), c10::Error);
     EXPECT_THROW(log->watch([] { TORCH_CHECK(false, "a second reason"); }), c10::Error);
     EXPECT_THAT(error_of([&] { log->announce({.what = "all-gather of unit 'l0'"}); }),
@@ -207,12 +213,12 @@ TEST(IssueLog, ACollectiveThatFailsIsTheReasonWhyNothingElseIsIssued) {
 TEST(IssueLog, AfterDestroyProcessGroupNothingIsIssued) {
   run_ranks(2, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {1, 2}, {"dp", "tp"});
-    const auto log = IssueLog::of(mesh, 1);
+    const auto log = log_of(mesh, 1);
     log->announce({.what = "all-gather of unit 'l0'"}).wait();
     destroy_process_group();
     for (const int64_t dim : {0, 1}) {
       EXPECT_THAT(
-          error_of([&] { IssueLog::of(mesh, dim)->announce({.what = "all-gather of unit 'l0'"}); }),
+          error_of([&] { log_of(mesh, dim)->announce({.what = "all-gather of unit 'l0'"}); }),
           HasSubstr("destroy_process_group() has ended"));
     }
   });

@@ -1,8 +1,8 @@
-#include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/backend/point_to_point.h"
 
-#include "device_mesh/collectives/abandoned.h"
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/row_exchange.h"
+#include "device_mesh/collectives/backend/abandoned.h"
+#include "device_mesh/collectives/backend/c10d_collectives.h"
+#include "device_mesh/collectives/backend/row_exchange.h"
 #include "device_mesh/collectives/slow_wait.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/thread_ranks.h"

@@ -33,14 +33,14 @@ TEST(IssueOrder, SizeAndKindArePartOfTheHistory) {
 TEST(Notice, ArrivesAsItWasWritten) {
   IssueOrder order;
   const Notice sent{.stamp = order.next(3, CollectiveKind::kReduceScatter, 64),
-                    .agreement = 0x123456789abcdefull,
+                    .words = {.agreement = 0x123456789abcdefull},
                     .global_rank = 5,
                     .operation = "reduce-scatter of unit 'blocks.0'"};
   const auto bytes = write_notice(sent);
   Notice received;
   ASSERT_TRUE(read_notice(bytes.data(), received));
   EXPECT_EQ(received.stamp, sent.stamp);
-  EXPECT_EQ(received.agreement, sent.agreement);
+  EXPECT_EQ(received.words, sent.words);
   EXPECT_EQ(received.global_rank, 5);
   EXPECT_EQ(received.operation, sent.operation);
 }

@@ -1,6 +1,7 @@
 // A model whose vocabulary is cut: rows of the embedding, columns of the logits. Nothing
 // of the vocabulary's size moves.
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
@@ -15,7 +16,6 @@
 namespace fsdp {
 namespace {
 
-using internal::IssueLog;
 using ::testing::ElementsAre;
 using testing::error_of;
 using testing::expect_as_plain;
@@ -31,7 +31,7 @@ constexpr int64_t kVocabulary = 7;
 
 // The bytes of each collective that `body` causes on this rank.
 std::vector<int64_t> bytes_sent_by(const DeviceMesh& mesh, const std::function<void()>& body) {
-  const auto log = IssueLog::of(mesh, 0);
+  const auto log = internal::collectives_of(mesh, 0).log();
   const auto before = log->recent_operations().size();
   body();
   const auto operations = log->recent_operations();

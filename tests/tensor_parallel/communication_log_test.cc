@@ -2,6 +2,7 @@
 #include "tensor_parallel/communication_log.h"
 
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"
@@ -27,7 +28,7 @@ int64_t count(const CommunicationLog& log, const std::string& collective, Cause 
 }
 
 int64_t announced(const DeviceMesh& mesh) {
-  const auto recent = internal::IssueLog::of(mesh, 0)->recent_operations();
+  const auto recent = internal::collectives_of(mesh, 0).log()->recent_operations();
   return recent.empty() ? 0 : recent.back().sequence;
 }
 

@@ -3,6 +3,7 @@
 
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "tests/tensor_parallel/issued_collectives.h"
 
 #include <cstdint>
@@ -37,7 +38,7 @@ class CountedCollectives {
 
  private:
   int64_t announced() const {
-    return internal::IssueLog::of(mesh_, 0)->recent_operations().back().sequence;
+    return internal::collectives_of(mesh_, 0).log()->recent_operations().back().sequence;
   }
 
   DeviceMesh mesh_;

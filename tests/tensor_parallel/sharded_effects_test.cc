@@ -1,5 +1,6 @@
 // What fully_shard of tensor-parallel members moves, by dimension of the mesh.
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/counters.h"
 #include "tests/tensor_parallel/sharded_pair.h"
 
@@ -16,7 +17,9 @@ using internal::RecordedOperation;
 // What was announced on one dimension since the last call.
 class Announced {
  public:
-  explicit Announced(const DeviceMesh& mesh) : log_(internal::IssueLog::of(mesh, 0)) { take(); }
+  explicit Announced(const DeviceMesh& mesh) : log_(internal::collectives_of(mesh, 0).log()) {
+    take();
+  }
 
   std::vector<RecordedOperation> take() {
     std::vector<RecordedOperation> fresh;

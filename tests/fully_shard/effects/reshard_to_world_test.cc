@@ -1,6 +1,6 @@
 // ReshardAfterForward::to_world(n): between forward and backward, n neighbouring ranks
 // keep one n-th of the parameters each.
-#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "device_mesh/process_group.h"
 #include "tests/fully_shard/effects/row_bytes.h"
 #include "tests/fully_shard/effects/traffic.h"
@@ -246,7 +246,7 @@ TEST(ReshardToWorld, UnitsShareTheProcessGroupsOfOneN) {
     EXPECT_GT(counters(mesh).post_forward_bytes, 0);
     decoder.backward();
     EXPECT_EQ(store->getNumKeys(), keys);
-    internal::barrier(mesh.group());
+    internal::collectives_of(mesh, 0).barrier("barrier");
     mesh.side_group(0, "one more");
     EXPECT_GT(store->getNumKeys(), keys);
   });

@@ -2,9 +2,8 @@
 // operations named on every rank, in ranks of the whole job.
 #include "fully_shard/transport/c10d_transport.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/thread_ranks.h"
 
@@ -38,7 +37,9 @@ std::string error_of(const std::function<void()>& action) {
 }
 
 Issue unit(uint32_t number) {
-  return {.unit = number, .unit_name = "l" + std::to_string(number), .agreement = 100 + number};
+  return {.unit = number,
+          .unit_name = "l" + std::to_string(number),
+          .words = {.agreement = 100 + number}};
 }
 
 // Bytes of every unit differ.
@@ -60,9 +61,8 @@ void reduce(Transport& transport, uint32_t number) {
 void full_tensor(const DeviceMesh& mesh) {
   auto all = at::empty({mesh.size() * 5});
   const auto own = at::zeros({5});
-  IssueLog::of(mesh, 0)->run(
-      {.kind = CollectiveKind::kAllGather, .what = "redistribute of [11, 7]", .bytes = 20},
-      [&] { return all_gather(mesh.group(0), all, own); });
+  collectives_of(mesh, 0).all_gather(
+      {.output = all, .input = own, .what = "redistribute of [11, 7]"});
 }
 
 class Divergence : public ::testing::TestWithParam<int64_t> {
@@ -164,9 +164,9 @@ TEST(C10dTransport, AgreementsOfAllRanksComeWithTheGather) {
     const auto rows =
         transport
             ->gather(shards,
-                     {.unit = 0, .unit_name = "u", .agreement = 7 * static_cast<uint64_t>(rank)})
+                     {.unit = 0, .unit_name = "u", .words = {7 * static_cast<uint64_t>(rank)}})
             ->wait();
-    EXPECT_EQ(rows.agreements(), (std::vector<uint64_t>{0, 7, 14}));
+    EXPECT_EQ(rows.words(), (std::vector<NoticeWords>{{0}, {7}, {14}}));
     EXPECT_TRUE(transport->checks_stamps());
     EXPECT_FALSE(transport->one_sided());
   });

@@ -1,8 +1,8 @@
 // Every transport gives the same bytes and the same bits.
 #include "fully_shard/transport/transport.h"
 
-#include "device_mesh/collectives/collectives.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/transport/c10d_transport.h"
 #include "tests/support/one_sided_transport.h"
 #include "tests/support/thread_ranks.h"
@@ -174,7 +174,7 @@ TEST(OneSidedTransport, AGatherNeedsNobodyElse) {
       const auto rows = transport->gather(shards, {.unit = 1, .unit_name = "u"})->wait();
       EXPECT_TRUE(holds(rows.row(1 - rank), 64, 1 - rank));
     }
-    barrier(mesh.group(0));  // shards live as long as somebody reads them
+    collectives_of(mesh, 0).barrier("barrier");  // shards live as long as somebody reads them
   });
 }
 

@@ -1,8 +1,8 @@
-#include "fully_shard/transport/c10d_gather.h"
+#include "device_mesh/collectives/start_gather.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/point_to_point.h"
-#include "device_mesh/collectives/row_gather.h"
+#include "device_mesh/collectives/backend/c10d_collectives.h"
+#include "device_mesh/collectives/backend/point_to_point.h"
+#include "device_mesh/collectives/backend/row_gather.h"
 #include "device_mesh/collectives/scratch_memory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -25,12 +25,12 @@ class RidingGather final : public Gather {
   int64_t staging_bytes() const override { return size_ * bytes_; }
 
   GatheredRows wait() override {
-    auto agreements = announcement_.wait();
+    auto words = announcement_.wait();
     auto rows = std::make_shared<std::vector<at::Tensor>>(announcement_.riders());
     std::vector<const char*> pointers;
     for (const auto& row : *rows)
       pointers.push_back(static_cast<const char*>(row.const_data_ptr()));
-    return {std::move(pointers), std::move(agreements), std::move(rows)};
+    return {std::move(pointers), std::move(words), std::move(rows)};
   }
 
  private:
@@ -43,15 +43,15 @@ class RidingGather final : public Gather {
 class MessageGather final : public Gather {
  public:
   MessageGather(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
-                const at::Tensor& shards, std::string what)
+                const at::Tensor& row, std::string what)
       : log_(std::move(log)),
         announcement_(std::move(announcement)),
         what_(std::move(what)),
         size_(group_size(group)),
-        rows_(group, shards, tag_of(announcement_.stamp())) {}
+        rows_(group, row, tag_of(announcement_.stamp())) {}
   ~MessageGather() override {
     try {
-      if (!waited_) agreements_of_finished();
+      if (!waited_) words_of_finished();
     } catch (const std::exception&) {
       // The group's next user is told.
     }
@@ -60,19 +60,19 @@ class MessageGather final : public Gather {
   int64_t staging_bytes() const override { return rows_.staging_bytes(); }
 
   GatheredRows wait() override {
-    auto agreements = agreements_of_finished();
+    auto words = words_of_finished();
     std::vector<const char*> pointers;
     for (int64_t rank = 0; rank < size_; ++rank) pointers.push_back(rows_.row(rank));
-    return {std::move(pointers), std::move(agreements), rows_.memory()};
+    return {std::move(pointers), std::move(words), rows_.memory()};
   }
 
  private:
-  std::vector<uint64_t> agreements_of_finished() {
+  std::vector<NoticeWords> words_of_finished() {
     waited_ = true;
     try {
-      auto agreements = announcement_.wait();
+      auto words = announcement_.wait();
       log_->watch([&] { rows_.wait(what_); });
-      return agreements;
+      return words;
     } catch (...) {
       rows_.abandon();
       throw;
@@ -91,25 +91,24 @@ class MessageGather final : public Gather {
 class BackendGather final : public Gather {
  public:
   BackendGather(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
-                const at::Tensor& shards, const Communicate* custom, std::string what)
+                const at::Tensor& row, const SendFunction* custom, std::string what)
       : log_(std::move(log)),
         announcement_(std::move(announcement)),
         what_(std::move(what)),
-        rows_(scratch_memory({group_size(group), shards.numel()}, shards.scalar_type(),
-                             shards.device())),
-        pending_(custom ? issue(group, [&] { return (*custom)(rows_.view({-1}), shards); })
-                        : all_gather(group, rows_, shards)) {}
+        rows_(scratch_memory({group_size(group), row.numel()}, row.scalar_type(), row.device())),
+        pending_(custom ? issue(group, [&] { return (*custom)(rows_.view({-1}), row); })
+                        : all_gather(group, rows_, row)) {}
 
   int64_t staging_bytes() const override { return rows_.numel(); }
 
   GatheredRows wait() override {
-    auto agreements = announcement_.wait();
+    auto words = announcement_.wait();
     log_->watch([&] { pending_.wait(what_); });
-    if (!rows_.is_cpu()) agreements.clear();
+    if (!rows_.is_cpu()) words.clear();
     std::vector<const char*> pointers;
     const auto* first = static_cast<const char*>(rows_.const_data_ptr());
     for (int64_t r = 0; r < rows_.size(0); ++r) pointers.push_back(first + r * rows_.size(1));
-    return {std::move(pointers), std::move(agreements), std::make_shared<at::Tensor>(rows_)};
+    return {std::move(pointers), std::move(words), std::make_shared<at::Tensor>(rows_)};
   }
 
  private:
@@ -122,20 +121,24 @@ class BackendGather final : public Gather {
 
 }  // namespace
 
-std::unique_ptr<Gather> issue_c10d_gather(const std::shared_ptr<IssueLog>& log,
-                                          const IssuedOperation& operation, const Group& group,
-                                          const at::Tensor& shards, const Communicate* custom) {
-  if (!custom && log->carries(shards.numel())) {
-    return std::make_unique<RidingGather>(log->announce(operation, shards.view({1, -1})), group,
-                                          shards.numel());
+std::unique_ptr<Gather> start_gather(const std::shared_ptr<IssueLog>& log, const Group& group,
+                                     const GatherOptions& options) {
+  const auto& row = options.row;
+  const IssuedOperation operation = {.kind = CollectiveKind::kAllGather,
+                                     .unit = options.unit,
+                                     .what = options.what,
+                                     .bytes = row.numel(),
+                                     .words = options.words};
+  if (!options.custom && log->carries(row.numel())) {
+    return std::make_unique<RidingGather>(log->announce(operation, row.view({1, -1})), group,
+                                          row.numel());
   }
   auto announcement = log->announce(operation);
-  if (!custom && better_by_messages(group, shards)) {
-    return std::make_unique<MessageGather>(log, std::move(announcement), group, shards,
-                                           operation.what);
+  if (!options.custom && better_by_messages(group, row)) {
+    return std::make_unique<MessageGather>(log, std::move(announcement), group, row, options.what);
   }
-  return std::make_unique<BackendGather>(log, std::move(announcement), group, shards, custom,
-                                         operation.what);
+  return std::make_unique<BackendGather>(log, std::move(announcement), group, row, options.custom,
+                                         options.what);
 }
 
 }  // namespace fsdp::internal

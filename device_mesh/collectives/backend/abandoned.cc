@@ -1,4 +1,4 @@
-#include "device_mesh/collectives/abandoned.h"
+#include "device_mesh/collectives/backend/abandoned.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>

@@ -1,4 +1,4 @@
-#include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/backend/point_to_point.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>

@@ -3,8 +3,8 @@
 // write there.
 #pragma once
 
+#include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/pending.h"
 
 #include <memory>
 

@@ -4,8 +4,8 @@
 // caller's and the transport's own is involved. CPU only.
 #pragma once
 
+#include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/pending.h"
 #include "device_mesh/collectives/stamp.h"
 
 #include <ATen/core/Tensor.h>

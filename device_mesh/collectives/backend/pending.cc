@@ -1,4 +1,4 @@
-#include "device_mesh/collectives/pending.h"
+#include "device_mesh/collectives/backend/pending.h"
 
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/ranks_in_job.h"
@@ -114,11 +114,17 @@ void Pending::throw_if_not_issued(const std::string& what) {
 bool Pending::finished() const { return !work_ || work_->isCompleted(); }
 
 void Pending::wait(const std::string& what) {
-  if (!in_flight()) return;
+  const Group group = group_;
+  if (wait_unless_aborted(what)) return;
+  release();
+  throw_failure(group, what, "the collective was aborted");
+}
+
+bool Pending::wait_unless_aborted(const std::string& what) {
+  if (!in_flight()) return true;
   const Group group = std::move(group_);
   const auto work = std::move(work_);
   const auto failure = std::exchange(failure_, nullptr);
-  const auto completion = std::move(completion_);
   bool finished = false;
   try {
     if (failure) std::rethrow_exception(failure);
@@ -128,8 +134,14 @@ void Pending::wait(const std::string& what) {
   } catch (const std::exception& error) {
     throw_failure(group, what, backend_message(error));
   }
-  if (!finished) throw_failure(group, what, "the collective was aborted");
+  if (!finished) {
+    group_ = group;
+    work_ = work;
+    return false;
+  }
+  const auto completion = std::move(completion_);
   if (completion) completion();
+  return true;
 }
 
 }  // namespace fsdp::internal

@@ -7,8 +7,8 @@
 //   gather.row(2);   // uint8 [bytes], what rank 2 sent
 #pragma once
 
+#include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/pending.h"
 
 #include <ATen/core/Tensor.h>
 

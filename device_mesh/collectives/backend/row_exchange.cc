@@ -1,10 +1,10 @@
-#include "device_mesh/collectives/row_exchange.h"
+#include "device_mesh/collectives/backend/row_exchange.h"
 
-#include "device_mesh/collectives/abandoned.h"
-#include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/backend/abandoned.h"
+#include "device_mesh/collectives/backend/point_to_point.h"
 #include "device_mesh/collectives/scratch_memory.h"
+#include "device_mesh/collectives/sum_in_order.h"
 
-#include <ATen/ops/empty.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
@@ -12,18 +12,6 @@
 #include <utility>
 
 namespace fsdp::internal {
-
-at::ScalarType sum_dtype(at::ScalarType dtype) {
-  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
-}
-
-at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, at::ScalarType dtype) {
-  const auto options = rows.front().options().dtype(sum_dtype(dtype));
-  if (rows.front().numel() == 0) return at::empty({0}, options);
-  auto sum = rows.front().view(dtype).to(options, /*non_blocking=*/false, /*copy=*/true);
-  for (size_t rank = 1; rank < rows.size(); ++rank) sum.add_(rows[rank].view(dtype));
-  return sum;
-}
 
 RowExchange::RowExchange(const Group& group, const at::Tensor& rows, at::ScalarType dtype,
                          RowExchangeOptions options)
@@ -78,6 +66,7 @@ void RowExchange::run_rounds() noexcept {
 void RowExchange::finish() {
   if (std::exchange(finished_, true)) return;
   if (background_.joinable()) {
+    const WaitScope scope(options_.awaited);
     background_.join();
   } else {
     run_rounds();

@@ -10,28 +10,21 @@
 // is all that it needs beyond the rows themselves. CPU only. Collective over the group.
 #pragma once
 
+#include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/pending.h"
+#include "device_mesh/collectives/watched_rank.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <thread>
 #include <vector>
 
 namespace fsdp::internal {
-
-// The type in which values of `dtype` are added: float for Half and BFloat16, else
-// `dtype`.
-at::ScalarType sum_dtype(at::ScalarType dtype);
-
-// The rows (uint8, contiguous elements of `dtype`, of one size) added one after another:
-// [elements] of sum_dtype(dtype). How every sum of rows is made, so that all give the
-// same bits. Local.
-at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, at::ScalarType dtype);
 
 struct RowExchangeOptions {
   std::string what;  // names the operation in errors
@@ -41,6 +34,8 @@ struct RowExchangeOptions {
   std::function<void()> agree = {};
   // Whether rounds go on while the caller does something else. The first always does.
   bool in_background = false;
+  // What agree() waits for, and so does whoever waits for a background that is there.
+  std::shared_ptr<AwaitedOperation> awaited = {};
 };
 
 class RowExchange {
@@ -56,7 +51,8 @@ class RowExchange {
 
   int64_t staging_bytes() const;
   // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
-  // sum_dtype(dtype). Throws DistBackendError when a round failed.
+  // sum_dtype(dtype), as sum_in_order.h adds. Throws DistBackendError when a round
+  // failed.
   at::Tensor wait();
 
  private:

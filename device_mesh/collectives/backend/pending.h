@@ -40,6 +40,12 @@ class Pending {
   // within a second, when the collective failed or timed out. A wait of more than 30 s is
   // told to stderr once. Idempotent.
   void wait(const std::string& what);
+  // As wait(), but false where somebody aborted the backend's work: it is in flight
+  // still.
+  bool wait_unless_aborted(const std::string& what);
+  // The backend's, null when nothing is in flight.
+  const c10::intrusive_ptr<c10d::Work>& work() const { return work_; }
+  int64_t peer() const { return peer_; }  // -1: not a message
   // Hands over the backend's work, null when nothing is in flight; this then waits for
   // nothing (abandoned.h).
   c10::intrusive_ptr<c10d::Work> release();

@@ -1,7 +1,7 @@
-#include "device_mesh/collectives/row_gather.h"
+#include "device_mesh/collectives/backend/row_gather.h"
 
-#include "device_mesh/collectives/abandoned.h"
-#include "device_mesh/collectives/point_to_point.h"
+#include "device_mesh/collectives/backend/abandoned.h"
+#include "device_mesh/collectives/backend/point_to_point.h"
 #include "device_mesh/collectives/scratch_memory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

@@ -1,10 +1,10 @@
-#include "fully_shard/transport/c10d_all_reduce.h"
+#include "device_mesh/collectives/start_row_sum.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/point_to_point.h"
-#include "device_mesh/collectives/row_exchange.h"
-#include "device_mesh/collectives/row_gather.h"
-#include "fully_shard/transport/c10d_reduction.h"
+#include "device_mesh/collectives/backend/c10d_collectives.h"
+#include "device_mesh/collectives/backend/point_to_point.h"
+#include "device_mesh/collectives/backend/row_exchange.h"
+#include "device_mesh/collectives/backend/row_gather.h"
+#include "device_mesh/collectives/start_reduction.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -73,7 +73,8 @@ class ExchangedAllReduce final : public PendingReduction {
                   {.what = what_,
                    .tag = tag_of(announcement_.stamp()),
                    .agree = [this] { announcement_.wait(); },
-                   .in_background = true}) {}
+                   .in_background = true,
+                   .awaited = announcement_.awaited()}) {}
 
   ~ExchangedAllReduce() override {
     try {
@@ -114,21 +115,25 @@ class ExchangedAllReduce final : public PendingReduction {
 
 }  // namespace
 
-std::unique_ptr<PendingReduction> issue_c10d_all_reduce(const std::shared_ptr<IssueLog>& log,
-                                                        const IssuedOperation& operation,
-                                                        const Group& group, const at::Tensor& row) {
+std::unique_ptr<PendingReduction> start_row_sum(const std::shared_ptr<IssueLog>& log,
+                                                const Group& group, const SumRowOptions& options) {
+  const auto& row = options.row;
+  const auto bytes = static_cast<int64_t>(row.nbytes());
+  const IssuedOperation operation = {.kind = CollectiveKind::kAllReduce,
+                                     .unit = options.unit,
+                                     .what = options.what,
+                                     .bytes = bytes};
   // Both send all of a small row, and add.
-  if (const auto bytes = static_cast<int64_t>(row.nbytes()); rides(*log, group, bytes)) {
+  if (rides(*log, group, bytes)) {
     return sum_of_riders(log->announce(operation, row.view({1, -1}).view(at::kByte)),
                          group_size(group) * bytes, row.scalar_type());
   }
   auto announcement = log->announce(operation);
   if (better_by_messages(group, row)) {
     return std::make_unique<ExchangedAllReduce>(log, std::move(announcement), group, row,
-                                                operation.what);
+                                                options.what);
   }
-  return std::make_unique<BackendAllReduce>(log, std::move(announcement), group, row,
-                                            operation.what);
+  return std::make_unique<BackendAllReduce>(log, std::move(announcement), group, row, options.what);
 }
 
 }  // namespace fsdp::internal

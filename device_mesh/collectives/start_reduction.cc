@@ -1,12 +1,14 @@
-#include "fully_shard/transport/c10d_reduction.h"
+#include "device_mesh/collectives/start_reduction.h"
 
-#include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/point_to_point.h"
-#include "device_mesh/collectives/row_exchange.h"
+#include "device_mesh/collectives/backend/c10d_collectives.h"
+#include "device_mesh/collectives/backend/point_to_point.h"
+#include "device_mesh/collectives/backend/row_exchange.h"
 #include "device_mesh/collectives/scratch_memory.h"
+#include "device_mesh/collectives/sum_in_order.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/ScalarType.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
 #include <string>
@@ -25,7 +27,7 @@ at::Tensor summands_of(const at::Tensor& rows, at::ScalarType dtype) {
 class BackendReduction final : public PendingReduction {
  public:
   BackendReduction(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
-                   const at::Tensor& rows, at::ScalarType dtype, const Communicate* custom,
+                   const at::Tensor& rows, at::ScalarType dtype, const SendFunction* custom,
                    std::string what)
       : log_(std::move(log)),
         announcement_(std::move(announcement)),
@@ -86,7 +88,8 @@ class ExchangedReduction final : public PendingReduction {
                   {.what = std::move(what),
                    .tag = tag_of(announcement_.stamp()),
                    .agree = [this] { announcement_.wait(); },
-                   .in_background = true}) {}
+                   .in_background = true,
+                   .awaited = announcement_.awaited()}) {}
 
   int64_t staging_bytes() const override { return exchange_.staging_bytes(); }
   void progress() override {}  // the exchange goes on by itself
@@ -111,22 +114,26 @@ std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, int64
   return std::make_unique<RiderSum>(std::move(announcement), staging_bytes, dtype);
 }
 
-std::unique_ptr<PendingReduction> issue_c10d_reduction(const std::shared_ptr<IssueLog>& log,
-                                                       const IssuedOperation& operation,
-                                                       const Group& group, const at::Tensor& rows,
-                                                       at::ScalarType dtype,
-                                                       const Communicate* custom) {
-  if (!custom && rides(*log, group, rows.size(1))) {
+std::unique_ptr<PendingReduction> start_reduction(const std::shared_ptr<IssueLog>& log,
+                                                  const Group& group,
+                                                  const SumRowsOptions& options) {
+  const auto& rows = options.rows;
+  const IssuedOperation operation = {.kind = CollectiveKind::kReduceScatter,
+                                     .unit = options.unit,
+                                     .what = options.what,
+                                     .bytes = rows.size(1)};
+  if (!options.custom && rides(*log, group, rows.size(1))) {
     constexpr int64_t kSent = 2, kReceived = 1;
-    return sum_of_riders(log->announce(operation, rows), (kSent + kReceived) * rows.size(1), dtype);
+    return sum_of_riders(log->announce(operation, rows), (kSent + kReceived) * rows.size(1),
+                         options.dtype);
   }
   auto announcement = log->announce(operation);
-  if (!custom && better_by_messages(group, rows)) {
-    return std::make_unique<ExchangedReduction>(log, std::move(announcement), group, rows, dtype,
-                                                operation.what);
+  if (!options.custom && better_by_messages(group, rows)) {
+    return std::make_unique<ExchangedReduction>(log, std::move(announcement), group, rows,
+                                                options.dtype, options.what);
   }
-  return std::make_unique<BackendReduction>(log, std::move(announcement), group, rows, dtype,
-                                            custom, operation.what);
+  return std::make_unique<BackendReduction>(log, std::move(announcement), group, rows,
+                                            options.dtype, options.custom, options.what);
 }
 
 }  // namespace fsdp::internal

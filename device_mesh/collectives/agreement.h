@@ -1,0 +1,44 @@
+// Whether all ranks say the same: the one way in which they find out.
+//
+//   const auto said = agree({collectives}, {.words = {count, hash}, .what = "agreement of ..."});
+//   if (said.difference) TORCH_CHECK_VALUE(false, ...);   // on all ranks alike
+#pragma once
+
+#include "device_mesh/collectives/collectives.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal {
+
+// Every rank's `row`, [ranks, ...], in the order of the ranks of a mesh whose dimensions
+// `dims` are, row-major. Collective over these ranks, along one dimension after another,
+// the last one first.
+at::Tensor rows_of_all(const std::vector<Collectives>& dims, const RowsOptions& options);
+
+struct AgreeOptions {
+  std::vector<int64_t> words;      // as many on every rank
+  std::string what;                // in errors
+  c10::Device device = c10::kCPU;  // through which they travel
+};
+
+// The first word that is not the same on all ranks, and the first rank, by its place,
+// that has another one than the first.
+struct WordDifference {
+  size_t word;
+  int64_t rank;
+};
+
+struct Agreement {
+  at::Tensor words;  // int64 [ranks, words], on the CPU; the same on every rank
+  std::optional<WordDifference> difference;
+};
+
+// Collective as rows_of_all(). Waits for the device.
+Agreement agree(const std::vector<Collectives>& dims, const AgreeOptions& options);
+
+}  // namespace fsdp::internal

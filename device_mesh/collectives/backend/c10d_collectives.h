@@ -1,0 +1,38 @@
+// The collectives of a c10d group as its backend has them, not announced: for the files
+// of device_mesh/collectives alone (tools/check_collectives). Everybody else calls
+// Collectives (collectives.h), which tells the other ranks first.
+//
+// Plain contiguous tensors. Every function is collective over `group`: all its ranks must
+// call in the same order with the same sizes. Each returns at once with a Pending; the
+// tensors must stay alive and untouched until wait() returns. On CUDA the collective is
+// ordered after the work on the current stream, and wait() makes the current stream wait
+// without blocking the host.
+#pragma once
+
+#include "device_mesh/collectives/backend/pending.h"
+#include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/reduce_op.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+
+namespace fsdp::internal {
+
+// output: group_size * input.numel(), rank-major.
+Pending all_gather(const Group& group, at::Tensor output, at::Tensor input);
+// input: group_size rows; output: one row, the reduction over ranks of row `rank`.
+Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op);
+Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op);
+Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank);
+// Row i of `input` goes to rank i; row i of `output` comes from rank i. Equal rows.
+Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input);
+Pending barrier(const Group& group);
+
+// What these throw, ValueError, for sizes, strides, dtypes or roots that are wrong.
+void check_gather(const Group& group, const at::Tensor& output, const at::Tensor& input);
+void check_reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input);
+void check_broadcast(const Group& group, int64_t root_group_rank);
+void check_all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,45 @@
+// A sum over the ranks that is in flight (Collectives::start): of rows, each for another
+// rank, or of one row for all.
+#pragma once
+
+#include "device_mesh/collectives/notice.h"
+#include "device_mesh/collectives/send_function.h"
+#include "device_mesh/collectives/sum_in_order.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <string>
+
+namespace fsdp::internal {
+
+// A reduce-scatter.
+struct SumRowsOptions {
+  at::Tensor rows;  // uint8 [ranks, row bytes], each row contiguous; row r goes to rank r
+  at::ScalarType dtype = at::kFloat;  // of the rows' elements
+  std::string what;                   // in every rank's errors
+  uint32_t unit = kNoUnit;
+  const SendFunction* custom = nullptr;  // as GatherOptions has it
+};
+
+// An all-reduce, with the same bits on all ranks.
+struct SumRowOptions {
+  at::Tensor row;  // [elements], contiguous
+  std::string what;
+  uint32_t unit = kNoUnit;
+};
+
+// Owns its rows, and overwrites them. Destroying it takes part in what is left, and
+// swallows errors.
+class PendingReduction {
+ public:
+  virtual ~PendingReduction() = default;
+  virtual int64_t staging_bytes() const = 0;
+  // Starts what can be started by now; does not block.
+  virtual void progress() = 0;
+  // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
+  // sum_dtype(dtype) (sum_in_order.h). Throws as Gather::wait().
+  virtual at::Tensor wait() = 0;
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,29 @@
+// How rows that are added up travel: through Gloo they are exchanged, small ones with the
+// ranks' notices, and added here in the order of the ranks, the same bits on every run;
+// through another backend by that one's reduce-scatter.
+#pragma once
+
+#include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/collectives/reduction.h"
+
+#include <memory>
+
+namespace fsdp::internal {
+
+// Whether rows that are to be added ride with the notices: among two. Among more, all
+// rows would be there at once, where an exchange adds one after the other, and a rank
+// that has them all would not learn that another one lacks some.
+bool rides(const IssueLog& log, const Group& group, int64_t row_bytes);
+
+// The sum of the rows of `dtype` that rode with the notices (IssueLog::announce), which
+// hold `staging_bytes`.
+std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, int64_t staging_bytes,
+                                                at::ScalarType dtype);
+
+// Announces on `log`, which is that of `group`; does not block. Collective over `group`.
+std::unique_ptr<PendingReduction> start_reduction(const std::shared_ptr<IssueLog>& log,
+                                                  const Group& group,
+                                                  const SumRowsOptions& options);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,19 @@
+#include "device_mesh/collectives/sum_in_order.h"
+
+#include <ATen/ops/empty.h>
+
+namespace fsdp::internal {
+
+at::ScalarType sum_dtype(at::ScalarType dtype) {
+  return dtype == at::kHalf || dtype == at::kBFloat16 ? at::kFloat : dtype;
+}
+
+at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, at::ScalarType dtype) {
+  const auto options = rows.front().options().dtype(sum_dtype(dtype));
+  if (rows.front().numel() == 0) return at::empty({0}, options);
+  auto sum = rows.front().view(dtype).to(options, /*non_blocking=*/false, /*copy=*/true);
+  for (size_t rank = 1; rank < rows.size(); ++rank) sum.add_(rows[rank].view(dtype));
+  return sum;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,154 @@
+// Ranks that wait for one another in different groups are told so within seconds; ranks
+// that are only late never are.
+#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/collectives/watched_rank.h"
+#include "device_mesh/device_mesh.h"
+#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/process_group.h"
+#include "tests/support/thread_ranks.h"
+
+#include <ATen/ops/full.h>
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <chrono>
+#include <functional>
+#include <random>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using testing::run_ranks;
+using Milliseconds = std::chrono::milliseconds;
+
+// Waits are told soon, so that what is wrong shows soon, and what is only late often.
+class WatchedWaits : public ::testing::Test {
+ protected:
+  void SetUp() override { set_wait_patience(Milliseconds(40), Milliseconds(10)); }
+  void TearDown() override { set_wait_patience(Milliseconds(400), Milliseconds(100)); }
+};
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "";
+}
+
+void gather(const Collectives& collectives, const std::string& what) {
+  collectives.rows_of_ranks({.row = at::full({2}, 1.0f), .what = what});
+}
+
+Collectives reductions_of(const DeviceMesh& mesh) {
+  return collectives_of(mesh, 0).beside(mesh.side_group(0, "beside"));
+}
+
+TEST_F(WatchedWaits, AGatherAgainstAReductionIsAnErrorOnAllRanksThatNamesBoth) {
+  for (const int64_t world : {2, 3}) {
+    run_ranks(world, [&](int64_t rank) {
+      const auto mesh = init_device_mesh(c10::kCPU, {world});
+      const auto gathers = collectives_of(mesh, 0), reductions = reductions_of(mesh);
+      gather(gathers, "first gather");
+      const auto begin = std::chrono::steady_clock::now();
+      const auto error = error_of([&] {
+        rank == 0 ? gather(gathers, "norm of unit 'l0'") : gather(reductions, "first reduction");
+      });
+      EXPECT_THAT(error, AllOf(HasSubstr("out of order"),
+                               HasSubstr("rank 0 waits in the norm of unit 'l0' (operation 2"),
+                               HasSubstr("waits in the first reduction (operation 1")))
+          << "rank " << rank;
+      EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
+      for (const auto& each : {gathers, reductions}) {
+        EXPECT_THAT(error_of([&] { gather(each, "later gather"); }),
+                    AllOf(HasSubstr("the later gather can not go on"), HasSubstr("norm of unit")));
+      }
+    });
+  }
+}
+
+TEST_F(WatchedWaits, SoAreGroupsOfDifferentDimensions) {
+  run_ranks(4, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+    const auto world = Collectives::of(default_process_group(), c10::kCPU);
+    gather(collectives_of(mesh, 1), "tp");
+    const auto error = error_of([&] {
+      // Ranks 1 and 3 wait for 0 and 2, which wait for all.
+      rank % 2 == 0 ? gather(world, "clipping") : gather(collectives_of(mesh, 1), "next layer");
+    });
+    EXPECT_THAT(error, AllOf(HasSubstr("clipping"), HasSubstr("next layer"))) << "rank " << rank;
+  });
+}
+
+TEST_F(WatchedWaits, WhoComesLateIsWaitedForAndNothingIsLeftInTheStore) {
+  run_ranks(3, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {3});
+    const auto gathers = collectives_of(mesh, 0), reductions = reductions_of(mesh);
+    for (int64_t late = 0; late < 3; ++late) {
+      if (rank == late) std::this_thread::sleep_for(Milliseconds(400));
+      gather(late == 1 ? reductions : gathers, "gather");
+    }
+    std::this_thread::sleep_for(Milliseconds(300));
+    gather(gathers, "last gather");
+    const auto store =
+        c10::static_intrusive_pointer_cast<c10d::PrefixStore>(default_process_group()->getStore());
+    EXPECT_FALSE(store->check({"waits/" + std::to_string(rank)}));
+  });
+}
+
+// A thread that waits in a group of its own says nothing of the main one.
+TEST_F(WatchedWaits, AThreadBesideTheMainOneMayWaitAsLongAsItLikes) {
+  run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const auto gathers = collectives_of(mesh, 0), saves = reductions_of(mesh);
+    gather(gathers, "first gather");
+    std::thread saving([&] {
+      if (rank == 1) std::this_thread::sleep_for(Milliseconds(900));
+      gather(saves, "save");
+    });
+    if (rank == 0) std::this_thread::sleep_for(Milliseconds(600));  // rank 1 waits for it
+    gather(gathers, "second gather");
+    saving.join();
+  });
+}
+
+// As training does with two lanes: what is posted on the one and the other in another
+// order on each rank, and waited for later.
+TEST_F(WatchedWaits, RandomOrdersAcrossLanesAndRandomDelaysAreNoErrors) {
+  run_ranks(4, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+    const auto world = Collectives::of(default_process_group(), c10::kCPU);
+    const auto dp = collectives_of(mesh, 0), tp = collectives_of(mesh, 1);
+    const auto side = dp.beside(mesh.side_group(0, "beside"));
+    std::mt19937 common(3), own(static_cast<unsigned>(rank));
+    const auto pause = [&] {
+      if (own() % 3 == 0) std::this_thread::sleep_for(Milliseconds(own() % 120));
+    };
+    const auto row = at::zeros({8}, at::kByte);
+    for (int i = 0; i < 40; ++i) {
+      const bool gathers_first = own() % 2 == 0;
+      std::vector<std::unique_ptr<Gather>> started;
+      for (const bool on_dp : {gathers_first, !gathers_first}) {
+        started.push_back(
+            (on_dp ? dp : side).start(GatherOptions{.row = row, .what = on_dp ? "gather" : "sum"}));
+        pause();
+      }
+      for (auto& each : started) each->wait();
+      pause();
+      if (common() % 2 == 0) gather(tp, "tensor parallel");
+      if (common() % 4 == 0) gather(world, "clipping");
+    }
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::internal
