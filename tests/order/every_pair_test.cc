@@ -1,0 +1,182 @@
+// Every collective call of the public API on one rank against every other one on another:
+// an error on both, soon, that names both.
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/state_dict.h"
+#include "device_mesh/collectives/watched_rank.h"
+#include "device_mesh/device_mesh.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "fully_shard/broadcast_states.h"
+#include "fully_shard/clip_grad_norm.h"
+#include "fully_shard/fully_shard.h"
+#include "fully_shard/grad_scaler.h"
+#include "fully_shard/summon_full_params.h"
+#include "tensor_parallel/parallelize_module.h"
+#include "tests/support/temporary_folder.h"
+#include "tests/support/thread_ranks.h"
+
+#include <c10/util/Exception.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <chrono>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::HasSubstr;
+using Milliseconds = std::chrono::milliseconds;
+
+torch::nn::Sequential two_layers(int64_t width) {
+  torch::manual_seed(1);
+  return torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::Linear(width, width));
+}
+
+// What a rank has at hand when it makes a call.
+struct Scene {
+  explicit Scene(std::string saved)
+      : mesh(init_device_mesh(c10::kCPU, {2})),
+        model(two_layers(4)),
+        kept(two_layers(6)),
+        plain(two_layers(3)),
+        parallel(two_layers(8)),
+        other(two_layers(5)),
+        rows(distribute_tensor(torch::ones({5, 3}), mesh, {Shard{0}})),
+        folder(std::move(saved)) {
+    for (auto& layer : *model) fully_shard(layer.ptr(), mesh);
+    fully_shard(model, mesh);
+    fully_shard(other, mesh);
+    fully_shard(kept, mesh, {.reshard_after_forward = ReshardAfterForward(false)});
+    optimizer = std::make_unique<torch::optim::SGD>(model->parameters(), 0.1);
+    model->forward(torch::ones({2, 4})).sum().backward();
+    loss = kept->forward(torch::ones({2, 6})).sum();  // its next collective is a reduction
+  }
+
+  DeviceMesh mesh;
+  torch::nn::Sequential model, kept, plain, parallel, other;
+  std::unique_ptr<torch::optim::SGD> optimizer;
+  DTensor rows;
+  torch::Tensor loss;
+  std::string folder;
+};
+
+struct Call {
+  std::string name;
+  std::string announced;  // part of what it is called in errors
+  std::function<void(Scene&)> run;
+};
+
+std::vector<Call> every_call() {
+  return {
+      {"touch", "all-gather of unit '0'",
+       [](Scene& s) {
+         s.model[0]->as<torch::nn::Linear>()->forward(torch::ones({1, 4}));
+       }},
+      {"unshard", "all-gather of unit '(root)'",
+       [](Scene& s) { get_fsdp_module(*s.other).unshard(); }},
+      {"backward", "reduce-scatter of unit", [](Scene& s) { s.loss.backward(); }},
+      {"SummonFullParams", "all-gather of unit '1'",
+       [](Scene& s) { const SummonFullParams full(*s.model[1]); }},
+      {"clip_grad_norm_", "clip_grad_norm_",
+       [](Scene& s) { static_cast<void>(clip_grad_norm_(s.model->parameters(), 1)); }},
+      {"GradScaler", "agreement of GradScaler",
+       [](Scene& s) { GradScaler(s.mesh).unscale_(*s.optimizer); }},
+      {"full_tensor", "redistribute of [5, 3]",
+       [](Scene& s) { static_cast<void>(s.rows.full_tensor()); }},
+      {"redistribute", "redistribute of [5, 3]",
+       [](Scene& s) { static_cast<void>(s.rows.redistribute({Shard{1}})); }},
+      {"from_local", "agreement of from_local",
+       [](Scene& s) {
+         static_cast<void>(from_local(torch::ones({2, 2}), s.mesh, {Shard{0}}, {.check = true}));
+       }},
+      {"broadcast_states", "agreement of broadcast_states",
+       [](Scene& s) { broadcast_states(*s.plain, s.mesh); }},
+      {"parallelize_module", "agreement of parallelize_module",
+       [](Scene& s) {
+         parallelize_module(s.parallel, s.mesh, {{"0", ColwiseParallel()}});
+       }},
+      {"save", "save", [](Scene& s) { save({.model = s.model}, s.folder + "/new"); }},
+      {"load", "load",
+       [](Scene& s) { static_cast<void>(load({.model = s.model}, s.folder + "/saved")); }},
+      {"get_model_state_dict", "all-gather of '0.weight' to '0.bias'",
+       [](Scene& s) {
+         static_cast<void>(get_model_state_dict(*s.model, {.full_state_dict = true}));
+       }},
+      {"set_model_state_dict", "set_model_state_dict",
+       [](Scene& s) {
+         static_cast<void>(set_model_state_dict(
+             *s.model, {}, {.full_state_dict = true, .broadcast_from_rank0 = true}));
+       }},
+  };
+}
+
+std::string error_of(const std::function<void()>& action) {
+  try {
+    action();
+  } catch (const c10::Error& error) {
+    return error.what_without_backtrace();
+  }
+  return "no error";
+}
+
+class EveryPair : public ::testing::Test {
+ protected:
+  void SetUp() override {
+    internal::set_wait_patience(Milliseconds(100), Milliseconds(20));
+    run_ranks(2, [&](int64_t) {
+      Scene scene(folder_.path());
+      save({.model = scene.model}, folder_.path() + "/saved");
+    });
+  }
+  void TearDown() override { internal::set_wait_patience(Milliseconds(400), Milliseconds(100)); }
+
+  TemporaryFolder folder_{memory_folder()};
+};
+
+TEST_F(EveryPair, OfCollectiveCallsOnTwoRanksIsAnErrorOnBothThatNamesBoth) {
+  const auto calls = every_call();
+  for (size_t first = 0; first < calls.size(); ++first) {
+    for (size_t second = first + 1; second < calls.size(); ++second) {
+      const Call* const made[] = {&calls[first], &calls[second]};
+      run_ranks(2, [&](int64_t rank) {
+        Scene scene(folder_.path());
+        const auto begin = std::chrono::steady_clock::now();
+        const auto error = error_of([&] { made[rank]->run(scene); });
+        const auto pair = made[0]->name + " against " + made[1]->name;
+        for (const auto* call : made)
+          EXPECT_THAT(error, HasSubstr(call->announced)) << pair << ", rank " << rank;
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5)) << pair;
+      });
+    }
+  }
+}
+
+TEST_F(EveryPair, RanksThatClipDifferentModelsAreToldWhatEachClips) {
+  run_ranks(2, [&](int64_t rank) {
+    Scene scene(folder_.path());
+    const auto parameters = scene.model->parameters();
+    const std::vector<torch::Tensor> first(parameters.begin(), parameters.begin() + 2);
+    const auto before = internal::local_of(parameters[0].grad()).clone();
+    for (const double max_norm : {1e-3, 1e-4}) {
+      const auto error = error_of(
+          [&] { static_cast<void>(clip_grad_norm_(rank == 0 ? parameters : first, max_norm)); });
+      EXPECT_THAT(error, ::testing::AllOf(HasSubstr("rank 0 clips 4 parameters of 40 elements"),
+                                          HasSubstr("rank 1 clips 2 parameters of 20 elements")));
+    }
+    EXPECT_THAT(error_of([&] {
+                  static_cast<void>(clip_grad_norm_(parameters, 1 + static_cast<double>(rank)));
+                }),
+                HasSubstr("max_norm"));
+    // Nothing was scaled, and what is right still is.
+    EXPECT_TRUE(torch::equal(internal::local_of(parameters[0].grad()), before));
+    EXPECT_NO_THROW(static_cast<void>(clip_grad_norm_(parameters, 1)));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::testing
