@@ -76,7 +76,9 @@ struct LoadOptions {
 struct LoadResult {
   std::vector<std::string> missing;     // left as they were
   std::vector<std::string> unexpected;  // in the file, and of nothing here
-  std::vector<std::string> skipped;     // per-rank items of another world size
+  // Per-rank items of another world size, and what a file of others holds that is no
+  // tensor or cannot be read: sparse tensors, objects, variants of files.
+  std::vector<std::string> skipped;
   std::map<std::string, c10::IValue> values;
   std::map<std::string, c10::IValue> per_rank;
   int64_t step = -1;
@@ -84,7 +86,12 @@ struct LoadResult {
 
 void save(const State& state, const std::string& path, SaveOptions options = {});
 
-// `path`: what save() made, a folder of safetensors files, or one such file.
+// `path`: what save() made, or what others did: a file of safetensors, of Python's or
+// LibTorch's torch.save or of TorchScript, a folder or index of such files, or a folder
+// of torch.distributed.checkpoint. What does not fit the model is named, all of it. A
+// tensor that is not read, such as a sparse one, throws by name under `strict`; else a
+// warning names it. State::optimizer, without a model, also loads from a file of
+// torch::save(optimizer).
 LoadResult load(const State& state, const std::string& path, LoadOptions options = {});
 
 // The newest whole checkpoint in `directory`, by step, then by time; what an interrupted

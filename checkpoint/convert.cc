@@ -3,6 +3,7 @@
 #include "checkpoint/internal/catalog.h"
 #include "checkpoint/internal/checksums.h"
 #include "checkpoint/internal/commit.h"
+#include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/file_calls.h"
 #include "checkpoint/internal/file_writing.h"
 #include "checkpoint/internal/full_plan.h"
@@ -39,6 +40,9 @@ SaveItem read_item(const std::string& name, const Catalog& catalog) {
     item.tensors.push_back({each, tensor});
   }
   raise_unless_ok(reader.read());
+  for (const auto& [left, each] : catalog.unread) {
+    if (each.is_tensor) TORCH_WARN("convert: '", left, "' is not read and left out: ", each.what);
+  }
   return item;
 }
 
@@ -80,6 +84,8 @@ SavePlan plan_sharded(const std::vector<SaveItem>& items, int64_t ranks) {
     ItemRecord record{.kind = item.kind, .tensors = {}, .ties = item.ties, .details = item.details};
     std::map<int64_t, FileToWrite> files;
     for (const auto& [name, tensor, unit] : item.tensors) {
+      TORCH_CHECK_VALUE(dtype_name(tensor.scalar_type()), "convert: '", name, "' is ",
+                        tensor.scalar_type(), ", which safetensors files cannot hold");
       TensorRecord placed{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
       placed.layout = tensor.dim() > 0 ? 0 : 1;
       const auto& layout = plan.manifest.layouts[static_cast<size_t>(placed.layout)];

@@ -23,9 +23,10 @@ struct ConvertOptions {
 };
 
 // `from`: whatever load() reads; without a manifest its tensors become the model. Every
-// byte is verified that has a checksum. Values, step, scheduler and the optimizers'
-// options are kept, and per-rank items are not. Holds all tensors of the checkpoint in
-// memory. Local. Throws as save() and load() do.
+// byte is verified that has a checksum; a warning names tensors that are not read.
+// Values, step, scheduler and the optimizers' options are kept, and per-rank items are
+// not. Holds all tensors of the checkpoint in memory. Local. Throws as save() and load()
+// do.
 void convert_checkpoint(const std::string& from, const std::string& to,
                         ConvertOptions options = {});
 

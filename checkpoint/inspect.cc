@@ -69,6 +69,11 @@ std::string layout_of(const StoredTensor& tensor, const std::string& name, const
   return tensor.boxes.size() == 1 ? "whole" : std::to_string(tensor.boxes.size()) + " boxes";
 }
 
+// "F32", or what PyTorch calls a dtype that safetensors files do not have.
+std::string dtype_text(c10::ScalarType dtype) {
+  return dtype_name(dtype).value_or(c10::toString(dtype));
+}
+
 using Row = std::array<std::string, 5>;
 
 std::string table(const std::vector<Row>& rows) {
@@ -95,12 +100,15 @@ std::string describe_item(const std::string& item, const Catalog& catalog,
     const int64_t bytes =
         numel_of(whole_box(tensor.shape)) * static_cast<int64_t>(c10::elementSize(tensor.dtype));
     all += bytes;
-    rows.push_back({name, dtype_name(tensor.dtype).value_or("?"), list_text(tensor.shape),
-                    bytes_text(bytes), layout_of(tensor, name, manifest, item)});
+    rows.push_back({name, dtype_text(tensor.dtype), list_text(tensor.shape), bytes_text(bytes),
+                    layout_of(tensor, name, manifest, item)});
   }
   std::string text = "  " + item + ": " + std::to_string(rows.size()) + " tensors, " +
                      bytes_text(all) + "\n" + table(rows);
   for (const auto& [other, first] : catalog.ties) text += "    " + other + " is " + first + "\n";
+  for (const auto& [name, each] : catalog.unread) {
+    text += "    not read: " + name + ", " + each.what + "\n";
+  }
   return text;
 }
 

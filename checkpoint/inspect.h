@@ -5,8 +5,9 @@
 
 namespace fsdp {
 
-// A table of tensors with dtype, shape, bytes and layout, and what else there is. `path`:
-// whatever load() reads. Reads the manifest or the headers only. Local. Throws as load().
+// A table of tensors with dtype, shape, bytes and layout, and what else there is, not
+// least what load() does not read and why. `path`: whatever load() reads. Reads the
+// manifest or the headers only. Local. Throws as load().
 std::string describe_checkpoint(const std::string& path);
 
 }  // namespace fsdp

@@ -1,7 +1,9 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/internal/catalog.h"
 #include "checkpoint/internal/commit.h"
+#include "checkpoint/internal/fit.h"
 #include "checkpoint/internal/ivalue_json.h"
+#include "checkpoint/internal/libtorch_optimizer.h"
 #include "checkpoint/internal/names.h"
 #include "checkpoint/internal/optimizer_item.h"
 #include "checkpoint/internal/per_rank.h"
@@ -39,7 +41,7 @@ class Loading {
         world_(default_world()) {}
 
   LoadResult run() {
-    const Failure failure = attempt([&] { plan(); });
+    const Failure failure = without_path(attempt([&] { plan(); }));
     const std::string names = fingerprint_of(unmatched_);
     const auto texts = agree(world_, failure, names + (manifest_ ? manifest_->save_id : ""), what_);
     bool same_names = true;
@@ -49,6 +51,7 @@ class Loading {
       same_names &= texts[rank] == texts[0];
     }
     check_names(same_names);
+    tell_unread();
     agree(world_, attempt([&] { apply(); }), "",
           what_ + ": the model and the optimizers are now partly overwritten");
     return std::move(result_);
@@ -62,17 +65,28 @@ class Loading {
     for (const auto& [item, module] : models_of(state_)) {
       plan_model(item, models[item] = tensors_of(*module));
     }
-    for (const auto& [item, each] : optimizers_of(state_)) {
-      plan_optimizer(item, *each.optimizer, models.at(each.model));
+    if (manifest_) {
+      for (const auto& [item, each] : optimizers_of(state_)) {
+        plan_optimizer(item, *each.optimizer, models.at(each.model));
+      }
+    } else if (state_.optimizer.get() != nullptr || !state_.optimizers.empty()) {
+      plan_foreign_optimizer();
     }
     if (!state_.tensors.empty()) {
       ModelTensors loose;
       for (const auto& [name, tensor] : state_.tensors) loose.tensors.push_back({name, tensor});
       plan_model("tensors", loose);
     }
+    misfits_.raise_any();
     plan_rest();
     // Into memory of its own, which is nobody's yet.
     for (TensorReader& reader : state_readers_) raise_unless_ok(reader.read());
+  }
+
+  // The error begins with it already.
+  Failure without_path(Failure failure) const {
+    if (failure.text.starts_with(path_ + ": ")) failure.text.erase(0, path_.size() + 2);
+    return failure;
   }
 
   void read_manifest_if_any() {
@@ -112,14 +126,26 @@ class Loading {
       used.insert(stored.begin(), stored.end());
       if (stored.empty()) {
         unmatched_.missing.push_back(named.name);
+        for (const auto& each : names) note_unread(catalog, name_in_file(each));
         continue;
       }
-      raise_unless_ok(reader.plan(stored.front(), named.name, named.tensor));
-      check_tied_in_file(catalog, stored, named, rules());
+      const auto fits = reader.plan(stored.front(), named.name, named.tensor);
+      misfits_.note(fits);
+      if (fits.ok()) check_tied_in_file(catalog, stored, named, rules());
     }
     for (const auto& [name, tensor] : catalog.tensors) {
       if (used.count(name) == 0) unmatched_.unexpected.push_back(name);
     }
+    for (const auto& [name, each] : catalog.unread) {
+      result_.skipped.push_back(name);
+      if (each.is_tensor && asked_.count(name) == 0) unmatched_.unexpected.push_back(name);
+      if (each.is_tensor) unread_.push_back("'" + name + "' is " + each.what);
+    }
+  }
+
+  // That the file has a name, and not as what can be read.
+  void note_unread(const Catalog& catalog, const std::string& name) {
+    if (catalog.unread.count(name) != 0) asked_.insert(name);
   }
 
   // What the file has under these names, each once.
@@ -142,13 +168,27 @@ class Loading {
 
   void plan_optimizer(const std::string& item, torch::optim::Optimizer& optimizer,
                       const ModelTensors& model) {
-    TORCH_CHECK_VALUE(manifest_, "'", item, "': only a checkpoint of save() holds its options");
     const Catalog& catalog = open_catalog(item);
-    OptimizerLoad& load = optimizers_.emplace_back(optimizer, model, catalog,
-                                                   manifest_->items.at(item).details, options_);
+    plan_fields(optimizers_.emplace_back(optimizer, model, catalog,
+                                         manifest_->items.at(item).details, options_),
+                catalog);
+  }
+
+  // A file of torch::save(optimizer), whose parameters are known by their places alone.
+  void plan_foreign_optimizer() {
+    TORCH_CHECK_VALUE(state_.optimizers.empty(), "State::optimizers load from a checkpoint of ",
+                      "save() alone; a file of torch::save holds one, for State::optimizer");
+    torch::optim::Optimizer& optimizer = *state_.optimizer.get();
+    foreign_ = value_or_raise(read_libtorch_optimizer(path_, optimizer));
+    plan_fields(optimizers_.emplace_back(optimizer, foreign_->parameters, foreign_->catalog,
+                                         foreign_->details, LoadOptions{}),
+                foreign_->catalog);
+  }
+
+  void plan_fields(const OptimizerLoad& load, const Catalog& catalog) {
     TensorReader& reader = state_readers_.emplace_back(catalog, rules());
     for (const auto& wanted : load.wanted()) {
-      raise_unless_ok(reader.plan(wanted.stored_name, wanted.name, wanted.target));
+      misfits_.note(reader.plan(wanted.stored_name, wanted.name, wanted.target));
     }
     append(unmatched_.missing, load.missing());
     append(unmatched_.unexpected, load.unexpected());
@@ -165,8 +205,14 @@ class Loading {
     result_.missing = std::move(unmatched_.missing);
     result_.unexpected = all.unexpected;
     if (!options_.strict) return;
-    check_no_names(all.missing, "the file", all.unexpected,
-                   "LoadOptions::strict = false loads the others");
+    std::string advice = "LoadOptions::strict = false loads the others";
+    if (!unread_.empty()) advice = "not read: " + list_of(unread_) + "; " + advice;
+    check_no_names(all.missing, "the file", all.unexpected, advice);
+  }
+
+  void tell_unread() const {
+    if (unread_.empty() || world_.rank != 0) return;
+    TORCH_WARN(what_, ": left alone, since it is not read: ", list_of(unread_));
   }
 
   void plan_rest() {
@@ -209,6 +255,10 @@ class Loading {
   std::deque<TensorReader> readers_, state_readers_;  // of models, of optimizers
   std::deque<OptimizerLoad> optimizers_;
   UnmatchedNames unmatched_;
+  std::optional<LibTorchOptimizer> foreign_;
+  Misfits misfits_;
+  std::set<std::string> asked_;      // names wanted that the file has as something unread
+  std::vector<std::string> unread_;  // tensors of the file, and what they are
   LoadResult result_;
 };
 

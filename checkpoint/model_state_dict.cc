@@ -2,7 +2,6 @@
 #include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/fit.h"
 #include "checkpoint/internal/names.h"
-#include "checkpoint/internal/raise.h"
 #include "checkpoint/internal/savable.h"
 #include "checkpoint/internal/state_items.h"
 #include "checkpoint/internal/strict_json.h"
@@ -106,6 +105,7 @@ class ModelSetting {
       each.insert(each.begin(), name);
       plan_tensor(each, target, offered, used);
     }
+    misfits_.raise_any();
     for (const auto& [name, each] : offered) {
       if (used.count(name) == 0) result_.unexpected.push_back(name);
     }
@@ -126,23 +126,30 @@ class ModelSetting {
       result_.missing.push_back(names.front());
       return;
     }
-    for (const auto& source : sources) check(names.front(), target, source, offered.at(source));
+    bool fits = true;
+    for (const auto& source : sources) {
+      fits &= check(names.front(), target, source, offered.at(source));
+    }
+    if (!fits) return;
     check_tied(sources);
     steps_.push_back({names.front(), sources.front(), target});
   }
 
-  void check(const std::string& name, const at::Tensor& target, const std::string& source,
-             const Described& offered) const {
+  // Whether it fits; what does not is told with the others.
+  bool check(const std::string& name, const at::Tensor& target, const std::string& source,
+             const Described& offered) {
     check_has_values({name, target});
     const at::Tensor* const mine = values_.find(source);
     if (mine != nullptr) check_has_values({source, *mine});
     const at::Tensor like = options_.local && is_dtensor(target) ? local_value(target) : target;
-    raise_unless_ok(check_fits(
-        name, like, {offered.dtype, offered.shape, "in the dict", "convert it first"}, false));
-    if (mine == nullptr) return;
+    const auto fits = check_fits(
+        name, like, {offered.dtype, offered.shape, "in the dict", "convert it first"}, false);
+    misfits_.note(fits);
+    if (!fits.ok() || mine == nullptr) return fits.ok();
     TORCH_CHECK_VALUE(!options_.broadcast_from_rank0 || !is_dtensor(*mine), "'", source,
                       "' is distributed in the dict; broadcast_from_rank0 sends whole tensors");
     check_comes_to(name, target, *mine);
+    return true;
   }
 
   // A tensor of the model that the dict has under several names.
@@ -175,6 +182,7 @@ class ModelSetting {
   const World world_;
   std::set<std::string> left_out_;
   std::vector<Step> steps_;
+  Misfits misfits_;
   LoadResult result_;
 };
 

@@ -1,6 +1,8 @@
 #include "checkpoint/internal/box.h"
 
 #include <algorithm>
+#include <numeric>
+#include <set>
 
 namespace fsdp::internal::checkpoint {
 namespace {
@@ -16,6 +18,17 @@ size_t first_run_dim(const Box& common, const Box& source, const Box& target) {
     if (common[dim] != source[dim] || common[dim] != target[dim]) break;
   }
   return dim;
+}
+
+// The dimension in which most of them begin elsewhere. REQUIRES: there is one.
+size_t dim_of_cut(const std::vector<Box>& boxes) {
+  size_t best = 0, most = 0;
+  for (size_t dim = 0; dim < boxes.front().size(); ++dim) {
+    std::set<int64_t> offsets;
+    for (const Box& box : boxes) offsets.insert(box[dim].offset);
+    if (offsets.size() > most) best = dim, most = offsets.size();
+  }
+  return best;
 }
 
 }  // namespace
@@ -67,6 +80,26 @@ Box intersect(const Box& a, const Box& b) {
     common.push_back({begin, std::max<int64_t>(0, end - begin)});
   }
   return common;
+}
+
+std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes) {
+  if (boxes.size() < 2) return std::nullopt;
+  if (boxes.front().empty()) return std::pair<size_t, size_t>(0, 1);
+  const size_t dim = dim_of_cut(boxes);
+  std::vector<size_t> order(boxes.size()), open;
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(),
+            [&](size_t a, size_t b) { return boxes[a][dim].offset < boxes[b][dim].offset; });
+  for (const size_t next : order) {
+    std::erase_if(open, [&](size_t each) {
+      return boxes[each][dim].offset + boxes[each][dim].length <= boxes[next][dim].offset;
+    });
+    for (const size_t each : open) {
+      if (numel_of(intersect(boxes[each], boxes[next])) > 0) return std::pair(each, next);
+    }
+    open.push_back(next);
+  }
+  return std::nullopt;
 }
 
 Box shifted(const Box& box, const std::vector<int64_t>& by) {

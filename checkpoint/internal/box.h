@@ -10,7 +10,9 @@
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal::checkpoint {
@@ -27,6 +29,11 @@ std::string to_string(const Box& box);  // "[0:4, 0:5]"
 // Empty in some dimension where they do not meet. REQUIRES: the same number of
 // dimensions.
 Box intersect(const Box& a, const Box& b);
+
+// Two of `boxes` that have an element in common, by their indices; nullopt for none. In
+// n log n time where they are cut along one dimension. REQUIRES: as many dimensions in
+// all.
+std::optional<std::pair<size_t, size_t>> find_overlap(const std::vector<Box>& boxes);
 
 // `box` as many elements further on in each dimension.
 Box shifted(const Box& box, const std::vector<int64_t>& by);

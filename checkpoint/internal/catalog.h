@@ -5,6 +5,7 @@
 
 #include "checkpoint/internal/box.h"
 #include "checkpoint/internal/manifest.h"
+#include "checkpoint/internal/unread.h"
 
 #include <absl/status/statusor.h>
 #include <c10/core/ScalarType.h>
@@ -23,32 +24,48 @@ struct StoredFile {
   bool has_header = true;  // of safetensors; else boxes say where they lie
 };
 
+// Where the elements of a box lie in the data of its file, and what they are before the
+// bits that PyTorch resolves late.
+struct StoredElements {
+  int64_t begin = 0;                  // of the first, in bytes
+  std::vector<int64_t> strides = {};  // in elements; empty: contiguous
+  bool conj = false, neg = false;     // the values are the conjugates, or the negatives
+
+  bool are_plain() const { return strides.empty() && !conj && !neg; }
+};
+
 struct StoredBox {
   size_t file = 0;
-  Box box;
-  // Without a header: where its elements lie in the file, or, with a length, an archive
-  // of torch.save that holds it as its one tensor.
-  int64_t begin = 0;
+  Box box = {};
+  // Without a header: where its elements are, or, with a length, where an archive of
+  // torch.save begins that holds it as its one tensor.
+  StoredElements elements = {};
   int64_t archive_bytes = 0;
 };
 
 struct StoredTensor {
   c10::ScalarType dtype = c10::ScalarType::Float;
-  std::vector<int64_t> shape;
-  std::vector<StoredBox> boxes;
+  std::vector<int64_t> shape = {};
+  std::vector<StoredBox> boxes = {};
 };
 
 struct Catalog {
   std::vector<StoredFile> files;
   std::map<std::string, StoredTensor> tensors;
   std::map<std::string, std::string> ties;
+  std::map<std::string, Unread> unread;  // by name: what else there is, and why it is left
+
+  // A tensor that will not be read after all, if it was added.
+  void leave_out(const std::string& name, const std::string& what);
 };
 
 // Item `item` of the checkpoint in `folder`. Opens nothing.
 absl::StatusOr<Catalog> catalog_of_item(const std::string& folder, const Manifest& manifest,
                                         const std::string& item);
-// A folder of safetensors files without a manifest, or one such file: reads every header.
-// A folder of torch.distributed.checkpoint: reads its metadata. A file of torch.save.
+// What others wrote; what of it cannot be read stands in `unread` and leaves the rest
+// readable. A file of safetensors, torch.save or TorchScript, an index of such files, or
+// a folder of them, of which `weight_files` chooses: reads every header. A folder of
+// torch.distributed.checkpoint: reads its metadata.
 absl::StatusOr<Catalog> catalog_of_files(const std::string& path);
 
 }  // namespace fsdp::internal::checkpoint

@@ -1,9 +1,9 @@
 #include "checkpoint/internal/dcp_folder.h"
 
+#include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/file_calls.h"
 #include "checkpoint/internal/pickle.h"
 
-#include <array>
 #include <exception>
 #include <filesystem>
 #include <stdexcept>
@@ -19,30 +19,13 @@ using Kind = Pickled::Kind;
 
 constexpr const char* kMetadataFile = "/.metadata";
 
-constexpr std::array<std::pair<std::string_view, ScalarType>, 16> kDtypes = {{
-    {"torch float64", ScalarType::Double},
-    {"torch float32", ScalarType::Float},
-    {"torch float16", ScalarType::Half},
-    {"torch bfloat16", ScalarType::BFloat16},
-    {"torch int64", ScalarType::Long},
-    {"torch int32", ScalarType::Int},
-    {"torch int16", ScalarType::Short},
-    {"torch int8", ScalarType::Char},
-    {"torch uint8", ScalarType::Byte},
-    {"torch uint16", ScalarType::UInt16},
-    {"torch uint32", ScalarType::UInt32},
-    {"torch uint64", ScalarType::UInt64},
-    {"torch bool", ScalarType::Bool},
-    {"torch complex64", ScalarType::ComplexFloat},
-    {"torch float8_e4m3fn", ScalarType::Float8_e4m3fn},
-    {"torch float8_e5m2", ScalarType::Float8_e5m2},
-}};
-
 ScalarType dtype_called(const Pickled& value) {
-  for (const auto& [name, dtype] : kDtypes) {
-    if (value.text == name) return dtype;
+  constexpr std::string_view kTorch = "torch ";
+  const std::string_view text = value.text;
+  if (text.starts_with(kTorch)) {
+    if (const auto dtype = dtype_of_python_name(text.substr(kTorch.size()))) return *dtype;
   }
-  throw std::runtime_error("the dtype '" + value.text + "' is not read");
+  throw std::runtime_error("of the dtype '" + value.text + "'");
 }
 
 // Attribute `name` of an object; throws where it has none.
@@ -87,48 +70,64 @@ class Reader {
 
   Catalog run(const Pickled& metadata) {
     for (const auto& [name, value] : attribute(metadata, "state_dict_metadata").entries) {
-      if (is_of_class(*value, " TensorStorageMetadata")) add_tensor(name->text, *value);
+      add_item(name->text, *value);
     }
     for (const auto& [index, info] : attribute(metadata, "storage_data").entries) {
-      add_box(*index, *info);
+      const std::string& name = attribute(*index, "fqn").text;
+      const auto tensor = catalog_.tensors.find(name);
+      if (tensor == catalog_.tensors.end()) continue;
+      try {
+        add_box(name, tensor->second, *index, *info);
+      } catch (const std::exception& error) {
+        catalog_.leave_out(name, std::string("a tensor ") + error.what());
+      }
     }
     return std::move(catalog_);
   }
 
  private:
+  void add_item(const std::string& name, const Pickled& value) {
+    if (!is_of_class(value, " TensorStorageMetadata")) {
+      catalog_.unread.emplace(name, Unread{name, "a pickled value", /*is_tensor=*/false});
+      return;
+    }
+    try {
+      add_tensor(name, value);
+    } catch (const std::exception& error) {
+      catalog_.leave_out(name, std::string("a tensor ") + error.what());
+    }
+  }
+
   void add_tensor(const std::string& name, const Pickled& value) {
     const Pickled* const properties = attribute(value, "properties").state;
     if (properties == nullptr || properties->items.empty()) {
-      throw std::runtime_error("'" + name + "' has no dtype");
+      throw std::runtime_error("without a dtype");
     }
-    StoredTensor& tensor = catalog_.tensors[name];
-    tensor.dtype = dtype_called(*properties->items[0]);
+    StoredTensor tensor{.dtype = dtype_called(*properties->items[0])};
     tensor.shape = size_of(attribute(value, "size"));
     for (const Pickled* chunk : attribute(value, "chunks").items) {
       const auto offsets = size_of(attribute(*chunk, "offsets"));
       lengths_[{name, offsets}] = size_of(attribute(*chunk, "sizes"));
     }
+    catalog_.tensors[name] = std::move(tensor);
   }
 
-  void add_box(const Pickled& index, const Pickled& info) {
-    const std::string& name = attribute(index, "fqn").text;
-    const auto tensor = catalog_.tensors.find(name);
-    if (tensor == catalog_.tensors.end()) return;
+  void add_box(const std::string& name, StoredTensor& tensor, const Pickled& index,
+               const Pickled& info) {
     const auto offsets = size_of(attribute(index, "offset"));
     const std::string& file = attribute(info, "relative_path").text;
     const Pickled* const transforms = info.state->find("transform_descriptors");
     if (transforms != nullptr && !transforms->is(Kind::kNone)) {
-      throw std::runtime_error("'" + name + "' was transformed when it was saved");
+      throw std::runtime_error("that was transformed when it was saved");
     }
     const auto lengths = lengths_.find({name, offsets});
-    if (lengths == lengths_.end() || !lies_in(offsets, lengths->second, tensor->second.shape)) {
-      throw std::runtime_error("'" + name + "' has a box without lengths or outside of it");
+    if (lengths == lengths_.end() || !lies_in(offsets, lengths->second, tensor.shape)) {
+      throw std::runtime_error("that has a box without lengths or outside of it");
     }
-    StoredBox box{.file = file_called(file)};
-    box.box = box_at(offsets, lengths->second);
-    box.begin = integer(attribute(info, "offset"));
+    StoredBox box{.file = file_called(file), .box = box_at(offsets, lengths->second)};
+    box.elements.begin = integer(attribute(info, "offset"));
     box.archive_bytes = integer(attribute(info, "length"));
-    if (numel_of(box.box) > 0) tensor->second.boxes.push_back(std::move(box));
+    if (numel_of(box.box) > 0) tensor.boxes.push_back(std::move(box));
   }
 
   size_t file_called(const std::string& name) {

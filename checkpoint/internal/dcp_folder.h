@@ -13,8 +13,8 @@ namespace fsdp::internal::checkpoint {
 
 bool is_dcp_folder(const std::string& path);
 
-// Reads .metadata alone. Values that are no tensors are passed over. Refuses boxes that
-// were transformed on their way, such as compressed ones.
+// Reads .metadata alone. Values that are no tensors, and tensors whose boxes were
+// transformed on their way, such as compressed ones, are unread.
 absl::StatusOr<Catalog> catalog_of_dcp_folder(const std::string& path);
 
 }  // namespace fsdp::internal::checkpoint

@@ -1,7 +1,10 @@
 #include "checkpoint/internal/fit.h"
 
 #include "checkpoint/internal/dtype.h"
+#include "checkpoint/internal/raise.h"
 #include "fully_shard/units/unit_buffers.h"
+
+#include <c10/util/Exception.h>
 
 #include <sstream>
 
@@ -13,6 +16,8 @@ std::string shape_text(c10::IntArrayRef shape) {
   text << shape;
   return text.str();
 }
+
+constexpr int64_t kMisfitsShown = 20;
 
 }  // namespace
 
@@ -28,6 +33,20 @@ absl::Status check_fits(const std::string& name, const at::Tensor& target, const
   return absl::InvalidArgumentError("'" + name + "' is " + c10::toString(own) + " here and " +
                                     c10::toString(offered.dtype) + " " + offered.place +
                                     ", which loses something; " + offered.advice);
+}
+
+void Misfits::note(const absl::Status& status) {
+  if (status.ok()) return;
+  if (!absl::IsInvalidArgument(status)) raise_unless_ok(status);
+  if (++count_ <= kMisfitsShown)
+    text_ += (text_.empty() ? "" : "; ") + std::string(status.message());
+}
+
+void Misfits::raise_any() const {
+  if (count_ == 0) return;
+  const std::string others =
+      count_ > kMisfitsShown ? " and " + std::to_string(count_ - kMisfitsShown) + " more" : "";
+  TORCH_CHECK_VALUE(false, text_, others);
 }
 
 }  // namespace fsdp::internal::checkpoint

@@ -6,6 +6,7 @@
 #include <c10/core/ScalarType.h>
 #include <c10/util/ArrayRef.h>
 
+#include <cstdint>
 #include <string>
 
 namespace fsdp::internal::checkpoint {
@@ -21,5 +22,18 @@ struct Offered {
 // `cast`.
 absl::Status check_fits(const std::string& name, const at::Tensor& target, const Offered& offered,
                         bool cast);
+
+// Collects what does not fit, so that one error names all of it.
+class Misfits {
+ public:
+  // Keeps kInvalidArgument; throws for other errors.
+  void note(const absl::Status& status);
+  // Throws ValueError with the first 20 and the number of the others.
+  void raise_any() const;
+
+ private:
+  std::string text_;
+  int64_t count_ = 0;
+};
 
 }  // namespace fsdp::internal::checkpoint

@@ -152,6 +152,18 @@ void OptimizerLoad::find_stored_fields(const Catalog& catalog) {
     field.field = last;
     stored_[before].push_back(std::move(field));
   }
+  const auto owner_and_field = [](const std::string& name) {
+    return split_last(name.substr(std::string(kPrefix).size()));
+  };
+  for (const auto& [list, length] : lists.items()) {
+    const auto [owner, field] = owner_and_field(list);
+    given_[owner][field] = c10::List<at::Tensor>(std::vector<at::Tensor>(length.get<size_t>()));
+  }
+  const Json values = details_.value("values", Json::object());
+  for (const auto& [name, value] : values.items()) {
+    const auto [owner, field] = owner_and_field(name);
+    given_[owner][field] = from_json(value);
+  }
   const Json& groups = details_.at("groups");
   for (const Json& group : groups) {
     saved_groups_.add(group.at("params").get<std::vector<std::string>>());
@@ -167,12 +179,8 @@ void OptimizerLoad::plan_parameter(const OptimizerParameter& named, const std::s
   const at::Tensor& parameter = named.tensor;
   const auto stored = stored_.find(saved_name);
   void* const handle = parameter.unsafeGetTensorImpl();
-  Fields fields;
-  for (const auto& [list, length] : details_.at("lists").items()) {
-    const auto [owner, field] = split_last(list.substr(std::string(kPrefix).size()));
-    if (owner != saved_name) continue;
-    fields[field] = c10::List<at::Tensor>(std::vector<at::Tensor>(length.get<size_t>()));
-  }
+  const auto given = given_.find(saved_name);
+  Fields fields = given == given_.end() ? Fields() : given->second;
   if (stored == stored_.end() && fields.empty()) {
     without_state_.insert(handle);
     return;

@@ -23,7 +23,8 @@ namespace fsdp::internal::checkpoint {
 
 struct OptimizerTensors {
   std::vector<NamedTensor> tensors;
-  // {"class": "...", "scalars": [...], "lists": {name: length}, "groups": [...]}
+  // {"class": "...", "scalars": [...], "lists": {name: length}, "groups": [...]}, and,
+  // where scalars are no tensors, "values": {name: scalar}.
   Json details;
 };
 // Throws ValueError, naming `what` and the position, for a parameter that is none of
@@ -70,6 +71,7 @@ class OptimizerLoad {
   const Json& details_;
   const bool strict_;
   std::map<std::string, std::vector<StoredField>> stored_;  // by parameter
+  std::map<std::string, Fields> given_;                     // by parameter: scalars and empty lists
   SavedGroups saved_groups_;
   std::vector<Wanted> wanted_;
   std::vector<std::string> missing_, unexpected_;

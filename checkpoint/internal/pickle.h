@@ -20,10 +20,12 @@ namespace fsdp::internal::checkpoint {
 struct Pickled {
   enum class Kind {
     kNone,
-    kInt,         // and bool: `integer`
+    kBool,        // `integer` is 0 or 1
+    kInt,         // `integer`
+    kLong,        // beyond 64 bits: `text` is little-endian, in two's complement, or its digits
     kDouble,      // `number`
     kString,      // and bytes: `text`
-    kSequence,    // a tuple or a list: `items`
+    kSequence,    // a tuple, list or set: `items`
     kDict,        // `entries`
     kGlobal,      // a class or function: `text` is "module name"
     kCall,        // `items` are what is called and a sequence of arguments; `entries` were set
@@ -42,19 +44,30 @@ struct Pickled {
   const Pickled* find(std::string_view key) const;
   // Whether this is a call of "module name".
   bool calls(std::string_view name) const;
+  // "module name" of what is called; empty where this is no call of something with a
+  // name. A class that torch.save kept with its source, ("module", class, file, source),
+  // is it.
+  std::string_view callee() const;
 };
 
 class Pickle {
  public:
-  // An error for what is cut off, malformed, or uses an opcode that tensors do not need.
+  // The pickle at the beginning of `bytes`. An error for what is malformed, uses an
+  // opcode that Python's pickles of tensors never have, or holds more than 2^24 values;
+  // kOutOfRange for what is cut off.
   static absl::StatusOr<Pickle> parse(std::string_view bytes, const std::string& what);
   // Good as long as the pickle, wherever that is moved.
   const Pickled* root() const { return root_; }
+  // Everything in it, in the order in which it was read.
+  const std::deque<Pickled>& nodes() const { return nodes_; }
+  // How many bytes it took.
+  size_t bytes() const { return bytes_; }
 
  private:
   friend class PickleParser;
   std::deque<Pickled> nodes_;  // all, so that neither depth nor cycles matter
   const Pickled* root_ = nullptr;
+  size_t bytes_ = 0;
 };
 
 }  // namespace fsdp::internal::checkpoint

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -31,30 +32,57 @@ absl::Status broken(const std::string& path, const std::string& entry, const std
   return absl::DataLossError(path + ": entry '" + entry + "': " + what);
 }
 
+// The bits of an element; 0 for a dtype that is not known.
+int64_t bits_of(const std::string& dtype) {
+  if (const auto known = dtype_of(dtype)) return 8 * static_cast<int64_t>(c10::elementSize(*known));
+  return bits_of_dtype_without_tensors(dtype).value_or(0);
+}
+
+// Of `numel` elements; nullopt where there is no such number.
+std::optional<int64_t> bytes_of_elements(int64_t bits, const std::vector<int64_t>& shape) {
+  bool is_impossible = false;
+  for (const int64_t size : shape) {
+    is_impossible |= size < 0 || __builtin_mul_overflow(bits, size, &bits);
+  }
+  if (is_impossible || bits % 8 != 0) return std::nullopt;
+  return bits / 8;
+}
+
 // Throws what nlohmann throws for another form.
 absl::StatusOr<Entry> parse_entry(const std::string& name, const Json& json,
                                   const std::string& path) {
   Entry entry{.name = name, .tensor = name};
-  const auto dtype = dtype_of(json.at("dtype").get<std::string>());
-  if (!dtype) return broken(path, name, "unknown dtype " + json.at("dtype").dump());
-  entry.dtype = *dtype;
+  const auto dtype = json.at("dtype").get<std::string>();
   const auto shape = json.at("shape").get<std::vector<int64_t>>();
-  int64_t bytes = static_cast<int64_t>(c10::elementSize(*dtype));
-  for (const int64_t size : shape) {
-    if (size < 0 || __builtin_mul_overflow(bytes, size, &bytes)) {
-      return broken(path, name, "impossible shape " + json.at("shape").dump());
-    }
-  }
   const auto place = json.at("data_offsets").get<std::vector<int64_t>>();
-  if (place.size() != 2 || place[0] < 0 || place[1] - place[0] != bytes) {
+  const auto bytes = bytes_of_elements(bits_of(dtype), shape);
+  if (!bytes) return broken(path, name, "impossible shape " + json.at("shape").dump());
+  const bool is_known = bits_of(dtype) != 0;
+  if (place.size() != 2 || place[0] < 0 || place[1] < place[0] ||
+      (is_known && place[1] - place[0] != *bytes)) {
     return broken(path, name,
                   "data_offsets " + json.at("data_offsets").dump() + " do not hold " +
-                      std::to_string(bytes) + " bytes");
+                      std::to_string(*bytes) + " bytes");
   }
   entry.begin = place[0], entry.end = place[1];
-  entry.box = whole_box(shape);
-  entry.global_shape = shape;
+  entry.dtype = dtype_of(dtype).value_or(c10::ScalarType::Byte);
+  entry.global_shape = dtype_of(dtype) ? shape : std::vector<int64_t>{place[1] - place[0]};
+  entry.box = whole_box(entry.global_shape);
+  if (!dtype_of(dtype)) {
+    entry.unread = "a tensor of the dtype " + dtype + ", shape " + json.at("shape").dump() + ", " +
+                   std::to_string(place[1] - place[0]) + " bytes";
+  }
   return entry;
+}
+
+// Texts as they are, other values as JSON, which the format does not have but files do.
+std::map<std::string, std::string> metadata_from(const Json& json) {
+  std::map<std::string, std::string> metadata;
+  if (!json.is_object()) return metadata;
+  for (const auto& [key, value] : json.items()) {
+    metadata[key] = value.is_string() ? value.get<std::string>() : value.dump();
+  }
+  return metadata;
 }
 
 // What the sharding information says of `entry`.
@@ -86,7 +114,7 @@ absl::Status place_entries(Header& header, const std::string& path) {
   auto info = parse_json(found->second, path + ": " + kShardingInfo);
   if (!info.ok()) return info.status();
   for (Entry& entry : header.entries) {
-    if (!info->contains(entry.name)) continue;
+    if (!entry.unread.empty() || !info->contains(entry.name)) continue;
     if (auto placed = place_entry(entry, info->at(entry.name), path); !placed.ok()) return placed;
   }
   return absl::OkStatus();
@@ -162,7 +190,7 @@ absl::StatusOr<Header> parse_header(std::string_view json, int64_t data_bytes,
   try {
     for (const auto& [name, value] : parsed->get_ref<const Json::object_t&>()) {
       if (name == kMetadata) {
-        header.metadata = value.get<std::map<std::string, std::string>>();
+        header.metadata = metadata_from(value);
         continue;
       }
       auto entry = parse_entry(name, value, path);

@@ -29,6 +29,9 @@ struct Entry {
   bool knows_global_shape = true;     // else a lower bound, from this box alone
   int64_t begin = 0;                  // bytes from the start of the data; set by lay_out()
   int64_t end = 0;
+  // Not empty: what it is that no tensor can hold, such as elements of 4 bits; dtype and
+  // box are then of its bytes.
+  std::string unread = {};
 };
 int64_t bytes_of(const Entry& entry);
 
@@ -47,8 +50,9 @@ int64_t lay_out(std::vector<Entry>& entries);
 std::string format_header(const std::vector<Entry>& entries,
                           std::map<std::string, std::string> metadata, bool sharded);
 
-// Refuses what is not the format: no JSON, a repeated key, an unknown dtype, tensors that
-// overlap, leave holes or do not end where the file ends.
+// Refuses what is not the format: no JSON, a repeated key, tensors that overlap, leave
+// holes or do not end where the file ends. Entries of dtypes that no tensor has are
+// `unread`.
 absl::StatusOr<Header> read_header(const InputFile& file);
 absl::StatusOr<Header> parse_header(std::string_view json, int64_t data_bytes,
                                     const std::string& path);

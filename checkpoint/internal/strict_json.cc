@@ -1,44 +1,66 @@
 #include "checkpoint/internal/strict_json.h"
 
+#include <cstdint>
 #include <exception>
-#include <optional>
 #include <set>
 #include <vector>
 
 namespace fsdp::internal::checkpoint {
 namespace {
 
-// Sees every key as it is parsed.
-class KeyWatch {
+constexpr size_t kDeepest = 100;  // objects and lists in one another
+
+// Sees every key as it is parsed, and stops at a repeated one. Builds nothing: nlohmann's
+// own parse with a callback looks through a whole object at the end of each of its
+// members.
+class KeyWatch final : public nlohmann::json_sax<Json> {
  public:
-  bool operator()(int /*depth*/, Json::parse_event_t event, Json& parsed) {
-    using Event = Json::parse_event_t;
-    if (event == Event::object_start) open_.emplace_back();
-    if (event == Event::object_end) open_.pop_back();
-    if (event == Event::key && !open_.back().insert(parsed.get<std::string>()).second) {
-      repeated_ = parsed.get<std::string>();
-    }
-    return true;
+  const std::string& error() const { return error_; }
+
+  bool null() override { return true; }
+  bool boolean(bool) override { return true; }
+  bool number_integer(number_integer_t) override { return true; }
+  bool number_unsigned(number_unsigned_t) override { return true; }
+  bool number_float(number_float_t, const string_t&) override { return true; }
+  bool string(string_t&) override { return true; }
+  bool binary(binary_t&) override { return true; }
+  bool start_object(size_t) override { return open(); }
+  bool end_object() override { return close(); }
+  bool start_array(size_t) override { return open(); }
+  bool end_array() override { return close(); }
+  bool key(string_t& key) override {
+    if (keys_.back().insert(key).second) return true;
+    error_ = "key '" + key + "' stands there twice";
+    return false;
   }
-  const std::string* repeated() const { return repeated_ ? &*repeated_ : nullptr; }
+  bool parse_error(size_t, const std::string&, const Json::exception& error) override {
+    error_ = std::string("not JSON: ") + error.what();
+    return false;
+  }
 
  private:
-  std::vector<std::set<std::string>> open_;
-  std::optional<std::string> repeated_;
+  bool open() {
+    keys_.emplace_back();
+    if (keys_.size() <= kDeepest) return true;
+    error_ = "not JSON that is read: it is nested too deep";
+    return false;
+  }
+  bool close() {
+    keys_.pop_back();
+    return true;
+  }
+
+  std::vector<std::set<std::string>> keys_;  // of what is open
+  std::string error_;
 };
 
 }  // namespace
 
 absl::StatusOr<Json> parse_json(std::string_view text, const std::string& what) {
   KeyWatch watch;
+  if (!Json::sax_parse(text, &watch)) return absl::DataLossError(what + ": " + watch.error());
   try {
-    Json json = Json::parse(text, [&](int depth, Json::parse_event_t event, Json& parsed) {
-      return watch(depth, event, parsed);
-    });
-    if (const auto* key = watch.repeated()) {
-      return absl::DataLossError(what + ": key '" + *key + "' stands there twice");
-    }
-    return json;
+    return Json::parse(text);
   } catch (const std::exception& error) {
     return absl::DataLossError(what + ": not JSON: " + error.what());
   }

@@ -1,6 +1,7 @@
 #include "checkpoint/internal/tensor_reader.h"
 
 #include "checkpoint/internal/fit.h"
+#include "checkpoint/internal/strided_elements.h"
 #include "checkpoint/internal/tensor_values.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
@@ -34,11 +35,6 @@ std::vector<int64_t> way_into_part(const LocalBox& box) {
   return way;
 }
 
-bool takes_bytes_directly(const at::Tensor& local, c10::ScalarType dtype) {
-  return local.device().is_cpu() && local.is_contiguous() && local.scalar_type() == dtype &&
-         !local.is_conj() && !local.is_neg();
-}
-
 }  // namespace
 
 absl::StatusOr<VerifiedFile*> TensorReader::open(size_t file) {
@@ -56,24 +52,31 @@ absl::Status TensorReader::add_pieces(const std::string& stored_name, const Stor
     const Box common = intersect(saved.box, box.box);
     if (numel_of(common) == 0) continue;
     const Box in_part = shifted(common, way);
-    for (const Piece& other : target.pieces) {
-      if (numel_of(intersect(other.common, in_part)) == 0) continue;
-      return absl::DataLossError("'" + stored_name + "' " + to_string(common) +
-                                 " is in two files: " + catalog_.files[saved.file].path + " and " +
-                                 catalog_.files[other.file].path);
-    }
     auto file = open(saved.file);
     if (!file.ok()) return file.status();
-    const auto begin = (*file)->find(stored_name, saved, stored.dtype);
-    if (!begin.ok()) return begin.status();
+    auto elements = (*file)->find(stored_name, saved, stored.dtype);
+    if (!elements.ok()) return elements.status();
     covered += numel_of(common);
-    target.pieces.push_back({saved.file, *begin, shifted(saved.box, way), in_part});
+    target.is_plain &= elements->are_plain();
+    target.pieces.push_back({saved.file, *std::move(elements), shifted(saved.box, way), in_part});
   }
-  if (covered == numel_of(box.box)) return absl::OkStatus();
+  if (covered >= numel_of(box.box)) return absl::OkStatus();
   return absl::DataLossError("'" + stored_name + "' " + to_string(box.box) + ": only " +
                              std::to_string(covered) + " of its " +
                              std::to_string(numel_of(box.box)) +
                              " elements are in the files: some are missing");
+}
+
+absl::Status TensorReader::check_no_overlap(const std::string& stored_name,
+                                            const Target& target) const {
+  std::vector<Box> boxes;
+  for (const Piece& piece : target.pieces) boxes.push_back(piece.common);
+  const auto overlap = find_overlap(boxes);
+  if (!overlap) return absl::OkStatus();
+  const Piece &one = target.pieces[overlap->first], &other = target.pieces[overlap->second];
+  return absl::DataLossError("'" + stored_name + "' " + to_string(one.common) +
+                             " is in two files: " + catalog_.files[one.file].path + " and " +
+                             catalog_.files[other.file].path);
 }
 
 absl::Status TensorReader::plan(const std::string& stored_name, const std::string& name,
@@ -85,8 +88,9 @@ absl::Status TensorReader::plan(const std::string& stored_name, const std::strin
   for (const LocalBox& box : boxes_of(target)) {
     if (auto added = add_pieces(stored_name, stored, box, planned); !added.ok()) return added;
   }
+  if (auto once = check_no_overlap(stored_name, planned); !once.ok()) return once;
   std::sort(planned.pieces.begin(), planned.pieces.end(), [](const Piece& a, const Piece& b) {
-    return std::pair(a.file, a.begin) < std::pair(b.file, b.begin);
+    return std::pair(a.file, a.elements.begin) < std::pair(b.file, b.elements.begin);
   });
   targets_.push_back(std::move(planned));
   return absl::OkStatus();
@@ -113,7 +117,7 @@ absl::Status TensorReader::read_part(const Destination& destination, int64_t fro
       done += length;
       if (!status.ok() || begin >= end) return;
       status = file.read(destination.memory + run.to * item_size + begin, end - begin,
-                         piece.begin + run.from * item_size + begin, buffer);
+                         piece.elements.begin + run.from * item_size + begin, buffer);
     });
   }
   return status;
@@ -134,15 +138,17 @@ absl::Status TensorReader::read_all(const std::vector<Destination>& destinations
   int64_t bytes = 0;
   for (const Destination& each : destinations) bytes += each.bytes;
   const int64_t half = bytes < kWorthAThread ? bytes : bytes / 2;
-  BlockBuffer buffer, other_buffer;
   const auto policy = half < bytes ? std::launch::async : std::launch::deferred;
   auto other =
-      std::async(policy, [&] { return read_range(destinations, half, bytes, other_buffer); });
-  absl::Status status = read_range(destinations, 0, half, buffer);
+      std::async(policy, [&] { return read_range(destinations, half, bytes, other_buffer_); });
+  absl::Status status = read_range(destinations, 0, half, buffer_);
   const absl::Status other_status = other.get();
-  if (status.ok()) status = other_status;
-  bytes_read_ += buffer.bytes_read + other_buffer.bytes_read;
-  return status;
+  return status.ok() ? other_status : status;
+}
+
+bool TensorReader::takes_bytes_directly(const Target& target, const at::Tensor& local) {
+  return target.is_plain && local.device().is_cpu() && local.is_contiguous() && !local.is_conj() &&
+         !local.is_neg() && local.scalar_type() == target.stored_dtype;
 }
 
 absl::Status TensorReader::read_converted(const Target& target, const at::Tensor& local) {
@@ -153,13 +159,30 @@ absl::Status TensorReader::read_converted(const Target& target, const at::Tensor
   return absl::OkStatus();
 }
 
+absl::Status TensorReader::read_by_strides(const Target& target, const at::Tensor& local) {
+  for (const Piece& piece : target.pieces) {
+    at::Tensor place = local;
+    for (size_t dim = 0; dim < piece.common.size(); ++dim) {
+      const auto& [offset, length] = piece.common[dim];
+      place = place.narrow(static_cast<int64_t>(dim), offset, length);
+    }
+    std::vector<int64_t> from = offsets_of(piece.common);
+    for (size_t dim = 0; dim < from.size(); ++dim) from[dim] -= piece.saved[dim].offset;
+    StoredElements elements = piece.elements;
+    if (elements.strides.empty()) elements.strides = contiguous_strides(lengths_of(piece.saved));
+    const StridedElements source{open_.at(piece.file), std::move(elements), target.stored_dtype};
+    if (auto read = source.read(from, place, buffer_); !read.ok()) return read;
+  }
+  return absl::OkStatus();
+}
+
 absl::Status TensorReader::read() {
   c10::NoGradGuard no_grad;
   std::stable_sort(targets_.begin(), targets_.end(), [](const Target& a, const Target& b) {
     const auto first = [](const Target& target) {
       return target.pieces.empty()
                  ? std::pair<size_t, int64_t>()
-                 : std::pair(target.pieces.front().file, target.pieces.front().begin);
+                 : std::pair(target.pieces.front().file, target.pieces.front().elements.begin);
     };
     return first(a) < first(b);
   });
@@ -167,15 +190,17 @@ absl::Status TensorReader::read() {
   std::vector<Destination> direct;
   for (const Target& target : targets_) {
     const at::Tensor& local = locals.emplace_back(open_for_writing(target.tensor));
-    if (local.numel() == 0 || !takes_bytes_directly(local, target.stored_dtype)) continue;
+    if (local.numel() == 0 || !takes_bytes_directly(target, local)) continue;
     direct.push_back(destination(target, local));
     local.unsafeGetTensorImpl()->bump_version();
   }
   if (auto read = read_all(direct); !read.ok()) return read;
   for (size_t i = 0; i < targets_.size(); ++i) {
-    if (locals[i].numel() == 0 || takes_bytes_directly(locals[i], targets_[i].stored_dtype))
-      continue;
-    if (auto read = read_converted(targets_[i], locals[i]); !read.ok()) return read;
+    const Target& target = targets_[i];
+    if (locals[i].numel() == 0 || takes_bytes_directly(target, locals[i])) continue;
+    auto read =
+        target.is_plain ? read_converted(target, locals[i]) : read_by_strides(target, locals[i]);
+    if (!read.ok()) return read;
   }
   return absl::OkStatus();
 }

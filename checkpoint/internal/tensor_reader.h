@@ -41,24 +41,26 @@ class TensorReader {
   // Writes all that was planned; after an error some of it.
   absl::Status read();
 
-  int64_t bytes_read() const { return bytes_read_; }
+  int64_t bytes_read() const { return buffer_.bytes_read + other_buffer_.bytes_read; }
 
  private:
   struct Piece {
     size_t file = 0;
-    int64_t begin = 0;  // of the saved box, in the file's data
-    Box saved, common;  // where they lie beside the target's part; only `common` lies in it
+    StoredElements elements;  // of the saved box
+    Box saved, common;        // where they lie beside the target's part; only `common` lies in it
   };
   struct Target {
     at::Tensor tensor;
     c10::ScalarType stored_dtype;
     Box part;  // the whole of what this rank holds
     std::vector<Piece> pieces;
+    bool is_plain = true;  // the files have the very bytes, in order
   };
   absl::StatusOr<VerifiedFile*> open(size_t file);
   // Of what fills `box`, one of those that the target's part is made of.
   absl::Status add_pieces(const std::string& stored_name, const StoredTensor& stored,
                           const LocalBox& box, Target& target);
+  absl::Status check_no_overlap(const std::string& stored_name, const Target& target) const;
   // Where the bytes of a target go, as the file has them.
   struct Destination {
     const Target* target = nullptr;
@@ -66,6 +68,7 @@ class TensorReader {
     int64_t bytes = 0;
   };
   static Destination destination(const Target& target, const at::Tensor& memory);
+  static bool takes_bytes_directly(const Target& target, const at::Tensor& local);
   absl::Status read_all(const std::vector<Destination>& destinations);
   // Bytes [from, to) of all destinations together.
   absl::Status read_range(const std::vector<Destination>& destinations, int64_t from, int64_t to,
@@ -73,12 +76,13 @@ class TensorReader {
   absl::Status read_part(const Destination& destination, int64_t from, int64_t to,
                          BlockBuffer& buffer) const;
   absl::Status read_converted(const Target& target, const at::Tensor& local);
+  absl::Status read_by_strides(const Target& target, const at::Tensor& local);
 
   const Catalog& catalog_;
   ReadRules rules_;
   std::vector<Target> targets_;
   std::map<size_t, VerifiedFile> open_;
-  int64_t bytes_read_ = 0;
+  BlockBuffer buffer_, other_buffer_;  // kept, for the small runs of many tensors
 };
 
 }  // namespace fsdp::internal::checkpoint

@@ -1,14 +1,12 @@
 #include "checkpoint/internal/torch_archive.h"
 
 #include "checkpoint/internal/pickle.h"
-#include "dtensor/internal/shard_layout.h"
+#include "checkpoint/internal/placed_tensors.h"
 
-#include <c10/util/Exception.h>
 #include <caffe2/serialize/inline_container.h>
 #include <caffe2/serialize/read_adapter_interface.h>
 
 #include <algorithm>
-#include <array>
 #include <exception>
 #include <memory>
 #include <stdexcept>
@@ -18,9 +16,7 @@
 namespace fsdp::internal::checkpoint {
 namespace {
 
-using c10::ScalarType;
 using caffe2::serialize::PyTorchStreamReader;
-using Kind = Pickled::Kind;
 
 // A part of a file as a file.
 class Range final : public caffe2::serialize::ReadAdapterInterface {
@@ -40,147 +36,95 @@ class Range final : public caffe2::serialize::ReadAdapterInterface {
   const int64_t offset_, length_;
 };
 
-constexpr std::array<std::pair<std::string_view, ScalarType>, 11> kStorages = {{
-    {"torch DoubleStorage", ScalarType::Double},
-    {"torch FloatStorage", ScalarType::Float},
-    {"torch HalfStorage", ScalarType::Half},
-    {"torch BFloat16Storage", ScalarType::BFloat16},
-    {"torch LongStorage", ScalarType::Long},
-    {"torch IntStorage", ScalarType::Int},
-    {"torch ShortStorage", ScalarType::Short},
-    {"torch CharStorage", ScalarType::Char},
-    {"torch ByteStorage", ScalarType::Byte},
-    {"torch BoolStorage", ScalarType::Bool},
-    {"torch ComplexFloatStorage", ScalarType::ComplexFloat},
-}};
-
-ScalarType dtype_of_storage(const std::string& name) {
-  for (const auto& [storage, dtype] : kStorages) {
-    if (storage == name) return dtype;
-  }
-  throw std::runtime_error("storages of the class '" + name + "' are not read");
-}
-
-void require(bool condition, const char* what) {
+void require_in_archive(bool condition, const std::string& what) {
   if (!condition) throw std::runtime_error(what);
 }
 
-std::vector<int64_t> integers(const Pickled& sequence) {
-  require(sequence.is(Kind::kSequence), "a shape is no tuple");
-  std::vector<int64_t> values;
-  for (const Pickled* item : sequence.items) {
-    require(item->is(Kind::kInt) && item->integer >= 0, "a shape is no tuple of numbers");
-    values.push_back(item->integer);
-  }
-  return values;
-}
-
-// Walks the object and notes tensors. Throws std::runtime_error.
+// Throws std::exception.
 class Archive {
  public:
   Archive(const InputFile& file, int64_t offset, int64_t length)
-      : offset_(offset),
+      : file_(file),
+        offset_(offset),
         end_(offset + length),
         reader_(std::make_shared<Range>(file, offset, length)) {}
 
-  std::vector<ArchivedTensor> run(const std::string& what) {
-    const auto [data, size] = reader_.getRecord("data.pkl");
+  Pickle pickle() {
+    require_in_archive(
+        reader_.hasRecord("data.pkl"),
+        reader_.hasRecord("model.json")
+            ? "it is TorchScript or torch::save of LibTorch before 1.2, which is not read; "
+              "load and save it with a newer one"
+            : "a zip archive without data.pkl");
     if (reader_.hasRecord("byteorder")) {
       const auto [order, bytes] = reader_.getRecord("byteorder");
-      require(std::string_view(static_cast<const char*>(order.get()), bytes) == "little",
-              "its numbers are big-endian");
+      require_in_archive(std::string_view(static_cast<const char*>(order.get()), bytes) == "little",
+                         "its numbers are big-endian");
     }
-    auto pickle = Pickle::parse({static_cast<const char*>(data.get()), size}, what);
-    require(pickle.ok(), std::string(pickle.status().message()).c_str());
-    visit(*pickle->root(), "", 0);
-    return std::move(found_);
+    const auto [data, size] = reader_.getRecord("data.pkl");
+    auto pickle = Pickle::parse({static_cast<const char*>(data.get()), size}, "data.pkl");
+    require_in_archive(pickle.ok(), std::string(pickle.status().message()));
+    return *std::move(pickle);
+  }
+
+  ArchivedTensors run() {
+    return place_tensors(tensors_in(pickle()),
+                         [&](const std::string& key) { return find("data/" + key); });
   }
 
  private:
-  static constexpr int kDeepest = 64;  // dictionaries in dictionaries
-  static constexpr int kMost = 10'000'000;
-  static constexpr std::string_view kRebuild = "torch._utils _rebuild";
-
-  void visit(const Pickled& value, const std::string& name, int depth) {
-    require(depth < kDeepest, "its dictionaries are nested too deep");
-    require(++visited_ < kMost, "it refers to the same objects too often");
-    if (is_tensor(value)) {
-      add_tensor(value, name);
-    } else if (value.calls("torch._utils _rebuild_parameter")) {
-      require(!value.items[1]->items.empty(), "a parameter without a tensor");
-      visit(*value.items[1]->items[0], name, depth + 1);
-    } else if (value.is(Kind::kDict) || value.calls("collections OrderedDict")) {
-      for (const auto& [key, each] : value.entries) {
-        const std::string text = key->is(Kind::kInt) ? std::to_string(key->integer) : key->text;
-        visit(*each, name.empty() ? text : name + "." + text, depth + 1);
-      }
-    } else if (value.is(Kind::kCall) && value.items[0]->text.starts_with(kRebuild)) {
-      throw std::runtime_error("'" + name + "' is made by " + value.items[0]->text +
-                               ", which is not read");
-    }
+  StoragePlace find(const std::string& record) {
+    require_in_archive(reader_.hasRecord(record), "has no storage in the file");
+    StoragePlace place;
+    place.begin = offset_ + static_cast<int64_t>(reader_.getRecordOffset(record));
+    place.bytes = static_cast<int64_t>(reader_.getRecordSize(record));
+    require_in_archive(
+        place.bytes >= 0 && place.begin <= end_ - place.bytes && !is_compressed(place.begin),
+        "has a storage that is compressed or cut off");
+    return place;
   }
 
-  static bool is_tensor(const Pickled& value) {
-    return value.calls("torch._utils _rebuild_tensor_v2");
+  // What precedes a record is its name with how it is stored.
+  bool is_compressed(int64_t begin) const {
+    constexpr std::string_view kLocalHeader = "PK\3\4";
+    constexpr int64_t kLongest = 1024;
+    constexpr size_t kMethod = 8;
+    std::string head(static_cast<size_t>(std::min(begin - offset_, kLongest)), '\0');
+    const auto bytes = static_cast<int64_t>(head.size());
+    if (!file_.read_at(head.data(), bytes, begin - bytes).ok()) return true;
+    const size_t found = head.rfind(kLocalHeader);
+    if (found == std::string::npos || found + kMethod + 2 > head.size()) return true;
+    return head[found + kMethod] != 0 || head[found + kMethod + 1] != 0;
   }
 
-  // _rebuild_tensor_v2(storage, offset, shape, strides, ...), where a storage is the
-  // persistent id ("storage", class, record, device, elements).
-  void add_tensor(const Pickled& value, const std::string& name) {
-    const auto& arguments = value.items[1]->items;
-    require(arguments.size() >= 4 && arguments[0]->is(Kind::kPersistent) &&
-                arguments[1]->is(Kind::kInt),
-            "a tensor is not stored as torch.save does");
-    const Pickled& id = *arguments[0]->items[0];
-    require(id.is(Kind::kSequence) && id.items.size() >= 5 && id.items[1]->is(Kind::kGlobal) &&
-                id.items[2]->is(Kind::kString),
-            "a storage is not stored as torch.save does");
-    ArchivedTensor tensor{.name = name, .dtype = dtype_of_storage(id.items[1]->text)};
-    tensor.shape = integers(*arguments[2]);
-    const int64_t bytes = check_dense(tensor, integers(*arguments[3]));
-    const auto item_size = static_cast<int64_t>(c10::elementSize(tensor.dtype));
-    int64_t begin = 0;
-    require(!__builtin_mul_overflow(arguments[1]->integer, item_size, &begin) && begin >= 0,
-            "a tensor lies outside of its storage");
-    const auto record = "data/" + id.items[2]->text;
-    require(begin <= static_cast<int64_t>(reader_.getRecordSize(record)) - bytes,
-            "a tensor lies outside of its storage");
-    tensor.begin = offset_ + static_cast<int64_t>(reader_.getRecordOffset(record)) + begin;
-    require(tensor.begin <= end_ - bytes, "a storage is compressed or cut off");
-    found_.push_back(std::move(tensor));
-  }
-
-  // The bytes of a tensor that is contiguous.
-  static int64_t check_dense(const ArchivedTensor& tensor, const std::vector<int64_t>& strides) {
-    require(strides.size() == tensor.shape.size(), "a tensor's strides do not fit its shape");
-    int64_t bytes = static_cast<int64_t>(c10::elementSize(tensor.dtype));
-    for (const int64_t size : tensor.shape) {
-      require(!__builtin_mul_overflow(bytes, size, &bytes), "a shape is impossible");
-    }
-    const auto dense = contiguous_strides(tensor.shape);
-    for (size_t dim = 0; dim < strides.size() && bytes > 0; ++dim) {
-      if (tensor.shape[dim] == 1 || strides[dim] == dense[dim]) continue;
-      throw std::runtime_error("'" + tensor.name +
-                               "' is not contiguous; save it with .contiguous()");
-    }
-    return bytes;
-  }
-
+  const InputFile& file_;
   const int64_t offset_, end_;
   PyTorchStreamReader reader_;
-  std::vector<ArchivedTensor> found_;
-  int visited_ = 0;
 };
+
+absl::Status unreadable(const InputFile& file, const std::exception& error) {
+  return absl::DataLossError(file.path() +
+                             ": not a file of torch.save that can be read: " + error.what());
+}
 
 }  // namespace
 
-absl::StatusOr<std::vector<ArchivedTensor>> tensors_of_archive(const InputFile& file,
-                                                               int64_t offset, int64_t length) {
+absl::StatusOr<ArchivedTensors> tensors_of_archive(const InputFile& file, int64_t offset,
+                                                   int64_t length) {
   try {
-    return Archive(file, offset, length).run(file.path());
+    return Archive(file, offset, length).run();
   } catch (const std::exception& error) {
-    return absl::DataLossError(file.path() +
-                               ": not a file of torch.save that can be read: " + error.what());
+    return unreadable(file, error);
+  }
+}
+
+absl::StatusOr<Pickle> pickle_of_archive(const std::string& path) {
+  const auto file = InputFile::open(path);
+  if (!file.ok()) return file.status();
+  try {
+    return Archive(*file, 0, file->bytes()).pickle();
+  } catch (const std::exception& error) {
+    return unreadable(*file, error);
   }
 }
 

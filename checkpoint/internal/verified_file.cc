@@ -55,15 +55,16 @@ absl::StatusOr<VerifiedFile> VerifiedFile::open(const StoredFile& stored, bool v
   return verified;
 }
 
-absl::StatusOr<int64_t> VerifiedFile::find(const std::string& tensor, const StoredBox& box,
-                                           c10::ScalarType dtype) const {
+absl::StatusOr<StoredElements> VerifiedFile::find(const std::string& tensor, const StoredBox& box,
+                                                  c10::ScalarType dtype) const {
   if (header_.data_begin > 0) return find_in_header(tensor, box.box, dtype);
   if (box.archive_bytes > 0) return find_in_archive(tensor, box, dtype);
-  return box.begin;
+  return box.elements;
 }
 
-absl::StatusOr<int64_t> VerifiedFile::find_in_header(const std::string& tensor, const Box& box,
-                                                     c10::ScalarType dtype) const {
+absl::StatusOr<StoredElements> VerifiedFile::find_in_header(const std::string& tensor,
+                                                            const Box& box,
+                                                            c10::ScalarType dtype) const {
   const auto [begin, end] = by_tensor_.equal_range(tensor);
   const auto found =
       std::find_if(begin, end, [&](const auto& item) { return item.second->box == box; });
@@ -71,18 +72,19 @@ absl::StatusOr<int64_t> VerifiedFile::find_in_header(const std::string& tensor, 
     return absl::DataLossError(file_.path() + ": '" + tensor + "' " + to_string(box) +
                                " is not in it, though the manifest says so");
   }
-  if (found->second->dtype == dtype) return found->second->begin;
+  if (found->second->dtype == dtype) return StoredElements{.begin = found->second->begin};
   return absl::DataLossError(file_.path() + ": '" + tensor + "' has another dtype there");
 }
 
-absl::StatusOr<int64_t> VerifiedFile::find_in_archive(const std::string& tensor,
-                                                      const StoredBox& box,
-                                                      c10::ScalarType dtype) const {
-  auto tensors = tensors_of_archive(file_, box.begin, box.archive_bytes);
-  if (!tensors.ok()) return tensors.status();
-  if (tensors->size() == 1 && tensors->front().dtype == dtype &&
-      tensors->front().shape == lengths_of(box.box)) {
-    return tensors->front().begin;
+absl::StatusOr<StoredElements> VerifiedFile::find_in_archive(const std::string& tensor,
+                                                             const StoredBox& box,
+                                                             c10::ScalarType dtype) const {
+  auto found = tensors_of_archive(file_, box.elements.begin, box.archive_bytes);
+  if (!found.ok()) return found.status();
+  if (found->tensors.size() == 1 && found->tensors.front().dtype == dtype &&
+      found->tensors.front().shape == lengths_of(box.box)) {
+    ArchivedTensor& only = found->tensors.front();
+    return StoredElements{only.begin, std::move(only.strides), only.conj, only.neg};
   }
   return absl::DataLossError(file_.path() + ": '" + tensor + "' " + to_string(box.box) +
                              " is not where the metadata says");

@@ -34,9 +34,9 @@ class VerifiedFile {
   // file has no checksums, only size and header.
   static absl::StatusOr<VerifiedFile> open(const StoredFile& stored, bool verify);
 
-  // Where the elements of `box` of `tensor` begin in the data, or an error.
-  absl::StatusOr<int64_t> find(const std::string& tensor, const StoredBox& box,
-                               c10::ScalarType dtype) const;
+  // Where the elements of `box` of `tensor` lie in the data, or an error.
+  absl::StatusOr<StoredElements> find(const std::string& tensor, const StoredBox& box,
+                                      c10::ScalarType dtype) const;
   // `bytes` at `offset` of the data.
   absl::Status read(void* target, int64_t bytes, int64_t offset, BlockBuffer& buffer) const;
   // Every byte of the file against its checksums.
@@ -46,10 +46,10 @@ class VerifiedFile {
 
  private:
   VerifiedFile(InputFile file, Header header, std::string sums);
-  absl::StatusOr<int64_t> find_in_header(const std::string& tensor, const Box& box,
-                                         c10::ScalarType dtype) const;
-  absl::StatusOr<int64_t> find_in_archive(const std::string& tensor, const StoredBox& box,
-                                          c10::ScalarType dtype) const;
+  absl::StatusOr<StoredElements> find_in_header(const std::string& tensor, const Box& box,
+                                                c10::ScalarType dtype) const;
+  absl::StatusOr<StoredElements> find_in_archive(const std::string& tensor, const StoredBox& box,
+                                                 c10::ScalarType dtype) const;
   // A whole MiB, or the last of the file, checked.
   absl::Status read_block(void* target, int64_t block) const;
   absl::Status fill(BlockBuffer& buffer, int64_t block) const;

@@ -1,37 +1,17 @@
-// Python reads what is saved: the interpreter of the environment that LibTorch lies in,
-// or the one that CHECKPOINT_PYTHON names.
+// Python reads what is saved.
+#include "tests/checkpoint/python.h"
+
 #include "checkpoint/checkpoint.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/thread_ranks.h"
 
-#include <dlfcn.h>
 #include <gtest/gtest.h>
-
-#include <cstdlib>
 
 namespace fsdp::testing {
 namespace {
 
-// .../bin/python3 for a LibTorch in .../lib/python3.*/site-packages/torch/lib.
-std::string interpreter() {
-  if (const char* named = std::getenv("CHECKPOINT_PYTHON")) return named;
-  Dl_info library;
-  const auto* some_function = reinterpret_cast<const void*>(&at::get_num_threads);
-  if (dladdr(some_function, &library) == 0) return "python3";
-  const auto path = std::filesystem::canonical(library.dli_fname);
-  auto environment = path;
-  for (int i = 0; i < 6; ++i) environment = environment.parent_path();
-  const auto python = environment / "bin/python3";
-  return std::filesystem::exists(python) ? python.string() : "python3";
-}
-
 TEST(PythonReaders, ReadModelsOptimizersAndBoxesOfBothLayouts) {
-  const std::string python = interpreter();
-  if (std::system((python + " -c 'import torch, safetensors, numpy' 2> /dev/null").c_str()) != 0) {
-    GTEST_SKIP() << "NOTHING WAS CHECKED: " << python << " has no torch, safetensors and numpy. "
-                 << "tools/setup installs them, unless TORCH_DIR is given; then install them there "
-                 << "or name another interpreter by CHECKPOINT_PYTHON";
-  }
+  if (!python_has_torch()) GTEST_SKIP() << kNoPython;
   TemporaryFolder folder;
   run_ranks(2, [&](int64_t) {
     SmallModel model;
@@ -57,11 +37,9 @@ TEST(PythonReaders, ReadModelsOptimizersAndBoxesOfBothLayouts) {
     save({.tensors = tensors}, folder / "boxes_whole", {.layout = Layout::kFull});
   });
   std::filesystem::copy(folder / "whole/optimizer", folder / "full/optimizer");
-  const std::string sharded = folder / "sharded", full = folder / "full";
-  const std::string command = python + " tests/checkpoint/fixtures/read_checkpoint.py " + sharded +
-                              " " + full + " " + (folder / "boxes") + " " +
-                              (folder / "boxes_whole");
-  EXPECT_EQ(std::system(command.c_str()), 0) << command;
+  const std::string folders = (folder / "sharded") + " " + (folder / "full") + " " +
+                              (folder / "boxes") + " " + (folder / "boxes_whole");
+  EXPECT_EQ(run_python("read_checkpoint.py", folders), 0);
 }
 
 }  // namespace

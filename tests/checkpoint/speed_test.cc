@@ -4,6 +4,7 @@
 #include "checkpoint/async_save.h"
 #include "checkpoint/internal/checksums.h"
 #include "checkpoint/internal/file_calls.h"
+#include "tests/checkpoint/seconds_of.h"
 #include "tests/checkpoint/small_model.h"
 
 #include <fcntl.h>
@@ -11,7 +12,6 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -28,12 +28,6 @@ constexpr int64_t kBytes = int64_t{256} << 20;
 constexpr int64_t kPiece = int64_t{8} << 20;
 constexpr int kTensors = 16;
 constexpr int kRounds = 7;
-
-double seconds_of(const std::function<void()>& body) {
-  const auto begin = std::chrono::steady_clock::now();
-  body();
-  return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
-}
 
 struct Weights : torch::nn::Module {
   Weights() {
