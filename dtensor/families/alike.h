@@ -17,8 +17,13 @@ class Alike {
   void look(const at::Tensor& tensor) {
     const auto* const meta = find_meta(tensor);
     if (meta == nullptr) {
-      alike_ &= !tensor.defined() || tensor.dim() == 0;
-    } else if (first_ == nullptr) {
+      if (!tensor.defined()) return;
+      alike_ &= tensor.dim() == 0;
+      has_plain_ |= !tensor.unsafeGetTensorImpl()->is_wrapped_number();
+      return;
+    }
+    from_parameter_ |= meta->from_parameter;
+    if (first_ == nullptr) {
       first_ = &tensor;
       spec_ = &meta->spec;
       alike_ &= std::none_of(meta->spec.placements().begin(), meta->spec.placements().end(),
@@ -35,11 +40,21 @@ class Alike {
   const at::Tensor& first() const { return *first_; }
   const DTensorSpec& spec() const { return *spec_; }
   bool is_dense() const { return first_->is_non_overlapping_and_dense(); }
+  bool from_parameter() const { return from_parameter_; }
+  // Beside what comes from a parameter, a number that came as a plain tensor is this
+  // rank's own (plain_beside.h).
+  bool has_own_number() const { return from_parameter_ && has_plain_; }
+  bool is_cut() const {
+    return std::any_of(spec_->placements().begin(), spec_->placements().end(),
+                       [](const Placement& placement) { return placement.is_shard(); });
+  }
 
  private:
   const at::Tensor* first_ = nullptr;
   const DTensorSpec* spec_ = nullptr;  // of the first
   bool alike_ = true;
+  bool from_parameter_ = false;
+  bool has_plain_ = false;  // but for numbers that a caller wrote
 };
 
 }  // namespace fsdp::internal

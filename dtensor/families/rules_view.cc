@@ -2,6 +2,7 @@
 // is no whole number decides.
 #include "dtensor/families/rules.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/gathered_view.h"
 #include "dtensor/internal/run_by_ways.h"
 #include "dtensor/ways/view_ways.h"
 
@@ -35,6 +36,7 @@ void as_strided_rule(OperatorCall& call) {
   const bool same = call.argument(1).toIntVector() == spec_of(self).shape() &&
                     call.argument(2).toIntVector() == spec_of(self).stride() &&
                     (call.argument(3).isNone() || call.argument(3).toInt() == 0);
+  if (!same && view_of_member(call, self)) return;
   TORCH_CHECK_NOT_IMPLEMENTED(same, call.description(),
                               ": a DTensor has no memory to stride over. Use .to_local() or "
                               ".full_tensor() (collective).");

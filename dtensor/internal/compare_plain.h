@@ -1,4 +1,4 @@
-// The comparison that set_check_replicated() asks for.
+// Whether plain tensors beside DTensors are the same on all ranks.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -9,11 +9,14 @@
 
 namespace fsdp::internal {
 
-bool compares_plain();
-
 // Throws ValueError on every rank of the mesh where plain tensors among `operands` of
-// `what` are not the same on all of them. Nothing unless set_check_replicated(true).
-// Collective over the mesh where it is.
+// `what` are not the same on all of them. Collective over the mesh where there are any,
+// but for numbers that a caller wrote.
+void check_alike(std::string_view what, at::TensorList operands, const DeviceMesh& mesh);
+
+// What set_check_replicated() asks for.
+bool compares_plain();
+// check_alike() after set_check_replicated(true), else nothing.
 void compare_plain(std::string_view what, at::TensorList operands, const DeviceMesh& mesh);
 
 }  // namespace fsdp::internal

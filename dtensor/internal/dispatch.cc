@@ -7,7 +7,9 @@
 #include "dtensor/internal/dtensor_key.h"
 #include "dtensor/internal/fast_pointwise.h"
 #include "dtensor/internal/movement.h"
+#include "dtensor/internal/plain_beside.h"
 #include "dtensor/internal/run_by_ways.h"
+#include "dtensor/internal/tensor_arguments.h"
 #include "dtensor/ways/table.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -45,14 +47,32 @@ void tell_owners(const OperatorCall& call) {
   }
 }
 
-// Runs `body` below autograd once the owners know.
+void set_written_from_parameter(const TensorArguments& arguments) {
+  arguments.for_each([](const at::Tensor& tensor, bool writes) {
+    if (writes && is_dtensor(tensor)) set_from_parameter(tensor);
+  });
+}
+
+// Runs `body` below autograd once the owners know; the operator itself where it computes
+// with whole values.
 template <class Body>
 void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
               torch::jit::Stack* stack, const Body& body) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const MovingOperator moving(op.schema().name());
   OperatorCall call(op, traits, keys, stack);
+  TensorArguments arguments(op, *stack);
+  const TensorsMet met(arguments);
+  if (met.is_mixed() && needs_whole_values(arguments)) {
+    make_whole(arguments, gathered_value);
+    return call.run_in_place();
+  }
+  if (met.from_parameter && !traits.written.empty()) {
+    if (met.plain) check_written_alike(call, arguments);
+    set_written_from_parameter(arguments);
+  }
   tell_owners(call);
+  const NewFromParameter origin(met.from_parameter);
   body(call);
 }
 

@@ -55,6 +55,14 @@ class DTensorImpl final : public c10::TensorImpl {
   }
 };
 
+// Gives `dtensor` metadata of its own, changed so.
+template <class Change>
+void change_meta(const at::Tensor& dtensor, const Change& change) {
+  auto meta = c10::make_intrusive<DTensorMeta>(meta_of(dtensor));
+  change(*meta);
+  dtensor.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
+}
+
 // What a tensor carries on any device.
 c10::DispatchKeySet without_backends(c10::DispatchKeySet keys) {
   return {c10::DispatchKeySet::RAW, keys.raw_repr() & ~c10::full_backend_mask};
@@ -62,9 +70,9 @@ c10::DispatchKeySet without_backends(c10::DispatchKeySet keys) {
 
 }  // namespace
 
-c10::DispatchKeySet& KeysOfNewDTensors::current() {
-  thread_local c10::DispatchKeySet keys;
-  return keys;
+NewDTensors& NewDTensors::current() {
+  thread_local NewDTensors current;
+  return current;
 }
 
 at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
@@ -74,13 +82,15 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
   // mode).
   auto keys = c10::DispatchKeySet(
       c10::computeDispatchKey(local.scalar_type(), c10::kStrided, local.device()));
-  keys = keys.add(kDTensorKey) | KeysOfNewDTensors::current();
+  const NewDTensors& made = NewDTensors::current();
+  keys = keys.add(kDTensorKey) | made.keys;
   if (owner) keys = keys | owner->extra_keys();
+  const bool from_parameter = made.from_parameter || (owner && owner->parameter_name() != nullptr);
   auto impl = c10::make_intrusive<DTensorImpl>(keys, local.dtype(), local.device());
   impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   impl->set_sizes_and_strides(spec.shape(), spec.stride());
-  impl->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(local, std::move(spec), std::move(owner)));
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), std::move(owner),
+                                                          DTensorStylePtr(), from_parameter));
   return at::Tensor(std::move(impl));
 }
 
@@ -88,6 +98,7 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   auto* const source = base.unsafeGetTensorImpl();
   const DTensorMeta& meta = meta_of(base);
   if (local.scalar_type() != base.scalar_type()) {
+    const NewFromParameter origin(meta.from_parameter);
     at::Tensor view = make_dtensor(local, std::move(spec), meta.owner);
     view.unsafeGetTensorImpl()->set_version_counter(source->version_counter());
     return view;
@@ -95,36 +106,36 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   auto impl = source->shallow_copy_and_detach(source->version_counter(),
                                               /*allow_tensor_metadata_change=*/true);
   impl->set_sizes_and_strides(spec.shape(), spec.stride());
-  impl->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta.owner, meta.style));
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta.owner,
+                                                          meta.style, meta.from_parameter));
   return at::Tensor(std::move(impl));
 }
 
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
-  const auto& meta = meta_of(dtensor);
-  dtensor.unsafeGetTensorImpl()->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(local, meta.spec, meta.owner, meta.style));
+  change_meta(dtensor, [&](DTensorMeta& meta) { meta.local = local; });
 }
 
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::DispatchKeySet keys) {
   auto* const impl = dtensor.unsafeGetTensorImpl();
   const auto& meta = meta_of(dtensor);
   const KeysOfNewDTensors all(without_backends(impl->key_set()) | keys);
+  const NewFromParameter origin(meta.from_parameter);
   const at::Tensor becomes = make_dtensor(local, meta.spec, meta.owner);
   set_style(becomes, meta.style);
   impl->shallow_copy_from(becomes.getIntrusivePtr());
 }
 
+void set_from_parameter(const at::Tensor& dtensor) {
+  static_cast<DTensorMeta*>(dtensor.unsafeGetTensorImpl()->get_backend_meta())->from_parameter =
+      true;
+}
+
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style) {
-  const auto& meta = meta_of(dtensor);
-  dtensor.unsafeGetTensorImpl()->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(meta.local, meta.spec, meta.owner, std::move(style)));
+  change_meta(dtensor, [&](DTensorMeta& meta) { meta.style = std::move(style); });
 }
 
 void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner) {
-  const auto& meta = meta_of(dtensor);
-  dtensor.unsafeGetTensorImpl()->set_backend_meta(
-      c10::make_intrusive<DTensorMeta>(meta.local, meta.spec, std::move(owner), meta.style));
+  change_meta(dtensor, [&](DTensorMeta& meta) { meta.owner = std::move(owner); });
 }
 
 LettingGoOfMeta::~LettingGoOfMeta() {

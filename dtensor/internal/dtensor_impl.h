@@ -1,6 +1,7 @@
 // How a DTensor is made of LibTorch's parts: a TensorImpl of global shape without
 // storage, with the DTensor dispatch key and a c10::BackendMeta that holds {local tensor,
-// spec, owner, style}. detach(), set_data() and shallow_copy_from() keep it.
+// spec, owner, style, whether it comes from a parameter}. detach(), set_data() and
+// shallow_copy_from() keep it.
 #pragma once
 
 #include "dtensor/internal/dtensor_key.h"
@@ -12,6 +13,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 
 namespace fsdp::internal {
@@ -21,6 +23,9 @@ class DTensorOwner : public c10::intrusive_ptr_target {
  public:
   // Dispatch keys that the DTensors of this owner carry besides their own.
   virtual c10::DispatchKeySet extra_keys() const { return {}; }
+  // Of the parameter whose registry entry the DTensor is, or a view of it. Null for what
+  // is no parameter.
+  virtual const std::string* parameter_name() const { return nullptr; }
   // Called before an operator writes the DTensor's local tensor in place.
   virtual void before_write(const at::Tensor& dtensor) = 0;
   // Called before set_data gives `dtensor` the data of `from`, which it may change into
@@ -42,32 +47,59 @@ using DTensorStylePtr = c10::intrusive_ptr<c10::intrusive_ptr_target>;
 
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_tensor, DTensorSpec spec_ptr,
-              c10::intrusive_ptr<DTensorOwner> owner_ptr, DTensorStylePtr style_ptr = {})
+              c10::intrusive_ptr<DTensorOwner> owner_ptr, DTensorStylePtr style_ptr,
+              bool is_from_parameter)
       : local(std::move(local_tensor)),
         spec(std::move(spec_ptr)),
         owner(std::move(owner_ptr)),
-        style(std::move(style_ptr)) {}
+        style(std::move(style_ptr)),
+        from_parameter(is_from_parameter) {}
 
   at::Tensor local;
   DTensorSpec spec;
   c10::intrusive_ptr<DTensorOwner> owner;  // null for none
   DTensorStylePtr style;                   // null for none
+  // Whether it is the registry entry of a parameter, a view of one, or was made or
+  // written by an operator that met one or what comes from one: beside it a plain tensor
+  // is this rank's own (plain_beside.h).
+  bool from_parameter;
+};
+
+// What the DTensors that a thread makes have besides what they are made of.
+struct NewDTensors {
+  c10::DispatchKeySet keys;
+  bool from_parameter = false;
+
+  static NewDTensors& current();
 };
 
 // Further dispatch keys of every DTensor that this thread makes while it lives: results
 // are then met by who met the operands.
 class KeysOfNewDTensors {
  public:
-  explicit KeysOfNewDTensors(c10::DispatchKeySet keys)
-      : before_(std::exchange(current(), current() | keys)) {}
-  ~KeysOfNewDTensors() { current() = before_; }
+  explicit KeysOfNewDTensors(c10::DispatchKeySet keys) : before_(NewDTensors::current().keys) {
+    NewDTensors::current().keys = before_ | keys;
+  }
+  ~KeysOfNewDTensors() { NewDTensors::current().keys = before_; }
   KeysOfNewDTensors(const KeysOfNewDTensors&) = delete;
   KeysOfNewDTensors& operator=(const KeysOfNewDTensors&) = delete;
 
-  static c10::DispatchKeySet& current();
-
  private:
   c10::DispatchKeySet before_;
+};
+
+// While one lives that was given true, what this thread makes comes from a parameter.
+class NewFromParameter {
+ public:
+  explicit NewFromParameter(bool from_parameter) : before_(NewDTensors::current().from_parameter) {
+    NewDTensors::current().from_parameter = before_ || from_parameter;
+  }
+  ~NewFromParameter() { NewDTensors::current().from_parameter = before_; }
+  NewFromParameter(const NewFromParameter&) = delete;
+  NewFromParameter& operator=(const NewFromParameter&) = delete;
+
+ private:
+  bool before_;
 };
 
 // Null for a plain tensor, and an undefined one. An optimizer's step asks a dozen times
@@ -85,12 +117,13 @@ inline const at::Tensor& held_part(const at::Tensor& tensor) {
 }
 
 // A new DTensor over `local`, a leaf that does not require grad. Shares memory with
-// `local`. Local; no check. With an owner it also carries the owner's extra keys.
+// `local`. Local; no check. With an owner it also carries the owner's extra keys, and
+// comes from a parameter where the owner is that of one.
 at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
                         c10::intrusive_ptr<DTensorOwner> owner = {});
 
-// A DTensor that is a view of `base`: its keys, version counter, owner and style, over a
-// view of its local tensor.
+// A DTensor that is a view of `base`: its keys, version counter, owner, style and origin,
+// over a view of its local tensor.
 at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpec spec);
 
 // Puts another local tensor of the same shape behind `dtensor`, and behind nothing else
@@ -101,7 +134,9 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
 // gives it `keys` besides its own.
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::DispatchKeySet keys);
 
-// REQUIRES: is_dtensor(dtensor), as the next.
+// REQUIRES: is_dtensor(dtensor), as the next two. Of all that shares its metadata, as
+// detached aliases do.
+void set_from_parameter(const at::Tensor& dtensor);
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style);
 // Null for none. Not the keys that the owner gives.
 void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner);

@@ -58,11 +58,13 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
   static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
     Alike operands;
     (operands.look(args), ...);
-    if (!operands.alike() || !operands.is_dense() || compares_plain())
+    if (!operands.alike() || !operands.is_dense() || operands.has_own_number() || compares_plain())
       return by_ways<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);
-    return make_dtensor(Op::call(local_argument(args)...), operands.spec());
+    at::Tensor result = make_dtensor(Op::call(local_argument(args)...), operands.spec());
+    if (operands.from_parameter()) set_from_parameter(result);
+    return result;
   }
 };
 
@@ -73,12 +75,14 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     Alike operands;
     operands.look(self);
     (operands.look(args), ...);
-    if (find_meta(self) == nullptr || !operands.alike() || compares_plain())
+    if (find_meta(self) == nullptr || !operands.alike() || compares_plain() ||
+        (operands.has_own_number() && !operands.is_cut()))
       return by_ways<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
                                                             std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     tell_write(self);
     (tell_read_of(args), ...);
+    if (operands.from_parameter()) set_from_parameter(self);
     at::Tensor local = local_of(self);
     Op::call(local, local_argument(args)...);
     return self;

@@ -3,7 +3,6 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/compare_plain.h"
 #include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/gathered_view.h"
 #include "dtensor/internal/redistribute.h"
 
 #include <c10/util/Exception.h>
@@ -36,28 +35,11 @@ at::Tensor placed_plain(const at::Tensor& plain, const DeviceMesh& mesh,
 
 }  // namespace
 
-void check_entries(const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh) {
-  if (call.traits().indexes_self) return;
-  const bool has_entry = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
-    return is_dtensor(operand) && owner_of(operand) != nullptr && !is_gathered_view(operand);
-  });
-  const bool has_plain = std::any_of(operands.begin(), operands.end(), [](const auto& operand) {
-    return operand.defined() && !is_dtensor(operand) && operand.numel() > 1;
-  });
-  TORCH_CHECK_VALUE(!has_entry || !has_plain, call.description(),
-                    " mixes a sharded parameter with a plain tensor of more than one element. "
-                    "Distribute it first, fsdp::distribute_tensor(t, mesh, placements), or "
-                    "compute with the parameter's fsdp::DTensor(t).full_tensor() (collective; "
-                    "rank ",
-                    mesh.rank(), ")");
-}
-
 DeviceMesh common_mesh(const OperatorCall& call, at::TensorList operands) {
   const auto first = std::find_if(operands.begin(), operands.end(), is_dtensor);
   TORCH_INTERNAL_ASSERT(first != operands.end(), call.name(), " without a DTensor");
   DeviceMesh mesh = spec_of(*first).mesh();
   check_meshes(call, operands, mesh);
-  check_entries(call, operands, mesh);
   compare_plain(call.handle().schema().name(), operands, mesh);
   return mesh;
 }

@@ -13,13 +13,8 @@
 
 namespace fsdp::internal {
 
-// Throws ValueError for a registry entry beside a plain tensor of more than one element:
-// that is one rank's own there, and would count as the same on all ranks. Operators that
-// index the entry take both, as torch::nn::init::sparse_ does.
-void check_entries(const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh);
-
 // The mesh that the DTensors among the operands lie on. Throws ValueError for several
-// meshes, and as check_entries() and compare_plain(). REQUIRES: a DTensor.
+// meshes, and as compare_plain(). REQUIRES: a DTensor.
 DeviceMesh common_mesh(const OperatorCall& call, at::TensorList operands);
 
 TensorPlacements replicated_on(const DeviceMesh& mesh);

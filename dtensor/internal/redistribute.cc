@@ -357,6 +357,7 @@ at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Pla
                            dtensor.is_non_overlapping_and_dense()
                                ? from.stride()
                                : dense_strides(from.shape(), from.stride()));
+  const NewFromParameter origin(meta_of(dtensor).from_parameter);
   return make_dtensor(redistribute_local(local_of(dtensor), from, to), target);
 }
 

@@ -4,6 +4,7 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/gathered_view.h"
 #include "dtensor/internal/place_operands.h"
+#include "dtensor/internal/redistribute.h"
 #include "dtensor/internal/run_on_whole.h"
 #include "dtensor/internal/wrap_results.h"
 
@@ -58,7 +59,11 @@ void WaysKernel::run(OperatorCall& call) const {
   if (op.written.has_value() && !stays(operands[*op.written], plan->targets[*op.written]))
     return run_on_whole(call, cause_of(*plan));
   at::Tensor viewed;
-  if (op.is_view) viewed = gathered_for_view(call, operands[0], plan->targets[0]);
+  if (op.is_view) {
+    if (must_move(spec_of(operands[0]), plan->targets[0]) && view_of_member(call, operands[0]))
+      return;
+    viewed = gathered_for_view(call, operands[0], plan->targets[0]);
+  }
   op.kinds.replace_operands(
       call, !plan->moves ? local_operands(operands)
             : op.is_view ? Operands{local_of(viewed)}

@@ -41,8 +41,8 @@ class WaysKernel {
 
   // Collective over the mesh dimensions along which an operand must move. Which ones
   // follows from specs, shapes and whole numbers alone, so ranks agree. A view of what
-  // had to move is one of a gathered copy (gathered_view.h). Throws ValueError for
-  // operands on different meshes, and for a plain tensor beside a registry entry. What is
+  // had to move is one of a gathered copy, and of a registry entry's member
+  // (gathered_view.h). Throws ValueError for operands on different meshes. What is
   // written in place and no way has so is written as a whole (run_on_whole.h).
   void run(OperatorCall& call) const;
 

@@ -12,7 +12,7 @@ namespace fsdp::internal {
 // along which an operand is cut or Partial. REQUIRES: results are the same on all ranks,
 // so the operator draws no random numbers. Throws NotImplementedError where it writes
 // what is Partial, or gives what it writes another shape; ValueError for operands on
-// different meshes, and for a plain tensor beside a registry entry.
+// different meshes.
 void run_on_whole(OperatorCall& call, NotedRedistribution::Cause cause);
 
 }  // namespace fsdp::internal

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <string>
 #include <utility>
 
 namespace fsdp::internal {
@@ -24,6 +25,7 @@ class RegistryEntry final : public DTensorOwner {
   static RegistryEntry* of(const at::Tensor& tensor);
 
   c10::DispatchKeySet extra_keys() const override { return c10::DispatchKeySet(kGateKey); }
+  const std::string* parameter_name() const override { return &group_->parameter_name(index_); }
   void before_read(const at::Tensor&) override { group_->before_read(index_); }
   void before_write(const at::Tensor&) override { group_->before_write(index_); }
   void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;

@@ -1,7 +1,5 @@
 // Every refusal of the DTensor layer, with its message.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/dtensor_spec.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/support/thread_ranks.h"
@@ -20,13 +18,6 @@ namespace {
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::known_dtensor;
-
-class SilentOwner final : public internal::DTensorOwner {
- public:
-  void before_write(const at::Tensor&) override {}
-  void before_set_data(const at::Tensor&, const at::Tensor&) override {}
-  at::Tensor substitute(const at::Tensor&) override { return {}; }
-};
 
 class DTensorErrors : public ::testing::Test {
  protected:
@@ -56,21 +47,6 @@ TEST_F(DTensorErrors, OperatorWithoutRule) {
     EXPECT_THAT(error, HasSubstr("Shard(0)"));
     EXPECT_THAT(error, HasSubstr(".to_local()"));
     EXPECT_THAT(error, HasSubstr(".full_tensor()"));
-  });
-}
-
-// It would count as the same on all ranks, which what meets parameters in a forward is
-// not.
-TEST_F(DTensorErrors, PlainTensorBesideARegistryEntry) {
-  on_two_ranks([](const DeviceMesh&, const at::Tensor& t) {
-    const at::Tensor entry = internal::make_dtensor(DTensor(t).to_local(), internal::spec_of(t),
-                                                    c10::make_intrusive<SilentOwner>());
-    const at::Tensor plain = at::ones({4, 2});
-    for (const auto& body : std::vector<std::function<void()>>{
-             [&] { at::mm(plain.t(), entry); }, [&] { at::huber_loss(plain, entry); },
-             [&] { entry.add(plain); }, [&] { entry.mul_(plain); }, [&] { plain.add_(entry); }}) {
-      EXPECT_THAT(error_of(body), HasSubstr("mixes a sharded parameter with a plain tensor"));
-    }
   });
 }
 
