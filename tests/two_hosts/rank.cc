@@ -2,11 +2,14 @@
 // it has met the others, each step, what it failed of, and how long ending took.
 //
 //   RANK=0 WORLD_SIZE=2 MASTER_ADDR=... rank TIMEOUT_IN_SECONDS STEPS
+#include "device_mesh/device_mesh.h"
+#include "device_mesh/process_group.h"
 #include "fully_shard/fully_shard.h"
 
 #include <torch/torch.h>
 
 #include <chrono>
+#include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <exception>
