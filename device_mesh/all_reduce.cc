@@ -1,7 +1,7 @@
 #include "device_mesh/all_reduce.h"
 
+#include "device_mesh/collectives/agreement.h"
 #include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/process_group.h"
 
 #include <ATen/TensorOperators.h>
@@ -9,7 +9,6 @@
 #include <ATen/ops/amax.h>
 #include <ATen/ops/amin.h>
 #include <ATen/ops/cat.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/scalar_tensor.h>
 #include <ATen/ops/sum.h>
 #include <ATen/ops/tensor.h>
@@ -49,16 +48,11 @@ void check_value(const at::Tensor& value, const DeviceMesh& mesh, Reduce op) {
 }
 
 // Every rank's `row` of bytes, [ranks of the mesh, bytes], in their order.
-at::Tensor rows_of_mesh(at::Tensor row, const DeviceMesh& mesh, const std::string& what) {
-  const auto bytes = row.numel();
-  for (int64_t dim = mesh.ndim() - 1; dim >= 0; --dim) {
-    const at::Tensor all = at::empty({mesh.size(dim) * row.numel()}, row.options());
-    internal::IssueLog::of(mesh, dim)->run(
-        {.kind = internal::CollectiveKind::kAllReduce, .what = what, .bytes = row.numel()},
-        [&] { return internal::all_gather(mesh.group(dim), all, row); });
-    row = all;
-  }
-  return row.view({-1, bytes});
+at::Tensor rows_of_mesh(const at::Tensor& row, const DeviceMesh& mesh, const std::string& what) {
+  std::vector<internal::Collectives> dims;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim)
+    dims.push_back(internal::Collectives::of(mesh.group(dim), mesh.device_type()));
+  return internal::rows_of_all(dims, {.row = row, .what = what});
 }
 
 constexpr int64_t kTagWords = 2;
