@@ -49,6 +49,15 @@ void describe_group(std::ostream& out, ParamGroup& group) {
       << " unsharded" << (group.gradients().keeps_gradients() ? ", gradients waiting" : "");
 }
 
+// What to do about a unit in a loop over time.
+void advise(std::ostream& out, ParamGroup& group) {
+  const auto& count = group.gather_count();
+  if (!count.is_often()) return;
+  out << "; gathered " << count.most()
+      << " times between two ends of a backward: a unit in a loop stays gathered with "
+         "reshard_after_forward = false and set_reshard_after_backward(false)";
+}
+
 void describe_unit(std::ostream& out, const Unit& unit) {
   out << unit.display_name() << ": ";
   if (unit.group == nullptr) {
@@ -58,7 +67,9 @@ void describe_unit(std::ostream& out, const Unit& unit) {
   describe_group(out, *unit.group);
   out << (unit.policy.reshard_after_forward.value_or(!unit.is_root()) ? ", reshards after forward"
                                                                       : "")
-      << "; last: " << last_operation(*unit.group) << "\n";
+      << "; last: " << last_operation(*unit.group);
+  advise(out, *unit.group);
+  out << "\n";
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"
+#include "fully_shard/params/summoned_units.h"
 #include "fully_shard/summon_full_params.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
@@ -116,7 +117,11 @@ void apply_unsharded(torch::nn::Module& module,
                      const std::function<void(torch::nn::Module&)>& function) {
   const internal::ModuleTree tree({&module});
   std::unordered_map<const torch::nn::Module*, std::shared_ptr<internal::Unit>> units;
-  for (size_t i = 0; i < tree.size(); ++i) units.emplace(&tree.module(i), tree.nearest_unit(i));
+  for (size_t i = 0; i < tree.size(); ++i) {
+    const auto unit = tree.nearest_unit(i);
+    if (unit) internal::check_not_summoned(*unit, "apply_unsharded");
+    units.emplace(&tree.module(i), unit);
+  }
   OpenUnits open;
   module.apply([&](torch::nn::Module& each) {
     open.enter(units.at(&each));

@@ -27,8 +27,9 @@ void for_each_full_param(
 // Module::apply (parents first), so that an initialiser started from the same seed gives
 // the weights of the unsharded model. Meanwhile the parameters of that module's unit, and
 // of units around it that were entered before, are full; this rank's part of what
-// `function` wrote is kept. Collective over the units' meshes. Throws ValueError where a
-// unit is held unsharded already. What `function` throws ends the visit.
+// `function` wrote is kept. Collective over the units' meshes. Throws ValueError, before
+// `function` is called, where a unit is summoned (SummonFullParams); and where one is
+// held unsharded. What `function` throws ends the visit.
 void apply_unsharded(torch::nn::Module& module,
                      const std::function<void(torch::nn::Module&)>& function);
 

@@ -31,7 +31,15 @@ Unsharded::Unsharded(const at::Tensor& parameter)
 
 Unsharded::~Unsharded() { state_->managed.group->release_own_parts(); }
 
-void Unsharded::mark_written() { state_->managed.group->mark_written(state_->managed.index); }
+void Unsharded::mark_written() {
+  auto& [group, index] = state_->managed;
+  TORCH_CHECK_VALUE(group->unit().summoned != internal::Summoned::kDropsWrites,
+                    "Unsharded::mark_written: parameter '", group->parameter_name(index),
+                    "' is shown by a SummonFullParams with writeback = false, which drops what is "
+                    "written meanwhile. Write after that scope, or let it write back (rank ",
+                    group->dim().global_rank(), ")");
+  group->mark_written(index);
+}
 
 void mark_written(const at::Tensor& parameter) {
   const auto managed = require_managed(parameter, "mark_written");

@@ -30,7 +30,8 @@ class Unsharded {
   Unsharded(const Unsharded&) = delete;
   Unsharded& operator=(const Unsharded&) = delete;
 
-  // The parameter was written through a pointer. Every rank must say so.
+  // The parameter was written through a pointer. Every rank must say so. Throws
+  // ValueError inside of a SummonFullParams with writeback = false, which would drop it.
   void mark_written();
 
  private:

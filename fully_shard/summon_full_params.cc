@@ -11,6 +11,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -80,7 +81,9 @@ class SummonFullParams::Scope {
 
  private:
   bool shown_here(const ParamGroup& group) const {
-    return !options_.rank0_only || group.dim().shard_rank() == 0;
+    const auto& coordinate = group.mesh().coordinate();
+    return !options_.rank0_only || std::all_of(coordinate.begin(), coordinate.end(),
+                                               [](int64_t place) { return place == 0; });
   }
   bool stays_held(const ParamGroup& group) const {
     return shown_here(group) && !options_.offload_to_cpu && !group.casts();
@@ -90,11 +93,12 @@ class SummonFullParams::Scope {
   void open(SummonedUnit& unit) {
     const bool shows_members = !unit.group->casts();
     if (shows_members) unit.group->hold();
-    ++unit.group->unit().summons;
+    unit.group->unit().summoned =
+        options_.writeback ? internal::Summoned::kKeepsWrites : internal::Summoned::kDropsWrites;
     try {
       for (auto& param : unit.params) show(param, *unit.group);
     } catch (...) {
-      --unit.group->unit().summons;
+      unit.group->unit().summoned = internal::Summoned::kNo;
       if (shows_members) unit.group->release();
       throw;
     }
@@ -137,7 +141,7 @@ class SummonFullParams::Scope {
   }
 
   void close(SummonedUnit& unit) {
-    --unit.group->unit().summons;
+    unit.group->unit().summoned = internal::Summoned::kNo;
     for (const auto& param : unit.params) {
       if (!param.full.defined()) continue;
       param.fill_slots(param.entry);

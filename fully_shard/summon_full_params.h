@@ -22,8 +22,9 @@ struct SummonOptions {
   bool recurse =
       true;  // all units at and below the module; false: the module's own unit, if it is one
   bool writeback = true;  // this rank's part of every change persists; false: changes are dropped
-  bool rank0_only =
-      false;  // full on rank 0 of the mesh, sharded elsewhere; needs writeback = false
+  // Full on the first rank of a unit's mesh (of two dimensions too, where other replicas
+  // have the same shards), sharded elsewhere; needs writeback = false.
+  bool rank0_only = false;
   bool offload_to_cpu = false;  // copies on the CPU, one unit's memory at a time on the device
   bool with_grads = false;      // the parameters' .grad are full as well
 };
@@ -36,7 +37,8 @@ struct SummonOptions {
 // otherwise.
 //
 // The constructor is collective over the meshes of the units, and leaves everything as it
-// was when it throws: ValueError inside a backward, where a unit is summoned already, or
+// was when it throws: ValueError inside a backward, where a unit is summoned already
+// (they do not nest, on any rank and with any options, apply_unsharded included), or
 // with_grads while gradients wait for synchronisation; NotImplementedError for rank0_only
 // with writeback and for offload_to_cpu with with_grads, as in FSDP1. The destructor is
 // local. With writeback it counts as a write to every parameter: graphs recorded before

@@ -6,6 +6,7 @@
 #include "on_demand/gate_key.h"
 #include "on_demand/input_cast.h"
 #include "on_demand/on_demand_storage.h"
+#include "on_demand/replicated_members.h"
 #include "on_demand/touched_groups.h"
 
 #include <ATen/ops/_fused_rms_norm_backward_ops.h>
@@ -130,18 +131,22 @@ struct FastGate<Op, Result(Args...)> {
     if (any_entry(args...)) return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
     TouchedGroups groups;
     ComputeDtype dtype;
-    bool any_deferred = false;
+    bool any_deferred = false, any_member = false, any_dtensor = false;
     const auto add = [&](const at::Tensor& tensor) {
       const auto* storage = up_to_date_storage(tensor);
+      const bool is_distributed = find_meta(tensor) != nullptr;
+      any_dtensor |= is_distributed;
       if (storage == nullptr) {
         any_deferred |= meets_gate(tensor);
         return;
       }
+      any_member |= !is_distributed;
       groups.add(*storage);
       dtype.meet(*storage, tensor);
     };
     (visit_tensor(args, add), ...);
-    if (any_deferred || (dtype.is_asked_for() && any_to_cast(dtype, args...)))
+    if (any_deferred || (dtype.is_asked_for() && any_to_cast(dtype, args...)) ||
+        may_replicate_members(any_member, any_dtensor))
       return boxed<&touching_gate>(keys, std::forward<Args>(args)...);
     groups.fill();
     return run_below(keys, args...);

@@ -1,5 +1,6 @@
 #include "on_demand/gate.h"
 
+#include "on_demand/deferred/deferred_storage.h"
 #include "on_demand/deferred/recorder.h"
 #include "on_demand/entry_substitution.h"
 #include "on_demand/fast_gate.h"
@@ -7,6 +8,7 @@
 #include "on_demand/gate_key.h"
 #include "on_demand/input_cast.h"
 #include "on_demand/on_demand_storage.h"
+#include "on_demand/replicated_members.h"
 #include "on_demand/touched_groups.h"
 #include "on_demand/written_members.h"
 
@@ -83,12 +85,26 @@ void run_below(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::S
   op.redispatchBoxed(below_gate(keys), stack);
 }
 
+// torch::load makes tensors of a file's memory so.
+void refuse_memory_for_deferred(const c10::OperatorHandle& op, const GateArguments& arguments) {
+  bool has_memory = false, is_deferred = false;
+  for (size_t i = 0; i < arguments.size(); ++i) has_memory |= arguments[i].isStorage();
+  arguments.for_each([&](const at::Tensor& tensor, bool) {
+    is_deferred |= DeferredStorage::of(tensor) != nullptr;
+  });
+  TORCH_CHECK_VALUE(!has_memory || !is_deferred, "deferred_init: ", op.schema().name(),
+                    " would give a tensor that has no values yet memory that exists already "
+                    "(torch::load inside of deferred_init does). Build the model in it, call "
+                    "fsdp::materialize(model), and load files then");
+}
+
 // set_(), resize_(), set_data() and copy-on-write clones would part a parameter from its
 // sharded storage without a trace.
 void refuse_new_storage(const c10::OperatorHandle& op, DispatchKeySet keys,
                         torch::jit::Stack* stack) {
-  if (record_if_deferred(op, keys, stack)) return;
   const GateArguments arguments(op, *stack);
+  refuse_memory_for_deferred(op, arguments);
+  if (record_if_deferred(op, keys, stack)) return;
   arguments.for_each([&op](const at::Tensor& tensor, bool) {
     auto* const storage = storage_at_gate(tensor);
     TORCH_CHECK_VALUE(storage == nullptr, op.schema().name(), " on parameter '",
@@ -128,6 +144,7 @@ void touching_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::ji
   if (record_if_deferred(op, keys, stack)) return;
   GateArguments arguments(op, *stack);
   if (substitute_entries(arguments)) return op.callBoxed(stack);
+  if (replicate_members(arguments)) return op.callBoxed(stack);
   if (call_with_cast_inputs(op, arguments, stack)) return;
   const bool is_aten = arguments.is_aten();
   Touch touch(arguments);

@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "on_demand/deferred/deferred_storage.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
 
@@ -30,8 +31,20 @@ void refuse_members(const at::Tensor& tensor) {
                     "': a sharded parameter's storage can not be replaced; use copy_()");
 }
 
-// Under the gate's key: one of the two is a member or a registry entry.
+// What a tape computes and what a file holds are not of one kind.
+void refuse_half_deferred(const at::Tensor& self, const at::Tensor& from) {
+  const bool self_is = DeferredStorage::of(held_part(self)) != nullptr;
+  const bool from_is = DeferredStorage::of(held_part(from)) != nullptr;
+  TORCH_CHECK_VALUE(self_is == from_is, "set_data (torch::load uses it) on a tensor of shape ",
+                    self.sizes(), self_is ? " that has no values yet" : "", " from one of shape ",
+                    from.sizes(), from_is ? " that has no values yet" : "",
+                    ": of a model made by fsdp::deferred_init, first call "
+                    "fsdp::materialize(model), then load or replace its data");
+}
+
+// Under the gate's key: one of the two is a member, a registry entry, or deferred.
 bool compatible_at_gate(const at::Tensor& self, const at::Tensor& from) {
+  refuse_half_deferred(self, from);
   refuse_members(self);
   refuse_members(from);
   auto* const owner = is_dtensor(self) && !self.is_same(from) ? owner_of(self) : nullptr;

@@ -14,6 +14,9 @@
 #include <cstdint>
 #include <string>
 
+namespace at {
+class Tensor;
+}
 namespace c10 {
 struct TensorImpl;
 }
@@ -65,6 +68,10 @@ class OnDemandGroup : public Touchable {
   virtual void mark_written(int64_t index) = 0;
   // Whether `impl` is parameter `index` itself, not a view of it.
   virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
+  // The plain tensor that this rank brings to the reduction of parameter `index`, or a
+  // view of it, for a gradient that came as the DTensor `gradient`. Collective where it
+  // has to move.
+  virtual at::Tensor gradient_share(int64_t index, const at::Tensor& gradient) const = 0;
   // As mark_written(), but before the group is made readable for the operator.
   virtual void announce_write(int64_t /*index*/) {}
 };

@@ -1,11 +1,13 @@
 #include "fully_shard/params/group_gradients.h"
 
+#include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/home_placement.h"
 #include "fully_shard/params/entry_gradient.h"
 #include "fully_shard/params/param_group.h"
 
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 
 #include <algorithm>
 #include <utility>
@@ -20,6 +22,14 @@ at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
 bool is_replicated(const ShardedParam& param) {
   const auto& member = param.member_spec();
   return member && member->placements()[0].is_replicate() && member->mesh().size() > 1;
+}
+
+bool is_whole_everywhere(const DTensorSpec& spec) {
+  for (int64_t dim = 0; dim < spec.mesh().ndim(); ++dim) {
+    const bool is_whole = spec.placements()[static_cast<size_t>(dim)].is_replicate();
+    if (!is_whole && spec.mesh().size(dim) > 1) return false;
+  }
+  return true;
 }
 
 at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
@@ -123,6 +133,19 @@ void GroupGradients::open() {
     buffers_.emplace_back(std::move(members), dtype, group_.dim().transport(), group_.device());
     accounts_.add(&Counters::gradient_bytes, buffers_.back().nbytes());
   }
+}
+
+void GroupGradients::receive(int64_t index) {
+  const auto member = param(index).member();
+  if (param(index).member_spec() || !member.defined() || !is_dtensor(member.grad())) return;
+  const auto& spec = spec_of(member.grad());
+  TORCH_CHECK_VALUE(is_whole_everywhere(spec), "the gradient of parameter '", param(index).name(),
+                    "' came as a DTensor of ", to_string(spec),
+                    ": a plain tensor that was computed from it met a DTensor, and what other "
+                    "ranks have of its gradient would be lost. Let the parameter itself meet the "
+                    "DTensor, or compute with the DTensor's full_tensor() (collective; rank ",
+                    group_.dim().global_rank(), ")");
+  member.mutable_grad() = local_of(member.grad());
 }
 
 void GroupGradients::pack(int64_t index) {

@@ -47,6 +47,10 @@ class GroupGradients {
   void keep_unsynchronized();
   // Some backward's gradients wait for a reduction: unsynchronised ones, or shard sums.
   bool keeps_gradients() const;
+  // Autograd delivered the gradient of parameter `index`. One that came as a replicated
+  // DTensor becomes plain; one in parts or terms throws ValueError, since they may have
+  // been added to gradients of this rank alone (on_demand/replicated_members.h).
+  void receive(int64_t index);
   // Parameter `index` has a gradient that waits for a later reduction.
   void keep_pending(int64_t index) { pending_.keep(index, reduce_dtype(index)); }
   bool has_pending(int64_t index) const { return pending_.waits(index); }

@@ -1,5 +1,6 @@
 #include "fully_shard/params/param_group.h"
 
+#include "fully_shard/params/gradient_share.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/root.h"
 
@@ -41,6 +42,11 @@ ParamGroup::~ParamGroup() {
 
 void ParamGroup::open_shards(c10::Device device) {
   shards_ = std::make_unique<ShardBuffer>(params_, *dim_, device, home_, accounts_);
+  holders_.clear();
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto& chunk = shards_->layout().chunk(static_cast<int64_t>(i));
+    holders_.push_back(holders_of(chunk, dim_->shard_count()));
+  }
   open_staged_row();
 }
 
@@ -99,6 +105,10 @@ const std::string& ParamGroup::parameter_name(int64_t index) const {
   return params_[static_cast<size_t>(index)].name();
 }
 
+at::Tensor ParamGroup::gradient_share(int64_t, const at::Tensor& gradient) const {
+  return internal::gradient_share(gradient, mesh_);
+}
+
 void ParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* storage) noexcept {
   param(index).storage_destroyed(storage);
 }
@@ -124,8 +134,9 @@ void ParamGroup::issue_gather() {
   await_optimizer();
   const auto row = row_to_gather();
   const bool among_neighbours = &row.transport != &dim_->transport();
-  copy_.issue(row, issue({.agreement = agreed_.word()},
+  copy_.issue(row, issue({.agreement = agreed_.word(), .writing = write_runs_.writing()},
                          among_neighbours ? nullptr : &unit_->custom.all_gather));
+  gather_count_.gathered();
   accounts_.count(&Counters::all_gathers);
   if (!pinned()) accounts_.count(&Counters::prefetched_all_gathers);
 }
@@ -144,12 +155,13 @@ PackedRow ParamGroup::row_to_gather() {
 void ParamGroup::fill() {
   if (!residency().is_gathering()) return;
   RECORD_FUNCTION("fsdp::all_gather_copy_out(" + name() + ")", {});
-  const auto word = agreed_.word();
+  const bool among_all = !post_forward_ || !post_forward_->is_kept();
   const auto words = gathered_words();
   writes_.copy_filled();
   drop_post_forward_shards();
-  check_agreement(word, words);
+  check_agreement(agreed_.word(), words);
   agreed_.agreed();
+  if (among_all) check_writes(words);
 }
 
 std::vector<NoticeWords> ParamGroup::gathered_words() {

@@ -9,6 +9,7 @@
 //   PostForwardShards  a part of them that a forward leaves, where asked for
 //   ShardWrites     which of the two is newest
 //   AgreedValues    what all ranks must have alike
+//   WriteRuns       how often the shards were written
 //   GroupGradients  full gradients, pending and packed
 //
 // Ownership:
@@ -21,6 +22,7 @@
 #pragma once
 
 #include "fully_shard/params/agreed_values.h"
+#include "fully_shard/params/gather_count.h"
 #include "fully_shard/params/group_driver.h"
 #include "fully_shard/params/group_gradients.h"
 #include "fully_shard/params/post_forward_shards.h"
@@ -30,6 +32,7 @@
 #include "fully_shard/params/sharded_param.h"
 #include "fully_shard/params/staged_row.h"
 #include "fully_shard/params/unsharded_copy.h"
+#include "fully_shard/params/write_runs.h"
 #include "fully_shard/units/unit.h"
 #include "on_demand/on_demand_storage.h"
 #include "on_demand/pass.h"
@@ -63,6 +66,7 @@ class ParamGroup final : public OnDemandGroup {
   void announce_write(int64_t index) override;
   void evict_and_poison() override;
   void storage_destroyed(int64_t index, const OnDemandStorage* storage) noexcept override;
+  at::Tensor gradient_share(int64_t index, const at::Tensor& gradient) const override;
   const std::string& parameter_name(int64_t index) const override;
 
   // Issues the gather; does not block; nothing unless sharded. Collective.
@@ -116,6 +120,7 @@ class ParamGroup final : public OnDemandGroup {
   // False while the parameters are on the meta device: everything but materialize()
   // throws then, with their names.
   bool has_values() const { return !shards_->device().is_meta(); }
+  void check_has_values() const;
   // Puts the shards on `device`. Parameter by parameter, value_of(tensor) is the whole
   // value of what the parameter was on the meta device, on any device; undefined: zeros,
   // to be written. Nothing where there are values; where value_of throws, nothing
@@ -154,6 +159,7 @@ class ParamGroup final : public OnDemandGroup {
   bool casts() const;
   GroupGradients& gradients() { return gradients_; }
   const Residency& residency() const { return copy_.residency(); }
+  GatherCount& gather_count() { return gather_count_; }
   ShardWrites& writes() { return writes_; }
   AgreedValues& agreed_values() { return agreed_; }
   Unit& unit() const { return *unit_; }
@@ -179,6 +185,10 @@ class ParamGroup final : public OnDemandGroup {
   void asked_by_hand();
   std::vector<NoticeWords> gathered_words();
   void check_agreement(uint64_t word, const std::vector<NoticeWords>& of_shards);
+  void check_writes(const std::vector<NoticeWords>& of_shards);
+  void shard_is_written(int64_t index) {
+    write_runs_.written(holders_[static_cast<size_t>(index)]);
+  }
   [[noreturn]] void report_difference(int64_t mesh_dim);
   [[noreturn]] void report_difference_in(int64_t replica);
   void write_back();
@@ -194,7 +204,6 @@ class ParamGroup final : public OnDemandGroup {
   void open_shards(c10::Device device);
   void open_staged_row();
   void drop_staged_row();
-  void check_has_values() const;
   void take_start_value(int64_t index, const at::Tensor& whole);
   void make_member(int64_t index);
   void note_raw_writes();
@@ -217,6 +226,9 @@ class ParamGroup final : public OnDemandGroup {
   UnshardedCopy copy_;
   ShardWrites writes_;
   AgreedValues agreed_;
+  WriteRuns write_runs_;
+  std::vector<Holders> holders_;  // by parameter
+  GatherCount gather_count_;
   GroupGradients gradients_;
 };
 

@@ -20,7 +20,29 @@ std::vector<uint64_t> agreements_in(const std::vector<NoticeWords>& words) {
   return agreements;
 }
 
+std::vector<int64_t> ranks_that_shard(const DeviceMesh& mesh) {
+  const auto count = mesh.size(shard_dim_of(mesh));
+  const auto first = mesh.ndim() == 2 ? mesh.coordinate()[0] * count : 0;
+  return {mesh.ranks().begin() + first, mesh.ranks().begin() + first + count};
+}
+
 }  // namespace
+
+// A rank that took no part in a run of writes has another model than the others.
+void ParamGroup::check_writes(const std::vector<NoticeWords>& of_shards) {
+  std::vector<Holders> all;
+  for (const auto& each : of_shards) all.push_back(static_cast<Holders>(each.writing));
+  if (WriteRuns::all_took_part(all)) return write_runs_.compared(all);
+  empty_copy();
+  TORCH_CHECK_VALUE(
+      false, "not all ranks wrote the shards of unit '", name(), "' (the first parameter is '",
+      params_.front().name(), "') since it was gathered last: they have been written ",
+      write_runs_.describe(all, ranks_that_shard(mesh_)),
+      ". A rank that skips optimizer.step(), or writes a parameter alone, goes on with another "
+      "model than the others: decide together, with an all-reduce of the flag. Once every rank "
+      "has written or loaded these shards, training goes on; every rank gets this error (rank ",
+      dim_->global_rank(), ")");
+}
 
 // All ranks learn of a difference, whether it is among those that shard or between
 // replicas. Where there is nothing to agree on, no rank asks.

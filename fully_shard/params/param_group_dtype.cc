@@ -18,7 +18,7 @@ void ParamGroup::check_member_may_change(int64_t index, int64_t own_graphs,
                                          const char* what) const {
   const auto& param = params_[static_cast<size_t>(index)];
   const char* in_the_way = nullptr;
-  if (residency().is_held() || unit_->summons > 0)
+  if (residency().is_held() || unit_->is_summoned())
     in_the_way = "its unit is held unsharded (SummonFullParams, Unsharded)";
   if (pinned() || !gradients_.empty()) in_the_way = "an operator or a backward is using its unit";
   const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(param.member());
@@ -60,6 +60,7 @@ void ParamGroup::change_dtype(int64_t index, const at::Tensor& from) {
   if (post_forward_) set_neighbours(post_forward_->neighbours());
   for (auto& param : params_) param.note_shard_written();
   agreed_.note_write(static_cast<size_t>(index));
+  shard_is_written(index);
   writes_.shard_written();
 }
 

@@ -18,7 +18,8 @@ void ParamGroup::check_has_values() const {
   for (const auto& param : params_) names.push_back(param.name());
   TORCH_CHECK_VALUE(false, "the parameters of unit '", name(),
                     "' have no values yet, since fully_shard met them on the meta device: '",
-                    c10::Join("', '", names), "'. Call fsdp::materialize(model) first (rank ",
+                    c10::Join("', '", names),
+                    "'. Call fsdp::materialize(model) first, and load files after it (rank ",
                     dim_->global_rank(), ")");
 }
 

@@ -58,6 +58,7 @@ void ParamGroup::write_back_own_parts() {
   dim_->transport().before_shard_write();
   for (const auto i : writes_.write_back()) {
     copy_to_shard(static_cast<int64_t>(i));
+    shard_is_written(static_cast<int64_t>(i));
     const auto entry = params_[i].entry();
     if (entry.defined()) entry.unsafeGetTensorImpl()->bump_version();
   }
@@ -106,6 +107,7 @@ void ParamGroup::before_write(int64_t index) {
   dim_->transport().before_shard_write();
   if (writes_.is_dirty()) write_back();
   agreed_.note_write(static_cast<size_t>(index));
+  shard_is_written(index);
   writes_.shard_written();
   unsettle();
   tell_unit_observer(&UnitObserver::entry_written, *unit_);

@@ -32,6 +32,15 @@ void add_slot(std::vector<SummonedUnit>& units, const at::Tensor& entry, Registr
 
 }  // namespace
 
+// What a rank shows in its registry says nothing: it may be members, copies, or, with
+// rank0_only, the entries.
+void check_not_summoned(const Unit& unit, const char* function) {
+  TORCH_CHECK_VALUE(!unit.is_summoned(), function, ": unit '", unit.display_name(),
+                    "' is summoned already: a SummonFullParams that is alive (apply_unsharded has "
+                    "some too) shows its full parameters, and they do not nest. End that scope "
+                    "first; every rank gets this error");
+}
+
 void check_not_held(const ParamGroup& group) {
   TORCH_CHECK_VALUE(!group.residency().is_held(), "SummonFullParams: unit '", group.name(),
                     "' is held unsharded already (rank ", group.dim().global_rank(), ")");
@@ -43,18 +52,17 @@ std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Modul
   const ModuleTree tree(modules);
   std::set<const ParamGroup*> own;
   for (size_t i = 0; i < tree.size(); ++i) {
-    if (tree.is_start(i) && tree.unit(i)) own.insert(tree.unit(i)->group);
+    if (!tree.unit(i) || (!recurse && !tree.is_start(i))) continue;
+    check_not_summoned(*tree.unit(i), "SummonFullParams");
+    own.insert(tree.unit(i)->group);
   }
   for (size_t i = 0; i < tree.size(); ++i) {
     for (auto& slot : slots_of(tree.module(i))) {
       const auto& tensor = registered(slot);
       const auto group = find_managed_tensor(tensor).group;
       if (!group || (!recurse && !own.contains(group.get()))) continue;
-      if (RegistryEntry::of(tensor) == nullptr) {
-        check_not_held(*group);
-      } else {
-        add_slot(units, tensor, std::move(slot));
-      }
+      check_not_summoned(group->unit(), "SummonFullParams");
+      add_slot(units, tensor, std::move(slot));
     }
   }
   return units;

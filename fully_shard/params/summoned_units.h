@@ -38,10 +38,12 @@ struct SummonedUnit {
 };
 
 // The sharded parameters registered at and below `modules`, by unit in order of first
-// appearance. Without recurse only those of the modules' own units. Throws ValueError
-// where a unit is summoned already.
+// appearance. Without recurse only those of the modules' own units. Throws ValueError, on
+// every rank alike, where one of their units is summoned already.
 std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Module*>& modules,
                                               bool recurse);
+// Throws ValueError, for `function`, for a unit that is summoned.
+void check_not_summoned(const Unit& unit, const char* function);
 // Throws ValueError for a group that is held unsharded.
 void check_not_held(const ParamGroup& group);
 

@@ -53,6 +53,7 @@ void BackwardRun::touched(ParamGroup& group) {
 void BackwardRun::gradient_arrived(ParamGroup& group, int64_t index) {
   touched(group);
   auto& gradients = group.gradients();
+  gradients.receive(index);
   if (!gradients.synchronizes()) return gradients.keep_pending(index);
   if (gradients.stays_here()) return gradients.pack(index);
   if (!accumulates_everywhere_) order_.touched(&group);
@@ -180,6 +181,7 @@ void BackwardRun::end_roots() {
     for (const auto unit : decision.discard) root->groups.at(unit)->drop_gather();
     for (const auto unit : decision.evict) root->groups.at(unit)->reshard();
     for (const auto& [unit, group] : root->groups) {
+      group->gather_count().backward_ended();
       if (root->is_last_backward) group->drop_post_forward_shards();
       group->unsettle();
     }

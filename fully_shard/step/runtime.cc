@@ -149,7 +149,7 @@ void Runtime::leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass)
 
 void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
   // What is refused must not wait on the member for the next backward.
-  if (c10::GradMode::is_enabled() || group.unit().summons > 0) group.gradients().drop_pending();
+  if (c10::GradMode::is_enabled() || group.unit().is_summoned()) group.gradients().drop_pending();
   TORCH_CHECK_VALUE(
       !c10::GradMode::is_enabled(), "backward(create_graph=true) reached sharded parameter '",
       group.parameter_name(index),
@@ -157,7 +157,7 @@ void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
       "differentiated again, take them as values with fsdp::grad(outputs, inputs, ..., "
       "create_graph=true), and run backward() without create_graph (rank ",
       dim_->global_rank(), ")");
-  TORCH_CHECK_VALUE(group.unit().summons == 0, "backward through unit '", group.name(),
+  TORCH_CHECK_VALUE(!group.unit().is_summoned(), "backward through unit '", group.name(),
                     "' while a SummonFullParams shows its full parameters in the registry: close "
                     "it first (parameter '",
                     group.parameter_name(index), "', rank ", dim_->global_rank(), ")");

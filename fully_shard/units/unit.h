@@ -31,6 +31,10 @@ struct CustomCollectives {
   Communicate all_gather = {}, reduce_scatter = {};
 };
 
+// Whether a SummonFullParams shows the unit in the registry, and what becomes of what is
+// written meanwhile. The same on every rank.
+enum class Summoned : uint8_t { kNo, kKeepsWrites, kDropsWrites };
+
 class Unit : public std::enable_shared_from_this<Unit> {
  public:
   explicit Unit(UnitPolicy asked);
@@ -55,8 +59,9 @@ class Unit : public std::enable_shared_from_this<Unit> {
   OffloadPolicy offload = {};
   CustomCollectives custom = {};
   UnitBuffers buffers;  // with precision.buffer_dtype: those that the unit casts
-  int64_t summons = 0;  // SummonFullParams that show it in the registry
+  Summoned summoned = Summoned::kNo;
 
+  bool is_summoned() const { return summoned != Summoned::kNo; }
   // No enclosing unit whose module lives.
   bool is_root() const;
   bool is_ancestor_of(const Unit& other) const;

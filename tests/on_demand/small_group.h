@@ -30,6 +30,7 @@ class SmallGroup final : public internal::OnDemandGroup {
   void storage_destroyed(int64_t index, const internal::OnDemandStorage*) noexcept override {
     storages_[static_cast<size_t>(index)] = nullptr;
   }
+  at::Tensor gradient_share(int64_t, const at::Tensor& gradient) const override { return gradient; }
   const std::string& parameter_name(int64_t) const override { return name_; }
   bool is_member(int64_t index, const c10::TensorImpl* impl) const override {
     return members_[static_cast<size_t>(index)] == impl;

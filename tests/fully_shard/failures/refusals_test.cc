@@ -54,14 +54,14 @@ TEST_P(Refusals, APlacementFunctionThatThrowsOrGivesNonsenseLeavesTheModuleGood)
   });
 }
 
-TEST_P(Refusals, AnInitialiserOverASummonedModelSaysThatItIsHeld) {
+TEST_P(Refusals, AnInitialiserOverASummonedModelSaysThatItIsSummoned) {
   on_ranks([](const DeviceMesh& mesh) {
     auto layer = make_linear(4, 4);
     fully_shard(layer, mesh);
     {
       const SummonFullParams full(layer);
       expect_error<c10::ValueError>([&] { apply_unsharded(*layer, [](torch::nn::Module&) {}); },
-                                    HasSubstr("held unsharded"));
+                                    HasSubstr("summoned already"));
     }
     expect_trains(layer);
   });

@@ -104,11 +104,15 @@ TEST_P(FullParams, WithoutRecurseOnlyTheUnitsOwnAreFull) {
 
 TEST_P(FullParams, OnRankZeroOnly) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
+    const auto plain = build_seeded([] { return decoder_model(5, 1); });
     auto sharded = build_seeded([] { return decoder_model(5, 1); });
     shard_decoder(*sharded.module, mesh);
     SummonFullParams full(sharded.module, {.writeback = false, .rank0_only = true});
-    for (const auto& parameter : sharded.module->parameters())
-      EXPECT_EQ(is_dtensor(parameter), rank != 0);
+    const auto actual = sharded.module->parameters(), expected = plain.module->parameters();
+    for (size_t i = 0; i < expected.size(); ++i) {
+      ASSERT_EQ(is_dtensor(actual[i]), rank != 0);
+      if (rank == 0) EXPECT_TRUE(torch::equal(actual[i], expected[i])) << i;
+    }
     EXPECT_EQ(counters(mesh).unsharded_bytes > 0, rank == 0 && world() > 1);
   });
 }
@@ -168,7 +172,7 @@ TEST_P(FullParams, RefusalsLeaveEverythingSharded) {
       SummonFullParams full(sharded.module);
       expect_error<c10::ValueError>(
           [&] { SummonFullParams again(get_fsdp_module(*sharded.module)); },
-          HasSubstr("held unsharded"));
+          HasSubstr("summoned already"));
     }
     const auto x = torch::ones({2}, torch::requires_grad());
     x.register_hook([&](const torch::Tensor&) {

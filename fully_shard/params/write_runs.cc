@@ -1,0 +1,53 @@
+#include "fully_shard/params/write_runs.h"
+
+#include <algorithm>
+#include <functional>
+#include <map>
+
+namespace fsdp::internal {
+namespace {
+
+Holders bit_of(size_t rank) { return Holders{1} << (rank % 32); }
+
+}  // namespace
+
+Holders holders_of(const PackedChunk& chunk, int64_t world) {
+  Holders with = 0, without = 0;
+  for (int64_t rank = 0; rank < world; ++rank) {
+    const auto bit = bit_of(static_cast<size_t>(rank));
+    (chunk.length(rank) > 0 ? with : without) |= bit;
+  }
+  return with & ~without;
+}
+
+void WriteRuns::compared(const std::vector<Holders>& all) {
+  const bool any = std::any_of(all.begin(), all.end(), [](Holders each) { return each != 0; });
+  if (any) ++ended_;
+  writing_ = 0;
+}
+
+bool WriteRuns::all_took_part(const std::vector<Holders>& all) {
+  Holders holders = 0;
+  for (const auto each : all) holders |= each;
+  for (size_t rank = 0; rank < all.size(); ++rank) {
+    if ((holders & bit_of(rank)) != 0 && all[rank] == 0) return false;
+  }
+  return true;
+}
+
+std::string WriteRuns::describe(const std::vector<Holders>& all,
+                                const std::vector<int64_t>& ranks) const {
+  std::map<uint64_t, std::vector<int64_t>, std::greater<>> by_runs;
+  for (size_t i = 0; i < all.size(); ++i)
+    by_runs[ended_ + (all[i] != 0 ? 1 : 0)].push_back(ranks[i]);
+  std::string text;
+  for (const auto& [runs, writers] : by_runs) {
+    text += (text.empty() ? "" : "; ") + std::to_string(runs) + (runs == 1 ? " time" : " times") +
+            (writers.size() == 1 ? " on rank" : " on ranks");
+    for (const auto rank : writers)
+      text += (rank == writers.front() ? " " : ", ") + std::to_string(rank);
+  }
+  return text;
+}
+
+}  // namespace fsdp::internal
