@@ -97,8 +97,9 @@ class FSDPModule {
   // expected successor.
   void set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules);
   void set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules);
-  // Gradients are summed over the ranks and divided by `factor` instead of the number of
-  // ranks. REQUIRES: factor > 0.
+  // This unit's gradients are summed over the ranks and divided by `factor` instead of
+  // the number of ranks. Of this unit only: call it on every one of fsdp_modules(model)
+  // for a whole model. REQUIRES: factor > 0.
   void set_gradient_divide_factor(double factor);
   // Plain parameters, registered in modules of this unit or of units below it after
   // fully_shard, that are neither sharded nor reduced by anybody, as those in

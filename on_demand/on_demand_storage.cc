@@ -10,8 +10,9 @@ namespace {
 
 std::string error_of_raw_access(const OnDemandStorage& storage) {
   return "parameter '" + storage.parameter_name() +
-         "' is sharded: its memory is empty outside operators. Use an operator on it first, or "
-         "read its registry entry's to_local() or full_tensor().";
+         "' is sharded: its memory is empty outside operators. Keep it unsharded while a pointer "
+         "is used, fsdp::Unsharded full(parameter), or read its registry entry's to_local() or "
+         "full_tensor().";
 }
 
 std::atomic<bool> evict_after_operator{false};

@@ -26,7 +26,8 @@ const char* what_differs(size_t word) {
       return "has another name, shape, dtype or sharded dimension, or another place among the "
              "unit's parameters";
     case 1:
-      return "started with other values; give every rank the same seed, or load the same weights";
+      return "started with other values; give every rank the same seed, load the same weights, or "
+             "call fsdp::broadcast_states(model, mesh) before fully_shard";
     default:
       return "was written with other values (a reset with a rank's own seed, Embedding's max_norm "
              "with a rank's own rows): writes to sharded parameters must be the same on every rank";

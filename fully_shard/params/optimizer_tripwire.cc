@@ -32,8 +32,11 @@ class Tripwire final : public Touchable {
     if (const auto group = group_.lock()) group->forget_writes();
     TORCH_CHECK_VALUE(false, "the .grad of the member '", name_,
                       "' was read. Gradients of sharded parameters are on module->parameters(), as "
-                      "DTensors. Was the optimizer built before fully_shard? Build it after, from "
-                      "module->parameters()");
+                      "DTensors; read them there (of the whole: "
+                      "fsdp::DTensor(parameter.grad()).full_tensor(), collective). An optimizer "
+                      "that was built before fully_shard, as in a constructor, has the members: "
+                      "optimizer.param_groups()[0].params() = module->parameters() gives it what "
+                      "it is to train");
   }
   void storage_destroyed(int64_t, const OnDemandStorage*) noexcept override { storage_ = nullptr; }
   const std::string& parameter_name(int64_t) const override { return name_; }

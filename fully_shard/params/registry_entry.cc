@@ -14,6 +14,7 @@ RegistryEntry* RegistryEntry::of(const at::Tensor& tensor) {
 void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor& from) {
   const auto& name = group_->parameter_name(index_);
   const auto rank = group_->dim().global_rank();
+  group_->check_has_values();
   TORCH_CHECK_VALUE(group_->params()[static_cast<size_t>(index_)].entry().is_same(dtensor),
                     "set_data on an alias of the registry entry of parameter '", name,
                     "': its data can not be replaced (rank ", rank, ")");

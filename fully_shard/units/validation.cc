@@ -68,13 +68,31 @@ void validate_mesh_beside(const at::Tensor& member, const std::string& where,
   }
 }
 
+// Before anything asks for a device of the mesh's type, which may not be there.
+void validate_device_types(const at::Tensor& tensor, const std::string& where,
+                           const DeviceMesh& mesh) {
+  if (!is_dtensor(tensor)) return;
+  const auto own = spec_of(tensor).mesh().device_type();
+  TORCH_CHECK_VALUE(own == mesh.device_type(), where,
+                    " is tensor-parallel on a mesh of device type ", c10::DeviceTypeName(own, true),
+                    ", but the mesh to shard over is of type ",
+                    c10::DeviceTypeName(mesh.device_type(), true), " (rank ", mesh.rank(), ")");
+}
+
 void validate_parameter(const at::Tensor& tensor, const std::string& name, const DeviceMesh& mesh) {
   const auto where = c10::str("fully_shard: parameter '", name, "' of shape ", tensor.sizes());
-  TORCH_CHECK_VALUE(!is_dtensor(tensor) || is_tensor_parallel(tensor), where,
-                    " is a DTensor already. Apply fully_shard bottom-up: to submodules before the "
-                    "modules that contain "
-                    "them (rank ",
+  const bool may_be_sharded = !is_dtensor(tensor) || is_tensor_parallel(tensor);
+  TORCH_CHECK_VALUE(may_be_sharded || owner_of(tensor), where,
+                    " is a DTensor of no unit's; register the plain tensor, its full_tensor() "
+                    "(collective; rank ",
                     mesh.rank(), ")");
+  TORCH_CHECK_VALUE(
+      may_be_sharded, where,
+      " is a DTensor already: a unit has it. If that is a module around this one: apply "
+      "fully_shard bottom-up, to submodules before the modules that contain them. If it is "
+      "another one that shares the sub-module with this (an encoder used by two models): make "
+      "the shared sub-module a unit of its own, before either of them (rank ",
+      mesh.rank(), ")");
   TORCH_CHECK_VALUE(tensor.dim() > 0, where,
                     " is a scalar; make it a tensor of one dimension and one element (rank ",
                     mesh.rank(), ")");
@@ -82,6 +100,7 @@ void validate_parameter(const at::Tensor& tensor, const std::string& name, const
                     " and strides ", tensor.strides(),
                     " is not contiguous; call contiguous() before fully_shard (rank ", mesh.rank(),
                     ")");
+  validate_device_types(tensor, where, mesh);
   const bool fits = tensor.is_meta() || device_in_unit(tensor, mesh).type() == mesh.device_type();
   TORCH_CHECK_VALUE(fits, where, " is on ", tensor.device(), " but the mesh is of device type ",
                     c10::DeviceTypeName(mesh.device_type(), true), " (rank ", mesh.rank(), ")");
