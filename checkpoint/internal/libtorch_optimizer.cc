@@ -33,9 +33,8 @@ const Pickled& untagged(const Pickled& value) {
   return is_tagged ? *value.items[1]->items[0] : value;
 }
 
-// A number, a text, None or a list of such; nullopt for anything else.
-std::optional<Json> json_of(const Pickled& tagged) {
-  const Pickled& value = untagged(tagged);
+// A number, a text or None; nullopt for anything else.
+std::optional<Json> scalar_json(const Pickled& value) {
   switch (value.kind) {
     case Kind::kNone:
       return Json(nullptr);
@@ -47,14 +46,18 @@ std::optional<Json> json_of(const Pickled& tagged) {
       return Json(value.number);
     case Kind::kString:
       return Json(value.text);
-    case Kind::kSequence:
-      break;
     default:
       return std::nullopt;
   }
+}
+
+// One of those, or a list of them. Not of lists: what a file holds may hold itself.
+std::optional<Json> json_of(const Pickled& tagged) {
+  const Pickled& value = untagged(tagged);
+  if (!value.is(Kind::kSequence)) return scalar_json(value);
   Json list = Json::array();
   for (const Pickled* item : value.items) {
-    auto each = json_of(*item);
+    auto each = scalar_json(*item);
     if (!each) return std::nullopt;
     list.push_back(*std::move(each));
   }
