@@ -292,8 +292,8 @@ class Gradients {
 
 }  // namespace
 
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm,
-                           double norm_type) {
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm, double norm_type,
+                           bool error_if_nonfinite) {
   TORCH_CHECK_VALUE(max_norm >= 0, "clip_grad_norm_: max_norm is ", max_norm,
                     "; it must be a number that is not negative");
   TORCH_CHECK_VALUE(norm_type > 0, "clip_grad_norm_: norm_type is ", norm_type,
@@ -301,6 +301,10 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_nor
   c10::NoGradGuard no_grad;
   const Gradients gradients({norm_type}, max_norm, params);
   const auto norm = gradients.norm();
+  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item().toDouble()),
+              "clip_grad_norm_: the norm of order ", norm_type, " of the gradients is ",
+              norm.item().toDouble(),
+              " on every rank, and error_if_nonfinite is set; nothing was scaled");
   gradients.scale(at::clamp(norm.add(1e-6).reciprocal().mul(max_norm), std::nullopt, 1.0));
   return norm.to(gradients.norm_dtype());
 }

@@ -31,8 +31,9 @@ namespace fsdp {
 // negative or NaN, a norm_type that is not positive, ranks that do not clip the same,
 // meshes of which none has all ranks, and copies whose norms differ (then call it once
 // per group of ranks that has the parameters in common); NotImplementedError for Partial
-// gradients.
+// gradients; with error_if_nonfinite, which waits for the norm on the host, c10::Error
+// for one that is NaN or infinite.
 at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm,
-                           double norm_type = 2.0);
+                           double norm_type = 2.0, bool error_if_nonfinite = false);
 
 }  // namespace fsdp

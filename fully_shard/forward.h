@@ -8,13 +8,22 @@
 // mp_policy.param_dtype (with cast_forward_inputs), floating outputs to
 // mp_policy.output_dtype; a module without one, and what is no tensor, is left alone, and
 // a tensor that is as it should be stays the same one. Copies and casts are
-// differentiable. Tensors are found in vectors, optionals, pairs and tuples. Profilers
-// see fsdp::forward(unit). Collective as the module's forward.
+// differentiable. Profilers see fsdp::forward(unit). Collective as the module's forward.
+//
+// Tensors are found in vectors, arrays, optionals, pairs, tuples, std::map and its kin,
+// torch::OrderedDict, and in structs whose fields are listed once:
+//
+//   template <>
+//   struct fsdp::TensorFields<Batch> {
+//     static auto of(Batch& batch) { return std::tie(batch.tokens, batch.masks); }
+//   };
 #pragma once
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
+#include <array>
+#include <cstddef>
 #include <memory>
 #include <optional>
 #include <tuple>
@@ -30,7 +39,17 @@ namespace torch::nn {
 class Module;
 }
 
+namespace torch {
+template <typename Key, typename Value>
+class OrderedDict;
+}
+
 namespace fsdp {
+
+// Specialised for a struct whose tensors forward() is to find: of(struct) gives
+// references to its fields (std::tie), which may be containers and structs in turn.
+template <class Struct>
+struct TensorFields {};
 
 namespace internal {
 
@@ -100,6 +119,40 @@ struct CastEach<std::tuple<Elements...>> {
     return std::apply(
         [&to](const Elements&... each) { return std::tuple<Elements...>(cast_each(each, to)...); },
         values);
+  }
+};
+
+template <MayHoldTensors Element, size_t kSize>
+struct CastEach<std::array<Element, kSize>> {
+  static std::array<Element, kSize> of(std::array<Element, kSize> values, const CastTo& to) {
+    for (auto& value : values) value = cast_each(value, to);
+    return values;
+  }
+};
+// std::map, std::unordered_map and what looks like them.
+template <class Map>
+requires MayHoldTensors<typename Map::mapped_type>
+struct CastEach<Map> {
+  static Map of(Map values, const CastTo& to) {
+    for (auto& [key, value] : values) value = cast_each(value, to);
+    return values;
+  }
+};
+template <class Key, MayHoldTensors Value>
+struct CastEach<torch::OrderedDict<Key, Value>> {
+  static torch::OrderedDict<Key, Value> of(torch::OrderedDict<Key, Value> values,
+                                           const CastTo& to) {
+    for (auto& item : values) item.value() = cast_each(item.value(), to);
+    return values;
+  }
+};
+template <class Struct>
+requires requires(Struct& fields) { TensorFields<Struct>::of(fields); }
+struct CastEach<Struct> {
+  static Struct of(Struct value, const CastTo& to) {
+    std::apply([&to](auto&... field) { ((field = cast_each(field, to)), ...); },
+               TensorFields<Struct>::of(value));
+    return value;
   }
 };
 

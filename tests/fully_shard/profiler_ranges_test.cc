@@ -9,6 +9,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <string>
 #include <vector>
@@ -100,6 +101,25 @@ TEST(ProfilerRanges, NameEveryCollectiveOfEveryUnitOfATrainingStep) {
       }
     });
   }
+}
+
+TEST(ProfilerRanges, OfHybridShardingReduceOverTheShardsBeforeTheReplicas) {
+  run_ranks(4, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2, 2});
+    const auto model = build_seeded([] { return decoder_model(4, 2); });
+    shard_decoder(*model.module, mesh);
+    const Ranges ranges;
+    step(model);
+    for (const auto* unit : {"embedding", "block0", "block1", "head", "(root)"}) {
+      const auto position = [&](const std::string& what) {
+        const auto found = std::find(Ranges::begun.begin(), Ranges::begun.end(),
+                                     what + "(" + std::string(unit) + ")");
+        EXPECT_NE(found, Ranges::begun.end()) << what << " of " << unit;
+        return found - Ranges::begun.begin();
+      };
+      EXPECT_LT(position("fsdp::reduce_scatter"), position("fsdp::all_reduce")) << unit;
+    }
+  });
 }
 
 TEST(ProfilerRanges, AWorldOfOneHasNone) {

@@ -84,6 +84,21 @@ TEST_P(UnshardedFiles, ToAnotherDtypeTrainsOnAsThePlainModel) {
   });
 }
 
+TEST_P(UnshardedFiles, AConversionThatIsRefusedLeavesEveryParameterAsItWas) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    auto model = build_seeded([] { return decoder_model(5, 1); });
+    shard_decoder(*model.module, mesh);
+    const auto parameters = model.module->parameters();
+    const auto loss = model.loss(make_data(1));
+    EXPECT_ANY_THROW(model.module->to(torch::kDouble));
+    for (size_t i = 0; i < parameters.size(); ++i) {
+      EXPECT_TRUE(parameters[i].is_same(model.module->parameters()[i])) << i;
+      EXPECT_EQ(parameters[i].scalar_type(), torch::kFloat) << i;
+    }
+    EXPECT_NO_THROW(loss.backward());
+  });
+}
+
 TEST_P(UnshardedFiles, ToTheSameDtypeChangesNothing) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
     Decoder model(5, 1);

@@ -5,9 +5,41 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <map>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <vector>
+
+namespace fsdp::testing {
+namespace {
+
+struct Features {
+  std::map<std::string, torch::Tensor> by_name;
+  std::array<torch::Tensor, 2> pair;
+};
+
+struct Batch {
+  torch::Tensor inputs;
+  Features features;
+  torch::OrderedDict<std::string, torch::Tensor> more;
+  int64_t length = 0;
+};
+
+}  // namespace
+}  // namespace fsdp::testing
+
+template <>
+struct fsdp::TensorFields<fsdp::testing::Features> {
+  static auto of(testing::Features& features) { return std::tie(features.by_name, features.pair); }
+};
+template <>
+struct fsdp::TensorFields<fsdp::testing::Batch> {
+  static auto of(testing::Batch& batch) {
+    return std::tie(batch.inputs, batch.features, batch.more);
+  }
+};
 
 namespace fsdp::testing {
 namespace {
@@ -53,6 +85,44 @@ TEST_P(PrecisionAtTheBoundary, ForwardFindsTensorsInContainers) {
     EXPECT_EQ(sum.scalar_type(), at::kDouble);
     EXPECT_EQ(list[0].scalar_type(), at::kLong);
     EXPECT_EQ(list[1].scalar_type(), at::kDouble);
+  });
+}
+
+struct TakesBatchImpl : torch::nn::Module {
+  Batch forward(Batch batch) {
+    seen = batch;
+    batch.inputs = linear(batch.inputs) * static_cast<double>(batch.length);
+    return batch;
+  }
+  Batch seen;
+  torch::nn::Linear linear = register_module("linear", make_linear(4, 4));
+};
+TORCH_MODULE(TakesBatch);
+
+void expect_floating_tensors_in(at::ScalarType dtype, const Batch& batch) {
+  EXPECT_EQ(batch.inputs.scalar_type(), dtype);
+  EXPECT_EQ(batch.features.by_name.at("weights").scalar_type(), dtype);
+  EXPECT_EQ(batch.features.by_name.at("ids").scalar_type(), at::kLong);
+  EXPECT_EQ(batch.features.pair[1].scalar_type(), dtype);
+  EXPECT_EQ(batch.more["mask"].scalar_type(), dtype);
+  EXPECT_EQ(batch.length, 3);
+}
+
+TEST_P(PrecisionAtTheBoundary, ForwardFindsTensorsInStructsAndMaps) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    TakesBatch model;
+    fully_shard(model, mesh,
+                {.mp_policy = {.param_dtype = at::kBFloat16, .output_dtype = at::kDouble}});
+    Batch batch;
+    batch.inputs = input_of(rank);
+    batch.features.by_name = {{"weights", torch::ones({2})}, {"ids", torch::arange(2)}};
+    batch.features.pair = {torch::arange(2), torch::ones({2})};
+    batch.more.insert("mask", torch::ones({2}));
+    batch.length = 3;
+    const auto output = forward(model, batch);
+    expect_floating_tensors_in(at::kBFloat16, model->seen);
+    expect_floating_tensors_in(at::kDouble, output);
+    EXPECT_EQ(batch.inputs.scalar_type(), at::kFloat) << "the caller's own stays";
   });
 }
 

@@ -23,18 +23,44 @@ void draw_halves(Draws& draws, Program& program) {
   });
 }
 
+PrecisionSpec draw_precision_of_unit(Draws& draws) {
+  PrecisionSpec precision;
+  if (draws.chance(80)) {
+    precision.param_dtype = draws.pick(
+        {Dtype::kBFloat16, Dtype::kBFloat16, Dtype::kHalf, Dtype::kDouble, Dtype::kFloat});
+  }
+  if (draws.chance(50)) {
+    precision.reduce_dtype =
+        draws.pick({Dtype::kFloat, Dtype::kFloat, Dtype::kBFloat16, Dtype::kHalf, Dtype::kDouble});
+  }
+  if (draws.chance(30)) precision.buffer_dtype = draws.pick({Dtype::kBFloat16, Dtype::kDouble});
+  return precision;
+}
+
 // Outside of grad mode a view of a list's entry has the entry's dtype, not the
 // members'; and what is written to a member is rounded to the parameter's dtype when it
 // goes to the shard, which may be after the next read, so it is to need no rounding.
 void draw_precision(Draws& draws, Program& program) {
-  program.in_double = draws.chance(20);
-  if (!program.in_double) return;
+  if (!draws.chance(40)) return;
+  const auto of_all = draw_precision_of_unit(draws);
+  const bool alike = draws.chance(50);
   for (auto& action : program.actions) {
     if (action.kind == ActionKind::kWriteMember) action.value = action.value > 1 ? 2 : 0.5;
   }
-  for_each_node(program.root, [](Node& node) {
+  for_each_node(program.root, [&](Node& node) {
+    if (node.is_unit) node.unit.precision = alike ? of_all : draw_precision_of_unit(draws);
     for (auto& param : node.params) param.in_list = false;
   });
+}
+
+void draw_buffers(Draws& draws, Program& program) {
+  for_each_node(program.root, [&](Node& node) { node.has_buffer = draws.chance(20); });
+}
+
+void draw_offload(Draws& draws, Program& program) {
+  if (!draws.chance(15)) return;
+  for_each_node(program.root,
+                [&](Node& node) { node.unit.offload = node.is_unit && draws.chance(70); });
 }
 
 void draw_placements(Draws& draws, Program& program) {
@@ -69,6 +95,8 @@ void draw_options(Draws& draws, Program& program) {
   draw_deferral(draws, program);
   draw_custom_collectives(draws, program);
   draw_prefetch_time(draws, program);
+  draw_buffers(draws, program);
+  draw_offload(draws, program);
 }
 
 }  // namespace fsdp::testing

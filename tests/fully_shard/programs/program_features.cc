@@ -3,6 +3,7 @@
 #include "tests/fully_shard/programs/program_traits.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace fsdp::testing {
@@ -24,6 +25,11 @@ Feature unit_feature(std::string name, std::function<bool(const UnitSpec&)> test
   return node_feature(std::move(name), [test = std::move(test)](const Node& node) {
     return node.is_unit && !node.joins_previous && test(node.unit);
   });
+}
+
+Feature dtype_feature(std::string name, Dtype dtype, std::optional<Dtype> PrecisionSpec::*of) {
+  return unit_feature(std::move(name),
+                      [=](const UnitSpec& unit) { return unit.precision.*of == dtype; });
 }
 
 // Of parameters that are sharded and not tied to another.
@@ -141,7 +147,17 @@ std::vector<Feature> option_features() {
       program_feature("deferred_init", [](const Program& p) { return p.deferred; }),
       program_feature("every group emptied and poisoned after every operator",
                       [](const Program& p) { return p.evict; }),
-      program_feature("mixed precision", [](const Program& p) { return p.in_double; }),
+      dtype_feature("param_dtype = kDouble", Dtype::kDouble, &PrecisionSpec::param_dtype),
+      dtype_feature("param_dtype = kFloat", Dtype::kFloat, &PrecisionSpec::param_dtype),
+      dtype_feature("param_dtype = kBFloat16", Dtype::kBFloat16, &PrecisionSpec::param_dtype),
+      dtype_feature("param_dtype = kHalf", Dtype::kHalf, &PrecisionSpec::param_dtype),
+      dtype_feature("reduce_dtype = kFloat", Dtype::kFloat, &PrecisionSpec::reduce_dtype),
+      dtype_feature("reduce_dtype = kBFloat16", Dtype::kBFloat16, &PrecisionSpec::reduce_dtype),
+      dtype_feature("reduce_dtype = kHalf", Dtype::kHalf, &PrecisionSpec::reduce_dtype),
+      dtype_feature("reduce_dtype = kDouble", Dtype::kDouble, &PrecisionSpec::reduce_dtype),
+      unit_feature("buffer_dtype", [](const UnitSpec& u) { return !!u.precision.buffer_dtype; }),
+      program_feature("units of different precision", mixes_precisions),
+      unit_feature("offload_policy", [](const UnitSpec& u) { return u.offload; }),
       program_feature("world 1", [](const Program& p) { return p.world == 1; }),
       program_feature("world 2", [](const Program& p) { return p.world == 2; }),
       program_feature("world 3", [](const Program& p) { return p.world == 3; }),

@@ -59,7 +59,7 @@ class SideBySide {
   // Collective.
   void follow_gradients() {
     at::NoGradGuard no_grad;
-    for (const int id : sharded_.sharded_tensors()) {
+    for (const auto& [id, unit] : sharded_.sharded_tensors()) {
       const auto gradient = sharded_.entry(id).grad();
       const bool may_differ = plain_.bound(id).defined() || program_.tensor_ranks > 0;
       if (may_differ && gradient.defined()) plain_.follow_gradient(id, full_value(gradient));
@@ -200,7 +200,7 @@ class SideBySide {
   void clip(const Action& action) {
     const double p = action.flag ? std::numeric_limits<double>::infinity() : 2.0;
     std::vector<Tensor> entries;
-    for (const int id : sharded_.sharded_tensors()) entries.push_back(sharded_.entry(id));
+    for (const auto& [id, unit] : sharded_.sharded_tensors()) entries.push_back(sharded_.entry(id));
     const auto expected = plain_.clip(action.value, p);
     const double norm = full_value(clip_grad_norm_(entries, action.value, p)).item().toDouble();
     if (std::abs(norm - expected.norm) > expected.precision * expected.norm) {

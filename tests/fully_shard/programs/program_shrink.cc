@@ -19,7 +19,6 @@ class Simpler {
     for (const int id : ids) offer_removals(id);
     for (const int id : ids) offer_plainer(id);
     offer([](Program& p) { p.evict = false; });
-    offer([](Program& p) { p.in_double = false; });
     offer([](Program& p) { p.deferred = false; });
     offer([](Program& p) { p.prefetch_after_gradients = false; });
     offer([](Program& p) { p.optimizer = Optimizer::kSgd; });
@@ -86,6 +85,12 @@ class Simpler {
     });
     offer([id](Program& p) { node_of(p, id).unit.reshard_after_forward = {}; });
     offer([id](Program& p) { node_of(p, id).unit.to_halves = false; });
+    offer([id](Program& p) { node_of(p, id).unit.precision = {}; });
+    offer([id](Program& p) { node_of(p, id).unit.precision.param_dtype.reset(); });
+    offer([id](Program& p) { node_of(p, id).unit.precision.reduce_dtype.reset(); });
+    offer([id](Program& p) { node_of(p, id).unit.precision.buffer_dtype.reset(); });
+    offer([id](Program& p) { node_of(p, id).unit.offload = false; });
+    offer([id](Program& p) { node_of(p, id).has_buffer = false; });
     offer([id](Program& p) { node_of(p, id).unit.custom_gather = false; });
     offer([id](Program& p) { node_of(p, id).unit.custom_reduction = false; });
     offer([id](Program& p) { node_of(p, id).calls = 1; });

@@ -12,7 +12,7 @@ const char* name_of(Use use) {
 }
 
 const char* name_of(Dtype dtype) {
-  constexpr const char* names[] = {"float", "double", "bfloat16"};
+  constexpr const char* names[] = {"float", "double", "bfloat16", "half"};
   return names[static_cast<size_t>(dtype)];
 }
 
@@ -65,6 +65,10 @@ void print_ids(std::ostream& out, const char* what, const std::vector<int>& ids)
   for (const int id : ids) out << " n" << id;
 }
 
+void print_dtype(std::ostream& out, const char* what, const std::optional<Dtype>& dtype) {
+  if (dtype) out << " " << what << "=" << name_of(*dtype);
+}
+
 void print_unit(std::ostream& out, const Node& node) {
   out << (node.joins_previous ? " unit with the one before" : " unit");
   const auto& unit = node.unit;
@@ -73,6 +77,10 @@ void print_unit(std::ostream& out, const Node& node) {
   if (!unit.reshard_after_backward) out << " reshard_after_backward=0";
   if (!unit.unshard_in_backward) out << " unshard_in_backward=0";
   if (unit.divide_factor != 0) out << " divide_factor=" << unit.divide_factor;
+  print_dtype(out, "param_dtype", unit.precision.param_dtype);
+  print_dtype(out, "reduce_dtype", unit.precision.reduce_dtype);
+  print_dtype(out, "buffer_dtype", unit.precision.buffer_dtype);
+  if (unit.offload) out << " offloaded";
   if (unit.custom_gather) out << " custom_all_gather";
   if (unit.custom_reduction) out << " custom_reduce_scatter";
   print_ids(out, "forward_prefetch", unit.forward_prefetch);
@@ -86,6 +94,7 @@ void print_node(std::ostream& out, const Node& node, const std::string& indent) 
   if (node.checkpoint) out << " checkpointed";
   if (node.conditional) out << " conditional";
   if (node.no_grad) out << " under no_grad";
+  if (node.has_buffer) out << " with a buffer";
   out << "\n";
   for (const auto& param : node.params) {
     out << indent << "  ";
@@ -120,7 +129,7 @@ std::string to_string(const Program& program) {
   if (program.activations != Dtype::kFloat) out << ", activations " << name_of(program.activations);
   out << ", width " << program.width << ", " << name_of(program.optimizer)
       << (program.evict ? ", evict after every operator" : "")
-      << (program.deferred ? ", deferred" : "") << (program.in_double ? ", computed in double" : "")
+      << (program.deferred ? ", deferred" : "")
       << (program.prefetch_after_gradients ? ", prefetch after gradients" : "") << "\n";
   print_node(out, program.root, "  ");
   for (const auto& action : program.actions) print_action(out, action);

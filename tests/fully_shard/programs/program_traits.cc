@@ -45,6 +45,15 @@ bool mixes_dtypes(const Node& node) {
   return node.is_unit && dtypes.size() > 1;
 }
 
+bool mixes_precisions(const Program& program) {
+  std::vector<PrecisionSpec> precisions;
+  for_each_node(program.root, [&precisions](const Node& node) {
+    if (node.is_unit && !node.joins_previous) precisions.push_back(node.unit.precision);
+  });
+  return std::any_of(precisions.begin(), precisions.end(),
+                     [&](const PrecisionSpec& other) { return other != precisions.front(); });
+}
+
 bool has_prefetch_lists(const Program& program) {
   bool has = false;
   for_each_node(program.root, [&has](const Node& node) {

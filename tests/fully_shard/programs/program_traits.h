@@ -11,6 +11,8 @@ int unit_depth(const Node& node);
 bool has_tie(const Program& program, bool across_units);
 // A unit's own parameters do.
 bool mixes_dtypes(const Node& node);
+// Its units do.
+bool mixes_precisions(const Program& program);
 bool has_prefetch_lists(const Program& program);
 bool accumulates_over_steps(const Program& program);
 bool accumulates_without_sync(const Program& program);

@@ -60,9 +60,16 @@ Tensor sum_of_squares(const Tensor& tensor) { return (tensor * tensor).sum(); }
 }  // namespace
 
 at::ScalarType scalar_type(Dtype dtype) {
-  return dtype == Dtype::kFloat    ? at::kFloat
-         : dtype == Dtype::kDouble ? at::kDouble
-                                   : at::kBFloat16;
+  switch (dtype) {
+    case Dtype::kDouble:
+      return at::kDouble;
+    case Dtype::kBFloat16:
+      return at::kBFloat16;
+    case Dtype::kHalf:
+      return at::kHalf;
+    default:
+      return at::kFloat;
+  }
 }
 
 class RandomBlock : public torch::nn::Module {
@@ -73,8 +80,12 @@ class RandomBlock : public torch::nn::Module {
       auto& tensor = model.tensors[tensor_of(program, param).id];
       if (!tensor.member.defined()) tensor.member = make_tensor(program, tensor_of(program, param));
       const auto [holder, key] = add(param, tensor.member);
-      slots_.push_back({tensor.member, holder, key});
+      slots_.push_back({tensor.member, holder, key, tensor.input_cast});
       if (tensor.holder == nullptr) tensor = slots_.back();
+    }
+    if (node.has_buffer) {
+      at::manual_seed(1000 * program.seed + 500 + static_cast<uint64_t>(node.id));
+      buffer_ = register_buffer("buffer", at::randn({program.width}, at::kFloat));
     }
     for (const auto& child : node.children) {
       const auto block = std::make_shared<RandomBlock>(program, child, model);
@@ -120,6 +131,7 @@ class RandomBlock : public torch::nn::Module {
   }
 
   Tensor once(Tensor x, const Forward& forward) {
+    if (buffer_.defined()) x = (x + buffer_).to(dtype_);
     for (size_t i = 0; i < slots_.size(); ++i)
       x = use(std::move(x), node_.params[i], slots_[i], forward);
     if (forward.throw_at == node_.id) throw PlannedException();
@@ -140,16 +152,23 @@ class RandomBlock : public torch::nn::Module {
     return entry.requires_grad() ? entry : slot.member;
   }
 
+  static Tensor input_of(const Tensor& x, const ModelTensor& slot) {
+    return *slot.input_cast == InputCast::kByModel ? x.to(slot.member.scalar_type()) : x;
+  }
+  // For an operator that promotes no dtypes.
+  static Tensor input_in_dtype(const Tensor& x, const ModelTensor& slot) {
+    return *slot.input_cast == InputCast::kByPolicy ? x : x.to(slot.member.scalar_type());
+  }
+
   Tensor use(Tensor x, const ParamSpec& param, const ModelTensor& slot,
              const Forward& forward) const {
     if (param.penalised) x = x + 0.01 * sum_of_squares(fetch_alone(slot, true)).to(dtype_);
     if (param.use == Use::kUnused) return x;
     if (param.use == Use::kMatmul) {
       const auto p = fetch(slot, param.in_list);
-      const auto computes_in = slot.member.scalar_type();
-      return x + 0.3 * x.to(computes_in).matmul(p.t()).tanh().matmul(p).to(dtype_);
+      return x + 0.3 * input_in_dtype(x, slot).matmul(p.t()).tanh().matmul(p).to(dtype_);
     }
-    if (param.use == Use::kBias) return (x + fetch(slot, param.in_list)).to(dtype_);
+    if (param.use == Use::kBias) return (input_of(x, slot) + fetch(slot, param.in_list)).to(dtype_);
     const auto p = fetch_alone(slot, param.in_list);
     switch (param.use) {
       case Use::kGain:
@@ -174,6 +193,7 @@ class RandomBlock : public torch::nn::Module {
   Node node_;
   at::ScalarType dtype_;            // of activations
   std::vector<ModelTensor> slots_;  // one per parameter of the node
+  Tensor buffer_;
   std::vector<std::shared_ptr<RandomBlock>> children_;
   torch::nn::ParameterList list_{nullptr};
 };

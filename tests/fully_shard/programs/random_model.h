@@ -27,11 +27,16 @@ struct PlannedException : std::runtime_error {
 
 class RandomBlock;
 
+// Who brings the inputs of an operator into the dtype that its parameter computes in:
+// nobody, so that dtypes promote; the model's own code; or the unit's policy.
+enum class InputCast { kNone, kByModel, kByPolicy };
+
 // A tensor of the model under its id; ties have one.
 struct ModelTensor {
   at::Tensor member;
   torch::nn::Module* holder = nullptr;  // has the registry entry
   std::string key;
+  std::shared_ptr<InputCast> input_cast = std::make_shared<InputCast>(InputCast::kNone);
 
   at::Tensor entry() const;  // as the registry has it now
 };

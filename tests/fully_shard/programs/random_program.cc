@@ -57,4 +57,12 @@ bool runs_backward(ActionKind kind) { return kind <= ActionKind::kEvaluateBefore
 
 int shards_of(const Program& program) { return program.world / program.replicas; }
 
+Dtype computed_in(const PrecisionSpec& precision, Dtype dtype) {
+  return precision.param_dtype.value_or(dtype);
+}
+
+Dtype reduced_in(const PrecisionSpec& precision, Dtype dtype) {
+  return precision.reduce_dtype.value_or(computed_in(precision, dtype));
+}
+
 }  // namespace fsdp::testing

@@ -27,7 +27,14 @@ enum class Use {
   kUnused,  // [rows]
 };
 
-enum class Dtype { kFloat, kDouble, kBFloat16 };
+enum class Dtype { kFloat, kDouble, kBFloat16, kHalf };
+
+// A unit's MixedPrecisionPolicy; unset: nothing is cast.
+struct PrecisionSpec {
+  std::optional<Dtype> param_dtype = {}, reduce_dtype = {}, buffer_dtype = {};
+
+  bool operator==(const PrecisionSpec&) const = default;
+};
 
 struct ParamSpec {
   int id = 0;
@@ -50,7 +57,9 @@ struct UnitSpec {
   bool to_halves = false;  // of four shards: to_world(2) in place of true
   bool reshard_after_backward = true;
   bool unshard_in_backward = true;
-  double divide_factor = 0;                                        // 0: unset
+  double divide_factor = 0;  // 0: unset
+  PrecisionSpec precision = {};
+  bool offload = false;  // OffloadPolicy, which changes nothing on the CPU
   bool custom_gather = false, custom_reduction = false;            // the ready-made ones
   std::vector<int> forward_prefetch = {}, backward_prefetch = {};  // node ids
 };
@@ -59,6 +68,7 @@ struct Node {
   int id = 0;
   std::vector<ParamSpec> params = {};
   std::vector<Node> children = {};
+  bool has_buffer = false;  // [width], which its forward adds
   bool is_unit = false;
   bool joins_previous = false;  // one unit with the sibling before
   UnitSpec unit = {};
@@ -110,8 +120,6 @@ struct Program {
   int replicas = 1;       // hybrid sharding where more than one: a mesh {replicas, shards}
   bool evict = false;     // empty and poison every group after every operator
   bool deferred = false;  // built without values, sharded, materialized
-  // Mixed precision: every unit computes in double. Parameters keep their dtypes.
-  bool in_double = false;
   bool prefetch_after_gradients = false;  // all units: BackwardPrefetch::kPost
   // Of a tensor-parallel model; each rank of `world` then stands for so many ranks, which
   // have the same inputs. 0: it is none.
@@ -141,5 +149,8 @@ int64_t rows_of(const Program& program, const ParamSpec& param);
 bool runs_backward(ActionKind kind);
 // Ranks that hold different shards.
 int shards_of(const Program& program);
+// What a unit computes with and reduces gradients in, of a parameter of `dtype`.
+Dtype computed_in(const PrecisionSpec& precision, Dtype dtype);
+Dtype reduced_in(const PrecisionSpec& precision, Dtype dtype);
 
 }  // namespace fsdp::testing

@@ -19,6 +19,14 @@ bool is_below(const Node& node, const std::vector<const Node*>& ancestors) {
   return found;
 }
 
+MixedPrecisionPolicy policy_of(const PrecisionSpec& precision) {
+  MixedPrecisionPolicy policy;
+  if (precision.param_dtype) policy.param_dtype = scalar_type(*precision.param_dtype);
+  if (precision.reduce_dtype) policy.reduce_dtype = scalar_type(*precision.reduce_dtype);
+  if (precision.buffer_dtype) policy.buffer_dtype = scalar_type(*precision.buffer_dtype);
+  return policy;
+}
+
 // Whether no parameter has any.
 bool is_without_values(const torch::nn::Module& module) {
   const auto parameters = module.parameters();
@@ -62,7 +70,8 @@ void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
   if (spec.reshard_after_forward) options.reshard_after_forward = *spec.reshard_after_forward;
   if (spec.to_halves && shards_of(program_) == 4)
     options.reshard_after_forward = ReshardAfterForward::to_world(2);
-  if (program_.in_double) options.mp_policy.param_dtype = at::kDouble;
+  options.mp_policy = policy_of(spec.precision);
+  options.offload_policy.offload_to_cpu = spec.offload;
   options.shard_placement_fn = [this](const std::string&, const at::Tensor& tensor) {
     return placement_of(tensor);
   };
@@ -72,6 +81,10 @@ void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
     for_each_node(*node, [&](const Node& below) { adopt(below, units_.size(), options); });
   }
   ShardedUnit unit{nodes, fully_shard(modules, mesh_, options)};
+  for (const auto& [id, of_unit] : unit_of_tensor_) {
+    if (of_unit == units_.size() && spec.precision.param_dtype)
+      *model_.tensors.at(id).input_cast = InputCast::kByPolicy;
+  }
   set_options(unit);
   const auto position = static_cast<int>(units_.size());
   for (auto& below : units_) {
@@ -139,12 +152,17 @@ std::vector<FSDPModule> ShardedProgram::modules_of(const std::vector<int>& node_
   return modules;
 }
 
-std::set<int> ShardedProgram::sharded_tensors() const {
-  std::set<int> ids;
+std::map<int, UnitSpec> ShardedProgram::sharded_tensors() const {
+  std::map<int, UnitSpec> sharded;
   for (const auto& [id, tensor] : model_.tensors) {
-    if (!program_.sharded || is_sharded(id)) ids.insert(id);
+    const auto unit = unit_of_tensor_.find(id);
+    if (unit != unit_of_tensor_.end()) {
+      sharded.emplace(id, units_[unit->second].nodes.front()->unit);
+    } else if (!program_.sharded) {
+      sharded.emplace(id, UnitSpec{});
+    }
   }
-  return ids;
+  return sharded;
 }
 
 int ShardedProgram::root_of(size_t unit) const {

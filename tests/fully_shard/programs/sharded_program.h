@@ -38,8 +38,9 @@ class ShardedProgram {
   at::Tensor member(int id) const { return model_.tensors.at(id).member; }
   at::Tensor entry(int id) const { return model_.tensors.at(id).entry(); }
   bool is_sharded(int id) const { return unit_of_tensor_.count(id) > 0; }
-  // Those whose gradients are reduced, or would be on one rank.
-  std::set<int> sharded_tensors() const;
+  // Those whose gradients are reduced, or would be on one rank, with what
+  // their units ask for.
+  std::map<int, UnitSpec> sharded_tensors() const;
   // How the last backward reduced it, in which `arrived` got gradients on some rank.
   // Nothing for tensors that are local to a rank.
   std::optional<Reduction> reduction_of(int id, const std::set<int>& arrived) const;

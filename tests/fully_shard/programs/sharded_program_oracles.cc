@@ -17,9 +17,9 @@ std::vector<ResidencyOracle::ObservedUnit> ShardedProgram::observed_units() cons
   }
   for (const auto& [id, unit] : unit_of_tensor_) {
     const auto& param = *find_param(program_, id);
-    const auto reduced_in = program_.in_double ? Dtype::kDouble : param.dtype;
+    const auto dtype = reduced_in(units_[unit].nodes.front()->unit.precision, param.dtype);
     observed[unit].spec.params.push_back(
-        {.id = id, .dtype = static_cast<int>(reduced_in), .trainable = !param.frozen});
+        {.id = id, .dtype = static_cast<int>(dtype), .trainable = !param.frozen});
   }
   return observed;
 }

@@ -30,7 +30,9 @@ using ReductionOf = std::function<std::optional<Reduction>(int id, const std::se
 
 class UnshardedProgram {
  public:
-  UnshardedProgram(const Program& program, const std::set<int>& sharded_tensors);
+  // `sharded`: the tensors whose gradients are reduced, with what their units ask
+  // for.
+  UnshardedProgram(const Program& program, std::map<int, UnitSpec> sharded);
 
   int64_t world() const { return static_cast<int64_t>(models_.size()); }
   const RandomModel& model(int64_t rank) const { return models_[static_cast<size_t>(rank)]; }
@@ -76,35 +78,40 @@ class UnshardedProgram {
     Arrivals arrivals = {};
   };
   struct PlainTensor {
-    at::ScalarType dtype;             // its own; members may compute in another
-    std::vector<at::Tensor> members;  // per rank
+    // Its own, its members', that of its gradients on their way to a sum, and the sum's.
+    at::ScalarType dtype, computed_in, reduced_in, summed_in;
+    std::vector<at::Tensor> members = {};  // per rank
+    // Per rank, value and gradient in its own dtype: the member, if that computes in it.
+    std::vector<at::Tensor> parameters = {};
     std::vector<std::shared_ptr<Arrivals>> arrivals = {};  // per rank
     std::vector<Pending> pending = {};                     // per rank
     at::Tensor bound = {};
   };
-  // What the optimizer updates in a member's place, where the member computes in another
-  // dtype; and in bfloat16, since LibTorch rounds it between the steps of an update or
-  // not by an element's place in its tensor.
+  // What the optimizer updates in a parameter's place, where the member computes in
+  // another dtype; and in bfloat16, since LibTorch rounds it between the steps of an
+  // update or not by an element's place in its tensor.
   struct Chunk {
-    at::Tensor member;
+    at::Tensor parameter;
     int64_t dim = 0, rank = 0;
-    at::Tensor part;  // of the parameter's own dtype
+    at::Tensor part;
   };
 
-  void compute_in_double();
+  PlainTensor plain_tensor(int id) const;
+  void cast_buffers(const Node& node, const PrecisionSpec& precision);
+  // Members hold what their parameters have, in the dtype that they compute in.
+  void refresh_members();
   void collect_tensors();
   std::set<int> tensors_with_arrivals() const;
   std::vector<at::Tensor> optimized_tensors(const RandomModel& model);
+  at::Tensor take_gradient(PlainTensor& tensor, size_t rank);
   void reduce(PlainTensor& tensor, const Reduction& reduction, const at::Tensor& before);
-  at::Tensor member(int id, int64_t rank) const { return model(rank).tensors.at(id).member; }
   void set_bound(PlainTensor& tensor, const at::Tensor& magnitude, const at::Tensor& added,
                  double divisor) const;
 
   const Program& program_;
   int64_t shards_;
-  std::set<int> sharded_;
-  std::vector<RandomModel> models_;       // per rank
-  std::map<int, at::ScalarType> dtypes_;  // of the parameters themselves
+  std::map<int, UnitSpec> sharded_;
+  std::vector<RandomModel> models_;  // per rank
   std::map<int, PlainTensor> tensors_;
   std::vector<Chunk> chunks_;
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/torch.h>
 
+#include <cmath>
 #include <limits>
 #include <string>
 
@@ -55,6 +56,21 @@ void on_four_ranks(
   run_ranks(4, [&](int64_t) {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"dp", "pp"});
     body(mesh, mesh.flatten({"dp", "pp"}, "world")["world"]);
+  });
+}
+
+TEST(ClipGradNorm, RefusesANormThatIsNotFiniteOnAllRanksWhereAsked) {
+  run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    auto whole = values(1);
+    whole[4][0] = kInf;  // in rank 1's part
+    const auto parameter = placed(whole, mesh, {Shard{0}});
+    const auto before = DTensor(parameter.grad()).to_local().clone();
+    const auto text =
+        message_of([&] { clip_grad_norm_({parameter}, 1.0, 2.0, /*error_if_nonfinite=*/true); });
+    EXPECT_THAT(text, AllOf(HasSubstr("error_if_nonfinite"), HasSubstr("inf"))) << rank;
+    EXPECT_TRUE(DTensor(parameter.grad()).to_local().equal(before));
+    EXPECT_TRUE(std::isinf(clip_grad_norm_({parameter}, 1.0).item<double>()));
   });
 }
 
@@ -205,6 +221,9 @@ TEST_P(ClipGradNormWorlds, HalfPrecisionIsSummedInFp32AndTheResultTypeIsTheSameE
         clip_grad_norm_({placed(large, mesh, {Shard{0}}), placed(fine, mesh, {Shard{0}})}, 1);
     EXPECT_EQ(norm.scalar_type(), torch::kFloat);
     EXPECT_NEAR(norm.item<double>(), norm_of({large, fine}, 2), 1e-3);
+    const auto narrow = large.to(torch::kBFloat16);
+    EXPECT_EQ(clip_grad_norm_({placed(narrow, mesh, {Shard{0}})}, 1).scalar_type(), torch::kFloat)
+        << "of bf16 gradients alone, too";
   });
 }
 

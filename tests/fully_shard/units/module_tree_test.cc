@@ -55,7 +55,7 @@ TEST(ModuleTree, ASharedModuleIsVisitedOnceWhereItIsMetFirst) {
 
 TEST(ModuleTree, AChainOfManyThousandModulesDoesNotUseUpTheStack) {
   std::vector<NodePtr> chain = {std::make_shared<Node>(/*bare=*/true)};
-  for (int i = 0; i < 20000; ++i) chain.push_back(node({{"n", chain.back()}}, /*bare=*/true));
+  for (int i = 0; i < 50000; ++i) chain.push_back(node({{"n", chain.back()}}, /*bare=*/true));
   EXPECT_EQ(ModuleTree({chain.back().get()}).size(), chain.size());
   // Modules destroy their children recursively.
   while (chain.size() > 1) {

@@ -36,9 +36,10 @@ Placement draw_placement(Draws& draws, const Program& program, const ParamSpec& 
 // What is not for tensor-parallel models, or would cost their precision.
 void make_double(Program& program) {
   program.activations = Dtype::kDouble;
-  program.in_double = program.deferred = false;
+  program.deferred = false;
   for_each_node(program.root, [](Node& node) {
-    node.unit.to_halves = false;
+    node.unit.to_halves = node.has_buffer = false;
+    node.unit.precision = {};
     for (auto& param : node.params) {
       param.dtype = Dtype::kDouble;
       param.ignored = false;
