@@ -6,7 +6,9 @@
 //   weight.full_tensor();        // everything, on every rank
 //
 // Operators work on DTensors where a rule says how (docs/design.md lists them); others
-// throw and name themselves. A DTensor has no storage of its own: raw access throws.
+// throw and name themselves. A plain tensor beside a DTensor counts as replicated, but
+// not beside what comes from a parameter of fully_shard (fully_shard/fully_shard.h). A
+// DTensor has no storage of its own: raw access throws.
 #pragma once
 
 #include "device_mesh/device_mesh.h"

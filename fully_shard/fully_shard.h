@@ -13,6 +13,12 @@
 // unit is a collective over the mesh: every rank must run the same ones in the same
 // order.
 //
+// Operators on entries alone (optimizers, averages) stay sharded. Where no gradients are
+// recorded, and of frozen parameters, one that reads an entry, or what was computed from
+// one, beside a plain tensor takes that as this rank's own: it computes with the whole
+// value (collective) and gives a plain result. What it writes in place stays sharded and
+// keeps its part of a plain operand, which must be the same on all ranks.
+//
 // Nothing here is thread-safe; ranks may be threads of one process, each with its own
 // modules.
 #pragma once

@@ -9,8 +9,10 @@
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <c10/util/SmallVector.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <string>
 #include <string_view>
 
 namespace fsdp::internal {
@@ -53,7 +55,7 @@ class Company {
     writes_dtensor_ |= writes;
     if (!meta->from_parameter) return others_.push_back(&meta->spec);
     from_parameter_ = &meta->spec;
-    if (writes) written_ = &meta->spec;
+    if (writes) written_ = meta;
   }
 
   bool needs_whole_values() const {
@@ -66,18 +68,27 @@ class Company {
   // Collective where there is something.
   void check_written_alike(const OperatorCall& call) const {
     if (written_ == nullptr) return;
-    const auto& placements = written_->placements();
+    const auto& placements = written_->spec.placements();
     const bool is_cut = std::any_of(placements.begin(), placements.end(),
                                     [](const auto& placement) { return placement.is_shard(); });
     std::vector<at::Tensor> compared;
     for (const at::Tensor* plain : plain_)
       if (plain->dim() > 0 || !is_cut) compared.push_back(*plain);
-    if (!compared.empty()) check_alike(call.description(), compared, written_->mesh());
+    if (!compared.empty()) check_alike(what_writes(call), compared, written_->spec.mesh());
   }
 
  private:
+  std::string what_writes(const OperatorCall& call) const {
+    const auto* const name = written_->owner ? written_->owner->parameter_name() : nullptr;
+    return c10::str(
+        call.description(), ", which writes ",
+        name == nullptr ? "what comes from a sharded parameter" : "parameter '" + *name + "'",
+        " and keeps this rank's part of what stands beside it (out of place the "
+        "result is this rank's own)");
+  }
+
   const DTensorSpec* from_parameter_ = nullptr;
-  const DTensorSpec* written_ = nullptr;  // of one from a parameter
+  const DTensorMeta* written_ = nullptr;  // of one from a parameter
   bool writes_dtensor_ = false;
   c10::SmallVector<const at::Tensor*, 4> plain_;
   c10::SmallVector<const DTensorSpec*, 4> others_;

@@ -20,6 +20,12 @@ struct TailImpl : torch::nn::Module {
     const auto entries = list->named_parameters(/*recurse=*/false);
     return torch::tanh(x + entries["0"]).matmul(entries["1"].t()) * entries["2"];
   }
+  // With what is computed from the elements.
+  torch::Tensor forward_of_results(const torch::Tensor& x) {
+    const auto entries = list->named_parameters(/*recurse=*/false);
+    return torch::tanh(x + entries["0"] * 2).matmul((entries["1"] + 1).t()) *
+           entries["2"].abs().mean();
+  }
   torch::nn::ParameterList list = register_module("list", torch::nn::ParameterList());
 };
 TORCH_MODULE(Tail);
@@ -86,6 +92,18 @@ TEST(ShardedEntries, EvaluateBesideWhatIsParallel) {
       }
       const torch::InferenceMode inference;
       pair.expect_same_outputs();
+    });
+  }
+}
+
+TEST(ShardedEntries, GiveResultsThatAreWholeBesideWhatIsParallel) {
+  for (const auto& plan : {kCopied, kLinearOnly, kListToo}) {
+    on_pairs_with_lists(plan, [](WithListPair& pair) {
+      const torch::NoGradGuard no_grad;
+      const auto output = [&pair](WithList& model) {
+        return full_tensor(model->tail->forward_of_results(model->linear(pair.input)));
+      };
+      EXPECT_LE(distance(output(pair.sharded), output(pair.plain)), kClose);
     });
   }
 }

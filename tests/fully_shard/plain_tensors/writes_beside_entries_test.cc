@@ -179,6 +179,8 @@ TEST_P(WritesBesideEntries, OfARanksOwnValuesAreErrorsOnAllRanks) {
     };
     for (const auto& mistake : mistakes)
       EXPECT_THAT(message_of(mistake), HasSubstr("is not the same on all ranks"));
+    EXPECT_THAT(message_of(mistakes[0]), HasSubstr("parameter 'weight'"));
+    EXPECT_THAT(message_of(mistakes[3]), HasSubstr("out of place"));
     EXPECT_TRUE(full_value(weight).equal(before));
   });
 }
