@@ -12,6 +12,7 @@
 #include "fully_shard/grad_scaler.h"
 #include "fully_shard/summon_full_params.h"
 #include "tensor_parallel/parallelize_module.h"
+#include "tests/support/start_values.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 
@@ -33,14 +34,13 @@ using ::testing::HasSubstr;
 using Milliseconds = std::chrono::milliseconds;
 
 torch::nn::Sequential two_layers(int64_t width) {
-  torch::manual_seed(1);
-  return torch::nn::Sequential(torch::nn::Linear(width, width), torch::nn::Linear(width, width));
+  return torch::nn::Sequential(make_linear(width, width), make_linear(width, width));
 }
 
 // What a rank has at hand when it makes a call.
 struct Scene {
-  explicit Scene(std::string saved)
-      : mesh(init_device_mesh(c10::kCPU, {2})),
+  explicit Scene(std::string saved, int64_t world = 2)
+      : mesh(init_device_mesh(c10::kCPU, {world})),
         model(two_layers(4)),
         kept(two_layers(6)),
         plain(two_layers(3)),
@@ -96,12 +96,12 @@ std::vector<Call> every_call() {
        }},
       {"broadcast_states", "agreement of broadcast_states",
        [](Scene& s) { broadcast_states(*s.plain, s.mesh); }},
-      {"parallelize_module", "agreement of parallelize_module",
+      {"parallelize_module", "of parallelize_module",
        [](Scene& s) {
          parallelize_module(s.parallel, s.mesh, {{"0", ColwiseParallel()}});
        }},
-      {"save", "save", [](Scene& s) { save({.model = s.model}, s.folder + "/new"); }},
-      {"load", "load",
+      {"save", "the save /", [](Scene& s) { save({.model = s.model}, s.folder + "/new"); }},
+      {"load", "the load /",
        [](Scene& s) { static_cast<void>(load({.model = s.model}, s.folder + "/saved")); }},
       {"get_model_state_dict", "all-gather of '0.weight' to '0.bias'",
        [](Scene& s) {
@@ -110,7 +110,7 @@ std::vector<Call> every_call() {
       {"set_model_state_dict", "set_model_state_dict",
        [](Scene& s) {
          static_cast<void>(set_model_state_dict(
-             *s.model, {}, {.full_state_dict = true, .broadcast_from_rank0 = true}));
+             *s.model, StateDict(), {.full_state_dict = true, .broadcast_from_rank0 = true}));
        }},
   };
 }
@@ -154,6 +154,19 @@ TEST_F(EveryPair, OfCollectiveCallsOnTwoRanksIsAnErrorOnBothThatNamesBoth) {
       });
     }
   }
+}
+
+// Among three a reduction goes on in a thread of its own, for which backward waits.
+TEST_F(EveryPair, ATouchOnOneRankAgainstTheBackwardOfTwoIsAnErrorOnAll) {
+  run_ranks(3, [&](int64_t rank) {
+    Scene scene(folder_.path(), 3);
+    const auto calls = every_call();
+    const auto& touch = calls[0];
+    const auto& backward = calls[2];
+    const auto error = error_of([&] { (rank == 0 ? touch : backward).run(scene); });
+    for (const auto& call : {touch, backward})
+      EXPECT_THAT(error, HasSubstr(call.announced)) << "rank " << rank;
+  });
 }
 
 TEST_F(EveryPair, RanksThatClipDifferentModelsAreToldWhatEachClips) {

@@ -1,5 +1,6 @@
 // ReshardAfterForward::to_world(n): between forward and backward, n neighbouring ranks
 // keep one n-th of the parameters each.
+#include "device_mesh/collectives/watched_rank.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "device_mesh/process_group.h"
 #include "tests/fully_shard/effects/row_bytes.h"
@@ -234,6 +235,8 @@ TEST(ReshardToWorld, OfOneOnOneRankIsFalseToo) {
 
 // A process group leaves keys in the store that its ranks met at.
 TEST(ReshardToWorld, UnitsShareTheProcessGroupsOfOneN) {
+  // A rank that waits long says so in the store.
+  internal::set_wait_patience(std::chrono::hours(1), std::chrono::milliseconds(100));
   on_ranks_of(4, [](int64_t, const DeviceMesh& mesh) {
     const auto store = default_process_group()->getStore();
     auto layer = make_linear(4, 4);
@@ -250,6 +253,7 @@ TEST(ReshardToWorld, UnitsShareTheProcessGroupsOfOneN) {
     mesh.side_group(0, "one more");
     EXPECT_GT(store->getNumKeys(), keys);
   });
+  internal::set_wait_patience(std::chrono::milliseconds(400), std::chrono::milliseconds(100));
 }
 
 // Ranks 0, 2, 4 and 6, and beside them 1, 3, 5 and 7.
