@@ -20,6 +20,7 @@ const RuleTable& table() {
     add_norm_rules(*table);
     add_foreach_norm_rules(*table);
     add_view_rules(*table);
+    add_view_in_place_rules(*table);
     add_value_rules(*table);
     add_scatter_rules(*table);
     add_fused_rules(*table);

@@ -34,6 +34,7 @@ void add_random_rules(RuleTable& table);
 void add_norm_rules(RuleTable& table);
 void add_foreach_norm_rules(RuleTable& table);
 void add_view_rules(RuleTable& table);
+void add_view_in_place_rules(RuleTable& table);
 void add_value_rules(RuleTable& table);
 void add_scatter_rules(RuleTable& table);
 void add_fused_rules(RuleTable& table);

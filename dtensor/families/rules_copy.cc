@@ -32,7 +32,7 @@ void to_copy_rule(OperatorCall& call) {
   (is_exact ? exact : rounding).run(call);
 }
 
-// This rank's part of `source`, placed as `self`. A plain number stays one.
+// What this rank has of `source`, placed as `self`. A plain number stays one.
 at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const OperatorCall& call) {
   const DTensorSpec& spec = spec_of(self);
   const bool same_shape = source.sizes() == self.sizes();
@@ -46,15 +46,12 @@ at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const Oper
     const at::Tensor whole = same_shape ? source : source.expand(self.sizes());
     return redistribute_local(local_of(whole), spec_of(whole), spec.placements());
   }
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !spec.has_partial(), call.description(),
-      ": a plain value cannot be written to a Partial "
-      "tensor. Call .redistribute({Replicate()}) on it first (collective).");
   if (owner_of(self) == nullptr) compare_plain(call.handle().schema().name(), source, spec.mesh());
   TORCH_CHECK_VALUE(fits, call.description(), ": a plain source must have the global shape ",
                     self.sizes(), ", got ", source.sizes(),
                     "; write this rank's part through .to_local() (rank ", spec.mesh().rank(), ")");
-  return source.numel() == 1 ? source : local_part(source.expand(self.sizes()), spec);
+  if (source.numel() == 1 && !spec.has_partial()) return source;
+  return placed_whole(source.expand(self.sizes()), spec);
 }
 
 void copy_into_rule(OperatorCall& call) {

@@ -48,10 +48,7 @@ void eye_out_rule(OperatorCall& call) {
   TORCH_CHECK_VALUE(out.sizes() == at::IntArrayRef({rows, columns}), call.description(),
                     ": out: expected shape ", at::IntArrayRef({rows, columns}),
                     "; a DTensor keeps its shape (rank ", spec.mesh().rank(), ")");
-  TORCH_CHECK_NOT_IMPLEMENTED(!spec.has_partial(), call.description(),
-                              ": out: a plain value cannot be written to a Partial tensor. Call "
-                              ".redistribute({Replicate()}) on it first (collective).");
-  local_of(out).copy_(local_part(at::eye(rows, columns, local_of(out).options()), spec));
+  local_of(out).copy_(placed_whole(at::eye(rows, columns, local_of(out).options()), spec));
   call.finish(out);
 }
 

@@ -6,6 +6,7 @@
 #include "dtensor/internal/call_plan.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/place_operands.h"
+#include "dtensor/internal/redistribute.h"
 #include "dtensor/ways/pointwise_ways.h"
 
 #include <ATen/ops/max.h>
@@ -21,6 +22,12 @@ namespace {
 struct PlacedElement {
   Operands locals;
   std::optional<DTensorSpec> result;  // none: plain, or written
+  std::optional<DTensorSpec> moved;   // where what is written had to go
+};
+
+struct WrittenElsewhere {
+  at::Tensor dtensor, local;
+  DTensorSpec spec;  // of local
 };
 
 bool lie_alike(at::TensorList operands, std::optional<size_t> written) {
@@ -42,9 +49,11 @@ PlacedElement placed_element(const OperatorCall& call, at::TensorList operands,
   }
   const DeviceMesh mesh = common_mesh(call, operands);
   const auto plan = plans.plan_of(call, operands, mesh);
-  if (written) check_stays(call, operands[*written], plan->targets[*written]);
   placed.locals = place_operands(call, operands, plan->targets, NotedRedistribution::Cause::kWay);
   if (!written) placed.result = DTensorSpec(mesh, plan->results[0]);
+  if (written && is_dtensor(operands[*written]) &&
+      spec_of(operands[*written]).placements() != plan->targets[*written])
+    placed.moved = DTensorSpec(mesh, plan->placed[*written]);
   return placed;
 }
 
@@ -67,6 +76,12 @@ class ForeachLists {
 
   size_t length() const { return lists_[0].size(); }
 
+  // Once the operator ran: what could not be written where it lies was written elsewhere.
+  void bring_back() const {
+    for (const auto& [written, local, spec] : written_elsewhere_)
+      local_of(written).copy_(redistribute_local(local, spec, spec_of(written).placements()));
+  }
+
   // Replaces element i by local tensors. Returns the result's spec, none where no DTensor
   // is involved, or the element is written.
   std::optional<DTensorSpec> localize(size_t i, const CallPlans& plans, const OperatorCall& call) {
@@ -76,6 +91,9 @@ class ForeachLists {
     operands.insert(operands.end(), singles_.begin(), singles_.end());
     if (std::none_of(operands.begin(), operands.end(), is_dtensor)) return std::nullopt;
     auto placed = placed_element(call, operands, plans);
+    const auto written = plans.op().written;
+    if (placed.moved)
+      written_elsewhere_.push_back({operands[*written], placed.locals[*written], *placed.moved});
     for (size_t k = 0; k < lists_.size(); ++k) lists_[k][i] = std::move(placed.locals[k]);
     local_singles_.assign(placed.locals.begin() + static_cast<std::ptrdiff_t>(lists_.size()),
                           placed.locals.end());
@@ -104,6 +122,7 @@ class ForeachLists {
   std::vector<std::vector<at::Tensor>> lists_;
   std::vector<at::Tensor> singles_;
   std::vector<at::Tensor> local_singles_;
+  std::vector<WrittenElsewhere> written_elsewhere_;
 };
 
 template <Linearity linearity>
@@ -117,6 +136,7 @@ void foreach_rule(OperatorCall& call) {
   for (size_t i = 0; i < lists.length(); ++i) specs.push_back(lists.localize(i, plans, call));
   lists.put_back(call);
   auto results = call.run();
+  lists.bring_back();
   if (!results.empty()) {
     auto tensors = results[0].toTensorVector();
     for (size_t i = 0; i < tensors.size(); ++i) {

@@ -51,10 +51,9 @@ at::Tensor part_of_drawn(const at::Tensor& whole, const DTensorSpec& spec) {
   return make_dtensor(part, spec.with_geometry(spec.shape(), whole.strides().vec()));
 }
 
-// Writes `drawn`, the whole value, to `self`: to a Partial as one term.
+// Writes `drawn`, the whole value, to `self`.
 void keep_part(const at::Tensor& self, const at::Tensor& drawn) {
-  const DTensorSpec& spec = spec_of(self);
-  local_of(self).copy_(redistribute_local(drawn, spec.replicated(), spec.placements()));
+  local_of(self).copy_(placed_whole(drawn, spec_of(self)));
 }
 
 // normal_(), bernoulli_(p): no value is read.

@@ -6,13 +6,16 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
 #include "dtensor/internal/fast_pointwise.h"
+#include "dtensor/internal/generator_dispatch.h"
 #include "dtensor/internal/movement.h"
 #include "dtensor/internal/plain_beside.h"
 #include "dtensor/internal/run_by_ways.h"
 #include "dtensor/internal/tensor_arguments.h"
+#include "dtensor/internal/view_replay.h"
 #include "dtensor/ways/table.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <c10/util/SmallVector.h>
 
 #include <memory>
 #include <optional>
@@ -24,9 +27,8 @@
 namespace fsdp::internal {
 namespace {
 
-using Tell = void (*)(const at::Tensor&);
-
-void tell_of(const c10::IValue& argument, Tell tell) {
+template <class Tell>
+void tell_of(const c10::IValue& argument, const Tell& tell) {
   if (argument.isTensor()) {
     tell(argument.toTensor());
   } else if (argument.isTensorList() || argument.isOptionalTensorList()) {
@@ -36,15 +38,29 @@ void tell_of(const c10::IValue& argument, Tell tell) {
   }
 }
 
-// Of what the operator writes, and of what it reads.
-void tell_owners(const OperatorCall& call) {
+using WrittenCopies = c10::SmallVector<at::Tensor, 1>;
+
+// Of what the operator writes, and of what it reads. What shows a copy is to be told once
+// more, after it was written.
+WrittenCopies tell_owners(const OperatorCall& call) {
+  WrittenCopies copies;
+  const auto tell_of_write = [&copies](const at::Tensor& tensor) {
+    tell_write(tensor);
+    const auto* const meta = find_meta(tensor);
+    if (meta != nullptr && meta->owner && meta->owner->shows_a_copy()) copies.push_back(tensor);
+  };
   size_t next_written = 0;
   for (size_t i = 0; i < call.argument_count(); ++i) {
     const auto& written = call.traits().written;
     const bool writes = next_written < written.size() && written[next_written] == i;
-    if (writes) ++next_written;
-    tell_of(call.argument(i), writes ? tell_write : tell_read);
+    if (writes) {
+      ++next_written;
+      tell_of(call.argument(i), tell_of_write);
+    } else {
+      tell_of(call.argument(i), tell_read);
+    }
   }
+  return copies;
 }
 
 void set_written_from_parameter(const TensorArguments& arguments) {
@@ -71,9 +87,10 @@ void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::
     if (met.plain) check_written_alike(call, arguments);
     set_written_from_parameter(arguments);
   }
-  tell_owners(call);
+  const WrittenCopies copies = tell_owners(call);
   const NewFromParameter origin(met.from_parameter);
   body(call);
+  for (const at::Tensor& copy : copies) tell_written(copy);
 }
 
 void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,
@@ -171,8 +188,10 @@ void install_dtensor_kernels() {
   // gone by then.
   static const auto* const installed = [] {
     auto* const handles = new Handles;
+    install_generator_kernels();
     register_rules(*handles);
     register_fast_pointwise(*handles);
+    register_view_replay(*handles);
     handles->push_back(c10::Dispatcher::singleton().registerFallback(
         kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "fsdp DTensor"));
     return handles;

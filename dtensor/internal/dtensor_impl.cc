@@ -83,7 +83,7 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
   auto keys = c10::DispatchKeySet(
       c10::computeDispatchKey(local.scalar_type(), c10::kStrided, local.device()));
   const NewDTensors& made = NewDTensors::current();
-  keys = keys.add(kDTensorKey) | made.keys;
+  keys = keys.add(kDTensorKey).add(kFirstKey) | made.keys;
   if (owner) keys = keys | owner->extra_keys();
   const bool from_parameter = made.from_parameter || (owner && owner->parameter_name() != nullptr);
   auto impl = c10::make_intrusive<DTensorImpl>(keys, local.dtype(), local.device());
@@ -109,6 +109,16 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta.owner,
                                                           meta.style, meta.from_parameter));
   return at::Tensor(std::move(impl));
+}
+
+void become_view(const at::Tensor& dtensor, const at::Tensor& view) {
+  const DTensorMeta& becomes = meta_of(view);
+  dtensor.unsafeGetTensorImpl()->set_sizes_and_strides(becomes.spec.shape(), becomes.spec.stride());
+  change_meta(dtensor, [&](DTensorMeta& meta) {
+    meta.local = becomes.local;
+    meta.spec = becomes.spec;
+    meta.owner = becomes.owner;
+  });
 }
 
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {

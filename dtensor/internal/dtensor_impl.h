@@ -28,6 +28,10 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   virtual const std::string* parameter_name() const { return nullptr; }
   // Called before an operator writes the DTensor's local tensor in place.
   virtual void before_write(const at::Tensor& dtensor) = 0;
+  // Whether the local tensor is a copy of what the DTensor is a view of: it is told after
+  // an operator wrote it, too.
+  virtual bool shows_a_copy() const { return false; }
+  virtual void after_write(const at::Tensor& /*dtensor*/) {}
   // Called before set_data gives `dtensor` the data of `from`, which it may change into
   // what the DTensor is to become; throws to refuse.
   virtual void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) = 0;
@@ -126,6 +130,10 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
 // over a view of its local tensor.
 at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpec spec);
 
+// Gives `dtensor` the shape, the placements and the local tensor of `view`, a view of it,
+// in place. It keeps its style.
+void become_view(const at::Tensor& dtensor, const at::Tensor& view);
+
 // Puts another local tensor of the same shape behind `dtensor`, and behind nothing else
 // that shares the old one.
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
@@ -171,7 +179,7 @@ uint32_t local_version_of(const at::Tensor& tensor);
 inline DTensorOwner* owner_of(const at::Tensor& tensor) { return meta_of(tensor).owner.get(); }
 
 // Tells the owner, if there is one, that the values of `tensor` are about to be read, or
-// written in place. Nothing for plain tensors. Operators tell by themselves
+// written in place, or have been. Nothing for plain tensors. Operators tell by themselves
 // (dtensor/internal/dispatch.cc).
 inline void tell_read(const at::Tensor& tensor) {
   const auto* const meta = find_meta(tensor);
@@ -180,6 +188,10 @@ inline void tell_read(const at::Tensor& tensor) {
 inline void tell_write(const at::Tensor& tensor) {
   const auto* const meta = find_meta(tensor);
   if (meta != nullptr && meta->owner) meta->owner->before_write(tensor);
+}
+inline void tell_written(const at::Tensor& tensor) {
+  const auto* const meta = find_meta(tensor);
+  if (meta != nullptr && meta->owner) meta->owner->after_write(tensor);
 }
 
 }  // namespace fsdp::internal

@@ -85,6 +85,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     if (operands.from_parameter()) set_from_parameter(self);
     at::Tensor local = local_of(self);
     Op::call(local, local_argument(args)...);
+    tell_written(self);
     return self;
   }
 };

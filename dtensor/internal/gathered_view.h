@@ -1,6 +1,9 @@
-// A view that can not keep a cut shows a gathered copy: the same numbers, but no alias of
-// the tensor that it was taken of. Writing it in place would change nothing there, so it
-// throws. Of a registry entry it is a view of the member, which has the whole value.
+// A view of a DTensor that can not keep a cut, such as one row of a tensor whose rows lie
+// on several ranks. It shows a gathered copy. What is written to it in place is written
+// to the tensor that it was taken of, too: each rank writes what it has of it. Where that
+// tensor was written since, it is gathered again before the view is read or written: not
+// in inference mode, where nothing tells of writes, before reads. Of a registry entry it
+// is a view of the member, which has the whole value.
 #pragma once
 
 #include "dtensor/internal/operator_call.h"
@@ -13,10 +16,14 @@
 namespace fsdp::internal {
 
 // `self`, of which `call` takes a view, once it lies as `to`: itself where it does, else
-// a gathered copy (collective; noted) that, as its views, refuses to be written, with the
-// name of the parameter that it was taken of, if any.
+// a gathered copy (collective; noted). Reading that or its views after a write, and
+// writing them, is collective like this; one of a registry entry refuses to be written,
+// with the name of the parameter.
 at::Tensor gathered_for_view(const OperatorCall& call, const at::Tensor& self,
                              const std::vector<Placement>& to);
+
+// Whether it shows a gathered copy of what is no registry entry.
+bool is_gathered_view(const at::Tensor& dtensor);
 
 // Finishes `call`, which takes a view of `self` that the cut does not allow, with that
 // view of the parameter's member, as in training; false where `self` is no registry

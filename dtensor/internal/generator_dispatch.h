@@ -5,14 +5,17 @@
 // in the state of the thread's.
 #pragma once
 
+#include "dtensor/internal/dtensor_key.h"
+
 #include <c10/core/DispatchKey.h>
 
 namespace fsdp::internal {
 
-// LibTorch registers nothing for it.
-inline constexpr c10::DispatchKey kGeneratorKey = c10::DispatchKey::TESTING_ONLY_GenericMode;
+// DTensors carry it, too: a thread without generators of its own passes.
+inline constexpr c10::DispatchKey kGeneratorKey = kFirstKey;
 
-// Registers the kernels under the key. Idempotent, thread-safe.
+// Registers the kernels under the key, where all other operators fall through.
+// Idempotent, thread-safe.
 void install_generator_kernels();
 
 }  // namespace fsdp::internal

@@ -69,18 +69,6 @@ std::vector<Operand> geometry_of(at::TensorList operands) {
   return geometry;
 }
 
-void check_stays(const OperatorCall& call, const at::Tensor& written,
-                 const TensorPlacements& target) {
-  if (!is_dtensor(written)) return;
-  const auto& own = spec_of(written).placements();
-  for (size_t m = 0; m < own.size(); ++m) {
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        target[m] == own[m], call.description(), " writes in place to a tensor placed ", own[m],
-        ", which the operator cannot do ", own[m].is_partial() ? "term by term" : "on parts",
-        ". Call .redistribute({Replicate()}) first (collective).");
-  }
-}
-
 Operands place_operands(const OperatorCall& call, at::TensorList operands,
                         const std::vector<TensorPlacements>& targets,
                         NotedRedistribution::Cause cause) {

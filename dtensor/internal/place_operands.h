@@ -24,11 +24,6 @@ CallPlacements placements_of(at::TensorList operands, const DeviceMesh& mesh);
 
 std::vector<Operand> geometry_of(at::TensorList operands);
 
-// What is written in place cannot go elsewhere. Throws NotImplementedError where `target`
-// is not where it lies.
-void check_stays(const OperatorCall& call, const at::Tensor& written,
-                 const TensorPlacements& target);
-
 // This rank's parts once every operand lies as `targets` say; absent ones stay absent.
 // Collective over the mesh dimensions along which one must move, which is noted.
 Operands place_operands(const OperatorCall& call, at::TensorList operands,

@@ -3,6 +3,7 @@
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/movement.h"
+#include "dtensor/internal/wire_dtype.h"
 
 #include <ATen/ops/alias.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -95,7 +96,14 @@ class Step {
     if (from == to || parts_ == 1) return local;
     if (from.is_interleaved() || to.is_interleaved()) return run_on_atoms(local, from, to);
     const at::Tensor plain = local.resolve_neg().resolve_conj();
-    return plain.is_complex() ? moved_as_pairs(plain, from, to) : moved(plain, from, to);
+    if (plain.is_complex()) return moved_as_pairs(plain, from, to);
+    return from.is_partial() ? moved_terms(plain, from, to) : moved(plain, from, to);
+  }
+
+  at::Tensor moved_terms(const at::Tensor& terms, const Placement& from,
+                         const Placement& to) const {
+    const auto dtype = dtype_of_reduction(terms.scalar_type(), what_);
+    return moved(terms.to(dtype), from, to).to(terms.scalar_type());
   }
 
   // Along its atoms an interleaved cut is a plain one.
@@ -166,7 +174,7 @@ class Step {
     const at::Tensor output = at::empty(rows, input.options());
     if (output.numel() > 0) {
       tell(CollectiveKind::kAllGather, input);
-      collectives_.all_gather({.output = output, .input = input, .what = what_});
+      collectives_.all_gather({.output = as_sent(output), .input = as_sent(input), .what = what_});
     }
     return output.narrow(0, 0, shape_[dim]).movedim(0, dim).contiguous();
   }
@@ -203,7 +211,7 @@ class Step {
     const at::Tensor output = at::empty_like(input);
     if (output.numel() > 0) {
       tell(CollectiveKind::kAllToAll, input);
-      collectives_.all_to_all({.output = output, .input = input, .what = what_});
+      collectives_.all_to_all({.output = as_sent(output), .input = as_sent(input), .what = what_});
     }
     return output.movedim(0, from)
         .flatten(from, from + 1)
@@ -334,6 +342,11 @@ at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec) {
     part = part_along(part, cut, own);
   }
   return part;
+}
+
+at::Tensor placed_whole(const at::Tensor& full, const DTensorSpec& spec) {
+  if (!spec.has_partial()) return local_part(full, spec);
+  return redistribute_local(full, spec.replicated(), spec.placements());
 }
 
 at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,

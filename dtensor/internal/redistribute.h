@@ -27,6 +27,10 @@ namespace fsdp::internal {
 // but of a cut in several blocks a copy. Local. REQUIRES: no Partial placement.
 at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec);
 
+// What this rank holds of `full`, a plain tensor of the global shape, placed as `spec`:
+// of a Partial the value as one term. May share memory. Local.
+at::Tensor placed_whole(const at::Tensor& full, const DTensorSpec& spec);
+
 // Whether the move sends anything.
 bool must_move(const DTensorSpec& from, const std::vector<Placement>& to);
 

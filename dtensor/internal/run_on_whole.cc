@@ -31,18 +31,11 @@ std::vector<size_t> written_dtensors(const OperatorCall& call, const ArgumentKin
   return written;
 }
 
-void check_may_be_written(const OperatorCall& call, const DTensorSpec& spec) {
+void check_keeps_its_shape(const OperatorCall& call, const DTensorSpec& spec) {
   TORCH_CHECK_NOT_IMPLEMENTED(
       !call.handle().hasTag(at::Tag::inplace_view), call.description(),
       " changes the shape of a DTensor in place; make a new tensor instead (rank ",
       spec.mesh().rank(), ")");
-  for (const Placement& placement : spec.placements()) {
-    TORCH_CHECK_NOT_IMPLEMENTED(!placement.is_partial(), call.description(),
-                                " writes in place to a tensor placed ", placement,
-                                ", which the operator cannot do term by term. Call "
-                                ".redistribute({Replicate()}) first (collective; rank ",
-                                spec.mesh().rank(), ")");
-  }
 }
 
 void keep_part(const OperatorCall& call, const at::Tensor& dtensor, const at::Tensor& whole) {
@@ -50,7 +43,7 @@ void keep_part(const OperatorCall& call, const at::Tensor& dtensor, const at::Te
   TORCH_CHECK_NOT_IMPLEMENTED(whole.sizes() == dtensor.sizes(), call.name(), ": a DTensor of ",
                               to_string(spec), " would become one of shape ", whole.sizes(),
                               ", but keeps its shape (rank ", spec.mesh().rank(), ")");
-  local_of(dtensor).copy_(local_part(whole, spec));
+  local_of(dtensor).copy_(placed_whole(whole, spec));
 }
 
 // What was written is handed back as it was given.
@@ -71,7 +64,7 @@ void run_on_whole(OperatorCall& call, NotedRedistribution::Cause cause) {
   const auto operands = kinds.operands_of(call);
   const DeviceMesh mesh = common_mesh(call, operands);
   const auto written = written_dtensors(call, kinds, operands);
-  for (size_t i : written) check_may_be_written(call, spec_of(operands[i]));
+  for (size_t i : written) check_keeps_its_shape(call, spec_of(operands[i]));
   const std::vector<TensorPlacements> targets(operands.size(), replicated_on(mesh));
   auto wholes = place_operands(call, operands, targets, cause);
   for (size_t i : written) {
