@@ -84,6 +84,30 @@ void check_across_ranks(const at::Tensor& local, const DTensorSpec& spec) {
                     to_string(spec), ". Every rank of the mesh sees this error.");
 }
 
+bool adds_up(const Placement& placement) {
+  return !placement.is_partial() || placement.partial_op() == Partial::Op::kSum ||
+         placement.partial_op() == Partial::Op::kAvg;
+}
+
+// None: as the DTensor lies.
+std::optional<DTensorSpec> grad_spec(const at::Tensor& dtensor, const ToLocalOptions& options,
+                                     const char* function) {
+  if (!options.grad_placements.has_value()) return std::nullopt;
+  const DTensorSpec& own = internal::spec_of(dtensor);
+  const DTensorSpec spec =
+      own.with_placements(without_negative_dims(*options.grad_placements, dtensor.dim()));
+  const auto shape = spec.local_shape(), expected = own.local_shape();
+  TORCH_CHECK_VALUE(shape == expected, function, ": grad_placements: of ", to_string(spec),
+                    " this rank has ", at::IntArrayRef(shape), ", but of the tensor ",
+                    at::IntArrayRef(expected), " (rank ", own.mesh().rank(), ")");
+  for (const Placement& placement : spec.placements()) {
+    TORCH_CHECK_VALUE(adds_up(placement), function, ": grad_placements: ", placement,
+                      "; terms of a gradient are added: Partial(sum) or Partial(avg) (rank ",
+                      own.mesh().rank(), ")");
+  }
+  return spec;
+}
+
 }  // namespace
 
 DTensor::DTensor(const at::Tensor& tensor) : at::Tensor(tensor) {
@@ -92,12 +116,16 @@ DTensor::DTensor(const at::Tensor& tensor) : at::Tensor(tensor) {
                    "; make one with fsdp::distribute_tensor or fsdp::from_local");
 }
 
-at::Tensor DTensor::to_local() const { return internal::differentiable_to_local(*this); }
+at::Tensor DTensor::to_local(const ToLocalOptions& options) const {
+  return internal::differentiable_to_local(*this, grad_spec(*this, options, "to_local"));
+}
 
-at::Tensor DTensor::full_tensor() const {
+at::Tensor DTensor::full_tensor(const ToLocalOptions& options) const {
   const internal::CauseOfMovement cause(internal::MovementCause::kRequest);
   const std::vector<Placement> whole(placements().size(), Replicate{});
-  return internal::differentiable_to_local(internal::differentiable_redistribute(*this, whole));
+  const at::Tensor replicated = internal::differentiable_redistribute(*this, whole);
+  return internal::differentiable_to_local(replicated,
+                                           grad_spec(replicated, options, "full_tensor"));
 }
 
 DTensor DTensor::redistribute(std::vector<Placement> placements) const {
@@ -163,7 +191,9 @@ DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
 }
 
 std::ostream& operator<<(std::ostream& out, const DTensor& dtensor) {
-  internal::tell_read(dtensor);
+  const auto* const owner = internal::owner_of(dtensor);
+  const bool shows_a_copy = owner != nullptr && owner->shows_a_copy();  // of an earlier value
+  if (!shows_a_copy) internal::tell_read(dtensor);
   return out << "DTensor of " << to_string(internal::spec_of(dtensor)) << ", this rank's part:\n"
              << internal::local_of(dtensor);
 }

@@ -24,15 +24,31 @@ namespace fsdp {
 
 bool is_dtensor(const at::Tensor& tensor);
 
+struct ToLocalOptions {
+  // How the gradient of what is handed out lies on the mesh: this rank's part of it, a
+  // copy, or a term of a sum or average. Default: as the DTensor, whole (Replicate) where
+  // that is Partial.
+  std::optional<std::vector<Placement>> grad_placements = {};
+};
+
 // A view of an at::Tensor that is distributed; no extra state.
 class DTensor : public at::Tensor {
  public:
   explicit DTensor(const at::Tensor& tensor);  // throws TypeError unless is_dtensor(tensor)
 
-  // This rank's part; shares memory. Local. Differentiable.
-  at::Tensor to_local() const;
-  // The whole value as a plain tensor. Collective over the mesh. Differentiable.
-  at::Tensor full_tensor() const;
+  // This rank's part; shares memory. Local. Differentiable: the gradient that arrives at
+  // it is taken for this rank's part of the DTensor's. So of a replicated weight that
+  // each rank uses on data of its own, every rank would keep the gradient of its own
+  // data: say that it is a term of the sum,
+  //
+  //   at::Tensor own = weight.to_local({.grad_placements = {{fsdp::Partial{}}}});
+  //
+  // Throws ValueError for grad_placements that do not fit the mesh, of which this rank's
+  // part has another shape, or that are a minimum, maximum or product.
+  at::Tensor to_local(const ToLocalOptions& options = {}) const;
+  // The whole value as a plain tensor. Collective over the mesh. Differentiable: its
+  // gradient counts as the same on all ranks, or as `options` say (see to_local()).
+  at::Tensor full_tensor(const ToLocalOptions& options = {}) const;
   // The same value with other placements. Collective over the mesh dimensions that
   // change. Differentiable.
   DTensor redistribute(std::vector<Placement> placements) const;

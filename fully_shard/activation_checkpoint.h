@@ -3,6 +3,7 @@
 //
 //   auto y = fsdp::checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
 //   auto [a, b] = fsdp::checkpoint([&](auto x, auto mask) { return attend(x, mask); }, x, m);
+//   auto z = fsdp::checkpoint(block, x);   // a ModuleHolder, or a shared_ptr to a module
 //
 // A unit inside a region is gathered once in forward and once when the region runs again;
 // the backward of what then ran gathers nothing more. Regions nest.
@@ -11,6 +12,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <functional>
+#include <memory>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -69,6 +71,12 @@ auto checkpoint(Region region, const Inputs&... inputs) {
   };
   return internal::from_list<Result>(
       internal::run_checkpointed(std::move(on_list), {at::Tensor(inputs)...}));
+}
+// module->forward(inputs...). The module lives until the backward is done.
+template <class Module, class... Inputs>
+auto checkpoint(const std::shared_ptr<Module>& module, const Inputs&... inputs) {
+  return checkpoint([module](const Inputs&... each) { return module->forward(each...); },
+                    inputs...);
 }
 
 }  // namespace fsdp

@@ -46,13 +46,14 @@ at::Tensor placed_gradient(const at::Tensor& grad, const DTensorSpec& spec) {
 // The backward functions are differentiable themselves, for second derivatives.
 class ToLocal : public torch::autograd::Function<ToLocal> {
  public:
-  static at::Tensor forward(AutogradContext* context, const at::Tensor& dtensor) {
-    save_spec(context, gradient_spec(spec_of(dtensor)));
+  static at::Tensor forward(AutogradContext* context, const at::Tensor& dtensor,
+                            const DTensorSpec& gradient) {
+    save_spec(context, gradient);
     tell_read(dtensor);
     return local_of(dtensor).detach();
   }
   static tensor_list backward(AutogradContext* context, const variable_list& grads) {
-    return {differentiable_from_local(grads[0], saved_spec(context))};
+    return {differentiable_from_local(grads[0], saved_spec(context)), at::Tensor()};
   }
 };
 
@@ -113,8 +114,10 @@ bool records(const at::Tensor& tensor) {
 
 }  // namespace
 
-at::Tensor differentiable_to_local(const at::Tensor& dtensor) {
-  if (records(dtensor)) return ToLocal::apply(dtensor);
+at::Tensor differentiable_to_local(const at::Tensor& dtensor,
+                                   const std::optional<DTensorSpec>& gradient) {
+  if (records(dtensor))
+    return ToLocal::apply(dtensor, gradient.value_or(gradient_spec(spec_of(dtensor))));
   tell_read(dtensor);
   return local_of(dtensor).detach();
 }

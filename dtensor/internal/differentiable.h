@@ -7,11 +7,14 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <optional>
 #include <vector>
 
 namespace fsdp::internal {
 
-at::Tensor differentiable_to_local(const at::Tensor& dtensor);
+// A gradient that arrives is this rank's of `gradient`, where that is given.
+at::Tensor differentiable_to_local(const at::Tensor& dtensor,
+                                   const std::optional<DTensorSpec>& gradient = {});
 // Throws NotImplementedError where `local` requires grad and is a term of a minimum,
 // maximum or product.
 at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpec& spec);

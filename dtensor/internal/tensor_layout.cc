@@ -74,6 +74,8 @@ void validate(const Facts& facts) {
   const auto ndim = static_cast<int64_t>(facts.shape.size());
   for (const auto& placement : facts.placements) {
     if (!placement.is_shard()) continue;
+    check(ndim > 0, "placements: ", placement,
+          " is out of range for a tensor of 0 dimensions; allowed: Replicate() and Partial()");
     check(placement.shard_dim() >= 0 && placement.shard_dim() < ndim, "placements: ", placement,
           " is out of range for a tensor of ", ndim, " dimensions; allowed: Shard(0) to Shard(",
           ndim - 1, ")");
