@@ -40,13 +40,18 @@ struct RowwiseParallel {
   int64_t unit = 1;                             // as that of what makes the input
 };
 
-// For norms: parameters whole on every rank, the input cut along the sequence.
+// For LayerNorm, and norms of one's own: parameters whole on every rank, the input of
+// layer_norm and rms_norm cut along the sequence.
 struct SequenceParallel {
   int64_t sequence_dim = 1;
 };
 
-// Parameters whole on every rank.
-struct ReplicateParallel {};
+// Parameters whole on every rank. Linear and norms may want their input elsewhere than it
+// comes: with the sequence cut, keys and values of fewer heads than ranks take it whole,
+// as the query's ColwiseParallel does, so that it is gathered once for all three.
+struct ReplicateParallel {
+  std::optional<Placement> input_layout = {};  // default: as it is
+};
 
 // One parameter, named itself, however it is used.
 struct ShardParameter {
@@ -58,7 +63,7 @@ using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequencePar
 
 // Dotted paths of modules or parameters below the module that is parallelized, "" for
 // itself. A '*' stands for any part of one name: "block*.mlp.up" for "block0.mlp.up".
-// Later entries win.
+// There is nothing else to match with: no "**", no "?", no "[0-9]". Later entries win.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
 }  // namespace fsdp

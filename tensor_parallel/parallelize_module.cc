@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
+#include <memory>
 #include <vector>
 
 namespace fsdp {
@@ -21,7 +22,8 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
   const auto parameters = internal::planned_parameters(module, mesh, plan);
   internal::check_agreement(parameters, mesh);
   internal::bring_generators_in_step(mesh);
-  for (const auto& parameter : parameters) internal::make_parallel_member(parameter);
+  const auto steps = std::make_shared<internal::FirstSteps>();
+  for (const auto& parameter : parameters) internal::make_parallel_member(parameter, steps);
 }
 
 at::Tensor full_tensor(const at::Tensor& tensor) {

@@ -33,18 +33,6 @@ using Words = std::vector<int64_t>;
 
 constexpr const char* kComparison = "comparison of plain tensors";
 
-// Numbers that a caller wrote are what the code says, on every rank.
-bool counts_as_replicated(const at::Tensor& operand) {
-  return operand.defined() && !is_dtensor(operand) && operand.layout() == c10::kStrided &&
-         !operand.unsafeGetTensorImpl()->is_wrapped_number();
-}
-
-int64_t hash_of(const at::Tensor& tensor) {
-  uint64_t hash = static_cast<uint64_t>(tensor.scalar_type());
-  hash = XXH3_64bits_withSeed(tensor.sizes().data(), tensor.sizes().size() * sizeof(int64_t), hash);
-  return static_cast<int64_t>(hash_of_values(tensor, hash));
-}
-
 // "2", or "(0, 1)" on a mesh of two dimensions.
 std::string coordinate_text(const DeviceMesh& mesh, int64_t place) {
   if (mesh.ndim() == 1) return std::to_string(place);
@@ -55,6 +43,18 @@ std::string coordinate_text(const DeviceMesh& mesh, int64_t place) {
 }
 
 }  // namespace
+
+bool counts_as_replicated(const at::Tensor& operand) {
+  return operand.defined() && !is_dtensor(operand) && operand.layout() == c10::kStrided &&
+         !operand.unsafeGetTensorImpl()->is_wrapped_number();
+}
+
+int64_t hash_of_plain(const at::Tensor& operand) {
+  const auto shape = operand.sizes();
+  uint64_t hash = static_cast<uint64_t>(operand.scalar_type());
+  hash = XXH3_64bits_withSeed(shape.data(), shape.size() * sizeof(int64_t), hash);
+  return static_cast<int64_t>(hash_of_values(operand, hash));
+}
 
 bool compares_plain() { return checks_replicated.load(std::memory_order_relaxed); }
 
@@ -68,7 +68,7 @@ void check_alike(std::string_view what, at::TensorList operands, const DeviceMes
   bool has_plain = false;
   for (const at::Tensor& operand : operands) {
     has_plain |= counts_as_replicated(operand);
-    hashes.push_back(counts_as_replicated(operand) ? hash_of(operand) : 0);
+    hashes.push_back(counts_as_replicated(operand) ? hash_of_plain(operand) : 0);
   }
   if (!has_plain) return;
   const auto found =

@@ -9,6 +9,12 @@
 
 namespace fsdp::internal {
 
+// Whether `operand` is a plain tensor that ranks have alike. Numbers that a caller wrote
+// are what the code says.
+bool counts_as_replicated(const at::Tensor& operand);
+// Of its values, shape and dtype. REQUIRES: counts_as_replicated(). Local.
+int64_t hash_of_plain(const at::Tensor& operand);
+
 // Throws ValueError on every rank of the mesh where plain tensors among `operands` of
 // `what` are not the same on all of them. Collective over the mesh where there are any,
 // but for numbers that a caller wrote.

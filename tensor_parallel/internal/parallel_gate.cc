@@ -8,11 +8,14 @@
 #include "on_demand/gate_arguments.h"
 #include "on_demand/on_demand_storage.h"
 #include "on_demand/touched_groups.h"
+#include "tensor_parallel/internal/first_inputs.h"
+#include "tensor_parallel/internal/parallel_set_data.h"
 #include "tensor_parallel/internal/placed_input.h"
 #include "tensor_parallel/internal/styled_operators.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/autograd/function.h>
 
 #include <memory>
 #include <mutex>
@@ -87,6 +90,18 @@ void place_recorded_plain(GateArguments& arguments) {
   });
 }
 
+// Operators of layers that have no style, which are given a batch. Others are not
+// compared: what a rank looks at by itself is no collective.
+bool is_of_a_layer(std::string_view name) {
+  for (const std::string_view layer :
+       {"aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::convolution", "aten::bmm",
+        "aten::baddbmm", "aten::einsum", "aten::embedding_bag", "aten::gru", "aten::lstm",
+        "aten::rnn_tanh", "aten::rnn_relu", "aten::batch_norm", "aten::group_norm"}) {
+    if (name == layer) return true;
+  }
+  return false;
+}
+
 }  // namespace
 
 void run_below_parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
@@ -99,8 +114,20 @@ void run_below_parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet 
                      stack);
 }
 
+bool computes_derivative() {
+  const auto node = torch::autograd::get_current_node();
+  return node != nullptr && node->is_traceable();
+}
+
 void parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) {
+  if (FirstSteps::any() && is_of_a_layer(op.schema().name()))
+    compare_first_inputs(op, GateArguments(op, *stack));
+  parallel_gate_compared(op, keys, stack);
+}
+
+void parallel_gate_compared(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                            torch::jit::Stack* stack) {
   forget_input_without_source();
   GateArguments arguments(op, *stack);
   if (!is_per_element(arguments)) {
@@ -121,6 +148,7 @@ void install_parallel_gate() {
     // Never destroyed: kernels stay for the life of the process.
     static auto& handles = *new std::vector<c10::RegistrationHandleRAII>();
     register_styled_operators(handles);
+    register_parallel_set_data(handles);
     handles.push_back(c10::Dispatcher::singleton().registerFallback(
         kParallelKey, c10::KernelFunction::makeFromBoxedFunction<&parallel_gate>(),
         "fsdp tensor parallel"));

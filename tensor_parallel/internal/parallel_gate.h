@@ -18,12 +18,21 @@ inline constexpr c10::DispatchKey kParallelKey = c10::DispatchKey::TESTING_ONLY_
 // tensor gets it.
 void install_parallel_gate();
 
-// Operators without a style: registry entries make room for their members
+// Operators without a style: in a model's first step the inputs of layers are compared
+// (first_inputs.h); registry entries make room for their members
 // (on_demand/entry_substitution.h); a plain operand that requires grad becomes a
 // replicated DTensor, whose gradient comes back plain; where a plain tensor is written,
 // the DTensors come to it, whole. May be collective.
 void parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
+
+// The same for an operator whose inputs were compared (first_inputs.h) already.
+void parallel_gate_compared(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
+                            torch::jit::Stack* stack);
+
+// Whether a formula of autograd's runs. Functions of one's own, and regions that run
+// again, are forwards.
+bool computes_derivative();
 
 // Runs the operator as it is below this gate; its results carry the key.
 void run_below_parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,

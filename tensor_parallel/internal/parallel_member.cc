@@ -10,16 +10,9 @@
 #include <ATen/ops/empty.h>
 
 namespace fsdp::internal {
-namespace {
 
-struct MemberStyle final : c10::intrusive_ptr_target {
-  explicit MemberStyle(const ParameterUses& what) : uses(what) {}
-  ParameterUses uses;
-};
-
-}  // namespace
-
-void make_parallel_member(const PlannedParameter& parameter) {
+void make_parallel_member(const PlannedParameter& parameter,
+                          const std::shared_ptr<FirstSteps>& steps) {
   const at::NoGradGuard no_grad;
   install_parallel_gate();
   const at::Tensor& member = parameter.member;
@@ -27,16 +20,24 @@ void make_parallel_member(const PlannedParameter& parameter) {
       local_part(member.detach(), parameter.spec).clone(at::MemoryFormat::Contiguous);
   const KeysOfNewDTensors parallel{c10::DispatchKeySet(kParallelKey)};
   const at::Tensor becomes = make_dtensor(local, parameter.spec);
-  set_style(becomes, c10::make_intrusive<MemberStyle>(parameter.uses));
+  auto style = c10::make_intrusive<MemberStyle>();
+  style->uses = parameter.uses;
+  style->path = parameter.path;
+  style->steps = steps;
+  set_style(becomes, std::move(style));
   if (local.is_meta()) make_deferred_part(becomes, parameter.path);
   member.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
   bring_gradients_home(member);
 }
 
-const ParameterUses* uses_of(const at::Tensor& tensor) {
+MemberStyle* style_of(const at::Tensor& tensor) {
   const auto* const meta = tensor.defined() ? find_meta(tensor) : nullptr;
-  if (meta == nullptr || !meta->style) return nullptr;
-  return &static_cast<const MemberStyle*>(meta->style.get())->uses;
+  return meta == nullptr ? nullptr : static_cast<MemberStyle*>(meta->style.get());
+}
+
+const ParameterUses* uses_of(const at::Tensor& tensor) {
+  const MemberStyle* const style = style_of(tensor);
+  return style == nullptr ? nullptr : &style->uses;
 }
 
 }  // namespace fsdp::internal

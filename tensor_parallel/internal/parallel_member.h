@@ -1,18 +1,32 @@
 // A parameter of a module as a DTensor, in place.
 #pragma once
 
+#include "tensor_parallel/internal/first_inputs.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 #include "tensor_parallel/internal/planned_parameters.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
+#include <string>
+
 namespace fsdp::internal {
+
+// What a member and its views carry.
+struct MemberStyle final : c10::intrusive_ptr_target {
+  ParameterUses uses;
+  std::string path;
+  std::shared_ptr<FirstSteps> steps;  // of the module that was parallelized
+  UsesCompared compared;
+};
 
 // Gives the member's tensor the global shape, this rank's part as a copy, and the keys of
 // a DTensor that the parallel gate meets. Local.
-void make_parallel_member(const PlannedParameter& parameter);
+void make_parallel_member(const PlannedParameter& parameter,
+                          const std::shared_ptr<FirstSteps>& steps);
 
 // Null for what is no member, nor a view of one.
+MemberStyle* style_of(const at::Tensor& tensor);
 const ParameterUses* uses_of(const at::Tensor& tensor);
 
 }  // namespace fsdp::internal

@@ -30,6 +30,11 @@ Placement cut(const ParameterRole& role, int64_t dim, int64_t sections, int64_t 
          ". Name the parameter and give it a ShardParameter");
 }
 
+[[noreturn]] void refuse_input(const std::string& style, const ParameterRole& role,
+                               const std::string& known) {
+  refuse(style + " would change nothing for a " + role.module_type + ": it is for " + known);
+}
+
 struct ParameterOfStyle {
   const ParameterRole& role;
 
@@ -39,7 +44,8 @@ struct ParameterOfStyle {
           cut(role, 1, style.sections, style.unit),
           {.product = {}, .lookup = Use{.input = {}, .output = style.output_layout}, .norm = {}}};
     }
-    if (role.kind == ModuleKind::kOther) refuse_role("ColwiseParallel", role);
+    if (role.kind == ModuleKind::kOther || role.kind == ModuleKind::kNorm)
+      refuse_role("ColwiseParallel", role);
     if (role.kind == ModuleKind::kAttention) return heads(style);
     const Placement rows = cut(role, 0, style.sections, style.unit);
     if (role.leaf == "bias") return {rows, {}};
@@ -82,13 +88,24 @@ struct ParameterOfStyle {
   }
 
   ParallelParameter operator()(const SequenceParallel& style) const {
+    if (role.kind != ModuleKind::kNorm) {
+      refuse_input("SequenceParallel", role,
+                   "LayerNorm and norms of one's own. A Linear takes the cut sequence from its "
+                   "output_layout, or as it comes with ReplicateParallel");
+    }
     return {Replicate{},
             {.product = {},
              .lookup = {},
              .norm = Use{.input = Shard{style.sequence_dim}, .output = {}}}};
   }
 
-  ParallelParameter operator()(const ReplicateParallel&) const { return {Replicate{}, {}}; }
+  ParallelParameter operator()(const ReplicateParallel& style) const {
+    if (!style.input_layout.has_value()) return {Replicate{}, {}};
+    if (role.kind != ModuleKind::kProduct && role.kind != ModuleKind::kNorm)
+      refuse_input("the input_layout of ReplicateParallel", role, "Linear and norms");
+    const Use use{.input = style.input_layout, .output = {}};
+    return {Replicate{}, {.product = use, .lookup = {}, .norm = use}};
+  }
 
   ParallelParameter operator()(const ShardParameter& style) const {
     const Placement& placement = style.placement;

@@ -35,6 +35,7 @@ enum class ModuleKind {
   kProduct,  // Linear, and modules of one's own with a 2-D `weight`
   kEmbedding,
   kAttention,  // MultiheadAttention, whose output projection is a module of its own
+  kNorm,       // LayerNorm, and modules of one's own whose parameters have one dimension
   kOther,
 };
 

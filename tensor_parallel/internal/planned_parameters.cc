@@ -10,6 +10,7 @@
 #include <torch/nn/modules/activation.h>
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
+#include <torch/nn/modules/normalization.h>
 
 #include <algorithm>
 #include <optional>
@@ -23,8 +24,14 @@ namespace {
 ModuleKind kind_of(torch::nn::Module& module) {
   if (module.as<torch::nn::EmbeddingImpl>() != nullptr) return ModuleKind::kEmbedding;
   if (module.as<torch::nn::MultiheadAttentionImpl>() != nullptr) return ModuleKind::kAttention;
-  const auto* const weight = module.named_parameters(/*recurse=*/false).find("weight");
-  return weight != nullptr && weight->dim() == 2 ? ModuleKind::kProduct : ModuleKind::kOther;
+  if (module.as<torch::nn::LayerNormImpl>() != nullptr) return ModuleKind::kNorm;
+  const auto parameters = module.named_parameters(/*recurse=*/false);
+  const auto* const weight = parameters.find("weight");
+  if (weight != nullptr && weight->dim() == 2) return ModuleKind::kProduct;
+  const bool is_of_libtorch = module.name().starts_with("torch::nn::");
+  const bool has_matrices = std::any_of(parameters.begin(), parameters.end(),
+                                        [](const auto& each) { return each.value().dim() > 1; });
+  return is_of_libtorch || has_matrices ? ModuleKind::kOther : ModuleKind::kNorm;
 }
 
 // The attention module that has this one as its output projection.

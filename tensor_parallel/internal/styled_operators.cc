@@ -9,6 +9,8 @@
 #include "on_demand/input_cast.h"
 #include "on_demand/on_demand_storage.h"
 #include "on_demand/touched_groups.h"
+#include "tensor_parallel/internal/first_inputs.h"
+#include "tensor_parallel/internal/gradients_home.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parallel_member.h"
 #include "tensor_parallel/internal/placed_input.h"
@@ -19,7 +21,7 @@
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/function.h>
+#include <c10/util/Exception.h>
 
 #include <optional>
 #include <utility>
@@ -34,11 +36,11 @@ at::Tensor tensor_at(const GateArguments& arguments, size_t index) {
   return arguments[index].isTensor() ? arguments[index].toTensor() : at::Tensor();
 }
 
-// Whether a formula of autograd's runs. Functions of one's own, and regions that run
-// again, are forwards.
-bool computes_derivative() {
-  const auto node = torch::autograd::get_current_node();
-  return node != nullptr && node->is_traceable();
+// Collective in a model's first steps.
+GateArguments compared_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
+  const GateArguments arguments(op, stack);
+  if (FirstSteps::any()) compare_first_inputs(op, arguments);
+  return arguments;
 }
 
 // Null where no style acts. None does in derivatives: the products of second ones look
@@ -61,12 +63,24 @@ class MovedByStyle {
   CauseOfMovement cause_;
 };
 
+// What a plan says of a sequence, inputs must have.
+void check_dimension(const Placement& wanted, const at::Tensor& input,
+                     const at::Tensor& parameter) {
+  if (!wanted.is_shard()) return;
+  const int64_t dim = wanted.shard_dim(), ndim = input.dim();
+  TORCH_CHECK_VALUE(-ndim <= dim && dim < ndim, "the style of parameter '",
+                    style_of(parameter)->path, "' cuts dimension ", dim,
+                    " of its input, which is of shape ", input.sizes(), "; allowed are ", -ndim,
+                    " to ", ndim - 1, " (rank ", spec_of(parameter).mesh().rank(), ")");
+}
+
 // Cast before it moves, if the parameter's operator is to compute in another dtype.
 void place_input(const c10::OperatorHandle& op, c10::IValue& input, const Use& use,
                  const at::Tensor& parameter) {
   if (!use.input.has_value()) return;
   const MovedByStyle moved(op);
   const at::Tensor& tensor = input.toTensor();
+  check_dimension(*use.input, tensor, parameter);
   input =
       placed_input(tensor, spec_of(parameter).mesh(), *use.input, dtype_beside(parameter, tensor));
 }
@@ -107,10 +121,10 @@ bool makes_terms(const Use& use) { return use.input.has_value() && use.input->is
 
 // matmul(input, weight.t()) and mm
 void product_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  GateArguments arguments(op, *stack);
+  GateArguments arguments = compared_arguments(op, *stack);
   const at::Tensor weight = tensor_at(arguments, 1);
   const Use* const use = use_of(weight, &ParameterUses::product);
-  if (use == nullptr || !is_transposed(weight)) return parallel_gate(op, keys, stack);
+  if (use == nullptr || !is_transposed(weight)) return parallel_gate_compared(op, keys, stack);
   place_input(op, arguments[0], *use, weight);
   run_styled(op, keys, stack, *use);
 }
@@ -125,10 +139,10 @@ at::Tensor product_and_bias(const c10::OperatorHandle& op, const at::Tensor& bia
 
 // linear(input, weight, bias)
 void linear_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  GateArguments arguments(op, *stack);
+  GateArguments arguments = compared_arguments(op, *stack);
   const at::Tensor weight = tensor_at(arguments, 1), bias = tensor_at(arguments, 2);
   const Use* const use = use_of(weight, &ParameterUses::product);
-  if (use == nullptr) return parallel_gate(op, keys, stack);
+  if (use == nullptr) return parallel_gate_compared(op, keys, stack);
   place_input(op, arguments[0], *use, weight);
   if (!bias.defined() || !makes_terms(*use)) return run_styled(op, keys, stack, *use);
   const at::Tensor input = arguments[0].toTensor();
@@ -141,10 +155,10 @@ bool is_one(const c10::IValue& factor) { return factor.isScalar() && factor.toSc
 
 // addmm(bias, input, weight.t(), beta, alpha)
 void addmm_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  GateArguments arguments(op, *stack);
+  GateArguments arguments = compared_arguments(op, *stack);
   const at::Tensor bias = tensor_at(arguments, 0), weight = tensor_at(arguments, 2);
   const Use* const use = use_of(weight, &ParameterUses::product);
-  if (use == nullptr || !is_transposed(weight)) return parallel_gate(op, keys, stack);
+  if (use == nullptr || !is_transposed(weight)) return parallel_gate_compared(op, keys, stack);
   place_input(op, arguments[1], *use, weight);
   if (!makes_terms(*use) || !is_one(arguments[3]) || !is_one(arguments[4]))
     return run_styled(op, keys, stack, *use);
@@ -173,35 +187,44 @@ at::Tensor recorded_lookup(const GateArguments& arguments) {
 }
 
 void embedding_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  const GateArguments arguments(op, *stack);
+  const GateArguments arguments = compared_arguments(op, *stack);
   const at::Tensor table = tensor_at(arguments, 0);
-  if (uses_of(table) == nullptr) return parallel_gate(op, keys, stack);
+  if (uses_of(table) == nullptr) return parallel_gate_compared(op, keys, stack);
   const Use* const use = use_of(table, &ParameterUses::lookup);
   const Use kept = use == nullptr ? Use{} : *use;
   const bool is_sparse = arguments[4].toBool();
   if (is_sparse || !has_cut_rows(table, tensor_at(arguments, 1)) || !is_recorded(table))
-    return use == nullptr ? parallel_gate(op, keys, stack) : run_styled(op, keys, stack, kept);
+    return use == nullptr ? parallel_gate_compared(op, keys, stack)
+                          : run_styled(op, keys, stack, kept);
   const at::Tensor rows = recorded_lookup(arguments);
   torch::jit::drop(*stack, arguments.size());
   const BelowParallelGate below;
   stack->emplace_back(handed_out(placed_output(op, rows, kept)));
 }
 
+// add_(self, other, alpha), by which autograd accumulates gradients.
+void add_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
+  GateArguments arguments(op, *stack);
+  if (!is_accumulated_at_home(arguments[0].toTensor(), arguments[1].toTensor()))
+    return parallel_gate(op, keys, stack);
+  torch::jit::drop(*stack, arguments.size() - 1);
+}
+
 // layer_norm and rms_norm(input, shape, weight)
 void norm_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack) {
-  GateArguments arguments(op, *stack);
+  GateArguments arguments = compared_arguments(op, *stack);
   const at::Tensor weight = tensor_at(arguments, 2);
   const Use* const use = use_of(weight, &ParameterUses::norm);
   if (use != nullptr) place_input(op, arguments[0], *use, weight);
-  parallel_gate(op, keys, stack);
+  parallel_gate_compared(op, keys, stack);
 }
 
 }  // namespace
 
 void register_styled_operators(std::vector<c10::RegistrationHandleRAII>& handles) {
   using Kernel = c10::KernelFunction;
-  const auto add = [&](const char* name, Kernel kernel) {
-    handles.push_back(c10::Dispatcher::singleton().registerImpl({name, ""}, kParallelKey,
+  const auto add = [&](const char* name, Kernel kernel, const char* overload = "") {
+    handles.push_back(c10::Dispatcher::singleton().registerImpl({name, overload}, kParallelKey,
                                                                 std::move(kernel), std::nullopt,
                                                                 nullptr, "fsdp tensor parallel"));
   };
@@ -210,6 +233,7 @@ void register_styled_operators(std::vector<c10::RegistrationHandleRAII>& handles
   add("aten::mm", Kernel::makeFromBoxedFunction<&product_gate>());
   add("aten::addmm", Kernel::makeFromBoxedFunction<&addmm_gate>());
   add("aten::embedding", Kernel::makeFromBoxedFunction<&embedding_gate>());
+  add("aten::add_", Kernel::makeFromBoxedFunction<&add_gate>(), "Tensor");
   add("aten::layer_norm", Kernel::makeFromBoxedFunction<&norm_gate>());
   add("aten::rms_norm", Kernel::makeFromBoxedFunction<&norm_gate>());
 }

@@ -1,4 +1,5 @@
-// How many collectives a step issues: those of Megatron, no others.
+// How many collectives a step issues: those of Megatron, no others. The first step
+// compares the ranks' inputs, too (first_inputs_test.cc).
 #include "examples/transformer.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"
@@ -18,6 +19,8 @@ StepCounts count_step(int64_t blocks, int64_t kv_heads, bool cut_sequence, const
   auto model = drawn(3, [&] { return examples::Transformer(config); });
   parallelize_module(model, mesh, transformer_plan(/*head_width=*/8, cut_sequence));
   const at::Tensor tokens = torch::arange(16).view({2, 8});
+  transformer_loss(model->forward(tokens), tokens).backward();
+  model->zero_grad();
   CountedCollectives counter(mesh);
   const at::Tensor loss = transformer_loss(model->forward(tokens), tokens);
   StepCounts counts{.forward = counter.take(), .backward = {}};

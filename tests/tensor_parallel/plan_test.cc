@@ -47,7 +47,7 @@ TEST(ParallelStyles, SayHowAParameterLies) {
             Placement(Shard{1, 1, 4}));
   EXPECT_EQ(placement(RowwiseParallel{}, linear, "bias", {8}), Placement(Replicate{}));
   EXPECT_EQ(placement(RowwiseParallel{}, table, "weight", {8, 4}), Placement(Shard{0}));
-  EXPECT_EQ(placement(SequenceParallel{}, ModuleKind::kOther, "weight", {8}),
+  EXPECT_EQ(placement(SequenceParallel{}, ModuleKind::kNorm, "weight", {8}),
             Placement(Replicate{}));
   EXPECT_EQ(placement(ShardParameter{Shard{-1}}, ModuleKind::kOther, "gain", {8, 4}),
             Placement(Shard{1}));
@@ -100,8 +100,40 @@ TEST_P(ParallelizeModule, RefusesWhatThePlanCanNotMean) {
     refuse({{"0", RowwiseParallel{}}}, "not the weight of a torch::nn::LayerNormImpl");
     refuse({{"1", ColwiseParallel{.unit = 4}}}, "parameter '1.weight' of shape [6, 4]");
     refuse({{"1.weight", ShardParameter{Shard{3}}}}, "dimension 3");
+    refuse({{"1", SequenceParallel{}}},
+           "'1.weight' of shape [6, 4]: SequenceParallel would change "
+           "nothing for a torch::nn::LinearImpl");
     model->parameters()[2].mutable_grad() = torch::ones({6, 4}, torch::kFloat64);
     refuse({{"0", ReplicateParallel{}}}, "'1.weight' has a .grad");
+  });
+}
+
+// A style that would change nothing where it stands.
+TEST_P(ParallelizeModule, RefusesStylesWithoutEffect) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    auto convolution = drawn(1, [] {
+      return torch::nn::Sequential(torch::nn::Conv1d(4, 4, 1), torch::nn::BatchNorm1d(4));
+    });
+    for (const char* name : {"0", "1"}) {
+      expect_refused(*convolution, mesh, {{name, SequenceParallel{}}},
+                     "SequenceParallel would change nothing for a torch::nn::");
+      expect_refused(*convolution, mesh, {{name, ReplicateParallel{.input_layout = Replicate{}}}},
+                     "the input_layout of ReplicateParallel would change nothing");
+    }
+    parallelize_module(convolution, mesh, {{"*", ReplicateParallel{}}});
+  });
+}
+
+TEST_P(ParallelizeModule, NamesASequenceDimensionThatInputsLack) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    auto model = drawn(1, make_small);
+    parallelize_module(model, mesh, {{"0", SequenceParallel{.sequence_dim = 5}}});
+    expect_error<c10::ValueError>(
+        [&] {
+          model->forward(drawn_tensor(2, {2, 3, 4}));
+        },
+        HasSubstr("the style of parameter '0.weight' cuts dimension 5 of its input, which is of "
+                  "shape [2, 3, 4]; allowed are -3 to 2"));
   });
 }
 

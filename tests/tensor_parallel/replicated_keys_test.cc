@@ -7,16 +7,18 @@
 #include "tests/tensor_parallel/counted_collectives.h"
 #include "tests/tensor_parallel/transformer_plan.h"
 
+#include <optional>
+
 namespace fsdp::testing {
 namespace {
 
 constexpr int64_t kLayers = 2, kHeadSize = 8;
 
-ParallelPlan plan_of_keys(bool are_replicated, bool cut_sequence) {
+ParallelPlan plan_of_keys(std::optional<ReplicateParallel> replicated, bool cut_sequence) {
   ParallelPlan plan = transformer_plan(kHeadSize, cut_sequence);
-  if (are_replicated) {
-    plan.emplace_back("block*.attention.key", ReplicateParallel{});
-    plan.emplace_back("block*.attention.value", ReplicateParallel{});
+  if (replicated.has_value()) {
+    plan.emplace_back("block*.attention.key", *replicated);
+    plan.emplace_back("block*.attention.value", *replicated);
   }
   return plan;
 }
@@ -34,7 +36,7 @@ CollectiveCounts counts_in(const CommunicationLog& log, bool in_backward) {
   return counts;
 }
 
-// Of a step whose numbers are those of one device. The log has what is counted.
+// Of a second step, whose numbers are those of one device. The log has what is counted.
 StepCounts counts_of_step(const examples::TransformerConfig& config, const ParallelPlan& plan,
                           const DeviceMesh& mesh) {
   const auto make = [&] { return examples::Transformer(config); };
@@ -42,6 +44,8 @@ StepCounts counts_of_step(const examples::TransformerConfig& config, const Paral
   parallelize_module(model, mesh, plan);
   const at::Tensor tokens = torch::arange(16).view({2, 8});
   transformer_loss(plain->forward(tokens), tokens).backward();
+  transformer_loss(model->forward(tokens), tokens).backward();
+  model->zero_grad();
   CountedCollectives counted(mesh);
   const CommunicationLog log;
   const at::Tensor loss = transformer_loss(model->forward(tokens), tokens);
@@ -75,7 +79,8 @@ TEST_P(ReplicatedKeys, CostNothingInForward) {
   for (const int64_t kv_heads : {1, 2}) {
     if (kv_heads >= world()) continue;
     on_ranks([&](int64_t, const DeviceMesh& mesh) {
-      const auto counts = counts_of_step(config(kv_heads), plan_of_keys(true, false), mesh);
+      const auto counts =
+          counts_of_step(config(kv_heads), plan_of_keys(ReplicateParallel{}, false), mesh);
       EXPECT_EQ(counts.forward,
                 (CollectiveCounts{.all_reduces = 2 * kLayers + 1, .all_gathers = 1}));
       const CollectiveCounts sums{.all_reduces = 2 * kLayers + 2 + 1};
@@ -88,19 +93,34 @@ TEST_P(ReplicatedKeys, CostNothingInForward) {
 // Without a style they stay cut along the tokens, as their input is, until attention.
 TEST_P(ReplicatedKeys, AreNotGatheredWithTheirInput) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
-    const auto counts = counts_of_step(config(1), plan_of_keys(true, true), mesh);
+    const auto counts = counts_of_step(config(1), plan_of_keys(ReplicateParallel{}, true), mesh);
     EXPECT_EQ(counts.forward.all_reduces, 0);
     EXPECT_EQ(counts.forward.all_gathers, 2 * kLayers + 2);
   });
 }
 
+// With the input that the query gathers anyway, nothing moves but what the plan asks for.
+TEST_P(ReplicatedKeys, TakeTheWholeInputOfACutSequenceWithTheQuery) {
+  for (const int64_t kv_heads : {1, 2}) {
+    if (kv_heads >= world()) continue;
+    on_ranks([&](int64_t, const DeviceMesh& mesh) {
+      const ReplicateParallel whole_input{.input_layout = Replicate{}};
+      std::optional<RedistributionPolicy> policy(Redistribution::kExplicit);
+      if (kv_heads > 1) policy.reset();  // autograd needs a head's gradient whole: by a rule
+      const auto counts = counts_of_step(config(kv_heads), plan_of_keys(whole_input, true), mesh);
+      EXPECT_EQ(counts.forward, (CollectiveCounts{.all_gathers = 2 * kLayers + 2,
+                                                  .reduce_scatters = 2 * kLayers + 1}));
+    });
+  }
+}
+
 TEST_P(ReplicatedKeys, ThatAreCutShareOneGatherWithTheQuery) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
     const auto of_keys = config(/*kv_heads=*/world() == 3 ? 6 : 4);
-    const auto plain = counts_of_step(of_keys, plan_of_keys(false, false), mesh);
+    const auto plain = counts_of_step(of_keys, plan_of_keys({}, false), mesh);
     EXPECT_EQ(plain.forward, (CollectiveCounts{.all_reduces = 2 * kLayers + 1, .all_gathers = 1}));
     EXPECT_EQ(plain.backward, (CollectiveCounts{.all_reduces = 2 * kLayers + 2}));
-    const auto cut = counts_of_step(of_keys, plan_of_keys(false, true), mesh);
+    const auto cut = counts_of_step(of_keys, plan_of_keys({}, true), mesh);
     EXPECT_EQ(cut.forward, (CollectiveCounts{.all_gathers = 2 * kLayers + 2,
                                              .reduce_scatters = 2 * kLayers + 1}));
     EXPECT_EQ(cut.backward, (CollectiveCounts{.all_reduces = 2,
