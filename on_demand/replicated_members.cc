@@ -2,13 +2,13 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/plain_beside.h"
 #include "on_demand/on_demand_storage.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 #include <optional>
-#include <string_view>
 #include <utility>
 
 namespace fsdp::internal {
@@ -57,11 +57,6 @@ class ReplicatedMember : public torch::autograd::Function<ReplicatedMember> {
   }
 };
 
-// Operators that read the shape or the dtype of their second tensor, not its values.
-bool reads_shapes_only(std::string_view name) {
-  return name == "aten::to" || name == "aten::type_as" || name.ends_with("_as");
-}
-
 bool is_plain_member(const at::Tensor& tensor) {
   if (!meets_gate(tensor) || is_dtensor(tensor)) return false;
   auto* const storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
@@ -70,22 +65,27 @@ bool is_plain_member(const at::Tensor& tensor) {
   return tensor.requires_grad();
 }
 
-// Of the DTensors; none where a member is written, which must stay itself.
+// Of the DTensors; none where members stay what they are: one is written, or meets what
+// comes from a parameter.
 std::optional<DeviceMesh> mesh_beside_members(const GateArguments& arguments) {
   std::optional<DeviceMesh> mesh;
-  bool writes_member = false;
+  bool stay = false;
   arguments.for_each([&](const at::Tensor& tensor, bool writes) {
-    if (!mesh && is_dtensor(tensor)) mesh = spec_of(tensor).mesh();
-    writes_member |= writes && meets_gate(tensor) && !is_dtensor(tensor);
+    if (const auto* const meta = find_meta(tensor)) {
+      if (!mesh) mesh = meta->spec.mesh();
+      stay |= meta->from_parameter;
+    } else {
+      stay |= writes && meets_gate(tensor);
+    }
   });
-  return writes_member ? std::nullopt : mesh;
+  return stay ? std::nullopt : mesh;
 }
 
 }  // namespace
 
 bool replicate_members(GateArguments& arguments) {
   if (!at::GradMode::is_enabled() || !arguments.is_aten() ||
-      reads_shapes_only(arguments.schema().name()))
+      !reads_values_of_all(arguments.schema().name()))
     return false;
   const auto mesh = mesh_beside_members(arguments);
   if (!mesh) return false;

@@ -1,5 +1,6 @@
-// Members that meet DTensors in operators that record gradients, as (weight -
-// reference).pow(2) does whose reference is sharded.
+// Members that meet DTensors of the user's own in operators that record gradients, as in
+// (weight - reference).pow(2) with a reference from distribute_tensor. What comes from a
+// parameter is none of them: it is gathered (dtensor/internal/plain_beside.h).
 #pragma once
 
 #include "on_demand/gate_arguments.h"
@@ -9,7 +10,7 @@
 namespace fsdp::internal {
 
 // Puts replicated DTensors, over the same memory, in the place of members that require
-// grad, and views of them, where an operator that records a graph has a DTensor besides.
+// grad, and views of them, where an operator that records a graph has such a DTensor.
 // So the operator runs on parts, and what arrives at the member is plain: autograd adds
 // it to this rank's own gradients, and a part or a term of a DTensor's can not be added
 // to those (OnDemandGroup::gradient_share). True when there were any: the operator must

@@ -20,18 +20,6 @@ namespace {
 
 bool is_number(const at::Tensor& plain) { return plain.unsafeGetTensorImpl()->is_wrapped_number(); }
 
-// Operators that read the shape or the dtype of another tensor, not its values, or would
-// share its memory.
-bool reads_values_of_all(std::string_view name) {
-  for (const std::string_view other :
-       {"aten::to", "aten::type_as", "aten::expand_as", "aten::view_as", "aten::reshape_as",
-        "aten::is_same_size", "aten::result_type", "aten::_has_compatible_shallow_copy_type",
-        "aten::set_", "aten::resize_as_"}) {
-    if (name == other) return false;
-  }
-  return true;
-}
-
 // Operators whose written values are those that are given, or stand at given indices, and
 // optimizer steps, which look after their operands themselves.
 bool may_differ_in_writes(const OperatorCall& call) {
@@ -127,6 +115,16 @@ Companies companies_of(const TensorArguments& arguments) {
 }
 
 }  // namespace
+
+bool reads_values_of_all(std::string_view name) {
+  for (const std::string_view other :
+       {"aten::to", "aten::type_as", "aten::expand_as", "aten::view_as", "aten::reshape_as",
+        "aten::is_same_size", "aten::result_type", "aten::_has_compatible_shallow_copy_type",
+        "aten::set_", "aten::resize_as_"}) {
+    if (name == other) return false;
+  }
+  return true;
+}
 
 TensorsMet::TensorsMet(const TensorArguments& arguments) {
   const DeviceMesh* mesh = nullptr;

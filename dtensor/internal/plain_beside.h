@@ -12,6 +12,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string_view>
+
 namespace fsdp::internal {
 
 // What an operator meets, at the cost of a flag test per tensor.
@@ -25,6 +27,10 @@ struct TensorsMet {
   // Whether it has to be asked what to do with them.
   bool is_mixed() const { return from_parameter && (plain || several_meshes); }
 };
+
+// False for operators that read the shape or the dtype of another tensor, not its values,
+// or would share its memory.
+bool reads_values_of_all(std::string_view name);
 
 // Whether the operator is to compute with whole values, so that its result is this rank's
 // own and plain: it reads what comes from a parameter beside a plain tensor, or beside a
