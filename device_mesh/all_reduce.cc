@@ -65,8 +65,8 @@ at::Tensor tag_of(const at::Tensor& value, Reduce op) {
 }
 
 void check_tags(const at::Tensor& rows, const DeviceMesh& mesh) {
-  const at::Tensor tags =
-      rows.narrow(1, 0, kTagBytes).cpu().contiguous().view(c10::kLong).view({-1, kTagWords});
+  const at::Tensor bytes = rows.narrow(1, 0, kTagBytes).cpu().contiguous().view({-1});
+  const at::Tensor tags = bytes.view(c10::kLong).view({-1, kTagWords});
   const auto describe = [&](int64_t place) {
     return c10::str("rank ", mesh.ranks()[static_cast<size_t>(place)], " for the ",
                     name_of(static_cast<Reduce>(tags[place][0].item<int64_t>())), " of ",

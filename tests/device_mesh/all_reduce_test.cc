@@ -7,6 +7,7 @@
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/TensorOperators.h>
+#include <ATen/ops/add.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
@@ -21,6 +22,7 @@
 #include <limits>
 #include <string>
 #include <type_traits>
+#include <vector>
 
 namespace fsdp {
 namespace {
@@ -64,20 +66,22 @@ TEST(AllReduce, OfIntegersIsExactAndOfFloatsADouble) {
 }
 
 TEST(AllReduce, OfATensorKeepsShapeAndDtypeAndLeavesTheArgument) {
-  run_ranks(3, [](int64_t rank) {
-    const auto mesh = init_device_mesh(c10::kCPU, {3});
-    for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kByte}) {
-      const at::Tensor own = (at::arange(6).view({2, 3}).t() + rank).to(dtype);
-      const at::Tensor before = own.clone();
-      const at::Tensor expected = (3 * at::arange(6).view({2, 3}).t() + 3).to(dtype);
-      const at::Tensor sum = all_reduce(own, mesh);
-      EXPECT_TRUE(sum.equal(expected)) << dtype;
-      EXPECT_EQ(sum.scalar_type(), dtype);
-      EXPECT_TRUE(own.equal(before));
-    }
-    EXPECT_EQ(all_reduce(at::zeros({0, 4}), mesh).sizes(), (std::vector<int64_t>{0, 4}));
-    EXPECT_FALSE(all_reduce(at::zeros({2}).requires_grad_(), mesh).requires_grad());
-  });
+  for (const int64_t world : {1, 3}) {
+    run_ranks(world, [&](int64_t rank) {
+      const auto mesh = init_device_mesh(c10::kCPU, {world});
+      const at::Tensor numbers = at::arange(6).view({2, 3}).t();
+      for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kByte}) {
+        const at::Tensor own = at::add(numbers, rank).to(dtype);
+        const at::Tensor before = own.clone();
+        const at::Tensor sum = all_reduce(own, mesh);
+        EXPECT_TRUE(sum.equal(at::add(numbers * world, world * (world - 1) / 2).to(dtype)));
+        EXPECT_EQ(sum.scalar_type(), dtype);
+        EXPECT_TRUE(own.equal(before));
+      }
+      EXPECT_EQ(all_reduce(at::zeros({0, 4}), mesh).sizes(), (std::vector<int64_t>{0, 4}));
+      EXPECT_FALSE(all_reduce(at::zeros({2}).requires_grad_(), mesh).requires_grad());
+    });
+  }
 }
 
 TEST(AllReduce, OverAMeshOfTwoDimensionsIsOfAllItsRanks) {
