@@ -8,6 +8,7 @@
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 namespace fsdp::internal::checkpoint {
 namespace {
@@ -15,6 +16,8 @@ namespace {
 void check_form(const StateDictOptions& options, const std::string& call) {
   TORCH_CHECK_VALUE(!options.local || !options.full_state_dict, call,
                     ": StateDictOptions::local and full_state_dict exclude each other");
+  TORCH_CHECK_VALUE(!options.full_state_dict || torch::autograd::get_current_graph_task_id() == -1,
+                    call, ": full_state_dict inside a backward, whose collectives would meet it");
 }
 
 at::Tensor copy_of(const at::Tensor& whole, bool on_host) {
@@ -89,8 +92,9 @@ at::Tensor broadcast_value(const World& world, const at::Tensor& value, c10::Sca
                            const std::vector<int64_t>& shape, c10::Device device) {
   c10::NoGradGuard no_grad;
   const auto options = at::TensorOptions(dtype).device(device);
-  at::Tensor sent =
-      world.rank == 0 ? value.detach().to(options).contiguous() : at::empty(shape, options);
+  at::Tensor sent = world.rank == 0
+                        ? value.detach().resolve_conj().resolve_neg().to(options).contiguous()
+                        : at::empty(shape, options);
   if (world.group) {
     world.collectives(device.type()).broadcast({.tensor = sent, .what = "set_state_dict"});
   }

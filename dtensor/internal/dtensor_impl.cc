@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_key.h"
+#include "dtensor/internal/whole_storage.h"
 
 #include <c10/core/TensorImpl.h>
 #include <c10/core/TensorOptions.h>
@@ -43,16 +44,26 @@ class DTensorImpl final : public c10::TensorImpl {
     c10::TensorImpl::shallow_copy_from(impl);
   }
 
+  // LibTorch's own serialization reads tensors by their storage.
   const c10::Storage& storage() const override {
+    const auto self = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
+        const_cast<DTensorImpl*>(this)));  // NOLINT: a handle of what it is
+    if (const auto* const whole = whole_storage(self, shown_)) return *whole;
     TORCH_CHECK(false, kNoMemory,
-                " (collective). To save a model or optimizer: fsdp::save, or, for plain files, "
-                "torch::save while a SummonFullParams lives.");
+                " (collective). Instead of torch::save(model, ...) or torch::save(optimizer, "
+                "...): fsdp::save({.model = model, .optimizer = optimizer}, \"checkpoint\"); on "
+                "every rank, or, for LibTorch's own files, torch::save on every rank while an "
+                "fsdp::SummonFullParams of the model lives.");
   }
 
   void release_resources() override {
     c10::TensorImpl::release_resources();
     extra_meta_.reset();
+    shown_ = {};
   }
+
+ private:
+  mutable ShownStorage shown_;
 };
 
 // Gives `dtensor` metadata of its own, changed so.

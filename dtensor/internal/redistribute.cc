@@ -352,7 +352,8 @@ at::Tensor placed_whole(const at::Tensor& full, const DTensorSpec& spec) {
 at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
                               const std::vector<Placement>& to) {
   if (from.placements() == to) return local;
-  return Journey(from, local).run(to);
+  // Bytes are sent, which are not the values while a conjugation or negation waits.
+  return Journey(from, local.resolve_conj().resolve_neg()).run(to);
 }
 
 bool must_move(const DTensorSpec& from, const std::vector<Placement>& to) {

@@ -66,7 +66,8 @@ int64_t GradientBuffer::position(int64_t index) const {
 
 void GradientBuffer::add(int64_t position, const at::Tensor& gradient) {
   const auto& chunk = layout_.chunk(position);
-  const auto dense = gradient.contiguous();
+  const bool is_lazy = gradient.is_conj() || gradient.is_neg();  // its bytes are not its values
+  const auto dense = (is_lazy ? gradient.resolve_conj().resolve_neg() : gradient).contiguous();
   const auto stride = rows_.stride(0);
   if (arrived_[static_cast<size_t>(position)]) {
     add_to_rows(dense, row_data(), stride, chunk, shard_count_);

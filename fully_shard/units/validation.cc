@@ -101,6 +101,10 @@ void validate_parameter(const at::Tensor& tensor, const std::string& name, const
                     " is not contiguous; call contiguous() before fully_shard (rank ", mesh.rank(),
                     ")");
   validate_device_types(tensor, where, mesh);
+  TORCH_CHECK_VALUE(!tensor.is_conj() && !tensor.is_neg(), where,
+                    " is a conjugation or negation that is not computed yet; register "
+                    "resolve_conj().resolve_neg() of it (rank ",
+                    mesh.rank(), ")");
   const bool fits = tensor.is_meta() || device_in_unit(tensor, mesh).type() == mesh.device_type();
   TORCH_CHECK_VALUE(fits, where, " is on ", tensor.device(), " but the mesh is of device type ",
                     c10::DeviceTypeName(mesh.device_type(), true), " (rank ", mesh.rank(), ")");

@@ -4,12 +4,18 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state_dict.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/value_hash.h"
+#include "fully_shard/fully_shard.h"
+#include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
+
+#include <memory>
 
 namespace fsdp::testing {
 namespace {
@@ -94,6 +100,63 @@ TEST(LazyBits, BroadcastValuesOfADictAreTheValues) {
     if (rank == 0) dict.insert("w", complex_values().conj());
     set_model_state_dict(module, dict, {.full_state_dict = true, .broadcast_from_rank0 = true});
     EXPECT_TRUE(torch::equal(weight, complex_values().conj().resolve_conj()));
+  });
+}
+
+TEST(LazyBits, RedistributionSendsTheValues) {
+  run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    const auto values = complex_values();
+    const auto part = DTensor(distribute_tensor(values.clone(), mesh, {Shard{0}})).to_local();
+    const DTensor lazy(from_local(part.conj(), mesh, {Shard{0}}));
+    EXPECT_TRUE(torch::equal(lazy.full_tensor(), values.conj().resolve_conj()));
+    const auto real = torch::arange(6, torch::kFloat).view({6, 1});
+    const auto rows = DTensor(distribute_tensor(real.clone(), mesh, {Shard{0}})).to_local();
+    const DTensor negated(from_local(rows._neg_view(), mesh, {Shard{0}}));
+    EXPECT_TRUE(torch::equal(negated.full_tensor(), -real));
+    const DTensor halves(from_local((values / 2).conj(), mesh, {Partial{}}));
+    EXPECT_TRUE(torch::equal(halves.full_tensor(), values.conj().resolve_conj()));
+  });
+}
+
+TEST(LazyBits, HashesAreOfTheValues) {
+  using internal::hash_of_values;
+  const auto values = complex_values();
+  EXPECT_EQ(hash_of_values(values.conj(), 1), hash_of_values(values.conj().resolve_conj(), 1));
+  EXPECT_NE(hash_of_values(values.conj(), 1), hash_of_values(values, 1));
+}
+
+// The identity, whose gradient comes negated and marked so.
+struct NegatedGradient : torch::autograd::Function<NegatedGradient> {
+  static at::Tensor forward(torch::autograd::AutogradContext*, const at::Tensor& x) {
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
+                                                 torch::autograd::variable_list gradients) {
+    return {gradients[0].contiguous()._neg_view()};
+  }
+};
+
+TEST(LazyBits, GradientsAreReducedAsTheValues) {
+  run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    torch::nn::Linear model(torch::nn::LinearOptions(3, 4).bias(false));
+    torch::nn::init::constant_(model->weight, 0.5);
+    fully_shard(model, mesh);
+    const auto x = torch::arange(6, torch::kFloat).view({2, 3});
+    torch::linear(x, NegatedGradient::apply(model->weight)).sum().backward();
+    const auto want = -x.sum(0).expand({4, 3});
+    EXPECT_TRUE(torch::equal(full_value(model->parameters()[0].grad()), want));
+  });
+}
+
+TEST(LazyBits, ParametersThatCarryABitAreRefusedByName) {
+  run_ranks(2, [](int64_t) {
+    const auto module = std::make_shared<torch::nn::Module>("Holder");
+    module->register_parameter("w", torch::ones({4})._neg_view().detach());
+    expect_error<c10::ValueError>(
+        [&] { fully_shard(module, init_device_mesh(torch::kCPU, {2})); },
+        ::testing::AllOf(::testing::HasSubstr("'w'"), ::testing::HasSubstr("resolve_neg()")));
   });
 }
 
