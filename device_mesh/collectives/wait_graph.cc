@@ -154,7 +154,9 @@ Verdict verdict_on(std::vector<StuckThread> threads) {
     if (!verdict.covers(wait.lane)) verdict.lanes.push_back(wait.lane);
   }
   text << "so none of them can go on. Every rank must issue the same collectives in the same "
-          "order: touch the sharded units alike";
+          "order: touch the sharded units alike (one in a loop whose length differs between "
+          "ranks stays gathered with reshard_after_forward = false and "
+          "set_reshard_after_backward(false))";
   verdict.text = text.str();
   return verdict;
 }

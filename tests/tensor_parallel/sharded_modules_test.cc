@@ -1,8 +1,12 @@
 // LibTorch's own modules, unchanged, cut over "tp" and sharded over "dp", beside one
 // device: three steps of AdamW.
 #include "fully_shard/fully_shard.h"
+#include "tests/support/errors.h"
+#include "tests/support/thread_ranks.h"
 #include "tests/tensor_parallel/beside_one_device.h"
 #include "tests/tensor_parallel/mesh_settings.h"
+
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
 #include <tuple>
@@ -12,6 +16,19 @@ namespace fsdp::testing {
 namespace {
 
 using Tensors = std::vector<at::Tensor>;
+
+TEST(ShardedModulesOnAnotherDevice, AreRefusedWithTheDeviceTypesOfBothMeshes) {
+  run_ranks(1, [](int64_t) {
+    torch::nn::Sequential model(torch::nn::Linear(4, 6));
+    parallelize_module(model, init_device_mesh(torch::kCPU, {1}), {{"0", ColwiseParallel{}}});
+    const auto group = c10::make_intrusive<c10d::ProcessGroup>(/*rank=*/0, /*size=*/1);
+    const auto elsewhere = DeviceMesh::from_group(group, c10::kCUDA, {0});
+    expect_error<c10::ValueError>(
+        [&] { fully_shard(model, elsewhere); },
+        ::testing::AllOf(::testing::HasSubstr("'0.weight'"), ::testing::HasSubstr("type cpu"),
+                         ::testing::HasSubstr("of type cuda")));
+  });
+}
 
 // This data rank's part of what all have.
 at::Tensor own_batch(const at::Tensor& all, int64_t batch_dim, const DeviceMesh& mesh) {
