@@ -37,7 +37,8 @@ constexpr const char* kComparison = "comparison of plain tensors";
 std::string coordinate_text(const DeviceMesh& mesh, int64_t place) {
   if (mesh.ndim() == 1) return std::to_string(place);
   std::string text;
-  for (const int64_t index : *MeshLayout::row_major(mesh.shape()).coordinate_of(place))
+  const auto coordinate = MeshLayout::row_major(mesh.shape()).coordinate_of(place).value();
+  for (const int64_t index : coordinate)
     text += (text.empty() ? "(" : ", ") + std::to_string(index);
   return text + ")";
 }
