@@ -6,6 +6,7 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
+#include <exception>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -66,13 +67,19 @@ void exchange_failure_words(
     const std::string& word, const std::vector<int64_t>& ranks,
     const std::function<void(int64_t rank, const std::optional<std::string>& word)>& visit) {
   const auto heard = std::make_shared<Heard>();
-  within(kGrace + kAnswer, Exchange{store, topic, own, word, ranks, heard});
+  std::exception_ptr gone;
+  try {
+    within(kGrace + kAnswer, Exchange{store, topic, own, word, ranks, heard});
+  } catch (const std::exception&) {
+    gone = std::current_exception();
+  }
   std::lock_guard lock(heard->mutex);
-  TORCH_CHECK_WITH(DistNetworkError, !heard->words.empty(), "the store does not answer");
+  TORCH_CHECK_WITH(DistNetworkError, gone || !heard->words.empty(), "the store does not answer");
   for (const auto rank : ranks) {
     const auto found = heard->words.find(rank);
     if (found != heard->words.end()) visit(rank, found->second);
   }
+  if (gone) std::rethrow_exception(gone);
 }
 
 }  // namespace fsdp::internal
