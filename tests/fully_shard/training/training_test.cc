@@ -184,6 +184,29 @@ TEST_P(Training, ParametersTiedWithinAndAcrossUnitsStayTied) {
   });
 }
 
+TEST_P(Training, ATiedParameterIsOneTensorInEveryState) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    const auto model = std::make_shared<TiedModel>();
+    const torch::NoGradGuard no_grad;
+    model->in->weight.copy_(torch::linspace(-1, 1, 60).view({10, 6}));
+    fully_shard(*model, mesh);
+    const auto expect_one = [&model] {
+      const auto named = model->named_parameters();
+      EXPECT_TRUE(named["in.weight"].is_same(named["out.weight"]));
+      EXPECT_TRUE(model->in->weight.is_same(model->out->weight));
+    };
+    expect_one();
+    for (const SummonOptions& options : {SummonOptions{}, SummonOptions{.offload_to_cpu = true}}) {
+      const SummonFullParams full(*model, options);
+      expect_one();
+    }
+    model->in->weight.mul_(2);
+    expect_one();
+    model->named_parameters()["out.weight"].mul_(2);
+    expect_one();
+  });
+}
+
 TEST_P(Training, AnExceptionInForwardOrBackwardIsFollowedByACleanStep) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
     auto plain = build_seeded([] { return decoder_model(8, 3); });
