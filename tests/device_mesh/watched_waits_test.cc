@@ -8,14 +8,16 @@
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/distributed/c10d/Store.hpp>
 
 #include <chrono>
 #include <functional>
+#include <memory>
 #include <random>
 #include <string>
 #include <thread>
@@ -97,11 +99,11 @@ TEST_F(WatchedWaits, WhoComesLateIsWaitedForAndNothingIsLeftInTheStore) {
       if (rank == late) std::this_thread::sleep_for(Milliseconds(400));
       gather(late == 1 ? reductions : gathers, "gather");
     }
-    std::this_thread::sleep_for(Milliseconds(300));
-    gather(gathers, "last gather");
-    const auto store =
-        c10::static_intrusive_pointer_cast<c10d::PrefixStore>(default_process_group()->getStore());
-    EXPECT_FALSE(store->check({"waits/" + std::to_string(rank)}));
+    const auto store = default_process_group()->getStore();
+    const auto is_told = [&] { return store->check({"waits/" + std::to_string(rank)}); };
+    for (int tries = 0; is_told() && tries < 500; ++tries)
+      std::this_thread::sleep_for(Milliseconds(10));
+    EXPECT_FALSE(is_told());
   });
 }
 
