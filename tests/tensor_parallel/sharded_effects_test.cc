@@ -1,4 +1,5 @@
-// What fully_shard of tensor-parallel members moves, by dimension of the mesh.
+// What fully_shard of tensor-parallel members moves, by dimension of the mesh. The first
+// step compares the ranks' inputs, too (first_inputs_test.cc).
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/counters.h"
@@ -41,6 +42,11 @@ int64_t bytes_of(const std::vector<RecordedOperation>& operations) {
   return bytes;
 }
 
+void pass_first_step(ShardedPair& pair) {
+  pair.sharded_loss().backward();
+  pair.sharded->zero_grad();
+}
+
 ShardedPair::Config model_of(int64_t blocks) {
   return {.vocab = 64, .width = 16, .blocks = blocks, .heads = 4, .kv_heads = 4, .max_tokens = 8};
 }
@@ -48,6 +54,7 @@ ShardedPair::Config model_of(int64_t blocks) {
 TEST(ShardedEffects, NormsOfAUnitAreSummedOverTheirMeshTogether) {
   for (const int64_t blocks : {1, 3}) {
     on_pairs(model_of(blocks), 2, 2, /*cut_sequence=*/true, {}, [&](ShardedPair& pair) {
+      pass_first_step(pair);
       Announced announced(pair.mesh["tp"]);
       const at::Tensor loss = pair.sharded_loss();
       EXPECT_EQ(announced.take().size(), 2 * (2 * blocks + 1) + 1);
@@ -64,6 +71,7 @@ TEST(ShardedEffects, NormsOfAUnitAreSummedOverTheirMeshTogether) {
 
 TEST(ShardedEffects, WithoutReplicatedMembersNothingIsSummed) {
   on_pairs(model_of(3), 2, 2, /*cut_sequence=*/false, {}, [&](ShardedPair& pair) {
+    pass_first_step(pair);
     Announced announced(pair.mesh["tp"]);
     const at::Tensor loss = pair.sharded_loss();
     EXPECT_EQ(announced.take().size(), 2 * 3 + 2);
