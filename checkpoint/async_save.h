@@ -13,6 +13,7 @@
 #pragma once
 
 #include "checkpoint/checkpoint.h"
+#include "device_mesh/api.h"
 
 #include <cstdint>
 #include <memory>
@@ -32,10 +33,9 @@ struct AsyncOptions {
 
 // Movable. One that is destroyed waits first, and leaves an error to the next save, or
 // to destroy_process_group().
-class SaveHandle {
+class [[nodiscard]] FSDP_API SaveHandle {
  public:
   SaveHandle() = default;  // of nothing: done
-  explicit SaveHandle(std::shared_ptr<internal::checkpoint::BackgroundSave> save);
   SaveHandle(SaveHandle&&) noexcept = default;
   SaveHandle& operator=(SaveHandle&& other) noexcept;
   ~SaveHandle();
@@ -45,12 +45,15 @@ class SaveHandle {
   void wait();
 
  private:
+  friend SaveHandle async_save(const State&, const std::string&, SaveOptions, AsyncOptions);
+  explicit SaveHandle(std::shared_ptr<internal::checkpoint::BackgroundSave> save);
+
   std::shared_ptr<internal::checkpoint::BackgroundSave> save_;
 };
 
 // Collective over the default process group until it returns, the first time also to make
 // the group of the background.
-SaveHandle async_save(const State& state, const std::string& path, SaveOptions options = {},
-                      AsyncOptions async = {});
+FSDP_API SaveHandle async_save(const State& state, const std::string& path,
+                               SaveOptions options = {}, AsyncOptions async = {});
 
 }  // namespace fsdp

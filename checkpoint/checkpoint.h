@@ -18,6 +18,7 @@
 #pragma once
 
 #include "checkpoint/state_refs.h"
+#include "device_mesh/api.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>
@@ -31,7 +32,7 @@
 
 namespace fsdp {
 
-// What is saved, and what load fills. Nothing is owned.
+// What is saved, and what load fills.
 struct State {
   ModuleRef model;  // parameters and buffers, by name
   OptimizerRef optimizer;
@@ -84,7 +85,7 @@ struct LoadResult {
   int64_t step = -1;
 };
 
-void save(const State& state, const std::string& path, SaveOptions options = {});
+FSDP_API void save(const State& state, const std::string& path, SaveOptions options = {});
 
 // `path`: what save() made, or what others did: a file of safetensors, of Python's or
 // LibTorch's torch.save or of TorchScript, a folder or index of such files, or a folder
@@ -92,13 +93,13 @@ void save(const State& state, const std::string& path, SaveOptions options = {})
 // tensor that is not read, such as a sparse one, throws by name under `strict`; else a
 // warning names it. State::optimizer, without a model, also loads from a file of
 // torch::save(optimizer).
-LoadResult load(const State& state, const std::string& path, LoadOptions options = {});
+FSDP_API LoadResult load(const State& state, const std::string& path, LoadOptions options = {});
 
 // The newest whole checkpoint in `directory`, by step, then by time; what an interrupted
 // save left does not count. Local.
-std::optional<std::string> latest_checkpoint(const std::string& directory);
+[[nodiscard]] FSDP_API std::optional<std::string> latest_checkpoint(const std::string& directory);
 
 // Reads every byte. Throws c10::Error that names the file and the MiB. Local.
-void verify_checkpoint(const std::string& path);
+FSDP_API void verify_checkpoint(const std::string& path);
 
 }  // namespace fsdp

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "checkpoint/checkpoint.h"
+#include "device_mesh/api.h"
 
 #include <c10/core/ScalarType.h>
 
@@ -27,7 +28,7 @@ struct ConvertOptions {
 // Values, step, scheduler and the optimizers' options are kept, and per-rank items are
 // not. Holds all tensors of the checkpoint in memory. Local. Throws as save() and load()
 // do.
-void convert_checkpoint(const std::string& from, const std::string& to,
-                        ConvertOptions options = {});
+FSDP_API void convert_checkpoint(const std::string& from, const std::string& to,
+                                 ConvertOptions options = {});
 
 }  // namespace fsdp

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "checkpoint/state_dict.h"
+#include "device_mesh/api.h"
 
 #include <ATen/core/ivalue.h>
 
@@ -36,9 +37,9 @@ struct OptimizerStateDict {
 // Tensors of a parameter's shape are as `options` want the parameter, others as they are.
 // As distributed or local: shares memory; local. Full: copies; collective over the
 // meshes. Throws ValueError for a parameter that `module` does not name.
-OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
-                                            const torch::optim::Optimizer& optimizer,
-                                            StateDictOptions options = {});
+[[nodiscard]] FSDP_API OptimizerStateDict
+get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
+                         StateDictOptions options = {});
 
 // Copies. State that the dict lacks is erased, as for a parameter never used; a group
 // takes the options of the dict's group that has its parameters. Parameters that the dict
@@ -46,9 +47,10 @@ OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
 // parameters of one group with different options. State of another class of optimizer
 // throws ValueError. Throws before it changes anything.
 // Local, but for broadcast_from_rank0: collective over the default group.
-LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
-                                    torch::optim::Optimizer& optimizer,
-                                    const OptimizerStateDict& dict, StateDictOptions options = {});
+FSDP_API LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
+                                             torch::optim::Optimizer& optimizer,
+                                             const OptimizerStateDict& dict,
+                                             StateDictOptions options = {});
 
 // How parameters are called: by name, or by their number ("0", "1", ...) over the
 // optimizer's groups, as torch.optim's state_dict() does.
@@ -59,17 +61,19 @@ enum class KeyType { kName, kId };
 // model->parameters(). Parameters that the optimizer does not have are dropped. Local.
 // Throws ValueError for keys of both kinds, and for names and numbers that are nobody's
 // here.
-OptimizerStateDict rekey(const OptimizerStateDict& dict, KeyType to,
-                         const torch::nn::Module& module, const torch::optim::Optimizer& optimizer);
+[[nodiscard]] FSDP_API OptimizerStateDict rekey(const OptimizerStateDict& dict, KeyType to,
+                                                const torch::nn::Module& module,
+                                                const torch::optim::Optimizer& optimizer);
 
 // Tensors alone, under the flattened names of torch.distributed.checkpoint:
 // "state.<parameter>.<field>" and "param_groups.<parameter>.<option>", numbers as tensors
 // without dimensions. Local. Throws ValueError for options that are no numbers, and for a
 // parameter in two groups whose options differ.
-StateDict flatten(const OptimizerStateDict& dict);
+[[nodiscard]] FSDP_API StateDict flatten(const OptimizerStateDict& dict);
 // The way back, for the groups and types of options that `optimizer` has. Throws
 // ValueError for names that are not of its parameters or that lack an option.
-OptimizerStateDict unflatten(const StateDict& flat, const torch::nn::Module& module,
-                             const torch::optim::Optimizer& optimizer);
+[[nodiscard]] FSDP_API OptimizerStateDict unflatten(const StateDict& flat,
+                                                    const torch::nn::Module& module,
+                                                    const torch::optim::Optimizer& optimizer);
 
 }  // namespace fsdp

@@ -12,6 +12,7 @@
 #pragma once
 
 #include "checkpoint/checkpoint.h"
+#include "device_mesh/api.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/ordered_dict.h>
@@ -39,14 +40,15 @@ struct StateDictOptions {
 // As distributed or local: shares memory with the model; local. Full: copies, gathered
 // unit by unit; collective over the meshes. Throws ValueError for options that exclude
 // each other, and for whole values inside a backward.
-StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions options = {});
+[[nodiscard]] FSDP_API StateDict get_model_state_dict(const torch::nn::Module& module,
+                                                      StateDictOptions options = {});
 
 // Copies values in. A value may be distributed as the parameter, or otherwise on its mesh
 // (collective), or whole: then this rank takes its part. Conversions of dtype that lose
 // something throw ValueError, as do other shapes, and different values under the names of
 // one tensor of the model. Throws before it changes anything.
 // Local, but for broadcast_from_rank0: collective over the default group.
-LoadResult set_model_state_dict(torch::nn::Module& module, const StateDict& values,
-                                StateDictOptions options = {});
+FSDP_API LoadResult set_model_state_dict(torch::nn::Module& module, const StateDict& values,
+                                         StateDictOptions options = {});
 
 }  // namespace fsdp

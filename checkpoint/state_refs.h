@@ -1,14 +1,11 @@
-// Handles of what is saved and loaded, made from the objects themselves, so that
-// checkpoint.h needs no heavy header.
+// Optimizers and schedulers as what is saved and loaded, made from the objects
+// themselves, so that checkpoint.h needs no heavy header.
 #pragma once
+
+#include "device_mesh/module_ref.h"
 
 #include <memory>
 
-namespace torch::nn {
-class Module;
-template <typename Contained>
-class ModuleHolder;
-}  // namespace torch::nn
 namespace torch::optim {
 class Optimizer;
 class LRScheduler;
@@ -16,23 +13,7 @@ class LRScheduler;
 
 namespace fsdp {
 
-// None own; the object outlives the call it is given to. Null by default.
-class ModuleRef {
- public:
-  ModuleRef() = default;
-  ModuleRef(torch::nn::Module& module) : module_(&module) {}
-  template <class Contained>
-  ModuleRef(const torch::nn::ModuleHolder<Contained>& module)
-      : module_(static_cast<torch::nn::Module*>(module.ptr().get())) {}
-  template <class Contained>
-  ModuleRef(const std::shared_ptr<Contained>& module) : module_(module.get()) {}
-
-  torch::nn::Module* get() const { return module_; }
-
- private:
-  torch::nn::Module* module_ = nullptr;
-};
-
+// Neither owns; the object outlives the call it is given to. Null by default.
 class OptimizerRef {
  public:
   OptimizerRef() = default;
@@ -41,6 +22,11 @@ class OptimizerRef {
   OptimizerRef(const std::unique_ptr<Derived>& optimizer) : optimizer_(optimizer.get()) {}
   template <class Derived>
   OptimizerRef(const std::shared_ptr<Derived>& optimizer) : optimizer_(optimizer.get()) {}
+  // What a temporary owns is gone before it is saved.
+  template <class Derived>
+  OptimizerRef(std::unique_ptr<Derived>&& optimizer) = delete;
+  template <class Derived>
+  OptimizerRef(std::shared_ptr<Derived>&& optimizer) = delete;
 
   torch::optim::Optimizer* get() const { return optimizer_; }
 

@@ -11,6 +11,7 @@
 // error that names both.
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
 
 #include <ATen/core/Tensor.h>
@@ -24,10 +25,10 @@ enum class Reduce { kSum, kMean, kMax, kMin };
 
 // Local. Whether this is rank 0 of the default group or, before there is one, of what the
 // launcher says: the rank that prints and makes folders.
-bool is_rank_zero();
+[[nodiscard]] FSDP_API bool is_rank_zero();
 
 // Returns when all ranks of the mesh have called it.
-void barrier(const DeviceMesh& mesh);
+FSDP_API void barrier(const DeviceMesh& mesh);
 
 // The sum, mean, maximum or minimum of all ranks' values: a new plain tensor of the same
 // shape, dtype and device, without a graph; bit-equal on all ranks, and NaN where one has
@@ -36,12 +37,12 @@ void barrier(const DeviceMesh& mesh);
 // histograms. Waits for the device. Throws ValueError for a DTensor, for the mean of
 // integers, and, on all ranks alike, where they ask for different reductions or have
 // different dtypes.
-[[nodiscard]] at::Tensor all_reduce(const at::Tensor& value, const DeviceMesh& mesh,
-                                    Reduce op = Reduce::kSum);
+[[nodiscard]] FSDP_API at::Tensor all_reduce(const at::Tensor& value, const DeviceMesh& mesh,
+                                             Reduce op = Reduce::kSum);
 
 namespace internal {
-double all_reduce_value(double value, const DeviceMesh& mesh, Reduce op);
-int64_t all_reduce_value(int64_t value, const DeviceMesh& mesh, Reduce op);
+FSDP_API double all_reduce_value(double value, const DeviceMesh& mesh, Reduce op);
+FSDP_API int64_t all_reduce_value(int64_t value, const DeviceMesh& mesh, Reduce op);
 }  // namespace internal
 
 // The same of one number: a double of floating ones, an int64_t of integers and bools.

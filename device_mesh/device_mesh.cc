@@ -381,9 +381,13 @@ DeviceMesh init_hybrid_mesh(c10::DeviceType device_type, int64_t ranks_per_node)
 
 DeviceMesh default_mesh() {
   if (!is_process_group_initialized()) init_process_group();
-  const Group group = default_process_group();
-  const bool on_cuda = at::globalContext().hasCUDA() && serves(group, c10::kCUDA);
-  return init_device_mesh(on_cuda ? c10::kCUDA : c10::kCPU, {group->getSize()});
+  const auto world = internal::default_dimension();
+  if (const auto held = std::static_pointer_cast<const DeviceMesh::State>(world->held_mesh()))
+    return DeviceMesh(held);
+  const bool on_cuda = at::globalContext().hasCUDA() && serves(world->group(), c10::kCUDA);
+  auto mesh = init_device_mesh(on_cuda ? c10::kCUDA : c10::kCPU, {world->group()->getSize()});
+  world->remember_mesh(mesh.state_);
+  return mesh;
 }
 
 c10::Device local_device(const DeviceMesh& mesh) {

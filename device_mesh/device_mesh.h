@@ -11,6 +11,8 @@
 // group is created once.
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
@@ -28,19 +30,20 @@ class ProcessGroup;
 
 namespace fsdp {
 
-class DeviceMesh {
+class FSDP_API DeviceMesh {
  public:
   // A 1-D mesh over an existing group; creates nothing. Local.
-  static DeviceMesh from_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
-                               c10::DeviceType device_type, std::vector<int64_t> ranks = {},
-                               std::string dim_name = {});
+  [[nodiscard]] static DeviceMesh from_group(c10::intrusive_ptr<c10d::ProcessGroup> group,
+                                             c10::DeviceType device_type,
+                                             std::vector<int64_t> ranks = {},
+                                             std::string dim_name = {});
 
   // An n-D mesh of `shape` over `ranks` (global, row-major) with one existing group per
   // dimension. Local. Throws ValueError unless there is one group per dimension and each
   // group's size matches the dimension's.
-  static DeviceMesh from_groups(std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups,
-                                c10::DeviceType device_type, std::vector<int64_t> ranks,
-                                std::vector<int64_t> shape, std::vector<std::string> dim_names);
+  [[nodiscard]] static DeviceMesh from_groups(
+      std::vector<c10::intrusive_ptr<c10d::ProcessGroup>> groups, c10::DeviceType device_type,
+      std::vector<int64_t> ranks, std::vector<int64_t> shape, std::vector<std::string> dim_names);
 
   c10::DeviceType device_type() const;
   int64_t ndim() const;
@@ -68,17 +71,17 @@ class DeviceMesh {
 
   // The sub-mesh along the named dimensions. Local. Throws ValueError that lists the
   // names for an unknown one.
-  DeviceMesh operator[](const std::string& dim_name) const;
-  DeviceMesh operator[](const std::vector<std::string>& dim_names) const;
+  [[nodiscard]] DeviceMesh operator[](const std::string& dim_name) const;
+  [[nodiscard]] DeviceMesh operator[](const std::vector<std::string>& dim_names) const;
   // mesh[{"dp", "tp"}], which could also mean one string by its begin and end.
-  DeviceMesh operator[](std::initializer_list<const char*> dim_names) const {
+  [[nodiscard]] DeviceMesh operator[](std::initializer_list<const char*> dim_names) const {
     return (*this)[std::vector<std::string>(dim_names.begin(), dim_names.end())];
   }
 
   // The mesh of this one's dimensions, then those of `inner`, through this rank: the
   // slice that mesh[{"tp", "dp"}] is of mesh["tp"] and mesh["dp"]. Local. Throws
   // ValueError unless both were cut from one mesh, along different dimensions.
-  DeviceMesh beside(const DeviceMesh& inner) const;
+  [[nodiscard]] DeviceMesh beside(const DeviceMesh& inner) const;
 
   // This mesh with the named dimensions merged into one called `name` (default: the names
   // joined by "_"), whose index is row-major over them in the given order. It stands
@@ -86,14 +89,15 @@ class DeviceMesh {
   // for the 1-D mesh. Collective over the ranks of those dimensions the first time, local
   // afterwards. Throws ValueError for an unknown name, or where no default group contains
   // the mesh's ranks.
-  DeviceMesh flatten(const std::vector<std::string>& dim_names, std::string name = {}) const;
+  [[nodiscard]] DeviceMesh flatten(const std::vector<std::string>& dim_names,
+                                   std::string name = {}) const;
 
   // The 1-D mesh of the `n` neighbours along dimension `dim` that this rank is one of:
   // those with indices [k n, (k + 1) n). Unnamed. Collective over the ranks of group(dim)
   // the first time, local afterwards. Throws ValueError unless n divides the dimension
   // (of a flattened one, the dimensions that it was made of in turn), or where no default
   // group contains the mesh's ranks.
-  DeviceMesh neighbours(int64_t dim, int64_t n) const;
+  [[nodiscard]] DeviceMesh neighbours(int64_t dim, int64_t n) const;
 
   friend bool operator==(const DeviceMesh&, const DeviceMesh&);
   friend bool operator!=(const DeviceMesh& a, const DeviceMesh& b) { return !(a == b); }
@@ -104,33 +108,39 @@ class DeviceMesh {
   explicit DeviceMesh(std::shared_ptr<const State> state);
   friend DeviceMesh init_device_mesh(c10::DeviceType, std::vector<int64_t>,
                                      std::vector<std::string>);
+  friend DeviceMesh default_mesh();
   friend std::string to_string(const DeviceMesh&);
 
   std::shared_ptr<const State> state_;
 };
 
+FSDP_API bool operator==(const DeviceMesh& a, const DeviceMesh& b);
+
 // Arranges ranks 0 .. product(shape)-1 of the default group row-major. Initialises the
 // default group when nobody has. Collective over the default group. Throws ValueError for
 // a bad shape or names, or a mesh that is not the world's size.
-DeviceMesh init_device_mesh(c10::DeviceType device_type, std::vector<int64_t> shape,
-                            std::vector<std::string> dim_names = {});
+[[nodiscard]] FSDP_API DeviceMesh init_device_mesh(c10::DeviceType device_type,
+                                                   std::vector<int64_t> shape,
+                                                   std::vector<std::string> dim_names = {});
 
 // The mesh {"replicate", "shard"} of hybrid sharding over the default group: the ranks of
 // a node, `ranks_per_node` that follow each other, share shards, and those with the same
 // place in their nodes are replicas. Collective over the default group. Throws ValueError
 // unless ranks_per_node divides the world's size.
-DeviceMesh init_hybrid_mesh(c10::DeviceType device_type, int64_t ranks_per_node);
+[[nodiscard]] FSDP_API DeviceMesh init_hybrid_mesh(c10::DeviceType device_type,
+                                                   int64_t ranks_per_node);
 
-// 1-D over the default group, on CUDA if available, else CPU. Collective the first time,
-// then local (one per default group).
-DeviceMesh default_mesh();
+// 1-D over the default group, on CUDA if available, else CPU. Initialises the default
+// group when nobody has: collective then, local else. The same mesh for as long as
+// someone holds it, not another one per call.
+FSDP_API DeviceMesh default_mesh();
 
 // Where this rank's tensors are to be: the CPU, or the calling thread's current device of
 // the mesh's type, with its index. Local.
-c10::Device local_device(const DeviceMesh& mesh);
+[[nodiscard]] FSDP_API c10::Device local_device(const DeviceMesh& mesh);
 
-std::string to_string(const DeviceMesh& mesh);
-std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh);
+FSDP_API std::string to_string(const DeviceMesh& mesh);
+FSDP_API std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh);
 
 }  // namespace fsdp
 

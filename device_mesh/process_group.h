@@ -9,6 +9,8 @@
 // = w}) with a store sets the calling thread's default group only.
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
@@ -25,7 +27,7 @@ namespace fsdp {
 
 // Holds an optional rendezvous store; converts from a pointer to any c10d store. Lets
 // this header stay free of c10d.
-class StoreHandle {
+class FSDP_API StoreHandle {
  public:
   StoreHandle();
   StoreHandle(c10::intrusive_ptr<c10d::Store> store);
@@ -65,7 +67,7 @@ struct LaunchEnvironment {
   int64_t master_port = 29500;
 };
 // Local. Throws ValueError naming the variable, its value and what is allowed.
-LaunchEnvironment launch_environment();
+[[nodiscard]] FSDP_API LaunchEnvironment launch_environment();
 
 // Collective over the world ("fake": local). Throws ValueError for a world above 1
 // without MASTER_ADDR, an unknown backend, a rank outside the world, a rank that is there
@@ -75,15 +77,15 @@ LaunchEnvironment launch_environment();
 // are missing, which it names, or cannot reach each other. Gives SIGPIPE, where it has
 // its default action, one that does nothing, so that a peer that ends is an error with a
 // text, and has LibTorch heed TORCH_CPP_LOG_LEVEL.
-void init_process_group(ProcessGroupOptions options = {});
-bool is_process_group_initialized();
+FSDP_API void init_process_group(ProcessGroupOptions options = {});
+[[nodiscard]] FSDP_API bool is_process_group_initialized();
 // Local. The calling thread's group if it has one, else the process's; good until
 // destroy_process_group(). Throws when there is none. To do more with it than to hand it
 // on, include <torch/csrc/distributed/c10d/ProcessGroup.hpp>.
-const c10::intrusive_ptr<c10d::ProcessGroup>& default_process_group();
+FSDP_API const c10::intrusive_ptr<c10d::ProcessGroup>& default_process_group();
 // Waits for what is in flight, also for saves in the background, then ends the default
 // group and every group made from it: collectives of meshes that still hold them are
 // refused. Once all are ended, throws what went wrong in a save and nobody was told yet.
-void destroy_process_group();
+FSDP_API void destroy_process_group();
 
 }  // namespace fsdp

@@ -120,6 +120,10 @@ at::Tensor DTensor::to_local(const ToLocalOptions& options) const {
   return internal::differentiable_to_local(*this, grad_spec(*this, options, "to_local"));
 }
 
+at::Tensor full_tensor(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor;
+}
+
 at::Tensor DTensor::full_tensor(const ToLocalOptions& options) const {
   const internal::CauseOfMovement cause(internal::MovementCause::kRequest);
   const std::vector<Placement> whole(placements().size(), Replicate{});

@@ -11,6 +11,7 @@
 // DTensor has no storage of its own: raw access throws.
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/placement.h"
 
@@ -22,7 +23,7 @@
 
 namespace fsdp {
 
-bool is_dtensor(const at::Tensor& tensor);
+[[nodiscard]] FSDP_API bool is_dtensor(const at::Tensor& tensor);
 
 struct ToLocalOptions {
   // How the gradient of what is handed out lies on the mesh: this rank's part of it, a
@@ -32,7 +33,7 @@ struct ToLocalOptions {
 };
 
 // A view of an at::Tensor that is distributed; no extra state.
-class DTensor : public at::Tensor {
+class FSDP_API DTensor : public at::Tensor {
  public:
   explicit DTensor(const at::Tensor& tensor);  // throws TypeError unless is_dtensor(tensor)
 
@@ -45,13 +46,13 @@ class DTensor : public at::Tensor {
   //
   // Throws ValueError for grad_placements that do not fit the mesh, of which this rank's
   // part has another shape, or that are a minimum, maximum or product.
-  at::Tensor to_local(const ToLocalOptions& options = {}) const;
+  [[nodiscard]] at::Tensor to_local(const ToLocalOptions& options = {}) const;
   // The whole value as a plain tensor. Collective over the mesh. Differentiable: its
   // gradient counts as the same on all ranks, or as `options` say (see to_local()).
-  at::Tensor full_tensor(const ToLocalOptions& options = {}) const;
+  [[nodiscard]] at::Tensor full_tensor(const ToLocalOptions& options = {}) const;
   // The same value with other placements. Collective over the mesh dimensions that
   // change. Differentiable.
-  DTensor redistribute(std::vector<Placement> placements) const;
+  [[nodiscard]] DTensor redistribute(std::vector<Placement> placements) const;
 
   const DeviceMesh& device_mesh() const;
   const std::vector<Placement>& placements() const;
@@ -59,13 +60,17 @@ class DTensor : public at::Tensor {
 
 // Shape, placements, mesh and this rank's part. Local. (Printing it as an at::Tensor
 // throws: raw access.)
-std::ostream& operator<<(std::ostream& out, const DTensor& dtensor);
+FSDP_API std::ostream& operator<<(std::ostream& out, const DTensor& dtensor);
 
 // Every rank passes the same full tensor; each keeps its part (a copy). Local: nothing is
 // sent. Throws ValueError for placements that do not fit the mesh or the tensor, or are
 // Partial.
-DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
-                          std::vector<Placement> placements);
+[[nodiscard]] FSDP_API DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
+                                                 std::vector<Placement> placements);
+
+// The whole value as a plain tensor: of a DTensor, or `tensor` itself if it is plain.
+// Collective over a DTensor's mesh. Differentiable.
+[[nodiscard]] FSDP_API at::Tensor full_tensor(const at::Tensor& tensor);
 
 struct FromLocalOptions {
   std::optional<std::vector<int64_t>> shape =
@@ -76,7 +81,8 @@ struct FromLocalOptions {
 // Wraps what each rank already holds; shares memory. Local unless check. Differentiable,
 // but for Partial min, max and product (NotImplementedError). A term of a Partial sum
 // gets the whole gradient, one of an average its part.
-DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
-                   std::vector<Placement> placements, FromLocalOptions options = {});
+[[nodiscard]] FSDP_API DTensor from_local(const at::Tensor& local, const DeviceMesh& mesh,
+                                          std::vector<Placement> placements,
+                                          FromLocalOptions options = {});
 
 }  // namespace fsdp

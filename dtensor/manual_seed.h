@@ -10,6 +10,7 @@
 // number of ranks, as long as the ranks' generators are in the same state.
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
 
 #include <cstdint>
@@ -35,10 +36,10 @@ namespace fsdp {
 //
 // Local. Throws ValueError inside an InferenceMode or a backward, with which it would
 // end.
-void manual_seed(uint64_t seed, const DeviceMesh& mesh);
+FSDP_API void manual_seed(uint64_t seed, const DeviceMesh& mesh);
 
 // This thread draws from LibTorch's default generators again. Local. Throws as
 // manual_seed.
-void use_default_generator();
+FSDP_API void use_default_generator();
 
 }  // namespace fsdp

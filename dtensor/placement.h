@@ -4,6 +4,8 @@
 //   std::vector<fsdp::Placement> placements = {fsdp::Shard{0}, fsdp::Replicate{}};
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <cstdint>
 #include <ostream>
 #include <string>
@@ -38,7 +40,7 @@ struct Partial {
   bool operator==(const Partial&) const = default;
 };
 
-class Placement {
+class FSDP_API Placement {
  public:
   Placement(Shard shard) : value_(shard) {}
   Placement(Replicate replicate) : value_(replicate) {}
@@ -52,7 +54,8 @@ class Placement {
   bool is_interleaved() const { return is_shard() && (shard().outer > 1 || shard().unit > 1); }
   const Shard& shard() const { return std::get<Shard>(value_); }  // REQUIRES: is_shard()
   int64_t shard_dim() const { return shard().dim; }               // REQUIRES: is_shard()
-  Placement along(int64_t dim) const;  // the same cut of another dimension. REQUIRES: is_shard()
+  [[nodiscard]] Placement along(
+      int64_t dim) const;  // the same cut of another dimension. REQUIRES: is_shard()
   Partial::Op partial_op() const { return std::get<Partial>(value_).op; }  // REQUIRES: is_partial()
 
   bool operator==(const Placement&) const = default;
@@ -63,8 +66,8 @@ class Placement {
 };
 
 // "Shard(0)", "Shard(0, outer=3, unit=8)", "Replicate()", "Partial(sum)"
-std::string to_string(const Placement& placement);
-std::ostream& operator<<(std::ostream& out, const Placement& placement);
+FSDP_API std::string to_string(const Placement& placement);
+FSDP_API std::ostream& operator<<(std::ostream& out, const Placement& placement);
 
 }  // namespace fsdp
 

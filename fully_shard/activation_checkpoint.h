@@ -9,6 +9,8 @@
 // the backward of what then ran gathers nothing more. Regions nest.
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <functional>
@@ -24,8 +26,8 @@ namespace internal {
 
 using CheckpointRegion =
     std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
-std::vector<at::Tensor> run_checkpointed(CheckpointRegion region,
-                                         const std::vector<at::Tensor>& inputs);
+FSDP_API std::vector<at::Tensor> run_checkpointed(CheckpointRegion region,
+                                                  const std::vector<at::Tensor>& inputs);
 
 inline std::vector<at::Tensor> as_list(at::Tensor output) { return {std::move(output)}; }
 inline std::vector<at::Tensor> as_list(std::vector<at::Tensor> outputs) { return outputs; }

@@ -52,7 +52,7 @@ using Units = std::vector<std::shared_ptr<Unit>>;  // by place; null for none
 
 // Gives `unit` to the modules at and below its own, up to deeper units, that have none.
 void claim(const std::shared_ptr<Unit>& unit, const Places& places, Units& units) {
-  const auto modules = FSDPModule(unit).modules();
+  const auto modules = internal::handle_of(unit).modules();
   std::vector<torch::nn::Module*> starts;
   for (const auto& module : modules) starts.push_back(module.get());
   const ModuleTree below(starts, ModuleTree::Stop::kAtUnits);
@@ -112,7 +112,8 @@ std::vector<ModuleAnnotation> annotations(const torch::nn::Module& module) {
   const auto paths = std::make_shared<const ModulePaths>(tree);
   std::vector<ModuleAnnotation> marks;
   for (size_t i = 0; i < tree.size(); ++i) {
-    if (units[i] && has[i]) marks.push_back({&tree.module(i), {paths, i}, FSDPModule(units[i])});
+    if (units[i] && has[i])
+      marks.push_back({&tree.module(i), {paths, i}, internal::handle_of(units[i])});
   }
   return marks;
 }

@@ -5,6 +5,7 @@
 //     std::cout << "'" << mark.path << "' is of unit '" << mark.unit.name() << "'\n";
 #pragma once
 
+#include "device_mesh/api.h"
 #include "fully_shard/fsdp_module.h"
 
 #include <cstddef>
@@ -27,7 +28,7 @@ class ModulePaths;
 // The names that lead to a module, "blocks.0.norm", made when they are asked for: those
 // of a chain of modules are together as long as the square of its depth. A value, good
 // without the modules; copies share what they know.
-class ModulePath {
+class FSDP_API ModulePath {
  public:
   ModulePath(std::shared_ptr<const internal::ModulePaths> paths, size_t place);
 
@@ -49,8 +50,6 @@ struct ModuleAnnotation {
   const torch::nn::Module* module;  // not kept alive
   ModulePath path;                  // from the module that was asked for; "" for itself
   FSDPModule unit;                  // that manages it
-  // Parameters keep their names, shapes and places: there are no flat ones.
-  bool params_are_original = true;
 };
 
 // One for every managed module at and below `module`, each once, in pre-order, children
@@ -60,6 +59,6 @@ struct ModuleAnnotation {
 // them (activations, an ignored subtree). Units above `module` are not known to it, so
 // ask the whole model. Local; takes time and memory in proportion to the modules, however
 // they are shared and however deep they are.
-std::vector<ModuleAnnotation> annotations(const torch::nn::Module& module);
+[[nodiscard]] FSDP_API std::vector<ModuleAnnotation> annotations(const torch::nn::Module& module);
 
 }  // namespace fsdp

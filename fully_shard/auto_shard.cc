@@ -216,30 +216,30 @@ void validate_units(const std::vector<Choice>& units, const DeviceMesh& mesh) {
   }
 }
 
-}  // namespace
-
-torch::nn::Module& internal::root_of(const char* caller, torch::nn::Module* root) {
-  TORCH_CHECK_VALUE(root != nullptr, caller,
+torch::nn::Module& root_of(const char* caller, const ModuleRef& root) {
+  TORCH_CHECK_VALUE(root.get() != nullptr, caller,
                     ": the root is null (a shared_ptr that was never set?); give a module");
-  return *root;
+  return *root.get();
 }
 
-UnitPlan plan_units(torch::nn::Module& root, const WrapPolicy& policy,
-                    const FullyShardOptions& options) {
+}  // namespace
+
+UnitPlan plan_units(ModuleRef root, const WrapPolicy& policy, const FullyShardOptions& options) {
   UnitPlan plan;
   const Speaker speaker{"plan_units", ""};
-  for (const auto& unit : Planner(policy, options, speaker).plan(root))
+  for (const auto& unit : Planner(policy, options, speaker).plan(root_of("plan_units", root)))
     plan.units.push_back({unit.path, internal::module_type_name(*unit.module), unit.numel});
   return plan;
 }
 
-FSDPModule auto_shard(torch::nn::Module& root, const WrapPolicy& policy, const DeviceMesh& mesh,
+FSDPModule auto_shard(ModuleRef root, const WrapPolicy& policy, const DeviceMesh& mesh,
                       FullyShardOptions options) {
+  auto& whole = root_of("auto_shard", root);
   const Speaker speaker{"auto_shard", c10::str(" (rank ", mesh.rank(), ")")};
-  auto units = Planner(policy, options, speaker).plan(root);
+  auto units = Planner(policy, options, speaker).plan(whole);
   validate_units(units, mesh);
   for (auto& unit : units) fully_shard(*unit.module, mesh, std::move(unit.options));
-  return get_fsdp_module(root);
+  return get_fsdp_module(whole);
 }
 
 }  // namespace fsdp

@@ -10,20 +10,13 @@
 // A module all of whose parameters are ignored is left out, with what is below it.
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/module_ref.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/policies.h"
 #include "fully_shard/unit_plan.h"
 #include "fully_shard/wrap_policy.h"
-
-#include <memory>
-#include <utility>
-
-namespace torch::nn {
-class Module;
-template <typename Contained>
-class ModuleHolder;
-}  // namespace torch::nn
 
 namespace fsdp {
 
@@ -33,8 +26,8 @@ namespace fsdp {
 // container without forward (ModuleList, ModuleDict, ParameterList, ParameterDict) as
 // root or chosen by the policy, and a module with parameters that would be in two units,
 // since it is shared and no unit itself.
-UnitPlan plan_units(torch::nn::Module& root, const WrapPolicy& policy,
-                    const FullyShardOptions& options = {});
+[[nodiscard]] FSDP_API UnitPlan plan_units(ModuleRef root, const WrapPolicy& policy,
+                                           const FullyShardOptions& options = {});
 
 // Makes the root, and what the policy chooses below it, units over the mesh, and returns
 // the root's. `options` are every unit's unless the policy gives others; ignored
@@ -43,34 +36,8 @@ UnitPlan plan_units(torch::nn::Module& root, const WrapPolicy& policy,
 //
 // Throws what plan_units and fully_shard throw, for any of the units, before the first is
 // made.
-FSDPModule auto_shard(torch::nn::Module& root, const WrapPolicy& policy,
-                      const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {});
-
-namespace internal {
-// Throws ValueError for null.
-torch::nn::Module& root_of(const char* caller, torch::nn::Module* root);
-}  // namespace internal
-
-template <class Contained>
-UnitPlan plan_units(const std::shared_ptr<Contained>& root, const WrapPolicy& policy,
-                    const FullyShardOptions& options = {}) {
-  return plan_units(internal::root_of("plan_units", root.get()), policy, options);
-}
-template <class Contained>
-UnitPlan plan_units(const torch::nn::ModuleHolder<Contained>& root, const WrapPolicy& policy,
-                    const FullyShardOptions& options = {}) {
-  return plan_units(root.ptr(), policy, options);
-}
-
-template <class Contained>
-FSDPModule auto_shard(const std::shared_ptr<Contained>& root, const WrapPolicy& policy,
-                      const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
-  return auto_shard(internal::root_of("auto_shard", root.get()), policy, mesh, std::move(options));
-}
-template <class Contained>
-FSDPModule auto_shard(const torch::nn::ModuleHolder<Contained>& root, const WrapPolicy& policy,
-                      const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
-  return auto_shard(root.ptr(), policy, mesh, std::move(options));
-}
+FSDP_API FSDPModule auto_shard(ModuleRef root, const WrapPolicy& policy,
+                               const DeviceMesh& mesh = default_mesh(),
+                               FullyShardOptions options = {});
 
 }  // namespace fsdp

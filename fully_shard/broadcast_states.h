@@ -7,6 +7,7 @@
 //   fsdp::fully_shard(model, mesh);
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
 
 #include <cstdint>
@@ -32,7 +33,7 @@ namespace fsdp {
 // has only its part of the values), on the meta or another device than the mesh, not
 // strided, quantized, made in inference mode, or expanded (some of its elements share
 // memory).
-void broadcast_states(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
-                      int64_t src = 0);
+FSDP_API void broadcast_states(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
+                               int64_t src = 0);
 
 }  // namespace fsdp

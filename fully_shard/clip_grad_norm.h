@@ -5,6 +5,8 @@
 //   optimizer.step();
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <vector>
@@ -33,7 +35,7 @@ namespace fsdp {
 // per group of ranks that has the parameters in common); NotImplementedError for Partial
 // gradients; with error_if_nonfinite, which waits for the norm on the host, c10::Error
 // for one that is NaN or infinite.
-at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm,
-                           double norm_type = 2.0, bool error_if_nonfinite = false);
+FSDP_API at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm,
+                                    double norm_type = 2.0, bool error_if_nonfinite = false);
 
 }  // namespace fsdp

@@ -5,6 +5,7 @@
 //   counters.peak_bytes;          // high-water mark of bytes beyond the shards
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
 
 #include <cstdint>
@@ -34,8 +35,8 @@ struct Counters {
 };
 
 // Local. All zero when no unit lives on this mesh's group.
-Counters counters(const DeviceMesh& mesh);
+[[nodiscard]] FSDP_API Counters counters(const DeviceMesh& mesh);
 // Sets peak_bytes to what is held now. Local.
-void reset_peak(const DeviceMesh& mesh);
+FSDP_API void reset_peak(const DeviceMesh& mesh);
 
 }  // namespace fsdp

@@ -9,6 +9,7 @@
 // stream, and the work's wait() orders that stream after it.
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/communicate.h"
 
@@ -16,12 +17,13 @@
 
 namespace fsdp {
 
-Communicate all_gather_over(const DeviceMesh& mesh);
-Communicate reduce_scatter_over(const DeviceMesh& mesh);
+[[nodiscard]] FSDP_API Communicate all_gather_over(const DeviceMesh& mesh);
+[[nodiscard]] FSDP_API Communicate reduce_scatter_over(const DeviceMesh& mesh);
 // Sends floating rows as `dtype`, adds them up in the backend's way for that, and casts
 // the sums back: PyTorch's fp16 and bf16 compression hooks. Rows that have `dtype`
 // already (MixedPrecisionPolicy::reduce_dtype) are not cast. Through Gloo half the bytes
 // of float travel. Throws ValueError for a `dtype` other than Half and BFloat16.
-Communicate compressed_reduce_scatter(const DeviceMesh& mesh, at::ScalarType dtype);
+[[nodiscard]] FSDP_API Communicate compressed_reduce_scatter(const DeviceMesh& mesh,
+                                                             at::ScalarType dtype);
 
 }  // namespace fsdp

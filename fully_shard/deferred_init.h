@@ -16,6 +16,8 @@
 // Not thread-safe: a model is built, initialised and materialised by one thread.
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <functional>
@@ -29,9 +31,9 @@ namespace fsdp {
 
 namespace internal {
 // Operators of this thread are recorded while it lives.
-class DeferredInit {
+class [[nodiscard]] FSDP_API DeferredInit {
  public:
-  DeferredInit();
+  [[nodiscard]] DeferredInit();
   DeferredInit(const DeferredInit&) = delete;
 
  private:
@@ -45,7 +47,7 @@ class DeferredInit {
 // operator has no kernel for the meta device, and for tensors on other devices than the
 // CPU; accesses of memory past operators throw too.
 template <class Build>
-auto deferred_init(Build&& build) {
+[[nodiscard]] auto deferred_init(Build&& build) {
   const internal::DeferredInit scope;
   return std::forward<Build>(build)();
 }
@@ -65,7 +67,7 @@ auto deferred_init(Build&& build) {
 // Local, but for `initialise`, which makes it collective over the units' meshes. Throws
 // ValueError, with names and nothing changed, where a tensor that was not deferred would
 // need an `initialise` that is not there.
-void materialize(torch::nn::Module& module,
-                 const std::function<void(torch::nn::Module&)>& initialise = {});
+FSDP_API void materialize(torch::nn::Module& module,
+                          const std::function<void(torch::nn::Module&)>& initialise = {});
 
 }  // namespace fsdp

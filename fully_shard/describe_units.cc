@@ -78,7 +78,7 @@ std::string describe_units(torch::nn::Module& module) {
   std::ostringstream out;
   std::vector<std::shared_ptr<IssueLog>> logs;
   for (const auto& handle : fsdp_modules(module)) {
-    const auto& unit = *handle.unit();
+    const auto& unit = *internal::unit_of(handle);
     describe_unit(out, unit);
     if (unit.group == nullptr) continue;
     for (auto& log : logs_of(*unit.group)) {

@@ -1,6 +1,8 @@
 // Where every unit of a model stands, as text for logs and debuggers.
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <string>
 
 namespace torch::nn {
@@ -20,8 +22,9 @@ namespace fsdp {
 //   collectives issued last by rank 0:
 //     17: all-gather of unit 'l0', 352 bytes
 //
-// For people: the form may change. Local; reads no values and blocks on nothing, so it
-// may be called from a thread that watches one that hangs, at the risk of a torn answer.
-std::string describe_units(torch::nn::Module& module);
+// For people: the form may change. Local; reads no values. Not for another thread while
+// the one that runs the model is in it: nothing here is locked. Of a rank that hangs, the
+// error at the end of the timeout says the same.
+[[nodiscard]] FSDP_API std::string describe_units(torch::nn::Module& module);
 
 }  // namespace fsdp

@@ -19,6 +19,8 @@
 //   };
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
 
@@ -62,9 +64,9 @@ struct CastTo {
 struct BoundaryCasts {
   CastTo inputs = {}, outputs = {};
 };
-BoundaryCasts boundary_casts_of(const torch::nn::Module& module);
+FSDP_API BoundaryCasts boundary_casts_of(const torch::nn::Module& module);
 
-at::Tensor cast_tensor(const at::Tensor& tensor, const CastTo& to);
+FSDP_API at::Tensor cast_tensor(const at::Tensor& tensor, const CastTo& to);
 
 // Casts the tensors in a value; specialised for what may hold some.
 template <class Value>
@@ -157,9 +159,9 @@ struct CastEach<Struct> {
 };
 
 // What profilers see of a unit's forward while it lives.
-class ForwardRange {
+class [[nodiscard]] FSDP_API ForwardRange {
  public:
-  explicit ForwardRange(const torch::nn::Module& module);
+  [[nodiscard]] explicit ForwardRange(const torch::nn::Module& module);
   ~ForwardRange();
   ForwardRange(const ForwardRange&) = delete;
 

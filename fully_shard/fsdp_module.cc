@@ -19,7 +19,7 @@ namespace {
 
 std::vector<internal::UnitId> ids_of(const std::vector<FSDPModule>& modules) {
   std::vector<internal::UnitId> ids;
-  for (const auto& module : modules) ids.push_back(module.unit()->id);
+  for (const auto& module : modules) ids.push_back(internal::unit_of(module)->id);
   return ids;
 }
 
@@ -31,6 +31,14 @@ std::vector<const c10d::ProcessGroup*> process_groups(const DeviceMesh& mesh) {
 }
 
 }  // namespace
+
+const std::shared_ptr<internal::Unit>& internal::unit_of(const FSDPModule& module) {
+  return module.unit_;
+}
+
+FSDPModule internal::handle_of(std::shared_ptr<internal::Unit> unit) {
+  return FSDPModule(std::move(unit));
+}
 
 void UnshardHandle::wait() {
   const auto unit = unit_.lock();

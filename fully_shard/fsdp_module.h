@@ -1,7 +1,9 @@
-// The handle of a unit: what FSDP2 gives as methods of the module. Cheap to copy; does
-// not keep the module alive. Once the unit's parameters died, methods on them do nothing.
+// The handle of a unit: what FSDP2 gives as methods of the module. Cheap to copy; copies
+// are handles of the same unit. Does not keep the module alive. Once the unit's
+// parameters died, methods on them do nothing.
 #pragma once
 
+#include "device_mesh/api.h"
 #include "fully_shard/communicate.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/policies.h"
@@ -23,27 +25,31 @@ class Module;
 
 namespace fsdp {
 
+class FSDPModule;
+
 namespace internal {
 class Unit;
-class ParamGroup;
+// For this library: the unit behind a handle, and back.
+const std::shared_ptr<Unit>& unit_of(const FSDPModule& module);
+FSDPModule handle_of(std::shared_ptr<Unit> unit);
 }  // namespace internal
 
 // The end of an unshard_async.
-class UnshardHandle {
+class FSDP_API UnshardHandle {
  public:
-  explicit UnshardHandle(std::weak_ptr<internal::Unit> unit) : unit_(std::move(unit)) {}
   // Waits for the all-gather; the parameters are unsharded afterwards. The first call
   // only: later ones, and one after the unit died, do nothing.
   void wait();
 
  private:
+  friend class FSDPModule;
+  explicit UnshardHandle(std::weak_ptr<internal::Unit> unit) : unit_(std::move(unit)) {}
+
   std::weak_ptr<internal::Unit> unit_;
 };
 
-class FSDPModule {
+class FSDP_API FSDPModule {
  public:
-  explicit FSDPModule(std::shared_ptr<internal::Unit> unit) : unit_(std::move(unit)) {}
-
   // Path of this unit from its root; empty for a root.
   const std::string& name() const;
   // No enclosing unit. Local.
@@ -142,13 +148,14 @@ class FSDPModule {
   // an optimizer that runs on another stream. Once; null: nothing to wait for. Throws
   // ValueError for an event of another type of device. Local.
   void set_post_optim_event(std::shared_ptr<c10::Event> event);
-  // Not implemented: throws NotImplementedError.
-  void set_allocate_memory_from_process_group_for_comm(bool enable);
 
   bool operator==(const FSDPModule&) const = default;
-  const std::shared_ptr<internal::Unit>& unit() const { return unit_; }
 
  private:
+  friend const std::shared_ptr<internal::Unit>& internal::unit_of(const FSDPModule& module);
+  friend FSDPModule internal::handle_of(std::shared_ptr<internal::Unit> unit);
+  explicit FSDPModule(std::shared_ptr<internal::Unit> unit) : unit_(std::move(unit)) {}
+
   void for_each_unit(bool recurse, const std::function<void(internal::Unit&)>& visit);
   std::shared_ptr<internal::Unit> unit_;
 };

@@ -53,10 +53,4 @@ void FSDPModule::set_post_optim_event(std::shared_ptr<c10::Event> event) {
   unit_->root->after_optimizer = std::move(event);
 }
 
-void FSDPModule::set_allocate_memory_from_process_group_for_comm(bool) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false,
-                              "FSDPModule::set_allocate_memory_from_process_group_for_comm is not "
-                              "implemented");
-}
-
 }  // namespace fsdp

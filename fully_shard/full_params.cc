@@ -75,7 +75,7 @@ class OpenUnits {
   void enter(const std::shared_ptr<internal::Unit>& unit) {
     while (!open_.empty() && !encloses(*open_.back().unit, unit)) open_.pop_back();
     if (!unit || (!open_.empty() && open_.back().unit == unit)) return;
-    open_.push_back({unit, std::make_unique<SummonFullParams>(FSDPModule(unit),
+    open_.push_back({unit, std::make_unique<SummonFullParams>(internal::handle_of(unit),
                                                               SummonOptions{.recurse = false})});
   }
   OpenUnits() = default;

@@ -1,6 +1,8 @@
 // Visiting full parameters with bounded memory: exporting weights, initialising them.
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <functional>
@@ -19,7 +21,7 @@ namespace fsdp {
 // time. Tied parameters are visited under each name. Collective over the units' meshes:
 // every rank visits all, so let other ranks do nothing in `visit` instead of not calling.
 // What `visit` throws ends the visit.
-void for_each_full_param(
+FSDP_API void for_each_full_param(
     const torch::nn::Module& module,
     const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
@@ -30,7 +32,7 @@ void for_each_full_param(
 // `function` wrote is kept. Collective over the units' meshes. Throws ValueError, before
 // `function` is called, where a unit is summoned (SummonFullParams); and where one is
 // held unsharded. What `function` throws ends the visit.
-void apply_unsharded(torch::nn::Module& module,
-                     const std::function<void(torch::nn::Module&)>& function);
+FSDP_API void apply_unsharded(torch::nn::Module& module,
+                              const std::function<void(torch::nn::Module&)>& function);
 
 }  // namespace fsdp

@@ -93,12 +93,11 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   unit->cast_buffers();
   adopt_units(unit, managed);
   for (auto* module : modules) internal::attach_unit(*module, unit);
-  return FSDPModule(std::move(unit));
+  return internal::handle_of(std::move(unit));
 }
 
-FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh,
-                       FullyShardOptions options) {
-  return fully_shard(std::vector<torch::nn::Module*>{&module}, mesh, std::move(options));
+FSDPModule fully_shard(ModuleRef module, const DeviceMesh& mesh, FullyShardOptions options) {
+  return fully_shard(std::vector<torch::nn::Module*>{module.get()}, mesh, std::move(options));
 }
 
 bool is_fsdp_module(const torch::nn::Module& module) {
@@ -110,7 +109,7 @@ FSDPModule get_fsdp_module(torch::nn::Module& module) {
   TORCH_CHECK_VALUE(unit != nullptr,
                     "get_fsdp_module: fully_shard was not applied to this module (",
                     internal::module_type_name(module), ")");
-  return FSDPModule(std::move(unit));
+  return internal::handle_of(std::move(unit));
 }
 
 std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module, bool root_only) {

@@ -24,7 +24,12 @@
 #pragma once
 
 #include "device_mesh/all_reduce.h"
+#include "device_mesh/api.h"
+#include "device_mesh/debug.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/module_ref.h"
+#include "device_mesh/process_group.h"
+#include "device_mesh/version.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/annotation.h"
@@ -32,29 +37,28 @@
 #include "fully_shard/broadcast_states.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
+#include "fully_shard/custom_collectives.h"
 #include "fully_shard/deferred_init.h"
 #include "fully_shard/describe_units.h"
 #include "fully_shard/forward.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/full_params.h"
 #include "fully_shard/grad.h"
+#include "fully_shard/grad_scaler.h"
 #include "fully_shard/no_sync_guard.h"
 #include "fully_shard/policies.h"
 #include "fully_shard/raw_access.h"
+#include "fully_shard/replicate.h"
 #include "fully_shard/summon_full_params.h"
 #include "fully_shard/wrap_policy.h"
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
-#include <utility>
 #include <vector>
 
 namespace torch::nn {
 class Module;
-template <typename Contained>
-class ModuleHolder;
-}  // namespace torch::nn
+}
 
 namespace fsdp {
 
@@ -77,30 +81,21 @@ namespace fsdp {
 // stays so. Also ValueError for a dtype of mp_policy that is not Half, BFloat16, Float or
 // Double, and for a placement along a dimension that the parameter does not have. Throws
 // NotImplementedError for meshes of more than two dimensions.
-FSDPModule fully_shard(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
-                       FullyShardOptions options = {});
+FSDP_API FSDPModule fully_shard(ModuleRef module, const DeviceMesh& mesh = default_mesh(),
+                                FullyShardOptions options = {});
 // Several modules as one unit. Its parameters are named "[i].weight", by the position of
 // their module, until an enclosing unit gives them paths.
-FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules,
-                       const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {});
-
-template <class Contained>
-FSDPModule fully_shard(const std::shared_ptr<Contained>& module,
-                       const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
-  return fully_shard(std::vector<torch::nn::Module*>{module.get()}, mesh, std::move(options));
-}
-template <class Contained>
-FSDPModule fully_shard(const torch::nn::ModuleHolder<Contained>& module,
-                       const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
-  return fully_shard(module.ptr(), mesh, std::move(options));
-}
+FSDP_API FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules,
+                                const DeviceMesh& mesh = default_mesh(),
+                                FullyShardOptions options = {});
 
 // Whether fully_shard was applied to `module` itself. Local.
-bool is_fsdp_module(const torch::nn::Module& module);
+[[nodiscard]] FSDP_API bool is_fsdp_module(const torch::nn::Module& module);
 // Throws ValueError unless is_fsdp_module(module). Local.
-FSDPModule get_fsdp_module(torch::nn::Module& module);
+[[nodiscard]] FSDP_API FSDPModule get_fsdp_module(torch::nn::Module& module);
 // The units at and below `module`, each once, in pre-order of the modules (children as
 // registered); root_only: those without an enclosing unit. Local.
-std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module, bool root_only = false);
+[[nodiscard]] FSDP_API std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module,
+                                                            bool root_only = false);
 
 }  // namespace fsdp

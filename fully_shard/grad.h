@@ -1,6 +1,8 @@
 // Gradients as values instead of in .grad.
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <optional>
@@ -22,10 +24,10 @@ namespace fsdp {
 // Touches parameters as any backward does, so it is collective in effect. Throws what
 // torch::autograd::grad throws, and ValueError for an input that is undefined or a view
 // of a registry entry.
-std::vector<at::Tensor> grad(const std::vector<at::Tensor>& outputs,
-                             const std::vector<at::Tensor>& inputs,
-                             const std::vector<at::Tensor>& grad_outputs = {},
-                             std::optional<bool> retain_graph = std::nullopt,
-                             bool create_graph = false, bool allow_unused = false);
+[[nodiscard]] FSDP_API std::vector<at::Tensor> grad(
+    const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs,
+    const std::vector<at::Tensor>& grad_outputs = {},
+    std::optional<bool> retain_graph = std::nullopt, bool create_graph = false,
+    bool allow_unused = false);
 
 }  // namespace fsdp

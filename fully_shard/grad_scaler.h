@@ -10,8 +10,8 @@
 //   scaler.update();
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
-#include "fully_shard/loss_scale.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -24,20 +24,53 @@ class Optimizer;
 
 namespace fsdp {
 
+struct GradScalerOptions {
+  double init_scale = 65536;
+  double growth_factor = 2;
+  double backoff_factor = 0.5;
+  int64_t growth_interval = 2000;  // finite steps in a row before the factor grows
+  bool enabled = true;             // false: a scaler that scales nothing, for code that has one
+};
+
+namespace internal {
+
+// The factor of a scaled loss: halved after a step whose gradients are not finite,
+// doubled after enough steps that were. Pure.
+class LossScale {
+ public:
+  // Throws std::invalid_argument for a factor that is not positive and finite, a growth
+  // factor that does not grow, a backoff factor that does not shrink, or an interval
+  // below 1.
+  explicit LossScale(const GradScalerOptions& options);
+
+  double value() const { return value_; }
+  int64_t finite_steps() const { return finite_steps_; }
+  void step_was_finite();
+  void step_was_not_finite();
+  void set(double value, int64_t finite_steps);
+
+ private:
+  GradScalerOptions options_;
+  double value_;
+  int64_t finite_steps_ = 0;  // in a row, since the value changed
+};
+
+}  // namespace internal
+
 // What a checkpoint of a scaler is; the same on all ranks.
 struct GradScalerState {
   double scale = 0;
   int64_t finite_steps = 0;  // in a row
 };
 
-class GradScaler {
+class FSDP_API GradScaler {
  public:
   // `mesh` has all ranks that train the model. Local. Throws ValueError for options out
   // of range.
   explicit GradScaler(const DeviceMesh& mesh, const GradScalerOptions& options = {});
 
   // `loss` times the scale, of the same dtype and differentiable. Local.
-  at::Tensor scale(const at::Tensor& loss) const;
+  [[nodiscard]] at::Tensor scale(const at::Tensor& loss) const;
 
   // Divides the gradients of the optimizer's parameters by the scale, in place, and finds
   // out whether those of some rank are not finite. Collective over the mesh; waits for
@@ -56,7 +89,7 @@ class GradScaler {
   void update();
 
   double get_scale() const;  // 1 where not enabled
-  GradScalerState state() const;
+  [[nodiscard]] GradScalerState state() const;
   // Throws ValueError for a scale that is no positive normal float32. Local.
   void load_state(const GradScalerState& state);
 

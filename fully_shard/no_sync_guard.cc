@@ -6,8 +6,8 @@
 
 namespace fsdp {
 
-NoSyncGuard::NoSyncGuard(const FSDPModule& module) {
-  internal::for_each_unit_below(*module.unit(), [this](internal::Unit& unit) {
+NoSyncGuard::NoSyncGuard(FSDPModule module) {
+  internal::for_each_unit_below(*internal::unit_of(module), [this](internal::Unit& unit) {
     before_.push_back({unit.weak_from_this(), unit.policy.synchronize_gradients});
   });
   for (const auto& [unit, synchronized] : before_)

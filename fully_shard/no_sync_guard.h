@@ -7,6 +7,7 @@
 //   loss(batches.back()).backward();             // reduces the sum
 #pragma once
 
+#include "device_mesh/api.h"
 #include "fully_shard/fsdp_module.h"
 
 #include <memory>
@@ -20,9 +21,9 @@ namespace fsdp {
 // the scope, by an exception too, gives every unit the setting that it had before, so
 // guards nest and units that were switched off by hand stay off. Local, but every rank
 // must do the same.
-class NoSyncGuard {
+class [[nodiscard]] FSDP_API NoSyncGuard {
  public:
-  explicit NoSyncGuard(const FSDPModule& module);
+  [[nodiscard]] explicit NoSyncGuard(FSDPModule module);
   ~NoSyncGuard();
   NoSyncGuard(const NoSyncGuard&) = delete;
   NoSyncGuard& operator=(const NoSyncGuard&) = delete;

@@ -16,6 +16,11 @@
 
 namespace fsdp {
 
+namespace internal {
+template <class Number>
+concept NumberOfRanks = std::integral<Number> && !std::same_as<Number, bool>;
+}  // namespace internal
+
 // What becomes of the unsharded parameters after forward: freed (true), kept for backward
 // (false), or kept as a 1/n piece on n neighbouring ranks (to_world(n)). Takes a bool and
 // nothing else: an int would be ambiguous.
@@ -23,7 +28,12 @@ class ReshardAfterForward {
  public:
   template <std::same_as<bool> Bool>
   ReshardAfterForward(Bool reshard) : value_(reshard) {}
-  static ReshardAfterForward to_world(int64_t n) { return ReshardAfterForward(World{n}); }
+  // A number of ranks is ReshardAfterForward::to_world(n).
+  template <internal::NumberOfRanks Number>
+  ReshardAfterForward(Number) = delete;
+  [[nodiscard]] static ReshardAfterForward to_world(int64_t n) {
+    return ReshardAfterForward(World{n});
+  }
 
   bool reshards() const { return !std::holds_alternative<bool>(value_) || std::get<bool>(value_); }
   std::optional<int64_t> world() const {

@@ -1,7 +1,6 @@
 #include "fully_shard/raw_access.h"
 
 #include "fully_shard/params/registry_entry.h"
-#include "fully_shard/units/write_checks.h"
 
 #include <c10/util/Exception.h>
 
@@ -41,11 +40,9 @@ void Unsharded::mark_written() {
   group->mark_written(index);
 }
 
-void mark_written(const at::Tensor& parameter) {
-  const auto managed = require_managed(parameter, "mark_written");
+void mark_shard_written(const at::Tensor& parameter) {
+  const auto managed = require_managed(parameter, "mark_shard_written");
   managed.group->before_write(managed.index);
 }
-
-void set_write_checks(bool on) { internal::enable_write_checks(on); }
 
 }  // namespace fsdp

@@ -8,6 +8,8 @@
 //   }
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <memory>
@@ -23,9 +25,9 @@ namespace fsdp {
 // or written by operators, goes to the shard. While it lives, writes to the unit's
 // registry entries throw. On CUDA the parameters are ready for work on the current
 // stream.
-class Unsharded {
+class [[nodiscard]] FSDP_API Unsharded {
  public:
-  explicit Unsharded(const at::Tensor& parameter);
+  [[nodiscard]] explicit Unsharded(const at::Tensor& parameter);
   ~Unsharded();
   Unsharded(const Unsharded&) = delete;
   Unsharded& operator=(const Unsharded&) = delete;
@@ -43,12 +45,6 @@ class Unsharded {
 // (DTensor(parameter).to_local()), which bypasses operators on the registry entry. Every
 // rank must write and announce. Waits for a gather in flight; otherwise local. Throws
 // ValueError for a tensor that is neither a member nor a registry entry of a unit.
-void mark_written(const at::Tensor& parameter);
-
-// For finding mistakes: looks for writes that pass no operator and were not announced,
-// through raw pointers and through to_local() aliases, and throws at the next use of the
-// unit, naming the parameter. Costs a comparison of this rank's shards whenever a unit is
-// emptied. Off by default; process-wide; call it before training.
-void set_write_checks(bool on);
+FSDP_API void mark_shard_written(const at::Tensor& parameter);
 
 }  // namespace fsdp

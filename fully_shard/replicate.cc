@@ -25,8 +25,8 @@ FSDPModule replicate(const std::vector<torch::nn::Module*>& modules, const Devic
   return fully_shard(modules, of_replicas(mesh), std::move(options));
 }
 
-FSDPModule replicate(torch::nn::Module& module, const DeviceMesh& mesh, FullyShardOptions options) {
-  return replicate(std::vector<torch::nn::Module*>{&module}, mesh, std::move(options));
+FSDPModule replicate(ModuleRef module, const DeviceMesh& mesh, FullyShardOptions options) {
+  return replicate(std::vector<torch::nn::Module*>{module.get()}, mesh, std::move(options));
 }
 
 }  // namespace fsdp

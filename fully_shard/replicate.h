@@ -5,19 +5,17 @@
 //   fsdp::fully_shard(model, mesh);
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/module_ref.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/policies.h"
 
-#include <memory>
-#include <utility>
 #include <vector>
 
 namespace torch::nn {
 class Module;
-template <typename Contained>
-class ModuleHolder;
-}  // namespace torch::nn
+}
 
 namespace fsdp {
 
@@ -27,20 +25,10 @@ namespace fsdp {
 // FSDPModule's switches hold. The first call on a mesh is collective over it, later ones
 // are local. Throws ValueError for a mesh of more than one dimension, and what
 // fully_shard throws.
-FSDPModule replicate(const std::vector<torch::nn::Module*>& modules,
-                     const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {});
-FSDPModule replicate(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
-                     FullyShardOptions options = {});
-
-template <class Contained>
-FSDPModule replicate(const std::shared_ptr<Contained>& module,
-                     const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
-  return replicate(std::vector<torch::nn::Module*>{module.get()}, mesh, std::move(options));
-}
-template <class Contained>
-FSDPModule replicate(const torch::nn::ModuleHolder<Contained>& module,
-                     const DeviceMesh& mesh = default_mesh(), FullyShardOptions options = {}) {
-  return replicate(module.ptr(), mesh, std::move(options));
-}
+FSDP_API FSDPModule replicate(const std::vector<torch::nn::Module*>& modules,
+                              const DeviceMesh& mesh = default_mesh(),
+                              FullyShardOptions options = {});
+FSDP_API FSDPModule replicate(ModuleRef module, const DeviceMesh& mesh = default_mesh(),
+                              FullyShardOptions options = {});
 
 }  // namespace fsdp

@@ -182,13 +182,14 @@ class SummonFullParams::Scope {
   size_t opened_ = 0;  // of units_, from the front
 };
 
-SummonFullParams::SummonFullParams(torch::nn::Module& module, SummonOptions options)
-    : scope_(std::make_unique<Scope>(find_summoned_units({&module}, options.recurse), options)) {}
+SummonFullParams::SummonFullParams(ModuleRef module, SummonOptions options)
+    : scope_(
+          std::make_unique<Scope>(find_summoned_units({module.get()}, options.recurse), options)) {}
 
 SummonFullParams::SummonFullParams(const FSDPModule& unit, SummonOptions options) {
   std::vector<std::shared_ptr<torch::nn::Module>> alive;
   std::vector<torch::nn::Module*> modules;
-  for (const auto& weak : unit.unit()->modules) {
+  for (const auto& weak : internal::unit_of(unit)->modules) {
     auto module = weak.lock();
     TORCH_CHECK_VALUE(module, "SummonFullParams: a module of unit '", unit.name(), "' died");
     modules.push_back(module.get());

@@ -6,15 +6,11 @@
 //   }                                                        // sharded again; changes persist
 #pragma once
 
+#include "device_mesh/api.h"
+#include "device_mesh/module_ref.h"
 #include "fully_shard/fsdp_module.h"
 
 #include <memory>
-
-namespace torch::nn {
-class Module;
-template <typename Contained>
-class ModuleHolder;
-}  // namespace torch::nn
 
 namespace fsdp {
 
@@ -44,17 +40,10 @@ struct SummonOptions {
 // with writeback and for offload_to_cpu with with_grads, as in FSDP1. The destructor is
 // local. With writeback it counts as a write to every parameter: graphs recorded before
 // can not run backward after it.
-class SummonFullParams {
+class [[nodiscard]] FSDP_API SummonFullParams {
  public:
-  explicit SummonFullParams(torch::nn::Module& module, SummonOptions options = {});
-  explicit SummonFullParams(const FSDPModule& unit, SummonOptions options = {});
-  template <class Contained>
-  explicit SummonFullParams(const torch::nn::ModuleHolder<Contained>& module,
-                            SummonOptions options = {})
-      : SummonFullParams(static_cast<torch::nn::Module&>(*module.ptr()), options) {}
-  template <class Contained>
-  explicit SummonFullParams(const std::shared_ptr<Contained>& module, SummonOptions options = {})
-      : SummonFullParams(static_cast<torch::nn::Module&>(*module), options) {}
+  [[nodiscard]] explicit SummonFullParams(ModuleRef module, SummonOptions options = {});
+  [[nodiscard]] explicit SummonFullParams(const FSDPModule& unit, SummonOptions options = {});
   ~SummonFullParams();
   SummonFullParams(const SummonFullParams&) = delete;
   SummonFullParams& operator=(const SummonFullParams&) = delete;

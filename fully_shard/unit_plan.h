@@ -1,6 +1,8 @@
 // The units that auto_shard() would make, to be printed and compared.
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <cstdint>
 #include <iosfwd>
 #include <string>
@@ -23,7 +25,7 @@ struct UnitPlan {
 };
 
 // A line per unit: "block0: BlockImpl, 288 elements".
-std::string to_string(const UnitPlan& plan);
-std::ostream& operator<<(std::ostream& out, const UnitPlan& plan);
+FSDP_API std::string to_string(const UnitPlan& plan);
+FSDP_API std::ostream& operator<<(std::ostream& out, const UnitPlan& plan);
 
 }  // namespace fsdp

@@ -14,6 +14,7 @@
 // Local. Every rank must be given a policy that answers alike.
 #pragma once
 
+#include "device_mesh/api.h"
 #include "fully_shard/policies.h"
 
 #include <concepts>
@@ -39,7 +40,7 @@ concept AsksInOne =
     std::is_invocable_r_v<bool, Function&, torch::nn::Module&, /*recurse=*/bool, int64_t>;
 }  // namespace internal
 
-class WrapPolicy {
+class FSDP_API WrapPolicy {
  public:
   // FSDP1's form, one callable for both questions. recurse: whether to look below the
   // module; else whether it is a unit, with the options that were given for the root.
@@ -70,7 +71,7 @@ class WrapPolicy {
 };
 
 // The modules for which `is_unit` is true.
-WrapPolicy by_fn(std::function<bool(torch::nn::Module& module)> is_unit);
+[[nodiscard]] FSDP_API WrapPolicy by_fn(std::function<bool(torch::nn::Module& module)> is_unit);
 // The modules for which it answers with options. It gets the root's, and gives them back
 // as they are, or changed for this unit:
 //
@@ -83,23 +84,24 @@ WrapPolicy by_fn(std::function<bool(torch::nn::Module& module)> is_unit);
 //
 // What the root ignores stays ignored whatever it answers. Both forms throw ValueError
 // for an empty function; a function of another form does not compile.
-WrapPolicy by_fn(std::function<std::optional<FullyShardOptions>(torch::nn::Module& module,
-                                                                FullyShardOptions root_options)>
-                     options_of);
+[[nodiscard]] FSDP_API WrapPolicy by_fn(
+    std::function<std::optional<FullyShardOptions>(torch::nn::Module& module,
+                                                   FullyShardOptions root_options)>
+        options_of);
 
 // Every module that has at least `min_numel` elements left once the modules below it
 // were asked. Modules with fewer are not looked into, nor is MultiheadAttention: they are
 // part of the unit around them. A container without forward (ModuleList, ModuleDict,
 // ParameterList, ParameterDict) is never a unit, the modules in it may be. Throws
 // ValueError for a min_numel below 1.
-WrapPolicy by_size(int64_t min_numel = 100'000'000);
+[[nodiscard]] FSDP_API WrapPolicy by_size(int64_t min_numel = 100'000'000);
 
 // Every module but containers without forward.
-WrapPolicy every_module();
+[[nodiscard]] FSDP_API WrapPolicy every_module();
 
 // What at least one of them wants, for both questions; the options are those of the first
 // that chooses the module. Throws ValueError for an empty list.
-WrapPolicy by_any(std::vector<WrapPolicy> policies);
+[[nodiscard]] FSDP_API WrapPolicy by_any(std::vector<WrapPolicy> policies);
 
 namespace internal {
 
@@ -124,7 +126,7 @@ bool is_a(const torch::nn::Module& module) {
 // Every module of one of these classes, or of a class derived from one. They may be given
 // by their ModuleHolder: Linear is LinearImpl.
 template <class... Blocks>
-WrapPolicy by_type() {
+[[nodiscard]] WrapPolicy by_type() {
   static_assert(sizeof...(Blocks) > 0, "by_type needs at least one class of modules");
   return by_fn([](torch::nn::Module& module) { return (internal::is_a<Blocks>(module) || ...); });
 }
@@ -136,7 +138,7 @@ WrapPolicy by_type() {
 //
 //   by_any({fsdp::in_full_precision<torch::nn::LayerNorm>(), fsdp::by_type<Block>()})
 template <class... Classes>
-WrapPolicy in_full_precision() {
+[[nodiscard]] WrapPolicy in_full_precision() {
   static_assert(sizeof...(Classes) > 0, "in_full_precision needs at least one class of modules");
   return by_fn(
       [](torch::nn::Module& module, FullyShardOptions options) -> std::optional<FullyShardOptions> {

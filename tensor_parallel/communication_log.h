@@ -12,6 +12,7 @@
 // What fully_shard sends for units is not a DTensor's: fsdp::counters() has it.
 #pragma once
 
+#include "device_mesh/api.h"
 #include "dtensor/placement.h"
 
 #include <cstdint>
@@ -44,12 +45,12 @@ struct Communication {
 
 // "all-reduce over tp, Partial(sum) -> Replicate() of [4, 8], 128 bytes: aten::addmm,
 // style, forward"
-std::string to_string(const Communication& communication);
+FSDP_API std::string to_string(const Communication& communication);
 
 // Collects what this thread's DTensors send while it lives. Nests: each has all. Local.
-class CommunicationLog {
+class [[nodiscard]] FSDP_API CommunicationLog {
  public:
-  CommunicationLog();
+  [[nodiscard]] CommunicationLog();
   ~CommunicationLog();
   CommunicationLog(const CommunicationLog&) = delete;
   CommunicationLog& operator=(const CommunicationLog&) = delete;
@@ -73,9 +74,9 @@ enum class Redistribution {
 // While it lives, this thread's DTensors move data only as `allowed` says; what else
 // would move throws ValueError instead, on all ranks alike, and tells what and why.
 // Nests: the strictest counts. Local.
-class RedistributionPolicy {
+class [[nodiscard]] FSDP_API RedistributionPolicy {
  public:
-  explicit RedistributionPolicy(Redistribution allowed);
+  [[nodiscard]] explicit RedistributionPolicy(Redistribution allowed);
   ~RedistributionPolicy();
   RedistributionPolicy(const RedistributionPolicy&) = delete;
   RedistributionPolicy& operator=(const RedistributionPolicy&) = delete;

@@ -1,6 +1,5 @@
 #include "tensor_parallel/parallelize_module.h"
 
-#include "dtensor/dtensor.h"
 #include "tensor_parallel/internal/agreement.h"
 #include "tensor_parallel/internal/generators_in_step.h"
 #include "tensor_parallel/internal/parallel_member.h"
@@ -14,20 +13,17 @@
 
 namespace fsdp {
 
-void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
-                        const ParallelPlan& plan) {
+void parallelize_module(ModuleRef module, const DeviceMesh& mesh, const ParallelPlan& plan) {
+  TORCH_CHECK_VALUE(module.get() != nullptr, "parallelize_module: the module is null (rank ",
+                    mesh.rank(), ")");
   TORCH_CHECK_VALUE(mesh.ndim() == 1, "parallelize_module: mesh has ", mesh.ndim(),
                     " dimensions; pass a slice of one, such as mesh[\"tp\"] (rank ", mesh.rank(),
                     ")");
-  const auto parameters = internal::planned_parameters(module, mesh, plan);
+  const auto parameters = internal::planned_parameters(*module.get(), mesh, plan);
   internal::check_agreement(parameters, mesh);
   internal::bring_generators_in_step(mesh);
   const auto steps = std::make_shared<internal::FirstSteps>();
   for (const auto& parameter : parameters) internal::make_parallel_member(parameter, steps);
-}
-
-at::Tensor full_tensor(const at::Tensor& tensor) {
-  return is_dtensor(tensor) ? DTensor(tensor).full_tensor() : tensor;
 }
 
 }  // namespace fsdp

@@ -22,19 +22,12 @@
 // step; manual_seed() (dtensor/manual_seed.h) seeds some of the thread's own.
 #pragma once
 
+#include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/module_ref.h"
+#include "dtensor/dtensor.h"
 #include "dtensor/manual_seed.h"
 #include "tensor_parallel/parallel_plan.h"
-
-#include <ATen/core/Tensor.h>
-
-#include <memory>
-
-namespace torch::nn {
-class Module;
-template <typename Contained>
-class ModuleHolder;
-}  // namespace torch::nn
 
 namespace fsdp {
 
@@ -53,21 +46,6 @@ namespace fsdp {
 // differently; for a parameter that is a DTensor already, sharded by fully_shard, on
 // another device than the mesh, not dense, no leaf, or has a .grad; where ranks hold
 // different values.
-void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh,
-                        const ParallelPlan& plan);
-template <class Contained>
-void parallelize_module(const torch::nn::ModuleHolder<Contained>& module, const DeviceMesh& mesh,
-                        const ParallelPlan& plan) {
-  parallelize_module(*module.ptr(), mesh, plan);
-}
-template <class Contained>
-void parallelize_module(const std::shared_ptr<Contained>& module, const DeviceMesh& mesh,
-                        const ParallelPlan& plan) {
-  parallelize_module(*module, mesh, plan);
-}
-
-// The whole value as a plain tensor: of a DTensor, or `tensor` itself if it is plain.
-// Collective over a DTensor's mesh. Differentiable.
-at::Tensor full_tensor(const at::Tensor& tensor);
-
+FSDP_API void parallelize_module(ModuleRef module, const DeviceMesh& mesh,
+                                 const ParallelPlan& plan);
 }  // namespace fsdp

@@ -31,6 +31,16 @@ std::shared_ptr<DimensionGroups> DimensionGroups::make_subset(
   return subset;
 }
 
+std::shared_ptr<const void> DimensionGroups::held_mesh() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return mesh_.lock();
+}
+
+void DimensionGroups::remember_mesh(std::weak_ptr<const void> mesh) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  mesh_ = std::move(mesh);
+}
+
 void DimensionGroups::before_shut_down(const std::string& purpose, std::function<void()> finish) {
   std::lock_guard<std::mutex> lock(mutex_);
   finishes_[purpose] = std::move(finish);

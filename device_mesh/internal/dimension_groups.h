@@ -40,6 +40,10 @@ class DimensionGroups {
   std::shared_ptr<DimensionGroups> make_subset(const std::vector<int64_t>& group_ranks,
                                                const std::string& purpose);
 
+  // What default_mesh() made of this dimension, while a mesh holds it; else null.
+  std::shared_ptr<const void> held_mesh();
+  void remember_mesh(std::weak_ptr<const void> mesh);
+
   // `finish` is called by shut_down() first, while every group still works; it replaces
   // what was given under `purpose` before.
   void before_shut_down(const std::string& purpose, std::function<void()> finish);
@@ -55,6 +59,7 @@ class DimensionGroups {
   std::map<std::string, Group> side_groups_;
   std::vector<std::weak_ptr<DimensionGroups>> subsets_;
   std::map<std::string, std::function<void()>> finishes_;
+  std::weak_ptr<const void> mesh_;
 };
 
 // The default group (the calling thread's, else the process's) as a dimension; null when

@@ -1,32 +1,22 @@
 #define XXH_INLINE_ALL
 #include "dtensor/internal/compare_plain.h"
 
+#include "device_mesh/debug.h"
 #include "device_mesh/internal/mesh_layout.h"
 #include "device_mesh/on_mesh/collectives_of.h"
-#include "dtensor/check_replicated.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/value_hash.h"
 
 #include <c10/util/Exception.h>
 #include <xxhash.h>
 
-#include <atomic>
 #include <cstdint>
 #include <string>
 #include <string_view>
 #include <utility>
 #include <vector>
 
-namespace fsdp {
-namespace {
-
-std::atomic<bool> checks_replicated{false};
-
-}  // namespace
-
-void set_check_replicated(bool on) { checks_replicated = on; }
-
-namespace internal {
+namespace fsdp::internal {
 namespace {
 
 using Words = std::vector<int64_t>;
@@ -57,7 +47,7 @@ int64_t hash_of_plain(const at::Tensor& operand) {
   return static_cast<int64_t>(hash_of_values(operand, hash));
 }
 
-bool compares_plain() { return checks_replicated.load(std::memory_order_relaxed); }
+bool compares_plain() { return debug_options().check_replicated; }
 
 void compare_plain(std::string_view what, at::TensorList operands, const DeviceMesh& mesh) {
   if (compares_plain()) check_alike(what, operands, mesh);
@@ -85,5 +75,4 @@ void check_alike(std::string_view what, at::TensorList operands, const DeviceMes
                     " (rank ", mesh.rank(), "; every rank of the mesh sees this error)");
 }
 
-}  // namespace internal
-}  // namespace fsdp
+}  // namespace fsdp::internal

@@ -20,9 +20,9 @@ int64_t hash_of_plain(const at::Tensor& operand);
 // but for numbers that a caller wrote.
 void check_alike(std::string_view what, at::TensorList operands, const DeviceMesh& mesh);
 
-// What set_check_replicated() asks for.
+// What DebugOptions::check_replicated asks for.
 bool compares_plain();
-// check_alike() after set_check_replicated(true), else nothing.
+// check_alike() with DebugOptions::check_replicated, else nothing.
 void compare_plain(std::string_view what, at::TensorList operands, const DeviceMesh& mesh);
 
 }  // namespace fsdp::internal

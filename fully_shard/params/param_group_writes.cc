@@ -1,9 +1,9 @@
 // How what is written to members reaches the shards, and the other way round.
+#include "device_mesh/debug.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit_events.h"
-#include "fully_shard/units/write_checks.h"
 
 #include <c10/util/Exception.h>
 
@@ -65,7 +65,7 @@ void ParamGroup::write_back_own_parts() {
 }
 
 void ParamGroup::note_raw_writes() {
-  if (!write_checks() || writes_.is_stale() || !device().is_cpu() || casts()) return;
+  if (!debug_options().write_checks || writes_.is_stale() || !device().is_cpu() || casts()) return;
   for (size_t i = 0; i < params_.size(); ++i) {
     if (writes_.is_dirty(i) || params_[i].storage() == nullptr) continue;
     const auto index = static_cast<int64_t>(i);

@@ -1,11 +1,11 @@
 #include "fully_shard/params/sharded_param.h"
 
+#include "device_mesh/debug.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/params/optimizer_tripwire.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/transport/mesh_dims.h"
-#include "fully_shard/units/write_checks.h"
 #include "on_demand/gate_key.h"
 
 #include <c10/core/TensorOptions.h>
@@ -154,7 +154,7 @@ void ShardedParam::remove_tripwire() {
 }
 
 void ShardedParam::check_shard_is_announced(int64_t global_rank) {
-  if (!write_checks()) return;
+  if (!debug_options().write_checks) return;
   const auto handle = entry();
   if (!handle.defined()) return;
   const auto version = local_version_of(handle);

@@ -93,8 +93,8 @@ class ShardedParam {
   void remove_tripwire();
   void release_tripwire() { tripwire_.reset(); }
 
-  // With set_write_checks(): throws for a write through an alias of the local tensor,
-  // which no operator on the entry announced.
+  // With DebugOptions::write_checks: throws for a write through an alias of the local
+  // tensor, which no operator on the entry announced.
   void check_shard_is_announced(int64_t global_rank);
   void note_shard_written() { shard_version_.reset(); }
 

@@ -1,10 +1,10 @@
 #include "fully_shard/step/runtime.h"
 
+#include "device_mesh/debug.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/step/prefetch.h"
 #include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/unit_events.h"
-#include "fully_shard/units/write_checks.h"
 #include "on_demand/pass.h"
 
 #include <c10/util/Exception.h>
@@ -99,7 +99,7 @@ void Runtime::touched(ParamGroup& group) {
 
 // From here on a touch of this group needs nothing, until another one is touched.
 void Runtime::settle(ParamGroup& group, Pass pass) {
-  if (write_checks()) return;  // every touch looks for writes that nothing announced
+  if (debug_options().write_checks) return;  // every touch looks for writes that nothing announced
   auto& root = *group.unit().root;
   for (auto* before : {settled_, root.settled}) {
     if (before != nullptr) before->unsettle();

@@ -16,7 +16,8 @@ void RawWrites::raise(int64_t global_rank) {
               "Write with operators, on the parameter under no_grad or on its registry entry, or "
               "announce it with "
               "Unsharded::mark_written() or fsdp::mark_written() (rank ",
-              global_rank, "; found by set_write_checks(), by the rank whose part was written)");
+              global_rank,
+              "; found by DebugOptions::write_checks, by the rank whose part was written)");
 }
 
 }  // namespace fsdp::internal

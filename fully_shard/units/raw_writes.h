@@ -1,8 +1,8 @@
 // Writes through raw pointers bypass the gate, and are lost when their group is emptied.
-// With set_write_checks() they are noticed there, by comparing this rank's part of the
-// unsharded copy with its shard. Emptying happens where nothing may throw (destructors,
-// an aborted backward), so the error waits here for the next place that may: a touch of
-// any group of the root, reshard(), or the end of a backward.
+// With DebugOptions::write_checks they are noticed there, by comparing this rank's part
+// of the unsharded copy with its shard. Emptying happens where nothing may throw
+// (destructors, an aborted backward), so the error waits here for the next place that
+// may: a touch of any group of the root, reshard(), or the end of a backward.
 #pragma once
 
 #include <cstdint>

@@ -62,7 +62,7 @@ bool is_tensor_parallel(const at::Tensor& tensor) {
 void validate_mesh_beside(const at::Tensor& member, const std::string& where,
                           const DeviceMesh& mesh) {
   try {
-    spec_of(member).mesh().beside(mesh);
+    static_cast<void>(spec_of(member).mesh().beside(mesh));
   } catch (const c10::ValueError& error) {
     TORCH_CHECK_VALUE(false, where, " is tensor-parallel, and ", error.what_without_backtrace());
   }

@@ -110,6 +110,14 @@ TEST(DeviceMesh, MeshesOverTheWholeWorldShareItsSideGroups) {
   });
 }
 
+TEST(DeviceMesh, TheDefaultMeshIsMadeOnceForAsLongAsItIsHeld) {
+  run_ranks(2, [](int64_t) {
+    const auto mesh = default_mesh();
+    const auto again = default_mesh();
+    EXPECT_EQ(&mesh.ranks(), &again.ranks());
+  });
+}
+
 TEST(DeviceMesh, FlattenMergesDimensions) {
   run_ranks(4, [](int64_t rank) {
     const auto mesh = init_device_mesh(c10::kCPU, {2, 1, 2}, {"dp", "cp", "tp"});

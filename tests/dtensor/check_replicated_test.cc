@@ -1,6 +1,5 @@
 // Plain tensors that are not the same on all ranks, where DTensors take them to be.
-#include "dtensor/check_replicated.h"
-
+#include "device_mesh/debug.h"
 #include "dtensor/dtensor.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
@@ -21,8 +20,8 @@ using testing::waves;
 
 class CheckReplicated : public ::testing::Test {
  protected:
-  void SetUp() override { set_check_replicated(true); }
-  void TearDown() override { set_check_replicated(false); }
+  void SetUp() override { set_debug_options({.check_replicated = true}); }
+  void TearDown() override { set_debug_options({}); }
 };
 
 TEST_F(CheckReplicated, NamesWhatDiffersOnAllRanks) {
@@ -56,7 +55,7 @@ TEST_F(CheckReplicated, IsOfAllDimensionsOfTheMesh) {
 }
 
 TEST_F(CheckReplicated, IsOffByDefault) {
-  set_check_replicated(false);
+  set_debug_options({});
   run_ranks(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
     const at::Tensor t = distribute_tensor(waves({4, 6}), mesh, {Shard{1}});

@@ -1,6 +1,5 @@
 // A model whose ranks are given different inputs: wrong numbers, unless somebody looks.
-#include "dtensor/check_replicated.h"
-
+#include "device_mesh/debug.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"
@@ -13,8 +12,8 @@ namespace {
 using ::testing::HasSubstr;
 
 struct Checked {
-  Checked() { set_check_replicated(true); }
-  ~Checked() { set_check_replicated(false); }
+  Checked() { set_debug_options({.check_replicated = true}); }
+  ~Checked() { set_debug_options({}); }
 };
 
 torch::nn::Sequential cut_mlp(const DeviceMesh& mesh) {

@@ -12,11 +12,17 @@ _WARNINGS = [
     "-Wno-subobject-linkage",
 ]
 
+# What the shared library exports is marked (device_mesh/api.h).
+_HIDDEN = ["-fvisibility=hidden"]
+
+# Tests call for errors and effects, and drop what comes back.
+_TEST_ONLY = ["-Wno-unused-result"]
+
 # LibTorch is a release build, and the layout of some of its classes depends on that.
 _RELEASE = ["-DNDEBUG"]
 
 # One configuration for training and tests: what is run is optimised, and checks that cost are
-# switched on by tests (fsdp::set_write_checks).
+# switched on by tests (fsdp::set_debug_options).
 _OPTIMISED = ["-O2"] + _RELEASE
 
 def _one_source_per_folder(name, srcs, testonly):
@@ -43,9 +49,12 @@ def fsdp_cc_library(name, srcs = [], copts = [], testonly = False, **kwargs):
     cc_library(
         name = name,
         testonly = testonly,
-        srcs = _one_source_per_folder(name, srcs, testonly),
+        srcs = select({
+            "//tools/build:alone": srcs,
+            "//conditions:default": _one_source_per_folder(name, srcs, testonly),
+        }),
         alwayslink = True,
-        copts = _WARNINGS + _OPTIMISED + copts,
+        copts = _WARNINGS + _OPTIMISED + _HIDDEN + (_TEST_ONLY if testonly else []) + copts,
         linkstatic = True,
         **kwargs
     )
@@ -58,14 +67,38 @@ def fsdp_cc_binary(name, copts = [], **kwargs):
         **kwargs
     )
 
-def fsdp_cc_shared_library(name, deps, **kwargs):
-    """A shared library that holds all of `deps`, with the registrations of their kernels."""
+def _links_impl(ctx):
+    links = [ctx.actions.declare_file(name) for name in [ctx.attr.soname, ctx.attr.name]]
+    for link in links:
+        ctx.actions.symlink(output = link, target_file = ctx.file.library)
+    return [DefaultInfo(files = depset(links + [ctx.file.library]))]
+
+_links = rule(
+    implementation = _links_impl,
+    attrs = {
+        "library": attr.label(allow_single_file = True),
+        "soname": attr.string(),
+    },
+)
+
+def fsdp_cc_shared_library(name, version, deps, **kwargs):
+    """A shared library that holds all of `deps`, with the registrations of their kernels.
+
+    It is name.version, with the links that linkers and programs look for: name and name.major.minor, which is its soname,
+    since before 1.0 every minor version may change the interface."""
+    soname = "%s.%s" % (name, version.rpartition(".")[0])
+    library = "%s.%s" % (name, version)
     cc_binary(
-        name = name,
-        linkopts = ["-Wl,-soname," + name],
+        name = library,
+        linkopts = ["-Wl,-soname," + soname],
         linkshared = True,
         deps = deps,
         **kwargs
+    )
+    _links(
+        name = name,
+        library = library,
+        soname = soname,
     )
 
 def _compiled_by_folder(name, srcs):
@@ -99,7 +132,7 @@ def fsdp_cc_test(name, srcs, copts = [], deps = [], size = "large", **kwargs):
         name = name,
         size = size,
         srcs = [src for src in srcs if src not in sources] + _compiled_by_folder(name, sources),
-        copts = _WARNINGS + _RELEASE + ["-O0"] + copts,
+        copts = _WARNINGS + _RELEASE + _TEST_ONLY + ["-O0"] + copts,
         linkstatic = True,
         deps = deps + [name + "_files", "@googletest//:gtest"],
         **kwargs

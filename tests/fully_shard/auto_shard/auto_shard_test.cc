@@ -439,8 +439,9 @@ TEST_P(AutoShard, MakesUnitsInPostOrderAsPlannedAndPlanningMakesNone) {
 
     auto_shard(root, every_module(), mesh);
     auto units = fsdp_modules(*root);
-    std::sort(units.begin(), units.end(),
-              [](const FSDPModule& a, const FSDPModule& b) { return a.unit()->id < b.unit()->id; });
+    std::sort(units.begin(), units.end(), [](const FSDPModule& a, const FSDPModule& b) {
+      return internal::unit_of(a)->id < internal::unit_of(b)->id;
+    });
     EXPECT_EQ(names(units), paths(plan));
   });
 }

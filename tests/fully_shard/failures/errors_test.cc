@@ -138,16 +138,6 @@ TEST(Errors, RawAccessToAShardedMember) {
   });
 }
 
-TEST(Errors, WhatIsNotImplementedYetSaysSo) {
-  on_one_rank([](const DeviceMesh& mesh) {
-    torch::nn::Linear linear(2, 2);
-    auto module = fully_shard(linear, mesh);
-    expect_error<c10::NotImplementedError>(
-        [&] { module.set_allocate_memory_from_process_group_for_comm(true); },
-        HasSubstr("set_allocate_memory_from_process_group_for_comm"));
-  });
-}
-
 TEST(Errors, EqualSizedUnitsTouchedInOppositeOrderAreNamedOnEveryRank) {
   run_ranks(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(torch::kCPU, {2});

@@ -1,4 +1,4 @@
-#include "fully_shard/loss_scale.h"
+#include "fully_shard/grad_scaler.h"
 
 #include <gtest/gtest.h>
 

@@ -7,7 +7,7 @@ std::vector<ResidencyOracle::ObservedUnit> ShardedProgram::observed_units() cons
   std::vector<ResidencyOracle::ObservedUnit> observed;
   for (const auto& unit : units_) {
     const auto& spec = unit.nodes.front()->unit;
-    observed.push_back({.unit = unit.module.unit().get(),
+    observed.push_back({.unit = internal::unit_of(unit.module).get(),
                         .name = "unit of n" + std::to_string(unit.nodes.front()->id),
                         .spec = {.parent = unit.parent,
                                  .reshard_after_forward = spec.reshard_after_forward,

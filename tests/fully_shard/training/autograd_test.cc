@@ -124,7 +124,7 @@ TEST_P(Autograd, WritesThroughALocalAliasMustBeAnnounced) {
     torch::NoGradGuard no_grad;
     linear(x);
     DTensor(entry).to_local().fill_(1);
-    mark_written(entry);
+    mark_shard_written(entry);
     EXPECT_TRUE(torch::equal(linear->weight.sum(), torch::tensor(15.0f)));
     DTensor(entry).to_local().fill_(2);
     expect_error([&] { linear(x); }, AllOf(HasSubstr("'weight'"), HasSubstr("mark_written")));
@@ -151,7 +151,7 @@ TEST(ExclusiveUse, IsTakenByTouchesAndByGathersByHand) {
     torch::nn::Linear linear(3, 5);
     fully_shard(linear, mesh);
     auto unit = get_fsdp_module(*linear);
-    const internal::ExclusiveUse first(unit.unit()->group->dim().user());
+    const internal::ExclusiveUse first(internal::unit_of(unit)->group->dim().user());
     std::string by_touch, by_hand;
     std::thread([&] {
       by_touch = message_of([&] { linear(torch::ones({1, 3})); });

@@ -29,7 +29,6 @@ using Marks = std::vector<std::pair<std::string, std::string>>;
 Marks marks_of(const ModulePtr& module) {
   Marks marks;
   for (const auto& mark : annotations(*module)) {
-    EXPECT_TRUE(mark.params_are_original);
     marks.emplace_back(mark.path, mark.unit.name());
   }
   return marks;

@@ -77,8 +77,8 @@ TEST(ModuleTree, StopsAtUnitsWhenAskedAndKnowsTheNearest) {
     const auto inner_unit = fully_shard(inner, mesh), root_unit = fully_shard(root, mesh);
     const ModuleTree whole({root.get()});
     EXPECT_THAT(paths(whole), ElementsAre("", "plain", "plain.inner", "plain.inner.deep"));
-    EXPECT_EQ(whole.nearest_unit(1), root_unit.unit());
-    EXPECT_EQ(whole.nearest_unit(3), inner_unit.unit());
+    EXPECT_EQ(whole.nearest_unit(1), internal::unit_of(root_unit));
+    EXPECT_EQ(whole.nearest_unit(3), internal::unit_of(inner_unit));
     EXPECT_EQ(whole.unit(1), nullptr);
     EXPECT_THAT(paths(ModuleTree({root.get()}, ModuleTree::Stop::kAtUnits)),
                 ElementsAre("", "plain", "plain.inner"));
@@ -147,7 +147,7 @@ TEST(Units, AreForgottenWithTheirModules) {
     std::vector<std::weak_ptr<internal::Unit>> units;
     for (int i = 0; i < 8; ++i) {
       const auto module = node();
-      units.push_back(fully_shard(module, mesh).unit());
+      units.push_back(internal::unit_of(fully_shard(module, mesh)));
     }
     const auto last = node();
     fully_shard(last, mesh);  // sweeps
