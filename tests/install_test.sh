@@ -1,8 +1,19 @@
 #!/usr/bin/env bash
-# What tools/install installs is enough for a program outside the repository: it builds with CMake and with pkg-config, and
-# trains sharded, on one rank and on two. Run from the repository root; TORCH_DIR says where LibTorch is.
+# What tools/install installs is enough for a program outside the repository: every public header is there, and nothing else;
+# each compiles alone; and programs that train sharded and that use every public function build with CMake and with
+# pkg-config. Run from the repository root; TORCH_DIR says where LibTorch is.
+#
+#   COMPILERS="g++ clang++" tests/install_test.sh    with each of these; default: g++
 set -euo pipefail
 
+read -ra compilers <<< "${COMPILERS:-g++}"
+readonly PUBLIC_LAYERS=(checkpoint device_mesh dtensor fully_shard tensor_parallel)
+# Exported as their classes are.
+readonly PRIVATE_MEMBERS="fsdp::DeviceMesh::DeviceMesh(std::shared_ptr<fsdp::DeviceMesh::State const>)
+fsdp::FSDPModule::for_each_unit(bool, std::function<void (fsdp::internal::Unit&)> const&)
+fsdp::GradScaler::is_finite_everywhere(at::Tensor) const
+fsdp::GradScaler::unscale_gradients(torch::optim::Optimizer&) const
+fsdp::SaveHandle::SaveHandle(std::shared_ptr<fsdp::internal::checkpoint::BackgroundSave>)"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -39,45 +50,104 @@ expect_sharded_step() {
     "$1 on two ranks"
 }
 
+# Runs the programs of folder $1.
+expect_programs_run() {
+  local folder
+  folder=$(mktemp -d "$work/run.XXXX")
+  expect_sharded_step "$1/consumer"
+  expect_equal "$(timeout 60 "$1/every_function" "$folder")" "every function" "$1/every_function"
+}
+
+# Prints pkg-config's answer to $1 about the library.
+flags_for() { PKG_CONFIG_PATH=$work/prefix/lib/pkgconfig pkg-config "$1" fully_shard; }
+
+# Builds the programs with compiler $1 into folder $2.
 build_with_cmake() {
-  cmake -S "$work/consumer" -B "$work/build" -DCMAKE_PREFIX_PATH="$work/prefix" > "$work/cmake.log" &&
-    cmake --build "$work/build" >> "$work/cmake.log"
+  cmake -S "$work/consumer" -B "$2" -DCMAKE_CXX_COMPILER="$1" -DCMAKE_PREFIX_PATH="$work/prefix" > "$2.log" &&
+    cmake --build "$2" >> "$2.log" || fail "the programs do not build with CMake and $1: $(cat "$2.log")"
 }
 
 build_with_pkg_config() {
-  local flags
-  flags=$(PKG_CONFIG_PATH="$work/prefix/lib/pkgconfig" pkg-config --cflags --libs fully_shard) &&
-    g++ "$work/consumer/main.cc" -o "$work/consumer_pkg_config" $flags
+  local program
+  mkdir -p "$2"
+  for program in consumer every_function; do
+    "$1" "$work/consumer/$program.cc" -o "$2/$program" $(flags_for --cflags) $(flags_for --libs) ||
+      fail "$program does not build with pkg-config and $1"
+  done
 }
 
-# Each installed header needs nothing before it.
+# The headers below folder $1 that layers' top folders have.
+headers_in() { (cd "$1" && find "${PUBLIC_LAYERS[@]}" -maxdepth 1 -name '*.h' | sort); }
+
+# A public header is one in a layer's top folder; nothing else is installed.
+expect_public_headers() {
+  expect_equal "$(cd "$work/prefix/include/fsdp" && find . -type f | sed 's|^\./||' | sort)" "$(headers_in .)" \
+    "the installed headers"
+  expect_equal "$(ls "$work/prefix/include")" fsdp "the folders of headers"
+}
+
+# Each installed header needs nothing before it, with compiler $1.
 compile_headers() {
-  local flags header
-  flags=$(PKG_CONFIG_PATH="$work/prefix/lib/pkgconfig" pkg-config --cflags fully_shard)
-  for header in $(cd "$work/prefix/include" && find . -name '*.h'); do
-    echo "#include \"$header\"" | g++ $flags -Wall -Wextra -Werror -fsyntax-only -x c++ - || fail "$header does not compile"
-  done
+  headers_in "$work/prefix/include/fsdp" | xargs -P "$(nproc)" -I {} \
+    sh -c "echo '#include \"{}\"' | $1 $(flags_for --cflags) -Wall -Wextra -Werror -fsyntax-only -x c++ - || exit 255" ||
+    fail "a header does not compile alone with $1"
+}
+
+# fully_shard.h brings all of its folder.
+expect_umbrella() {
+  local brought
+  brought=$(echo '#include "fully_shard/fully_shard.h"' | g++ $(flags_for --cflags) -MM -x c++ - | tr ' ' '\n' |
+    sed -n 's|.*/include/fsdp/\(fully_shard/.*\)|\1|p' | sort)
+  expect_equal "$brought" "$(headers_in . | grep '^fully_shard/')" "what fully_shard/fully_shard.h includes of its folder"
+}
+
+# The library carries the version: in its file's name, and the part that says which programs it fits in its soname.
+expect_version() {
+  local version soname
+  version=$(tools/version)
+  soname=libfully_shard.so.${version%.*}
+  expect_equal "$(readelf -d "$work/prefix/lib/libfully_shard.so" | sed -n 's/.*soname: \[\(.*\)\]/\1/p')" "$soname" "the soname"
+  expect_equal "$(basename "$(realpath "$work/prefix/lib/$soname")")" "libfully_shard.so.$version" "the library's file"
+}
+
+# Of ours the library exports what the public headers declare, and nothing else: functions that every_function.cc uses. Those
+# of internal are what templates of public headers call, so it uses them too; private members nobody can.
+expect_exports() {
+  local exported used
+  nm -DC --defined-only "$work/prefix/lib/libfully_shard.so" > "$work/exported"
+  exported=$(sed -n 's/^[0-9a-f]* T \(fsdp::.*\)/\1/p' "$work/exported" | sort -u)
+  used=$(nm -uC "$1/every_function" | sed -n 's/^ *U \(fsdp::.*\)/\1/p' | sort -u)
+  [[ $(wc -l <<< "$used") -gt 150 ]] || fail "every_function uses only: $used"
+  expect_equal "$(comm -23 <(echo "$exported") <(echo "$used"))" "$PRIVATE_MEMBERS" \
+    "exported functions that tests/consumer/every_function.cc does not use"
+  expect_equal "$(grep ' [VWuB] ' "$work/exported" | grep 'fsdp::internal' || true)" "" "exported internals"
+}
+
+# CMake's package takes no other LibTorch than it was built against.
+expect_other_torch_refused() {
+  mkdir "$work/other_torch"
+  echo "1.0.0" > "$work/other_torch/build-version"
+  if TORCH_DIR=$work/other_torch cmake -S "$work/consumer" -B "$work/refused" -DCMAKE_PREFIX_PATH="$work/prefix" \
+    > "$work/refused.log" 2>&1; then
+    fail "CMake accepted a LibTorch of another version"
+  fi
+  grep -q "there is 1.0.0 in" "$work/refused.log" || fail "CMake does not name the other version: $(cat "$work/refused.log")"
 }
 
 tools/install "$work/built"
 mv "$work/built" "$work/prefix"  # nothing in it may refer to where it was installed
 cp -r tests/consumer "$work/consumer"
 
-build_with_cmake & cmake_build=$!
-build_with_pkg_config & pkg_config_build=$!
-compile_headers
-wait "$cmake_build" || fail "the program does not build with CMake: $(cat "$work/cmake.log")"
-wait "$pkg_config_build" || fail "the program does not build with pkg-config"
-expect_sharded_step "$work/build/consumer"
-expect_sharded_step "$work/consumer_pkg_config"
-
-[[ -e $work/prefix/include/fully_shard/fully_shard.h ]] || fail "fully_shard.h is not installed"
-[[ ! -e $work/prefix/include/fully_shard/unit.h ]] || fail "an internal header is installed"
-
-mkdir "$work/other_torch"
-echo "1.0.0" > "$work/other_torch/build-version"
-if TORCH_DIR=$work/other_torch cmake -S "$work/consumer" -B "$work/refused" -DCMAKE_PREFIX_PATH="$work/prefix" \
-  > "$work/refused.log" 2>&1; then
-  fail "CMake accepted a LibTorch of another version"
-fi
-grep -q "there is 1.0.0 in" "$work/refused.log" || fail "CMake does not name the other version: $(cat "$work/refused.log")"
+expect_public_headers
+expect_umbrella
+expect_version
+for compiler in "${compilers[@]}"; do
+  build_with_cmake "$compiler" "$work/cmake-$compiler" & building=$!
+  build_with_pkg_config "$compiler" "$work/pkg-config-$compiler"
+  wait "$building"
+  compile_headers "$compiler"
+  expect_programs_run "$work/cmake-$compiler"
+  expect_programs_run "$work/pkg-config-$compiler"
+done
+expect_exports "$work/cmake-${compilers[0]}"
+expect_other_torch_refused

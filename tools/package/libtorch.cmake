@@ -1,0 +1,36 @@
+# Finds LibTorch without its own CMake package, which requires an installed CUDA toolkit where LibTorch has CUDA.
+
+# Sets `directory` to the LibTorch to use (the folder with include/ and lib/): the one in TORCH_DIR (a CMake or environment
+# variable), else the one that find_package(Torch) found before, else the first of the further arguments that exists, or "".
+function(fully_shard_find_torch directory)
+  set(places ${ARGN})
+  if(Torch_DIR)
+    get_filename_component(found "${Torch_DIR}/../../.." ABSOLUTE)
+    list(PREPEND places "${found}")
+  endif()
+  if(TORCH_DIR)
+    set(places "${TORCH_DIR}")
+  elseif(DEFINED ENV{TORCH_DIR})
+    set(places "$ENV{TORCH_DIR}")
+  endif()
+  set(found "")
+  foreach(place IN LISTS places)
+    if(EXISTS "${place}")
+      set(found "${place}")
+      break()
+    endif()
+  endforeach()
+  set(${directory} "${found}" PARENT_SCOPE)
+endfunction()
+
+# Sets `version` to that of the LibTorch in `directory`.
+function(fully_shard_torch_version version directory)
+  set(found "no LibTorch")
+  if(EXISTS "${directory}/version.py")
+    file(STRINGS "${directory}/version.py" found REGEX "^__version__")
+    string(REGEX REPLACE "^__version__[^'\"]*['\"]([^'\"]*)['\"].*" "\\1" found "${found}")
+  elseif(EXISTS "${directory}/build-version")
+    file(STRINGS "${directory}/build-version" found LIMIT_COUNT 1)
+  endif()
+  set(${version} "${found}" PARENT_SCOPE)
+endfunction()
