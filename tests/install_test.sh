@@ -5,6 +5,7 @@
 #
 #   COMPILERS="g++ clang++" tests/install_test.sh    with each of these; default: g++
 set -euo pipefail
+export LC_ALL=C  # one order of names
 
 read -ra compilers <<< "${COMPILERS:-g++}"
 readonly PUBLIC_LAYERS=(checkpoint device_mesh dtensor fully_shard tensor_parallel)
@@ -13,6 +14,7 @@ readonly PRIVATE_MEMBERS="fsdp::DeviceMesh::DeviceMesh(std::shared_ptr<fsdp::Dev
 fsdp::FSDPModule::for_each_unit(bool, std::function<void (fsdp::internal::Unit&)> const&)
 fsdp::GradScaler::is_finite_everywhere(at::Tensor) const
 fsdp::GradScaler::unscale_gradients(torch::optim::Optimizer&) const
+fsdp::ModulePath::ModulePath(std::shared_ptr<fsdp::internal::ModulePaths const>, unsigned long)
 fsdp::SaveHandle::SaveHandle(std::shared_ptr<fsdp::internal::checkpoint::BackgroundSave>)"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
