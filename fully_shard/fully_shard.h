@@ -49,6 +49,7 @@
 #include "fully_shard/policies.h"
 #include "fully_shard/raw_access.h"
 #include "fully_shard/replicate.h"
+#include "fully_shard/script_module.h"
 #include "fully_shard/summon_full_params.h"
 #include "fully_shard/wrap_policy.h"
 

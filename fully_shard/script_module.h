@@ -12,6 +12,8 @@
 // fully_shard needs: what TorchScript runs are operators.
 #pragma once
 
+#include "device_mesh/api.h"
+
 #include <memory>
 
 namespace torch::jit {
@@ -27,6 +29,6 @@ namespace fsdp {
 // which shares every tensor with it and has no forward of its own. Move and convert the
 // TorchScript module before, not after: it then has other tensors. Throws ValueError for
 // one without parameters and buffers, as torch::jit::freeze leaves it. Local.
-std::shared_ptr<torch::nn::Module> adopt(const torch::jit::Module& module);
+[[nodiscard]] FSDP_API std::shared_ptr<torch::nn::Module> adopt(const torch::jit::Module& module);
 
 }  // namespace fsdp

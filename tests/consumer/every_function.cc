@@ -239,6 +239,9 @@ void use_fully_shard(const DeviceMesh& mesh, const std::string& folder) {
   train(model, optimizer, mesh);
   use_full_values(model);
   use_checkpoints(model, optimizer, folder);
+  torch::jit::Module scripted("scripted");
+  scripted.register_parameter("weight", torch::ones({2}), /*is_buffer=*/false);
+  expect(fsdp::adopt(scripted)->parameters().size() == 1, "adopt");
   auto first = two_layers(), second = two_layers();
   fsdp::fully_shard({first.get(), second.get()}, mesh);
 }
