@@ -84,6 +84,42 @@ TEST(DictUnits, InsideABackwardWholeValuesAreRefused) {
   });
 }
 
+TEST(DictUnits, StateOfAParameterThatNoUnitManagesComesBackInEveryForm) {
+  using torch::optim::AdamW;
+  run_ranks(2, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    const auto step = [](SmallModel& model, AdamW& optimizer) {
+      optimizer.zero_grad();
+      model->eval();
+      model->forward(torch::ones({4, 5})).mean().backward();
+      optimizer.step();
+    };
+    for (const auto& get : kForms) {
+      SmallModel from, to;
+      for (auto* const model : {&from, &to}) {
+        FullyShardOptions options;
+        options.ignored_params = {(*model)->last->weight};
+        fully_shard(*model, mesh, options);
+        fill(**model, 1);
+      }
+      AdamW optimizer(from->parameters(), 0.1), other(to->parameters(), 0.1);
+      step(from, optimizer);
+      StateDictOptions set = get;
+      set.cpu_offload = false;
+      set.broadcast_from_rank0 = get.cpu_offload;
+      set_model_state_dict(*to, get_model_state_dict(*from, get), set);
+      set_optimizer_state_dict(*to, other, get_optimizer_state_dict(*from, optimizer, get), set);
+      EXPECT_EQ(other.state().count(to->last->weight.unsafeGetTensorImpl()), 1u);
+      step(from, optimizer);
+      step(to, other);
+      const auto want = full_values(*from);
+      for (const auto& item : full_values(*to)) {
+        EXPECT_TRUE(torch::equal(item.value(), want[item.key()])) << item.key();
+      }
+    }
+  });
+}
+
 // Momentum is state that LibTorch's SGD keeps as a tensor alone.
 TEST(DictUnits, MomentumGoesFromWorldToWorldAndTheRunStepsOn) {
   using torch::optim::SGD;
