@@ -62,7 +62,7 @@ class TwoHosts:
     def slow_down(self):
         for host in ADDRESS:
             sh("tc", "-n", NAMES[host], "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "256kbit", "burst",
-               "8kbit", "latency", "4s")
+               "32kbit", "latency", "4s")
 
     def resolve_own_names_to_loopback(self):
         """As Debian's installer does: 127.0.1.1 for a host's own name."""
@@ -77,8 +77,8 @@ class TwoHosts:
         """Until a process there has one to the port of the store."""
         end = time.monotonic() + limit
         while time.monotonic() < end:
-            table = subprocess.run(["ip", "netns", "exec", NAMES[host], "cat", "/proc/net/tcp"], capture_output=True,
-                                   text=True, check=True).stdout
+            table = subprocess.run(["ip", "netns", "exec", NAMES[host], "cat", "/proc/net/tcp",
+                                    "/proc/net/tcp6"], capture_output=True, text=True, check=True).stdout
             if any(f"{PORT:04X} 01 " in line for line in table.splitlines()):
                 return
             time.sleep(0.05)
