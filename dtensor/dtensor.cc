@@ -7,6 +7,7 @@
 #include "dtensor/internal/movement.h"
 #include "dtensor/internal/redistribute.h"
 
+#include <ATen/core/Formatting.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
