@@ -60,9 +60,9 @@ absl::Status remove_leftover(const HiddenFolder& left, const std::string& path) 
   const auto lock = FolderLock::take(left.path);
   if (is_previous || !lock) return absl::OkStatus();
   const OwnFiles own = files_of_leftover(left.path);
-  // Without a mark it may be one that another save has just made.
-  const bool is_known = !own.marks.empty() || left.place == path;
-  if (!is_known || !own.are_all()) return absl::OkStatus();
+  // Without a mark it is empty, and another save may just have made it.
+  const bool may_be_new = left.kind == Hidden::kSaving && own.marks.empty() && left.place != path;
+  if (may_be_new || !own.are_all()) return absl::OkStatus();
   return remove_own(left.path, own);
 }
 
