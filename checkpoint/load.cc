@@ -207,7 +207,9 @@ class Loading {
     if (!options_.strict) return;
     std::string advice = "LoadOptions::strict = false loads the others";
     if (!unread_.empty()) advice = "not read: " + list_of(unread_) + "; " + advice;
-    check_no_names(all.missing, "the file", all.unexpected, advice);
+    const Failure failure =
+        attempt([&] { check_no_names(all.missing, "the file", all.unexpected, advice); });
+    TORCH_CHECK_VALUE(failure.text.empty(), what_, ": ", failure.text);  // on all ranks alike
   }
 
   void tell_unread() const {
