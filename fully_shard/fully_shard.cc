@@ -117,7 +117,7 @@ std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module, bool root_only) 
   const ModuleTree tree({&module});
   for (size_t i = 0; i < tree.size(); ++i) {
     if (!tree.unit(i) || (root_only && !tree.unit(i)->is_root())) continue;
-    FSDPModule unit(tree.unit(i));
+    auto unit = internal::handle_of(tree.unit(i));
     if (std::find(units.begin(), units.end(), unit) == units.end())
       units.push_back(std::move(unit));
   }
