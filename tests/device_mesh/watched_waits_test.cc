@@ -38,7 +38,7 @@ class WatchedWaits : public ::testing::Test {
   void TearDown() override { set_wait_patience(Milliseconds(400), Milliseconds(100)); }
 };
 
-std::string error_of(const std::function<void()>& action) {
+std::string error_text_of(const std::function<void()>& action) {
   try {
     action();
   } catch (const c10::Error& error) {
@@ -62,7 +62,7 @@ TEST_F(WatchedWaits, AGatherAgainstAReductionIsAnErrorOnAllRanksThatNamesBoth) {
       const auto gathers = collectives_of(mesh, 0), reductions = reductions_of(mesh);
       gather(gathers, "first gather");
       const auto begin = std::chrono::steady_clock::now();
-      const auto error = error_of([&] {
+      const auto error = error_text_of([&] {
         rank == 0 ? gather(gathers, "norm of unit 'l0'") : gather(reductions, "first reduction");
       });
       EXPECT_THAT(error, AllOf(HasSubstr("out of order"),
@@ -71,7 +71,7 @@ TEST_F(WatchedWaits, AGatherAgainstAReductionIsAnErrorOnAllRanksThatNamesBoth) {
           << "rank " << rank;
       EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));
       for (const auto& each : {gathers, reductions}) {
-        EXPECT_THAT(error_of([&] { gather(each, "later gather"); }),
+        EXPECT_THAT(error_text_of([&] { gather(each, "later gather"); }),
                     AllOf(HasSubstr("the later gather can not go on"), HasSubstr("norm of unit")));
       }
     });
@@ -83,7 +83,7 @@ TEST_F(WatchedWaits, SoAreGroupsOfDifferentDimensions) {
     const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
     const auto world = Collectives::of(default_process_group(), c10::kCPU);
     gather(collectives_of(mesh, 1), "tp");
-    const auto error = error_of([&] {
+    const auto error = error_text_of([&] {
       // Ranks 1 and 3 wait for 0 and 2, which wait for all.
       rank % 2 == 0 ? gather(world, "clipping") : gather(collectives_of(mesh, 1), "next layer");
     });

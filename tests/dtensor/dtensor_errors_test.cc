@@ -1,5 +1,7 @@
 // Every refusal of the DTensor layer, with its message.
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/dtensor_spec.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/support/thread_ranks.h"
@@ -18,6 +20,13 @@ namespace {
 using testing::error_of;
 using ::testing::HasSubstr;
 using testing::known_dtensor;
+
+class SilentOwner final : public internal::DTensorOwner {
+ public:
+  void before_write(const at::Tensor&) override {}
+  void before_set_data(const at::Tensor&, const at::Tensor&) override {}
+  at::Tensor substitute(const at::Tensor&) override { return {}; }
+};
 
 class DTensorErrors : public ::testing::Test {
  protected:
