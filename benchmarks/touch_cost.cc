@@ -41,6 +41,7 @@ class SettlingGroup final : public fsdp::internal::OnDemandGroup {
   void evict_and_poison() override {}
   void storage_destroyed(int64_t, const OnDemandStorage*) noexcept override {}
   const std::string& parameter_name(int64_t) const override { return name_; }
+  at::Tensor gradient_share(int64_t, const at::Tensor& gradient) const override { return gradient; }
   bool is_member(int64_t, const c10::TensorImpl*) const override { return true; }
 
  private:
