@@ -41,7 +41,8 @@ using Tensors = std::map<std::string, at::Tensor>;
 // file's.
 Tensors tensors_like(const std::string& path) {
   Tensors tensors;
-  for (const auto& [name, stored] : files::catalog_of_files(path).value().tensors) {
+  const files::Catalog catalog = files::catalog_of_files(path).value();
+  for (const auto& [name, stored] : catalog.tensors) {
     tensors[name] = torch::empty(stored.shape, stored.dtype);
     std::memset(tensors[name].mutable_data_ptr(), 0x5a, tensors[name].nbytes());
   }
