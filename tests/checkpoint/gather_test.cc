@@ -61,21 +61,23 @@ TEST(Gathering, AUnitOfAFullSaveIsOneCollectiveAsItIsInTraining) {
       torch::optim::AdamW optimizer(model->parameters());
       model->forward(torch::ones({2, 5})).sum().backward();
       optimizer.step();
-      constexpr uint64_t kExchanges = 3, kUnits = kBlocks + 1;
+      constexpr uint64_t kUnits = kBlocks + 1;
       // Messages to and from every other rank: an announcement, which in training brings
-      // the unit's parts, for which saving has one collective.
+      // the unit's parts, for which saving has one collective, and in the exchanges of a
+      // save their texts.
       const auto messages = 2 * static_cast<uint64_t>(world - 1);
+      const uint64_t exchanges = 3 * messages;
       const uint64_t units = kUnits * (messages + 1), units_in_training = kUnits * messages;
       const auto visit = [](const std::string&, const at::Tensor&) {};
       EXPECT_EQ(sent_by([&] { for_each_full_param(*model, visit); }), units_in_training);
       const SaveOptions full{.layout = Layout::kFull};
       EXPECT_EQ(sent_by([&] { save({.model = model}, folder / "model", full); }),
-                kExchanges + units);
+                exchanges + units);
       // The state's tensors go with their parameters' units, and the step counts
       // together.
       EXPECT_EQ(
           sent_by([&] { save({.model = model, .optimizer = optimizer}, folder / "both", full); }),
-          kExchanges + 2 * units + 1);
+          exchanges + 2 * units + messages + 1);
       EXPECT_EQ(sent_by([&] { get_model_state_dict(*model, {.full_state_dict = true}); }), units);
     });
   }
