@@ -10,12 +10,12 @@ export LC_ALL=C  # one order of names
 read -ra compilers <<< "${COMPILERS:-g++}"
 readonly PUBLIC_LAYERS=(checkpoint device_mesh dtensor fully_shard tensor_parallel)
 # Exported as their classes are.
-readonly PRIVATE_MEMBERS="fsdp::DeviceMesh::DeviceMesh(std::shared_ptr<fsdp::DeviceMesh::State const>)
-fsdp::FSDPModule::for_each_unit(bool, std::function<void (fsdp::internal::Unit&)> const&)
-fsdp::GradScaler::is_finite_everywhere(at::Tensor) const
-fsdp::GradScaler::unscale_gradients(torch::optim::Optimizer&) const
-fsdp::ModulePath::ModulePath(std::shared_ptr<fsdp::internal::ModulePaths const>, unsigned long)
-fsdp::SaveHandle::SaveHandle(std::shared_ptr<fsdp::internal::checkpoint::BackgroundSave>)"
+readonly PRIVATE_MEMBERS="fsdp::DeviceMesh::DeviceMesh
+fsdp::FSDPModule::for_each_unit
+fsdp::GradScaler::is_finite_everywhere
+fsdp::GradScaler::unscale_gradients
+fsdp::ModulePath::ModulePath
+fsdp::SaveHandle::SaveHandle"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
@@ -120,7 +120,7 @@ expect_exports() {
   exported=$(sed -n 's/^[0-9a-f]* T \(fsdp::.*\)/\1/p' "$work/exported" | sort -u)
   used=$(nm -uC "$1/every_function" | sed -n 's/^ *U \(fsdp::.*\)/\1/p' | sort -u)
   [[ $(wc -l <<< "$used") -gt 150 ]] || fail "every_function uses only: $used"
-  expect_equal "$(comm -23 <(echo "$exported") <(echo "$used"))" "$PRIVATE_MEMBERS" \
+  expect_equal "$(comm -23 <(echo "$exported") <(echo "$used") | sed 's/(.*//')" "$PRIVATE_MEMBERS" \
     "exported functions that tests/consumer/every_function.cc does not use"
   expect_equal "$(grep -E ' [VWuB] ((vtable|typeinfo|typeinfo name) for )?fsdp::internal[^ ]*(\(|$)' "$work/exported" || true)" "" "exported internals"
 }

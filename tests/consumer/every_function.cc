@@ -71,9 +71,9 @@ void use_process_group() {
   expect(!fsdp::is_process_group_initialized(), "no default group yet");
   fsdp::ProcessGroupOptions options{.rank = 0, .world_size = 1};
   fsdp::StoreHandle store;
-  store = fsdp::StoreHandle(store);
+  store = fsdp::StoreHandle(c10::intrusive_ptr<c10d::Store>());
   expect(!store && !store.get().defined() && here.world_size == 1, "an empty store");
-  options.store = store;
+  options.store = fsdp::StoreHandle(store);
   fsdp::init_process_group(options);
   expect(fsdp::default_process_group().defined(), "a default group");
 }
@@ -84,7 +84,8 @@ void use_dtensor(const DeviceMesh& mesh) {
   expect(fsdp::is_dtensor(cut) && cut.to_local().equal(whole), "to_local");
   expect(cut.redistribute({fsdp::Replicate{}}).full_tensor().equal(whole), "redistribute");
   expect(cut.device_mesh() == mesh && cut.placements()[0].is_shard(0), "placements");
-  expect(fsdp::full_tensor(cut).equal(whole), "full_tensor");
+  const at::Tensor handle = cut;
+  expect(fsdp::full_tensor(fsdp::DTensor(handle)).equal(whole), "full_tensor");
   const auto sum = fsdp::from_local(whole, mesh, {fsdp::Partial{}}, {.check = true});
   const fsdp::Placement placement = sum.placements()[0];
   expect(placement.hash() == std::hash<fsdp::Placement>()(placement), "hash");
@@ -167,6 +168,8 @@ void use_policies(const DeviceMesh& mesh) {
                                    return std::optional<fsdp::FullyShardOptions>();
                                  });
   expect(!by_hand.choose(*model, 40, {}), "a policy by hand");
+  const fsdp::WrapPolicy in_one([](torch::nn::Module&, bool, int64_t) { return true; });
+  expect(in_one(*model, true, 40), "a policy of one function");
   const auto plan = fsdp::plan_units(model, layers);
   std::ostringstream text;
   text << plan;
@@ -244,6 +247,8 @@ void use_fully_shard(const DeviceMesh& mesh, const std::string& folder) {
   expect(fsdp::adopt(scripted)->parameters().size() == 1, "adopt");
   auto first = two_layers(), second = two_layers();
   fsdp::fully_shard({first.get(), second.get()}, mesh);
+  auto third = two_layers();
+  fsdp::replicate(std::vector<torch::nn::Module*>{third.get()}, mesh);
 }
 
 void use_tensor_parallel(const DeviceMesh& mesh) {
