@@ -206,7 +206,8 @@ TEST(Boxes, AnOverlapIsFoundWhereThereIsOne) {
     }
     overlapping += expected;
   }
-  EXPECT_GT(overlapping, 1000);
+  EXPECT_GT(overlapping, 300);  // both answers are asked for
+  EXPECT_LT(overlapping, 2700);
   EXPECT_TRUE(find_overlap({{}, {}}).has_value());  // two of a tensor without dimensions
 }
 
