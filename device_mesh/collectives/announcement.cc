@@ -101,7 +101,16 @@ void Announcement::wait_for_messages(const IssueLog& log) {
     const bool is_watched = awaited_ && message.peer() >= 0;
     if (is_watched)
       awaited_->await(log.ranks()[static_cast<size_t>(message.peer())], message.work());
-    if (message.wait_unless_aborted(mine_.operation)) continue;
+    const auto has_come = [&] {
+      try {
+        return message.wait_unless_aborted(mine_.operation);
+      } catch (const c10::Error&) {
+        // Another rank may have learned first that this wait can not end, and left.
+        if (!is_watched || awaited_->verdict().empty()) throw;
+        return false;
+      }
+    };
+    if (has_come()) continue;
     const auto verdict = is_watched ? awaited_->verdict() : std::string();
     TORCH_CHECK(false, verdict.empty() ? "it was aborted" : verdict,
                 ". Nothing was changed by the ", mine_.operation, " on this rank (rank ",

@@ -269,6 +269,8 @@ void WatchedRank::condemn(const ThreadWait& wait, Verdict verdict) {
     for (const auto& lane : verdict.lanes) {
       if (!verdict_.covers(lane)) verdict_.lanes.push_back(lane);
     }
+    if (const auto found = waits_.find(wait.wait); found != waits_.end())
+      found->second.operation->waiting_->verdict = verdict.text;
     for (const auto& weak : lanes_) {
       const auto lane = weak.lock();
       if (lane && verdict_.covers(lane->name_)) refused.push_back(lane);
@@ -285,9 +287,7 @@ void WatchedRank::release(uint64_t wait) {
     std::lock_guard lock(mutex_);
     const auto found = waits_.find(wait);
     if (found == waits_.end()) return;
-    auto& waiting = *found->second.operation->waiting_;
-    waiting.verdict = verdict_.text;
-    work = waiting.work;
+    work = found->second.operation->waiting_->work;
   }
   try {
     if (work) work->abort();

@@ -58,7 +58,8 @@ class AwaitedOperation {
 
   // It waits for that rank from now on, in `work`; -1: for nobody.
   void await(int64_t rank, c10::intrusive_ptr<c10d::Work> work);
-  // Why it can never end, once that was found and `work` aborted; else empty.
+  // Why it can never end, once that was found, soon after which `work` is aborted; else
+  // empty.
   std::string verdict() const;
 
  private:
