@@ -2,6 +2,7 @@
 
 #include "device_mesh/collectives/agreement.h"
 #include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/tensor_bytes.h"
 #include "device_mesh/process_group.h"
 
 #include <ATen/TensorOperators.h>
@@ -115,8 +116,7 @@ at::Tensor all_reduce(const at::Tensor& value, const DeviceMesh& mesh, Reduce op
   const auto what = c10::str("all_reduce (", name_of(op), ")");
   const at::Tensor body = value.detach().resolve_conj().resolve_neg().contiguous();
   const at::Tensor tag = tag_of(value, op).view(c10::kByte).to(value.device());
-  const at::Tensor rows =
-      rows_of_mesh(at::cat({tag, body.view({-1}).view(c10::kByte)}), mesh, what);
+  const at::Tensor rows = rows_of_mesh(at::cat({tag, internal::tensor_bytes(body)}), mesh, what);
   check_tags(rows, mesh);
   auto shape = value.sizes().vec();
   shape.insert(shape.begin(), rows.size(0));

@@ -2,6 +2,7 @@
 
 #include "checkpoint/internal/raise.h"
 #include "checkpoint/internal/tensor_values.h"
+#include "device_mesh/collectives/tensor_bytes.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 
@@ -14,7 +15,7 @@ namespace fsdp::internal::checkpoint {
 namespace {
 
 at::Tensor as_bytes(const at::Tensor& plain) {
-  return plain.resolve_conj().resolve_neg().contiguous().view({-1}).view(at::kByte);
+  return internal::tensor_bytes(plain.resolve_conj().resolve_neg().contiguous());
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include "checkpoint/internal/staging_buffer.h"
 #include "checkpoint/internal/tensor_values.h"
+#include "device_mesh/collectives/tensor_bytes.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
@@ -63,7 +64,7 @@ int64_t bytes_in_row(const at::Tensor& tensor, const Cut& cut) {
 }
 
 at::Tensor bytes_of(const at::Tensor& value) {
-  return value.resolve_neg().resolve_conj().contiguous().view({-1}).view(at::kByte);
+  return internal::tensor_bytes(value.resolve_neg().resolve_conj().contiguous());
 }
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include "device_mesh/collectives/start_gather.h"
 #include "device_mesh/collectives/start_reduction.h"
 #include "device_mesh/collectives/start_row_sum.h"
+#include "device_mesh/collectives/tensor_bytes.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
@@ -116,9 +117,8 @@ at::Tensor Collectives::rows_of_ranks(const RowsOptions& options) const {
   shape.insert(shape.begin(), size());
   const auto bytes = static_cast<int64_t>(row.nbytes());
   if (row.is_cpu() && log()->carries(bytes)) {
-    auto announcement =
-        log()->announce(operation_on(CollectiveKind::kAllGather, options.what, row),
-                        bytes > 0 ? row.view({-1}).view(at::kByte).view({1, -1}) : at::Tensor());
+    auto announcement = log()->announce(operation_on(CollectiveKind::kAllGather, options.what, row),
+                                        bytes > 0 ? tensor_bytes(row).view({1, -1}) : at::Tensor());
     announcement.wait();
     return at::stack(announcement.riders()).view({-1}).view(row.scalar_type()).view(shape);
   }

@@ -5,6 +5,7 @@
 #include "device_mesh/collectives/backend/row_exchange.h"
 #include "device_mesh/collectives/backend/row_gather.h"
 #include "device_mesh/collectives/start_reduction.h"
+#include "device_mesh/collectives/tensor_bytes.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -125,7 +126,7 @@ std::unique_ptr<PendingReduction> start_row_sum(const std::shared_ptr<IssueLog>&
                                      .bytes = bytes};
   // Both send all of a small row, and add.
   if (rides(*log, group, bytes)) {
-    return sum_of_riders(log->announce(operation, row.view({1, -1}).view(at::kByte)),
+    return sum_of_riders(log->announce(operation, tensor_bytes(row).view({1, -1})),
                          group_size(group) * bytes, row.scalar_type());
   }
   auto announcement = log->announce(operation);

@@ -41,7 +41,9 @@ int64_t length_of_part(const DTensorSpec& spec, int64_t dim, size_t m, int64_t i
   return spec.layout().local_shape(coordinate)[static_cast<size_t>(dim)];
 }
 
-at::Tensor as_bytes(const at::Tensor& rows) { return rows.contiguous().view(at::kByte); }
+at::Tensor as_bytes(const at::Tensor& rows) {
+  return rows.clone(at::MemoryFormat::Contiguous).view(at::kByte);
+}
 
 // Numbers of `type` in the last dimension, from byte `start` on: in memory of their own,
 // as they need not be aligned there.

@@ -1,5 +1,6 @@
 #include "fully_shard/transport/tensor_broadcast.h"
 
+#include "device_mesh/collectives/tensor_bytes.h"
 #include "device_mesh/internal/mesh_layout.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/transport/broadcast_buckets.h"
@@ -43,7 +44,7 @@ class Bytes {
   void open(const at::Tensor& tensor) {
     tensor_ = tensor.detach();
     dense_ = tensor_.resolve_neg().resolve_conj().contiguous();
-    flat_ = dense_.view({-1}).view(at::kByte);
+    flat_ = tensor_bytes(dense_);
   }
 
   const std::vector<BroadcastTensor>& tensors_;

@@ -1,5 +1,7 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 
+#include "device_mesh/collectives/tensor_bytes.h"
+
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
@@ -55,11 +57,9 @@ void check_operands(const Group& group, const char* operation, const at::Tensor&
                     group->getRank(), ")");
 }
 
-at::Tensor flat(const at::Tensor& tensor) { return tensor.dim() == 1 ? tensor : tensor.view({-1}); }
-
 // What is moved and not added up goes as bytes: backends compare shapes, and Gloo knows
 // few dtypes.
-at::Tensor bytes_of(const at::Tensor& tensor) { return flat(tensor).view(at::kByte); }
+at::Tensor flat(const at::Tensor& tensor) { return tensor.dim() == 1 ? tensor : tensor.view({-1}); }
 
 }  // namespace
 
@@ -90,8 +90,8 @@ Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
   check_gather(group, output, input);
   if (input.numel() == 0) return {};
   const BelowAutograd below_autograd;
-  at::Tensor to = bytes_of(output);
-  at::Tensor from = bytes_of(input);
+  at::Tensor to = tensor_bytes(output);
+  at::Tensor from = tensor_bytes(input);
   return issue(group, [&] { return ((*group).*kAllGather)(to, from, {}); });
 }
 
@@ -121,7 +121,7 @@ Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank
   const BelowAutograd below_autograd;
   c10d::BroadcastOptions options;
   options.rootRank = root_group_rank;
-  std::vector<at::Tensor> tensors{bytes_of(tensor)};
+  std::vector<at::Tensor> tensors{tensor_bytes(tensor)};
   return issue(group, [&] { return group->broadcast(tensors, options); });
 }
 
@@ -129,8 +129,8 @@ Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
   check_all_to_all(group, output, input);
   if (input.numel() == 0) return {};
   const BelowAutograd below_autograd;
-  at::Tensor output_rows = bytes_of(output).view({group->getSize(), -1});
-  at::Tensor input_rows = bytes_of(input).view({group->getSize(), -1});
+  at::Tensor output_rows = tensor_bytes(output).view({group->getSize(), -1});
+  at::Tensor input_rows = tensor_bytes(input).view({group->getSize(), -1});
   std::vector<int64_t> equal_rows;
   return issue(group, [&] {
     return ((*group).*kAllToAll)(output_rows, input_rows, equal_rows, equal_rows, {});
