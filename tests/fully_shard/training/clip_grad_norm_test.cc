@@ -163,7 +163,7 @@ TEST(ClipGradNorm, IsOneAllGather) {
                                             placed(values(2), world, {Shard{0}}), plain(values(3))};
     const auto announced = [&] {
       size_t count = 0;
-      for (const auto& of : {world, mesh["dp"], mesh["tp"]})
+      for (const auto& of : {world, mesh["dp"], mesh["pp"]})
         count += internal::collectives_of(of, 0).log()->recent_operations().size();
       return count;
     };
