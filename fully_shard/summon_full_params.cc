@@ -1,7 +1,6 @@
 #include "fully_shard/summon_full_params.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/whole_storage.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/summoned_units.h"
 #include "fully_shard/units/unit.h"
@@ -176,7 +175,6 @@ class SummonFullParams::Scope {
             : at::Tensor();
   }
 
-  internal::WholeStorages for_torch_save_;  // of the optimizer's states, say
   std::vector<SummonedUnit> units_;
   SummonOptions options_;
   size_t opened_ = 0;  // of units_, from the front

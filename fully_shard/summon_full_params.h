@@ -30,8 +30,8 @@ struct SummonOptions {
 // members have a dtype of their own (mp_policy.param_dtype; forwards do not see what is
 // written to those before the end). For looking, saving, editing and forwards; a backward
 // of these units is an error, since its gradients belong to what the registry holds
-// otherwise. LibTorch's torch::save writes whole values there: of the model, and of an
-// optimizer, whose states are gathered as it comes to them, so every rank calls it.
+// otherwise. LibTorch's torch::save writes the model's whole values there; an optimizer's
+// states stay sharded, and fsdp::save has them.
 //
 // The constructor is collective over the meshes of the units, and leaves everything as it
 // was when it throws: ValueError inside a backward, where a unit is summoned already

@@ -52,8 +52,8 @@ class DTensorImpl final : public c10::TensorImpl {
     TORCH_CHECK(false, kNoMemory,
                 " (collective). Instead of torch::save(model, ...) or torch::save(optimizer, "
                 "...): fsdp::save({.model = model, .optimizer = optimizer}, \"checkpoint\"); on "
-                "every rank, or, for LibTorch's own files, torch::save on every rank while an "
-                "fsdp::SummonFullParams of the model lives.");
+                "every rank; or, for LibTorch's own file of the model, torch::save(model, ...) "
+                "while an fsdp::SummonFullParams of it lives.");
   }
 
   void release_resources() override {

@@ -1,33 +1,15 @@
 #include "dtensor/internal/whole_storage.h"
 
 #include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
-#include <unordered_map>
 
 namespace fsdp::internal {
 namespace {
-
-struct Gathered {
-  at::Tensor dtensor;  // keeps its address from becoming another's
-  ShownStorage shown;
-};
-
-// What the open WholeStorages of a thread show.
-struct Shown {
-  int scopes = 0;
-  std::unordered_map<const c10::TensorImpl*, Gathered> gathered = {};
-};
-
-Shown& shown_here() {
-  thread_local Shown shown;
-  return shown;
-}
 
 bool this_rank_has_all(const at::Tensor& dtensor) {
   const auto& spec = spec_of(dtensor);
@@ -69,24 +51,11 @@ const c10::Storage* show(const at::Tensor& dtensor, const at::Tensor& whole, Sho
 
 }  // namespace
 
-WholeStorages::WholeStorages() { ++shown_here().scopes; }
-
-WholeStorages::~WholeStorages() {
-  if (--shown_here().scopes == 0) shown_here().gathered.clear();
-}
-
 const c10::Storage* whole_storage(const at::Tensor& dtensor, ShownStorage& shown) {
-  const bool has_all = this_rank_has_all(dtensor);
-  if (!has_all && shown_here().scopes == 0) return nullptr;
+  if (!this_rank_has_all(dtensor)) return nullptr;
   const c10::NoGradGuard no_grad;
   tell_read(dtensor);
-  if (has_all) {
-    return is_shown(dtensor, shown) ? &shown.storage : show(dtensor, local_of(dtensor), shown);
-  }
-  auto& gathered = shown_here().gathered[dtensor.unsafeGetTensorImpl()];
-  gathered.dtensor = dtensor;
-  if (is_shown(dtensor, gathered.shown)) return &gathered.shown.storage;
-  return show(dtensor, whole_value(dtensor), gathered.shown);
+  return is_shown(dtensor, shown) ? &shown.storage : show(dtensor, local_of(dtensor), shown);
 }
 
 }  // namespace fsdp::internal

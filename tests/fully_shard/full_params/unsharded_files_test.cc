@@ -52,6 +52,10 @@ TEST_P(UnshardedFiles, SavingAShardedModelSaysWhatToDo) {
     Decoder model(5, 1);
     shard_decoder(*model, mesh);
     std::stringstream file;
+    if (mesh.size() == 1) {  // it has whole values
+      EXPECT_NO_THROW(torch::save(model, file));
+      return;
+    }
     try {
       torch::save(model, file);
       ADD_FAILURE() << "saved";
