@@ -53,7 +53,7 @@ std::string explain(const StoreFailure& failure) {
   const auto where = c10::str("MASTER_ADDR=", here.master_addr, ", MASTER_PORT=", here.master_port);
   const auto rank = c10::str("rank ", here.rank, " on host '", failure.host, "'");
   const auto because = failure.reason.empty() ? "" : ": " + failure.reason;
-  if (failure.silent)
+  if (failure.silent && failure.unresolved.empty())
     return c10::str(rank, " connected to ", where,
                     ", but what listens there has said nothing. As a ",
                     "rule another program has the port (on that host, `ss -ltnp` tells which), or ",
