@@ -24,7 +24,9 @@ at::Tensor gather_texts(const World& world, const std::string& mine, int64_t roo
   std::memcpy(row.mutable_data_ptr(), &length, kLengthBytes);
   std::memcpy(static_cast<char*>(row.mutable_data_ptr()) + kLengthBytes, mine.data(),
               static_cast<size_t>(std::min(length, room)));
-  return world.collectives().rows_of_ranks({.row = row, .what = what});
+  // "save /a/path": paths may differ, which the texts tell; calls may not.
+  const std::string call = what.substr(0, what.find(' '));
+  return world.collectives().rows_of_ranks({.row = row, .what = what, .call = call});
 }
 
 int64_t length_at(const at::Tensor& row) {

@@ -24,14 +24,18 @@ at::Tensor rows_of_all(const std::vector<Collectives>& dims, const RowsOptions& 
   shape.insert(shape.begin(), -1);
   at::Tensor rows = options.row;
   for (auto dim = dims.rbegin(); dim != dims.rend(); ++dim) {
-    if (dim->size() > 1) rows = dim->rows_of_ranks({.row = rows, .what = options.what});
+    if (dim->size() > 1)
+      rows = dim->rows_of_ranks({.row = rows, .what = options.what, .call = options.call});
   }
   return rows.reshape(shape);
 }
 
 Agreement agree(const std::vector<Collectives>& dims, const AgreeOptions& options) {
   const at::Tensor own = at::tensor(options.words, c10::kLong).to(options.device);
-  const at::Tensor words = rows_of_all(dims, {.row = own, .what = options.what}).cpu().contiguous();
+  const at::Tensor words =
+      rows_of_all(dims, {.row = own, .what = options.what, .call = options.what})
+          .cpu()
+          .contiguous();
   return {words, first_difference(words)};
 }
 

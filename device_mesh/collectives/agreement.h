@@ -22,7 +22,7 @@ at::Tensor rows_of_all(const std::vector<Collectives>& dims, const RowsOptions& 
 
 struct AgreeOptions {
   std::vector<int64_t> words;      // as many on every rank
-  std::string what;                // in errors
+  std::string what;                // in errors; the same on every rank
   c10::Device device = c10::kCPU;  // through which they travel
 };
 

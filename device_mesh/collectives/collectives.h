@@ -66,6 +66,9 @@ struct AllToAllOptions {
 struct RowsOptions {
   at::Tensor row;  // of the same shape and dtype on every rank
   std::string what;
+  // What all ranks must be in, by name, where their `what` may differ; empty: rows of one
+  // size meet.
+  std::string call = {};
 };
 
 class Collectives {

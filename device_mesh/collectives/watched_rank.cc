@@ -15,9 +15,9 @@ namespace {
 
 // A verdict stays in the store for ranks that come to wait later.
 constexpr auto kVerdictStays = std::chrono::seconds(60);
-// Looks for which a condemned wait goes on, so that the others read the verdict before
-// this process, as after an error it may, ends.
-constexpr int kLooksUntilRelease = 2;
+// Looks for which a condemned wait goes on at most, for the others to learn the verdict
+// before this process, as after an error it may, ends.
+constexpr int kLooksUntilRelease = 10;
 
 uint64_t next_number() {
   static std::atomic<uint64_t> last = 0;
@@ -223,7 +223,7 @@ std::optional<RankWaits> WatchedRank::read(int64_t rank) {
 void WatchedRank::judge(const ThreadWait& wait, const RankWaits& own) {
   auto& watched = watched_[wait.wait];
   if (watched.released_in >= 0) {
-    if (watched.released_in-- == 0) release(wait.wait);
+    if (watched.released_in-- == 0 || others_know(watched)) release(wait.wait);
     return;
   }
   std::map<int64_t, uint64_t> beats;
@@ -279,6 +279,17 @@ void WatchedRank::condemn(const ThreadWait& wait, Verdict verdict) {
   for (const auto& lane : refused) lane->refuse_(verdict.text);
   told_verdict_at_ = Clock::now();
   watched_[wait.wait].released_in = kLooksUntilRelease;
+}
+
+// Those that this wait was found to be stuck with. What this rank told in this look has
+// the verdict.
+bool WatchedRank::others_know(const Watched& watched) {
+  return std::all_of(watched.stuck_with.begin(), watched.stuck_with.end(),
+                     [&](const StuckThread& each) {
+                       if (each.rank == rank_) return true;
+                       const auto waits = read(each.rank);
+                       return !waits || waits->verdict.covers(each.wait.lane);
+                     });
 }
 
 void WatchedRank::release(uint64_t wait) {

@@ -140,7 +140,7 @@ class WatchedRank : public std::enable_shared_from_this<WatchedRank> {
     std::vector<StuckThread> stuck_with = {};  // last time
     std::map<int64_t, uint64_t> beats = {};    // of their ranks, after that was known
     int looks = 0;                             // that gave the same
-    int released_in = -1;                      // looks; -1: it is not condemned
+    int released_in = -1;                      // looks at most; -1: it is not condemned
   };
 
   RankWaits snapshot() const;  // REQUIRES: the lock is held
@@ -152,6 +152,7 @@ class WatchedRank : public std::enable_shared_from_this<WatchedRank> {
   bool is_confirmed(Watched& watched, std::vector<StuckThread> stuck,
                     const std::map<int64_t, uint64_t>& beats) const;
   void condemn(const ThreadWait& wait, Verdict verdict);
+  bool others_know(const Watched& watched);
   void release(uint64_t wait);
 
   const int64_t rank_;
