@@ -3,7 +3,7 @@
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/movement.h"
-#include "dtensor/internal/wire_dtype.h"
+#include "dtensor/internal/reduction_dtype.h"
 
 #include <ATen/ops/alias.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -174,7 +174,7 @@ class Step {
     const at::Tensor output = at::empty(rows, input.options());
     if (output.numel() > 0) {
       tell(CollectiveKind::kAllGather, input);
-      collectives_.all_gather({.output = as_sent(output), .input = as_sent(input), .what = what_});
+      collectives_.all_gather({.output = output, .input = input, .what = what_});
     }
     return output.narrow(0, 0, shape_[dim]).movedim(0, dim).contiguous();
   }
@@ -211,7 +211,7 @@ class Step {
     const at::Tensor output = at::empty_like(input);
     if (output.numel() > 0) {
       tell(CollectiveKind::kAllToAll, input);
-      collectives_.all_to_all({.output = as_sent(output), .input = as_sent(input), .what = what_});
+      collectives_.all_to_all({.output = output, .input = input, .what = what_});
     }
     return output.movedim(0, from)
         .flatten(from, from + 1)

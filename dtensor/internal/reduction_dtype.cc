@@ -1,4 +1,4 @@
-#include "dtensor/internal/wire_dtype.h"
+#include "dtensor/internal/reduction_dtype.h"
 
 #include <c10/util/Exception.h>
 
@@ -23,10 +23,6 @@ bool is_known_to_backends(at::ScalarType dtype) {
 }
 
 }  // namespace
-
-at::Tensor as_sent(const at::Tensor& tensor) {
-  return is_known_to_backends(tensor.scalar_type()) ? tensor : tensor.view(at::kByte);
-}
 
 at::ScalarType dtype_of_reduction(at::ScalarType dtype, const std::string& what) {
   if (is_known_to_backends(dtype)) return dtype;

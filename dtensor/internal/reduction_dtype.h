@@ -1,5 +1,5 @@
-// How tensors travel whose dtype collective backends (Gloo, NCCL) do not know, such as
-// int16 and the float8 types.
+// In which dtype terms are added up whose own dtype collective backends (Gloo, NCCL) do
+// not know, such as int16. What is only moved goes as bytes (collectives.h).
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,10 +7,6 @@
 #include <string>
 
 namespace fsdp::internal {
-
-// For collectives that only move elements: `tensor` itself, or its bytes, over the same
-// memory. REQUIRES: it is contiguous and has a dimension. Local.
-at::Tensor as_sent(const at::Tensor& tensor);
 
 // The dtype in which elements of `dtype` are reduced so that the result, cast back, is
 // that of `dtype`. Throws NotImplementedError, naming `what` and the dtype, for one in
