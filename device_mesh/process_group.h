@@ -74,9 +74,10 @@ struct LaunchEnvironment {
 // twice, unequal world sizes, an interface in GLOO_SOCKET_IFNAME (one, or several between
 // commas) that is not there, or when a default group exists already. Throws a
 // c10::DistError, on all ranks that are there and within the timeout and 5 s, where ranks
-// are missing, which it names, or cannot reach each other. Gives SIGPIPE, where it has
-// its default action, one that does nothing, so that a peer that ends is an error with a
-// text, and has LibTorch heed TORCH_CPP_LOG_LEVEL.
+// are missing, which it names, or cannot reach each other. Where SIGPIPE has its default
+// action, a write to a peer that has ended is an error with a text from here on, and only
+// a reader of standard output or error that is gone still ends the process; and LibTorch
+// heeds TORCH_CPP_LOG_LEVEL.
 FSDP_API void init_process_group(ProcessGroupOptions options = {});
 [[nodiscard]] FSDP_API bool is_process_group_initialized();
 // Local. The calling thread's group if it has one, else the process's; good until
