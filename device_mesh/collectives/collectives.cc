@@ -1,3 +1,4 @@
+#define XXH_INLINE_ALL
 #include "device_mesh/collectives/collectives.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
@@ -13,6 +14,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <xxhash.h>
 
 #include <utility>
 
@@ -24,13 +26,9 @@ IssuedOperation operation_on(CollectiveKind kind, const std::string& what,
   return {.kind = kind, .what = what, .bytes = static_cast<int64_t>(tensor.nbytes())};
 }
 
-// By which calls of different names, whose rows have one size, are told apart (32-bit
-// FNV-1a).
+// By which calls of different names, whose rows have one size, are told apart.
 uint32_t number_of_call(const std::string& call) {
-  if (call.empty()) return kNoUnit;
-  uint32_t hash = 2166136261u;
-  for (const char each : call) hash = (hash ^ static_cast<unsigned char>(each)) * 16777619u;
-  return hash;
+  return call.empty() ? kNoUnit : XXH32(call.data(), call.size(), 0);
 }
 
 // Added in the order of the ranks, 16-bit types in float, by messages that are posted

@@ -38,7 +38,8 @@ class CountedCollectives {
 
  private:
   int64_t announced() const {
-    return internal::collectives_of(mesh_, 0).log()->recent_operations().back().sequence;
+    const auto operations = internal::collectives_of(mesh_, 0).log()->recent_operations();
+    return operations.empty() ? 0 : operations.back().sequence;  // one rank announces nothing
   }
 
   DeviceMesh mesh_;

@@ -68,9 +68,13 @@ Pending::Pending(Group group, c10::intrusive_ptr<c10d::Work> work, std::function
 Pending::Pending(Pending&&) noexcept = default;
 
 Pending& Pending::operator=(Pending&& other) noexcept {
-  if (this == &other) return *this;
-  this->~Pending();
-  return *new (this) Pending(std::move(other));
+  Pending taken(std::move(other));
+  std::swap(group_, taken.group_);
+  std::swap(work_, taken.work_);
+  std::swap(failure_, taken.failure_);
+  std::swap(completion_, taken.completion_);
+  std::swap(peer_, taken.peer_);
+  return *this;  // what was in flight here is waited for by `taken`
 }
 
 Pending::~Pending() {
