@@ -52,6 +52,12 @@ FSDP_API LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
                                              const OptimizerStateDict& dict,
                                              StateDictOptions options = {});
 
+// For torch::load(optimizer, file), which leaves every rank the whole state: of each
+// tensor that is plain and has the shape of its sharded parameter the rank keeps its
+// part, as load({.optimizer = optimizer}, file) takes it at once. Other state stays.
+// Every rank must have the same values. Local.
+FSDP_API void shard_full_optimizer_state(torch::optim::Optimizer& optimizer);
+
 // How parameters are called: by name, or by their number ("0", "1", ...) over the
 // optimizer's groups, as torch.optim's state_dict() does.
 enum class KeyType { kName, kId };

@@ -7,6 +7,7 @@
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/shard_placement.h"
+#include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/validation.h"
 
 #include <c10/util/Exception.h>
@@ -21,6 +22,7 @@ namespace fsdp {
 namespace {
 
 using internal::ModuleTree;
+using internal::Speaker;
 
 // Not handles: a parameter's are counted when it is sharded (member_watch.h).
 using ParamSet = std::unordered_set<const c10::TensorImpl*>;
@@ -30,12 +32,6 @@ struct Choice {
   std::string path;
   int64_t numel;
   FullyShardOptions options;
-};
-
-// Who is speaking, for messages: "auto_shard", " (rank 0)".
-struct Speaker {
-  std::string caller;
-  std::string rank;
 };
 
 std::string display_name(const std::string& path) { return path.empty() ? "(root)" : path; }
@@ -191,7 +187,7 @@ class Planner {
 
 // Whether fully_shard would take the unit once those before it, whose parameters are
 // `passed_over`, are made.
-void validate_unit(const Choice& unit, const DeviceMesh& mesh,
+void validate_unit(const Choice& unit, const internal::StorageUsers& users, const DeviceMesh& mesh,
                    std::vector<at::Tensor>& passed_over) {
   const std::vector<torch::nn::Module*> modules = {unit.module};
   internal::validate_request(modules, mesh, unit.options);
@@ -199,16 +195,18 @@ void validate_unit(const Choice& unit, const DeviceMesh& mesh,
   const auto& ignored = unit.options.ignored_params;
   passed_over.insert(passed_over.end(), ignored.begin(), ignored.end());
   auto managed = internal::find_managed(modules, passed_over);
-  internal::validate_parameters(modules, managed, mesh, unit.options);
+  internal::validate_parameters(modules, managed, users, mesh, unit.options);
   internal::place_parameters(managed, mesh, unit.options);
   for (const auto& param : managed.params) passed_over.push_back(param.tensor);
 }
 
-void validate_units(const std::vector<Choice>& units, const DeviceMesh& mesh) {
+void validate_units(torch::nn::Module& root, const std::vector<Choice>& units,
+                    const DeviceMesh& mesh) {
+  const internal::StorageUsers users({&root});
   std::vector<at::Tensor> passed_over;
   for (const auto& unit : units) {
     try {
-      validate_unit(unit, mesh, passed_over);
+      validate_unit(unit, users, mesh, passed_over);
     } catch (c10::Error& error) {
       error.add_context("auto_shard would make " + describe(*unit.module, unit.path) + " a unit");
       throw;
@@ -237,8 +235,11 @@ FSDPModule auto_shard(ModuleRef root, const WrapPolicy& policy, const DeviceMesh
   auto& whole = root_of("auto_shard", root);
   const Speaker speaker{"auto_shard", c10::str(" (rank ", mesh.rank(), ")")};
   auto units = Planner(policy, options, speaker).plan(whole);
-  validate_units(units, mesh);
-  for (auto& unit : units) fully_shard(*unit.module, mesh, std::move(unit.options));
+  validate_units(whole, units, mesh);
+  for (auto& unit : units) {
+    internal::separate_from_others(*unit.module);  // slices of one storage of the whole model
+    fully_shard(*unit.module, mesh, std::move(unit.options));
+  }
   return get_fsdp_module(whole);
 }
 

@@ -12,6 +12,7 @@
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/shard_placement.h"
+#include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_device.h"
 #include "fully_shard/units/unit_table.h"
@@ -79,7 +80,7 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
                        FullyShardOptions options) {
   internal::validate_request(modules, mesh, options);
   auto managed = internal::find_managed(modules, options.ignored_params);
-  internal::validate_parameters(modules, managed, mesh, options);
+  internal::validate_parameters(modules, managed, internal::StorageUsers(modules), mesh, options);
   internal::place_parameters(managed, mesh, options);
   const auto after = internal::after_forward("fully_shard", options.reshard_after_forward, mesh);
   auto unit = std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = after.reshards});

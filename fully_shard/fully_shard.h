@@ -50,6 +50,7 @@
 #include "fully_shard/raw_access.h"
 #include "fully_shard/replicate.h"
 #include "fully_shard/script_module.h"
+#include "fully_shard/separate_storages.h"
 #include "fully_shard/summon_full_params.h"
 #include "fully_shard/wrap_policy.h"
 
@@ -77,11 +78,12 @@ namespace fsdp {
 // ParameterDict), a second application, a submodule of a sharded unit (top-down), an
 // ignored tensor that is no parameter of the module; for a parameter that is a scalar,
 // not contiguous, on another device than the CPU and the mesh's or the unit's others, has
-// a .grad, belongs to a live graph, or shares its storage with another parameter, a
-// buffer or any other tensor. A parameter that is registered several times is tied and
-// stays so. Also ValueError for a dtype of mp_policy that is not Half, BFloat16, Float or
-// Double, and for a placement along a dimension that the parameter does not have. Throws
-// NotImplementedError for meshes of more than two dimensions.
+// a .grad, belongs to a live graph, or shares memory with another parameter, a buffer or
+// any other tensor: slices of one storage that lie beyond `module` cannot be judged, and
+// separate_storages(model) parts them first. A parameter that is registered several times
+// is tied and stays so. Also ValueError for a dtype of mp_policy that is not Half,
+// BFloat16, Float or Double, and for a placement along a dimension that the parameter
+// does not have. Throws NotImplementedError for meshes of more than two dimensions.
 FSDP_API FSDPModule fully_shard(ModuleRef module, const DeviceMesh& mesh = default_mesh(),
                                 FullyShardOptions options = {});
 // Several modules as one unit. Its parameters are named "[i].weight", by the position of

@@ -19,6 +19,8 @@ namespace fsdp {
 namespace internal {
 template <class Number>
 concept NumberOfRanks = std::integral<Number> && !std::same_as<Number, bool>;
+template <class Number>
+inline constexpr bool kTellsWhetherToReshard = !NumberOfRanks<Number>;
 }  // namespace internal
 
 // What becomes of the unsharded parameters after forward: freed (true), kept for backward
@@ -28,9 +30,13 @@ class ReshardAfterForward {
  public:
   template <std::same_as<bool> Bool>
   ReshardAfterForward(Bool reshard) : value_(reshard) {}
-  // A number of ranks is ReshardAfterForward::to_world(n).
+  // Converts, so that the compiler's error is this one wherever a number is written, also
+  // in {.reshard_after_forward = 4}.
   template <internal::NumberOfRanks Number>
-  ReshardAfterForward(Number) = delete;
+  ReshardAfterForward(Number) : value_(true) {
+    static_assert(internal::kTellsWhetherToReshard<Number>,
+                  "a number of ranks is ReshardAfterForward::to_world(n)");
+  }
   [[nodiscard]] static ReshardAfterForward to_world(int64_t n) {
     return ReshardAfterForward(World{n});
   }

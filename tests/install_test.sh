@@ -95,6 +95,21 @@ compile_headers() {
     fail "a header does not compile alone with $1"
 }
 
+# A number where a bool is wanted is refused by a text that says what to write, with compiler $1.
+expect_numbers_of_ranks_refused() {
+  local written program
+  for written in "fsdp::FullyShardOptions options{.reshard_after_forward = 4};" \
+    "void set(fsdp::FSDPModule unit) { unit.set_reshard_after_forward(4); }" "fsdp::ReshardAfterForward after(4u);"; do
+    program="#include \"fully_shard/fully_shard.h\""$'\n'"$written"
+    if echo "$program" | "$1" $(flags_for --cflags) -fsyntax-only -x c++ - 2> "$work/refused"; then
+      fail "$1 compiles $written"
+    fi
+    grep --quiet "a number of ranks is ReshardAfterForward::to_world(n)" "$work/refused" ||
+      fail "$1 does not say how to write $written: $(cat "$work/refused")"
+  done
+  echo "${program/4u/true}" | "$1" $(flags_for --cflags) -fsyntax-only -x c++ - || fail "$1 refuses a bool"
+}
+
 # fully_shard.h brings all others of its folder.
 expect_umbrella() {
   local brought
@@ -148,6 +163,7 @@ for compiler in "${compilers[@]}"; do
   build_with_pkg_config "$compiler" "$work/pkg-config-$compiler"
   wait "$building"
   compile_headers "$compiler"
+  expect_numbers_of_ranks_refused "$compiler"
   expect_programs_run "$work/cmake-$compiler"
   expect_programs_run "$work/pkg-config-$compiler"
 done

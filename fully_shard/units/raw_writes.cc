@@ -15,7 +15,7 @@ void RawWrites::raise(int64_t global_rank) {
               "parameter is emptied. "
               "Write with operators, on the parameter under no_grad or on its registry entry, or "
               "announce it with "
-              "Unsharded::mark_written() or fsdp::mark_written() (rank ",
+              "Unsharded::mark_written() or fsdp::mark_shard_written(parameter) (rank ",
               global_rank,
               "; found by DebugOptions::write_checks, by the rank whose part was written)");
 }

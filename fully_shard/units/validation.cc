@@ -5,7 +5,6 @@
 #include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
-#include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit_device.h"
 #include "fully_shard/units/unit_table.h"
 #include "on_demand/deferred_part.h"
@@ -26,7 +25,8 @@ void validate_module(const torch::nn::Module& module, const DeviceMesh& mesh) {
   TORCH_CHECK_VALUE(
       !module.weak_from_this().expired(), "fully_shard: module ", type,
       " is not owned by a std::shared_ptr (is it on the stack, or held by value?); make it with "
-      "std::make_shared or a ModuleHolder (rank ",
+      "std::make_shared or a ModuleHolder. A model that stays so can be one unit of the modules "
+      "that it has pointers of, fully_shard({model.first.get(), model.second.get()}) (rank ",
       mesh.rank(), ")");
   TORCH_CHECK_VALUE(!is_container_without_forward(module), "fully_shard: module ", type,
                     " is a container without forward; apply fully_shard to its elements, or to a "
@@ -176,8 +176,8 @@ void validate_request(const std::vector<torch::nn::Module*>& modules, const Devi
 }
 
 void validate_parameters(const std::vector<torch::nn::Module*>& modules,
-                         const ManagedModules& managed, const DeviceMesh& mesh,
-                         const FullyShardOptions& options) {
+                         const ManagedModules& managed, const StorageUsers& users,
+                         const DeviceMesh& mesh, const FullyShardOptions& options) {
   std::vector<const FoundParam*> fresh;
   for (const auto& param : managed.params) {
     if (param.is_tied_to_a_unit()) continue;
@@ -185,7 +185,7 @@ void validate_parameters(const std::vector<torch::nn::Module*>& modules,
     fresh.push_back(&param);
   }
   validate_one_device(fresh, mesh);
-  validate_storages(modules, fresh, mesh.rank());
+  validate_storages(users, fresh, {"fully_shard", c10::str(" (rank ", mesh.rank(), ")")});
   validate_ignored(modules, options);
 }
 

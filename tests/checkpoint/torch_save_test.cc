@@ -1,4 +1,6 @@
 // LibTorch's own torch::save and torch::load of sharded models and optimizers.
+#include "checkpoint/optimizer_state_dict.h"
+#include "dtensor/internal/movement.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/summon_full_params.h"
 #include "tests/support/errors.h"
@@ -143,6 +145,54 @@ TEST(TorchLoad, OfAnUnshardedRunsModelAndOptimizerStepsOn) {
       }
     });
   }
+}
+
+// How often a step of the optimizer moves data between ranks.
+int64_t movements_of_step(torch::optim::Optimizer& optimizer) {
+  int64_t count = 0;
+  const internal::MovementListener listener([&](const internal::Movement&) { ++count; });
+  optimizer.step();
+  return count;
+}
+
+void step_with(torch::optim::Optimizer& optimizer, TwoLayers& model) {
+  optimizer.zero_grad();
+  model->forward(torch::ones({2, 64})).pow(2).mean().backward();
+  optimizer.step();
+}
+
+// An unsharded run, two steps of which are loaded the plain way, for a third.
+template <class Optimizer, class Options>
+void expect_parts_step_on(const Options& options) {
+  TemporaryFolder folder;
+  Trained plain(0);
+  Optimizer of_plain(plain.model->parameters(), options);
+  for (int i = 0; i < 2; ++i) step_with(of_plain, plain.model);
+  torch::save(plain.model, folder / "model");
+  torch::save(of_plain, folder / "optimizer");
+  step_with(of_plain, plain.model);
+  run_ranks(2, [&](int64_t) {
+    for (const bool keeps_part : {false, true}) {
+      Trained sharded(2);
+      Optimizer optimizer(sharded.model->parameters(), options);
+      torch::load(sharded.model, folder / "model");
+      torch::load(optimizer, folder / "optimizer");
+      if (keeps_part) shard_full_optimizer_state(optimizer);
+      sharded.model->forward(torch::ones({2, 64})).pow(2).mean().backward();
+      EXPECT_EQ(movements_of_step(optimizer) == 0, keeps_part);
+      const auto want = plain.model->parameters(), have = sharded.model->parameters();
+      for (size_t i = 0; i < want.size(); ++i)
+        EXPECT_TRUE(torch::allclose(full_value(have[i]), want[i])) << i << keeps_part;
+    }
+  });
+}
+
+TEST(TorchLoad, OfWholeStatesKeepsThisRanksPart) {
+  expect_parts_step_on<AdamW>(AdamWOptions(1e-2).amsgrad(true));
+  expect_parts_step_on<torch::optim::SGD>(torch::optim::SGDOptions(0.1).momentum(0.9));
+  expect_parts_step_on<torch::optim::RMSprop>(
+      torch::optim::RMSpropOptions(1e-2).momentum(0.9).centered(true));
+  expect_parts_step_on<torch::optim::Adagrad>(torch::optim::AdagradOptions(1e-2));
 }
 
 }  // namespace

@@ -227,12 +227,14 @@ void use_checkpoints(Sequential& model, torch::optim::Optimizer& optimizer,
   expect(fsdp::set_model_state_dict(*model, values).missing.empty(), "set_model_state_dict");
   const auto state = fsdp::get_optimizer_state_dict(*model, optimizer);
   expect(fsdp::set_optimizer_state_dict(*model, optimizer, state).missing.empty(), "its state");
+  fsdp::shard_full_optimizer_state(optimizer);
   expect(!fsdp::rekey(state, fsdp::KeyType::kId, *model, optimizer).state.empty(), "rekey");
   expect(!fsdp::unflatten(fsdp::flatten(state), *model, optimizer).state.empty(), "flatten");
 }
 
 void use_fully_shard(const DeviceMesh& mesh, const std::string& folder) {
   auto model = fsdp::deferred_init(two_layers);
+  fsdp::separate_storages(two_layers());
   fsdp::broadcast_states(*two_layers(), mesh);
   fsdp::fully_shard(model[0]->as<Linear>()->shared_from_this(), mesh);
   const auto unit = fsdp::fully_shard(model, mesh);

@@ -2,6 +2,7 @@
 #include "tests/support/errors.h"
 
 #include "tests/fully_shard/decoder.h"
+#include "tests/fully_shard/pair.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -21,9 +22,14 @@ struct OneParameter : torch::nn::Module {
 
 TEST(Errors, AModuleOnTheStack) {
   on_one_rank([](const DeviceMesh& mesh) {
-    torch::nn::LinearImpl linear(2, 2);
-    expect_error<c10::ValueError>([&] { fully_shard(linear, mesh); },
-                                  AllOf(HasSubstr("LinearImpl"), HasSubstr("std::make_shared")));
+    PairImpl model;
+    expect_error<c10::ValueError>(
+        [&] { fully_shard(model, mesh); },
+        AllOf(HasSubstr("PairImpl"), HasSubstr("std::make_shared"),
+              HasSubstr("fully_shard({model.first.get(), model.second.get()})")));
+    fully_shard({model.first.get(), model.second.get()}, mesh);
+    model.forward(torch::ones({1, 4})).sum().backward();
+    EXPECT_TRUE(is_dtensor(model.parameters()[3].grad()));
   });
 }
 

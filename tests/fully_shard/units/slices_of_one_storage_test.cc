@@ -9,6 +9,9 @@
 #include <torch/torch.h>
 
 #include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
 #include <vector>
 
 namespace fsdp::testing {
@@ -38,10 +41,7 @@ void slice_one_storage(torch::nn::Module& module) {
 class SlicesOfOneStorage : public Worlds {};
 
 template <class Module, class Run>
-void expect_trains_as_unsharded(const DeviceMesh& mesh, const Module& plain, Module sliced,
-                                const Run& run) {
-  slice_one_storage(*sliced);
-  fully_shard(sliced, mesh);
+void expect_same_steps(const Module& plain, Module sliced, const Run& run) {
   EXPECT_TRUE(run(sliced).equal(run(plain)));
   run(sliced).sum().backward();
   run(plain).sum().backward();
@@ -51,6 +51,14 @@ void expect_trains_as_unsharded(const DeviceMesh& mesh, const Module& plain, Mod
   torch::optim::SGD(sliced->parameters(), 0.1).step();
   torch::optim::SGD(plain->parameters(), 0.1).step();
   EXPECT_TRUE(run(sliced).allclose(run(plain)));
+}
+
+template <class Module, class Run>
+void expect_trains_as_unsharded(const DeviceMesh& mesh, const Module& plain, Module sliced,
+                                const Run& run) {
+  slice_one_storage(*sliced);
+  fully_shard(sliced, mesh);
+  expect_same_steps(plain, sliced, run);
 }
 
 TEST_P(SlicesOfOneStorage, OfARecurrentNetworkTrainAsUnsharded) {
@@ -96,7 +104,73 @@ TEST_P(SlicesOfOneStorage, ThatAreViewsOfABaseNobodyElseHas) {
   });
 }
 
+// A loader's buffer of the whole model, of which units are made one by one.
+class SlicesOfTheWholeModel : public Worlds {
+ protected:
+  void expect_trains(const std::function<void(Pair model, const DeviceMesh& mesh)>& shard) const {
+    on_ranks([&](int64_t, const DeviceMesh& mesh) {
+      Pair plain, sliced;
+      slice_one_storage(*sliced);
+      const auto handle = sliced->first->weight;
+      shard(sliced, mesh);
+      EXPECT_TRUE(handle.is_same(sliced->first->weight));
+      expect_same_steps(plain, sliced, [](Pair pair) {
+        return pair->forward(torch::ones({2, 4}));
+      });
+    });
+  }
+};
+
+TEST_P(SlicesOfTheWholeModel, TrainAsUnshardedOnceTheyAreSeparated) {
+  expect_trains([](Pair model, const DeviceMesh& mesh) {
+    separate_storages(model);
+    sharded(model, mesh);
+  });
+}
+
+TEST_P(SlicesOfTheWholeModel, TrainAsUnshardedUnderAPolicyThatSeesTheModel) {
+  expect_trains([](Pair model, const DeviceMesh& mesh) {
+    auto_shard(model, by_type<torch::nn::Linear>(), mesh);
+    EXPECT_EQ(fsdp_modules(*model).size(), 3);
+  });
+}
+
 INSTANTIATE_WORLDS(SlicesOfOneStorage, 1, 2);
+INSTANTIATE_WORLDS(SlicesOfTheWholeModel, 1, 2);
+
+TEST(SeparateStorages, CopiesNothingThatHasMemoryOfItsOwn) {
+  Pair model;
+  const void* const before = model->first->weight.data_ptr();
+  separate_storages(model);
+  EXPECT_EQ(model->first->weight.data_ptr(), before);
+  slice_one_storage(*model);
+  const auto* const sliced = model->first->weight.storage().unsafeGetStorageImpl();
+  separate_storages(*model);
+  for (const auto& parameter : model->parameters()) {
+    EXPECT_NE(parameter.storage().unsafeGetStorageImpl(), sliced);
+    EXPECT_TRUE(parameter.requires_grad());
+  }
+}
+
+TEST(SeparateStorages, RefusesWhatSharesElementsOrIsUsedElsewhereAndChangesNothing) {
+  Pair model;
+  slice_one_storage(*model);
+  const auto* const storage = model->first->weight.storage().unsafeGetStorageImpl();
+  const auto expect_refused = [&](const std::string& text) {
+    EXPECT_THAT(message_of<c10::ValueError>([&] { separate_storages(model); }),
+                AllOf(HasSubstr("separate_storages: "), HasSubstr("parameter 'first.weight'"),
+                      HasSubstr(text)));
+    EXPECT_EQ(model->second->weight.storage().unsafeGetStorageImpl(), storage);
+  };
+  {
+    const auto view = model->first->weight.detach().t();
+    expect_refused("something else uses the memory");
+  }
+  model->register_buffer("first_row", model->first->weight.detach()[0]);
+  expect_refused("and buffer 'first_row' share memory");
+  EXPECT_THAT(message_of<c10::ValueError>([] { separate_storages(std::shared_ptr<PairImpl>()); }),
+              HasSubstr("the module is null"));
+}
 
 TEST(OverlappingSlices, AreRefusedWithBothNames) {
   on_one_rank([](const DeviceMesh& mesh) {
@@ -117,10 +191,7 @@ TEST(SlicesBeyondTheModule, AreRefusedWithTheWayOut) {
     slice_one_storage(*model);
     EXPECT_THAT(message_of([&] { fully_shard(model->first, mesh); }),
                 AllOf(HasSubstr("'weight'"), HasSubstr("outside of this module"),
-                      HasSubstr("parameter.set_data(parameter.clone())")));
-    for (auto& parameter : model->parameters()) parameter.set_data(parameter.clone());
-    fully_shard(model->first, mesh);
-    fully_shard(model, mesh);
+                      HasSubstr("call fsdp::separate_storages(model)")));
   });
 }
 
