@@ -1,7 +1,9 @@
 #include "dtensor/internal/gathered_view.h"
 
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/note_redistribution.h"
 #include "dtensor/internal/redistribute.h"
 #include "dtensor/internal/wrap_results.h"
@@ -144,6 +146,9 @@ at::Tensor gathered_for_view(const OperatorCall& call, const at::Tensor& self,
   const DTensorSpec& from = spec_of(self);
   if (!must_move(from, to)) return self;
   note_redistribution(call, 0, from, to, NotedRedistribution::Cause::kNoRule);
+  // Forward had the value whole, and an operator took a part of it, so its gradient comes
+  // cut: it goes where the value lay.
+  const CauseOfMovement cause(inside_backward() ? MovementCause::kGradient : MovementCause::kRule);
   const at::Tensor copy = redistribute_dtensor(self, to);
   // With the keys of `self`: autograd takes views of it, in inference mode too.
   const at::Tensor shown = make_dtensor_view(self, local_of(copy), spec_of(copy));

@@ -105,8 +105,7 @@ TEST_P(ReplicatedKeys, TakeTheWholeInputOfACutSequenceWithTheQuery) {
     if (kv_heads >= world()) continue;
     on_ranks([&](int64_t, const DeviceMesh& mesh) {
       const ReplicateParallel whole_input{.input_layout = Replicate{}};
-      std::optional<RedistributionPolicy> policy(Redistribution::kExplicit);
-      if (kv_heads > 1) policy.reset();  // autograd needs a head's gradient whole: by a rule
+      const RedistributionPolicy policy(Redistribution::kExplicit);
       const auto counts = counts_of_step(config(kv_heads), plan_of_keys(whole_input, true), mesh);
       EXPECT_EQ(counts.forward, (CollectiveCounts{.all_gathers = 2 * kLayers + 2,
                                                   .reduce_scatters = 2 * kLayers + 1}));
