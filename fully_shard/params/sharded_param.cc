@@ -162,7 +162,7 @@ void ShardedParam::check_shard_is_announced(int64_t global_rank) {
   TORCH_CHECK(!seen || *seen == version, "the shard of parameter '", name_,
               "' was written through an alias (to_local()), which nothing announced, so unsharded "
               "copies are stale. Write through the registry entry, or call "
-              "fsdp::mark_written(parameter) on every rank (rank ",
+              "fsdp::mark_shard_written(parameter) on every rank (rank ",
               global_rank, ")");
 }
 

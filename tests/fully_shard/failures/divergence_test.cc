@@ -80,7 +80,7 @@ const ChildCase kTouchesEqualUnitsInOppositeOrder("touches_equal_units_in_opposi
 });
 
 // Rank 0 comes to a gather when the other comes to a reduction. These have orders of
-// their own, so nothing but the timeout ends them.
+// their own, so the two never meet: that neither wait can end is found through the store.
 const ChildCase kSkipsAForward("skips_a_forward", [] {
   auto model = start_rank();
   if (default_mesh().rank() == 0) {
@@ -149,9 +149,10 @@ TEST(Divergence, EqualUnitsInOppositeOrderAreAnErrorOnEveryRankThatNamesBothUnit
                              {"all-gather of unit 'block0'", "all-gather of unit 'block1'"});
 }
 
-TEST(Divergence, ARankThatSkipsAForwardIsNamedOnEveryRankAtTheTimeout) {
+TEST(Divergence, ARankThatSkipsAForwardIsAnErrorOnEveryRankThatNamesBothOperations) {
   for (const auto& end : run_in_time("skips_a_forward", 2)) {
     EXPECT_EQ(end.exit_code, 1) << end.output;
+    EXPECT_THAT(end.output, HasSubstr("out of order"));
     EXPECT_THAT(end.output, HasSubstr("all-gather of unit '"));
     EXPECT_THAT(end.output, HasSubstr("reduce-scatter of unit '"));
   }

@@ -224,7 +224,8 @@ TEST(InterceptionRawAccess, ARawWriteIsReportedWhenItIsLost) {
       unit.unshard();
       std::fill_n(cells.members()[0].data_ptr<float>(), 16, 42.F);
     };
-    const auto expected = ::testing::AllOf(HasSubstr("cell0.weight"), HasSubstr("raw pointer"));
+    const auto expected = ::testing::AllOf(HasSubstr("cell0.weight"), HasSubstr("raw pointer"),
+                                           HasSubstr("fsdp::mark_shard_written(parameter)"));
     write();
     EXPECT_THAT(message_of([&] { unit.reshard(); }), expected);
     write();
