@@ -146,11 +146,13 @@ struct DeviceMesh::State {
     return groups_of(layout.merged(dims_named)
                          .along({layout.merged_position(dims_named)}, merged_coordinate(dims_named))
                          .positions(),
-                     "flatten to '" + name + "'", "mesh_" + name);
+                     dims_named, "flatten to '" + name + "'", "mesh_" + name);
   }
 
-  // The groups of the ranks at `members`. Collective over them the first time.
-  std::shared_ptr<DimensionGroups> groups_of(Indices members, const std::string& caller,
+  // The groups of the ranks at `members`, which lie along dimensions `along`. Collective
+  // over the ranks of these the first time.
+  std::shared_ptr<DimensionGroups> groups_of(Indices members, const Indices& along,
+                                             const std::string& caller,
                                              const std::string& name) const {
     for (int64_t& member : members) member = family->ranks[static_cast<size_t>(member)];
     const auto& world = family->world;
@@ -161,12 +163,17 @@ struct DeviceMesh::State {
         " needs a default process group that contains the mesh's ranks (rank ", rank, ")");
     std::lock_guard<std::mutex> lock(family->mutex);
     auto& groups = family->made[members];
-    if (!groups) {
-      groups = members == internal::global_ranks(world->group())
-                   ? world
-                   : world->make_subset(members, name);
-    }
+    if (!groups) groups = make_groups(members, along, caller, name);
     return groups;
+  }
+
+  std::shared_ptr<DimensionGroups> make_groups(const Indices& members, const Indices& along,
+                                               const std::string& caller,
+                                               const std::string& name) const {
+    const auto& world = family->world;
+    if (members == internal::global_ranks(world->group())) return world;
+    for (const int64_t dim : along) dims[static_cast<size_t>(dim)]->announce(caller);
+    return world->make_subset(members, name);
   }
 
   Indices merged_coordinate(const Indices& dims_named) const {
@@ -315,7 +322,8 @@ DeviceMesh DeviceMesh::neighbours(int64_t dim, int64_t n) const {
   block.coordinate = {coordinate[static_cast<size_t>(index) + 1]};
   block.family = state_->family;
   block.dims = {n == size(index) ? state_->dims[static_cast<size_t>(index)]
-                                 : state_->groups_of(block.layout.positions(), "neighbours",
+                                 : state_->groups_of(block.layout.positions(), {index},
+                                                     c10::str("making of ", n, " neighbours"),
                                                      "mesh_block_" + std::to_string(n))};
   return DeviceMesh(std::move(block).complete());
 }
@@ -345,7 +353,10 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, Indices shape, Names di
   state.family = std::make_shared<Family>();
   state.family->ranks = state.layout.positions();
   state.family->world = world;
-  bool made_groups = false;
+  const bool makes_groups =
+      std::any_of(shape.begin(), shape.end(), [&](int64_t size) { return size != world_size; });
+  if (makes_groups)
+    world->announce(c10::str("init_device_mesh of shape ", c10::IntArrayRef(shape)));
   for (int64_t dim = 0; dim < state.layout.ndim(); ++dim) {
     const Indices members = state.layout.along({dim}, state.coordinate).positions();
     if (shape[static_cast<size_t>(dim)] == world_size) {
@@ -355,12 +366,11 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, Indices shape, Names di
     const std::string name =
         dim_names.empty() ? std::to_string(dim) : dim_names[static_cast<size_t>(dim)];
     state.dims.push_back(world->make_subset(members, "mesh_" + name));
-    made_groups = true;
   }
   state.dim_names = std::move(dim_names);
   const DeviceMesh mesh(std::move(state).complete());
   // Nobody goes on, or ends and takes the store along, while others still connect.
-  if (made_groups) {
+  if (makes_groups) {
     internal::Collectives::of(world->group(), device_type)
         .barrier("barrier of init_device_mesh of " + to_string(mesh));
   }

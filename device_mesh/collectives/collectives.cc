@@ -76,7 +76,9 @@ int64_t Collectives::size() const { return group_size(group()); }
 void Collectives::all_gather(const AllGatherOptions& options) const {
   check_gather(group(), options.output, options.input);
   if (options.input.numel() == 0) return;
-  log()->run(operation_on(CollectiveKind::kAllGather, options.what, options.input),
+  auto operation = operation_on(CollectiveKind::kAllGather, options.what, options.input);
+  operation.unit = number_of_call(options.what);
+  log()->run(operation,
              [&] { return internal::all_gather(group(), options.output, options.input); });
 }
 

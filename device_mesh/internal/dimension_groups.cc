@@ -1,9 +1,11 @@
+#define XXH_INLINE_ALL
 #include "device_mesh/internal/dimension_groups.h"
 
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/internal/process_group_factory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <xxhash.h>
 
 #include <numeric>
 #include <utility>
@@ -13,10 +15,19 @@ namespace fsdp::internal {
 DimensionGroups::DimensionGroups(Group group) : group_(std::move(group)) {}
 DimensionGroups::~DimensionGroups() = default;
 
+void DimensionGroups::announce(const std::string& what) const {
+  IssueLog::of(group_, c10::kCPU)
+      ->announce({.kind = CollectiveKind::kAllReduce,
+                  .unit = XXH32(what.data(), what.size(), 0),
+                  .what = what})
+      .wait();
+}
+
 DimensionGroups::Group DimensionGroups::side_group(const std::string& purpose) {
   std::lock_guard<std::mutex> lock(mutex_);
   const auto known = side_groups_.find(purpose);
   if (known != side_groups_.end()) return known->second;
+  announce("making of the group for " + purpose);
   std::vector<int64_t> everyone(static_cast<size_t>(group_->getSize()));
   std::iota(everyone.begin(), everyone.end(), int64_t{0});
   auto side = make_subgroup(group_, everyone, group_->getGroupDesc() + "/" + purpose);

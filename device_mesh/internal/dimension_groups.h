@@ -31,6 +31,10 @@ class DimensionGroups {
 
   const Group& group() const { return group_; }
 
+  // Tells the ranks, before they meet in the store to make a group, that they do: there,
+  // nobody would be told of a rank that does something else. Collective over them.
+  void announce(const std::string& what) const;
+
   // The group over the same ranks for `purpose`. The first call is collective over them;
   // later calls are local.
   Group side_group(const std::string& purpose);

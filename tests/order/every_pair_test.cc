@@ -1,17 +1,23 @@
 // Every collective call of the public API on one rank against every other one on another:
 // an error on both, soon, that names both.
+#include "checkpoint/async_save.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/optimizer_state_dict.h"
 #include "checkpoint/state_dict.h"
+#include "device_mesh/all_reduce.h"
 #include "device_mesh/collectives/watched_rank.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/broadcast_states.h"
 #include "fully_shard/clip_grad_norm.h"
+#include "fully_shard/deferred_init.h"
+#include "fully_shard/full_params.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/grad_scaler.h"
 #include "fully_shard/summon_full_params.h"
 #include "tensor_parallel/parallelize_module.h"
+#include "tests/support/put_on_meta.h"
 #include "tests/support/start_values.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
@@ -24,6 +30,7 @@
 #include <chrono>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,6 +44,32 @@ torch::nn::Sequential two_layers(int64_t width) {
   return torch::nn::Sequential(make_linear(width, width), make_linear(width, width));
 }
 
+// Units that one call touches each.
+std::shared_ptr<torch::nn::Module> named_units(const std::vector<std::string>& names,
+                                               const DeviceMesh& mesh) {
+  auto root = std::make_shared<torch::nn::Module>();
+  for (const auto& name : names) fully_shard(root->register_module(name, make_linear(7, 7)), mesh);
+  fully_shard(root, mesh);
+  return root;
+}
+
+// On the meta device, for materialize().
+torch::nn::Sequential without_values(const DeviceMesh& mesh) {
+  auto layers = two_layers(9);
+  put_on_meta(*layers);
+  fully_shard(layers, mesh);
+  return layers;
+}
+
+// A momentum for every parameter, of which none was gathered yet.
+void give_state(torch::optim::SGD& optimizer, const std::vector<torch::Tensor>& parameters) {
+  for (const auto& parameter : parameters) {
+    auto state = std::make_unique<torch::optim::SGDParamState>();
+    state->momentum_buffer(torch::zeros_like(parameter.detach()));
+    optimizer.state()[parameter.unsafeGetTensorImpl()] = std::move(state);
+  }
+}
+
 // What a rank has at hand when it makes a call.
 struct Scene {
   explicit Scene(std::string saved, int64_t world = 2)
@@ -46,19 +79,28 @@ struct Scene {
         plain(two_layers(3)),
         parallel(two_layers(8)),
         other(two_layers(5)),
+        named(named_units({"applied", "visited", "ahead"}, mesh)),
+        meta(without_values(mesh)),
         rows(distribute_tensor(torch::ones({5, 3}), mesh, {Shard{0}})),
         folder(std::move(saved)) {
     for (auto& layer : *model) fully_shard(layer.ptr(), mesh);
     fully_shard(model, mesh);
     fully_shard(other, mesh);
     fully_shard(kept, mesh, {.reshard_after_forward = ReshardAfterForward(false)});
-    optimizer = std::make_unique<torch::optim::SGD>(model->parameters(), 0.1);
+    optimizer = std::make_unique<torch::optim::SGD>(model->parameters(),
+                                                    torch::optim::SGDOptions(0.1).momentum(0.9));
+    give_state(*optimizer, model->parameters());
     model->forward(torch::ones({2, 4})).sum().backward();
     loss = kept->forward(torch::ones({2, 6})).sum();  // its next collective is a reduction
+    if (world == 4) blocks = init_device_mesh(c10::kCPU, {2, 2, 1}, {"a", "b", "c"});
   }
+  torch::nn::Module& unit(const std::string& name) const { return *named->named_children()[name]; }
 
   DeviceMesh mesh;
+  std::optional<DeviceMesh> blocks;
   torch::nn::Sequential model, kept, plain, parallel, other;
+  std::shared_ptr<torch::nn::Module> named;
+  torch::nn::Sequential meta;
   std::unique_ptr<torch::optim::SGD> optimizer;
   DTensor rows;
   torch::Tensor loss;
@@ -71,7 +113,7 @@ struct Call {
   std::function<void(Scene&)> run;
 };
 
-std::vector<Call> every_call() {
+std::vector<Call> calls_of_models() {
   return {
       {"touch", "all-gather of unit '0'",
        [](Scene& s) {
@@ -84,8 +126,35 @@ std::vector<Call> every_call() {
        [](Scene& s) { const SummonFullParams full(*s.model[1]); }},
       {"clip_grad_norm_", "clip_grad_norm_",
        [](Scene& s) { static_cast<void>(clip_grad_norm_(s.model->parameters(), 1)); }},
-      {"GradScaler", "agreement of GradScaler",
-       [](Scene& s) { GradScaler(s.mesh).unscale_(*s.optimizer); }},
+      {"GradScaler::step", "agreement of GradScaler",
+       [](Scene& s) { GradScaler(s.mesh).step(*s.optimizer); }},
+      {"apply_unsharded", "all-gather of unit 'applied'",
+       [](Scene& s) { apply_unsharded(s.unit("applied"), [](torch::nn::Module&) {}); }},
+      {"for_each_full_param", "all-gather of unit 'visited'",
+       [](Scene& s) {
+         for_each_full_param(s.unit("visited"), [](const std::string&, const at::Tensor&) {});
+       }},
+      {"unshard_async", "all-gather of unit 'ahead'",
+       [](Scene& s) { get_fsdp_module(s.unit("ahead")).unshard_async().wait(); }},
+      {"materialize", "all-gather of unit '(root)'",
+       [](Scene& s) {
+         materialize(*s.meta, [](torch::nn::Module& module) {
+           const torch::NoGradGuard no_grad;
+           for (auto& parameter : module.parameters(/*recurse=*/false)) parameter.fill_(1);
+         });
+       }},
+  };
+}
+
+std::vector<Call> calls_of_meshes() {
+  return {
+      {"barrier", "the barrier", [](Scene& s) { barrier(s.mesh); }},
+      {"all_reduce", "all_reduce (sum)",
+       [](Scene& s) { static_cast<void>(all_reduce(1.5, s.mesh)); }},
+      {"init_device_mesh", "init_device_mesh of shape [2, 1]",
+       [](Scene&) {
+         static_cast<void>(init_device_mesh(c10::kCPU, {2, 1}));
+       }},
       {"full_tensor", "redistribute of [5, 3]",
        [](Scene& s) { static_cast<void>(s.rows.full_tensor()); }},
       {"redistribute", "redistribute of [5, 3]",
@@ -100,7 +169,14 @@ std::vector<Call> every_call() {
        [](Scene& s) {
          parallelize_module(s.parallel, s.mesh, {{"0", ColwiseParallel()}});
        }},
-      {"save", "the save /", [](Scene& s) { save({.model = s.model}, s.folder + "/new"); }},
+  };
+}
+
+std::vector<Call> calls_of_checkpoints() {
+  return {
+      {"save", "save /", [](Scene& s) { save({.model = s.model}, s.folder + "/new"); }},
+      {"async_save", "save /",
+       [](Scene& s) { async_save({.model = s.model}, s.folder + "/ahead").wait(); }},
       {"load", "the load /",
        [](Scene& s) { static_cast<void>(load({.model = s.model}, s.folder + "/saved")); }},
       {"get_model_state_dict", "all-gather of '0.weight' to '0.bias'",
@@ -112,7 +188,25 @@ std::vector<Call> every_call() {
          static_cast<void>(set_model_state_dict(
              *s.model, StateDict(), {.full_state_dict = true, .broadcast_from_rank0 = true}));
        }},
+      {"get_optimizer_state_dict", "all-gather of '0.weight.momentum_buffer'",
+       [](Scene& s) {
+         static_cast<void>(
+             get_optimizer_state_dict(*s.model, *s.optimizer, {.full_state_dict = true}));
+       }},
+      {"set_optimizer_state_dict", "set_optimizer_state_dict",
+       [](Scene& s) {
+         static_cast<void>(
+             set_optimizer_state_dict(*s.model, *s.optimizer, OptimizerStateDict(),
+                                      {.full_state_dict = true, .broadcast_from_rank0 = true}));
+       }},
   };
+}
+
+std::vector<Call> every_call() {
+  auto calls = calls_of_models();
+  for (const auto& more : {calls_of_meshes(), calls_of_checkpoints()})
+    calls.insert(calls.end(), more.begin(), more.end());
+  return calls;
 }
 
 std::string error_of(const std::function<void()>& action) {
@@ -167,6 +261,34 @@ TEST_F(EveryPair, ATouchOnOneRankAgainstTheBackwardOfTwoIsAnErrorOnAll) {
     for (const auto& call : {touch, backward})
       EXPECT_THAT(error, HasSubstr(call.announced)) << "rank " << rank;
   });
+}
+
+// A mesh, or neighbours, that are made of some ranks of another one.
+TEST_F(EveryPair, OfMeshesThatAreMadeAndATouchIsAnErrorOnBothThatNamesBoth) {
+  const std::vector<Call> calls = {
+      {"touch", "all-gather of unit '0'", every_call()[0].run},
+      {"flatten", "flatten to 'b_c'",
+       [](Scene& s) {
+         static_cast<void>(s.blocks->flatten({"b", "c"}));
+       }},
+      {"set_reshard_after_forward", "2 neighbours",
+       [](Scene& s) {
+         get_fsdp_module(*s.model).set_reshard_after_forward(ReshardAfterForward::to_world(2));
+       }},
+  };
+  for (size_t first = 0; first < calls.size(); ++first) {
+    for (size_t second = first + 1; second < calls.size(); ++second) {
+      const Call* const made[] = {&calls[first], &calls[second]};
+      run_ranks(4, [&](int64_t rank) {
+        Scene scene(folder_.path(), 4);
+        const auto begin = std::chrono::steady_clock::now();
+        const auto error = error_of([&] { made[rank % 2]->run(scene); });
+        for (const auto* call : made)
+          EXPECT_THAT(error, HasSubstr(call->announced)) << "rank " << rank;
+        EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+      });
+    }
+  }
 }
 
 TEST_F(EveryPair, RanksThatClipDifferentModelsAreToldWhatEachClips) {
