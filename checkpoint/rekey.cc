@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <optional>
+#include <unordered_map>
+#include <unordered_set>
 
 namespace fsdp {
 namespace {
@@ -32,38 +34,42 @@ std::optional<KeyType> type_of(const OptimizerStateDict& dict) {
   return type;
 }
 
-using Keys = std::map<std::string, std::string>;  // old to new
-
-Keys new_keys(KeyType to, const torch::nn::Module& module,
-              const torch::optim::Optimizer& optimizer) {
-  const ModelTensors model = tensors_of(module);
-  Keys keys;
-  size_t number = 0;
-  for (const auto& group : named_groups(optimizer, model, "rekey")) {
-    for (const OptimizerParameter& each : group) {
-      if (each.turn > 0) continue;
-      const std::string id = std::to_string(number++);
-      if (to == KeyType::kName) {
-        keys.emplace(id, each.name);
-      } else {
-        for (const auto& name : each.names) keys.emplace(name, id);
+// What keys become, for one model and its optimizer.
+class NewKeys {
+ public:
+  NewKeys(KeyType to, const torch::nn::Module& module, const torch::optim::Optimizer& optimizer) {
+    const ModelTensors model = tensors_of(module);
+    for (const auto& each : model.tensors) names_.insert(each.name);
+    for (const auto& [other, first] : model.ties) names_.insert(other);
+    size_t number = 0;
+    for (const auto& group : named_groups(optimizer, model, "rekey")) {
+      for (const OptimizerParameter& each : group) {
+        if (each.turn == 0) add(to, each, std::to_string(number++));
       }
     }
   }
-  return keys;
-}
 
-// Whether `key` is to be kept. Names that the optimizer does not have are dropped.
-bool is_known(const std::string& key, const Keys& keys, const torch::nn::Module& module) {
-  if (keys.count(key) != 0) return true;
-  const ModelTensors model = tensors_of(module);
-  const bool is_of_model = model.ties.count(key) != 0 ||
-                           std::any_of(model.tensors.begin(), model.tensors.end(),
-                                       [&](const NamedTensor& each) { return each.name == key; });
-  TORCH_CHECK_VALUE(is_of_model, "rekey: '", key, "' is no parameter of the model, or ",
-                    "no number that the optimizer has");
-  return false;
-}
+  // Null for a name that the optimizer does not have: it is dropped. Throws ValueError
+  // for what is nobody's.
+  const std::string* find(const std::string& key) const {
+    if (const auto found = keys_.find(key); found != keys_.end()) return &found->second;
+    TORCH_CHECK_VALUE(names_.count(key) != 0, "rekey: '", key,
+                      "' is no parameter of the model, or no number that the optimizer has");
+    return nullptr;
+  }
+
+ private:
+  void add(KeyType to, const OptimizerParameter& parameter, const std::string& id) {
+    if (to == KeyType::kName) {
+      keys_.emplace(id, parameter.name);
+    } else {
+      for (const auto& name : parameter.names) keys_.emplace(name, id);
+    }
+  }
+
+  std::unordered_set<std::string> names_;              // of the model
+  std::unordered_map<std::string, std::string> keys_;  // old to new
+};
 
 // Each key once: a dict may list a tied parameter under each of its names.
 void sort_keys(std::vector<std::string>& keys, KeyType type) {
@@ -81,21 +87,21 @@ OptimizerStateDict rekey(const OptimizerStateDict& dict, KeyType to,
                          const torch::optim::Optimizer& optimizer) {
   const auto from = type_of(dict);
   if (!from || *from == to) return dict;
-  const Keys keys = new_keys(to, module, optimizer);
+  const NewKeys keys(to, module, optimizer);
   OptimizerStateDict result;
   for (const auto& [key, fields] : dict.state) {
-    if (is_known(key, keys, module)) result.state[keys.at(key)] = fields;
+    if (const auto* const now = keys.find(key)) result.state[*now] = fields;
   }
   for (const auto& group : dict.param_groups) {
     auto& added = result.param_groups.emplace_back();
     added.options = group.options;
     for (const auto& key : group.params) {
-      if (is_known(key, keys, module)) added.params.push_back(keys.at(key));
+      if (const auto* const now = keys.find(key)) added.params.push_back(*now);
     }
     sort_keys(added.params, to);
   }
   for (const auto& key : dict.uncollected) {
-    if (is_known(key, keys, module)) result.uncollected.push_back(keys.at(key));
+    if (const auto* const now = keys.find(key)) result.uncollected.push_back(*now);
   }
   return result;
 }

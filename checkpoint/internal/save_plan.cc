@@ -117,6 +117,15 @@ std::vector<FileToWrite> files_of_item(const SaveItem& item, const Manifest& man
   return ordered;
 }
 
+// Adds the texts of list `more` that list `merged` lacks.
+void add_new(Json& merged, const Json& more) {
+  std::set<std::string> known;
+  for (const Json& text : merged) known.insert(text.get<std::string>());
+  for (const Json& text : more) {
+    if (known.insert(text.get<std::string>()).second) merged.push_back(text);
+  }
+}
+
 // Adds what another rank's optimizer has besides: groups with the parameters that no rank
 // before had.
 void merge_details(Json& merged, const Json& details, size_t rank) {
@@ -125,10 +134,7 @@ void merge_details(Json& merged, const Json& details, size_t rank) {
   TORCH_CHECK_VALUE(class_in(merged) == class_in(details), "rank ", rank, "'s optimizer is ",
                     class_in(details), ", and an earlier rank's of the same name ",
                     class_in(merged));
-  for (const Json& name : details.at("scalars")) {
-    auto& scalars = merged["scalars"];
-    if (std::find(scalars.begin(), scalars.end(), name) == scalars.end()) scalars.push_back(name);
-  }
+  add_new(merged["scalars"], details.at("scalars"));
   merged["lists"].update(details.at("lists"));
   std::set<std::string> known;
   for (const Json& group : merged.at("groups")) {

@@ -3,8 +3,8 @@
 #include "checkpoint/internal/checksums.h"
 #include "checkpoint/internal/strict_json.h"
 
-#include <algorithm>
 #include <map>
+#include <unordered_set>
 
 namespace fsdp::internal::checkpoint {
 namespace {
@@ -29,12 +29,12 @@ std::string fingerprint_of(const UnmatchedNames& names) { return checksum_text(p
 UnmatchedNames unmatched_by_all(const UnmatchedNames& mine, const World& world,
                                 const std::string& what) {
   UnmatchedNames all;
+  std::unordered_set<std::string> known;
   std::map<std::string, int64_t> unexpected_by;  // how many ranks
   for (const auto& text : exchange(world, packed(mine), what)) {
     const UnmatchedNames theirs = unpacked(text);
     for (const auto& name : theirs.missing) {
-      const auto end = all.missing.end();
-      if (std::find(all.missing.begin(), end, name) == end) all.missing.push_back(name);
+      if (known.insert(name).second) all.missing.push_back(name);
     }
     for (const auto& name : theirs.unexpected) unexpected_by[name] += 1;
   }
