@@ -1,6 +1,7 @@
 #include "checkpoint/internal/dict_values.h"
 #include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/fit.h"
+#include "checkpoint/internal/mesh_agreement.h"
 #include "checkpoint/internal/names.h"
 #include "checkpoint/internal/savable.h"
 #include "checkpoint/internal/state_items.h"
@@ -68,16 +69,21 @@ class ModelSetting {
  public:
   ModelSetting(torch::nn::Module& module, const StateDict& values, const StateDictOptions& options,
                const World& world)
-      : module_(module), values_(values), options_(options), world_(world) {}
+      : module_(module),
+        values_(values),
+        options_(options),
+        world_(world),
+        model_(tensors_of(module)) {}
 
   LoadResult run() {
     const bool sent = options_.broadcast_from_rank0;
     const Descriptions offered =
         sent ? exchange_descriptions(describe(values_), world_) : describe(values_);
+    const auto check = [&] { plan(offered); };
     if (sent) {
-      agree(world_, attempt([&] { plan(offered); }), "", kSetModel);
+      agree(world_, attempt(check), "", kSetModel);
     } else {
-      plan(offered);
+      plan_with_all(meshes_of_targets(), check, kSetModel);
     }
     for (const Step& step : steps_) write(step, offered.at(step.source));
     return std::move(result_);
@@ -89,18 +95,23 @@ class ModelSetting {
     at::Tensor target;
   };
 
+  std::vector<DeviceMesh> meshes_of_targets() const {
+    std::vector<at::Tensor> targets;
+    for (const NamedTensor& each : model_.tensors) targets.push_back(each.tensor);
+    return meshes_of(targets);
+  }
+
   void plan(const Descriptions& offered) {
     check_set_options(options_, kSetModel);
-    const ModelTensors model = tensors_of(module_);
     std::map<std::string, std::vector<std::string>> names;
-    for (const auto& [other, first] : model.ties) names[first].push_back(other);
+    for (const auto& [other, first] : model_.ties) names[first].push_back(other);
     if (options_.ignore_frozen_params) {
       for (const auto& item : module_.named_parameters()) {
         if (!item.value().requires_grad()) left_out_.insert(item.key());
       }
     }
     std::set<std::string> used;
-    for (const auto& [name, target, unit] : model.tensors) {
+    for (const auto& [name, target, unit] : model_.tensors) {
       auto& each = names[name];
       each.insert(each.begin(), name);
       plan_tensor(each, target, offered, used);
@@ -180,6 +191,7 @@ class ModelSetting {
   const StateDict& values_;
   const StateDictOptions options_;
   const World world_;
+  const ModelTensors model_;
   std::set<std::string> left_out_;
   std::vector<Step> steps_;
   Misfits misfits_;

@@ -3,6 +3,7 @@
 #include "checkpoint/internal/archive_fields.h"
 #include "checkpoint/internal/dict_values.h"
 #include "checkpoint/internal/forget_state.h"
+#include "checkpoint/internal/mesh_agreement.h"
 #include "checkpoint/internal/names.h"
 #include "checkpoint/internal/optimizer_class.h"
 #include "checkpoint/internal/optimizer_scatter.h"
@@ -16,7 +17,6 @@
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
-#include <optional>
 #include <set>
 #include <utility>
 #include <vector>
@@ -29,46 +29,53 @@ using namespace internal::checkpoint;  // NOLINT: this file is its front
 constexpr const char* kGetOptimizer = "get_optimizer_state_dict";
 constexpr const char* kSetOptimizer = "set_optimizer_state_dict";
 
-// One call of set_optimizer_state_dict() on one rank: everything is made, then set.
+// One call of set_optimizer_state_dict() on one rank: everything is checked, then made,
+// then set.
 class OptimizerSetting {
  public:
   OptimizerSetting(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                    const OptimizerStateDict& dict, const StateDictOptions& options)
-      : optimizer_(optimizer), dict_(dict), options_(options) {
-    check_options();
-    for (const auto& group : dict.param_groups) saved_groups_.add(group.params);
-    const auto groups = named_groups(optimizer, tensors_of(module), kSetOptimizer);
+      : module_(module), optimizer_(optimizer), dict_(dict), options_(options) {}
+
+  // Local; changes nothing.
+  void plan() {
+    check_set_options(options_, kSetOptimizer);
+    check_class();
+    for (const auto& group : dict_.param_groups) saved_groups_.add(group.params);
+    const auto groups = named_groups(optimizer_, tensors_of(module_), kSetOptimizer);
     std::set<std::string> used;
     for (size_t i = 0; i < groups.size(); ++i) {
       for (const OptimizerParameter& each : groups[i]) {
         const std::string saved_name = saved_groups_.saved_name(each, {});
-        if (each.turn == 0) plan(each, saved_name);
+        if (each.turn == 0) plan_parameter(each, saved_name);
         used.insert(saved_name);
         for (const auto& name : each.names) {
-          if (dict.state.count(name) == 0) used.insert(name);
+          if (dict_.state.count(name) == 0) used.insert(name);
         }
       }
       fields_.options.push_back(options_of_group(i, groups[i]));
     }
     result_.unexpected = saved_groups_.besides(used);
-    for (const auto& [name, fields] : dict.state) {
+    for (const auto& [name, fields] : dict_.state) {
       if (used.count(name) == 0 && !saved_groups_.has(name)) result_.unexpected.push_back(name);
     }
-    if (!options.strict) return;
+    if (!options_.strict) return;
     check_no_names(result_.missing, "the dict", result_.unexpected,
                    "StateDictOptions::strict = false sets the others; rekey() turns numbers into "
                    "names");
   }
 
+  // Collective over the meshes of values that lie otherwise than their parameters.
   LoadResult apply() {
+    for (const auto& [parameter, name] : with_state_) make_fields(parameter, name);
     set_fields(optimizer_, fields_);
     forget_state(optimizer_, without_state_);
     return std::move(result_);
   }
 
  private:
-  // SGD's for AdamW, say.
-  void check_options() const {
+  // The dict's: SGD's for AdamW, say.
+  void check_class() const {
     for (const auto& group : dict_.param_groups) {
       std::set<std::string> names;
       for (const auto& [name, value] : group.options) names.insert(name);
@@ -78,19 +85,39 @@ class OptimizerSetting {
     }
   }
 
-  void plan(const OptimizerParameter& named, const std::string& name) {
-    const at::Tensor& parameter = named.tensor;
+  void plan_parameter(const OptimizerParameter& named, const std::string& name) {
     if (!saved_groups_.has(name)) {
       result_.missing.push_back(named.name);
       return;
     }
     const auto state = dict_.state.find(name);
     if (state == dict_.state.end()) {
-      without_state_.insert(parameter.unsafeGetTensorImpl());
+      without_state_.insert(named.tensor.unsafeGetTensorImpl());
       return;
     }
+    for (const auto& [field, value] : state->second) check(name + "." + field, named.tensor, value);
+    with_state_.emplace_back(named.tensor, name);
+  }
+
+  // That placed() can make it.
+  void check(const std::string& name, const at::Tensor& parameter, const c10::IValue& value) const {
+    if (value.isTensor()) return check_tensor(name, parameter, value.toTensor());
+    if (!value.isTensorList()) return;
+    for (const at::Tensor& each : value.toTensorVector()) check_tensor(name, parameter, each);
+  }
+
+  void check_tensor(const std::string& name, const at::Tensor& parameter,
+                    const at::Tensor& value) const {
+    if (!is_placed(parameter, value)) return;
+    check_comes_to(name, parameter, value);
+    if (!is_part(parameter, value) || is_dtensor(value)) return;
+    TORCH_CHECK_VALUE(value.sizes() == DTensor(parameter).to_local().sizes(), kSetOptimizer, ": '",
+                      name, "' has shape ", value.sizes(), ", which is not this rank's part");
+  }
+
+  void make_fields(const at::Tensor& parameter, const std::string& name) {
     Fields& fields = fields_.state[parameter.unsafeGetTensorImpl()];
-    for (const auto& [field, value] : state->second) {
+    for (const auto& [field, value] : dict_.state.at(name)) {
       if (!value.isNone()) fields[field] = placed(name + "." + field, parameter, value);
     }
   }
@@ -109,15 +136,15 @@ class OptimizerSetting {
   // Like its parameter where it has the parameter's shape, else a copy.
   at::Tensor placed_tensor(const std::string& name, const at::Tensor& parameter,
                            const at::Tensor& value) const {
-    const bool is_part = options_.local && is_dtensor(parameter) && value.dim() > 0;
-    if (!is_part && value.sizes() != parameter.sizes()) return value.detach().clone();
-    const at::Tensor copy = distributed_like(name, parameter, value, options_.local);
-    if (is_part) {
-      TORCH_CHECK_VALUE(DTensor(copy).to_local().sizes() == DTensor(parameter).to_local().sizes(),
-                        kSetOptimizer, ": '", name, "' has shape ", value.sizes(),
-                        ", which is not this rank's part");
-    }
-    return copy;
+    if (!is_placed(parameter, value)) return value.detach().clone();
+    return distributed_like(name, parameter, value, options_.local);
+  }
+
+  bool is_part(const at::Tensor& parameter, const at::Tensor& value) const {
+    return options_.local && is_dtensor(parameter) && value.dim() > 0;
+  }
+  bool is_placed(const at::Tensor& parameter, const at::Tensor& value) const {
+    return is_part(parameter, value) || value.sizes() == parameter.sizes();
   }
 
   Fields options_of_group(size_t index, const OptimizerGroup& group) const {
@@ -142,14 +169,36 @@ class OptimizerSetting {
     return options;
   }
 
+  const torch::nn::Module& module_;
   torch::optim::Optimizer& optimizer_;
   const OptimizerStateDict& dict_;
   const StateDictOptions options_;
   SavedGroups saved_groups_;
+  std::vector<std::pair<at::Tensor, std::string>> with_state_;  // parameters, by names in the dict
   OptimizerFields fields_;
   std::set<const void*> without_state_;
   LoadResult result_;
 };
+
+std::vector<DeviceMesh> meshes_of_parameters(const torch::optim::Optimizer& optimizer) {
+  std::vector<at::Tensor> targets;
+  for (const auto& group : optimizer.param_groups()) {
+    targets.insert(targets.end(), group.params().begin(), group.params().end());
+  }
+  return meshes_of(targets);
+}
+
+// What rank 0 sends, and what is this rank's own. Collective over `world`.
+OptimizerStateDict receive(const torch::nn::Module& module,
+                           const torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict,
+                           const World& world) {
+  OptimizerStateDict mine = scatter(module, optimizer, dict, world, kSetOptimizer);
+  for (const auto& name : dict.uncollected) {
+    if (const auto own = dict.state.find(name); own != dict.state.end())
+      mine.state[name] = own->second;
+  }
+  return mine;
+}
 
 }  // namespace
 
@@ -178,19 +227,18 @@ OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
 LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
                                     torch::optim::Optimizer& optimizer,
                                     const OptimizerStateDict& dict, StateDictOptions options) {
-  check_set_options(options, kSetOptimizer);
-  if (!options.broadcast_from_rank0)
-    return OptimizerSetting(module, optimizer, dict, options).apply();
-  const World world = default_world();
-  OptimizerStateDict mine = scatter(module, optimizer, dict, world, kSetOptimizer);
-  for (const auto& name : dict.uncollected) {
-    if (const auto own = dict.state.find(name); own != dict.state.end())
-      mine.state[name] = own->second;
+  if (options.broadcast_from_rank0) {
+    check_set_options(options, kSetOptimizer);
+    const World world = default_world();
+    const OptimizerStateDict mine = receive(module, optimizer, dict, world);
+    OptimizerSetting setting(module, optimizer, mine, options);
+    agree(world, attempt([&] { setting.plan(); }), "", kSetOptimizer);
+    return setting.apply();
   }
-  std::optional<OptimizerSetting> setting;
-  agree(world, attempt([&] { setting.emplace(module, optimizer, mine, options); }), "",
-        kSetOptimizer);
-  return setting->apply();
+  OptimizerSetting setting(module, optimizer, dict, options);
+  plan_with_all(
+      meshes_of_parameters(optimizer), [&] { setting.plan(); }, kSetOptimizer);
+  return setting.apply();
 }
 
 }  // namespace fsdp

@@ -2,9 +2,11 @@
 #pragma once
 
 #include "device_mesh/collectives/collectives.h"
+#include "device_mesh/device_mesh.h"
 
 #include <cstdint>
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +30,10 @@ World default_world();
 // Collective over the world.
 std::vector<std::string> exchange(const World& world, const std::string& mine,
                                   const std::string& what);
+// The same of the ranks of `mesh`, in its order: all-gathers along each of its
+// dimensions. Collective over the mesh.
+std::vector<std::string> exchange(const DeviceMesh& mesh, const std::string& mine,
+                                  const std::string& what);
 
 // What went wrong on this rank, to be told to the others.
 struct Failure {
@@ -35,6 +41,11 @@ struct Failure {
   std::string text;  // empty: nothing
 };
 Failure attempt(const std::function<void()>& work);
+
+using Failures = std::map<int64_t, Failure>;  // by rank
+// Throws where there are any, with every text behind `what`: ValueError if all are.
+// `is_alone`: of the one rank that there is. Local.
+void throw_any(const Failures& failures, bool is_alone, const std::string& what);
 
 // Returns what each rank said, or throws on all ranks alike when any rank failed, with
 // every failed rank's text behind `what`. Collective over the world.

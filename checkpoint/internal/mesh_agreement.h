@@ -1,0 +1,30 @@
+// How a call that sets what is distributed begins: where it cannot be done on one rank,
+// no rank of its meshes changes anything.
+//
+//   plan_with_all(meshes_of(targets), [&] { plan(); }, "set_model_state_dict");
+//   write();
+#pragma once
+
+#include "checkpoint/internal/world.h"
+#include "device_mesh/device_mesh.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal::checkpoint {
+
+// The meshes of more than one rank on which those of `tensors` lie that are DTensors,
+// each once, in the order of the tensors. Local.
+std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
+
+// Calls `plan`, which is local and changes nothing but what the caller makes of it. What
+// it throws on one rank, every rank of `meshes` throws, with every failed rank's text
+// behind `what`; a rank tells the later meshes what it learned over the earlier ones.
+// Collective over each mesh, in order; without meshes local.
+void plan_with_all(const std::vector<DeviceMesh>& meshes, const std::function<void()>& plan,
+                   const std::string& what);
+
+}  // namespace fsdp::internal::checkpoint
