@@ -63,6 +63,11 @@ struct SaveOptions {
   int64_t keep_last = 0;   // committed checkpoints kept in the folder of `path`; 0: all
   std::optional<c10::ScalarType> model_dtype = {};  // kFull: floating tensors of models become this
   int64_t max_file_bytes = 5'000'000'000;           // kFull
+  // The name in the file of a name of a model or of State::tensors, such as the one that
+  // Hugging Face has for it; null: the same. The optimizers' state goes by it, too. Every
+  // rank gives the same names. Throws where two tensors get one name; the names of one
+  // tensor may become one. LoadOptions::name_in_file, the same function, reads them back.
+  std::function<std::string(const std::string&)> name_in_file = {};
 };
 
 struct LoadOptions {
@@ -70,7 +75,8 @@ struct LoadOptions {
   bool verify = true;          // checksums of what is read
   bool cast = false;           // allow conversions of dtype that lose something
   bool skip_per_rank = false;  // leave per-rank items of another world size alone
-  // The name in the file of a name of the model; null: the same.
+  // The name in the file of a name of a model or of State::tensors; null: the same. The
+  // optimizers' state goes by it, too.
   std::function<std::string(const std::string&)> name_in_file = {};
 };
 

@@ -7,6 +7,7 @@
 #include "checkpoint/internal/file_calls.h"
 #include "checkpoint/internal/file_writing.h"
 #include "checkpoint/internal/full_plan.h"
+#include "checkpoint/internal/names_in_file.h"
 #include "checkpoint/internal/raise.h"
 #include "checkpoint/internal/savable.h"
 #include "checkpoint/internal/save_id.h"
@@ -127,6 +128,7 @@ SavePlan plan_for(const std::vector<SaveItem>& items, const ConvertOptions& opti
 void convert_checkpoint(const std::string& from, const std::string& to, ConvertOptions options) {
   Source source = read_source(from);
   check_savable(source.items);
+  rename_in_file(source.items, options.name_in_file, "ConvertOptions::name_in_file");
   SavePlan plan = plan_for(source.items, options);
   std::vector<std::string> folders;
   for (const SaveItem& item : source.items) folders.push_back(item.name);

@@ -10,6 +10,7 @@
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <string>
 
@@ -21,6 +22,8 @@ struct ConvertOptions {
   bool overwrite = false;
   std::optional<c10::ScalarType> model_dtype = {};  // kFull, as in SaveOptions
   int64_t max_file_bytes = 5'000'000'000;           // kFull
+  // The name in `to` of a name in `from`, as in SaveOptions; null: the same.
+  std::function<std::string(const std::string&)> name_in_file = {};
 };
 
 // `from`: whatever load() reads; without a manifest its tensors become the model. Every

@@ -4,6 +4,7 @@
 #include "checkpoint/internal/ivalue_json.h"
 #include "checkpoint/internal/names.h"
 #include "checkpoint/internal/optimizer_class.h"
+#include "checkpoint/internal/state_names.h"
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
@@ -14,13 +15,11 @@
 
 #include <algorithm>
 #include <set>
-#include <tuple>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
 namespace {
 
-constexpr const char* kPrefix = "state.";
 constexpr const char* kClass = "class";
 
 bool is_scalar(const c10::IValue& value) {
@@ -65,17 +64,6 @@ void add_field(OptimizerTensors& saved, const std::string& name, const c10::IVal
   }
 }
 
-bool is_number(const std::string& text) {
-  return !text.empty() && text.find_first_not_of("0123456789") == std::string::npos;
-}
-
-// "a.b.exp_avg" -> {"a.b", "exp_avg"}
-std::pair<std::string, std::string> split_last(const std::string& text) {
-  const size_t dot = text.rfind('.');
-  return dot == std::string::npos ? std::pair(std::string(), text)
-                                  : std::pair(text.substr(0, dot), text.substr(dot + 1));
-}
-
 }  // namespace
 
 OptimizerTensors tensors_of(const torch::optim::Optimizer& optimizer, const ModelTensors& model,
@@ -96,7 +84,7 @@ OptimizerTensors tensors_of(const torch::optim::Optimizer& optimizer, const Mode
       const auto state = optimizer.state().find(each.tensor.unsafeGetTensorImpl());
       if (each.turn > 0 || state == optimizer.state().end()) continue;
       for (const auto& [field, value] : fields_of(*state->second)) {
-        add_field(saved, kPrefix + each.name + "." + field, value, unit_of(each.tensor));
+        add_field(saved, kStatePrefix + each.name + "." + field, value, unit_of(each.tensor));
       }
     }
   }
@@ -120,7 +108,7 @@ OptimizerLoad::OptimizerLoad(torch::optim::Optimizer& optimizer, const ModelTens
     }
     fields_.options.push_back(options_of_group(i, groups[i], saved_names));
   }
-  for (const auto& name : saved_groups_.besides(used)) unexpected_.push_back(kPrefix + name);
+  for (const auto& name : saved_groups_.besides(used)) unexpected_.push_back(kStatePrefix + name);
 }
 
 void OptimizerLoad::check_class() const {
@@ -142,27 +130,19 @@ void OptimizerLoad::check_class() const {
 void OptimizerLoad::find_stored_fields(const Catalog& catalog) {
   const Json& lists = details_.at("lists");
   for (const auto& [name, tensor] : catalog.tensors) {
-    StoredField field{.name = name};
-    std::string rest = name.substr(std::string(kPrefix).size());
-    auto [before, last] = split_last(rest);
-    if (is_number(last) && lists.contains(kPrefix + before)) {
-      field.index = std::stoll(last);
-      std::tie(before, last) = split_last(before);
-    }
-    field.field = last;
-    stored_[before].push_back(std::move(field));
+    const StateName parsed = state_name_from(name, lists);
+    stored_[parsed.parameter].push_back({parsed.field, parsed.index, name});
   }
-  const auto owner_and_field = [](const std::string& name) {
-    return split_last(name.substr(std::string(kPrefix).size()));
-  };
+  const Json none = Json::object();
   for (const auto& [list, length] : lists.items()) {
-    const auto [owner, field] = owner_and_field(list);
-    given_[owner][field] = c10::List<at::Tensor>(std::vector<at::Tensor>(length.get<size_t>()));
+    const StateName parsed = state_name_from(list, none);
+    given_[parsed.parameter][parsed.field] =
+        c10::List<at::Tensor>(std::vector<at::Tensor>(length.get<size_t>()));
   }
   const Json values = details_.value("values", Json::object());
   for (const auto& [name, value] : values.items()) {
-    const auto [owner, field] = owner_and_field(name);
-    given_[owner][field] = from_json(value);
+    const StateName parsed = state_name_from(name, none);
+    given_[parsed.parameter][parsed.field] = from_json(value);
   }
   const Json& groups = details_.at("groups");
   for (const Json& group : groups) {
@@ -173,7 +153,7 @@ void OptimizerLoad::find_stored_fields(const Catalog& catalog) {
 void OptimizerLoad::plan_parameter(const OptimizerParameter& named, const std::string& saved_name,
                                    const Catalog& catalog) {
   if (!saved_groups_.has(saved_name)) {
-    missing_.push_back(kPrefix + named.name);
+    missing_.push_back(kStatePrefix + named.name);
     return;
   }
   const at::Tensor& parameter = named.tensor;
@@ -193,7 +173,7 @@ void OptimizerLoad::plan_parameter(const OptimizerParameter& named, const std::s
                             ? at::empty_like(parameter.detach(), at::TensorOptions(tensor.dtype))
                             : at::empty(tensor.shape, parameter.options().dtype(tensor.dtype));
     if (tensor.shape.empty()) target = at::empty({}, at::TensorOptions(tensor.dtype));
-    wanted_.push_back({field.name, kPrefix + named.name + "." + field.field, target});
+    wanted_.push_back({field.name, kStatePrefix + named.name + "." + field.field, target});
     if (field.index < 0) {
       fields[field.field] = target;
     } else {

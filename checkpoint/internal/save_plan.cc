@@ -172,6 +172,25 @@ void merge_item(Manifest& merged, const Manifest& plan, const std::string& name,
   }
 }
 
+bool has(const Manifest& plan, const std::string& item, const std::string& tensor) {
+  const auto found = plan.items.find(item);
+  return found != plan.items.end() && found->second.tensors.count(tensor) != 0;
+}
+
+// Throws ValueError where a rank that should write a part of a tensor does not have it.
+void check_held_by_its_ranks(const Manifest& merged, const std::vector<Manifest>& plans,
+                             const std::string& name, const ItemRecord& item) {
+  for (const auto& [tensor, record] : item.tensors) {
+    const auto& layout = merged.layouts[static_cast<size_t>(record.layout)];
+    if (is_plain(layout, merged.world_size)) continue;
+    for (const int64_t rank : layout.ranks) {
+      TORCH_CHECK_VALUE(has(plans[static_cast<size_t>(rank)], name, tensor), "'", tensor, "' of '",
+                        name, "' is cut over ranks of which rank ", rank, " does not save it; ",
+                        "SaveOptions::name_in_file must give the same names on all ranks");
+    }
+  }
+}
+
 }  // namespace
 
 SavePlan plan_save(const std::vector<SaveItem>& items, int64_t rank, int64_t world_size,
@@ -199,6 +218,7 @@ Manifest merge_plans(const std::vector<Manifest>& plans) {
       merge_item(merged, plans[rank], name, item, rank);
     }
   }
+  for (const auto& [name, item] : merged.items) check_held_by_its_ranks(merged, plans, name, item);
   return merged;
 }
 

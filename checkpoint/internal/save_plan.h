@@ -40,7 +40,8 @@ SavePlan plan_save(const std::vector<SaveItem>& items, int64_t rank, int64_t wor
 
 // Plans of ranks whose models differ (stages of a pipeline), by rank and not balanced, as
 // one: a plain tensor is written by the first rank that has it. Throws ValueError where
-// two ranks mean different things by one name.
+// two ranks mean different things by one name, or where a rank does not have what it
+// holds a part of.
 Manifest merge_plans(const std::vector<Manifest>& plans);
 // What `rank` writes of `items`, as `manifest` says.
 std::vector<FileToWrite> files_of_rank(const std::vector<SaveItem>& items, const Manifest& manifest,

@@ -4,6 +4,7 @@
 #include "checkpoint/internal/file_calls.h"
 #include "checkpoint/internal/full_plan.h"
 #include "checkpoint/internal/ivalue_json.h"
+#include "checkpoint/internal/names_in_file.h"
 #include "checkpoint/internal/optimizer_item.h"
 #include "checkpoint/internal/raise.h"
 #include "checkpoint/internal/savable.h"
@@ -66,7 +67,7 @@ std::string fingerprint_of(const SaveOptions& options) {
   std::string text;
   for (const int64_t number :
        {static_cast<int64_t>(options.layout), int64_t{options.overwrite}, options.step,
-        options.keep_last, options.max_file_bytes,
+        options.keep_last, options.max_file_bytes, int64_t{options.name_in_file != nullptr},
         options.model_dtype ? static_cast<int64_t>(*options.model_dtype) : int64_t{-1}}) {
     text += std::to_string(number) + ",";
   }
@@ -119,6 +120,7 @@ void Saving::begin(const State& state, const std::function<void()>& before) {
 void Saving::plan(const State& state) {
   items_ = items_of(state);
   check_savable(items_);
+  rename_in_file(items_, options_.name_in_file, "SaveOptions::name_in_file");
   plan_ = is_full() ? plan_full(items_, world_.size, options_)
                     : plan_save(items_, world_.rank, world_.size, /*balanced=*/true);
   per_rank_ = state.per_rank;
