@@ -12,6 +12,7 @@ const OnParts* find_on_parts(const std::string& name) {
     add_attention_parts(*table);
     add_softmax_parts(*table);
     add_loss_parts(*table);
+    add_elementwise_loss_parts(*table);
     add_embedding_parts(*table);
     return table;
   }();

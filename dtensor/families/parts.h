@@ -28,6 +28,7 @@ void add_candidates_parts(PartsTable& table);
 void add_attention_parts(PartsTable& table);
 void add_softmax_parts(PartsTable& table);
 void add_loss_parts(PartsTable& table);
+void add_elementwise_loss_parts(PartsTable& table);
 void add_embedding_parts(PartsTable& table);
 
 }  // namespace fsdp::internal

@@ -1,7 +1,5 @@
 #include "dtensor/ways/interleaved_ways.h"
 
-#include "dtensor/internal/shard_layout.h"
-
 #include <algorithm>
 #include <optional>
 
@@ -18,10 +16,6 @@ std::optional<int64_t> cut_length(const Way& way, const CallGeometry& call) {
     length = size;
   }
   return length;
-}
-
-bool leaves_a_part_empty(const Shard& cut, int64_t length, int64_t parts) {
-  return chunk_of(atoms_of(cut, length), parts, parts - 1).length == 0;
 }
 
 void cut_alike(std::vector<Placement>& placements, const Shard& cut) {
@@ -47,7 +41,6 @@ std::optional<Way> cut_as(Way way, const Shard& cut, const CallGeometry& call) {
   if (is_interleaved(way)) return std::nullopt;
   const auto length = cut_length(way, call);
   if (!length.has_value() || *length % (cut.outer * cut.unit) != 0) return std::nullopt;
-  if (!way.takes_empty_parts && leaves_a_part_empty(cut, *length, call.parts)) return std::nullopt;
   cut_alike(way.operands, cut);
   cut_alike(way.results, cut);
   if (!lets_stay(way, call.arriving)) return std::nullopt;

@@ -22,6 +22,14 @@ std::vector<int64_t> broadcast_shape(const CallGeometry& call) {
   return shape;
 }
 
+// Whether every operand has the result's size along each of its dimensions, or 1.
+bool fit(const CallGeometry& call, const std::vector<int64_t>& shape) {
+  return std::all_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
+    return std::equal(operand.shape.rbegin(), operand.shape.rend(), shape.rbegin(),
+                      [](int64_t own, int64_t result) { return own == result || own == 1; });
+  });
+}
+
 Way cut_along(const CallGeometry& call, const std::vector<int64_t>& shape, int64_t dim) {
   Way way{.results = {Shard{dim}}, .operands = {}};
   for (const Operand& operand : call.operands) {
@@ -195,6 +203,7 @@ void add_with_in_place(WaysTable& table, const std::string& name, Linearity line
 
 std::vector<Way> pointwise_ways(const CallGeometry& call, Linearity linearity) {
   const auto shape = broadcast_shape(call);
+  if (!fit(call, shape)) return {};
   std::vector<Way> ways;
   for (int64_t d = 0; d < static_cast<int64_t>(shape.size()); ++d)
     ways.push_back(cut_along(call, shape, d));

@@ -19,7 +19,8 @@ enum class Linearity {
 };
 
 // One way per dimension of the result, along which operands are cut that are not repeated
-// along it, and one per Partial that the operator may work on.
+// along it, and one per Partial that the operator may work on. None where the shapes do
+// not fit: parts of them might.
 std::vector<Way> pointwise_ways(const CallGeometry& call, Linearity linearity);
 
 // All operands broadcast together; in memory like the first that is not repeated.

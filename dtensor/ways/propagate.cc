@@ -1,9 +1,11 @@
 #include "dtensor/ways/propagate.h"
 
 #include "dtensor/ways/choose_way.h"
+#include "dtensor/ways/empty_parts.h"
 #include "dtensor/ways/interleaved_ways.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -89,7 +91,8 @@ Propagation propagate(const WaysOf& ways, CallGeometry call, const CallPlacement
     call.parts = parts_with(placements, m);
     call.arriving = arriving_along(placements, m);
     call.ranks = placements.mesh_shape[m];
-    auto candidates = possible_ways(with_interleaved_ways(ways(call), call), placements, m);
+    auto candidates = without_empty_parts(with_interleaved_ways(ways(call), call), call);
+    candidates = possible_ways(std::move(candidates), placements, m);
     std::erase_if(candidates, [&](const Way& way) { return !fits_inside(propagation, way); });
     const Way* const chosen =
         choose_way(candidates, arrivals(call, placements, m), placements.mesh_shape[m]);

@@ -17,6 +17,7 @@ const WaysTable& ways_table() {
     add_layer_norm_ways(*ways);
     add_along_ways(*ways);
     add_loss_ways(*ways);
+    add_elementwise_loss_ways(*ways);
     add_attention_ways(*ways);
     add_convolution_ways(*ways);
     return ways;

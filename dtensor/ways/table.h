@@ -28,6 +28,7 @@ void add_embedding_ways(WaysTable& table);
 void add_layer_norm_ways(WaysTable& table);
 void add_along_ways(WaysTable& table);
 void add_loss_ways(WaysTable& table);
+void add_elementwise_loss_ways(WaysTable& table);
 void add_attention_ways(WaysTable& table);
 void add_convolution_ways(WaysTable& table);
 

@@ -4,6 +4,7 @@
 #include "tests/dtensor/expect_every_way.h"
 
 #include <ATen/ATen.h>
+#include <ATen/core/Reduction.h>
 #include <gtest/gtest.h>
 
 namespace fsdp::internal {
@@ -380,6 +381,30 @@ TEST_F(EveryWay, OfCopiesAndWhatIsMadeFromATensor) {
       check("new_empty_strided.",
             {self, shape, contiguous_strides(shape), none(), none(), none(), none()});
       check("new_full.", {self, shape, 2.5, none(), none(), none(), none()});
+    }
+  }
+}
+
+TEST_F(EveryWay, OfLossesOfElements) {
+  const at::Tensor self = values({5, 3}).sigmoid(), target = values({5, 3}).sigmoid();
+  for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
+    const at::Tensor grad = reduction == at::Reduction::None ? values({5, 3}) : values({});
+    for (const at::Tensor& other : {target, values({3}), values({5, 1})}) {
+      check("mse_loss.", {self, other, reduction});
+      check("soft_margin_loss.", {self, other, reduction});
+      for (const char* name : {"smooth_l1_loss.", "huber_loss."})
+        check(name, {self, other, reduction, 0.4});
+    }
+    for (const char* name : {"mse_loss_backward.", "soft_margin_loss_backward."})
+      check(name, {grad, self, target, reduction});
+    for (const char* name : {"smooth_l1_loss_backward.", "huber_loss_backward."})
+      check(name, {grad, self, target, reduction, 0.4});
+    for (const c10::IValue& weight :
+         {none(), c10::IValue(values({3})), c10::IValue(values({5, 1}))}) {
+      check("binary_cross_entropy.", {self, target, weight, reduction});
+      check("binary_cross_entropy_backward.", {grad, self, target, weight, reduction});
+      for (const c10::IValue& positive : {none(), c10::IValue(values({3}))})
+        check("binary_cross_entropy_with_logits.", {self, target, weight, positive, reduction});
     }
   }
 }

@@ -6,6 +6,7 @@
 #include "dtensor/internal/operands.h"
 #include "dtensor/internal/place_operands.h"
 #include "dtensor/internal/shard_layout.h"
+#include "dtensor/ways/empty_parts.h"
 #include "dtensor/ways/interleaved_ways.h"
 #include "dtensor/ways/table.h"
 #include "tests/dtensor/partial_values.h"
@@ -290,7 +291,8 @@ std::vector<Way> ways_of(PlainCall& call, const OperatorWays& ways, int64_t part
                          const Placement& arriving) {
   const auto geometry = call.geometry(parts, arriving);
   if (!fit(geometry.arriving, call.operands())) return {};
-  if (!ways.propagation) return with_interleaved_ways(ways.ways(geometry), geometry);
+  if (!ways.propagation)
+    return without_empty_parts(with_interleaved_ways(ways.ways(geometry), geometry), geometry);
   const auto chosen = ways.propagation(geometry, {{parts}, {{arriving}}});
   return {{.results = {chosen.results[0][0]}, .operands = {chosen.operands[0][0]}}};
 }
