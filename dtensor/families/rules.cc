@@ -13,6 +13,7 @@ const RuleTable& table() {
   static const auto* const rules = [] {
     auto* const table = new RuleTable;
     add_pointwise_rules(*table);
+    add_log_sigmoid_rules(*table);
     add_foreach_rules(*table);
     add_copy_rules(*table);
     add_factory_rules(*table);

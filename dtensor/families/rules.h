@@ -27,6 +27,7 @@ void decompose_rule(OperatorCall& call);
 // the overload without a name.
 using RuleTable = std::unordered_map<std::string, Rule>;
 void add_pointwise_rules(RuleTable& table);
+void add_log_sigmoid_rules(RuleTable& table);
 void add_foreach_rules(RuleTable& table);
 void add_copy_rules(RuleTable& table);
 void add_factory_rules(RuleTable& table);

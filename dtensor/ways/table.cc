@@ -18,6 +18,11 @@ const WaysTable& ways_table() {
     add_along_ways(*ways);
     add_loss_ways(*ways);
     add_elementwise_loss_ways(*ways);
+    add_activation_ways(*ways);
+    add_glu_ways(*ways);
+    add_batch_norm_ways(*ways);
+    add_group_norm_ways(*ways);
+    add_spatial_ways(*ways);
     add_attention_ways(*ways);
     add_convolution_ways(*ways);
     return ways;

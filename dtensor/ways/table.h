@@ -29,6 +29,11 @@ void add_layer_norm_ways(WaysTable& table);
 void add_along_ways(WaysTable& table);
 void add_loss_ways(WaysTable& table);
 void add_elementwise_loss_ways(WaysTable& table);
+void add_activation_ways(WaysTable& table);
+void add_glu_ways(WaysTable& table);
+void add_batch_norm_ways(WaysTable& table);
+void add_group_norm_ways(WaysTable& table);
+void add_spatial_ways(WaysTable& table);
 void add_attention_ways(WaysTable& table);
 void add_convolution_ways(WaysTable& table);
 

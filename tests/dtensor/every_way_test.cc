@@ -409,6 +409,109 @@ TEST_F(EveryWay, OfLossesOfElements) {
   }
 }
 
+TEST_F(EveryWay, OfActivations) {
+  const at::Tensor self = values({5, 4});
+  const auto [result, buffer] = at::log_sigmoid_forward(self);
+  check("log_sigmoid_forward.", {self});
+  check("log_sigmoid_backward.", {values({5, 4}), self, buffer});
+  check("_prelu_kernel.", {self, values({1, 4})});
+  check("_prelu_kernel_backward.", {values({5, 4}), self, values({1, 4})});
+  for (const int64_t dim : {1, -1}) {
+    check("glu.", {values({5, 8}), dim});
+    check("glu_backward.", {values({5, 4}), values({5, 8}), dim});
+  }
+}
+
+TEST_F(EveryWay, OfBatchNorms) {
+  const at::Tensor input = values({5, 6, 2}), grad = values({5, 6, 2});
+  const at::Tensor weight = values({6}), mean = values({6}), variance = values({6}).abs();
+  const c10::List<bool> all({true, true, true});
+  check("native_batch_norm.", {input, weight, weight, mean, variance, false, 0.1, 1e-5});
+  check("native_batch_norm.", {input, none(), none(), mean, variance, false, 0.1, 1e-5});
+  check("native_batch_norm.", {input, weight, weight, none(), none(), true, 0.1, 1e-5});
+  const at::Tensor nothing = values({0});
+  check("native_batch_norm_backward.",
+        {grad, input, weight, mean, variance, nothing, nothing, false, 1e-5, all});
+  const auto [result, own, rstd] =
+      at::native_batch_norm(input, weight, {}, {}, {}, true, 0.1, 1e-5);
+  check("native_batch_norm_backward.",
+        {grad, input, weight, none(), none(), own, rstd, true, 1e-5, all});
+}
+
+TEST_F(EveryWay, OfGroupNorms) {
+  const at::Tensor input = values({5, 6, 2}), grad = values({5, 6, 2}), weight = values({6});
+  for (const int64_t groups : {1, 2, 3, 6}) {
+    check("native_group_norm.", {input, weight, weight, 5, 6, 2, groups, 1e-5});
+    check("native_group_norm.", {input, none(), none(), 5, 6, 2, groups, 1e-5});
+    const auto [result, mean, rstd] =
+        at::native_group_norm(input, weight, {}, 5, 6, 2, groups, 1e-5);
+    check("native_group_norm_backward.",
+          {grad, input, mean, rstd, weight, 5, 6, 2, groups, c10::List<bool>({true, true, true})});
+  }
+}
+
+using Sizes = std::vector<int64_t>;
+
+TEST_F(EveryWay, OfPooling) {
+  for (const Sizes& shape : std::vector<Sizes>{{5, 3, 4, 6}, {3, 4, 6}}) {
+    const at::Tensor self = values(shape);
+    const Sizes two{2, 2}, one{1, 1}, zero{0, 0};
+    const auto [greatest, at] = at::max_pool2d_with_indices(self, two, two, zero, one, false);
+    check("max_pool2d_with_indices.", {self, two, two, zero, one, false});
+    check("max_pool2d_with_indices_backward.",
+          {values(greatest.sizes()), self, two, two, zero, one, false, at});
+    check("avg_pool2d.", {self, two, two, zero, false, true, none()});
+    check("avg_pool2d_backward.",
+          {values(greatest.sizes()), self, two, two, zero, false, true, none()});
+    const auto [adapted, where] = at::adaptive_max_pool2d(self, Sizes{3, 2});
+    check("adaptive_max_pool2d.", {self, Sizes{3, 2}});
+    check("adaptive_max_pool2d_backward.", {values(adapted.sizes()), self, where});
+    check("_adaptive_avg_pool2d.", {self, Sizes{3, 2}});
+    check("_adaptive_avg_pool2d_backward.", {values(adapted.sizes()), self});
+  }
+}
+
+TEST_F(EveryWay, OfPoolingVolumes) {
+  for (const Sizes& shape : std::vector<Sizes>{{5, 3, 4, 4, 2}, {3, 4, 4, 2}}) {
+    const at::Tensor self = values(shape);
+    const Sizes two{2, 2, 2}, zero{0, 0, 0}, adapted_size{3, 2, 2};
+    const at::Tensor average = at::avg_pool3d(self, two);
+    check("avg_pool3d.", {self, two, two, zero, false, true, none()});
+    check("avg_pool3d_backward.",
+          {values(average.sizes()), self, two, two, zero, false, true, none()});
+    const auto [adapted, where] = at::adaptive_max_pool3d(self, adapted_size);
+    check("adaptive_max_pool3d.", {self, adapted_size});
+    check("adaptive_max_pool3d_backward.", {values(adapted.sizes()), self, where});
+    check("_adaptive_avg_pool3d.", {self, adapted_size});
+    check("_adaptive_avg_pool3d_backward.", {values(adapted.sizes()), self});
+  }
+}
+
+TEST_F(EveryWay, OfInterpolation) {
+  const auto check_both = [](const std::string& name, int64_t planes, bool has_corners) {
+    const Sizes sizes(static_cast<size_t>(planes), 4), larger(static_cast<size_t>(planes), 7);
+    Sizes shape{5, 3}, grown{5, 3};
+    shape.insert(shape.end(), sizes.begin(), sizes.end());
+    grown.insert(grown.end(), larger.begin(), larger.end());
+    Arguments forward{values(shape), larger}, backward{values(grown), larger, shape};
+    for (Arguments* const arguments : {&forward, &backward}) {
+      if (has_corners) arguments->emplace_back(false);
+      arguments->resize(arguments->size() + static_cast<size_t>(planes));
+    }
+    check(name + ".", forward);
+    check(name + "_backward.", backward);
+  };
+  for (int64_t planes = 1; planes <= 3; ++planes) {
+    for (const char* name : {"upsample_nearest", "_upsample_nearest_exact"})
+      check_both(name + std::to_string(planes) + "d", planes, /*has_corners=*/false);
+  }
+  check_both("upsample_linear1d", 1, true);
+  for (const char* name : {"upsample_bilinear2d", "upsample_bicubic2d", "_upsample_bilinear2d_aa",
+                           "_upsample_bicubic2d_aa"})
+    check_both(name, 2, true);
+  check_both("upsample_trilinear3d", 3, true);
+}
+
 struct Attention {
   at::Tensor query, key, value;
   c10::IValue mask = {};

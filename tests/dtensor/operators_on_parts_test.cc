@@ -148,5 +148,169 @@ TEST(OperatorsOnParts, ShapesThatDoNotFitAreRefusedOnEveryRank) {
   });
 }
 
+TEST(OperatorsOnParts, Activations) {
+  const at::Tensor slopes = at::tensor({0.1, 0.2, 0.3, 0.4}, at::kDouble);
+  const OnOneTensor log_sigmoid{"log_sigmoid", [](const auto& x) { return at::log_sigmoid(x); }};
+  const OnOneTensor prelu{"prelu", [=](const auto& x) { return at::prelu(x, slopes); }};
+  const auto glu = [](int64_t dim) {
+    return OnOneTensor{"glu", [=](const auto& x) { return at::glu(x, dim); }};
+  };
+  for (const int64_t rows : {5, 1}) {
+    expect_on_parts({log_sigmoid, prelu}, waves({rows, 4}), {Replicate{}, Shard{0}, Shard{1}});
+    expect_on_parts({glu(1), glu(-1)}, waves({rows, 4}), {Shard{0}});
+  }
+  expect_on_parts({glu(0)}, waves({6, 4}), {Shard{1}});
+  expect_on_parts({glu(1)}, waves({3, 20}),
+                  {Shard{.dim = 1, .outer = 2}, Shard{.dim = 1, .outer = 2, .unit = 5}});
+  expect_on_parts({glu(1)}, waves({3, 24}),
+                  {Shard{.dim = 1, .outer = 4}, Shard{.dim = 1, .outer = 4, .unit = 2}});
+}
+
+TEST(OperatorsOnParts, ActivationsInAnyPlacement) {
+  expect_as_plain([] {
+    return Problem{{waves({5, 4}), waves({4}, 0.3)},
+                   [](const auto& t) { return at::prelu(t[0], t[1]).mul(at::log_sigmoid(t[0])); }};
+  });
+  for (const int64_t dim : {0, 1}) {
+    expect_as_plain([=] {
+      return Problem{{waves({6, 8})}, [=](const auto& t) { return at::glu(t[0], dim); }};
+    });
+  }
+}
+
+struct NormOfImages {
+  at::Tensor weight = waves({6}, 0.3), bias = waves({6}, 0.2), mean = waves({6}, 0.1);
+  at::Tensor variance = waves({6}, 0.4).square().add(0.5);
+
+  at::Tensor batch_norm(const at::Tensor& x) const {
+    return at::batch_norm(x, weight, bias, mean, variance, /*training=*/false, 0.1, 1e-5, false);
+  }
+  // Of statistics that are not kept.
+  at::Tensor batch_norm_in_training(const at::Tensor& x) const {
+    return at::batch_norm(x, weight, bias, {}, {}, /*training=*/true, 0.1, 1e-5, false);
+  }
+  at::Tensor group_norm(const at::Tensor& x) const { return at::group_norm(x, 3, weight, bias); }
+};
+
+TEST(OperatorsOnParts, NormsOfImages) {
+  const NormOfImages norm;
+  const OnOneTensor batch_norm{"batch norm", [=](const auto& x) { return norm.batch_norm(x); }};
+  const OnOneTensor training{"batch norm in training",
+                             [=](const auto& x) { return norm.batch_norm_in_training(x); }};
+  const OnOneTensor group_norm{"group norm", [=](const auto& x) { return norm.group_norm(x); }};
+  for (const int64_t rows : {3, 5})
+    expect_on_parts({batch_norm, group_norm}, waves({rows, 6, 2, 2}), {Replicate{}, Shard{0}});
+  expect_on_parts({group_norm}, waves({1, 6, 2, 2}), {Shard{0}});
+  expect_on_parts({batch_norm, training}, waves({3, 6, 2, 2}),
+                  {Shard{1}, Shard{.dim = 1, .unit = 2}, Shard{.dim = 1, .outer = 2}});
+  expect_on_parts({group_norm}, waves({3, 6, 2, 2}), {Shard{.dim = 1, .unit = 2}});
+}
+
+TEST(OperatorsOnParts, NormsOfImagesInAnyPlacement) {
+  const auto inputs = [] {
+    return std::vector<at::Tensor>{waves({5, 4, 3}), waves({4}, 0.3), waves({4}, 0.2)};
+  };
+  for (const int64_t groups : {1, 2, 4}) {
+    expect_as_plain([=] {
+      return Problem{inputs(),
+                     [=](const auto& t) { return at::group_norm(t[0], groups, t[1], t[2]); }};
+    });
+  }
+  const at::Tensor mean = waves({4}, 0.1), variance = mean.square().add(0.5);
+  for (const bool is_training : {false, true}) {
+    expect_as_plain([=] {
+      return Problem{inputs(), [=](const auto& t) {
+                       return at::batch_norm(t[0], t[1], t[2], mean.clone(), variance.clone(),
+                                             is_training, 0.1, 1e-5, false);
+                     }};
+    });
+    expect_as_plain([=] {
+      return Problem{inputs(), [=](const auto& t) {
+                       return at::batch_norm(t[0], t[1], {}, {}, {}, /*training=*/true, 0.1, 1e-5,
+                                             false);
+                     }};
+    });
+  }
+}
+
+// Whatever way the call goes: they are this rank's own, or lie as the channels do.
+TEST(OperatorsOnParts, RunningStatisticsAreWritten) {
+  on_worlds([](const DeviceMesh& mesh) {
+    const auto train = [](const at::Tensor& x, const at::Tensor& mean, const at::Tensor& variance) {
+      at::batch_norm(x, {}, {}, mean, variance, /*training=*/true, 0.3, 1e-5, false);
+    };
+    const at::Tensor wanted_mean = waves({6}), wanted_variance = waves({6}).abs();
+    train(waves({5, 6, 2}), wanted_mean, wanted_variance);
+    for (const Placement& placement : std::vector<Placement>{Replicate{}, Shard{0}, Shard{1}}) {
+      const at::Tensor x = distribute_tensor(waves({5, 6, 2}), mesh, {placement});
+      const at::Tensor mean = waves({6}), variance = waves({6}).abs();
+      train(x, mean, variance);
+      expect_close(mean, wanted_mean);
+      expect_close(variance, wanted_variance);
+    }
+    const auto cut = [&](const at::Tensor& plain, int64_t dim) {
+      return distribute_tensor(plain, mesh, {Shard{dim}});
+    };
+    const at::Tensor mean = cut(waves({6}), 0), variance = cut(waves({6}).abs(), 0);
+    train(cut(waves({5, 6, 2}), 1), mean, variance);
+    expect_close(whole(mean), wanted_mean);
+    expect_close(whole(variance), wanted_variance);
+  });
+}
+
+TEST(OperatorsOnParts, PoolingAndInterpolation) {
+  const std::vector<OnOneTensor> planes{{"max_pool2d",
+                                         [](const auto& x) {
+                                           return at::max_pool2d(x, {2, 2});
+                                         }},
+                                        {"avg_pool2d",
+                                         [](const auto& x) {
+                                           return at::avg_pool2d(x, {2, 2});
+                                         }},
+                                        {"adaptive_avg_pool2d",
+                                         [](const auto& x) {
+                                           return at::adaptive_avg_pool2d(x, {3, 2});
+                                         }},
+                                        {"adaptive_max_pool2d",
+                                         [](const auto& x) {
+                                           return std::get<0>(at::adaptive_max_pool2d(x, {3, 2}));
+                                         }},
+                                        {"nearest",
+                                         [](const auto& x) {
+                                           return at::upsample_nearest2d(x, {7, 8});
+                                         }},
+                                        {"bilinear",
+                                         [](const auto& x) {
+                                           return at::upsample_bilinear2d(x, {7, 8}, false);
+                                         }},
+                                        {"bicubic", [](const auto& x) {
+                                           return at::upsample_bicubic2d(x, {7, 8}, true);
+                                         }}};
+  expect_on_parts(planes, waves({3, 5, 4, 6}), {Replicate{}, Shard{0}, Shard{1}});
+  expect_on_parts(planes, waves({1, 5, 4, 6}), {Shard{0}});
+}
+
+// Channels of which some rank would have none are gathered.
+TEST(OperatorsOnParts, ImagesInAnyPlacement) {
+  for (const std::vector<int64_t>& shape :
+       std::vector<std::vector<int64_t>>{{2, 1, 4, 4}, {3, 2, 4, 4}}) {
+    expect_as_plain([=] {
+      return Problem{
+          {waves(shape)}, [](const auto& t) {
+            return at::max_pool2d(t[0], {2, 2})
+                .add(at::adaptive_avg_pool2d(t[0], {2, 2}))
+                .mul(at::upsample_bilinear2d(at::avg_pool2d(t[0], {3, 3}), {2, 2}, true));
+          }};
+    });
+    expect_as_plain([=] {
+      const auto norm = [](const at::Tensor& x) {
+        return at::batch_norm(x, {}, {}, waves({x.size(1)}), waves({x.size(1)}).abs(),
+                              /*training=*/false, 0.1, 1e-5, false);
+      };
+      return Problem{{waves(shape)}, [=](const auto& t) { return norm(t[0]); }};
+    });
+  }
+}
+
 }  // namespace
 }  // namespace fsdp

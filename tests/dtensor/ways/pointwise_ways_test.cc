@@ -1,5 +1,6 @@
 #include "dtensor/ways/pointwise_ways.h"
 
+#include "dtensor/ways/table.h"
 #include "tests/dtensor/ways/placements.h"
 
 #include <gtest/gtest.h>
@@ -29,6 +30,20 @@ TEST(PointwiseWays, OperandsAreCutAlongWhatTheyAreNotRepeatedAlong) {
   EXPECT_EQ(texts(pointwise_ways(call, Linearity::kNone)),
             texts({{{kRows}, {kRows, kWhole, kRows, kWhole}},
                    {{kColumns}, {kColumns, kRows, kWhole, kWhole}}}));
+}
+
+// As some would of parts: of these rows, the last rank's would be one each.
+TEST(PointwiseWays, ShapesThatDoNotFitHaveNone) {
+  EXPECT_EQ(texts(pointwise_ways(elementwise({{5, 7}, {3, 7}}), Linearity::kSum)), texts({}));
+  EXPECT_EQ(texts(pointwise_ways(elementwise({{3, 7}, {5, 7}}), Linearity::kSum)), texts({}));
+}
+
+// As it is on devices other than CPUs.
+TEST(PointwiseWays, AnEmptyBufferOfLogSigmoidStaysWhole) {
+  const auto& backward = ways_table().at("log_sigmoid_backward.");
+  const auto ways = backward.ways(elementwise({{5, 7}, {5, 7}, {0}}));
+  EXPECT_TRUE(texts(ways).contains(to_string({{kRows}, {kRows, kRows, kWhole}})));
+  EXPECT_TRUE(texts(ways).contains(to_string({{kTerms}, {kTerms, kWhole, kWhole}})));
 }
 
 TEST(PointwiseWays, TermsAreThoseThatTheOperatorIsLinearIn) {
