@@ -11,8 +11,8 @@
 namespace fsdp::internal {
 namespace {
 
-// Whether the process writes what it prints to a pipe that nobody reads any more. Calls only
-// what a signal handler may call.
+// Whether the process writes what it prints to a pipe that nobody reads any more. Calls
+// only what a signal handler may call.
 bool readers_are_gone() {
   pollfd outputs[] = {{STDOUT_FILENO, 0, 0}, {STDERR_FILENO, 0, 0}};
   if (poll(outputs, 2, 0) <= 0) return false;
