@@ -7,6 +7,7 @@
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/collectives/watched_rank.h"
+#include "device_mesh/collectives/word_beside.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
@@ -134,6 +135,7 @@ std::vector<NoticeWords> Announcement::wait() {
     std::vector<NoticeWords> words;
     for (int64_t peer = 0; peer < group_size(group_); ++peer)
       words.push_back(peer == rank_ ? mine_.words : read(peer).words);
+    if (auto* const beside = WordBeside::current()) beside->heard(words);
     return words;
   });
 }

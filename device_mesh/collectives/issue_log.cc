@@ -3,6 +3,7 @@
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/last_issued.h"
 #include "device_mesh/collectives/ranks_in_job.h"
+#include "device_mesh/collectives/word_beside.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -117,8 +118,9 @@ bool IssueLog::carries(int64_t bytes) const {
 }
 
 Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tensor& riders) {
+  const auto* const beside = WordBeside::current();
   Notice notice = {.stamp = record(operation),
-                   .words = operation.words,
+                   .words = beside == nullptr ? operation.words : beside->mine(),
                    .global_rank = global_rank_,
                    .operation = operation.what};
   auto group = group_->pointer.lock();

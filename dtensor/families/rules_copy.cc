@@ -44,7 +44,7 @@ at::Tensor part_for(const at::Tensor& self, const at::Tensor& source, const Oper
     TORCH_CHECK_VALUE(fits, call.description(), ": the shapes differ (rank ", spec.mesh().rank(),
                       ")");
     const at::Tensor whole = same_shape ? source : source.expand(self.sizes());
-    return redistribute_local(local_of(whole), spec_of(whole), spec.placements());
+    return moved_part(whole, spec.placements());
   }
   if (owner_of(self) == nullptr) compare_plain(call.handle().schema().name(), source, spec.mesh());
   TORCH_CHECK_VALUE(fits, call.description(), ": a plain source must have the global shape ",

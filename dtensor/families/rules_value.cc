@@ -33,7 +33,7 @@ at::Tensor placed_like(const at::Tensor& other, const DTensorSpec& spec, const O
                     ": the meshes differ; compare "
                     ".full_tensor() of both (rank ",
                     spec.mesh().rank(), ")");
-  return redistribute_local(local_of(other), spec_of(other), spec.placements());
+  return moved_part(other, spec.placements());
 }
 
 // True where it is true on every rank.

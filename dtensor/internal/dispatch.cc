@@ -8,6 +8,7 @@
 #include "dtensor/internal/fast_pointwise.h"
 #include "dtensor/internal/generator_dispatch.h"
 #include "dtensor/internal/movement.h"
+#include "dtensor/internal/numbers_met.h"
 #include "dtensor/internal/plain_beside.h"
 #include "dtensor/internal/run_by_ways.h"
 #include "dtensor/internal/tensor_arguments.h"
@@ -38,12 +39,12 @@ void tell_of(const c10::IValue& argument, const Tell& tell) {
   }
 }
 
-using WrittenCopies = c10::SmallVector<at::Tensor, 1>;
+using Written = c10::SmallVector<at::Tensor, 1>;
 
 // Of what the operator writes, and of what it reads. What shows a copy is to be told once
 // more, after it was written.
-WrittenCopies tell_owners(const OperatorCall& call) {
-  WrittenCopies copies;
+Written tell_owners(const OperatorCall& call) {
+  Written copies;
   const auto tell_of_write = [&copies](const at::Tensor& tensor) {
     tell_write(tensor);
     const auto* const meta = find_meta(tensor);
@@ -63,10 +64,14 @@ WrittenCopies tell_owners(const OperatorCall& call) {
   return copies;
 }
 
-void set_written_from_parameter(const TensorArguments& arguments) {
-  arguments.for_each([](const at::Tensor& tensor, bool writes) {
-    if (writes && is_dtensor(tensor)) set_from_parameter(tensor);
+Written set_written_from_parameter(const TensorArguments& arguments) {
+  Written written;
+  arguments.for_each([&written](const at::Tensor& tensor, bool writes) {
+    if (!writes || !is_dtensor(tensor)) return;
+    set_from_parameter(tensor);
+    written.push_back(tensor);
   });
+  return written;
 }
 
 // Runs `body` below autograd once the owners know; the operator itself where it computes
@@ -83,13 +88,16 @@ void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::
     make_whole(arguments, gathered_value);
     return call.run_in_place();
   }
+  Written written;
   if (met.from_parameter && !traits.written.empty()) {
     if (met.plain) check_written_alike(call, arguments);
-    set_written_from_parameter(arguments);
+    written = set_written_from_parameter(arguments);
   }
-  const WrittenCopies copies = tell_owners(call);
-  const NewFromParameter origin(met.from_parameter);
+  const Numbers numbers = met.from_parameter ? numbers_met(traits, arguments) : Numbers();
+  const Written copies = tell_owners(call);
+  const NewFromParameter origin(met.from_parameter, numbers);
   body(call);
+  for (const at::Tensor& dtensor : written) set_numbers(dtensor, numbers);
   for (const at::Tensor& copy : copies) tell_written(copy);
 }
 

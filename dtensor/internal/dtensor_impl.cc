@@ -74,6 +74,10 @@ void change_meta(const at::Tensor& dtensor, const Change& change) {
   dtensor.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
 }
 
+DTensorMeta& changed_meta(const at::Tensor& dtensor) {
+  return *static_cast<DTensorMeta*>(dtensor.unsafeGetTensorImpl()->get_backend_meta());
+}
+
 // What a tensor carries on any device.
 c10::DispatchKeySet without_backends(c10::DispatchKeySet keys) {
   return {c10::DispatchKeySet::RAW, keys.raw_repr() & ~c10::full_backend_mask};
@@ -96,12 +100,13 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
   const NewDTensors& made = NewDTensors::current();
   keys = keys.add(kDTensorKey).add(kFirstKey) | made.keys;
   if (owner) keys = keys | owner->extra_keys();
-  const bool from_parameter = made.from_parameter || (owner && owner->parameter_name() != nullptr);
+  const bool is_of_parameter = owner && owner->parameter_name() != nullptr;
   auto impl = c10::make_intrusive<DTensorImpl>(keys, local.dtype(), local.device());
   impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   impl->set_sizes_and_strides(spec.shape(), spec.stride());
-  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), std::move(owner),
-                                                          DTensorStylePtr(), from_parameter));
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(
+      local, std::move(spec), std::move(owner), DTensorStylePtr(),
+      made.from_parameter || is_of_parameter, is_of_parameter ? Numbers() : made.numbers));
   return at::Tensor(std::move(impl));
 }
 
@@ -109,7 +114,7 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   auto* const source = base.unsafeGetTensorImpl();
   const DTensorMeta& meta = meta_of(base);
   if (local.scalar_type() != base.scalar_type()) {
-    const NewFromParameter origin(meta.from_parameter);
+    const NewFromParameter origin(meta.from_parameter, meta.numbers);
     at::Tensor view = make_dtensor(local, std::move(spec), meta.owner);
     view.unsafeGetTensorImpl()->set_version_counter(source->version_counter());
     return view;
@@ -117,8 +122,8 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   auto impl = source->shallow_copy_and_detach(source->version_counter(),
                                               /*allow_tensor_metadata_change=*/true);
   impl->set_sizes_and_strides(spec.shape(), spec.stride());
-  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta.owner,
-                                                          meta.style, meta.from_parameter));
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(
+      local, std::move(spec), meta.owner, meta.style, meta.from_parameter, meta.numbers));
   return at::Tensor(std::move(impl));
 }
 
@@ -140,15 +145,17 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::Disp
   auto* const impl = dtensor.unsafeGetTensorImpl();
   const auto& meta = meta_of(dtensor);
   const KeysOfNewDTensors all(without_backends(impl->key_set()) | keys);
-  const NewFromParameter origin(meta.from_parameter);
+  const NewFromParameter origin(meta.from_parameter, meta.numbers);
   const at::Tensor becomes = make_dtensor(local, meta.spec, meta.owner);
   set_style(becomes, meta.style);
   impl->shallow_copy_from(becomes.getIntrusivePtr());
 }
 
-void set_from_parameter(const at::Tensor& dtensor) {
-  static_cast<DTensorMeta*>(dtensor.unsafeGetTensorImpl()->get_backend_meta())->from_parameter =
-      true;
+void set_from_parameter(const at::Tensor& dtensor) { changed_meta(dtensor).from_parameter = true; }
+
+void set_numbers(const at::Tensor& dtensor, const Numbers& numbers) {
+  DTensorMeta& meta = changed_meta(dtensor);
+  if (!meta.is_of_parameter()) meta.numbers = numbers;
 }
 
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style) {

@@ -6,6 +6,7 @@
 
 #include "dtensor/internal/dtensor_key.h"
 #include "dtensor/internal/dtensor_spec.h"
+#include "dtensor/internal/numbers.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
@@ -52,12 +53,16 @@ using DTensorStylePtr = c10::intrusive_ptr<c10::intrusive_ptr_target>;
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_tensor, DTensorSpec spec_ptr,
               c10::intrusive_ptr<DTensorOwner> owner_ptr, DTensorStylePtr style_ptr,
-              bool is_from_parameter)
+              bool is_from_parameter, const Numbers& numbers_taken)
       : local(std::move(local_tensor)),
         spec(std::move(spec_ptr)),
         owner(std::move(owner_ptr)),
         style(std::move(style_ptr)),
-        from_parameter(is_from_parameter) {}
+        from_parameter(is_from_parameter),
+        numbers(numbers_taken) {}
+
+  // A registry entry, or a view of one.
+  bool is_of_parameter() const { return owner && owner->parameter_name() != nullptr; }
 
   at::Tensor local;
   DTensorSpec spec;
@@ -67,12 +72,14 @@ struct DTensorMeta final : c10::BackendMeta {
   // written by an operator that met one or what comes from one: beside it a plain tensor
   // is this rank's own (plain_beside.h).
   bool from_parameter;
+  Numbers numbers;  // that went into it, where it comes from a parameter
 };
 
 // What the DTensors that a thread makes have besides what they are made of.
 struct NewDTensors {
   c10::DispatchKeySet keys;
   bool from_parameter = false;
+  Numbers numbers;
 
   static NewDTensors& current();
 };
@@ -92,18 +99,26 @@ class KeysOfNewDTensors {
   c10::DispatchKeySet before_;
 };
 
-// While one lives that was given true, what this thread makes comes from a parameter.
+// While one lives that was given true, what this thread makes comes from a parameter, and
+// from these numbers, too.
 class NewFromParameter {
  public:
-  explicit NewFromParameter(bool from_parameter) : before_(NewDTensors::current().from_parameter) {
+  NewFromParameter(bool from_parameter, const Numbers& numbers)
+      : before_(NewDTensors::current().from_parameter),
+        numbers_before_(NewDTensors::current().numbers) {
     NewDTensors::current().from_parameter = before_ || from_parameter;
+    NewDTensors::current().numbers.join(numbers);
   }
-  ~NewFromParameter() { NewDTensors::current().from_parameter = before_; }
+  ~NewFromParameter() {
+    NewDTensors::current().from_parameter = before_;
+    NewDTensors::current().numbers = numbers_before_;
+  }
   NewFromParameter(const NewFromParameter&) = delete;
   NewFromParameter& operator=(const NewFromParameter&) = delete;
 
  private:
   bool before_;
+  Numbers numbers_before_;
 };
 
 // Null for a plain tensor, and an undefined one. An optimizer's step asks a dozen times
@@ -142,9 +157,11 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local);
 // gives it `keys` besides its own.
 void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::DispatchKeySet keys);
 
-// REQUIRES: is_dtensor(dtensor), as the next two. Of all that shares its metadata, as
+// REQUIRES: is_dtensor(dtensor), as the next three. Of all that shares its metadata, as
 // detached aliases do.
 void set_from_parameter(const at::Tensor& dtensor);
+// Those that went into what was written. Entries have none.
+void set_numbers(const at::Tensor& dtensor, const Numbers& numbers);
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style);
 // Null for none. Not the keys that the owner gives.
 void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner);

@@ -49,6 +49,11 @@ Result by_ways(c10::DispatchKeySet keys, Args... args) {
   return kernel.template call<Result, Args...>(op, keys, std::forward<Args>(args)...);
 }
 
+void set_origin(const at::Tensor& dtensor, const Numbers& numbers) {
+  set_from_parameter(dtensor);
+  set_numbers(dtensor, numbers);
+}
+
 template <class Op, class Schema = typename Op::schema>
 struct FastPointwise;
 
@@ -63,7 +68,7 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);
     at::Tensor result = make_dtensor(Op::call(local_argument(args)...), operands.spec());
-    if (operands.from_parameter()) set_from_parameter(result);
+    if (operands.from_parameter()) set_origin(result, operands.numbers(Op::name));
     return result;
   }
 };
@@ -82,7 +87,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     tell_write(self);
     (tell_read_of(args), ...);
-    if (operands.from_parameter()) set_from_parameter(self);
+    if (operands.from_parameter()) set_origin(self, operands.numbers(Op::name));
     at::Tensor local = local_of(self);
     Op::call(local, local_argument(args)...);
     tell_written(self);

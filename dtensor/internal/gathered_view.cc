@@ -111,7 +111,7 @@ class GatheredView final : public DTensorOwner {
     const ThroughAllLayers layers(base_);
     version_ = version_of_base();
     const at::Tensor now = base_.clone();
-    copy_.copy_(redistribute_local(local_of(now), spec_of(now), spec_.placements()));
+    copy_.copy_(moved_part(now, spec_.placements()));
   }
 
   // Local: from whole to cut.

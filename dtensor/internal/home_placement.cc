@@ -52,7 +52,7 @@ bool is_sum_of_terms(const at::Tensor& gradient, const DTensorSpec& home) {
 at::Tensor local_at_home(const at::Tensor& gradient, const DTensorSpec& home) {
   if (!is_dtensor(gradient)) return local_part(gradient, home);
   const CauseOfMovement cause(MovementCause::kGradient);
-  return redistribute_local(local_of(gradient), spec_of(gradient), home.placements());
+  return moved_part(gradient, home.placements());
 }
 
 std::vector<at::Tensor> sum_terms(const std::vector<at::Tensor>& gradients) {

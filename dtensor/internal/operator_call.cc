@@ -4,7 +4,10 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
 
+#include <ATen/core/jit_type.h>
+
 #include <sstream>
+#include <string_view>
 #include <utility>
 
 namespace fsdp::internal {
@@ -24,6 +27,22 @@ void append_tensors(const c10::IValue& value, std::vector<at::Tensor>& tensors) 
   }
 }
 
+bool is_number(const c10::Type& type) {
+  if (const auto* const optional = type.castRaw<c10::OptionalType>())
+    return is_number(*optional->getElementType());
+  if (const auto* const list = type.castRaw<c10::ListType>())
+    return is_number(*list->getElementType());
+  return type.kind() == c10::TypeKind::NumberType || type.kind() == c10::TypeKind::FloatType;
+}
+
+bool overwrites_self(std::string_view name) {
+  for (const std::string_view other : {"aten::copy_", "aten::fill_", "aten::zero_", "aten::set_",
+                                       "aten::_foreach_copy_", "aten::_foreach_zero_"}) {
+    if (name == other) return true;
+  }
+  return false;
+}
+
 bool has_argument(const c10::FunctionSchema& schema, const char* name) {
   return schema.argumentIndexWithName(name).has_value();
 }
@@ -32,11 +51,13 @@ bool has_argument(const c10::FunctionSchema& schema, const char* name) {
 
 OperatorTraits::OperatorTraits(const c10::OperatorHandle& op)
     : draws_random_numbers(op.hasTag(at::Tag::nondeterministic_seeded)),
+      overwrites(overwrites_self(op.schema().name())),
       indexes_self(has_argument(op.schema(), "self") &&
                    (has_argument(op.schema(), "index") || has_argument(op.schema(), "indices"))) {
   const auto& schema = op.schema();
   for (size_t i = 0; i < schema.arguments().size(); ++i) {
     if (writes(schema.arguments()[i])) written.push_back(i);
+    if (is_number(*schema.arguments()[i].type())) numbers.push_back(i);
   }
   for (const auto& result : schema.returns()) {
     returned_argument.emplace_back();

@@ -18,8 +18,10 @@ struct OperatorTraits {
 
   std::vector<size_t> written;  // arguments the operator writes in place
   std::vector<std::optional<size_t>>
-      returned_argument;  // per return: the written argument it hands back
+      returned_argument;        // per return: the written argument it hands back
+  std::vector<size_t> numbers;  // arguments that are real numbers, or lists of such
   bool draws_random_numbers;
+  bool overwrites;    // what it writes has nothing of what it was
   bool indexes_self;  // reads or writes `self` at indices, which may be plain tensors
 };
 

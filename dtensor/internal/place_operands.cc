@@ -83,7 +83,7 @@ Operands place_operands(const OperatorCall& call, at::TensorList operands,
     }
     const DTensorSpec& from = spec_of(operands[i]);
     if (must_move(from, targets[i])) note_redistribution(call, i, from, targets[i], cause);
-    locals[i] = redistribute_local(local_of(operands[i]), from, targets[i]);
+    locals[i] = moved_part(operands[i], targets[i]);
   }
   return locals;
 }

@@ -20,15 +20,15 @@ namespace {
 
 bool is_number(const at::Tensor& plain) { return plain.unsafeGetTensorImpl()->is_wrapped_number(); }
 
-// Operators whose written values are those that are given, or stand at given indices, and
-// optimizer steps, which look after their operands themselves.
+// Operators whose written values are those that are given, which are compared later
+// (numbers.h), and optimizer steps, which look after their operands themselves.
 bool may_differ_in_writes(const OperatorCall& call) {
   const std::string_view name = call.handle().schema().name();
   for (const std::string_view other : {"aten::copy_", "aten::_foreach_copy_", "aten::fill_"}) {
     if (name == other) return true;
   }
-  return call.traits().indexes_self || name.starts_with("aten::_fused_") ||
-         name.starts_with("aten::_amp_") || !reads_values_of_all(name);
+  return name.starts_with("aten::_fused_") || name.starts_with("aten::_amp_") ||
+         !reads_values_of_all(name);
 }
 
 // Of tensors that meet each other in an operator.

@@ -3,8 +3,8 @@
 // comes from one (DTensorMeta::from_parameter), is this rank's own, where beside any
 // other DTensor it counts as replicated, as in PyTorch. Nothing here depends on values,
 // on numbers of elements, or on anything else that differs between ranks. A number that a
-// caller wrote (a wrapped one) counts as no tensor; a tensor without dimensions may be a
-// rank's own loss, and counts as one.
+// caller wrote (a wrapped one) counts as no tensor, and must be the same on all ranks
+// (numbers.h); a tensor without dimensions may be a rank's own loss, and counts as one.
 #pragma once
 
 #include "dtensor/internal/operator_call.h"
@@ -49,11 +49,11 @@ at::Tensor gathered_value(const at::Tensor& dtensor);
 
 // Where what comes from a parameter is written, each rank keeps its part of what it has
 // beside it, so the ranks must have the same: they compare plain tensors of one dimension
-// or more, and those without where what is written is not cut. (A factor without
-// dimensions for what is cut, as a clipping coefficient or a learning rate, is taken as
-// it is; and so are values that are only copied: loading.) Throws ValueError on every
-// rank where they differ. Collective where something is compared, which the ranks decide
-// alike.
+// or more, and those without where what is written is not cut. (Those without dimensions
+// for what is cut, as a clipping coefficient or a learning rate, and values that are only
+// copied are compared when the value becomes whole, as numbers are: numbers.h. So are
+// copies into an entry: DTensorOwner::before_copy.) Throws ValueError on every rank where
+// they differ. Collective where something is compared, which the ranks decide alike.
 void check_written_alike(const OperatorCall& call, const TensorArguments& arguments);
 
 }  // namespace fsdp::internal

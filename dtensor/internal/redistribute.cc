@@ -3,6 +3,7 @@
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/movement.h"
+#include "dtensor/internal/numbers_moved.h"
 #include "dtensor/internal/reduction_dtype.h"
 
 #include <ATen/ops/alias.h>
@@ -72,8 +73,10 @@ Placement along_atoms(const Placement& placement, int64_t dim) {
 class Step {
  public:
   // `unsharded_shape`: the local shape once this mesh dimension's cut is undone.
-  Step(const DeviceMesh& mesh, int64_t mesh_dim, std::vector<int64_t> unsharded_shape)
+  Step(const DeviceMesh& mesh, int64_t mesh_dim, std::vector<int64_t> unsharded_shape,
+       NumbersMoved& numbers)
       : mesh_(mesh),
+        numbers_(numbers),
         mesh_dim_(mesh_dim),
         collectives_(collectives_of(mesh, mesh_dim)),
         parts_(mesh.size(mesh_dim)),
@@ -174,7 +177,8 @@ class Step {
     const at::Tensor output = at::empty(rows, input.options());
     if (output.numel() > 0) {
       tell(CollectiveKind::kAllGather, input);
-      collectives_.all_gather({.output = output, .input = input, .what = what_});
+      numbers_.send(
+          [&] { collectives_.all_gather({.output = output, .input = input, .what = what_}); });
     }
     return output.narrow(0, 0, shape_[dim]).movedim(0, dim).contiguous();
   }
@@ -183,7 +187,8 @@ class Step {
     at::Tensor sum = local.clone(at::MemoryFormat::Contiguous);
     if (sum.numel() > 0) {
       tell(CollectiveKind::kAllReduce, sum);
-      collectives_.all_reduce({.tensor = sum, .what = what_, .op = reduce_op(op)});
+      numbers_.send(
+          [&] { collectives_.all_reduce({.tensor = sum, .what = what_, .op = reduce_op(op)}); });
     }
     return averaged(std::move(sum), op, parts_);
   }
@@ -196,8 +201,10 @@ class Step {
     const at::Tensor output = at::empty(rows, input.options());
     if (output.numel() > 0) {
       tell(CollectiveKind::kReduceScatter, input);
-      collectives_.reduce_scatter(
-          {.output = output, .input = input, .what = what_, .op = reduce_op(op)});
+      numbers_.send([&] {
+        collectives_.reduce_scatter(
+            {.output = output, .input = input, .what = what_, .op = reduce_op(op)});
+      });
     }
     const int64_t length = chunk_of(shape_[dim], parts_, index_).length;
     return averaged(output.narrow(0, 0, length).movedim(0, dim).contiguous(), op, parts_);
@@ -211,7 +218,8 @@ class Step {
     const at::Tensor output = at::empty_like(input);
     if (output.numel() > 0) {
       tell(CollectiveKind::kAllToAll, input);
-      collectives_.all_to_all({.output = output, .input = input, .what = what_});
+      numbers_.send(
+          [&] { collectives_.all_to_all({.output = output, .input = input, .what = what_}); });
     }
     return output.movedim(0, from)
         .flatten(from, from + 1)
@@ -234,6 +242,7 @@ class Step {
   }
 
   const DeviceMesh& mesh_;
+  NumbersMoved& numbers_;
   int64_t mesh_dim_;
   Placement from_ = Replicate{}, to_ = Replicate{};  // of the whole step
   Collectives collectives_;
@@ -256,12 +265,16 @@ at::Tensor in_memory_order(const at::Tensor& tensor, const std::vector<int64_t>&
 class Journey {
  public:
   Journey(const DTensorSpec& from, at::Tensor local)
-      : spec_(from), placements_(from.placements()), local_(std::move(local)) {}
+      : spec_(from),
+        placements_(from.placements()),
+        local_(std::move(local)),
+        numbers_(NumbersOfMove::current(), local_.numel() > 0) {}
 
   at::Tensor run(const std::vector<Placement>& to) && {
     undo_inner_cuts(to);
     reduce_before_splitting(to);
     for (size_t m = 0; m < to.size(); ++m) move(m, to[m]);
+    numbers_.check(spec_.mesh());
     return in_memory_order(local_, memory_order(spec_.shape(), spec_.stride()));
   }
 
@@ -300,7 +313,7 @@ class Journey {
 
   void move(size_t m, const Placement& to) {
     if (placements_[m] == to) return;
-    local_ = Step(spec_.mesh(), static_cast<int64_t>(m), shape_without(m))
+    local_ = Step(spec_.mesh(), static_cast<int64_t>(m), shape_without(m), numbers_)
                  .run(local_, placements_[m], to);
     placements_[m] = to;
   }
@@ -314,6 +327,7 @@ class Journey {
   const DTensorSpec& spec_;
   std::vector<Placement> placements_;
   at::Tensor local_;
+  NumbersMoved numbers_;
 };
 
 }  // namespace
@@ -356,6 +370,11 @@ at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
   return Journey(from, local.resolve_conj().resolve_neg()).run(to);
 }
 
+at::Tensor moved_part(const at::Tensor& dtensor, const std::vector<Placement>& to) {
+  const NumbersOfMove numbers(meta_of(dtensor).numbers);
+  return redistribute_local(local_of(dtensor), spec_of(dtensor), to);
+}
+
 bool must_move(const DTensorSpec& from, const std::vector<Placement>& to) {
   for (size_t m = 0; m < to.size(); ++m) {
     const bool stays = from.placements()[m] == to[m] || from.placements()[m].is_replicate();
@@ -371,13 +390,12 @@ at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Pla
                            dtensor.is_non_overlapping_and_dense()
                                ? from.stride()
                                : dense_strides(from.shape(), from.stride()));
-  const NewFromParameter origin(meta_of(dtensor).from_parameter);
-  return make_dtensor(redistribute_local(local_of(dtensor), from, to), target);
+  const NewFromParameter origin(meta_of(dtensor).from_parameter, meta_of(dtensor).numbers);
+  return make_dtensor(moved_part(dtensor, to), target);
 }
 
 at::Tensor whole_value(const at::Tensor& dtensor) {
-  const DTensorSpec& from = spec_of(dtensor);
-  return redistribute_local(local_of(dtensor), from, from.replicated().placements());
+  return moved_part(dtensor, spec_of(dtensor).replicated().placements());
 }
 
 at::Tensor reduce_partials(const at::Tensor& dtensor) {

@@ -12,6 +12,9 @@
 //
 // Equal placements and mesh dimensions of size 1 move nothing. Below autograd; nothing
 // here is differentiable.
+//
+// What comes from sharded parameters must have come of the same numbers on all ranks that
+// a move brings together (numbers.h): ValueError on all of them otherwise.
 #pragma once
 
 #include "dtensor/internal/dtensor_spec.h"
@@ -38,6 +41,9 @@ bool must_move(const DTensorSpec& from, const std::vector<Placement>& to);
 // over the mesh dimensions that change.
 at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
                               const std::vector<Placement>& to);
+
+// The same of a DTensor; its local tensor itself when nothing moves.
+at::Tensor moved_part(const at::Tensor& dtensor, const std::vector<Placement>& to);
 
 // The same for a whole DTensor; `dtensor` itself when the placements are equal.
 at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Placement>& to);

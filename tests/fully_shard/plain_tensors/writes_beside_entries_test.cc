@@ -3,6 +3,7 @@
 // ranks have alike.
 #include "dtensor/internal/movement.h"
 #include "fully_shard/counters.h"
+#include "tests/fully_shard/plain_tensors/sharded_layer.h"
 #include "tests/fully_shard/training/parity.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
@@ -13,7 +14,6 @@
 #include <torch/torch.h>
 
 #include <functional>
-#include <memory>
 #include <vector>
 
 namespace fsdp::testing {
@@ -22,30 +22,6 @@ namespace {
 using ::testing::HasSubstr;
 using Tensor = torch::Tensor;
 using Tensors = std::vector<Tensor>;
-
-struct Layer : torch::nn::Module {
-  Layer() {
-    weight = register_parameter("weight", torch::randn({5, 16}) / 4);
-    bias = register_parameter("bias", torch::randn({5}));
-    scale = register_parameter("scale", torch::randn({1, 5}));
-  }
-  Tensor forward(const Tensor& x) { return torch::linear(x, weight, bias) * scale; }
-  Tensor weight, bias, scale;
-};
-
-std::shared_ptr<Layer> layer() {
-  std::shared_ptr<Layer> made;
-  build_seeded([&] { return Model{made = std::make_shared<Layer>(), {}}; });
-  return made;
-}
-
-std::shared_ptr<Layer> sharded_layer(const DeviceMesh& mesh) {
-  auto made = layer();
-  fully_shard(*made, mesh);
-  return made;
-}
-
-Tensor own_rows(int64_t rank) { return make_data(3 + static_cast<uint64_t>(rank)).x[0]; }
 
 // Gathers of units, and what operators on DTensors move.
 int64_t moved_in(const DeviceMesh& mesh, const std::function<void()>& body) {
@@ -182,6 +158,58 @@ TEST_P(WritesBesideEntries, OfARanksOwnValuesAreErrorsOnAllRanks) {
     EXPECT_THAT(message_of(mistakes[0]), HasSubstr("parameter 'weight'"));
     EXPECT_THAT(message_of(mistakes[3]), HasSubstr("out of place"));
     EXPECT_TRUE(full_value(weight).equal(before));
+  });
+}
+
+// A codebook that learns without gradients.
+TEST_P(WritesBesideEntries, AtIndicesAreComparedToo) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    const auto sharded = sharded_layer(mesh), plain = layer();
+    torch::NoGradGuard no_grad;
+    struct Write {
+      Tensor index, values;
+      void to(const Tensor& t) const {
+        const auto rows = index.unsqueeze(1).expand({3, 16}), one = index.slice(0, 0, 1);
+        t.index_add_(0, index, values);
+        t.index_copy_(0, one, values.slice(0, 0, 1));
+        t.index_fill_(0, index.slice(0, 1, 2), 0.5);
+        t.index_put_({index}, values, /*accumulate=*/true);
+        t.scatter_add_(0, rows, values);
+        t.scatter_(0, rows.slice(0, 0, 1), values);
+        t.scatter_(0, rows.slice(0, 2, 3), 0.25);
+      }
+    };
+    const Write alike{torch::tensor({3, 0, 4}), own_rows(0).slice(0, 0, 3)};
+    for (const auto& model : {plain, sharded}) {
+      auto sums = torch::zeros_like(model->parameters()[0]);
+      alike.to(sums);
+      alike.to(model->parameters()[0]);
+      model->parameters()[0].add_(sums);
+    }
+    EXPECT_TRUE(full_value(sharded->parameters()[0]).allclose(plain->parameters()[0]));
+    if (mesh.size() == 1) return;
+    const Tensor weight = sharded->parameters()[0], sums = torch::zeros_like(weight);
+    const auto own = torch::tensor({rank, rank + 1, int64_t{4}});
+    const auto own_rows_at = own.unsqueeze(1).expand({3, 16});
+    const auto values = own_rows(rank).slice(0, 0, 3);
+    const std::vector<std::function<void()>> mistakes{
+        [&] { sums.index_add_(0, own, alike.values); },
+        [&] { sums.index_add_(0, alike.index, values); },
+        [&] { sums.index_copy_(0, own, alike.values); },
+        [&] { sums.index_fill_(0, own, 0.5); },
+        [&] { sums.index_put_({own}, alike.values); },
+        [&] { sums.index_put_({alike.index}, values); },
+        [&] { sums.scatter_(0, own_rows_at, alike.values); },
+        [&] { sums.scatter_add_(0, own_rows_at, alike.values); },
+        [&] { weight.index_add_(0, own, alike.values); },
+        [&] { weight.index_put_({alike.index}, values); },
+    };
+    for (size_t i = 0; i < mistakes.size(); ++i)
+      EXPECT_THAT(message_of<c10::ValueError>(mistakes[i]),
+                  HasSubstr("is not the same on all ranks"))
+          << i;
+    EXPECT_TRUE(full_value(weight).allclose(plain->parameters()[0]));
+    EXPECT_TRUE(full_value(sums).equal(torch::zeros({5, 16})));
   });
 }
 
