@@ -156,7 +156,7 @@ TEST(IssueLog, RanksThatWaitForOneAnotherLearnWhereTheyPart) {
   for (const auto& end : testing::run_processes("wait_in_two_lanes", 2, std::chrono::seconds(40))) {
     EXPECT_EQ(end.exit_code, 1);
     EXPECT_THAT(end.output,
-                HasSubstr("the ranks part first at operation 2: rank 0 issued second gather (4 "
+                HasSubstr("the ranks part first at operation 3: rank 0 issued second gather (4 "
                           "bytes); rank 1 issued nothing; and at operation 1: rank 0 issued "
                           "nothing; rank 1 issued first reduction (4 bytes)"));
   }
@@ -169,7 +169,8 @@ TEST(IssueLog, RemembersWhatItIssued) {
     log->announce({.what = "gather", .bytes = 8}).wait();
     beside->announce({.what = "reduction", .bytes = 4}).wait();
     const std::vector<RecordedOperation> expected = {
-        {.lane = 0, .sequence = 1, .what = "gather", .bytes = 8},
+        {.lane = 0, .sequence = 1, .what = "making of the group for beside", .bytes = 0},
+        {.lane = 0, .sequence = 2, .what = "gather", .bytes = 8},
         {.lane = 1, .sequence = 1, .what = "reduction", .bytes = 4}};
     EXPECT_EQ(log->recent_operations(), expected);
     EXPECT_EQ(beside->recent_operations(), expected);

@@ -66,7 +66,7 @@ TEST_F(WatchedWaits, AGatherAgainstAReductionIsAnErrorOnAllRanksThatNamesBoth) {
         rank == 0 ? gather(gathers, "norm of unit 'l0'") : gather(reductions, "first reduction");
       });
       EXPECT_THAT(error, AllOf(HasSubstr("out of order"),
-                               HasSubstr("rank 0 waits in the norm of unit 'l0' (operation 2"),
+                               HasSubstr("rank 0 waits in the norm of unit 'l0' (operation 3"),
                                HasSubstr("waits in the first reduction (operation 1")))
           << "rank " << rank;
       EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10));

@@ -34,7 +34,7 @@ TEST_P(DescribeUnits, SaysWhereEachStands) {
     auto first = get_fsdp_module(*model->first);
     first.unshard();
     EXPECT_THAT(line_of(*model, "first"),
-                AllOf(HasSubstr("resident"), HasSubstr("last: all-gather 1")));
+                AllOf(HasSubstr("resident"), HasSubstr("last: all-gather 2")));
     {
       const SummonFullParams full(first);
       EXPECT_THAT(line_of(*model, "first"), HasSubstr("resident and held"));
@@ -47,7 +47,7 @@ TEST_P(DescribeUnits, SaysWhereEachStands) {
     EXPECT_THAT(line_of(*model, "second"), HasSubstr("gradients waiting"));
     EXPECT_THAT(describe_units(*model),
                 AllOf(HasSubstr("collectives issued last by rank " + std::to_string(rank)),
-                      HasSubstr("1: all-gather of unit 'first', ")));
+                      HasSubstr("2: all-gather of unit 'first', ")));
   });
 }
 
