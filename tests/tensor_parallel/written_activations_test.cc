@@ -182,12 +182,9 @@ TEST_P(WrittenParallel, PaddingRowsOfTables) {
       const torch::NoGradGuard no_grad;
       parallel->weight.fill_(3);
     }
-    {
-      const std::lock_guard lock(drawing());
-      fsdp::manual_seed(1, mesh);
-      parallel->reset_parameters();
-      fsdp::use_default_generator();
-    }
+    fsdp::manual_seed(1, mesh);
+    parallel->reset_parameters();
+    fsdp::use_default_generator();
     const at::Tensor whole = full_value(parallel->weight);
     EXPECT_TRUE(whole[5].equal(torch::zeros({4}, torch::kFloat64)));
     EXPECT_EQ(whole.eq(0).sum().item<int64_t>(), 4);
