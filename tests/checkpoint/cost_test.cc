@@ -43,8 +43,8 @@ TEST(Cost, SavingIsThreeExchangesAndLoadingTwoWhateverThereIsToSave) {
         save({.tensors = tensors}, path + "-full", {.layout = Layout::kFull});
       };
       EXPECT_EQ(collectives_of(save_full), 3 * kExchange + gathers);
-      // In the background only the first exchange is the training's; once, the announcement
-      // of the group that the others go through, too.
+      // In the background only the first exchange is the training's; once, the
+      // announcement of the group that the others go through, too.
       SaveHandle saving;
       EXPECT_EQ(collectives_of([&] { saving = async_save({.tensors = tensors}, path + "-async"); }),
                 (count == 1 ? 2 : 1) * kExchange);
