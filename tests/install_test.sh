@@ -101,11 +101,11 @@ expect_numbers_of_ranks_refused() {
   for written in "fsdp::FullyShardOptions options{.reshard_after_forward = 4};" \
     "void set(fsdp::FSDPModule unit) { unit.set_reshard_after_forward(4); }" "fsdp::ReshardAfterForward after(4u);"; do
     program="#include \"fully_shard/fully_shard.h\""$'\n'"$written"
-    if echo "$program" | "$1" $(flags_for --cflags) -fsyntax-only -x c++ - 2> "$work/refused"; then
+    if echo "$program" | "$1" $(flags_for --cflags) -fsyntax-only -x c++ - 2> "$work/compiler_errors"; then
       fail "$1 compiles $written"
     fi
-    grep --quiet "a number of ranks is ReshardAfterForward::to_world(n)" "$work/refused" ||
-      fail "$1 does not say how to write $written: $(cat "$work/refused")"
+    grep --quiet "a number of ranks is ReshardAfterForward::to_world(n)" "$work/compiler_errors" ||
+      fail "$1 does not say how to write $written: $(cat "$work/compiler_errors")"
   done
   echo "${program/4u/true}" | "$1" $(flags_for --cflags) -fsyntax-only -x c++ - || fail "$1 refuses a bool"
 }
