@@ -2,6 +2,7 @@
 #include "checkpoint/internal/parameter_names.h"
 #include "checkpoint/internal/state_items.h"
 #include "checkpoint/optimizer_state_dict.h"
+#include "device_mesh/internal/given_module.h"
 
 #include <ATen/core/List.h>
 #include <ATen/ops/equal.h>
@@ -149,10 +150,11 @@ StateDict flatten(const OptimizerStateDict& dict) {
   return flat;
 }
 
-OptimizerStateDict unflatten(const StateDict& flat, const torch::nn::Module& module,
+OptimizerStateDict unflatten(const StateDict& flat, ConstModuleRef module,
                              const torch::optim::Optimizer& optimizer) {
   OptimizerStateDict dict;
-  const auto groups = named_groups(optimizer, tensors_of(module), "unflatten");
+  const auto& model = internal::given_module("unflatten", module);
+  const auto groups = named_groups(optimizer, tensors_of(model), "unflatten");
   for (size_t i = 0; i < groups.size(); ++i) {
     auto& group = dict.param_groups.emplace_back();
     group.params = names_of(groups[i]);

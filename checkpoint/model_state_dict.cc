@@ -9,6 +9,7 @@
 #include "checkpoint/internal/tensor_values.h"
 #include "checkpoint/internal/tied_values.h"
 #include "checkpoint/state_dict.h"
+#include "device_mesh/internal/given_module.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/units/unit_buffers.h"
 
@@ -80,16 +81,24 @@ class ModelSetting {
     const Descriptions offered =
         sent ? exchange_descriptions(describe(values_), world_) : describe(values_);
     const auto check = [&] { plan(offered); };
-    if (sent) {
-      agree(world_, attempt(check), "", kSetModel);
-    } else {
-      plan_with_all(meshes_of_targets(), check, kSetModel);
-    }
-    for (const Step& step : steps_) write(step, offered.at(step.source));
+    on_all_ranks(check, kSetModel);
+    const auto write_all = [&] {
+      for (const Step& step : steps_) write(step, offered.at(step.source));
+    };
+    on_all_ranks(write_all, c10::str(kSetModel, ": the model is now partly overwritten"));
     return std::move(result_);
   }
 
  private:
+  // What fails on one rank that takes part fails on all of them. Collective.
+  void on_all_ranks(const std::function<void()>& step, const std::string& what) const {
+    if (options_.broadcast_from_rank0) {
+      agree(world_, attempt(step), "", what);
+    } else {
+      attempt_with_all(meshes_of_targets(), step, what);
+    }
+  }
+
   struct Step {
     std::string name, source;
     at::Tensor target;
@@ -200,7 +209,8 @@ class ModelSetting {
 
 }  // namespace
 
-StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions options) {
+StateDict get_model_state_dict(ConstModuleRef module, StateDictOptions options) {
+  const auto& model = internal::given_module(kGetModel, module);
   check_get_options(options, kGetModel);
   const World world = default_world();
   std::vector<NamedTensor> firsts, distributed;
@@ -213,11 +223,11 @@ StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions
     firsts.push_back({name, tensor, unit_of(tensor)});
     if (is_dtensor(tensor)) distributed.push_back(firsts.back());
   };
-  for (const auto& item : module.named_parameters()) {
+  for (const auto& item : model.named_parameters()) {
     if (!options.ignore_frozen_params || item.value().requires_grad())
       note(item.key(), item.value());
   }
-  for (const auto& item : module.named_buffers()) note(item.key(), item.value());
+  for (const auto& item : model.named_buffers()) note(item.key(), item.value());
   WholeValues whole(std::move(distributed), world);
   StateDict dict;
   for (const NamedTensor& each : firsts) {
@@ -230,9 +240,10 @@ StateDict get_model_state_dict(const torch::nn::Module& module, StateDictOptions
   return dict;
 }
 
-LoadResult set_model_state_dict(torch::nn::Module& module, const StateDict& values,
+LoadResult set_model_state_dict(ModuleRef module, const StateDict& values,
                                 StateDictOptions options) {
-  return ModelSetting(module, values, options, default_world()).run();
+  return ModelSetting(internal::given_module(kSetModel, module), values, options, default_world())
+      .run();
 }
 
 }  // namespace fsdp

@@ -11,6 +11,7 @@
 #include "checkpoint/internal/parameter_names.h"
 #include "checkpoint/internal/saved_groups.h"
 #include "checkpoint/internal/state_items.h"
+#include "device_mesh/internal/given_module.h"
 #include "dtensor/dtensor.h"
 
 #include <ATen/core/List.h>
@@ -65,9 +66,13 @@ class OptimizerSetting {
                    "names");
   }
 
-  // Collective over the meshes of values that lie otherwise than their parameters.
-  LoadResult apply() {
+  // Changes nothing of the optimizer. Collective over the meshes of values that lie
+  // otherwise than their parameters.
+  void make() {
     for (const auto& [parameter, name] : with_state_) make_fields(parameter, name);
+  }
+
+  LoadResult apply() {
     set_fields(optimizer_, fields_);
     forget_state(optimizer_, without_state_);
     return std::move(result_);
@@ -202,12 +207,13 @@ OptimizerStateDict receive(const torch::nn::Module& module,
 
 }  // namespace
 
-OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
+OptimizerStateDict get_optimizer_state_dict(ConstModuleRef module,
                                             const torch::optim::Optimizer& optimizer,
                                             StateDictOptions options) {
   check_get_options(options, kGetOptimizer);
   const World world = default_world();
-  const auto groups = named_groups(optimizer, tensors_of(module), kGetOptimizer);
+  const auto& model = internal::given_module(kGetOptimizer, module);
+  const auto groups = named_groups(optimizer, tensors_of(model), kGetOptimizer);
   OptimizerStateDict dict;
   for (size_t i = 0; i < groups.size(); ++i) {
     dict.param_groups.push_back(
@@ -224,20 +230,24 @@ OptimizerStateDict get_optimizer_state_dict(const torch::nn::Module& module,
   return own;
 }
 
-LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
-                                    torch::optim::Optimizer& optimizer,
+LoadResult set_optimizer_state_dict(ConstModuleRef module, torch::optim::Optimizer& optimizer,
                                     const OptimizerStateDict& dict, StateDictOptions options) {
+  const auto& model = internal::given_module(kSetOptimizer, module);
   if (options.broadcast_from_rank0) {
     check_set_options(options, kSetOptimizer);
     const World world = default_world();
-    const OptimizerStateDict mine = receive(module, optimizer, dict, world);
-    OptimizerSetting setting(module, optimizer, mine, options);
+    const OptimizerStateDict mine = receive(model, optimizer, dict, world);
+    OptimizerSetting setting(model, optimizer, mine, options);
     agree(world, attempt([&] { setting.plan(); }), "", kSetOptimizer);
+    agree(world, attempt([&] { setting.make(); }), "", kSetOptimizer);
     return setting.apply();
   }
-  OptimizerSetting setting(module, optimizer, dict, options);
-  plan_with_all(
-      meshes_of_parameters(optimizer), [&] { setting.plan(); }, kSetOptimizer);
+  OptimizerSetting setting(model, optimizer, dict, options);
+  const auto meshes = meshes_of_parameters(optimizer);
+  attempt_with_all(
+      meshes, [&] { setting.plan(); }, kSetOptimizer);
+  attempt_with_all(
+      meshes, [&] { setting.make(); }, kSetOptimizer);
   return setting.apply();
 }
 

@@ -10,6 +10,7 @@
 
 #include "checkpoint/state_dict.h"
 #include "device_mesh/api.h"
+#include "device_mesh/module_ref.h"
 
 #include <ATen/core/ivalue.h>
 
@@ -37,9 +38,8 @@ struct OptimizerStateDict {
 // Tensors of a parameter's shape are as `options` want the parameter, others as they are.
 // As distributed or local: shares memory; local. Full: copies; collective over the
 // meshes. Throws ValueError for a parameter that `module` does not name.
-[[nodiscard]] FSDP_API OptimizerStateDict
-get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Optimizer& optimizer,
-                         StateDictOptions options = {});
+[[nodiscard]] FSDP_API OptimizerStateDict get_optimizer_state_dict(
+    ConstModuleRef module, const torch::optim::Optimizer& optimizer, StateDictOptions options = {});
 
 // Copies. State that the dict lacks is erased, as for a parameter never used; a group
 // takes the options of the dict's group that has its parameters. Parameters that the dict
@@ -47,7 +47,7 @@ get_optimizer_state_dict(const torch::nn::Module& module, const torch::optim::Op
 // parameters of one group with different options. State of another class of optimizer
 // throws ValueError. Throws before it changes anything.
 // Local, but for broadcast_from_rank0: collective over the default group.
-FSDP_API LoadResult set_optimizer_state_dict(const torch::nn::Module& module,
+FSDP_API LoadResult set_optimizer_state_dict(ConstModuleRef module,
                                              torch::optim::Optimizer& optimizer,
                                              const OptimizerStateDict& dict,
                                              StateDictOptions options = {});
@@ -68,7 +68,7 @@ enum class KeyType { kName, kId };
 // Throws ValueError for keys of both kinds, and for names and numbers that are nobody's
 // here.
 [[nodiscard]] FSDP_API OptimizerStateDict rekey(const OptimizerStateDict& dict, KeyType to,
-                                                const torch::nn::Module& module,
+                                                ConstModuleRef module,
                                                 const torch::optim::Optimizer& optimizer);
 
 // Tensors alone, under the flattened names of torch.distributed.checkpoint:
@@ -78,8 +78,7 @@ enum class KeyType { kName, kId };
 [[nodiscard]] FSDP_API StateDict flatten(const OptimizerStateDict& dict);
 // The way back, for the groups and types of options that `optimizer` has. Throws
 // ValueError for names that are not of its parameters or that lack an option.
-[[nodiscard]] FSDP_API OptimizerStateDict unflatten(const StateDict& flat,
-                                                    const torch::nn::Module& module,
+[[nodiscard]] FSDP_API OptimizerStateDict unflatten(const StateDict& flat, ConstModuleRef module,
                                                     const torch::optim::Optimizer& optimizer);
 
 }  // namespace fsdp

@@ -1,6 +1,7 @@
 #include "checkpoint/internal/parameter_names.h"
 #include "checkpoint/internal/state_items.h"
 #include "checkpoint/optimizer_state_dict.h"
+#include "device_mesh/internal/given_module.h"
 
 #include <c10/util/Exception.h>
 
@@ -82,12 +83,11 @@ void sort_keys(std::vector<std::string>& keys, KeyType type) {
 
 }  // namespace
 
-OptimizerStateDict rekey(const OptimizerStateDict& dict, KeyType to,
-                         const torch::nn::Module& module,
+OptimizerStateDict rekey(const OptimizerStateDict& dict, KeyType to, ConstModuleRef module,
                          const torch::optim::Optimizer& optimizer) {
   const auto from = type_of(dict);
   if (!from || *from == to) return dict;
-  const NewKeys keys(to, module, optimizer);
+  const NewKeys keys(to, internal::given_module("rekey", module), optimizer);
   OptimizerStateDict result;
   for (const auto& [key, fields] : dict.state) {
     if (const auto* const now = keys.find(key)) result.state[*now] = fields;

@@ -13,6 +13,7 @@
 
 #include "checkpoint/checkpoint.h"
 #include "device_mesh/api.h"
+#include "device_mesh/module_ref.h"
 
 #include <ATen/core/Tensor.h>
 #include <torch/ordered_dict.h>
@@ -40,7 +41,7 @@ struct StateDictOptions {
 // As distributed or local: shares memory with the model; local. Full: copies, gathered
 // unit by unit; collective over the meshes. Throws ValueError for options that exclude
 // each other, and for whole values inside a backward.
-[[nodiscard]] FSDP_API StateDict get_model_state_dict(const torch::nn::Module& module,
+[[nodiscard]] FSDP_API StateDict get_model_state_dict(ConstModuleRef module,
                                                       StateDictOptions options = {});
 
 // Copies values in. A value may be distributed as the parameter, or otherwise on its mesh
@@ -48,7 +49,7 @@ struct StateDictOptions {
 // something throw ValueError, as do other shapes, and different values under the names of
 // one tensor of the model. Throws before it changes anything.
 // Local, but for broadcast_from_rank0: collective over the default group.
-FSDP_API LoadResult set_model_state_dict(torch::nn::Module& module, const StateDict& values,
+FSDP_API LoadResult set_model_state_dict(ModuleRef module, const StateDict& values,
                                          StateDictOptions options = {});
 
 }  // namespace fsdp

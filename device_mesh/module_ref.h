@@ -17,19 +17,23 @@ namespace fsdp {
 
 // Shares a module that it was made from a holder or a shared_ptr of, so temporaries of
 // these are fine; a module that is given by reference outlives it. Null by default.
-class ModuleRef {
+template <class Module>
+class BasicModuleRef {
  public:
-  ModuleRef() = default;
-  ModuleRef(torch::nn::Module& module) : module_(std::shared_ptr<torch::nn::Module>(), &module) {}
+  BasicModuleRef() = default;
+  BasicModuleRef(Module& module) : module_(std::shared_ptr<Module>(), &module) {}
   template <class Contained>
-  ModuleRef(const torch::nn::ModuleHolder<Contained>& holder) : module_(holder.ptr()) {}
+  BasicModuleRef(const torch::nn::ModuleHolder<Contained>& holder) : module_(holder.ptr()) {}
   template <class Contained>
-  ModuleRef(std::shared_ptr<Contained> module) : module_(std::move(module)) {}
+  BasicModuleRef(std::shared_ptr<Contained> module) : module_(std::move(module)) {}
 
-  torch::nn::Module* get() const { return module_.get(); }
+  Module* get() const { return module_.get(); }
 
  private:
-  std::shared_ptr<torch::nn::Module> module_;
+  std::shared_ptr<Module> module_;
 };
+
+using ModuleRef = BasicModuleRef<torch::nn::Module>;
+using ConstModuleRef = BasicModuleRef<const torch::nn::Module>;  // of what only reads it
 
 }  // namespace fsdp

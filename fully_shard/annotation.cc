@@ -1,5 +1,6 @@
 #include "fully_shard/annotation.h"
 
+#include "device_mesh/internal/given_module.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/unit.h"
@@ -100,8 +101,9 @@ ModulePath::ModulePath(std::shared_ptr<const ModulePaths> paths, size_t place)
 
 std::string ModulePath::str() const { return paths_->of(place_); }
 
-std::vector<ModuleAnnotation> annotations(const torch::nn::Module& module) {
-  const ModuleTree tree({const_cast<torch::nn::Module*>(&module)});
+std::vector<ModuleAnnotation> annotations(ConstModuleRef module) {
+  const auto& root = internal::given_module("annotations", module);
+  const ModuleTree tree({const_cast<torch::nn::Module*>(&root)});
   Places places;
   for (size_t i = 0; i < tree.size(); ++i) places.emplace(&tree.module(i), i);
   Units units(tree.size());

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "device_mesh/api.h"
+#include "device_mesh/module_ref.h"
 #include "fully_shard/fsdp_module.h"
 
 #include <cstddef>
@@ -59,6 +60,6 @@ struct ModuleAnnotation {
 // them (activations, an ignored subtree). Units above `module` are not known to it, so
 // ask the whole model. Local; takes time and memory in proportion to the modules, however
 // they are shared and however deep they are.
-[[nodiscard]] FSDP_API std::vector<ModuleAnnotation> annotations(const torch::nn::Module& module);
+[[nodiscard]] FSDP_API std::vector<ModuleAnnotation> annotations(ConstModuleRef module);
 
 }  // namespace fsdp

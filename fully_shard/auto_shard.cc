@@ -1,5 +1,6 @@
 #include "fully_shard/auto_shard.h"
 
+#include "device_mesh/internal/given_module.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/units/after_forward.h"
 #include "fully_shard/units/managed_modules.h"
@@ -214,25 +215,20 @@ void validate_units(torch::nn::Module& root, const std::vector<Choice>& units,
   }
 }
 
-torch::nn::Module& root_of(const char* caller, const ModuleRef& root) {
-  TORCH_CHECK_VALUE(root.get() != nullptr, caller,
-                    ": the root is null (a shared_ptr that was never set?); give a module");
-  return *root.get();
-}
-
 }  // namespace
 
 UnitPlan plan_units(ModuleRef root, const WrapPolicy& policy, const FullyShardOptions& options) {
   UnitPlan plan;
   const Speaker speaker{"plan_units", ""};
-  for (const auto& unit : Planner(policy, options, speaker).plan(root_of("plan_units", root)))
+  for (const auto& unit :
+       Planner(policy, options, speaker).plan(internal::given_module("plan_units", root)))
     plan.units.push_back({unit.path, internal::module_type_name(*unit.module), unit.numel});
   return plan;
 }
 
 FSDPModule auto_shard(ModuleRef root, const WrapPolicy& policy, const DeviceMesh& mesh,
                       FullyShardOptions options) {
-  auto& whole = root_of("auto_shard", root);
+  auto& whole = internal::given_module("auto_shard", root);
   const Speaker speaker{"auto_shard", c10::str(" (rank ", mesh.rank(), ")")};
   auto units = Planner(policy, options, speaker).plan(whole);
   validate_units(whole, units, mesh);

@@ -1,6 +1,7 @@
 #define XXH_INLINE_ALL
 #include "fully_shard/broadcast_states.h"
 
+#include "device_mesh/internal/given_module.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"
@@ -153,9 +154,9 @@ void agree_on(const Report& mine, const DeviceMesh& mesh) {
 
 }  // namespace
 
-void broadcast_states(torch::nn::Module& module, const DeviceMesh& mesh, int64_t src) {
+void broadcast_states(ModuleRef module, const DeviceMesh& mesh, int64_t src) {
   c10::NoGradGuard no_grad;
-  const auto states = states_of(module);
+  const auto states = states_of(internal::given_module("broadcast_states", module));
   agree_on(report_of(states, mesh, src), mesh);
   internal::broadcast_tensors(states, mesh, src, kBucketBytes);
 }

@@ -9,6 +9,7 @@
 
 #include "device_mesh/api.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/module_ref.h"
 
 #include <cstdint>
 
@@ -33,7 +34,7 @@ namespace fsdp {
 // has only its part of the values), on the meta or another device than the mesh, not
 // strided, quantized, made in inference mode, or expanded (some of its elements share
 // memory).
-FSDP_API void broadcast_states(torch::nn::Module& module, const DeviceMesh& mesh = default_mesh(),
+FSDP_API void broadcast_states(ModuleRef module, const DeviceMesh& mesh = default_mesh(),
                                int64_t src = 0);
 
 }  // namespace fsdp

@@ -1,5 +1,6 @@
 #include "fully_shard/deferred_init.h"
 
+#include "device_mesh/internal/given_module.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "fully_shard/full_params.h"
@@ -138,9 +139,9 @@ void cast_buffers_below(torch::nn::Module& module) {
 
 internal::DeferredInit::DeferredInit() : to_the_gate_(ready_gate()) {}
 
-void materialize(torch::nn::Module& module,
-                 const std::function<void(torch::nn::Module&)>& initialise) {
-  const WithoutValues found(module);
+void materialize(ModuleRef module, const std::function<void(torch::nn::Module&)>& initialise) {
+  auto& root = internal::given_module("materialize", module);
+  const WithoutValues found(root);
   TORCH_CHECK_VALUE(found.to_initialise.empty() || initialise,
                     "materialize: nothing says what values these tensors of the meta device are "
                     "to have: '",
@@ -151,11 +152,11 @@ void materialize(torch::nn::Module& module,
   for (const auto& group : found.groups) group->materialize(group->unit().device, value_of);
   materialize_plain(found.plain);
   if (!found.to_initialise.empty()) {
-    apply_unsharded(module, [&](torch::nn::Module& each) {
+    apply_unsharded(root, [&](torch::nn::Module& each) {
       if (found.to_initialise.contains(&each)) initialise(each);
     });
   }
-  cast_buffers_below(module);
+  cast_buffers_below(root);
 }
 
 }  // namespace fsdp

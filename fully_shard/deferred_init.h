@@ -17,6 +17,7 @@
 #pragma once
 
 #include "device_mesh/api.h"
+#include "device_mesh/module_ref.h"
 
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
@@ -67,7 +68,7 @@ template <class Build>
 // Local, but for `initialise`, which makes it collective over the units' meshes. Throws
 // ValueError, with names and nothing changed, where a tensor that was not deferred would
 // need an `initialise` that is not there.
-FSDP_API void materialize(torch::nn::Module& module,
+FSDP_API void materialize(ModuleRef module,
                           const std::function<void(torch::nn::Module&)>& initialise = {});
 
 }  // namespace fsdp

@@ -1,6 +1,7 @@
 #include "fully_shard/describe_units.h"
 
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/internal/given_module.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/params/param_group.h"
@@ -74,10 +75,10 @@ void describe_unit(std::ostream& out, const Unit& unit) {
 
 }  // namespace
 
-std::string describe_units(torch::nn::Module& module) {
+std::string describe_units(ModuleRef module) {
   std::ostringstream out;
   std::vector<std::shared_ptr<IssueLog>> logs;
-  for (const auto& handle : fsdp_modules(module)) {
+  for (const auto& handle : fsdp_modules(internal::given_module("describe_units", module))) {
     const auto& unit = *internal::unit_of(handle);
     describe_unit(out, unit);
     if (unit.group == nullptr) continue;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device_mesh/api.h"
+#include "device_mesh/module_ref.h"
 
 #include <string>
 
@@ -25,6 +26,6 @@ namespace fsdp {
 // For people: the form may change. Local; reads no values. Not for another thread while
 // the one that runs the model is in it: nothing here is locked. Of a rank that hangs, the
 // error at the end of the timeout says the same.
-[[nodiscard]] FSDP_API std::string describe_units(torch::nn::Module& module);
+[[nodiscard]] FSDP_API std::string describe_units(ModuleRef module);
 
 }  // namespace fsdp

@@ -1,5 +1,6 @@
 #include "fully_shard/full_params.h"
 
+#include "device_mesh/internal/given_module.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/summoned_units.h"
@@ -99,9 +100,10 @@ class OpenUnits {
 }  // namespace
 
 void for_each_full_param(
-    const torch::nn::Module& module,
+    ConstModuleRef module,
     const std::function<void(const std::string& name, const at::Tensor& value)>& visit) {
-  const auto params = find_params(const_cast<torch::nn::Module&>(module));
+  const auto& root = internal::given_module("for_each_full_param", module);
+  const auto params = find_params(const_cast<torch::nn::Module&>(root));
   for (size_t begin = 0, end = 0; begin < params.size(); begin = end) {
     const auto& group = params[begin].group;
     while (end < params.size() && params[end].group == group) ++end;
@@ -113,9 +115,9 @@ void for_each_full_param(
   }
 }
 
-void apply_unsharded(torch::nn::Module& module,
-                     const std::function<void(torch::nn::Module&)>& function) {
-  const internal::ModuleTree tree({&module});
+void apply_unsharded(ModuleRef module, const std::function<void(torch::nn::Module&)>& function) {
+  auto& root = internal::given_module("apply_unsharded", module);
+  const internal::ModuleTree tree({&root});
   std::unordered_map<const torch::nn::Module*, std::shared_ptr<internal::Unit>> units;
   for (size_t i = 0; i < tree.size(); ++i) {
     const auto unit = tree.nearest_unit(i);
@@ -123,7 +125,7 @@ void apply_unsharded(torch::nn::Module& module,
     units.emplace(&tree.module(i), unit);
   }
   OpenUnits open;
-  module.apply([&](torch::nn::Module& each) {
+  root.apply([&](torch::nn::Module& each) {
     open.enter(units.at(&each));
     function(each);
   });

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "device_mesh/api.h"
+#include "device_mesh/module_ref.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -22,7 +23,7 @@ namespace fsdp {
 // every rank visits all, so let other ranks do nothing in `visit` instead of not calling.
 // What `visit` throws ends the visit.
 FSDP_API void for_each_full_param(
-    const torch::nn::Module& module,
+    ConstModuleRef module,
     const std::function<void(const std::string& name, const at::Tensor& value)>& visit);
 
 // Calls `function` on `module` and on every module below it, in the order of
@@ -32,7 +33,7 @@ FSDP_API void for_each_full_param(
 // `function` wrote is kept. Collective over the units' meshes. Throws ValueError, before
 // `function` is called, where a unit is summoned (SummonFullParams); and where one is
 // held unsharded. What `function` throws ends the visit.
-FSDP_API void apply_unsharded(torch::nn::Module& module,
+FSDP_API void apply_unsharded(ModuleRef module,
                               const std::function<void(torch::nn::Module&)>& function);
 
 }  // namespace fsdp

@@ -1,5 +1,6 @@
 #include "fully_shard/fully_shard.h"
 
+#include "device_mesh/internal/given_module.h"
 #include "fully_shard/params/group_creation.h"
 #include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/param_group.h"
@@ -101,21 +102,22 @@ FSDPModule fully_shard(ModuleRef module, const DeviceMesh& mesh, FullyShardOptio
   return fully_shard(std::vector<torch::nn::Module*>{module.get()}, mesh, std::move(options));
 }
 
-bool is_fsdp_module(const torch::nn::Module& module) {
-  return internal::find_unit(module) != nullptr;
+bool is_fsdp_module(ConstModuleRef module) {
+  return internal::find_unit(internal::given_module("is_fsdp_module", module)) != nullptr;
 }
 
-FSDPModule get_fsdp_module(torch::nn::Module& module) {
-  auto unit = internal::find_unit(module);
+FSDPModule get_fsdp_module(ModuleRef module) {
+  const auto& given = internal::given_module("get_fsdp_module", module);
+  auto unit = internal::find_unit(given);
   TORCH_CHECK_VALUE(unit != nullptr,
                     "get_fsdp_module: fully_shard was not applied to this module (",
-                    internal::module_type_name(module), ")");
+                    internal::module_type_name(given), ")");
   return internal::handle_of(std::move(unit));
 }
 
-std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module, bool root_only) {
+std::vector<FSDPModule> fsdp_modules(ModuleRef module, bool root_only) {
   std::vector<FSDPModule> units;
-  const ModuleTree tree({&module});
+  const ModuleTree tree({&internal::given_module("fsdp_modules", module)});
   for (size_t i = 0; i < tree.size(); ++i) {
     if (!tree.unit(i) || (root_only && !tree.unit(i)->is_root())) continue;
     auto unit = internal::handle_of(tree.unit(i));

@@ -93,12 +93,12 @@ FSDP_API FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules,
                                 FullyShardOptions options = {});
 
 // Whether fully_shard was applied to `module` itself. Local.
-[[nodiscard]] FSDP_API bool is_fsdp_module(const torch::nn::Module& module);
+[[nodiscard]] FSDP_API bool is_fsdp_module(ConstModuleRef module);
 // Throws ValueError unless is_fsdp_module(module). Local.
-[[nodiscard]] FSDP_API FSDPModule get_fsdp_module(torch::nn::Module& module);
+[[nodiscard]] FSDP_API FSDPModule get_fsdp_module(ModuleRef module);
 // The units at and below `module`, each once, in pre-order of the modules (children as
 // registered); root_only: those without an enclosing unit. Local.
-[[nodiscard]] FSDP_API std::vector<FSDPModule> fsdp_modules(torch::nn::Module& module,
+[[nodiscard]] FSDP_API std::vector<FSDPModule> fsdp_modules(ModuleRef module,
                                                             bool root_only = false);
 
 }  // namespace fsdp

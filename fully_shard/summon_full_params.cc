@@ -1,5 +1,6 @@
 #include "fully_shard/summon_full_params.h"
 
+#include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/summoned_units.h"
@@ -45,18 +46,45 @@ at::Tensor copy_of(const at::Tensor& entry) {
   return full.is_alias_of(internal::local_of(entry)) ? full.clone() : full;
 }
 
-void check_unit(const SummonedUnit& unit, bool with_grads) {
-  const auto& group = *unit.group;
-  internal::check_not_held(group);
-  for (const auto& param : unit.params) {
-    const auto index = RegistryEntry::of(param.entry)->index();
-    TORCH_CHECK_VALUE(
-        !with_grads || !unit.group->gradients().has_pending(index),
-        "SummonFullParams: with_grads while parameter '", group.parameter_name(index),
-        "' has a gradient that waits for synchronisation; run a synchronised backward, or "
-        "zero_pending_gradients(), first (rank ",
-        group.dim().global_rank(), ")");
-  }
+// What a rank has of the gradient of a parameter.
+enum class Gradient : int64_t { kNone, kWhole, kWaits };
+
+Gradient gradient_of(const SummonedUnit& unit, const SummonedParam& param) {
+  if (unit.group->gradients().has_pending(RegistryEntry::of(param.entry)->index()))
+    return Gradient::kWaits;
+  return param.entry.grad().defined() ? Gradient::kWhole : Gradient::kNone;
+}
+
+// Gradients are gathered where ranks have them, which is rank-local: an expert that one
+// rank did not use, under NoSyncGuard. Throws ValueError on all ranks unless all have
+// gradients of the same parameters, none of which waits. Collective over the unit's mesh.
+void agree_on_gradients(const SummonedUnit& unit) {
+  const auto& mesh = unit.group->mesh();
+  std::vector<int64_t> mine;
+  for (const auto& param : unit.params)
+    mine.push_back(static_cast<int64_t>(gradient_of(unit, param)));
+  const auto said = internal::agree(internal::collectives_of(mesh),
+                                    {.words = mine,
+                                     .what = "gradients that SummonFullParams shows",
+                                     .device = local_device(mesh)});
+  const auto name_of = [&](int64_t place) {
+    const auto& entry = unit.params[static_cast<size_t>(place)].entry;
+    return unit.group->parameter_name(RegistryEntry::of(entry)->index());
+  };
+  const auto waits = said.words.eq(static_cast<int64_t>(Gradient::kWaits)).nonzero();
+  TORCH_CHECK_VALUE(waits.size(0) == 0, "SummonFullParams: with_grads while parameter '",
+                    name_of(waits[0][1].item<int64_t>()),
+                    "' has a gradient that waits for synchronisation on rank ",
+                    mesh.ranks()[waits[0][0].item<size_t>()],
+                    "; run a synchronised backward, or zero_pending_gradients(), first (rank ",
+                    mesh.rank(), ")");
+  if (!said.difference) return;
+  TORCH_CHECK_VALUE(false, "SummonFullParams: with_grads while parameter '",
+                    name_of(static_cast<int64_t>(said.difference->word)),
+                    "' has a gradient on some ranks only (not alike on ranks ",
+                    mesh.ranks().front(), " and ",
+                    mesh.ranks()[static_cast<size_t>(said.difference->rank)],
+                    "); call zero_grad() and run backward on all (rank ", mesh.rank(), ")");
 }
 
 }  // namespace
@@ -66,9 +94,11 @@ class SummonFullParams::Scope {
   Scope(std::vector<SummonedUnit> units, SummonOptions options)
       : units_(std::move(units)), options_(options) {
     check_options(options_);
-    for (const auto& unit : units_) check_unit(unit, options_.with_grads);
+    for (const auto& unit : units_) internal::check_not_held(*unit.group);
     c10::InferenceMode no_inference(false);
     c10::NoGradGuard no_grad;
+    for (const auto& unit : units_)
+      if (options_.with_grads) agree_on_gradients(unit);
     try {
       for (; opened_ < units_.size(); ++opened_) open(units_[opened_]);
     } catch (...) {

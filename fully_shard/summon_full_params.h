@@ -36,7 +36,8 @@ struct SummonOptions {
 // The constructor is collective over the meshes of the units, and leaves everything as it
 // was when it throws: ValueError inside a backward, where a unit is summoned already
 // (they do not nest, on any rank and with any options, apply_unsharded included), or
-// with_grads while gradients wait for synchronisation; NotImplementedError for rank0_only
+// with_grads while gradients wait for synchronisation or some ranks alone have them (on
+// all ranks alike; the meshes of the units compare); NotImplementedError for rank0_only
 // with writeback and for offload_to_cpu with with_grads, as in FSDP1. The destructor is
 // local. With writeback it counts as a write to every parameter: graphs recorded before
 // can not run backward after it.

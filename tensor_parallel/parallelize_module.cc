@@ -14,12 +14,11 @@
 namespace fsdp {
 
 void parallelize_module(ModuleRef module, const DeviceMesh& mesh, const ParallelPlan& plan) {
-  TORCH_CHECK_VALUE(module.get() != nullptr, "parallelize_module: the module is null (rank ",
-                    mesh.rank(), ")");
+  auto& root = internal::given_module("parallelize_module", module);
   TORCH_CHECK_VALUE(mesh.ndim() == 1, "parallelize_module: mesh has ", mesh.ndim(),
                     " dimensions; pass a slice of one, such as mesh[\"tp\"] (rank ", mesh.rank(),
                     ")");
-  const auto parameters = internal::planned_parameters(*module.get(), mesh, plan);
+  const auto parameters = internal::planned_parameters(root, mesh, plan);
   internal::check_agreement(parameters, mesh);
   internal::bring_generators_in_step(mesh);
   const auto steps = std::make_shared<internal::FirstSteps>();

@@ -52,10 +52,10 @@ std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors) {
   return meshes;
 }
 
-void plan_with_all(const std::vector<DeviceMesh>& meshes, const std::function<void()>& plan,
-                   const std::string& what) {
-  if (meshes.empty()) return plan();
-  agree_over(meshes, attempt(plan), what);
+void attempt_with_all(const std::vector<DeviceMesh>& meshes, const std::function<void()>& step,
+                      const std::string& what) {
+  if (meshes.empty()) return step();
+  agree_over(meshes, attempt(step), what);
 }
 
 }  // namespace fsdp::internal::checkpoint

@@ -1,8 +1,9 @@
-// How a call that sets what is distributed begins: where it cannot be done on one rank,
-// no rank of its meshes changes anything.
+// How a call that sets what is distributed goes on or ends on all ranks of its meshes:
+// where it cannot be done on one, none changes anything, and where it fails later all say
+// that something has changed.
 //
-//   plan_with_all(meshes_of(targets), [&] { plan(); }, "set_model_state_dict");
-//   write();
+//   attempt_with_all(meshes, [&] { plan(); }, "set_model_state_dict");
+//   attempt_with_all(meshes, [&] { write(); }, "set_model_state_dict: partly overwritten");
 #pragma once
 
 #include "checkpoint/internal/world.h"
@@ -20,11 +21,10 @@ namespace fsdp::internal::checkpoint {
 // each once, in the order of the tensors. Local.
 std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
 
-// Calls `plan`, which is local and changes nothing but what the caller makes of it. What
-// it throws on one rank, every rank of `meshes` throws, with every failed rank's text
-// behind `what`; a rank tells the later meshes what it learned over the earlier ones.
-// Collective over each mesh, in order; without meshes local.
-void plan_with_all(const std::vector<DeviceMesh>& meshes, const std::function<void()>& plan,
-                   const std::string& what);
+// Calls `step`. What it throws on one rank, every rank of `meshes` throws, with every
+// failed rank's text behind `what`; a rank tells the later meshes what it learned over
+// the earlier ones. Collective over each mesh, in order; without meshes local.
+void attempt_with_all(const std::vector<DeviceMesh>& meshes, const std::function<void()>& step,
+                      const std::string& what);
 
 }  // namespace fsdp::internal::checkpoint

@@ -51,8 +51,8 @@ at::Tensor gathered_value(const at::Tensor& dtensor);
 // beside it, so the ranks must have the same: they compare plain tensors of one dimension
 // or more, and those without where what is written is not cut. (Those without dimensions
 // for what is cut, as a clipping coefficient or a learning rate, and values that are only
-// copied are compared when the value becomes whole, as numbers are: numbers.h. So are
-// copies into an entry: DTensorOwner::before_copy.) Throws ValueError on every rank where
+// copied are compared when the value becomes whole, as numbers are: numbers.h. In what is
+// written to an entry they are not compared.) Throws ValueError on every rank where
 // they differ. Collective where something is compared, which the ranks decide alike.
 void check_written_alike(const OperatorCall& call, const TensorArguments& arguments);
 

@@ -280,7 +280,7 @@ TEST(UnitPlan, RefusesModulesThatCanNotBeUnitsByName) {
   expect_error<c10::ValueError>([&] { plan_units(list, by_type<Linear>()); },
                                 HasSubstr("module '(root)' (torch::nn::ModuleListImpl)"));
   expect_error<c10::ValueError>([] { plan_units(std::shared_ptr<Stage>(), every_module()); },
-                                HasSubstr("plan_units: the root is null"));
+                                HasSubstr("plan_units: the module is null"));
 }
 
 TEST(UnitPlan, RefusesASharedModuleOfTwoUnitsUntilItIsOneItself) {
@@ -541,7 +541,7 @@ TEST_P(AutoShard, ChecksAllUnitsBeforeTheFirstIsMade) {
     EXPECT_NO_THROW(shard({.ignored_params = {model->second->named_parameters()["scalar"]}}));
     expect_error<c10::ValueError>(
         [&] { auto_shard(std::shared_ptr<Stage>(), every_module(), mesh); },
-        HasSubstr("auto_shard: the root is null"));
+        HasSubstr("auto_shard: the module is null"));
   });
 }
 

@@ -1,5 +1,6 @@
 // SummonFullParams where there is nothing to show, and where it costs more than it looks.
 #include "fully_shard/fully_shard.h"
+#include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
 #include "tests/support/warnings.h"
@@ -15,6 +16,7 @@
 namespace fsdp::testing {
 namespace {
 
+using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
@@ -33,6 +35,41 @@ TEST_P(SummonDetails, MissingGradientsStayMissing) {
     }
     EXPECT_TRUE(torch::equal(full_gradient(layer->parameters()[0]), torch::ones({4, 4})));
     EXPECT_FALSE(layer->parameters()[1].grad().defined());
+  });
+}
+
+// Under NoSyncGuard a rank may leave out what others use: an expert, say.
+TEST_P(SummonDetails, AGradientThatWaitsOnOneRankIsAnErrorOnAll) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh);
+    layer->parameters()[0].set_requires_grad(false);
+    auto unit = get_fsdp_module(layer);
+    {
+      const NoSyncGuard no_sync(unit);
+      auto y = torch::linear(torch::ones({1, 4}), layer->weight);
+      if (rank == 0) (y + layer->bias).sum().backward();
+    }
+    const auto summon = [&] { const SummonFullParams full(layer, {.with_grads = true}); };
+    EXPECT_THAT(message_of<c10::ValueError>(summon),
+                AllOf(HasSubstr("'bias'"), HasSubstr("waits for synchronisation on rank 0")));
+    unit.zero_pending_gradients();
+    summon();
+  });
+}
+
+TEST_P(SummonDetails, AGradientOfOneRankAloneIsAnErrorOnAll) {
+  if (world() == 1) return;
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto layer = make_linear(4, 4);
+    fully_shard(layer, mesh);
+    auto bias = layer->parameters()[1];
+    if (rank == 0) bias.mutable_grad() = torch::zeros_like(bias);
+    const auto summon = [&] { const SummonFullParams full(layer, {.with_grads = true}); };
+    EXPECT_THAT(message_of<c10::ValueError>(summon),
+                AllOf(HasSubstr("'bias'"), HasSubstr("on some ranks only")));
+    bias.mutable_grad().reset();
+    summon();
   });
 }
 
