@@ -10,15 +10,11 @@
 #include "fully_shard/units/registry_slot.h"
 
 #include <ATen/MemoryOverlap.h>
-#include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 #include <xxhash.h>
 
-#include <algorithm>
-#include <cstring>
-#include <sstream>
 #include <string>
 #include <unordered_set>
 #include <utility>
@@ -93,37 +89,10 @@ Report report_of(const States& states, const DeviceMesh& mesh, int64_t src) {
 
 constexpr const char* kAgreement = "agreement of broadcast_states";
 
-// By place in the mesh. Collective over it.
-std::vector<std::string> texts_of_all(const std::string& mine, const std::vector<int64_t>& lengths,
-                                      const DeviceMesh& mesh) {
-  const auto row = at::zeros({*std::max_element(lengths.begin(), lengths.end())}, at::kByte);
-  std::memcpy(row.mutable_data_ptr(), mine.data(), mine.size());
-  const auto rows = internal::rows_of_all(internal::collectives_of(mesh),
-                                          {.row = row.to(local_device(mesh)), .what = kAgreement})
-                        .cpu();
-  std::vector<std::string> texts;
-  for (size_t i = 0; i < lengths.size(); ++i) {
-    const auto* text = static_cast<const char*>(rows.const_data_ptr()) + i * row.numel();
-    texts.emplace_back(text, static_cast<size_t>(lengths[i]));
-  }
-  return texts;
-}
-
-// The first lines in which the two differ.
-std::pair<std::string, std::string> difference(const std::string& a, const std::string& b) {
-  std::istringstream lines_a(a), lines_b(b);
-  std::string line_a, line_b;
-  do {
-    if (!std::getline(lines_a, line_a)) line_a = "nothing more";
-    if (!std::getline(lines_b, line_b)) line_b = "nothing more";
-  } while (line_a == line_b);
-  return {line_a, line_b};
-}
-
 void throw_difference(const std::vector<std::string>& texts, const DeviceMesh& mesh) {
   for (size_t i = 1; i < texts.size(); ++i) {
     if (texts[i] == texts.front()) continue;
-    const auto [first, other] = difference(texts.front(), texts[i]);
+    const auto [first, other] = internal::different_lines(texts.front(), texts[i]);
     TORCH_CHECK_VALUE(false, "broadcast_states: rank ", mesh.ranks()[i], " has ", other,
                       " where rank ", mesh.ranks().front(), " has ", first,
                       "; all ranks must give one src and have the same parameters and buffers "
@@ -145,7 +114,11 @@ void agree_on(const Report& mine, const DeviceMesh& mesh) {
 
   std::vector<int64_t> lengths;
   for (int64_t i = 0; i < mesh.size(); ++i) lengths.push_back(said.words[i][1].item<int64_t>());
-  const auto texts = texts_of_all(mine.text, lengths, mesh);
+  const auto texts = internal::texts_of_all(internal::collectives_of(mesh),
+                                            {.text = mine.text,
+                                             .lengths = lengths,
+                                             .what = kAgreement,
+                                             .device = local_device(mesh)});
   TORCH_CHECK_VALUE(!mine.refuses, mine.text);
   for (size_t i = 0; i < texts.size(); ++i)
     TORCH_CHECK_VALUE(!refusals[static_cast<int64_t>(i)].item<bool>(), texts[i]);

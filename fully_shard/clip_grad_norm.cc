@@ -4,6 +4,7 @@
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "fully_shard/params/same_parameters.h"
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/cat.h>
@@ -116,6 +117,15 @@ void check_requests(const at::Tensor& rows, const DeviceMesh& mesh) {
   }
 }
 
+// Ranks that clip two models of equal shapes would make one norm of both. On a device it is
+// not looked at, as above.
+void check_parameters(const internal::SameParameters& mine, const at::Tensor& rows,
+                      const DeviceMesh& mesh) {
+  if (rows.is_cpu())
+    mine.check(rows, mesh,
+               {.call = "clip_grad_norm_", .verb = "clips", .consequence = "nothing was scaled"});
+}
+
 // This rank's term of the gradients that lie on one mesh.
 struct MeshTerm {
   DeviceMesh mesh;
@@ -138,7 +148,9 @@ class Gradients {
     const auto mesh = covering_mesh();
     const auto all = gather(mesh);
     check_requests(all, mesh);
-    const auto rows = all.slice(1, Request::kNumbers);
+    constexpr auto kNames = Request::kNumbers + internal::SameParameters::kNumbers;
+    check_parameters(same_parameters_, all.slice(1, Request::kNumbers, kNames), mesh);
+    const auto rows = all.slice(1, kNames);
     auto total = rows.select(1, 0).amax();  // plain gradients are copies of each other
     for (size_t i = 0; i < meshes_.size(); ++i) {
       const auto column = static_cast<int64_t>(2 * i + 1);
@@ -165,6 +177,7 @@ class Gradients {
     // A mesh takes part whether or not this rank has gradients on it, since ranks must
     // agree on what is gathered.
     if (is_dtensor(placed)) request_.add(placed);
+    same_parameters_.add(param);
     auto& term = is_dtensor(placed) ? term_on(internal::spec_of(placed).mesh()) : plain_;
     if (!term.defined())
       term = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(placed.device()));
@@ -239,8 +252,8 @@ class Gradients {
     return text;
   }
 
-  // One row per rank of `mesh`: {what it asks for, plain, then per mesh met its first
-  // rank and the term}.
+  // One row per rank of `mesh`: {what it asks for, which parameters these are, plain, then
+  // per mesh met its first rank and the term}.
   at::Tensor gather(const DeviceMesh& mesh) const {
     const auto options = meshes_.front().term.options();
     std::vector<at::Tensor> row = {plain_.defined() ? plain_.to(options.device())
@@ -249,7 +262,9 @@ class Gradients {
       row.push_back(at::full({}, static_cast<double>(of.ranks().front()), options));
       row.push_back(term.to(options.device()));
     }
-    const auto own = at::cat({request_.numbers().to(options.device()), at::stack(row)});
+    const auto names = at::tensor(same_parameters_.numbers(), at::kDouble);
+    const auto own = at::cat({request_.numbers().to(options.device()), names.to(options.device()),
+                              at::stack(row)});
     return internal::rows_of_all(internal::collectives_of(mesh),
                                  {.row = own, .what = "all-gather of clip_grad_norm_"});
   }
@@ -284,6 +299,7 @@ class Gradients {
 
   NormKind kind_;
   Request request_;
+  internal::SameParameters same_parameters_;
   std::vector<MeshTerm> meshes_;  // in order of appearance
   at::Tensor plain_;              // this rank's term of the plain gradients
   std::vector<at::Tensor> locals_;

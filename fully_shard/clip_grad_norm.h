@@ -27,7 +27,9 @@ namespace fsdp {
 // where they differ, the rank with the largest counts.
 //
 // Every rank passes the same parameters in the same order, max_norm and norm_type; on the
-// CPU that is compared.
+// CPU that is compared: by number, shapes and placements, and, among the ranks of each
+// mesh, by units and places there, which tell two models of one class apart. (Of DTensors
+// that belong to no unit only shapes and placements are known.)
 //
 // Throws, on all ranks alike and with nothing scaled, ValueError for a max_norm that is
 // negative or NaN, a norm_type that is not positive, ranks that do not clip the same,

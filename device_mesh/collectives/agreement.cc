@@ -1,6 +1,11 @@
 #include "device_mesh/collectives/agreement.h"
 
 #include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+
+#include <algorithm>
+#include <cstring>
+#include <sstream>
 
 namespace fsdp::internal {
 namespace {
@@ -37,6 +42,32 @@ Agreement agree(const std::vector<Collectives>& dims, const AgreeOptions& option
           .cpu()
           .contiguous();
   return {words, first_difference(words)};
+}
+
+std::vector<std::string> texts_of_all(const std::vector<Collectives>& dims,
+                                      const TextOptions& options) {
+  const auto longest = *std::max_element(options.lengths.begin(), options.lengths.end());
+  const auto row = at::zeros({longest}, at::kByte);
+  std::memcpy(row.mutable_data_ptr(), options.text.data(), options.text.size());
+  const auto rows =
+      rows_of_all(dims, {.row = row.to(options.device), .what = options.what}).cpu().contiguous();
+  const auto* next = static_cast<const char*>(rows.const_data_ptr());
+  std::vector<std::string> texts;
+  for (const auto length : options.lengths) {
+    texts.emplace_back(next, static_cast<size_t>(length));
+    next += longest;
+  }
+  return texts;
+}
+
+DifferentLines different_lines(const std::string& first, const std::string& other) {
+  std::istringstream lines_of_first(first), lines_of_other(other);
+  DifferentLines lines;
+  do {
+    if (!std::getline(lines_of_first, lines.first)) lines.first = "nothing more";
+    if (!std::getline(lines_of_other, lines.other)) lines.other = "nothing more";
+  } while (lines.first == lines.other && (lines_of_first || lines_of_other));
+  return lines;
 }
 
 }  // namespace fsdp::internal

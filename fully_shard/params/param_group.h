@@ -146,6 +146,8 @@ class ParamGroup final : public OnDemandGroup {
   void check_shards_are_announced();
 
   const std::string& name() const;
+  // Of the unit on its process group, the same on every rank.
+  uint32_t number() const { return number_; }
   // What a collective of this group is issued as; with the user's own function, if there
   // is one.
   Issue issue(NoticeWords words, const Communicate* custom = nullptr) const;
@@ -217,7 +219,7 @@ class ParamGroup final : public OnDemandGroup {
   std::shared_ptr<Unit> unit_;
   std::shared_ptr<GroupDriver> driver_;
   ShardHome home_;
-  uint32_t number_;  // of the unit on its process group, the same on every rank
+  uint32_t number_;
   std::vector<ShardedParam> params_;
   GroupAccounts accounts_;
   std::unique_ptr<ShardBuffer> shards_;
