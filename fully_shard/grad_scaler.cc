@@ -2,9 +2,12 @@
 
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "fully_shard/params/same_parameters.h"
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
+#include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
+#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -65,6 +68,26 @@ Tensors gradients_of(const torch::optim::Optimizer& optimizer, int64_t rank) {
     }
   }
   return gradients;
+}
+
+internal::SameParameters parameters_of(const torch::optim::Optimizer& optimizer) {
+  internal::SameParameters parameters;
+  for (const auto& group : optimizer.param_groups())
+    for (const auto& param : group.params()) parameters.add(param);
+  return parameters;
+}
+
+// Ranks that divide by different scales would train on with a sum of both gradients.
+void check_scales(const at::Tensor& scales, const DeviceMesh& mesh) {
+  const auto* const scale = scales.const_data_ptr<double>();
+  for (int64_t place = 1; place < scales.numel(); ++place) {
+    TORCH_CHECK_VALUE(scale[place] == scale[0], "GradScaler: the ranks divide by other scales: ",
+                      scale[0], " on rank ", mesh.ranks().front(), ", ", scale[place], " on rank ",
+                      mesh.ranks()[static_cast<size_t>(place)],
+                      "; give every rank the same options and the same state, and call update() "
+                      "on all of them (rank ",
+                      mesh.rank(), ")");
+  }
 }
 
 // This rank's parts that have elements, by what one kernel takes.
@@ -136,11 +159,12 @@ void GradScaler::unscale_(torch::optim::Optimizer& optimizer) {
                     "GradScaler: unscale_() or step() was called before for this optimizer since "
                     "the last update(), and its gradients are divided by the scale once (rank ",
                     mesh_.rank(), ")");
-  const bool finite = unscale_gradients(optimizer);
-  visits_[&optimizer] = {Stage::kUnscaled, finite};
+  const auto found = unscale_gradients(optimizer);
+  auto& visit = visits_[&optimizer];  // not finite where the ranks do not agree
+  visit.finite = is_finite_everywhere(found, optimizer);
 }
 
-bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
+at::Tensor GradScaler::unscale_gradients(const torch::optim::Optimizer& optimizer) const {
   const c10::NoGradGuard no_grad;
   const auto gradients = gradients_of(optimizer, mesh_.rank());
   for (const auto& gradient : gradients) internal::tell_write(gradient);
@@ -152,13 +176,24 @@ bool GradScaler::unscale_gradients(torch::optim::Optimizer& optimizer) const {
                                                    at::full({1}, 1 / scale_.value(), options));
     found.add_(found_here.to(found.device()));
   }
-  return is_finite_everywhere(found);
+  return found;
 }
 
-bool GradScaler::is_finite_everywhere(const at::Tensor& found) const {
+bool GradScaler::is_finite_everywhere(const at::Tensor& found,
+                                      const torch::optim::Optimizer& optimizer) const {
+  const auto parameters = parameters_of(optimizer);
+  const auto said = at::cat({at::tensor({scale_.value()}, at::kDouble),
+                             at::tensor(parameters.numbers(), at::kDouble)});
+  const auto row = at::cat({found.to(at::kDouble), said.to(found.device())});
   const auto of_all = internal::rows_of_all(internal::collectives_of(mesh_),
-                                            {.row = found, .what = "agreement of GradScaler"});
-  return !of_all.any().item<bool>();  // a count that is not finite says so too
+                                            {.row = row, .what = "agreement of GradScaler"})
+                          .cpu();
+  check_scales(of_all.select(1, 1).contiguous(), mesh_);
+  parameters.check(of_all.slice(1, 2), mesh_,
+                   {.call = "GradScaler",
+                    .verb = "unscales",
+                    .consequence = "the gradients were divided, and step() steps with none"});
+  return !of_all.select(1, 0).any().item<bool>();  // a count that is not finite says so too
 }
 
 bool GradScaler::step(torch::optim::Optimizer& optimizer) {

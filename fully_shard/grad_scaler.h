@@ -76,6 +76,9 @@ class FSDP_API GradScaler {
   // out whether those of some rank are not finite. Collective over the mesh; waits for
   // the device. At most once per optimizer between updates: ValueError otherwise, or for
   // a gradient in fp16, which had lost what scaling is to save (nothing is changed then).
+  // ValueError on all ranks alike where ranks divide by other scales, or those of one
+  // mesh give optimizers of different parameters: the gradients are divided then, and
+  // step() leaves the step out.
   void unscale_(torch::optim::Optimizer& optimizer);
 
   // unscale_(), unless it was called, and the optimizer's step, unless a gradient of some
@@ -97,11 +100,13 @@ class FSDP_API GradScaler {
   enum class Stage { kUnscaled, kStepped };
   struct Visit {
     Stage stage = Stage::kUnscaled;
-    bool finite = true;
+    bool finite = false;
   };
 
-  bool unscale_gradients(torch::optim::Optimizer& optimizer) const;
-  bool is_finite_everywhere(const at::Tensor& found) const;
+  // How many parts had what is not finite: [1], not agreed.
+  at::Tensor unscale_gradients(const torch::optim::Optimizer& optimizer) const;
+  bool is_finite_everywhere(const at::Tensor& found,
+                            const torch::optim::Optimizer& optimizer) const;
 
   DeviceMesh mesh_;
   bool enabled_;

@@ -1,6 +1,7 @@
 // Calls that take parameters, by ranks that give those of different models of one class:
 // every shape is equal, and one number would be made of two models.
 #include "fully_shard/clip_grad_norm.h"
+#include "fully_shard/grad_scaler.h"
 #include "tests/fully_shard/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
@@ -57,6 +58,38 @@ TEST_P(TwinModels, ClippedTogetherInAnotherOrderAreNamed) {
   });
 }
 
+TEST_P(TwinModels, UnscaledByDifferentRanksAreAnErrorOnEveryRankThatNamesBoth) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto one = sharded(Pair(), mesh), other = sharded(Pair(), mesh);
+    give_gradients(one, rank);
+    give_gradients(other, rank);
+    torch::optim::SGD of_one(one->parameters(), 0.1), of_other(other->parameters(), 0.1);
+    GradScaler scaler(mesh);
+    auto& mine = rank == 1 ? of_other : of_one;
+    EXPECT_THAT(message_of<c10::ValueError>([&] { scaler.step(mine); }),
+                AllOf(HasSubstr("rank 0 unscales parameter 'first.weight' (number 0 of unit "
+                                "'first', which is number 0 of"),
+                      HasSubstr("rank 1 unscales parameter 'first.weight' (number 0 of unit "
+                                "'first', which is number 2 of")));
+    const auto before = full_value(one->parameters()[0]).clone();
+    EXPECT_FALSE(scaler.step(mine)) << "no gradient is divided twice";
+    EXPECT_TRUE(full_value(one->parameters()[0]).equal(before));
+    scaler.update();
+    EXPECT_TRUE(scaler.step(of_one) && scaler.step(of_other)) << "the group goes on";
+  });
+}
+
+TEST_P(TwinModels, UnscaledByOtherScalesAreAnErrorOnEveryRank) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto model = sharded(Pair(), mesh);
+    give_gradients(model, rank);
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    GradScaler scaler(mesh, {.init_scale = rank == 1 ? 8.0 : 4.0});
+    EXPECT_THAT(message_of<c10::ValueError>([&] { scaler.unscale_(optimizer); }),
+                HasSubstr("4 on rank 0, 8 on rank 1"));
+  });
+}
+
 INSTANTIATE_WORLDS(TwinModels, 2, 3);
 
 TEST(TwinModelsOfReplicas, ClippedByDifferentReplicasAreAnErrorOnEveryRank) {
@@ -81,6 +114,20 @@ TEST(StagesOfAPipeline, ClipTheirOwnModels) {
     for (int64_t i = 0; i <= stage; ++i) models.push_back(sharded(Pair(), mesh["shard"]));
     give_gradients(models.back(), rank);
     EXPECT_GT(clip_grad_norm_(models.back()->parameters(), 1).item<double>(), 0);
+  });
+}
+
+// One scaler for all stages, as a loss passes through all of them.
+TEST(StagesOfAPipeline, ScaleTheirOwnModelsTogether) {
+  run_ranks(4, [](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"stage", "shard"});
+    std::vector<Pair> models;
+    for (int64_t i = 0; i <= mesh.local_rank(0); ++i)
+      models.push_back(sharded(Pair(), mesh["shard"]));
+    give_gradients(models.back(), rank);
+    torch::optim::SGD optimizer(models.back()->parameters(), 0.1);
+    GradScaler scaler(mesh);
+    EXPECT_TRUE(scaler.step(optimizer));
   });
 }
 
