@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 namespace fsdp::internal {
 
@@ -27,6 +28,7 @@ struct SumRowOptions {
   at::Tensor row;  // [elements], contiguous
   std::string what;
   uint32_t unit = kNoUnit;
+  NoticeWords words = {};  // travel with it, for the caller to compare
 };
 
 // Owns its rows, and overwrites them. Destroying it takes part in what is left, and
@@ -40,6 +42,9 @@ class PendingReduction {
   // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
   // sum_dtype(dtype) (sum_in_order.h). Throws as Gather::wait().
   virtual at::Tensor wait() = 0;
+  // REQUIRES: waited for. Of an all-reduce, what travelled with it, one per rank; this
+  // rank's alone where nothing was announced, as on devices. Else of no meaning.
+  virtual std::vector<NoticeWords> words() const { return {}; }
 };
 
 }  // namespace fsdp::internal

@@ -13,6 +13,7 @@
 #include <cstdint>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -67,14 +68,16 @@ class RiderSum final : public PendingReduction {
   int64_t staging_bytes() const override { return staging_bytes_; }
   void progress() override {}
   at::Tensor wait() override {
-    announcement_.wait();
+    words_ = announcement_.wait();
     return sum_in_order(announcement_.riders(), dtype_);
   }
+  std::vector<NoticeWords> words() const override { return words_; }
 
  private:
   Announcement announcement_;
   int64_t staging_bytes_;
   at::ScalarType dtype_;
+  std::vector<NoticeWords> words_;
 };
 
 // The rows are exchanged and added here.

@@ -16,6 +16,7 @@
 #include <exception>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -35,10 +36,11 @@ class BackendAllReduce final : public PendingReduction {
   int64_t staging_bytes() const override { return static_cast<int64_t>(row_.nbytes()); }
   void progress() override {}
   at::Tensor wait() override {
-    announcement_.wait();
+    words_ = announcement_.wait();
     log_->watch([&] { pending_.wait(what_); });
     return row_.view(dtype_);
   }
+  std::vector<NoticeWords> words() const override { return words_; }
 
  private:
   std::shared_ptr<IssueLog> log_;
@@ -46,6 +48,7 @@ class BackendAllReduce final : public PendingReduction {
   std::string what_;
   at::ScalarType dtype_;
   at::Tensor row_;
+  std::vector<NoticeWords> words_;
   Pending pending_;  // last: waits before the buffers go
 };
 
@@ -73,7 +76,7 @@ class ExchangedAllReduce final : public PendingReduction {
         exchange_(group_, pieces_of(row, group_size(group_)), dtype_,
                   {.what = what_,
                    .tag = tag_of(announcement_.stamp()),
-                   .agree = [this] { announcement_.wait(); },
+                   .agree = [this] { words_ = announcement_.wait(); },
                    .in_background = true,
                    .awaited = announcement_.awaited()}) {}
 
@@ -91,6 +94,7 @@ class ExchangedAllReduce final : public PendingReduction {
     waited_ = true;
     return log_->watch([&] { return gathered(exchange_.wait().view(at::kByte)); });
   }
+  std::vector<NoticeWords> words() const override { return words_; }
 
  private:
   at::Tensor gathered(const at::Tensor& piece) {
@@ -111,6 +115,7 @@ class ExchangedAllReduce final : public PendingReduction {
   at::ScalarType dtype_;
   int64_t elements_;
   bool waited_ = false;
+  std::vector<NoticeWords> words_;  // of the exchange's thread until that ends
   RowExchange exchange_;  // last: uses the announcement
 };
 
@@ -123,7 +128,8 @@ std::unique_ptr<PendingReduction> start_row_sum(const std::shared_ptr<IssueLog>&
   const IssuedOperation operation = {.kind = CollectiveKind::kAllReduce,
                                      .unit = options.unit,
                                      .what = options.what,
-                                     .bytes = bytes};
+                                     .bytes = bytes,
+                                     .words = options.words};
   // Both send all of a small row, and add.
   if (rides(*log, group, bytes)) {
     return sum_of_riders(log->announce(operation, tensor_bytes(row).view({1, -1})),

@@ -248,6 +248,7 @@ void ParamGroup::empty_if_stale() {
 
 void ParamGroup::graph_recorded() {
   writes_.graph_recorded();
+  replica_writes_.used();
   gradients_.remove_tripwires();
 }
 

@@ -10,6 +10,7 @@
 //   ShardWrites     which of the two is newest
 //   AgreedValues    what all ranks must have alike
 //   WriteRuns       how often the shards were written
+//   ReplicaWrites   whether the replicas wrote them alike
 //   GroupGradients  full gradients, pending and packed
 //
 // Ownership:
@@ -26,6 +27,7 @@
 #include "fully_shard/params/group_driver.h"
 #include "fully_shard/params/group_gradients.h"
 #include "fully_shard/params/post_forward_shards.h"
+#include "fully_shard/params/replica_writes.h"
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/shard_home.h"
 #include "fully_shard/params/shard_writes.h"
@@ -171,6 +173,11 @@ class ParamGroup final : public OnDemandGroup {
   // The words that the replicas tell each other here, by replica. Blocks. REQUIRES:
   // replicas(). Collective over them.
   std::vector<uint64_t> words_of_replicas(uint64_t word) const;
+  // What travels with a sum of gradients over the replicas.
+  NoticeWords word_for_replicas() const { return {.writing = replica_writes_.word()}; }
+  // Throws ValueError, on all ranks alike, where one replica wrote the shards since the
+  // last such sum and another did not. of_replicas: the words of all, by replica.
+  void check_replica_writes(const std::vector<NoticeWords>& of_replicas);
   // One rank: nothing is ever sent, and members borrow the shards, unless these are of
   // another dtype or on another device.
   bool is_alone() const { return dim_->shard_count() == 1 && !replicas_; }
@@ -190,6 +197,7 @@ class ParamGroup final : public OnDemandGroup {
   void check_writes(const std::vector<NoticeWords>& of_shards);
   void shard_is_written(int64_t index) {
     write_runs_.written(holders_[static_cast<size_t>(index)]);
+    replica_writes_.written();
   }
   [[noreturn]] void report_difference(int64_t mesh_dim);
   [[noreturn]] void report_difference_in(int64_t replica);
@@ -229,6 +237,7 @@ class ParamGroup final : public OnDemandGroup {
   ShardWrites writes_;
   AgreedValues agreed_;
   WriteRuns write_runs_;
+  ReplicaWrites replica_writes_;
   std::vector<Holders> holders_;  // by parameter
   GatherCount gather_count_;
   GroupGradients gradients_;

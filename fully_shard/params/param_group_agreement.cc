@@ -4,6 +4,7 @@
 
 #include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 
@@ -26,13 +27,26 @@ std::vector<int64_t> ranks_that_shard(const DeviceMesh& mesh) {
   return {mesh.ranks().begin() + first, mesh.ranks().begin() + first + count};
 }
 
+// "ranks 0, 4": those that have this rank's shards, and said `word`.
+std::string ranks_with(uint64_t word, const std::vector<uint64_t>& words, const DeviceMesh& mesh) {
+  std::vector<int64_t> ranks;
+  for (size_t replica = 0; replica < words.size(); ++replica) {
+    const auto place = static_cast<int64_t>(replica) * mesh.size(1) + mesh.coordinate()[1];
+    if (words[replica] == word) ranks.push_back(mesh.ranks()[static_cast<size_t>(place)]);
+  }
+  return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
+}
+
 }  // namespace
 
 // A rank that took no part in a run of writes has another model than the others.
 void ParamGroup::check_writes(const std::vector<NoticeWords>& of_shards) {
   std::vector<Holders> all;
   for (const auto& each : of_shards) all.push_back(static_cast<Holders>(each.writing));
-  if (WriteRuns::all_took_part(all)) return write_runs_.compared(all);
+  if (WriteRuns::all_took_part(all)) {
+    if (write_runs_.compared(all)) replica_writes_.run_ended();
+    return;
+  }
   empty_copy();
   TORCH_CHECK_VALUE(
       false, "not all ranks wrote the shards of unit '", name(), "' (the first parameter is '",
@@ -41,6 +55,22 @@ void ParamGroup::check_writes(const std::vector<NoticeWords>& of_shards) {
       ". A rank that skips optimizer.step(), or writes a parameter alone, goes on with another "
       "model than the others: decide together, with an all-reduce of the flag. Once every rank "
       "has written or loaded these shards, training goes on; every rank gets this error (rank ",
+      dim_->global_rank(), ")");
+}
+
+void ParamGroup::check_replica_writes(const std::vector<NoticeWords>& of_replicas) {
+  std::vector<uint64_t> words;
+  for (const auto& each : of_replicas) words.push_back(each.writing);
+  if (ReplicaWrites::agree(words)) return replica_writes_.compared(words);
+  TORCH_CHECK_VALUE(
+      false, "not all replicas wrote the shards of unit '", name(), "' (the first parameter is '",
+      params_.front().name(), "') since their gradients were added up last: written on ",
+      ranks_with(ReplicaWrites::kWrote, words, mesh_), ", not on ",
+      ranks_with(ReplicaWrites::kDidNot, words, mesh_),
+      ". A rank that skips optimizer.step(), or writes a parameter alone, goes on with another "
+      "model than the others: decide together, with an all-reduce of the flag. The gradients of "
+      "this backward were dropped. Once every rank has written or loaded these shards, training "
+      "goes on; every rank gets this error (rank ",
       dim_->global_rank(), ")");
 }
 

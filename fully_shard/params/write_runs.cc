@@ -20,10 +20,11 @@ Holders holders_of(const PackedChunk& chunk, int64_t world) {
   return with & ~without;
 }
 
-void WriteRuns::compared(const std::vector<Holders>& all) {
+bool WriteRuns::compared(const std::vector<Holders>& all) {
   const bool any = std::any_of(all.begin(), all.end(), [](Holders each) { return each != 0; });
   if (any) ++ended_;
   writing_ = 0;
+  return any;
 }
 
 bool WriteRuns::all_took_part(const std::vector<Holders>& all) {

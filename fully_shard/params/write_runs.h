@@ -35,8 +35,8 @@ class WriteRuns {
   void written(Holders holders) { writing_ |= holders; }
   // For the next gather: who holds what the run that goes on wrote; 0: it wrote nothing.
   Holders writing() const { return writing_; }
-  // The run ends: every rank has heard the words of all, by rank.
-  void compared(const std::vector<Holders>& all);
+  // The run ends: every rank has heard the words of all, by rank. Whether anybody wrote.
+  bool compared(const std::vector<Holders>& all);
 
   // False where a rank wrote nothing in a run in which others wrote what it holds a part
   // of. The same answer on every rank.

@@ -113,6 +113,8 @@ void BackwardRun::finish() {
   while (auto* const* group = order_.next_at_end()) send(**group);
   receive_last();
   send_late();
+  // Only now, when all that this backward issues has been waited for.
+  for (auto& reduction : received_) reduction.check_replica_writes();
   settle_debts();
   publish();
   end_roots();

@@ -54,7 +54,10 @@ void Reduction::put_in_flight(std::unique_ptr<PendingReduction> pending) {
 template <class Stage>
 at::Tensor Reduction::wait_for() {
   const WaitClock clock(group_->accounts());
-  return take_pending<Stage>()->wait();
+  const auto pending = take_pending<Stage>();
+  auto row = pending->wait();
+  words_ = pending->words();
+  return row;
 }
 
 void Reduction::send(GradientBuffer::Late late) {
@@ -79,7 +82,8 @@ void Reduction::receive() {
   } else if (gradients.reduces_over_replicas()) {
     RECORD_FUNCTION("fsdp::all_reduce(" + group_->name() + ")", {});
     gradients.add_shard_sums(buffer_, row);
-    put_in_flight<Shared>(group_->replicas()->all_reduce(std::move(row), group_->issue({})));
+    put_in_flight<Shared>(group_->replicas()->all_reduce(
+        std::move(row), group_->issue(group_->word_for_replicas())));
     group_->accounts().count(&Counters::all_reduces);
   } else {
     keep(row);
@@ -109,6 +113,10 @@ void Reduction::keep(const at::Tensor& row) {
 
 bool Reduction::is_over_replicas() const {
   return group_->replicas() != nullptr && std::get<Received>(stage_).use == Received::Use::kPublish;
+}
+
+void Reduction::check_replica_writes() {
+  if (is_over_replicas()) group_->check_replica_writes(words_);
 }
 
 bool Reduction::announces_late() const { return buffer_.late(std::get<Received>(stage_).row); }

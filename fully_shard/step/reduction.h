@@ -54,6 +54,9 @@ class Reduction {
   void receive();
   // Waits for the replicas. REQUIRES: receive() was called.
   void settle();
+  // Throws ValueError, on all ranks alike, where replicas did not write the shards alike.
+  // Nothing where the row was not added up over them. REQUIRES: settled.
+  void check_replica_writes();
   // Some rank had gradients that came after their reduction had left: a rank of the
   // replicas too, where the row was added up over them. REQUIRES: settled.
   bool announces_late() const;
@@ -89,6 +92,7 @@ class Reduction {
   c10::intrusive_ptr<ParamGroup> group_;
   GradientBuffer buffer_;
   std::variant<Packed, Sent, Shared, Received> stage_;
+  std::vector<NoticeWords> words_;  // of the ranks, with what was waited for last
 };
 
 }  // namespace fsdp::internal

@@ -35,7 +35,7 @@ namespace fsdp::internal {
 struct Issue {
   uint32_t unit = 0;  // number of the unit on this process group, the same on all ranks
   std::string unit_name = {};
-  NoticeWords words = {};  // travel with a gather, to be compared by the caller
+  NoticeWords words = {};  // travel with it, to be compared by the caller
   // What sends gather() or reduce() in the transport's place, while it announces and
   // compares as ever; null: the transport. Outlives the call. Not of one that is
   // one_sided().

@@ -1,5 +1,7 @@
 // A rank that wrote its shards less often than the others, or alone, is found out at the
 // unit's next gather, by all of them. Nothing that is legal is taken for it.
+#include "fully_shard/no_sync_guard.h"
+#include "fully_shard/replicate.h"
 #include "tests/fully_shard/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
@@ -10,6 +12,7 @@
 
 #include <chrono>
 #include <cmath>
+#include <functional>
 #include <string>
 
 namespace fsdp::testing {
@@ -73,6 +76,119 @@ TEST_P(SkippedWrites, AWriteOfOneRankAloneIsAnErrorOnEveryRank) {
 }
 
 INSTANTIATE_WORLDS(SkippedWrites, 2, 3);
+
+// Hybrid sharding over {replicas, shards}; replicate() over as many ranks where there is
+// one shard.
+struct ReplicaShape {
+  int64_t replicas, shards;
+};
+
+class SkippedWritesOfReplicas : public ::testing::TestWithParam<ReplicaShape> {
+ protected:
+  using Body = std::function<void(int64_t replica, Pair& model)>;
+
+  void on_replicas(const Body& body) const {
+    const auto shape = GetParam();
+    run_ranks(shape.replicas * shape.shards, [&](int64_t rank) {
+      if (shape.shards == 1) {
+        Pair model(4, 6, 6);
+        replicate(model, init_device_mesh(torch::kCPU, {shape.replicas}));
+        return body(rank, model);
+      }
+      auto model = six_row_pair(init_device_mesh(torch::kCPU, {shape.replicas, shape.shards}));
+      body(rank / shape.shards, model);
+    });
+  }
+};
+
+TEST_P(SkippedWritesOfReplicas, AnOptimizerStepThatOneReplicaSkipsIsAnErrorOnEveryRank) {
+  on_replicas([](int64_t replica, Pair& model) {
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    train_once(model, optimizer);
+    train_once(model, optimizer, /*skips=*/replica == 1);
+    const auto begin = std::chrono::steady_clock::now();
+    for (int again = 0; again < 2; ++again) {
+      EXPECT_THAT(message_of([&] { train_once(model, optimizer); }),
+                  AllOf(HasSubstr("not all replicas wrote the shards of unit '"),
+                        HasSubstr("written on rank"), HasSubstr("optimizer.step()")));
+      for (const auto& parameter : model->parameters()) EXPECT_FALSE(parameter.grad().defined());
+    }
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, kSlowdown * std::chrono::seconds(5));
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) parameter.copy_(torch::ones(parameter.sizes()));
+    }
+    for (int step = 0; step < 2; ++step) train_once(model, optimizer);
+  });
+}
+
+TEST_P(SkippedWritesOfReplicas, AWriteOfOneReplicaAloneIsAnErrorOnEveryRank) {
+  on_replicas([](int64_t replica, Pair& model) {
+    const auto backward = [&] { model(torch::ones({2, 4})).sum().backward(); };
+    backward();
+    {
+      const torch::NoGradGuard no_grad;
+      if (replica == 0) model->second->parameters()[1].mul_(2);
+    }
+    EXPECT_THAT(message_of(backward),
+                AllOf(HasSubstr("not all replicas wrote"), HasSubstr("written on rank ")));
+  });
+}
+
+// One replica gathers between two writes, so it counts more of them than the others.
+TEST_P(SkippedWritesOfReplicas, AreNotTheGathersOfAReplicaThatEvaluatesAlone) {
+  on_replicas([](int64_t replica, Pair& model) {
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      train_once(model, optimizer);
+      const torch::NoGradGuard no_grad;
+      for (int write = 0; write < 2; ++write) {
+        if (replica == 0) model(torch::ones({2, 4}));
+        for (auto& parameter : model->parameters()) parameter.mul_(0.5);
+      }
+    }
+  });
+}
+
+TEST_P(SkippedWritesOfReplicas, AreNotStepsThatAllLeaveOutOrBackwardsWithoutSynchronisation) {
+  on_replicas([](int64_t, Pair& model) {
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    for (int step = 0; step < 4; ++step) {
+      {
+        const NoSyncGuard no_sync(get_fsdp_module(*model));
+        model(torch::ones({2, 4})).sum().backward();
+      }
+      train_once(model, optimizer, /*skips=*/step == 1);
+    }
+  });
+}
+
+INSTANTIATE_TEST_SUITE_P(Shapes, SkippedWritesOfReplicas,
+                         ::testing::Values(ReplicaShape{2, 1}, ReplicaShape{3, 1},
+                                           ReplicaShape{2, 2}, ReplicaShape{2, 3}),
+                         [](const auto& info) {
+                           return std::to_string(info.param.replicas) + "x" +
+                                  std::to_string(info.param.shards);
+                         });
+
+// Two rows over three shards: a rank that holds nothing learns of it from its replica.
+TEST(SkippedWritesOfReplicasWithEmptyShards, AreErrorsOnTheRanksThatHoldNothingToo) {
+  run_ranks(6, [](int64_t rank) {
+    auto model = sharded(Pair(2, 2, 2), init_device_mesh(torch::kCPU, {2, 3}));
+    const auto train = [&](bool skips) {
+      model(torch::ones({1, 2})).sum().backward();
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : model->parameters()) {
+        const bool holds_some = DTensor(parameter.detach()).to_local().numel() > 0;
+        if (!skips && holds_some) parameter.sub_(parameter.grad(), 0.1);
+        parameter.mutable_grad().reset();
+      }
+    };
+    for (int step = 0; step < 2; ++step) train(false);
+    train(/*skips=*/rank >= 3);
+    EXPECT_THAT(message_of([&] { train(false); }), HasSubstr("not all replicas wrote")) << rank;
+  });
+}
 
 // Four rows over three ranks: the last holds nothing, and has nothing to write.
 TEST(WritesThatMayBeLeftOut, OfEmptyShards) {
