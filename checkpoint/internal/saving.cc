@@ -11,6 +11,7 @@
 #include "checkpoint/internal/save_id.h"
 #include "checkpoint/internal/scheduler_step.h"
 #include "checkpoint/internal/tensor_values.h"
+#include "checkpoint/internal/unit_writes.h"
 #include "checkpoint/internal/whole_values.h"
 #include "fully_shard/units/unit_buffers.h"
 
@@ -24,7 +25,8 @@
 namespace fsdp::internal::checkpoint {
 namespace {
 
-constexpr size_t kHash = 16;  // what each rank says first: hashes of path, options and plan; the id
+// What each rank says first: hashes of path, options, plan and writes to shards; the id.
+constexpr size_t kHash = 16;
 
 // Buffers that are cast for computing (MixedPrecisionPolicy::buffer_dtype), as they were.
 std::vector<NamedTensor> in_own_dtypes(std::vector<NamedTensor> tensors) {
@@ -102,7 +104,7 @@ Saving::Saving(const std::string& path, SaveOptions options)
 bool Saving::is_full() const { return options_.layout == Layout::kFull || world_.size == 1; }
 
 void Saving::begin(const State& state, const std::function<void()>& before) {
-  std::string said;
+  std::string said, writes;
   if (world_.rank == 0) id_ = new_save_id();
   const Failure failure = attempt([&] {
     before();
@@ -110,10 +112,12 @@ void Saving::begin(const State& state, const std::function<void()>& before) {
     TORCH_CHECK(torch::autograd::get_current_graph_task_id() == -1, "inside a backward");
     plan(state);
     if (world_.rank == 0) begin_commit(state);
+    const UnitWrites of_units(items_);
+    writes = of_units.text();
     said = checksum_text(path_) + fingerprint_of(options_) +
-           checksum_text(format_manifest(plan_.manifest)) + id_;
+           checksum_text(format_manifest(plan_.manifest)) + of_units.fingerprint() + id_;
   });
-  agree_on_plan(agree(world_, failure, said, what_));
+  agree_on_plan(agree(world_, failure, said, what_), writes);
   items_.clear();
 }
 
@@ -144,7 +148,7 @@ void Saving::begin_commit(const State& state) {
   commit_.emplace(value_or_raise(Commit::begin(path_, id_, folders, options_.overwrite)));
 }
 
-void Saving::agree_on_plan(const std::vector<std::string>& texts) {
+void Saving::agree_on_plan(const std::vector<std::string>& texts, const std::string& writes) {
   const char* const things[] = {"path", "options"};
   for (size_t rank = 1; rank < texts.size(); ++rank) {
     for (size_t i = 0; i < std::size(things); ++i) {
@@ -152,7 +156,8 @@ void Saving::agree_on_plan(const std::vector<std::string>& texts) {
                         " gives another ", things[i], " than rank 0");
     }
   }
-  id_ = texts[0].substr(3 * kHash, kHash);
+  id_ = texts[0].substr(4 * kHash, kHash);
+  if (differ(texts, 3)) UnitWrites::check(exchange(world_, writes, what_), what_);
   if (differ(texts, 2)) merge();
   plan_.manifest.save_id = id_;
 }

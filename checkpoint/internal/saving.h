@@ -40,7 +40,7 @@ class Saving {
  private:
   void plan(const State& state);
   void begin_commit(const State& state);
-  void agree_on_plan(const std::vector<std::string>& texts);
+  void agree_on_plan(const std::vector<std::string>& texts, const std::string& writes);
   void merge();
   void write_rest(const World& world);
   void commit(const World& world);

@@ -166,6 +166,7 @@ class ParamGroup final : public OnDemandGroup {
   GatherCount& gather_count() { return gather_count_; }
   ShardWrites& writes() { return writes_; }
   AgreedValues& agreed_values() { return agreed_; }
+  const WriteRuns& write_runs() const { return write_runs_; }
   Unit& unit() const { return *unit_; }
   ShardDim& dim() const { return *dim_; }
   // To the ranks with the same shards; null where there are none.
@@ -173,7 +174,8 @@ class ParamGroup final : public OnDemandGroup {
   // The words that the replicas tell each other here, by replica. Blocks. REQUIRES:
   // replicas(). Collective over them.
   std::vector<uint64_t> words_of_replicas(uint64_t word) const;
-  // What travels with a sum of gradients over the replicas.
+  // What travels with a sum of gradients over the replicas: `writing` is a word of
+  // ReplicaWrites.
   NoticeWords word_for_replicas() const { return {.writing = replica_writes_.word()}; }
   // Throws ValueError, on all ranks alike, where one replica wrote the shards since the
   // last such sum and another did not. of_replicas: the words of all, by replica.
