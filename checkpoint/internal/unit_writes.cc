@@ -42,14 +42,14 @@ Json said_of(const ParamGroup& group) {
 }
 
 // A unit on all ranks of its mesh, by place.
-struct Unit {
+struct SavedUnit {
   std::vector<int64_t> ranks;  // of the world; -1: it does not save the unit
   std::vector<Holders> writing;
   std::vector<bool> replica_wrote;  // as far as the rank knows
   int64_t replicas = 1, shards = 1;
   std::string name;
 
-  explicit Unit(const Json& said)
+  explicit SavedUnit(const Json& said)
       : replicas(said.at(kReplicas)), shards(said.at(kShards)), name(said.at(kName)) {
     const auto places = static_cast<size_t>(replicas * shards);
     ranks.assign(places, -1);
@@ -71,7 +71,7 @@ struct Unit {
 };
 
 // By mesh and number.
-using Units = std::map<std::pair<std::string, int64_t>, Unit>;
+using Units = std::map<std::pair<std::string, int64_t>, SavedUnit>;
 
 Units units_in(const std::vector<std::string>& texts) {
   Units units;
@@ -84,7 +84,7 @@ Units units_in(const std::vector<std::string>& texts) {
   return units;
 }
 
-[[noreturn]] void refuse(const Unit& unit, const std::vector<bool>& wrote,
+[[noreturn]] void refuse(const SavedUnit& unit, const std::vector<bool>& wrote,
                          const std::string& what) {
   std::vector<int64_t> with, without;
   for (size_t place = 0; place < wrote.size(); ++place)
@@ -98,7 +98,7 @@ Units units_in(const std::vector<std::string>& texts) {
                     "was saved; every rank gets this error");
 }
 
-void check_unit(const Unit& unit, const std::string& what) {
+void check_unit(const SavedUnit& unit, const std::string& what) {
   std::vector<bool> wrote, of_replica;
   for (size_t place = 0; place < unit.ranks.size(); ++place) wrote.push_back(unit.wrote(place));
   for (int64_t replica = 0; replica < unit.replicas; ++replica) {

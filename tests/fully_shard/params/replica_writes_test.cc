@@ -17,7 +17,7 @@ std::vector<uint64_t> words_of_replicas(const std::vector<ReplicaWrites>& replic
   return words;
 }
 
-void step(ReplicaWrites& replica) {
+void make_step(ReplicaWrites& replica) {
   replica.written();
   replica.run_ended();
   replica.used();
@@ -36,10 +36,10 @@ TEST(ReplicaWrites, AMissedStepStaysMissedUntilAllReplicasWrite) {
   std::vector<ReplicaWrites> replicas(3);
   for (auto& each : replicas) each.used();
   EXPECT_TRUE(ReplicaWrites::agree(words_of_replicas(replicas)));
-  step(replicas[0]), step(replicas[2]);
+  make_step(replicas[0]), make_step(replicas[2]);
   for (int backward = 0; backward < 2; ++backward)
     EXPECT_FALSE(ReplicaWrites::agree(words_of_replicas(replicas)));
-  for (auto& each : replicas) step(each);
+  for (auto& each : replicas) make_step(each);
   const auto words = words_of_replicas(replicas);
   EXPECT_TRUE(ReplicaWrites::agree(words));
   for (auto& each : replicas) {
@@ -51,7 +51,7 @@ TEST(ReplicaWrites, AMissedStepStaysMissedUntilAllReplicasWrite) {
 TEST(ReplicaWrites, GathersOfOneReplicaAloneAreNotCounted) {
   std::vector<ReplicaWrites> replicas(2);
   replicas[0].written(), replicas[0].run_ended();  // it evaluates
-  for (auto& each : replicas) step(each);
+  for (auto& each : replicas) make_step(each);
   EXPECT_TRUE(ReplicaWrites::agree(words_of_replicas(replicas)));
 }
 
