@@ -28,8 +28,8 @@ namespace fsdp {
 //
 // Every rank passes the same parameters in the same order, max_norm and norm_type; on the
 // CPU that is compared: by number, shapes and placements, and, among the ranks of each
-// mesh, by units and places there, which tell two models of one class apart. (Of DTensors
-// that belong to no unit only shapes and placements are known.)
+// mesh, by the model that they are of, so that two of one class are told apart. (Of
+// DTensors that users distributed only shapes and placements are known.)
 //
 // Throws, on all ranks alike and with nothing scaled, ValueError for a max_norm that is
 // negative or NaN, a norm_type that is not positive, ranks that do not clip the same,

@@ -1,5 +1,6 @@
 #include "tensor_parallel/parallelize_module.h"
 
+#include "device_mesh/internal/given_module.h"
 #include "tensor_parallel/internal/agreement.h"
 #include "tensor_parallel/internal/generators_in_step.h"
 #include "tensor_parallel/internal/parallel_member.h"
@@ -19,10 +20,10 @@ void parallelize_module(ModuleRef module, const DeviceMesh& mesh, const Parallel
                     " dimensions; pass a slice of one, such as mesh[\"tp\"] (rank ", mesh.rank(),
                     ")");
   const auto parameters = internal::planned_parameters(root, mesh, plan);
-  internal::check_agreement(parameters, mesh);
+  const auto number = internal::check_agreement(parameters, mesh);
   internal::bring_generators_in_step(mesh);
   const auto steps = std::make_shared<internal::FirstSteps>();
-  for (const auto& parameter : parameters) internal::make_parallel_member(parameter, steps);
+  for (const auto& parameter : parameters) internal::make_parallel_member(parameter, number, steps);
 }
 
 }  // namespace fsdp

@@ -48,7 +48,11 @@ class DTensorOwner : public c10::intrusive_ptr_target {
 };
 
 // What layers above know of a parameter, and of its views, which share it.
-using DTensorStylePtr = c10::intrusive_ptr<c10::intrusive_ptr_target>;
+struct DTensorStyle : c10::intrusive_ptr_target {
+  std::string path;            // of the parameter, in the model that it became a DTensor in
+  uint32_t number_of_model{};  // among those of the mesh, the same on all its ranks
+};
+using DTensorStylePtr = c10::intrusive_ptr<DTensorStyle>;
 
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_tensor, DTensorSpec spec_ptr,

@@ -27,23 +27,43 @@ double number_of_mesh(const DeviceMesh& mesh) {
   return exact(hash) + 1;
 }
 
-std::string line_of(const RegistryEntry& entry) {
+std::string line_of(const at::Tensor& parameter) {
+  const auto* const found = RegistryEntry::of(parameter);
+  if (found == nullptr) {
+    const auto& style = *meta_of(parameter).style;
+    return c10::str("parameter '", style.path, "' (tensor-parallel by operation ",
+                    style.number_of_model, " of its mesh)\n");
+  }
+  const auto& entry = *found;
   return c10::str("parameter '", *entry.parameter_name(), "' (number ", entry.index(), " of unit '",
                   entry.group()->name(), "', which is number ", entry.group()->number(),
                   " of its ranks' units)\n");
 }
 
+// The same on all ranks; 0: it is the parameter of no unit, and not tensor-parallel.
+size_t hash_of_parameter(const at::Tensor& parameter) {
+  size_t hash = 1;
+  if (const auto* const entry = RegistryEntry::of(parameter)) {
+    hash = c10::hash_combine(hash, entry->group()->number());
+    return c10::hash_combine(hash, static_cast<size_t>(entry->index()));
+  }
+  const auto* const meta = find_meta(parameter);
+  if (meta == nullptr || !meta->style) return 0;
+  for (const char letter : meta->style->path)
+    hash = c10::hash_combine(hash, static_cast<size_t>(letter));
+  return c10::hash_combine(hash, meta->style->number_of_model);
+}
+
 }  // namespace
 
 void SameParameters::add(const at::Tensor& parameter) {
-  const auto* const entry = RegistryEntry::of(parameter);
-  if (entry == nullptr) return;
+  const auto hash = hash_of_parameter(parameter);
+  if (hash == 0) return;
   const auto mesh = number_of_mesh(spec_of(parameter).mesh());
   auto on = std::find_if(meshes_.begin(), meshes_.end(),
                          [mesh](const OnMesh& each) { return each.mesh == mesh; });
   if (on == meshes_.end()) on = meshes_.insert(on, OnMesh{mesh, 0, {}});
-  on->hash = c10::hash_combine(on->hash, entry->group()->number());
-  on->hash = c10::hash_combine(on->hash, static_cast<size_t>(entry->index()));
+  on->hash = c10::hash_combine(on->hash, hash);
   on->parameters.push_back(parameter);
 }
 
@@ -78,7 +98,7 @@ std::string SameParameters::text(double on) const {
   std::string text;
   for (const auto& each : meshes_) {
     if (each.mesh != on) continue;
-    for (const auto& parameter : each.parameters) text += line_of(*RegistryEntry::of(parameter));
+    for (const auto& parameter : each.parameters) text += line_of(parameter);
   }
   return text;
 }

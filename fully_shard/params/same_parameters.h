@@ -1,6 +1,7 @@
 // Whether ranks that name parameters in one call mean the same ones: of two models of one
 // class all shapes are equal, so sizes tell nothing. A parameter is known by its unit's
-// number on the process group and its place there, which are alike on all ranks.
+// number on the process group and its place there, a tensor-parallel one by its path and
+// the number of its model, which are alike on all ranks.
 //
 //   SameParameters mine;
 //   for (const auto& parameter : parameters) mine.add(parameter);
@@ -8,7 +9,7 @@
 //   mine.check(rows, mesh, {.call = "clip_grad_norm_", .verb = "clips"});
 //
 // Ranks are compared as far as their parameters lie on the same mesh: stages of a pipeline
-// and experts have models of their own. Parameters of no unit are not known.
+// and experts have models of their own. DTensors that are neither are not known.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -28,7 +29,7 @@ class SameParameters {
   static constexpr int64_t kMeshes = 4;
   static constexpr int64_t kNumbers = 2 * kMeshes;
 
-  // Nothing unless it is the parameter of a unit.
+  // Nothing unless it is the parameter of a unit, or tensor-parallel.
   void add(const at::Tensor& parameter);
   // Whole numbers that doubles have exactly.
   std::array<double, kNumbers> numbers() const;

@@ -1,6 +1,7 @@
 #define XXH_INLINE_ALL
 #include "tensor_parallel/internal/agreement.h"
 
+#include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/value_hash.h"
 #include "on_demand/deferred/deferred_storage.h"
@@ -35,9 +36,18 @@ int64_t hash_of(const PlannedParameter& parameter) {
   return static_cast<int64_t>(hash_of_member(parameter.member, hash));
 }
 
+// That of the last one on the mesh, which no other has; 0 where there is one rank.
+uint32_t sequence_of_agreement(const DeviceMesh& mesh) {
+  const auto issued = collectives_of(mesh, 0).log()->recent_operations();
+  const auto last = std::find_if(issued.rbegin(), issued.rend(), [](const auto& operation) {
+    return operation.what == kAgreement;
+  });
+  return last == issued.rend() ? 0 : last->sequence;
+}
+
 }  // namespace
 
-void check_agreement(const std::vector<PlannedParameter>& parameters, const DeviceMesh& mesh) {
+uint32_t check_agreement(const std::vector<PlannedParameter>& parameters, const DeviceMesh& mesh) {
   const auto of_all = [&](std::vector<int64_t> words) {
     return agree(collectives_of(mesh),
                  {.words = std::move(words), .what = kAgreement, .device = local_device(mesh)});
@@ -57,6 +67,7 @@ void check_agreement(const std::vector<PlannedParameter>& parameters, const Devi
                       ": its name, shape, dtype, cut or values; give every rank the same seed, "
                       "or load the same weights (all ranks see this)");
   }
+  return sequence_of_agreement(mesh);
 }
 
 }  // namespace fsdp::internal

@@ -11,7 +11,7 @@
 
 namespace fsdp::internal {
 
-void make_parallel_member(const PlannedParameter& parameter,
+void make_parallel_member(const PlannedParameter& parameter, uint32_t number_of_model,
                           const std::shared_ptr<FirstSteps>& steps) {
   const at::NoGradGuard no_grad;
   install_parallel_gate();
@@ -23,6 +23,7 @@ void make_parallel_member(const PlannedParameter& parameter,
   auto style = c10::make_intrusive<MemberStyle>();
   style->uses = parameter.uses;
   style->path = parameter.path;
+  style->number_of_model = number_of_model;
   style->steps = steps;
   set_style(becomes, std::move(style));
   if (local.is_meta()) make_deferred_part(becomes, parameter.path);

@@ -1,28 +1,28 @@
 // A parameter of a module as a DTensor, in place.
 #pragma once
 
+#include "dtensor/internal/dtensor_impl.h"
 #include "tensor_parallel/internal/first_inputs.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 #include "tensor_parallel/internal/planned_parameters.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
-#include <string>
 
 namespace fsdp::internal {
 
 // What a member and its views carry.
-struct MemberStyle final : c10::intrusive_ptr_target {
+struct MemberStyle final : DTensorStyle {
   ParameterUses uses;
-  std::string path;
   std::shared_ptr<FirstSteps> steps;  // of the module that was parallelized
   UsesCompared compared;
 };
 
 // Gives the member's tensor the global shape, this rank's part as a copy, and the keys of
-// a DTensor that the parallel gate meets. Local.
-void make_parallel_member(const PlannedParameter& parameter,
+// a DTensor that the parallel gate meets. number_of_model: as DTensorStyle has it. Local.
+void make_parallel_member(const PlannedParameter& parameter, uint32_t number_of_model,
                           const std::shared_ptr<FirstSteps>& steps);
 
 // Null for what is no member, nor a view of one.

@@ -2,6 +2,7 @@
 // "tp" alone, are copies, or are plain: that of one device, by one all-gather.
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/fully_shard.h"
+#include "tests/support/errors.h"
 #include "tests/tensor_parallel/beside_one_device.h"
 #include "tests/tensor_parallel/issued_collectives.h"
 #include "tests/tensor_parallel/mesh_settings.h"
@@ -95,6 +96,23 @@ TEST_P(Clipping, BelowTheLimitLeavesGradientsAlone) {
   on_ranks([&](const DeviceMesh& mesh) {
     ClippedPair pair(mesh, true, true);
     pair.expect_same_norm(2, 1.5);
+  });
+}
+
+TEST_P(Clipping, OfDifferentModelsOfOneClassIsAnErrorOnEveryRankThatNamesBoth) {
+  on_ranks([&](const DeviceMesh& mesh) {
+    ClippedPair one(mesh, false, true), other(mesh, false, true);
+    const auto place = mesh["tp"].local_rank(0);
+    const auto mine = (place == 1 ? other : one).sharded->parameters();
+    const at::Tensor before = DTensor(mine.back().grad()).to_local().clone();
+    const auto text = message_of<c10::ValueError>([&] { clip_grad_norm_(mine, 1e-3); });
+    if (mesh["tp"].size() > 1) {
+      EXPECT_THAT(text, ::testing::HasSubstr("the ranks do not mean the same parameters"));
+      EXPECT_THAT(text, ::testing::HasSubstr("clips parameter 'gain' (tensor-parallel by"));
+      EXPECT_TRUE(DTensor(mine.back().grad()).to_local().equal(before));
+    } else {
+      EXPECT_EQ(text, "nothing was thrown");
+    }
   });
 }
 
