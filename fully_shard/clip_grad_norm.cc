@@ -262,9 +262,9 @@ class Gradients {
       row.push_back(at::full({}, static_cast<double>(of.ranks().front()), options));
       row.push_back(term.to(options.device()));
     }
-    const auto names = at::tensor(same_parameters_.numbers(), at::kDouble);
-    const auto own = at::cat({request_.numbers().to(options.device()), names.to(options.device()),
-                              at::stack(row)});
+    const auto asked =
+        at::cat({request_.numbers(), at::tensor(same_parameters_.numbers(), at::kDouble)});
+    const auto own = at::cat({asked.to(options.device()), at::stack(row)});
     return internal::rows_of_all(internal::collectives_of(mesh),
                                  {.row = own, .what = "all-gather of clip_grad_norm_"});
   }
