@@ -3,6 +3,7 @@
 #include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/file_calls.h"
 #include "checkpoint/internal/pickle.h"
+#include "checkpoint/internal/stays_in_folder.h"
 
 #include <exception>
 #include <filesystem>
@@ -64,6 +65,10 @@ bool lies_in(const std::vector<int64_t>& offsets, const std::vector<int64_t>& le
   return true;
 }
 
+struct OutsideOfFolder : std::runtime_error {
+  using std::runtime_error::runtime_error;
+};
+
 class Reader {
  public:
   explicit Reader(std::string folder) : folder_(std::move(folder)) {}
@@ -76,6 +81,7 @@ class Reader {
       const std::string& name = attribute(*index, "fqn").text;
       const auto tensor = catalog_.tensors.find(name);
       if (tensor == catalog_.tensors.end()) continue;
+      check_file(name, *info);
       try {
         add_box(name, tensor->second, *index, *info);
       } catch (const std::exception& error) {
@@ -130,6 +136,14 @@ class Reader {
     if (numel_of(box.box) > 0) tensor.boxes.push_back(std::move(box));
   }
 
+  // Such a file is not odd but made to lead elsewhere: nothing of it is read.
+  void check_file(const std::string& name, const Pickled& info) const {
+    const std::string& file = attribute(info, "relative_path").text;
+    if (!stays_in_folder(file)) {
+      throw OutsideOfFolder(outside_of_folder(folder_ + kMetadataFile, file, name));
+    }
+  }
+
   size_t file_called(const std::string& name) {
     const auto [place, is_new] = files_.try_emplace(name, catalog_.files.size());
     if (is_new) catalog_.files.push_back({.path = folder_ + "/" + name, .has_header = false});
@@ -156,6 +170,8 @@ absl::StatusOr<Catalog> catalog_of_dcp_folder(const std::string& path) {
   if (!pickle.ok()) return pickle.status();
   try {
     return Reader(path).run(*pickle->root());
+  } catch (const OutsideOfFolder& error) {
+    return absl::DataLossError(error.what());
   } catch (const std::exception& error) {
     return absl::DataLossError(path + kMetadataFile +
                                ": not the metadata that is known: " + error.what());

@@ -4,6 +4,7 @@
 #include "checkpoint/internal/file_format.h"
 #include "checkpoint/internal/names.h"
 #include "checkpoint/internal/safetensors.h"
+#include "checkpoint/internal/stays_in_folder.h"
 #include "checkpoint/internal/strict_json.h"
 #include "checkpoint/internal/torch_archive.h"
 #include "checkpoint/internal/weight_files.h"
@@ -31,7 +32,11 @@ absl::StatusOr<std::vector<std::string>> files_of_index(const std::string& path)
   std::set<std::string> names;
   try {
     for (const auto& [tensor, file] : json->at("weight_map").items()) {
-      names.insert((folder.empty() ? "" : folder + "/") + file.get<std::string>());
+      const auto name = file.get<std::string>();
+      if (!stays_in_folder(name)) {
+        return absl::DataLossError(outside_of_folder(path, name, tensor));
+      }
+      names.insert((folder.empty() ? "" : folder + "/") + name);
     }
   } catch (const std::exception& error) {
     return absl::DataLossError(path + ": not an index of weights: " + error.what());

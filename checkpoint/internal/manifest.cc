@@ -3,6 +3,7 @@
 #include "checkpoint/internal/checksums.h"
 #include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/file_calls.h"
+#include "checkpoint/internal/stays_in_folder.h"
 
 #include <torch/version.h>
 
@@ -119,6 +120,9 @@ Manifest manifest_from(const Json& json) {
   json.at("saved_at").get_to(manifest.saved_at);
   json.at("world_size").get_to(manifest.world_size);
   for (const auto& [path, file] : json.at("files").items()) {
+    if (!stays_in_folder(path)) {
+      throw std::runtime_error("it lists the file '" + path + "', which lies outside of its folder");
+    }
     manifest.files[path] = {file.at("rank").get<int64_t>(), file.at("bytes").get<int64_t>(),
                             file.at("xxh3").get<std::string>()};
   }

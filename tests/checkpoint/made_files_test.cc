@@ -1,0 +1,109 @@
+// Files that no program writes: made to mislead, or by a mistake. Each is refused by its
+// name and what is wrong with it, before anything is read or allocated by what it claims.
+#include "checkpoint/checkpoint.h"
+#include "checkpoint/inspect.h"
+#include "checkpoint/internal/file_calls.h"
+#include "checkpoint/internal/stays_in_folder.h"
+#include "tests/support/errors.h"
+#include "tests/support/temporary_folder.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <cstdint>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <string>
+#include <vector>
+
+namespace fsdp::testing {
+namespace {
+
+namespace files = internal::checkpoint;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+const std::string kDcp = "tests/checkpoint/fixtures/dcp";
+
+void write_bytes(const std::string& path, const std::string& bytes) {
+  std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
+}
+
+void write_safetensors(const std::string& path, const std::string& header, size_t data_bytes) {
+  const uint64_t length = header.size();
+  std::string head(sizeof(length), '\0');
+  std::memcpy(head.data(), &length, sizeof(length));
+  write_bytes(path, head + header + std::string(data_bytes, '\0'));
+}
+
+// One float called "w".
+void write_one(const std::string& path) {
+  write_safetensors(path, R"({"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})", 4);
+}
+
+std::string why_not_loaded(const std::string& path) {
+  const auto w = torch::zeros({1});
+  return message_of([&] { load({.tensors = {{"w", w}}}, path); });
+}
+
+std::string why_not_described(const std::string& path) {
+  return message_of([&] { EXPECT_EQ(describe_checkpoint(path), "an error"); });
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  for (size_t at = text.find(from); at != std::string::npos; at = text.find(from, at + to.size()))
+    text.replace(at, from.size(), to);
+  return text;
+}
+
+// The folder of torch.distributed.checkpoint among the fixtures, with other metadata.
+std::string dcp_with(const TemporaryFolder& folder, const std::string& from,
+                     const std::string& to) {
+  const std::string path = folder / "dcp", whole = *files::read_file(kDcp + "/.metadata");
+  if (!std::filesystem::exists(path)) std::filesystem::copy(kDcp, path);
+  const std::string changed = replaced(whole, from, to);
+  EXPECT_NE(changed, whole) << from;
+  write_bytes(path + "/.metadata", changed);
+  return path;
+}
+
+TEST(MadeFiles, NamesOfFilesStayInTheirFolder) {
+  for (const std::string name : {"a", "a.b", "text/a", "..a", "a..", "./a", "...", "a/..b"})
+    EXPECT_TRUE(files::stays_in_folder(name)) << name;
+  for (const std::string name : {"", ".", "..", "/a", "../a", "a/../b", "a/..", "a/", "a/."})
+    EXPECT_FALSE(files::stays_in_folder(name)) << name;
+  EXPECT_FALSE(files::stays_in_folder(std::string("a\0b", 3)));
+}
+
+TEST(MadeFiles, AnIndexThatLeadsOutOfItsFolderIsRefused) {
+  TemporaryFolder folder;
+  write_one(folder / "secret.safetensors");
+  std::filesystem::create_directory(folder / "model");
+  for (const std::string index : {"model.safetensors.index.json", "pytorch_model.bin.index.json"}) {
+    for (const auto& name : std::vector<std::string>{"../secret.safetensors", "",
+                                                     "x/../../secret.safetensors",
+                                                     folder / "secret.safetensors"}) {
+      write_bytes(folder / ("model/" + index), R"({"weight_map":{"w":")" + name + R"("}})");
+      const auto told = AllOf(HasSubstr(index + ": it names the file '" + name + "' for 'w'"),
+                              HasSubstr("outside of its folder"));
+      EXPECT_THAT(why_not_loaded(folder / "model"), told);
+      EXPECT_THAT(why_not_described(folder / ("model/" + index)), told);
+    }
+    files::remove_file(folder / ("model/" + index)).IgnoreError();
+  }
+}
+
+TEST(MadeFiles, MetadataThatLeadsOutOfItsFolderIsRefused) {
+  TemporaryFolder folder;
+  for (const std::string name : {"../../../etc", "/etc/x/y/z/w"}) {
+    const std::string path = dcp_with(folder, "__0_0.distcp", name);
+    EXPECT_THAT(why_not_described(path),
+                AllOf(HasSubstr(".metadata: it names the file '" + name + "' for 'model."),
+                      HasSubstr("outside of its folder")));
+  }
+}
+
+}  // namespace
+}  // namespace fsdp::testing
