@@ -63,6 +63,22 @@ int64_t numel_of(const Box& box) {
   return numel;
 }
 
+std::optional<int64_t> product_of(int64_t factor, const std::vector<int64_t>& sizes) {
+  bool is_empty = false;
+  for (const int64_t size : sizes) {
+    is_empty |= size == 0;
+    if (size < 0 || __builtin_mul_overflow(factor, std::max<int64_t>(size, 1), &factor)) {
+      return std::nullopt;
+    }
+  }
+  return is_empty ? 0 : factor;
+}
+
+bool can_be_shape(const std::vector<int64_t>& shape) {
+  constexpr int64_t kLargestElement = 16;
+  return product_of(kLargestElement, shape).has_value();
+}
+
 std::string to_string(const Box& box) {
   std::string text = "[";
   for (const Chunk& chunk : box) {

@@ -24,6 +24,11 @@ Box box_at(const std::vector<int64_t>& offsets, const std::vector<int64_t>& leng
 std::vector<int64_t> offsets_of(const Box& box);
 std::vector<int64_t> lengths_of(const Box& box);
 int64_t numel_of(const Box& box);
+// `factor` times all of `sizes`; nullopt where one is negative, or where 64 bits do not
+// hold the product of those that are not 0.
+std::optional<int64_t> product_of(int64_t factor, const std::vector<int64_t>& sizes);
+// Whether 64 bits hold the bytes of a tensor of that shape, of whatever dtype.
+bool can_be_shape(const std::vector<int64_t>& shape);
 std::string to_string(const Box& box);  // "[0:4, 0:5]"
 
 // Empty in some dimension where they do not meet. REQUIRES: the same number of

@@ -1,12 +1,14 @@
 #include "checkpoint/internal/safetensors.h"
 
 #include "checkpoint/internal/dtype.h"
+#include "checkpoint/internal/plain_text.h"
 #include "checkpoint/internal/strict_json.h"
 
 #include <algorithm>
 #include <cstring>
 #include <exception>
 #include <optional>
+#include <stdexcept>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -38,23 +40,27 @@ int64_t bits_of(const std::string& dtype) {
   return bits_of_dtype_without_tensors(dtype).value_or(0);
 }
 
-// Of `numel` elements; nullopt where there is no such number.
+// Of as many elements; nullopt where there is no such number.
 std::optional<int64_t> bytes_of_elements(int64_t bits, const std::vector<int64_t>& shape) {
-  bool is_impossible = false;
-  for (const int64_t size : shape) {
-    is_impossible |= size < 0 || __builtin_mul_overflow(bits, size, &bits);
-  }
-  if (is_impossible || bits % 8 != 0) return std::nullopt;
-  return bits / 8;
+  const auto all = product_of(bits, shape);
+  if (!all || *all % 8 != 0) return std::nullopt;
+  return *all / 8;
 }
 
-// Throws what nlohmann throws for another form.
+void require_in_header(bool condition, const std::string& what) {
+  if (!condition) throw std::runtime_error(what);
+}
+
+// Throws std::exception for another form.
 absl::StatusOr<Entry> parse_entry(const std::string& name, const Json& json,
                                   const std::string& path) {
+  const bool has_form = json.is_object() && json.contains("dtype") && json.contains("shape") &&
+                        json.contains("data_offsets") && json.at("dtype").is_string();
+  require_in_header(has_form, "it is not described by dtype, shape and data_offsets");
   Entry entry{.name = name, .tensor = name};
   const auto dtype = json.at("dtype").get<std::string>();
-  const auto shape = json.at("shape").get<std::vector<int64_t>>();
-  const auto place = json.at("data_offsets").get<std::vector<int64_t>>();
+  const auto shape = integers_of(json.at("shape"));
+  const auto place = integers_of(json.at("data_offsets"));
   const auto bytes = bytes_of_elements(bits_of(dtype), shape);
   if (!bytes) return broken(path, name, "impossible shape " + json.at("shape").dump());
   const bool is_known = bits_of(dtype) != 0;
@@ -87,25 +93,44 @@ std::map<std::string, std::string> metadata_from(const Json& json) {
 
 // What the sharding information says of `entry`.
 absl::Status place_entry(Entry& entry, const Json& json, const std::string& path) {
-  const auto offsets = json.at("saved_offsets").get<std::vector<int64_t>>();
+  require_in_header(json.is_object() && json.contains("saved_offsets"), "without saved_offsets");
+  const auto offsets = integers_of(json.at("saved_offsets"));
   if (offsets.size() != entry.box.size()) return broken(path, entry.name, "bad saved_offsets");
   entry.knows_global_shape = json.contains("global_shape");
   if (entry.knows_global_shape) {
-    entry.global_shape = json.at("global_shape").get<std::vector<int64_t>>();
-    if (entry.global_shape.size() != offsets.size()) {
-      return broken(path, entry.name, "bad global_shape");
+    entry.global_shape = integers_of(json.at("global_shape"));
+    if (entry.global_shape.size() != offsets.size() || !can_be_shape(entry.global_shape)) {
+      return broken(path, entry.name, "bad global_shape " + json.at("global_shape").dump());
     }
   }
-  if (json.contains("logical_fqn")) entry.tensor = json.at("logical_fqn").get<std::string>();
+  if (json.contains("logical_fqn")) {
+    require_in_header(json.at("logical_fqn").is_string(), "its logical_fqn is no text");
+    entry.tensor = json.at("logical_fqn").get<std::string>();
+  }
   for (size_t dim = 0; dim < offsets.size(); ++dim) {
     Chunk& chunk = entry.box[dim];
     chunk.offset = offsets[dim];
-    if (!entry.knows_global_shape) entry.global_shape[dim] = chunk.offset + chunk.length;
-    if (chunk.offset < 0 || chunk.offset > entry.global_shape[dim] - chunk.length) {
+    int64_t end = 0;
+    if (chunk.offset < 0 || __builtin_add_overflow(chunk.offset, chunk.length, &end)) {
+      return broken(path, entry.name, "bad saved_offsets");
+    }
+    if (!entry.knows_global_shape) entry.global_shape[dim] = end;
+    if (chunk.offset > entry.global_shape[dim] - chunk.length) {
       return broken(path, entry.name, "lies outside of its tensor");
     }
   }
   return absl::OkStatus();
+}
+
+// What `work` returns, or the error that it throws, told of `entry`.
+template <class Work>
+auto told_of_entry(const std::string& path, const std::string& entry, const Work& work)
+    -> decltype(work()) {
+  try {
+    return work();
+  } catch (const std::exception& error) {
+    return broken(path, entry, plain_text_of(error));
+  }
 }
 
 absl::Status place_entries(Header& header, const std::string& path) {
@@ -115,7 +140,9 @@ absl::Status place_entries(Header& header, const std::string& path) {
   if (!info.ok()) return info.status();
   for (Entry& entry : header.entries) {
     if (!entry.unread.empty() || !info->contains(entry.name)) continue;
-    if (auto placed = place_entry(entry, info->at(entry.name), path); !placed.ok()) return placed;
+    const auto placed = told_of_entry(
+        path, entry.name, [&] { return place_entry(entry, info->at(entry.name), path); });
+    if (!placed.ok()) return placed;
   }
   return absl::OkStatus();
 }
@@ -186,22 +213,21 @@ absl::StatusOr<Header> parse_header(std::string_view json, int64_t data_bytes,
                                     const std::string& path) {
   auto parsed = parse_json(json, path + ": header");
   if (!parsed.ok()) return parsed.status();
-  Header header;
-  try {
-    for (const auto& [name, value] : parsed->get_ref<const Json::object_t&>()) {
-      if (name == kMetadata) {
-        header.metadata = metadata_from(value);
-        continue;
-      }
-      auto entry = parse_entry(name, value, path);
-      if (!entry.ok()) return entry.status();
-      header.entries.push_back(*std::move(entry));
-    }
-    if (auto whole = check_no_holes(header.entries, data_bytes, path); !whole.ok()) return whole;
-    if (auto placed = place_entries(header, path); !placed.ok()) return placed;
-  } catch (const std::exception& error) {
-    return absl::DataLossError(path + ": not a safetensors header: " + error.what());
+  if (!parsed->is_object()) {
+    return absl::DataLossError(path + ": its header is no JSON object of tensors");
   }
+  Header header;
+  for (const auto& [name, value] : parsed->get_ref<const Json::object_t&>()) {
+    if (name == kMetadata) {
+      header.metadata = metadata_from(value);
+      continue;
+    }
+    auto entry = told_of_entry(path, name, [&] { return parse_entry(name, value, path); });
+    if (!entry.ok()) return entry.status();
+    header.entries.push_back(*std::move(entry));
+  }
+  if (auto whole = check_no_holes(header.entries, data_bytes, path); !whole.ok()) return whole;
+  if (auto placed = place_entries(header, path); !placed.ok()) return placed;
   return header;
 }
 

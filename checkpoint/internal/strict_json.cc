@@ -1,9 +1,11 @@
 #include "checkpoint/internal/strict_json.h"
 
-#include <cstdint>
+#include "checkpoint/internal/plain_text.h"
+
 #include <exception>
+#include <limits>
 #include <set>
-#include <vector>
+#include <stdexcept>
 
 namespace fsdp::internal::checkpoint {
 namespace {
@@ -34,7 +36,7 @@ class KeyWatch final : public nlohmann::json_sax<Json> {
     return false;
   }
   bool parse_error(size_t, const std::string&, const Json::exception& error) override {
-    error_ = std::string("not JSON: ") + error.what();
+    error_ = "not JSON: " + plain_text_of(error);
     return false;
   }
 
@@ -62,8 +64,23 @@ absl::StatusOr<Json> parse_json(std::string_view text, const std::string& what) 
   try {
     return Json::parse(text);
   } catch (const std::exception& error) {
-    return absl::DataLossError(what + ": not JSON: " + error.what());
+    return absl::DataLossError(what + ": not JSON: " + plain_text_of(error));
   }
+}
+
+std::vector<int64_t> integers_of(const Json& json) {
+  if (!json.is_array()) throw std::runtime_error(json.dump() + " is no list of numbers");
+  std::vector<int64_t> numbers;
+  for (const Json& each : json) {
+    constexpr auto kMost = static_cast<uint64_t>(std::numeric_limits<int64_t>::max());
+    const bool is_too_large = each.is_number_unsigned() && each.get<uint64_t>() > kMost;
+    if (!each.is_number_integer() || is_too_large) {
+      throw std::runtime_error(json.dump() + " holds " + each.dump() + ", which is no number " +
+                               "that a size or an offset can be");
+    }
+    numbers.push_back(each.get<int64_t>());
+  }
+  return numbers;
 }
 
 }  // namespace fsdp::internal::checkpoint

@@ -1,6 +1,7 @@
 // Files that no program writes: made to mislead, or by a mistake. Each is refused by its
 // name and what is wrong with it, before anything is read or allocated by what it claims.
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/convert.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/internal/file_calls.h"
 #include "checkpoint/internal/stays_in_folder.h"
@@ -24,6 +25,7 @@ namespace {
 namespace files = internal::checkpoint;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using ::testing::Not;
 
 const std::string kDcp = "tests/checkpoint/fixtures/dcp";
 
@@ -82,9 +84,9 @@ TEST(MadeFiles, AnIndexThatLeadsOutOfItsFolderIsRefused) {
   write_one(folder / "secret.safetensors");
   std::filesystem::create_directory(folder / "model");
   for (const std::string index : {"model.safetensors.index.json", "pytorch_model.bin.index.json"}) {
-    for (const auto& name : std::vector<std::string>{"../secret.safetensors", "",
-                                                     "x/../../secret.safetensors",
-                                                     folder / "secret.safetensors"}) {
+    for (const auto& name :
+         std::vector<std::string>{"../secret.safetensors", "", "x/../../secret.safetensors",
+                                  folder / "secret.safetensors"}) {
       write_bytes(folder / ("model/" + index), R"({"weight_map":{"w":")" + name + R"("}})");
       const auto told = AllOf(HasSubstr(index + ": it names the file '" + name + "' for 'w'"),
                               HasSubstr("outside of its folder"));
@@ -103,6 +105,64 @@ TEST(MadeFiles, MetadataThatLeadsOutOfItsFolderIsRefused) {
                 AllOf(HasSubstr(".metadata: it names the file '" + name + "' for 'model."),
                       HasSubstr("outside of its folder")));
   }
+}
+
+// What is wrong with an entry "w" of a safetensors file with 4 bytes of data.
+std::string why_not_read(const TemporaryFolder& folder, const std::string& entry,
+                         const std::string& sharding = "") {
+  std::string header = R"({"w":)" + entry + "}";
+  if (!sharding.empty()) {
+    header = R"({"__metadata__":{"DCP_SHARDING_INFO":")" + replaced(sharding, "\"", "\\\"") +
+             R"("},"w":)" + entry + "}";
+  }
+  write_safetensors(folder / "file", header, 4);
+  const std::string why = why_not_described(folder / "file");
+  EXPECT_THAT(why, AllOf(HasSubstr("file: entry 'w': "), Not(HasSubstr("json.exception"))));
+  return why;
+}
+
+TEST(MadeFiles, SizesThatAreNoWholeNumbersAreRefusedByNameOfTheTensor) {
+  TemporaryFolder folder;
+  for (const std::string size : {"1.5", "\"1\"", "true", "null", "[1]", "18446744073709551615"}) {
+    EXPECT_THAT(
+        why_not_read(folder, R"({"dtype":"F32","shape":[)" + size + R"(],"data_offsets":[0,4]})"),
+        HasSubstr("holds " + size + ", which is no number that a size"));
+    EXPECT_THAT(
+        why_not_read(folder, R"({"dtype":"F32","shape":[1],"data_offsets":[0,)" + size + "]}"),
+        HasSubstr("holds " + size));
+    const std::string good = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
+    EXPECT_THAT(why_not_read(folder, good, R"({"w":{"saved_offsets":[)" + size + "]}}"),
+                HasSubstr("holds " + size));
+    EXPECT_THAT(
+        why_not_read(folder, good, R"({"w":{"saved_offsets":[0],"global_shape":[)" + size + "]}}"),
+        HasSubstr("holds " + size));
+  }
+  EXPECT_THAT(why_not_read(folder, R"({"dtype":"F32","shape":[-1],"data_offsets":[0,4]})"),
+              HasSubstr("impossible shape [-1]"));
+  EXPECT_THAT(why_not_read(folder, R"({"dtype":"F32","shape":3,"data_offsets":[0,4]})"),
+              HasSubstr("3 is no list of numbers"));
+  for (const std::string entry : {R"({"dtype":"F32","shape":[1]})", R"([])", R"("w")",
+                                  R"({"dtype":7,"shape":[1],"data_offsets":[0,4]})"}) {
+    EXPECT_THAT(why_not_read(folder, entry), HasSubstr("by dtype, shape and data_offsets"));
+  }
+}
+
+TEST(MadeFiles, SizesThatNoMemoryHasAreRefusedByNameOfTheTensor) {
+  TemporaryFolder folder;
+  const std::string good = R"({"dtype":"F32","shape":[1],"data_offsets":[0,4]})";
+  const std::string most = std::to_string(INT64_MAX), large = "4294967296";
+  EXPECT_THAT(
+      why_not_read(folder, good, R"({"w":{"saved_offsets":[0],"global_shape":[)" + most + "]}}"),
+      HasSubstr("bad global_shape"));
+  EXPECT_THAT(why_not_read(folder, good, R"({"w":{"saved_offsets":[)" + most + "]}}"),
+              HasSubstr("bad saved_offsets"));
+  const std::string cube = "[" + large + "," + large + "," + large + "]";
+  EXPECT_THAT(
+      why_not_read(folder, R"({"dtype":"F32","shape":)" + cube + R"(,"data_offsets":[0,4]})"),
+      HasSubstr("impossible shape"));
+  EXPECT_THAT(why_not_read(folder, R"({"dtype":"F32","shape":[0,)" + large + "," + large +
+                                       R"(],"data_offsets":[0,4]})"),
+              HasSubstr("impossible shape"));
 }
 
 }  // namespace
