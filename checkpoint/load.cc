@@ -77,6 +77,8 @@ class Loading {
       for (const auto& [name, tensor] : state_.tensors) loose.tensors.push_back({name, tensor});
       plan_model("tensors", loose);
     }
+    // Nothing was asked of a file that others made, which may be none at all.
+    if (!manifest_ && catalogs_.empty() && !foreign_) open_catalog("");
     misfits_.raise_any();
     plan_rest();
     // Into memory of its own, which is nobody's yet.

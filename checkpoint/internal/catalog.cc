@@ -2,7 +2,9 @@
 
 #include "checkpoint/internal/dcp_folder.h"
 #include "checkpoint/internal/foreign_files.h"
+#include "checkpoint/internal/plain_text.h"
 
+#include <exception>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -71,7 +73,11 @@ absl::StatusOr<Catalog> catalog_of_item(const std::string& folder, const Manifes
 }
 
 absl::StatusOr<Catalog> catalog_of_files(const std::string& path) {
-  return is_dcp_folder(path) ? catalog_of_dcp_folder(path) : catalog_of_foreign_files(path);
+  try {
+    return is_dcp_folder(path) ? catalog_of_dcp_folder(path) : catalog_of_foreign_files(path);
+  } catch (const std::exception& error) {
+    return absl::DataLossError(path + ": " + plain_text_of(error));
+  }
 }
 
 void Catalog::leave_out(const std::string& name, const std::string& what) {

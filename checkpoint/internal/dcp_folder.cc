@@ -2,7 +2,9 @@
 
 #include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/file_calls.h"
+#include "checkpoint/internal/file_format.h"
 #include "checkpoint/internal/pickle.h"
+#include "checkpoint/internal/plain_text.h"
 #include "checkpoint/internal/stays_in_folder.h"
 
 #include <exception>
@@ -32,20 +34,22 @@ ScalarType dtype_called(const Pickled& value) {
 // Attribute `name` of an object; throws where it has none.
 const Pickled& attribute(const Pickled& object, std::string_view name) {
   const Pickled* const found = object.state == nullptr ? nullptr : object.state->find(name);
-  if (found == nullptr) throw std::runtime_error("no attribute " + std::string(name));
+  if (found == nullptr) throw std::runtime_error("without the attribute " + std::string(name));
   return *found;
 }
 
 int64_t integer(const Pickled& value) {
-  if (!value.is(Kind::kInt) || value.integer < 0) throw std::runtime_error("no number");
+  if (!value.is(Kind::kInt) || value.integer < 0) {
+    throw std::runtime_error("that has a size or an offset that is no whole number from 0 on");
+  }
   return value.integer;
 }
 
 // torch.Size((2, 3))
 std::vector<int64_t> size_of(const Pickled& value) {
-  if (!value.calls("torch Size") || value.items[1]->items.size() != 1) {
-    throw std::runtime_error("a shape is no torch.Size");
-  }
+  const bool is_size = value.calls("torch Size") && value.items[1]->items.size() == 1 &&
+                       value.items[1]->items[0]->is(Kind::kSequence);
+  if (!is_size) throw std::runtime_error("whose shape or offset is no torch.Size");
   std::vector<int64_t> sizes;
   for (const Pickled* each : value.items[1]->items[0]->items) sizes.push_back(integer(*each));
   return sizes;
@@ -111,6 +115,7 @@ class Reader {
     }
     StoredTensor tensor{.dtype = dtype_called(*properties->items[0])};
     tensor.shape = size_of(attribute(value, "size"));
+    if (!can_be_shape(tensor.shape)) throw std::runtime_error("of an impossible shape");
     for (const Pickled* chunk : attribute(value, "chunks").items) {
       const auto offsets = size_of(attribute(*chunk, "offsets"));
       lengths_[{name, offsets}] = size_of(attribute(*chunk, "sizes"));
@@ -166,6 +171,7 @@ bool is_dcp_folder(const std::string& path) {
 absl::StatusOr<Catalog> catalog_of_dcp_folder(const std::string& path) {
   const auto bytes = read_file(path + kMetadataFile);
   if (!bytes.ok()) return bytes.status();
+  if (auto itself = check_is_itself(*bytes, path + kMetadataFile); !itself.ok()) return itself;
   const auto pickle = Pickle::parse(*bytes, path + kMetadataFile);
   if (!pickle.ok()) return pickle.status();
   try {
@@ -174,7 +180,7 @@ absl::StatusOr<Catalog> catalog_of_dcp_folder(const std::string& path) {
     return absl::DataLossError(error.what());
   } catch (const std::exception& error) {
     return absl::DataLossError(path + kMetadataFile +
-                               ": not the metadata that is known: " + error.what());
+                               ": not the metadata that is known: " + plain_text_of(error));
   }
 }
 

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cctype>
+#include <cstdint>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -48,6 +50,17 @@ bool is_web_page(std::string_view begin) {
          text.starts_with("<head") || text.starts_with("<body");
 }
 
+std::optional<std::string> recognised(std::string_view begin) {
+  for (const auto& [beginning, what] : kBeginnings) {
+    if (begin.starts_with(beginning)) return what;
+  }
+  if (is_web_page(begin)) return "a web page (HTML), as a download that failed leaves it";
+  if (begin.size() > kTarAt && begin.substr(kTarAt).starts_with(kTar)) {
+    return "a tar archive; unpack it, and save anew what torch.save wrote before 0.1.10";
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 FileFormat format_of(std::string_view begin) {
@@ -61,15 +74,22 @@ FileFormat format_of(std::string_view begin) {
 
 std::string describe_format(std::string_view begin) {
   if (begin.empty()) return "an empty file";
-  for (const auto& [beginning, what] : kBeginnings) {
-    if (begin.starts_with(beginning)) return what;
-  }
-  if (is_web_page(begin)) return "a web page (HTML), as a download that failed leaves it";
-  if (begin.size() > kTarAt && begin.substr(kTarAt).starts_with(kTar)) {
-    return "a tar archive; unpack it, and save anew what torch.save wrote before 0.1.10";
-  }
+  if (auto known = recognised(begin)) return *std::move(known);
   if (begin.starts_with(kPickle)) return "a pickle that torch.save did not write";
   return "neither a safetensors file nor one of torch.save";
+}
+
+absl::Status check_is_itself(std::string_view begin, const std::string& path) {
+  if (format_of(begin) != FileFormat::kOther) return absl::OkStatus();
+  const auto known = recognised(begin);
+  return known ? absl::DataLossError(path + ": " + *known) : absl::OkStatus();
+}
+
+absl::StatusOr<std::string> beginning_of(const InputFile& file) {
+  std::string begin(std::min(kRecognisedBytes, static_cast<size_t>(file.bytes())), '\0');
+  const auto read = file.read_at(begin.data(), static_cast<int64_t>(begin.size()), 0);
+  if (!read.ok()) return read;
+  return begin;
 }
 
 }  // namespace fsdp::internal::checkpoint

@@ -2,6 +2,11 @@
 // is. No torch here.
 #pragma once
 
+#include "checkpoint/internal/file_calls.h"
+
+#include <absl/status/status.h>
+#include <absl/status/statusor.h>
+
 #include <string>
 #include <string_view>
 
@@ -23,5 +28,12 @@ FileFormat format_of(std::string_view begin);
 
 // Of kOther: what it is and what to do, "a Git LFS pointer, not the file itself: ...".
 std::string describe_format(std::string_view begin);
+
+// An error that says what the file at `path` is, where that is known and holds nothing
+// that is read: a Git LFS pointer, a web page, an archive.
+absl::Status check_is_itself(std::string_view begin, const std::string& path);
+
+// The first kRecognisedBytes, or all that there are.
+absl::StatusOr<std::string> beginning_of(const InputFile& file);
 
 }  // namespace fsdp::internal::checkpoint

@@ -3,6 +3,8 @@
 #include "checkpoint/internal/checksums.h"
 #include "checkpoint/internal/dtype.h"
 #include "checkpoint/internal/file_calls.h"
+#include "checkpoint/internal/file_format.h"
+#include "checkpoint/internal/plain_text.h"
 #include "checkpoint/internal/stays_in_folder.h"
 
 #include <torch/version.h>
@@ -34,9 +36,9 @@ Json layout_json(const SavedLayout& layout) {
 SavedLayout layout_from(const Json& json) {
   SavedLayout layout;
   const Json& mesh = json.at("mesh");
-  mesh.at("shape").get_to(layout.mesh_shape);
+  layout.mesh_shape = integers_of(mesh.at("shape"));
   mesh.at("names").get_to(layout.mesh_names);
-  mesh.at("ranks").get_to(layout.ranks);
+  layout.ranks = integers_of(mesh.at("ranks"));
   size_t ranks = 1;
   for (const int64_t size : layout.mesh_shape) ranks *= static_cast<size_t>(size);
   for (const auto& placement : json.at("placements")) {
@@ -81,14 +83,18 @@ TensorRecord tensor_from(const Json& json, const std::vector<SavedLayout>& layou
   const auto dtype = dtype_of(json.at("dtype").get<std::string>());
   if (!dtype) throw std::runtime_error("unknown dtype " + json.at("dtype").dump());
   record.dtype = *dtype;
-  json.at("shape").get_to(record.shape);
+  record.shape = integers_of(json.at("shape"));
+  if (!can_be_shape(record.shape)) throw std::runtime_error("impossible shape of a tensor");
   if (json.contains("file")) {
     json.at("file").get_to(record.file);
     return record;
   }
   json.at("layout").get_to(record.layout);
   json.at("writer").get_to(record.replica);
-  check_cuts(layouts.at(static_cast<size_t>(record.layout)), record.shape);
+  if (record.layout < 0 || static_cast<size_t>(record.layout) >= layouts.size()) {
+    throw std::runtime_error("a tensor of a layout that it does not have");
+  }
+  check_cuts(layouts[static_cast<size_t>(record.layout)], record.shape);
   return record;
 }
 
@@ -121,7 +127,8 @@ Manifest manifest_from(const Json& json) {
   json.at("world_size").get_to(manifest.world_size);
   for (const auto& [path, file] : json.at("files").items()) {
     if (!stays_in_folder(path)) {
-      throw std::runtime_error("it lists the file '" + path + "', which lies outside of its folder");
+      throw std::runtime_error("it lists the file '" + path +
+                               "', which lies outside of its folder");
     }
     manifest.files[path] = {file.at("rank").get<int64_t>(), file.at("bytes").get<int64_t>(),
                             file.at("xxh3").get<std::string>()};
@@ -142,6 +149,13 @@ size_t self_position(const std::string& text) {
   const size_t key = text.find(kKey);
   return key == std::string::npos || key + kKey.size() + 16 > text.size() ? std::string::npos
                                                                           : key + kKey.size();
+}
+
+absl::Status check_file_is_itself(const std::string& path) {
+  const auto file = InputFile::open(path);
+  if (!file.ok()) return file.status();
+  const auto begin = beginning_of(*file);
+  return begin.ok() ? check_is_itself(*begin, path) : begin.status();
 }
 
 }  // namespace
@@ -191,6 +205,7 @@ std::string format_manifest(const Manifest& manifest) {
 }
 
 absl::StatusOr<Manifest> parse_manifest(const std::string& text, const std::string& path) {
+  if (auto itself = check_is_itself(text, path); !itself.ok()) return itself;
   auto json = parse_json(text, path);
   if (!json.ok()) return json.status();
   try {
@@ -209,7 +224,7 @@ absl::StatusOr<Manifest> parse_manifest(const std::string& text, const std::stri
     }
     return manifest_from(*json);
   } catch (const std::exception& error) {
-    return absl::DataLossError(path + ": not a checkpoint's manifest: " + error.what());
+    return absl::DataLossError(path + ": not a checkpoint's manifest: " + plain_text_of(error));
   }
 }
 
@@ -225,6 +240,7 @@ absl::StatusOr<Manifest> read_manifest(const std::string& folder) {
     const auto bytes = std::filesystem::file_size(file, error);
     if (error) return absl::DataLossError(file + ": " + error.message());
     if (static_cast<int64_t>(bytes) != record.bytes) {
+      if (auto itself = check_file_is_itself(file); !itself.ok()) return itself;
       return absl::DataLossError(file + ": has " + std::to_string(bytes) + " bytes, and " +
                                  std::to_string(record.bytes) + " were saved");
     }

@@ -1,6 +1,7 @@
 #include "checkpoint/internal/verified_file.h"
 
 #include "checkpoint/internal/checksums.h"
+#include "checkpoint/internal/file_format.h"
 #include "checkpoint/internal/shard_writer.h"
 #include "checkpoint/internal/torch_archive.h"
 
@@ -32,6 +33,9 @@ VerifiedFile::VerifiedFile(InputFile file, Header header, std::string sums)
 absl::StatusOr<VerifiedFile> VerifiedFile::open(const StoredFile& stored, bool verify) {
   auto file = InputFile::open(stored.path);
   if (!file.ok()) return file.status();
+  const auto begin = beginning_of(*file);
+  if (!begin.ok()) return begin.status();
+  if (auto itself = check_is_itself(*begin, stored.path); !itself.ok()) return itself;
   if (stored.bytes >= 0 && file->bytes() != stored.bytes) {
     return absl::DataLossError(stored.path + ": has " + std::to_string(file->bytes()) +
                                " bytes, and " + std::to_string(stored.bytes) + " were saved");

@@ -165,5 +165,94 @@ TEST(MadeFiles, SizesThatNoMemoryHasAreRefusedByNameOfTheTensor) {
               HasSubstr("impossible shape"));
 }
 
+TEST(MadeFiles, TextsThatAreNotJsonAreToldWithoutTheNamesOfALibrary) {
+  TemporaryFolder folder;
+  for (const std::string header :
+       {"{\"w\":", "{\"w\":{}", "{w}", "{\"a\":1,\"a\":1}", "{\"w\":1e999}"}) {
+    write_safetensors(folder / "file", header, 4);
+    EXPECT_THAT(why_not_described(folder / "file"),
+                AllOf(HasSubstr("file: "), Not(HasSubstr("json.exception")), Not(HasSubstr("_M_"))))
+        << header;
+  }
+  for (const std::string index :
+       {"{", "{}", R"({"weight_map":[]})", R"({"weight_map":{"w":1}})", R"({"weight_map":{}})"}) {
+    write_bytes(folder / "index.json", index);
+    EXPECT_THAT(why_not_described(folder / "index.json"),
+                AllOf(HasSubstr("index.json: "), Not(HasSubstr("json.exception"))))
+        << index;
+  }
+}
+
+TEST(MadeFiles, AnIndexDecidesInWhichFileATensorIs) {
+  TemporaryFolder folder;
+  const auto one = torch::full({2}, 1.0), two = torch::full({2}, 2.0);
+  save({.tensors = {{"w", one}, {"v", one}}}, folder / "one");
+  save({.tensors = {{"w", two}, {"u", two}}}, folder / "two");
+  for (const std::string name : {"one", "two"}) {
+    std::filesystem::copy(folder / (name + "/tensors/model.safetensors"),
+                          folder / (name + ".safetensors"));
+  }
+  const std::string index = folder / "model.safetensors.index.json";
+  for (const std::string name : {"one", "two"}) {
+    write_bytes(index, R"({"weight_map":{"v":"one.safetensors","u":"two.safetensors","w":")" +
+                           name + R"(.safetensors"}})");
+    auto w = torch::zeros({2}), u = torch::zeros({2}), v = torch::zeros({2});
+    load({.tensors = {{"w", w}, {"u", u}, {"v", v}}}, folder.path());
+    EXPECT_TRUE(torch::equal(w, name == "one" ? one : two));
+    EXPECT_TRUE(torch::equal(u, two) && torch::equal(v, one));
+  }
+  write_bytes(index, R"({"weight_map":{"v":"two.safetensors","w":"one.safetensors"}})");
+  EXPECT_THAT(describe_checkpoint(folder.path()),
+              HasSubstr("not read: v, not in " + (folder / "two.safetensors") +
+                        ", where the index has it"));
+}
+
+TEST(MadeFiles, ATensorInTwoFilesWithoutAnIndexIsAnErrorThatNamesBoth) {
+  TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "model");
+  for (const std::string name : {"one", "two"})
+    write_one(folder / ("model/" + name + ".safetensors"));
+  const auto told = AllOf(HasSubstr("'w' is in two files, "), HasSubstr("one.safetensors and "),
+                          HasSubstr("two.safetensors, and no index says which counts"));
+  EXPECT_THAT(why_not_loaded(folder / "model"), told);
+  EXPECT_THAT(why_not_described(folder / "model"), told);
+  std::filesystem::create_directory(folder / "bins");
+  const auto archive = *files::read_file("tests/checkpoint/fixtures/state_dict.pt");
+  for (const std::string name : {"model_a.bin", "model_b.bin"})
+    write_bytes(folder / ("bins/" + name), archive);
+  EXPECT_THAT(why_not_described(folder / "bins"),
+              AllOf(HasSubstr("model_a.bin and "), HasSubstr("model_b.bin, and no index")));
+}
+
+TEST(MadeFiles, AGitLfsPointerIsToldAsSuchWhereverItStands) {
+  const std::string pointer =
+      "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n";
+  const auto told = HasSubstr(": a Git LFS pointer, not the file that it stands for");
+  TemporaryFolder folder;
+  const auto expect_told = [&](const std::string& path) {
+    EXPECT_THAT(why_not_loaded(path), told) << path;
+    EXPECT_THAT(why_not_described(path), told) << path;
+    EXPECT_THAT(message_of([&] { load(State{}, path); }), told) << path;
+    EXPECT_THAT(message_of([&] { convert_checkpoint(path, folder / "to"); }), told) << path;
+    EXPECT_FALSE(std::filesystem::exists(folder / "to"));
+  };
+  write_bytes(folder / "file.pt", pointer);
+  expect_told(folder / "file.pt");
+  for (const std::string name : {"model.safetensors", "pytorch_model.bin", ".metadata",
+                                 "model.safetensors.index.json", "checkpoint.json"}) {
+    const std::string path = folder / ("in_" + name);
+    std::filesystem::create_directory(path);
+    write_bytes(path + "/" + name, pointer);
+    expect_told(path);
+  }
+  std::filesystem::copy(kDcp, folder / "dcp");
+  write_bytes(folder / "dcp/__0_0.distcp", pointer);
+  EXPECT_THAT(message_of([&] { convert_checkpoint(folder / "dcp", folder / "to"); }), told);
+  save({.tensors = {{"w", torch::ones({1})}}}, folder / "saved");
+  write_bytes(folder / "saved/tensors/model.safetensors", pointer);
+  expect_told(folder / "saved");
+  EXPECT_THAT(message_of([&] { verify_checkpoint(folder / "saved"); }), told);
+}
+
 }  // namespace
 }  // namespace fsdp::testing
