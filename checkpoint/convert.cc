@@ -7,17 +7,19 @@
 #include "checkpoint/internal/file_calls.h"
 #include "checkpoint/internal/file_writing.h"
 #include "checkpoint/internal/full_plan.h"
+#include "checkpoint/internal/names.h"
 #include "checkpoint/internal/names_in_file.h"
 #include "checkpoint/internal/raise.h"
 #include "checkpoint/internal/savable.h"
 #include "checkpoint/internal/save_id.h"
 #include "checkpoint/internal/tensor_reader.h"
+#include "checkpoint/internal/world.h"
 
-#include <ATen/ops/empty.h>
 #include <c10/util/Exception.h>
 
 #include <filesystem>
 #include <numeric>
+#include <system_error>
 #include <utility>
 #include <vector>
 
@@ -32,34 +34,34 @@ struct Source {
 };
 
 // All tensors of a catalog, whole.
-SaveItem read_item(const std::string& name, const Catalog& catalog) {
+SaveItem read_item(const std::string& name, const Catalog& catalog, const std::string& what) {
   SaveItem item{.name = name, .kind = "model", .tensors = {}, .ties = catalog.ties};
   TensorReader reader(catalog, {.verify = true});
-  for (const auto& [each, stored] : catalog.tensors) {
-    const at::Tensor tensor = at::empty(stored.shape, at::TensorOptions(stored.dtype));
-    raise_unless_ok(reader.plan(each, each, tensor));
-    item.tensors.push_back({each, tensor});
+  for (const auto& [each, unused] : catalog.tensors) {
+    item.tensors.push_back({each, value_or_raise(reader.plan_whole(each))});
   }
   raise_unless_ok(reader.read());
-  for (const auto& [left, each] : catalog.unread) {
-    if (each.is_tensor) TORCH_WARN("convert: '", left, "' is not read and left out: ", each.what);
-  }
+  std::vector<std::string> left;
+  for (const auto& [other, each] : catalog.unread)
+    left.push_back("'" + other + "' is " + each.what);
+  if (!left.empty()) TORCH_WARN(what, ": left out, since it is not read: ", list_of(left));
   return item;
 }
 
-Source read_source(const std::string& path) {
-  const std::string place = readable_path(normal_path(path));
+Source read_source(const std::string& place, const std::string& what) {
+  std::error_code error;
+  TORCH_CHECK(std::filesystem::exists(place, error), "no such checkpoint");
   auto manifest = read_manifest(place);
   Source source;
   if (!manifest.ok()) {
     if (!absl::IsNotFound(manifest.status()) && std::filesystem::is_directory(place)) {
       raise_unless_ok(manifest.status());
     }
-    source.items.push_back(read_item("model", value_or_raise(catalog_of_files(place))));
+    source.items.push_back(read_item("model", value_or_raise(catalog_of_files(place)), what));
     return source;
   }
   for (const auto& [name, record] : manifest->items) {
-    SaveItem item = read_item(name, value_or_raise(catalog_of_item(place, *manifest, name)));
+    SaveItem item = read_item(name, value_or_raise(catalog_of_item(place, *manifest, name)), what);
     item.kind = record.kind;
     item.details = record.details;
     source.items.push_back(std::move(item));
@@ -85,8 +87,8 @@ SavePlan plan_sharded(const std::vector<SaveItem>& items, int64_t ranks) {
     ItemRecord record{.kind = item.kind, .tensors = {}, .ties = item.ties, .details = item.details};
     std::map<int64_t, FileToWrite> files;
     for (const auto& [name, tensor, unit] : item.tensors) {
-      TORCH_CHECK_VALUE(dtype_name(tensor.scalar_type()), "convert: '", name, "' is ",
-                        tensor.scalar_type(), ", which safetensors files cannot hold");
+      TORCH_CHECK_VALUE(dtype_name(tensor.scalar_type()), "'", name, "' is ", tensor.scalar_type(),
+                        ", which safetensors files cannot hold");
       TensorRecord placed{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
       placed.layout = tensor.dim() > 0 ? 0 : 1;
       const auto& layout = plan.manifest.layouts[static_cast<size_t>(placed.layout)];
@@ -109,13 +111,16 @@ SavePlan plan_sharded(const std::vector<SaveItem>& items, int64_t ranks) {
   return plan;
 }
 
-SavePlan plan_for(const std::vector<SaveItem>& items, const ConvertOptions& options) {
+void check_convert_options(const ConvertOptions& options) {
   TORCH_CHECK_VALUE(options.ranks >= 1, "ConvertOptions::ranks is ", options.ranks,
                     "; it must be 1 or more");
   TORCH_CHECK_VALUE(options.max_file_bytes >= 1, "ConvertOptions::max_file_bytes is ",
                     options.max_file_bytes, "; it must be 1 or more");
   TORCH_CHECK_VALUE(!options.model_dtype || options.layout == Layout::kFull,
                     "ConvertOptions::model_dtype is of Layout::kFull only");
+}
+
+SavePlan plan_for(const std::vector<SaveItem>& items, const ConvertOptions& options) {
   if (options.layout == Layout::kSharded) return plan_sharded(items, options.ranks);
   SaveOptions save;
   save.model_dtype = options.model_dtype;
@@ -123,13 +128,28 @@ SavePlan plan_for(const std::vector<SaveItem>& items, const ConvertOptions& opti
   return plan_full(items, /*world_size=*/1, save);
 }
 
+// What `work` throws begins with "convert: place: ".
+template <class Work>
+void told_of(const std::string& place, const Work& work) {
+  const std::string what = "convert: " + place;
+  Failure failure = attempt([&] { work(place, what); });
+  if (failure.text.empty()) return;
+  if (failure.text.starts_with(place + ": ")) failure.text.erase(0, place.size() + 2);
+  throw_any({{0, failure}}, /*is_alone=*/true, what);
+}
+
 }  // namespace
 
 void convert_checkpoint(const std::string& from, const std::string& to, ConvertOptions options) {
-  Source source = read_source(from);
-  check_savable(source.items);
-  rename_in_file(source.items, options.name_in_file, "ConvertOptions::name_in_file");
-  SavePlan plan = plan_for(source.items, options);
+  check_convert_options(options);
+  Source source;
+  SavePlan plan;
+  told_of(readable_path(normal_path(from)), [&](const std::string& place, const std::string& what) {
+    source = read_source(place, what);
+    check_savable(source.items);
+    rename_in_file(source.items, options.name_in_file, "ConvertOptions::name_in_file");
+    plan = plan_for(source.items, options);
+  });
   std::vector<std::string> folders;
   for (const SaveItem& item : source.items) folders.push_back(item.name);
   const std::string path = normal_path(to), id = new_save_id();

@@ -27,10 +27,11 @@ struct ConvertOptions {
 };
 
 // `from`: whatever load() reads; without a manifest its tensors become the model. Every
-// byte is verified that has a checksum; a warning names tensors that are not read.
+// byte is verified that has a checksum; a warning names what is not read.
 // Values, step, scheduler and the optimizers' options are kept, and per-rank items are
-// not. Holds all tensors of the checkpoint in memory. Local. Throws as save() and load()
-// do.
+// not. Holds all tensors of the checkpoint in memory, each allocated once the files are
+// known to have it. Local. Throws as save() and load() do; what is wrong with `from`
+// begins with "convert: " and its path.
 FSDP_API void convert_checkpoint(const std::string& from, const std::string& to,
                                  ConvertOptions options = {});
 

@@ -10,6 +10,7 @@
 #include <c10/core/GradMode.h>
 
 #include <algorithm>
+#include <exception>
 #include <future>
 #include <utility>
 
@@ -79,21 +80,45 @@ absl::Status TensorReader::check_no_overlap(const std::string& stored_name,
                              catalog_.files[other.file].path);
 }
 
+absl::Status TensorReader::find_pieces(const std::string& stored_name, const StoredTensor& stored,
+                                       const std::vector<LocalBox>& boxes, Target& target) {
+  for (const LocalBox& box : boxes) {
+    if (auto added = add_pieces(stored_name, stored, box, target); !added.ok()) return added;
+  }
+  if (auto once = check_no_overlap(stored_name, target); !once.ok()) return once;
+  std::sort(target.pieces.begin(), target.pieces.end(), [](const Piece& a, const Piece& b) {
+    return std::pair(a.file, a.elements.begin) < std::pair(b.file, b.elements.begin);
+  });
+  return absl::OkStatus();
+}
+
 absl::Status TensorReader::plan(const std::string& stored_name, const std::string& name,
                                 at::Tensor target) {
   const StoredTensor& stored = catalog_.tensors.at(stored_name);
   const Offered offered{stored.dtype, stored.shape, "in the file", "LoadOptions::cast allows it"};
   if (auto fits = check_fits(name, target, offered, rules_.cast); !fits.ok()) return fits;
   Target planned{.tensor = target, .stored_dtype = stored.dtype, .part = part_of(target)};
-  for (const LocalBox& box : boxes_of(target)) {
-    if (auto added = add_pieces(stored_name, stored, box, planned); !added.ok()) return added;
-  }
-  if (auto once = check_no_overlap(stored_name, planned); !once.ok()) return once;
-  std::sort(planned.pieces.begin(), planned.pieces.end(), [](const Piece& a, const Piece& b) {
-    return std::pair(a.file, a.elements.begin) < std::pair(b.file, b.elements.begin);
-  });
+  auto found = find_pieces(stored_name, stored, boxes_of(target), planned);
+  if (!found.ok()) return found;
   targets_.push_back(std::move(planned));
   return absl::OkStatus();
+}
+
+absl::StatusOr<at::Tensor> TensorReader::plan_whole(const std::string& stored_name) {
+  const StoredTensor& stored = catalog_.tensors.at(stored_name);
+  const Box whole = whole_box(stored.shape);
+  Target planned{.tensor = {}, .stored_dtype = stored.dtype, .part = whole};
+  const LocalBox all{whole, std::vector<int64_t>(stored.shape.size(), 0)};
+  if (auto found = find_pieces(stored_name, stored, {all}, planned); !found.ok()) return found;
+  try {
+    planned.tensor = at::empty(stored.shape, at::TensorOptions(stored.dtype));
+  } catch (const std::exception&) {
+    const auto bytes = static_cast<int64_t>(c10::elementSize(stored.dtype)) * numel_of(whole);
+    return absl::ResourceExhaustedError("'" + stored_name + "' " + to_string(whole) + " takes " +
+                                        std::to_string(bytes) + " bytes, which cannot be had");
+  }
+  targets_.push_back(planned);
+  return planned.tensor;
 }
 
 TensorReader::Destination TensorReader::destination(const Target& target,

@@ -13,6 +13,7 @@
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
+#include <absl/status/statusor.h>
 
 #include <cstdint>
 #include <map>
@@ -38,6 +39,10 @@ class TensorReader {
   // lossy dtype unless cast, and boxes that do not cover the target's exactly once. Opens
   // the files it needs. kInvalidArgument: the tensors do not fit; else: the files.
   absl::Status plan(const std::string& stored_name, const std::string& name, at::Tensor target);
+  // The same of a new tensor, in this process's memory, of the stored shape and dtype. It
+  // is allocated when the files are known to have every element: not for what a file
+  // claims. kResourceExhausted: there is no such memory.
+  absl::StatusOr<at::Tensor> plan_whole(const std::string& stored_name);
   // Writes all that was planned; after an error some of it.
   absl::Status read();
 
@@ -60,6 +65,9 @@ class TensorReader {
   // Of what fills `box`, one of those that the target's part is made of.
   absl::Status add_pieces(const std::string& stored_name, const StoredTensor& stored,
                           const LocalBox& box, Target& target);
+  // All that fills `boxes`, in the order in which the files have it.
+  absl::Status find_pieces(const std::string& stored_name, const StoredTensor& stored,
+                           const std::vector<LocalBox>& boxes, Target& target);
   absl::Status check_no_overlap(const std::string& stored_name, const Target& target) const;
   // Where the bytes of a target go, as the file has them.
   struct Destination {

@@ -254,5 +254,37 @@ TEST(MadeFiles, AGitLfsPointerIsToldAsSuchWhereverItStands) {
   EXPECT_THAT(message_of([&] { verify_checkpoint(folder / "saved"); }), told);
 }
 
+// A box of one float, at the end of a tensor that is said to take 2^52 bytes.
+TEST(MadeFiles, NothingIsAllocatedForWhatAFileClaimsAndLacks) {
+  TemporaryFolder folder;
+  const std::string claimed = std::to_string(int64_t{1} << 50);
+  write_safetensors(folder / "file",
+                    R"({"__metadata__":{"DCP_SHARDING_INFO":"{\"w\":{\"saved_offsets\":[3],)"
+                    R"(\"global_shape\":[)" +
+                        claimed + R"(]}}"},"w":{"dtype":"F32","shape":[1],"data_offsets":[0,4]}})",
+                    4);
+  EXPECT_THAT(message_of([&] { convert_checkpoint(folder / "file", folder / "to"); }),
+              AllOf(HasSubstr("convert: " + (folder / "file") + ": 'w' [0:" + claimed + "]"),
+                    HasSubstr("only 1 of its " + claimed + " elements are in the files")));
+  EXPECT_FALSE(std::filesystem::exists(folder / "to"));
+}
+
+TEST(MadeFiles, WhatConvertRefusesBeginsWithTheFile) {
+  TemporaryFolder folder;
+  const auto message = [&](const std::string& name, const std::string& bytes) {
+    const std::string path = folder / name;
+    if (!bytes.empty()) write_bytes(path, bytes);
+    const std::string text = message_of([&] { convert_checkpoint(path, folder / "to"); });
+    EXPECT_TRUE(text.starts_with("convert: " + path + ": ")) << text;
+    EXPECT_EQ(text.find(path, text.find(path) + 1), std::string::npos) << text;
+    return text;
+  };
+  EXPECT_THAT(message("nowhere", ""), HasSubstr("no such checkpoint"));
+  EXPECT_THAT(message("page", "<html>"), HasSubstr("a web page"));
+  EXPECT_THAT(message("cut", std::string("\x10\0\0\0\0\0\0\0{", 9)), HasSubstr("a header of 16"));
+  write_safetensors(folder / "odd", R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4);
+  EXPECT_THAT(message("odd", ""), HasSubstr("entry 'w': data_offsets [0,4] do not hold 8 bytes"));
+}
+
 }  // namespace
 }  // namespace fsdp::testing
