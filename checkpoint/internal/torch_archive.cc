@@ -2,6 +2,7 @@
 
 #include "checkpoint/internal/pickle.h"
 #include "checkpoint/internal/placed_tensors.h"
+#include "checkpoint/internal/plain_text.h"
 
 #include <caffe2/serialize/inline_container.h>
 #include <caffe2/serialize/read_adapter_interface.h>
@@ -57,14 +58,9 @@ class Archive {
               "load and save it with a newer one"
             : "a zip archive without data.pkl");
     if (reader_.hasRecord("byteorder")) {
-      const auto [order, bytes] = reader_.getRecord("byteorder");
-      require_in_archive(std::string_view(static_cast<const char*>(order.get()), bytes) == "little",
-                         "its numbers are big-endian");
+      require_in_archive(text_of("byteorder") == "little", "its numbers are big-endian");
     }
-    const auto [data, size] = reader_.getRecord("data.pkl");
-    auto pickle = Pickle::parse({static_cast<const char*>(data.get()), size}, "data.pkl");
-    require_in_archive(pickle.ok(), std::string(pickle.status().message()));
-    return *std::move(pickle);
+    return pickle_in("data.pkl");
   }
 
   ArchivedTensors run() {
@@ -73,28 +69,39 @@ class Archive {
   }
 
  private:
+  std::string text_of(const std::string& record) {
+    constexpr size_t kLongest = size_t{1} << 30;
+    const size_t claimed = reader_.getRecordSize(record);
+    require_in_archive(claimed <= kLongest,
+                       record + " claims to take " + std::to_string(claimed) + " bytes");
+    const auto [data, bytes] = reader_.getRecord(record);
+    return std::string(static_cast<const char*>(data.get()), bytes);
+  }
+
+  Pickle pickle_in(const std::string& record) {
+    auto pickle = Pickle::parse(text_of(record), record);
+    require_in_archive(pickle.ok(), std::string(pickle.status().message()));
+    return *std::move(pickle);
+  }
+
   StoragePlace find(const std::string& record) {
     require_in_archive(reader_.hasRecord(record), "has no storage in the file");
     StoragePlace place;
     place.begin = offset_ + static_cast<int64_t>(reader_.getRecordOffset(record));
     place.bytes = static_cast<int64_t>(reader_.getRecordSize(record));
     require_in_archive(
-        place.bytes >= 0 && place.begin <= end_ - place.bytes && !is_compressed(place.begin),
+        place.bytes >= 0 && place.begin <= end_ - place.bytes && !is_compressed(record),
         "has a storage that is compressed or cut off");
     return place;
   }
 
-  // What precedes a record is its name with how it is stored.
-  bool is_compressed(int64_t begin) const {
-    constexpr std::string_view kLocalHeader = "PK\3\4";
-    constexpr int64_t kLongest = 1024;
-    constexpr size_t kMethod = 8;
-    std::string head(static_cast<size_t>(std::min(begin - offset_, kLongest)), '\0');
-    const auto bytes = static_cast<int64_t>(head.size());
-    if (!file_.read_at(head.data(), bytes, begin - bytes).ok()) return true;
-    const size_t found = head.rfind(kLocalHeader);
-    if (found == std::string::npos || found + kMethod + 2 > head.size()) return true;
-    return head[found + kMethod] != 0 || head[found + kMethod + 1] != 0;
+  // How a record is stored is said by the header before it, which ends in as much padding
+  // as torch.save was told to align by.
+  bool is_compressed(const std::string& record) {
+    constexpr int64_t kMethod = 8;  // in the header
+    uint16_t method = 0;
+    const auto header = static_cast<int64_t>(reader_.getRecordHeaderOffset(record));
+    return !file_.read_at(&method, sizeof(method), offset_ + header + kMethod).ok() || method != 0;
   }
 
   const InputFile& file_;
@@ -103,14 +110,18 @@ class Archive {
 };
 
 absl::Status unreadable(const InputFile& file, const std::exception& error) {
-  return absl::DataLossError(file.path() +
-                             ": not a file of torch.save that can be read: " + error.what());
+  return absl::DataLossError(
+      file.path() + ": not a file of torch.save that can be read: " + plain_text_of(error));
 }
 
 }  // namespace
 
 absl::StatusOr<ArchivedTensors> tensors_of_archive(const InputFile& file, int64_t offset,
                                                    int64_t length) {
+  if (offset < 0 || length < 0 || length > file.bytes() || offset > file.bytes() - length) {
+    return absl::DataLossError(file.path() + ": ends before byte " + std::to_string(offset) +
+                               " and the " + std::to_string(length) + " behind it");
+  }
   try {
     return Archive(file, offset, length).run();
   } catch (const std::exception& error) {

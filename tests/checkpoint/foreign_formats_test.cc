@@ -116,6 +116,12 @@ TEST_F(ForeignFormats, TensorsOfAnyStridesAndLazyBitsAreRead) {
   expect_reads("protocol5.pt");
 }
 
+TEST_F(ForeignFormats, FilesOfAnyStorageAlignmentAreRead) {
+  for (const std::string name : {"aligned256.pt", "aligned2048.pt", "aligned32768.pt"}) {
+    expect_reads(name);
+  }
+}
+
 TEST_F(ForeignFormats, TensorsAreFoundInListsParametersSubclassesAndBesideHugeIntegers) {
   expect_reads("held.pt");
 }
