@@ -66,7 +66,9 @@ std::string layout_of(const StoredTensor& tensor, const std::string& name, const
     const int64_t layout = manifest->items.at(item).tensors.at(name).layout;
     return layout < 0 ? "whole" : layout_text(manifest->layouts[static_cast<size_t>(layout)]);
   }
-  return tensor.boxes.size() == 1 ? "whole" : std::to_string(tensor.boxes.size()) + " boxes";
+  if (tensor.boxes.size() > 1) return std::to_string(tensor.boxes.size()) + " boxes";
+  const bool is_part = !tensor.boxes.empty() && tensor.boxes[0].box != whole_box(tensor.shape);
+  return is_part ? "1 box" : "whole";
 }
 
 // "F32", or what PyTorch calls a dtype that safetensors files do not have.

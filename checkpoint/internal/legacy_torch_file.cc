@@ -1,5 +1,6 @@
 #include "checkpoint/internal/pickle.h"
 #include "checkpoint/internal/placed_tensors.h"
+#include "checkpoint/internal/plain_text.h"
 #include "checkpoint/internal/torch_archive.h"
 
 #include <algorithm>
@@ -98,8 +99,8 @@ absl::StatusOr<ArchivedTensors> tensors_of_legacy_file(const InputFile& file) {
   try {
     return LegacyFile(file).run();
   } catch (const std::exception& error) {
-    return absl::DataLossError(file.path() +
-                               ": not a file of torch.save that can be read: " + error.what());
+    return absl::DataLossError(
+        file.path() + ": not a file of torch.save that can be read: " + plain_text_of(error));
   }
 }
 

@@ -1,9 +1,10 @@
 #include "checkpoint/internal/pickle.h"
 
 #include "checkpoint/internal/pickle_parser.h"
+#include "checkpoint/internal/plain_text.h"
 
+#include <exception>
 #include <map>
-#include <stdexcept>
 
 namespace fsdp::internal::checkpoint {
 
@@ -100,8 +101,8 @@ absl::StatusOr<Pickle> Pickle::parse(std::string_view bytes, const std::string& 
     return PickleParser(bytes).run();
   } catch (const CutOffPickle& error) {
     return absl::OutOfRangeError(what + ": not a pickle that can be read: " + error.what());
-  } catch (const std::runtime_error& error) {
-    return absl::DataLossError(what + ": not a pickle that can be read: " + error.what());
+  } catch (const std::exception& error) {
+    return absl::DataLossError(what + ": not a pickle that can be read: " + plain_text_of(error));
   }
 }
 

@@ -1,5 +1,6 @@
 #include "checkpoint/internal/placed_tensors.h"
 
+#include "checkpoint/internal/plain_text.h"
 #include "dtensor/internal/shard_layout.h"
 
 #include <exception>
@@ -64,7 +65,7 @@ ArchivedTensors place_tensors(PickledTensors found,
       }
       archived.tensors.push_back(placed(std::move(tensor), place->second));
     } catch (const std::exception& error) {
-      archived.unread.push_back({name, std::string("a tensor that ") + error.what(), true});
+      archived.unread.push_back({name, "a tensor that " + plain_text_of(error), true});
     }
   }
   return archived;

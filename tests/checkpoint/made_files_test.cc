@@ -4,6 +4,7 @@
 #include "checkpoint/convert.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/internal/file_calls.h"
+#include "checkpoint/internal/plain_text.h"
 #include "checkpoint/internal/stays_in_folder.h"
 #include "tests/support/errors.h"
 #include "tests/support/temporary_folder.h"
@@ -16,6 +17,8 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <new>
+#include <stdexcept>
 #include <string>
 #include <vector>
 
@@ -30,6 +33,7 @@ using ::testing::Not;
 const std::string kDcp = "tests/checkpoint/fixtures/dcp";
 
 void write_bytes(const std::string& path, const std::string& bytes) {
+  std::filesystem::remove(path);  // a copy may be read-only
   std::ofstream(path, std::ios::binary | std::ios::trunc) << bytes;
 }
 
@@ -284,6 +288,48 @@ TEST(MadeFiles, WhatConvertRefusesBeginsWithTheFile) {
   EXPECT_THAT(message("cut", std::string("\x10\0\0\0\0\0\0\0{", 9)), HasSubstr("a header of 16"));
   write_safetensors(folder / "odd", R"({"w":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}})", 4);
   EXPECT_THAT(message("odd", ""), HasSubstr("entry 'w': data_offsets [0,4] do not hold 8 bytes"));
+}
+
+// Bytes at random behind what a zip archive begins with, and archives that are cut.
+TEST(MadeFiles, ArchivesThatAreNoneAreToldWithoutTheNamesOfALibrary) {
+  TemporaryFolder folder;
+  const std::string whole = *files::read_file("tests/checkpoint/fixtures/state_dict.pt");
+  for (const size_t kept : {size_t{4}, size_t{40}, whole.size() / 2, whole.size() - 1}) {
+    write_bytes(folder / "file.pt", whole.substr(0, kept));
+    EXPECT_THAT(why_not_described(folder / "file.pt"),
+                AllOf(HasSubstr("file.pt: not a file of torch.save that can be read: "),
+                      Not(HasSubstr("enforce fail")), Not(HasSubstr("INTERNAL ASSERT")),
+                      Not(HasSubstr("frame #")), Not(HasSubstr("_M_"))))
+        << kept;
+  }
+}
+
+TEST(MadeFiles, ExceptionsOfLibrariesAreToldPlainly) {
+  const auto text = [](const std::exception& error) { return files::plain_text_of(error); };
+  EXPECT_EQ(text(std::bad_alloc()), "it takes more memory than there is");
+  EXPECT_EQ(text(std::runtime_error("[json.exception.type_error.302] type must be number")),
+            "type must be number");
+  EXPECT_EQ(text(std::runtime_error("[enforce fail at inline_container.cc:145] . it failed")),
+            "it failed");
+  EXPECT_EQ(text(std::runtime_error("p INTERNAL ASSERT FAILED at \"x.cpp\":1, please report a bug "
+                                    "to PyTorch. it failed")),
+            "it failed");
+  EXPECT_EQ(text(std::runtime_error("[2] is no list")), "[2] is no list");
+  EXPECT_THAT(message_of([&] {
+                try {
+                  std::vector<int>().at(3) = 1;
+                } catch (const std::exception& error) {
+                  throw std::runtime_error(text(error));
+                }
+              }),
+              HasSubstr("refers to something that it does not hold"));
+}
+
+// The second of two shards alone.
+TEST(MadeFiles, ABoxOfATensorIsNotCalledWhole) {
+  const std::string text = describe_checkpoint(
+      "tests/checkpoint/fixtures/shards/shard-00002-model-00001-of-00001.safetensors");
+  EXPECT_THAT(text, AllOf(HasSubstr(" 1 box\n"), Not(HasSubstr("1 boxes"))));
 }
 
 }  // namespace
