@@ -26,13 +26,6 @@ constexpr const char* kGroups = "param_groups";
 constexpr std::array<const char*, 7> kLikeParameter = {
     "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "momentum_buffer", "sum", "square_avg", "grad_avg"};
 
-// The value itself where TorchScript wrote its type with it.
-const Pickled& untagged(const Pickled& value) {
-  const bool is_tagged = value.callee().starts_with("torch.jit._pickle ") &&
-                         value.items[1]->is(Kind::kSequence) && !value.items[1]->items.empty();
-  return is_tagged ? *value.items[1]->items[0] : value;
-}
-
 // A number, a text or None; nullopt for anything else.
 std::optional<Json> scalar_json(const Pickled& value) {
   switch (value.kind) {
@@ -53,7 +46,7 @@ std::optional<Json> scalar_json(const Pickled& value) {
 
 // One of those, or a list of them. Not of lists: what a file holds may hold itself.
 std::optional<Json> json_of(const Pickled& tagged) {
-  const Pickled& value = untagged(tagged);
+  const Pickled& value = tagged.untagged();
   if (!value.is(Kind::kSequence)) return scalar_json(value);
   Json list = Json::array();
   for (const Pickled* item : value.items) {
@@ -171,7 +164,7 @@ class OptimizerArchive {
     for (const auto& [field, tagged] : fields.state->entries) {
       const std::string to = std::string(kState) + "." + name + "." + field->text;
       const std::string from = std::string(kState) + "." + key + "." + field->text;
-      const Pickled& value = untagged(*tagged);
+      const Pickled& value = tagged->untagged();
       if (add_tensor(from, to)) {
         check_shape(field->text, to, parameter);
       } else if (value.is(Kind::kSequence)) {

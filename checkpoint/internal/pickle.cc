@@ -29,6 +29,12 @@ std::string_view Pickled::callee() const {
 
 bool Pickled::calls(std::string_view name) const { return !name.empty() && callee() == name; }
 
+const Pickled& Pickled::untagged() const {
+  const bool is_tagged = callee().starts_with("torch.jit._pickle ") &&
+                         items[1]->is(Kind::kSequence) && !items[1]->items.empty();
+  return is_tagged ? *items[1]->items[0] : *this;
+}
+
 // All of protocols 0 to 5 but those that need a registry or buffers from outside.
 const std::map<unsigned char, void (*)(PickleParser&)> PickleParser::kOpcodes = {
     {0x80, [](PickleParser& p) { p.take(1); }},                          // PROTO

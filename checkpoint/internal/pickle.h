@@ -44,6 +44,9 @@ struct Pickled {
   const Pickled* find(std::string_view key) const;
   // Whether this is a call of "module name".
   bool calls(std::string_view name) const;
+  // What TorchScript's pickler wrote with its type, restore_type_tag(value, "Dict[...]"),
+  // or as a list of one type; else this.
+  const Pickled& untagged() const;
   // "module name" of what is called; empty where this is no call of something with a
   // name. A class that torch.save kept with its source, ("module", class, file, source),
   // is it.

@@ -48,7 +48,8 @@ std::vector<int64_t> integers(const Pickled& value) {
 }
 
 // Bits that are to be resolved, of which a file may have more than this library knows.
-void read_bits(const Pickled& metadata, PickledTensor& tensor) {
+void read_bits(const Pickled& tagged, PickledTensor& tensor) {
+  const Pickled& metadata = tagged.untagged();
   if (metadata.is(Kind::kNone)) return;
   check(metadata.is(Kind::kDict), "with metadata that is no dictionary");
   for (const auto& [key, value] : metadata.entries) {
@@ -61,6 +62,9 @@ void read_bits(const Pickled& metadata, PickledTensor& tensor) {
       throw NotRead("with the property '" + key->text + "'");
     }
   }
+  check(!tensor.conj || c10::isComplexType(tensor.dtype),
+        "with the bit of a complex tensor and a real dtype, as LibTorch writes one behind its " +
+            std::string("real view"));
 }
 
 }  // namespace

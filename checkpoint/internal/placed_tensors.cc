@@ -3,6 +3,7 @@
 #include "checkpoint/internal/plain_text.h"
 #include "dtensor/internal/shard_layout.h"
 
+#include <algorithm>
 #include <exception>
 #include <map>
 #include <stdexcept>
@@ -35,13 +36,43 @@ bool is_contiguous(const PickledTensor& tensor) {
   return true;
 }
 
+bool lies_in_storage(const PickledTensor& tensor, const StoragePlace& storage) {
+  const auto item_bytes = static_cast<int64_t>(c10::elementSize(tensor.dtype));
+  int64_t end = 0;
+  return !__builtin_add_overflow(tensor.offset, extent_of(tensor), &end) &&
+         !__builtin_mul_overflow(end, item_bytes, &end) && end <= storage.bytes;
+}
+
+// As imag() of a complex tensor lies, in elements of its real dtype.
+bool lies_as_imaginary_part(const PickledTensor& tensor) {
+  const auto is_even = [](int64_t stride) { return stride % 2 == 0; };
+  return tensor.offset % 2 == 1 &&
+         std::all_of(tensor.strides.begin(), tensor.strides.end(), is_even);
+}
+
+// LibTorch writes the dtype of a storage once, that of the first tensor in it. So the
+// imaginary part of a conjugate, a real tensor with the negative bit, is described as
+// complex behind the conjugate, and then lies outside of the storage. What else has that
+// bit and a complex dtype may be either.
+void resolve_dtype(PickledTensor& tensor, const StoragePlace& storage) {
+  if (!tensor.neg || !c10::isComplexType(tensor.dtype)) return;
+  if (!lies_as_imaginary_part(tensor) || lies_in_storage(tensor, storage)) {
+    throw std::runtime_error("has the bit of a negated real tensor and is described as complex");
+  }
+  tensor.dtype = c10::toRealValueType(tensor.dtype);
+}
+
 ArchivedTensor placed(PickledTensor tensor, const StoragePlace& storage) {
+  resolve_dtype(tensor, storage);
   const auto item_bytes = static_cast<int64_t>(c10::elementSize(tensor.dtype));
   const int64_t extent = extent_of(tensor);
-  int64_t end = 0;
-  const bool is_inside = !__builtin_add_overflow(tensor.offset, extent, &end) &&
-                         !__builtin_mul_overflow(end, item_bytes, &end) && end <= storage.bytes;
-  if (!is_inside) throw std::runtime_error("lies outside of its storage");
+  if (!lies_in_storage(tensor, storage)) {
+    const bool may_be_real = c10::isComplexType(tensor.dtype);
+    throw std::runtime_error(std::string("lies outside of its storage") +
+                             (may_be_real ? ", as LibTorch writes a real view behind its complex "
+                                            "tensor; save a clone() of it"
+                                          : ""));
+  }
   ArchivedTensor archived{.name = std::move(tensor.name), .dtype = tensor.dtype};
   archived.begin = storage.begin + tensor.offset * item_bytes;
   archived.conj = tensor.conj, archived.neg = tensor.neg;

@@ -11,6 +11,9 @@
 #include <fstream>
 #include <functional>
 #include <memory>
+#include <string>
+#include <utility>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
@@ -60,6 +63,65 @@ TEST(LibTorchFiles, ADictionaryOfPickleSaveLoadsByItsKeys) {
   auto w = torch::zeros({2, 2}, torch::kLong);
   load({.tensors = {{"w", w}}}, folder / "dict.pt");
   EXPECT_TRUE(torch::equal(w, torch::arange(4).view({2, 2}).t()));
+}
+
+at::Tensor complex_column() {
+  return torch::complex(torch::arange(6.), torch::arange(6.) - 10).view({6, 1});
+}
+
+using NamedTensors = std::vector<std::pair<std::string, torch::Tensor>>;
+
+// By each of LibTorch's ways of writing tensors under names; `check` gets the paths.
+void save_by_each_way(const NamedTensors& tensors,
+                      const std::function<void(const std::string& path)>& check) {
+  TemporaryFolder folder;
+  c10::Dict<std::string, torch::Tensor> dict;
+  torch::serialize::OutputArchive archive;
+  for (const auto& [name, tensor] : tensors) {
+    dict.insert(name, tensor);
+    archive.write(name, tensor);
+  }
+  const std::vector<char> bytes = torch::pickle_save(dict);
+  std::ofstream(folder / "dict.pt", std::ios::binary).write(bytes.data(), bytes.size());
+  archive.save_to(folder / "archive.pt");
+  check(folder / "dict.pt");
+  check(folder / "archive.pt");
+}
+
+// The bits stand in a dictionary that may have its type with it, and the imaginary part
+// of a conjugate behind it in the same storage is written as complex.
+TEST(LibTorchFiles, LazyBitsAreResolved) {
+  const auto conj = complex_column().conj();
+  const NamedTensors saved = {
+      {"conj", conj}, {"imag", torch::imag(conj)}, {"own", torch::imag(complex_column().conj())}};
+  EXPECT_TRUE(saved[1].second.is_neg());
+  save_by_each_way(saved, [&](const std::string& path) {
+    auto read = torch::zeros({6, 1}, torch::kComplexFloat);
+    auto imag = torch::zeros({6, 1}), own = torch::zeros({6, 1});
+    load({.tensors = {{"conj", read}, {"imag", imag}, {"own", own}}}, path);
+    EXPECT_TRUE(torch::equal(read, conj.resolve_conj())) << path;
+    EXPECT_TRUE(torch::equal(imag, saved[1].second.resolve_neg())) << path;
+    EXPECT_TRUE(torch::equal(own, imag)) << path;
+  });
+}
+
+// LibTorch writes one dtype for a storage, that of the first tensor in it.
+TEST(LibTorchFiles, TensorsOfAnotherDtypeThanIsWrittenAreNamed) {
+  const auto skipped = [](const NamedTensors& saved, const std::string& name,
+                          const std::string& why) {
+    save_by_each_way(saved, [&](const std::string& path) {
+      auto read = torch::zeros({6, 1});
+      const std::string text = message_of<c10::ValueError>([&] {
+        load({.tensors = {{name, read}}}, path);
+      });
+      EXPECT_THAT(text, HasSubstr("'" + name + "' is a tensor " + why)) << path;
+    });
+  };
+  const auto values = complex_column();
+  skipped({{"whole", values}, {"real", torch::real(values)}}, "real",
+          "that lies outside of its storage, as LibTorch writes a real view");
+  skipped({{"real", torch::real(values)}, {"conj", values.conj()}}, "conj",
+          "with the bit of a complex tensor and a real dtype");
 }
 
 using MakeOfGroups = std::function<std::unique_ptr<torch::optim::Optimizer>(
