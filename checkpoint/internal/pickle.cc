@@ -64,40 +64,40 @@ const std::map<unsigned char, void (*)(PickleParser&)> PickleParser::kOpcodes = 
     {'V', [](PickleParser& p) { p.push({.kind = Kind::kString, .text = p.line()}); }},  // UNICODE
     {0x94, [](PickleParser& p) { p.remember(p.memo_.size()); }},                        // MEMOIZE
     {'q', [](PickleParser& p) { p.remember(p.number<uint8_t>()); }},                    // BINPUT
-    {'r', [](PickleParser& p) { p.remember(p.number<uint32_t>()); }},   // LONG_BINPUT
-    {'p', [](PickleParser& p) { p.remember(p.line_index()); }},         // PUT
-    {'h', [](PickleParser& p) { p.recall(p.number<uint8_t>()); }},      // BINGET
-    {'j', [](PickleParser& p) { p.recall(p.number<uint32_t>()); }},     // LONG_BINGET
-    {'g', [](PickleParser& p) { p.recall(p.line_index()); }},           // GET
-    {'(', [](PickleParser& p) { p.stack_.push_back(nullptr); }},        // MARK
-    {'0', [](PickleParser& p) { p.drop(); }},                           // POP
-    {'1', [](PickleParser& p) { p.pop_to_mark(); }},                    // POP_MARK
-    {'2', [](PickleParser& p) { p.push_again(); }},                     // DUP
-    {')', [](PickleParser& p) { p.push_sequence({}); }},                // EMPTY_TUPLE
-    {']', [](PickleParser& p) { p.push_sequence({}); }},                // EMPTY_LIST
-    {0x8f, [](PickleParser& p) { p.push_sequence({}); }},               // EMPTY_SET
-    {'}', [](PickleParser& p) { p.push({.kind = Kind::kDict}); }},      // EMPTY_DICT
-    {0x85, [](PickleParser& p) { p.push_sequence(p.pop_some(1)); }},    // TUPLE1
-    {0x86, [](PickleParser& p) { p.push_sequence(p.pop_some(2)); }},    // TUPLE2
-    {0x87, [](PickleParser& p) { p.push_sequence(p.pop_some(3)); }},    // TUPLE3
-    {'t', [](PickleParser& p) { p.push_sequence(p.pop_to_mark()); }},   // TUPLE
-    {'l', [](PickleParser& p) { p.push_sequence(p.pop_to_mark()); }},   // LIST
-    {0x91, [](PickleParser& p) { p.push_sequence(p.pop_to_mark()); }},  // FROZENSET
-    {'d', [](PickleParser& p) { p.push_dict(p.pop_to_mark()); }},       // DICT
-    {'a', [](PickleParser& p) { p.append(p.pop_some(1)); }},            // APPEND
-    {'e', [](PickleParser& p) { p.append(p.pop_to_mark()); }},          // APPENDS
-    {0x90, [](PickleParser& p) { p.append(p.pop_to_mark()); }},         // ADDITEMS
-    {'s', [](PickleParser& p) { p.set_items(p.pop_some(2)); }},         // SETITEM
-    {'u', [](PickleParser& p) { p.set_items(p.pop_to_mark()); }},       // SETITEMS
-    {'c', [](PickleParser& p) { p.push_global(); }},                    // GLOBAL
-    {0x93, [](PickleParser& p) { p.push_stack_global(); }},             // STACK_GLOBAL
-    {'R', [](PickleParser& p) { p.push_call(); }},                      // REDUCE
-    {0x81, [](PickleParser& p) { p.push_call(); }},                     // NEWOBJ
-    {0x92, [](PickleParser& p) { p.push_call_with_names(); }},          // NEWOBJ_EX
-    {'o', [](PickleParser& p) { p.push_object(); }},                    // OBJ
-    {'i', [](PickleParser& p) { p.push_instance(); }},                  // INST
-    {'b', [](PickleParser& p) { p.build(); }},                          // BUILD
-    {'P', [](PickleParser& p) { p.push_persistent_line(); }},           // PERSID
+    {'r', [](PickleParser& p) { p.remember(p.number<uint32_t>()); }},  // LONG_BINPUT
+    {'p', [](PickleParser& p) { p.remember(p.line_index()); }},        // PUT
+    {'h', [](PickleParser& p) { p.recall(p.number<uint8_t>()); }},     // BINGET
+    {'j', [](PickleParser& p) { p.recall(p.number<uint32_t>()); }},    // LONG_BINGET
+    {'g', [](PickleParser& p) { p.recall(p.line_index()); }},          // GET
+    {'(', [](PickleParser& p) { p.stack_.push_back(nullptr); }},       // MARK
+    {'0', [](PickleParser& p) { p.drop(); }},                          // POP
+    {'1', [](PickleParser& p) { p.pop_to_mark(); }},                   // POP_MARK
+    {'2', [](PickleParser& p) { p.push_again(); }},                    // DUP
+    {')', [](PickleParser& p) { p.push_sequence({}); }},               // EMPTY_TUPLE
+    {']', [](PickleParser& p) { p.push_sequence({}); }},               // EMPTY_LIST
+    {0x8f, [](PickleParser& p) { p.push_set({}); }},                   // EMPTY_SET
+    {'}', [](PickleParser& p) { p.push({.kind = Kind::kDict}); }},     // EMPTY_DICT
+    {0x85, [](PickleParser& p) { p.push_sequence(p.pop_some(1)); }},   // TUPLE1
+    {0x86, [](PickleParser& p) { p.push_sequence(p.pop_some(2)); }},   // TUPLE2
+    {0x87, [](PickleParser& p) { p.push_sequence(p.pop_some(3)); }},   // TUPLE3
+    {'t', [](PickleParser& p) { p.push_sequence(p.pop_to_mark()); }},  // TUPLE
+    {'l', [](PickleParser& p) { p.push_sequence(p.pop_to_mark()); }},  // LIST
+    {0x91, [](PickleParser& p) { p.push_set(p.pop_to_mark()); }},      // FROZENSET
+    {'d', [](PickleParser& p) { p.push_dict(p.pop_to_mark()); }},      // DICT
+    {'a', [](PickleParser& p) { p.append(p.pop_some(1)); }},           // APPEND
+    {'e', [](PickleParser& p) { p.append(p.pop_to_mark()); }},         // APPENDS
+    {0x90, [](PickleParser& p) { p.append(p.pop_to_mark()); }},        // ADDITEMS
+    {'s', [](PickleParser& p) { p.set_items(p.pop_some(2)); }},        // SETITEM
+    {'u', [](PickleParser& p) { p.set_items(p.pop_to_mark()); }},      // SETITEMS
+    {'c', [](PickleParser& p) { p.push_global(); }},                   // GLOBAL
+    {0x93, [](PickleParser& p) { p.push_stack_global(); }},            // STACK_GLOBAL
+    {'R', [](PickleParser& p) { p.push_call(); }},                     // REDUCE
+    {0x81, [](PickleParser& p) { p.push_new(); }},                     // NEWOBJ
+    {0x92, [](PickleParser& p) { p.push_call_with_names(); }},         // NEWOBJ_EX
+    {'o', [](PickleParser& p) { p.push_object(); }},                   // OBJ
+    {'i', [](PickleParser& p) { p.push_instance(); }},                 // INST
+    {'b', [](PickleParser& p) { p.build(); }},                         // BUILD
+    {'P', [](PickleParser& p) { p.push_persistent_line(); }},          // PERSID
     {'Q', [](PickleParser&
                  p) { p.push({.kind = Kind::kPersistent, .items = p.pop_some(1)}); }},  // BINPERSID
 };

@@ -25,7 +25,8 @@ struct Pickled {
     kLong,        // beyond 64 bits: `text` is little-endian, in two's complement, or its digits
     kDouble,      // `number`
     kString,      // and bytes: `text`
-    kSequence,    // a tuple, list or set: `items`
+    kSequence,    // a tuple or list: `items`
+    kSet,         // `items`, in the order in which the file has them
     kDict,        // `entries`
     kGlobal,      // a class or function: `text` is "module name"
     kCall,        // `items` are what is called and a sequence of arguments; `entries` were set
@@ -38,6 +39,7 @@ struct Pickled {
   std::vector<const Pickled*> items = {};
   std::vector<std::pair<const Pickled*, const Pickled*>> entries = {};
   const Pickled* state = nullptr;  // of a call: what the object's attributes become
+  bool is_new = false;             // of a call: of a class's __new__, not of a function
 
   bool is(Kind other) const { return kind == other; }
   // Null where this is no dictionary with that string as a key.

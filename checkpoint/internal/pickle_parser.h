@@ -176,14 +176,18 @@ class PickleParser {
   void push_sequence(std::vector<const Pickled*> items) {
     push({.kind = Kind::kSequence, .items = std::move(items)});
   }
-  // To a list, or to an object of a class made of one, whose entries have indices as
+  void push_set(std::vector<const Pickled*> items) {
+    push({.kind = Kind::kSet, .items = std::move(items)});
+  }
+  // To a list or set, or to an object of a class made of a list, whose entries have indices as
   // keys.
   void append(const std::vector<const Pickled*>& values) {
     Pickled* const list = top();
-    if (!list->is(Kind::kSequence) && !list->is(Kind::kCall)) {
+    const bool is_plain = list->is(Kind::kSequence) || list->is(Kind::kSet);
+    if (!is_plain && !list->is(Kind::kCall)) {
       throw std::runtime_error("it appends to what is no list");
     }
-    if (list->is(Kind::kSequence)) {
+    if (is_plain) {
       list->items.insert(list->items.end(), values.begin(), values.end());
       return;
     }
@@ -226,10 +230,15 @@ class PickleParser {
     }
     push({.kind = Kind::kCall, .items = std::move(callee_and_arguments)});
   }
-  // With a dictionary of named arguments, which nothing here needs.
-  void push_call_with_names() {
-    pop();
+  void push_new() {
     push_call();
+    top()->is_new = true;
+  }
+  // With a dictionary of named arguments, which become entries.
+  void push_call_with_names() {
+    const Pickled* const names = pop();
+    push_new();
+    top()->entries = names->entries;
   }
   // A class and its arguments, all since the mark.
   void push_object() {

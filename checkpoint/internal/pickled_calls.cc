@@ -81,12 +81,20 @@ bool rebuilds_tensor(std::string_view callee) {
 }
 
 bool makes_value(std::string_view callee) {
-  return is_one_of(callee, {"torch Size", "torch device", "__builtin__ set", "builtins set",
-                            "__builtin__ frozenset", "_codecs encode", "builtins complex",
-                            "__builtin__ complex", "builtins slice", "__builtin__ slice"});
+  return is_one_of(
+      callee, {"torch Size", "torch device", "__builtin__ set", "builtins set",
+               "__builtin__ frozenset", "builtins frozenset", "_codecs encode", "builtins complex",
+               "__builtin__ complex", "builtins slice", "__builtin__ slice"});
+}
+
+bool makes_set(std::string_view callee) {
+  return is_one_of(
+      callee, {"builtins set", "builtins frozenset", "__builtin__ set", "__builtin__ frozenset"});
 }
 
 bool passes_on(std::string_view callee) {
+  constexpr std::string_view kTuples = "torch.return_types ";  // such as max() returns
+  if (callee.starts_with(kTuples)) return true;
   return is_one_of(callee,
                    {"torch._utils _rebuild_parameter", "torch._utils _rebuild_parameter_with_state",
                     "torch.jit._pickle restore_type_tag", "torch.jit._pickle build_intlist",

@@ -26,12 +26,14 @@ bool rebuilds_tensor(std::string_view callee);
 PickledTensor tensor_of(std::string_view function, const std::vector<const Pickled*>& arguments,
                         const std::string& name);
 
-// Calls that give their first argument back, such as that of a parameter.
+// Calls that give their first argument back, such as that of a parameter or of a tuple
+// with names.
 bool passes_on(std::string_view callee);
 // Of a subclass of tensors: (function, class, arguments, state).
 bool rebuilds_subclass(std::string_view callee);
-// Calls whose results are values like numbers.
+// Calls whose results are values like numbers, or sets of them.
 bool makes_value(std::string_view callee);
+bool makes_set(std::string_view callee);
 // "a sparse tensor": what a function makes that is not read; empty: no tensor.
 std::string unread_kind(std::string_view callee);
 

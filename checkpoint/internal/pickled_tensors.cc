@@ -16,6 +16,13 @@ using Kind = Pickled::Kind;
 
 bool is_dict(const Pickled* value) { return value != nullptr && value->is(Kind::kDict); }
 
+// (attributes or None, slots)
+bool has_slots(const Pickled& state) {
+  const auto& parts = state.items;
+  return state.is(Kind::kSequence) && parts.size() == 2 && is_dict(parts[1]) &&
+         (is_dict(parts[0]) || parts[0]->is(Kind::kNone));
+}
+
 constexpr std::string_view kOrderedDict = "collections OrderedDict";
 
 bool is_state_of_module(const Pickled& state) {
@@ -52,6 +59,8 @@ class Walk {
       visit_items(value, name);
     } else if (value.is(Kind::kCall)) {
       visit_call(value, value.callee(), value.items[1]->items, name);
+    } else if (value.is(Kind::kSet)) {
+      visit_set(value, name);
     } else if (is_storage(value)) {
       add_unread(name, "a storage without a tensor", /*is_tensor=*/true);
     }
@@ -69,8 +78,16 @@ class Walk {
       visit_subclass(value, arguments, name);
     } else if (const auto kind = unread_kind(callee); !kind.empty()) {
       add_unread(name, kind, /*is_tensor=*/true);
+    } else if (makes_set(callee)) {
+      visit_set(value, name);
     } else if (!makes_value(callee)) {
       visit_object(value, name);
+    }
+  }
+
+  void visit_set(const Pickled& value, const std::string& name) {
+    if (holds_tensor(value)) {
+      add_unread(name, "a set, whose tensors have no names", /*is_tensor=*/true);
     }
   }
 
@@ -112,7 +129,8 @@ class Walk {
     }
   }
 
-  // A dictionary of another class, a module, or what has tensors as attributes.
+  // A dictionary of another class, a module, what has tensors as attributes, or a tuple
+  // with names, which are not in the file: its elements are called by their indices.
   void visit_object(const Pickled& value, const std::string& name) {
     const std::string_view callee = value.callee();
     const std::string what = "an object of " + python_name(callee);
@@ -123,7 +141,13 @@ class Walk {
     }
     const size_t before = found_.tensors.size() + found_.unread.size();
     visit_entries(value, name);
-    if (callee == kOrderedDict) visit_pairs(value, name);
+    if (callee == kOrderedDict) {
+      visit_pairs(value, name);
+    } else if (value.is_new) {
+      visit_items(*value.items[1], name);
+    } else if (holds_tensor(*value.items[1])) {
+      add_unread(name, what + ", which is made of tensors", /*is_tensor=*/true);
+    }
     if (value.state != nullptr) visit_state(*value.state, name);
     if (found_.tensors.size() + found_.unread.size() == before) {
       add_unread(name, what, /*is_tensor=*/true);
@@ -145,10 +169,12 @@ class Walk {
 
   // A dictionary of attributes, or two of them: with slots.
   void visit_state(const Pickled& state, const std::string& name) {
-    if (state.is(Kind::kSequence)) {
-      if (state.items.size() == 2 && (is_dict(state.items[1]) || is_dict(state.items[0]))) {
-        for (const Pickled* part : state.items) visit_state(*part, name);
-      } else if (holds_tensor(state)) {
+    if (has_slots(state)) {
+      for (const Pickled* part : state.items) visit_state(*part, name);
+      return;
+    }
+    if (!is_dict(&state) && state.entries.empty()) {
+      if (holds_tensor(state)) {
         add_unread(name, "an object with a state of its own", /*is_tensor=*/true);
       }
       return;
@@ -190,8 +216,8 @@ class Walk {
 
   bool is_plain(const Pickled& value) {
     count();
-    return !value.is(Kind::kDict) && !value.is(Kind::kSequence) && !value.is(Kind::kCall) &&
-           !value.is(Kind::kPersistent);
+    return !value.is(Kind::kDict) && !value.is(Kind::kSequence) && !value.is(Kind::kSet) &&
+           !value.is(Kind::kCall) && !value.is(Kind::kPersistent);
   }
 
   void count() {

@@ -64,11 +64,32 @@ class Archive {
   }
 
   ArchivedTensors run() {
-    return place_tensors(tensors_in(pickle()),
-                         [&](const std::string& key) { return find("data/" + key); });
+    const Pickle object = pickle();
+    auto found = place_tensors(tensors_in(object),
+                               [&](const std::string& key) { return find("data/" + key); });
+    name_constants(*object.root(), found);
+    return found;
   }
 
  private:
+  // Tensors in the code of TorchScript, by the names that it has for them. They are all
+  // that torch.jit.freeze leaves of parameters, and of the attribute `training` nothing.
+  void name_constants(const Pickled& module, ArchivedTensors& found) {
+    const std::string record = "constants.pkl";
+    if (!reader_.hasRecord(record)) return;
+    const PickledTensors constants = tensors_in(pickle_in(record));
+    const bool is_frozen = module.state != nullptr && module.state->find("training") == nullptr;
+    const std::string what =
+        is_frozen ? "a constant in the code of TorchScript, as torch.jit.freeze makes of a "
+                    "parameter; save the module that was frozen"
+                  : "a constant in the code of TorchScript";
+    const auto name = [&](const std::string& index) {
+      found.unread.push_back({"CONSTANTS.c" + index, what, /*is_tensor=*/is_frozen});
+    };
+    for (const PickledTensor& each : constants.tensors) name(each.name);
+    for (const Unread& each : constants.unread) name(each.name);
+  }
+
   std::string text_of(const std::string& record) {
     constexpr size_t kLongest = size_t{1} << 30;
     const size_t claimed = reader_.getRecordSize(record);

@@ -122,7 +122,8 @@ TEST_F(ForeignFormats, FilesOfAnyStorageAlignmentAreRead) {
   }
 }
 
-TEST_F(ForeignFormats, TensorsAreFoundInListsParametersSubclassesAndBesideHugeIntegers) {
+TEST_F(ForeignFormats,
+       TensorsAreFoundInListsNamedTuplesDataclassesSubclassesAndBesideHugeIntegers) {
   expect_reads("held.pt");
 }
 
@@ -137,11 +138,32 @@ TEST_F(ForeignFormats, TorchScriptIsReadByTheNamesOfItsStateDict) {
   expect_reads("trace.pt");
 }
 
+// torch.jit.freeze makes constants of parameters, which have no names.
+TEST_F(ForeignFormats, ConstantsOfFrozenTorchScriptAreNamed) {
+  for (const std::string name : {"frozen.pt", "frozen_but_table.pt"}) {
+    Warnings warnings;
+    auto scale = torch::zeros({2, 3});
+    const auto loaded = load({.tensors = {{"scale", scale}}}, file(name), {.strict = false});
+    EXPECT_THAT(loaded.missing, UnorderedElementsAre("scale"));
+    EXPECT_THAT(loaded.skipped, Contains("CONSTANTS.c0"));
+    EXPECT_THAT(loaded.unexpected, Contains("CONSTANTS.c0"));
+    EXPECT_THAT(warnings.texts(), Contains(HasSubstr("as torch.jit.freeze makes of a parameter")));
+  }
+  expect_reads("frozen_but_table.pt", /*strict=*/false);
+  auto scale = torch::zeros({2, 3});
+  EXPECT_THAT(
+      message_of<c10::ValueError>([&] {
+        load({.tensors = {{"scale", scale}}}, file("frozen.pt"));
+      }),
+      AllOf(HasSubstr("missing in the file: scale"), HasSubstr("save the module that was frozen")));
+}
+
 TEST_F(ForeignFormats, WhatIsNotReadLeavesTheRestReadableAndIsNamed) {
   for (const std::string name : {"odd.pt", "odd_old.pt"}) {
     Warnings warnings;
     const auto loaded = expect_reads(name, /*strict=*/false);
-    for (const std::string left : {"sparse", "csr", "quantized", "meta", "storage"}) {
+    for (const std::string left :
+         {"sparse", "csr", "quantized", "meta", "storage", "set", "frozenset", "sealed", "made"}) {
       EXPECT_THAT(loaded.skipped, Contains(left));
       EXPECT_THAT(loaded.unexpected, Contains(left));
     }
@@ -150,7 +172,10 @@ TEST_F(ForeignFormats, WhatIsNotReadLeavesTheRestReadableAndIsNamed) {
     EXPECT_THAT(warnings.texts(), Contains(HasSubstr("'sparse' is a sparse tensor")));
     EXPECT_THAT(describe_checkpoint(file(name)),
                 AllOf(HasSubstr("not read: options, an object of argparse.Namespace"),
-                      HasSubstr("not read: quantized, a quantized tensor")));
+                      HasSubstr("not read: quantized, a quantized tensor"),
+                      HasSubstr("not read: set, a set, whose tensors have no names"),
+                      HasSubstr("not read: sealed, an object with a state of its own"),
+                      HasSubstr("not read: made, an object of __main__.Made, which is made of")));
   }
 }
 
