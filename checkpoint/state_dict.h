@@ -44,11 +44,12 @@ struct StateDictOptions {
 [[nodiscard]] FSDP_API StateDict get_model_state_dict(ConstModuleRef module,
                                                       StateDictOptions options = {});
 
-// Copies values in. A value may be distributed as the parameter, or otherwise on its mesh
-// (collective), or whole: then this rank takes its part. Conversions of dtype that lose
-// something throw ValueError, as do other shapes, and different values under the names of
-// one tensor of the model. Throws before it changes anything.
-// Local, but for broadcast_from_rank0: collective over the default group.
+// Copies values in. A value may be distributed as the parameter, or otherwise on its
+// mesh, or whole: then this rank takes its part. Conversions of dtype that lose something
+// throw ValueError, as do other shapes, and different values under the names of one
+// tensor of the model. Throws before it changes anything. Collective over the meshes of
+// more than one rank that the targets lie on; with broadcast_from_rank0 over the default
+// group. What one rank cannot set, no rank sets.
 FSDP_API LoadResult set_model_state_dict(ModuleRef module, const StateDict& values,
                                          StateDictOptions options = {});
 

@@ -188,6 +188,7 @@ absl::StatusOr<Files> files_at(const std::string& path, Catalog& catalog) {
 absl::Status check_once(Catalog& catalog, const std::string& path) {
   std::vector<std::string> twice;  // in one file
   for (const auto& [name, stored] : catalog.tensors) {
+    if (stored.boxes.size() < 2) continue;
     std::vector<Box> boxes;
     for (const StoredBox& each : stored.boxes) boxes.push_back(each.box);
     const auto overlap = find_overlap(boxes);

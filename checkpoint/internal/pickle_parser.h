@@ -179,8 +179,8 @@ class PickleParser {
   void push_set(std::vector<const Pickled*> items) {
     push({.kind = Kind::kSet, .items = std::move(items)});
   }
-  // To a list or set, or to an object of a class made of a list, whose entries have indices as
-  // keys.
+  // To a list or set, or to an object of a class made of a list, whose entries have
+  // indices as keys.
   void append(const std::vector<const Pickled*>& values) {
     Pickled* const list = top();
     const bool is_plain = list->is(Kind::kSequence) || list->is(Kind::kSet);

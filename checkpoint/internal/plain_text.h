@@ -7,8 +7,9 @@
 
 namespace fsdp::internal::checkpoint {
 
-// Without what is for those who wrote the code: a stack, "[json.exception.type_error.302]",
-// "[enforce fail at inline_container.cc:145]", the place of an internal assertion.
+// Without what is for those who wrote the code: a stack,
+// "[json.exception.type_error.302]", "[enforce fail at inline_container.cc:145]", the
+// place of an internal assertion.
 std::string plain_text_of(const std::exception& error);
 
 }  // namespace fsdp::internal::checkpoint
