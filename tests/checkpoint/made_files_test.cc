@@ -332,5 +332,37 @@ TEST(MadeFiles, ABoxOfATensorIsNotCalledWhole) {
   EXPECT_THAT(text, AllOf(HasSubstr(" 1 box\n"), Not(HasSubstr("1 boxes"))));
 }
 
+// "first.weight" has the shape [7, 5], in Python's pickle two numbers and a tuple of
+// them.
+std::string dcp_with_rows(const TemporaryFolder& folder, const std::string& rows) {
+  const std::string columns = "K\x05\x86";
+  return dcp_with(folder, "K\x07" + columns, rows + columns);
+}
+
+TEST(MadeFiles, SizesInMetadataThatAreNoWholeNumbersLeaveTheRestReadable) {
+  const std::string half = "G?\xe0" + std::string(6, '\0');  // 0.5
+  for (const std::string& rows : {half, std::string("\x88"),
+                                  std::string("U\x01"
+                                              "3"),
+                                  std::string("J\xff\xff\xff\xff")}) {
+    TemporaryFolder folder;
+    const std::string path = dcp_with_rows(folder, rows);
+    EXPECT_THAT(describe_checkpoint(path),
+                AllOf(HasSubstr("not read: model.first.weight, a tensor that has a size or an "
+                                "offset that is no whole number from 0 on"),
+                      HasSubstr("    model.first.bias ")));
+  }
+}
+
+TEST(MadeFiles, NothingIsAllocatedForWhatMetadataClaimsAndFilesLack) {
+  TemporaryFolder folder;
+  const std::string claimed("\x8a\x07\0\0\0\0\0\0\x04", 9);  // 2^50
+  const std::string path = dcp_with_rows(folder, claimed);
+  EXPECT_THAT(message_of([&] { convert_checkpoint(path, folder / "to"); }),
+              HasSubstr("convert: " + path +
+                        ": 'model.first.weight' [0:1125899906842624, 0:5]: only 35 of its "
+                        "5629499534213120 elements are in the files"));
+}
+
 }  // namespace
 }  // namespace fsdp::testing
