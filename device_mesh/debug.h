@@ -20,6 +20,11 @@ struct DebugOptions {
   // operator, operand and the ranks. Costs a pass over those tensors and one small
   // collective per mesh dimension and operator. Set it alike on every rank.
   bool check_replicated = false;
+  // Warns, once for each root and rank, where a training forward enters its units in
+  // another order than the one before, naming the units. That is legal where all ranks do
+  // so alike; what was gathered ahead for the old order was in vain. Costs nothing to
+  // speak of.
+  bool order_changes = false;
 };
 
 // Process-wide; call it while no operator runs. What is not named is off. Local.

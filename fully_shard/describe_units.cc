@@ -5,6 +5,7 @@
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/params/param_group.h"
+#include "fully_shard/transport/transport.h"
 #include "fully_shard/units/unit.h"
 
 #include <algorithm>
@@ -29,7 +30,7 @@ std::vector<std::shared_ptr<IssueLog>> logs_of(const ParamGroup& group) {
 
 // The sequence number of the last collective on its mesh that names the unit.
 std::string last_operation(const ParamGroup& group) {
-  const auto named = "unit '" + group.name() + "'";
+  const auto named = internal::in_words(group.issue({}));
   std::string last;
   for (const auto& log : logs_of(group)) {
     for (const auto& operation : log->recent_operations()) {

@@ -73,7 +73,7 @@ void ParamGroup::release_resources() {
 }
 
 const std::string& ParamGroup::name() const {
-  static const std::string root = "(root)";
+  static const std::string root = kRootName;
   return unit_->name.empty() ? root : unit_->name;
 }
 

@@ -106,7 +106,7 @@ void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
 
 void Schedule::enter(UnitId unit, Decision& decision) {
   if (current_) {
-    successors_.learn(*kind_, previous_, *current_, unit);
+    learn(unit);
   } else {
     first_ = unit;
   }
@@ -183,13 +183,20 @@ void Schedule::emptied(UnitId unit) {
   resident_.erase(unit);
 }
 
+void Schedule::learn(std::optional<UnitId> next) {
+  const auto before = successors_.learn(*kind_, previous_, *current_, next);
+  if (before && kind_ == PassKind::kTraining && !order_change_)
+    order_change_ = OrderChange{*current_, *before, next};
+}
+
 void Schedule::end_pass() {
-  if (kind_ && current_) successors_.learn(*kind_, previous_, *current_, std::nullopt);
+  if (kind_ && current_) learn(std::nullopt);
   current_ = previous_ = first_ = std::nullopt;
 }
 
 void Schedule::forget() {
   successors_.forget();
+  order_change_.reset();
   for (auto& [id, state] : units_) state.visits = {};
   current_ = previous_ = first_ = std::nullopt;
 }

@@ -25,6 +25,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
@@ -35,6 +36,15 @@ struct Decision {
   std::vector<UnitId> prefetch;  // to be gathered now, for later
 
   bool operator==(const Decision&) const = default;
+};
+
+// What followed a unit in a training forward, where it was another one the time before;
+// none: the forward ended there.
+struct OrderChange {
+  UnitId unit;
+  std::optional<UnitId> before, now;
+
+  bool operator==(const OrderChange&) const = default;
 };
 
 class Schedule {
@@ -71,6 +81,8 @@ class Schedule {
   // The units to gather when `unit` is entered, instead of the expected one; none: no
   // list.
   void set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId> units);
+  // The first since the last call, if there was one.
+  std::optional<OrderChange> take_order_change() { return std::exchange(order_change_, {}); }
   // Forgets what was learned; residency stays.
   void forget();
 
@@ -105,11 +117,13 @@ class Schedule {
   void discard_listed(UnitId entered, Decision& decision);
   void choose_prefetch(Decision& decision);
   std::optional<UnitId> expected_successor() const;
+  void learn(std::optional<UnitId> next);
   void end_pass();
 
   std::map<UnitId, State> units_;
   std::set<UnitId> resident_;  // whose turn is not kNone: few of many, and looked at often
   Successors successors_;
+  std::optional<OrderChange> order_change_;
   std::optional<PassKind> kind_;
   std::optional<UnitId> current_, previous_;
   bool puts_off_ = false;        // the current unit's prefetch has not been chosen yet

@@ -3,7 +3,7 @@
 // pass boundaries to rely on, so two units of history tell the first visit of a unit from
 // its later ones. Pure.
 //
-//   successors.learn(PassKind::kTraining, /*previous=*/a, /*current=*/b, /*next=*/c);
+//   successors.learn(PassKind::kTraining, /*previous=*/a, /*current=*/b, /*next=*/c);  // nothing
 //   *successors.after(PassKind::kTraining, a, b);    // c
 //   successors.after(PassKind::kTraining, a, d);     // null: never seen
 #pragma once
@@ -22,8 +22,11 @@ class Successors {
  public:
   using Unit = std::optional<UnitId>;  // or none
 
-  void learn(PassKind kind, Unit previous, UnitId current, Unit next) {
-    seen_[{kind, previous, current}] = next;
+  // What followed there the last time, where it was another.
+  std::optional<Unit> learn(PassKind kind, Unit previous, UnitId current, Unit next) {
+    const auto [seen, is_new] = seen_.try_emplace({kind, previous, current}, next);
+    const auto before = std::exchange(seen->second, next);
+    return is_new || before == next ? std::nullopt : std::optional<Unit>(before);
   }
   // Null: never seen.
   const Unit* after(PassKind kind, Unit previous, UnitId current) const {

@@ -2,6 +2,7 @@
 
 #include "device_mesh/debug.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/step/order_changes.h"
 #include "fully_shard/step/prefetch.h"
 #include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/unit_events.h"
@@ -124,6 +125,7 @@ void Runtime::enter(ParamGroup& group, Pass pass) {
   if (const auto last = last_root_.lock()) prefetch_put_off(*last);
   group.issue_gather();
   const auto decision = root.schedule.touched(group.unit().id, pass);
+  warn_of_order_change(root, dim_->global_rank());
   apply(root, decision, pass);
   leave_other_roots(group.unit().root, pass);
   group.fill();

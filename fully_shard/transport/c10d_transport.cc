@@ -71,7 +71,7 @@ class C10dTransport final : public Transport {
     return purpose;
   }
   static std::string named(const char* operation, const Issue& issue) {
-    return operation + (" of unit '" + issue.unit_name) + "'";
+    return operation + (" of " + in_words(issue));
   }
 
   Collectives gathers_, reductions_;

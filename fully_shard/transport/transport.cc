@@ -3,6 +3,7 @@
 #include "fully_shard/transport/c10d_transport.h"
 
 #include <mutex>
+#include <string>
 
 namespace fsdp::internal {
 namespace {
@@ -20,6 +21,12 @@ TransportFactory current_factory() {
 }
 
 }  // namespace
+
+std::string in_words(const Issue& issue) {
+  const auto name = "unit '" + issue.unit_name + "'";
+  if (issue.unit_name != kRootName) return name;
+  return name + " (number " + std::to_string(issue.unit) + ")";
+}
 
 std::unique_ptr<Transport> make_transport(const DeviceMesh& mesh, int64_t dim) {
   const auto factory = current_factory();

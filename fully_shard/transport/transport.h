@@ -31,16 +31,23 @@
 
 namespace fsdp::internal {
 
+// What a unit without a path is called.
+inline constexpr char kRootName[] = "(root)";
+
 // What is issued: goes into the stamp, the log of issues and every message.
 struct Issue {
-  uint32_t unit = 0;  // number of the unit on this process group, the same on all ranks
-  std::string unit_name = {};
-  NoticeWords words = {};  // travel with it, to be compared by the caller
+  uint32_t unit = 0;           // number of the unit on this process group, the same on all ranks
+  std::string unit_name = {};  // kRootName for a root
+  NoticeWords words = {};      // travel with it, to be compared by the caller
   // What sends gather() or reduce() in the transport's place, while it announces and
   // compares as ever; null: the transport. Outlives the call. Not of one that is
   // one_sided().
   const Communicate* custom = nullptr;
 };
+
+// "unit 'blocks.0'"; a root has no path, and there may be several, so with its number:
+// "unit '(root)' (number 3)".
+std::string in_words(const Issue& issue);
 
 class Transport {
  public:

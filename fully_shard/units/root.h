@@ -25,6 +25,7 @@ class Root {
   Accounts accounts;
   bool is_last_backward = true;
   RawWrites raw_writes;
+  bool told_of_order_change = false;
   std::shared_ptr<c10::Event> after_optimizer;  // the next gather waits for it; null: nothing
   ParamGroup* settled = nullptr;  // the one whose touches need nothing, if it is in this tree
   std::map<UnitId, ParamGroup*> groups;  // of the units that have one; they take themselves off

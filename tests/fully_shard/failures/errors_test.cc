@@ -159,5 +159,19 @@ TEST(Errors, EqualSizedUnitsTouchedInOppositeOrderAreNamedOnEveryRank) {
   });
 }
 
+// Neither has a path that the other does not have.
+TEST(Errors, TwoRootsTouchedInOppositeOrderAreToldApartOnEveryRank) {
+  run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {2});
+    std::vector<torch::nn::Linear> roots{make_linear(4, 4), make_linear(4, 4)};
+    for (auto& root : roots) fully_shard(root, mesh);
+    torch::NoGradGuard no_grad;
+    expect_error<c10::Error>(
+        [&] { roots[static_cast<size_t>(rank)]->weight.sum(); },
+        AllOf(HasSubstr("all-gather of unit '(root)' (number 0)"),
+              HasSubstr("all-gather of unit '(root)' (number 1)"), HasSubstr("out of order")));
+  });
+}
+
 }  // namespace
 }  // namespace fsdp::testing

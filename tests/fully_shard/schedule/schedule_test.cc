@@ -362,6 +362,24 @@ TEST(Schedule, AGuessThatDoesNotComeTrueIsDroppedTwoUnitsLater) {
   EXPECT_EQ(driven.unused, 1);
 }
 
+TEST(Schedule, TellsOfTrainingForwardsInAnotherOrder) {
+  const auto tree = Tree({3, 3, 3, kNone});
+  Driven driven(tree, /*prefetches=*/false);
+  const auto step = [&driven](const std::vector<UnitId>& units) {
+    run(driven, units, Pass::kTraining);
+    driven.touch(units.back(), Pass::kBackward);
+    driven.end_backward();
+    return driven.schedule.take_order_change();
+  };
+  EXPECT_EQ(step({0, 1, 2}), std::nullopt) << "nothing is known of an order yet";
+  EXPECT_EQ(step({0, 1, 2}), std::nullopt);
+  run(driven, {2, 1, 0}, Pass::kInference);
+  EXPECT_EQ(step({0, 1, 2}), std::nullopt) << "an evaluation has an order of its own";
+  EXPECT_EQ(step({0, 2, 1}), (OrderChange{.unit = 0, .before = 1, .now = 2}));
+  EXPECT_EQ(step({0, 2}), (OrderChange{.unit = 2, .before = 1, .now = std::nullopt}));
+  EXPECT_EQ(driven.schedule.take_order_change(), std::nullopt) << "it was taken";
+}
+
 TEST(Schedule, AListReplacesTheGuessAndIsDroppedWhenTheKindChanges) {
   const auto tree = Tree({4, 4, 4, 4, kNone});
   Driven driven(tree, /*prefetches=*/true);

@@ -1,0 +1,33 @@
+#include "fully_shard/step/order_changes.h"
+
+#include "device_mesh/debug.h"
+#include "fully_shard/params/param_group.h"
+
+#include <c10/util/Exception.h>
+
+#include <optional>
+#include <string>
+
+namespace fsdp::internal {
+namespace {
+
+std::string name_of(const Root& root, std::optional<UnitId> unit) {
+  if (!unit) return "the end of the forward";
+  const auto found = root.groups.find(*unit);
+  return found == root.groups.end() ? "a unit that died" : "'" + found->second->name() + "'";
+}
+
+}  // namespace
+
+void warn_of_order_change(Root& root, int64_t global_rank) {
+  const auto change = root.schedule.take_order_change();
+  if (!change || root.told_of_order_change || !debug_options().order_changes) return;
+  root.told_of_order_change = true;
+  TORCH_WARN("the order of units changed: in a training forward unit ", name_of(root, change->unit),
+             " was followed by ", name_of(root, change->before), " the time before and by ",
+             name_of(root, change->now),
+             " now. All ranks must change their order alike, or the next gather is an error (rank ",
+             global_rank, "; later changes of this root are not told)");
+}
+
+}  // namespace fsdp::internal
