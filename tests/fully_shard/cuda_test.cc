@@ -12,12 +12,14 @@
 #include "tests/support/thread_ranks.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
+#include <c10/core/Event.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <chrono>
+#include <memory>
 
 namespace fsdp::testing {
 namespace {
@@ -50,6 +52,63 @@ TEST_F(Cuda, AModuleOnTheCpuMovesToTheCurrentDeviceInPlace) {
     EXPECT_EQ(scale.device(), device);
     EXPECT_TRUE(layer->named_buffers()["scale"].is_same(scale));
     EXPECT_TRUE(full_value(layer->parameters()[0]).cpu().equal(plain->weight));
+  });
+}
+
+TEST_F(Cuda, ASharedBufferMovesOnceAndStaysShared) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    Pair model;
+    const auto scale = model->first->register_buffer("scale", torch::ones({2}));
+    model->second->register_buffer("scale", scale);
+    fully_shard(model, mesh);
+    EXPECT_EQ(scale.device(), local_device(mesh));
+    EXPECT_TRUE(model->first->named_buffers()["scale"].is_same(scale));
+    EXPECT_TRUE(model->second->named_buffers()["scale"].is_same(scale));
+  });
+}
+
+TEST_F(Cuda, IgnoredParametersStayWhereTheyAre) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    Pair model;
+    fully_shard(model, mesh, {.ignored_params = {model->first->weight}});
+    EXPECT_TRUE(model->first->weight.is_cpu());
+    EXPECT_EQ(model->first->bias.device(), local_device(mesh));
+  });
+}
+
+// With a dtype of their own, members of one rank are gathered, too. The optimizer's
+// stream is busy when the step is issued, so a gather that did not wait would find old
+// values.
+TEST_F(Cuda, TheNextGatherWaitsForTheOptimizersEventOnTheDevice) {
+  SKIP_UNLESS_DEVICES(1);
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    const auto device = local_device(mesh);
+    auto layer = make_linear(4, 4);
+    auto unit = fully_shard(layer, mesh, {.mp_policy = {.param_dtype = torch::kBFloat16}});
+    const torch::NoGradGuard no_grad;
+    const auto x = torch::ones({1, 4}, device);
+    auto busy = torch::full({8192, 8192}, 1e-4, device);
+    layer(x);
+    const c10::impl::VirtualGuardImpl guard(torch::kCUDA);
+    const auto computes = guard.getStream(device);
+    guard.synchronizeStream(computes);
+    const auto optimizes = guard.getNewStream(device);
+    const auto event = std::make_shared<c10::Event>(torch::kCUDA);
+    guard.exchangeStream(optimizes);
+    for (int i = 0; i < 50; ++i) busy = busy.mm(busy);
+    for (auto& parameter : layer->parameters()) parameter.fill_(2);
+    event->record(optimizes);
+    guard.exchangeStream(computes);
+    unit.set_post_optim_event(event);
+    const auto y = layer(x);
+    EXPECT_FALSE(guard.queryStream(optimizes)) << "the host waited";
+    EXPECT_TRUE(y.cpu().to(torch::kFloat).equal(torch::full({1, 4}, 10.0F)));
+    guard.synchronizeStream(optimizes);
   });
 }
 

@@ -108,6 +108,18 @@ TEST(ShardedEffects, DataRanksGatherOnlyTheirPartOfAMember) {
   EXPECT_NEAR(gathered_bytes(2) / gathered_bytes(1), 0.5, 0.06);  // but for norms and padding
 }
 
+TEST(ShardedEffects, HalvesOfTheRanksThatShardKeepTheirPartsOfAMember) {
+  const FullyShardOptions halves{.reshard_after_forward = ReshardAfterForward::to_world(2)};
+  on_pairs(model_of(1), 4, 2, /*cut_sequence=*/false, halves, [](ShardedPair& pair) {
+    const at::Tensor loss = pair.sharded_loss();
+    EXPECT_GT(counters(pair.data_mesh()).post_forward_bytes, 0);
+    loss.backward();
+    EXPECT_EQ(counters(pair.data_mesh()).post_forward_bytes, 0);
+    pair.plain_loss().backward();
+    pair.expect_same_gradients();
+  });
+}
+
 // Groups have threads and sockets.
 TEST(ShardedEffects, AModelThatGoesLetsTheGroupsOfItsMeshGo) {
   for (const bool trains : {false, true}) {

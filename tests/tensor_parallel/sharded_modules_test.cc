@@ -6,6 +6,7 @@
 #include "tests/tensor_parallel/beside_one_device.h"
 #include "tests/tensor_parallel/mesh_settings.h"
 
+#include <ATen/ops/from_blob.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <functional>
@@ -27,6 +28,25 @@ TEST(ShardedModulesOnAnotherDevice, AreRefusedWithTheDeviceTypesOfBothMeshes) {
         [&] { fully_shard(model, elsewhere); },
         ::testing::AllOf(::testing::HasSubstr("'0.weight'"), ::testing::HasSubstr("type cpu"),
                          ::testing::HasSubstr("of type cuda")));
+  });
+}
+
+// A CPU tensor may carry the index 0 or none: two devices as far as the library can see.
+TEST(ShardedModulesOnAnotherDevice, MembersOnAnotherIndexThanTheirUnitAreRefusedByName) {
+  run_ranks(1, [](int64_t) {
+    const auto mesh = init_device_mesh(torch::kCPU, {1, 1}, {"dp", "tp"});
+    torch::nn::Sequential model(torch::nn::Linear(4, 6));
+    parallelize_module(model, mesh["tp"], {{"0", ColwiseParallel{}}});
+    std::vector<float> memory(16, 0.5F);
+    model->register_parameter(
+        "elsewhere",
+        at::for_blob(memory.data(), {4, 4}).target_device(at::Device(at::kCPU, 0)).make_tensor());
+    expect_error<c10::ValueError>(
+        [&] { fully_shard(model, mesh["dp"]); },
+        ::testing::AllOf(::testing::HasSubstr("'0.weight' is on cpu but"),
+                         ::testing::HasSubstr("'elsewhere' of the same unit on cpu:0"),
+                         ::testing::HasSubstr("one device")));
+    EXPECT_FALSE(is_fsdp_module(*model));
   });
 }
 

@@ -10,10 +10,12 @@
 #include "tests/support/worlds.h"
 
 #include <c10/core/Event.h>
+#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -25,6 +27,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using torch::Tensor;
 
 class CustomCollectives : public Worlds {};
@@ -159,8 +162,55 @@ TEST_P(CustomCollectivesBetweenRanks, ACompressingOneLeavesRowsOfItsDtypeAsTheyA
   });
 }
 
-// One for the CPU that was never recorded has nothing to wait for, but shows who took it.
-TEST_P(CustomCollectives, AnOptimizersEventIsWaitedForOnceByTheNextGather) {
+// The CPU has no events. With these it has some, which tell the thread of each wait.
+class CpuEvents final : public c10::impl::NoOpDeviceGuardImpl<c10::kCPU> {
+ public:
+  void record(void**, const c10::Stream&, const c10::DeviceIndex,
+              const c10::EventFlag) const override {}
+  void block(void*, const c10::Stream&) const override { at_wait(); }
+
+  inline static thread_local std::function<void()> at_wait = [] {};
+};
+
+const c10::impl::DeviceGuardImplInterface* cpu_events() {
+  static const auto* const events = new CpuEvents();  // a thread may look at it to the end
+  return events;
+}
+
+class OptimizersEvent : public Worlds {
+ protected:
+  OptimizersEvent() : before_(c10::impl::getDeviceGuardImpl(c10::kCPU)) { install(cpu_events()); }
+  ~OptimizersEvent() override { install(before_); }
+
+ private:
+  static void install(const c10::impl::DeviceGuardImplInterface* events) {
+    const c10::impl::DeviceGuardImplRegistrar registrar(c10::kCPU, events);
+  }
+
+  const c10::impl::DeviceGuardImplInterface* before_;
+};
+
+TEST_P(OptimizersEvent, IsWaitedForOnceBeforeTheNextGatherIsIssued) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto model = sharded(Pair(3, 4, 2), mesh);
+    train_once(model, rank);
+    std::vector<int64_t> gathers_at_wait;
+    CpuEvents::at_wait = [&] { gathers_at_wait.push_back(counters(mesh).all_gathers); };
+    const auto event = std::make_shared<c10::Event>(c10::kCPU);
+    event->record(c10::Stream(c10::Stream::DEFAULT, c10::Device(c10::kCPU, 0)));
+    get_fsdp_module(*model).set_post_optim_event(event);
+    EXPECT_THAT(gathers_at_wait, IsEmpty());
+    const auto before = counters(mesh).all_gathers;
+    train_once(model, rank);
+    EXPECT_THAT(gathers_at_wait, ElementsAre(before));
+    EXPECT_GT(counters(mesh).all_gathers, before);
+    train_once(model, rank);
+    EXPECT_THAT(gathers_at_wait, ElementsAre(before));
+    CpuEvents::at_wait = [] {};
+  });
+}
+
+TEST_P(CustomCollectives, AnOptimizersEventIsLetGoByTheGatherThatWaitedForIt) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
     auto model = sharded(Pair(3, 4, 2), mesh);
     const auto event = std::make_shared<c10::Event>(c10::kCPU);
@@ -216,6 +266,7 @@ TEST_P(CustomCollectivesBetweenRanks, BackwardPrefetchPostGathersAfterTheGradien
 }
 
 INSTANTIATE_WORLDS(CustomCollectives, 1, 2, 3);
+INSTANTIATE_WORLDS(OptimizersEvent, 2, 3);
 INSTANTIATE_WORLDS(CustomCollectivesBetweenRanks, 2, 3);
 
 }  // namespace

@@ -306,21 +306,39 @@ TEST(ReshardToWorld, CountsOnlyTheRanksThatShard) {
   });
 }
 
+// On a mesh of two replicas of four shards.
+void expect_unsharded_gradients_in_halves(int64_t rank, const DeviceMesh& mesh) {
+  const auto build = [] {
+    auto layers = torch::nn::Sequential(torch::nn::Linear(16, 5), torch::nn::Linear(5, 3));
+    return Model{layers.ptr(), [layers](const Data& data) mutable {
+                   return layers->forward(data.x.reshape({-1, 16})).pow(2).mean();
+                 }};
+  };
+  const auto model = build_seeded(build);
+  for (const auto& child : model.module->children()) fully_shard(*child, mesh, kHalves);
+  fully_shard(*model.module, mesh, kHalves);
+  const auto expected = expected_gradients(build_seeded(build), 8, 1);
+  const auto loss = model.loss(make_data(data_seed(1, rank)));
+  EXPECT_GT(counters(mesh).post_forward_bytes, 0);
+  loss.backward();
+  expect_gradients(*model.module, expected, 8, "2x4 in halves");
+}
+
 TEST(ReshardToWorld, OfTwoReplicasOfFourShardsHasTheUnshardedGradients) {
   run_ranks(8, [](int64_t rank) {
-    const auto build = [] {
-      auto layers = torch::nn::Sequential(torch::nn::Linear(16, 5), torch::nn::Linear(5, 3));
-      return Model{layers.ptr(), [layers](const Data& data) mutable {
-                     return layers->forward(data.x.reshape({-1, 16})).pow(2).mean();
-                   }};
-    };
-    const auto mesh = init_device_mesh(torch::kCPU, {2, 4}, {"replicate", "shard"});
-    const auto model = build_seeded(build);
-    for (const auto& child : model.module->children()) fully_shard(*child, mesh, kHalves);
-    fully_shard(*model.module, mesh, kHalves);
-    const auto expected = expected_gradients(build_seeded(build), 8, 1);
-    model.loss(make_data(data_seed(1, rank))).backward();
-    expect_gradients(*model.module, expected, 8, "2x4 in halves");
+    expect_unsharded_gradients_in_halves(
+        rank, init_device_mesh(torch::kCPU, {2, 4}, {"replicate", "shard"}));
+  });
+}
+
+// Ranks 0, 2, 4 and 6 shard, and beside them 1, 3, 5 and 7.
+TEST(ReshardToWorld, OnATransposedMeshHasTheUnshardedGradients) {
+  run_ranks(8, [](int64_t rank) {
+    const auto mesh = init_device_mesh(torch::kCPU, {4, 2}, {"shard", "replicate"});
+    const auto transposed = mesh[{"replicate", "shard"}];
+    const auto first = rank / 4 * 4 + rank % 2;
+    EXPECT_THAT(transposed.neighbours(1, 2).ranks(), ElementsAre(first, first + 2));
+    expect_unsharded_gradients_in_halves(rank, transposed);
   });
 }
 
