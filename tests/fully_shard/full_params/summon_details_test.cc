@@ -11,7 +11,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <cstdint>
 #include <string>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
@@ -100,6 +102,25 @@ TEST_P(SummonDetails, GradientsChangedWithoutWritebackStayAsTheyWere) {
     }
     EXPECT_TRUE(torch::equal(full_gradient(layer->parameters()[0]), torch::ones({4, 4})));
     EXPECT_TRUE(torch::equal(full_gradient(layer->parameters()[1]), torch::ones({4})));
+  });
+}
+
+// Rows are padded where ranks have parts of different sizes; who edits never sees that.
+TEST_P(SummonDetails, NothingThatIsShownIsPadding) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    for (const bool offloads : {false, true}) {
+      auto layer = make_linear(3, 5);
+      const auto bias = layer->bias.detach().clone();
+      fully_shard(layer, mesh);
+      {
+        const SummonFullParams full(layer, {.offload_to_cpu = offloads});
+        EXPECT_EQ(layer->parameters()[0].sizes(), (std::vector<int64_t>{5, 3}));
+        const torch::NoGradGuard no_grad;
+        layer->parameters()[0].fill_(3);
+      }
+      EXPECT_TRUE(torch::equal(full_value(layer->parameters()[0]), torch::full({5, 3}, 3.0F)));
+      EXPECT_TRUE(torch::equal(full_value(layer->parameters()[1]), bias));
+    }
   });
 }
 

@@ -83,6 +83,18 @@ TEST_P(BufferDtype, FullPrecisionGivesBuffersTheirOwnBack) {
   });
 }
 
+TEST_P(BufferDtype, StaysWhileFullParametersAreShown) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    Normed model;
+    fully_shard(model, mesh,
+                {.mp_policy = {.param_dtype = at::kBFloat16, .buffer_dtype = at::kHalf}});
+    const SummonFullParams full(model);
+    EXPECT_EQ(model->parameters()[0].scalar_type(), at::kFloat);
+    EXPECT_EQ(model->norm->running_mean.scalar_type(), at::kHalf);
+    EXPECT_EQ(model->named_buffers()["norm.running_var"].scalar_type(), at::kHalf);
+  });
+}
+
 TEST_P(BufferDtype, IsThatOfTheNearestUnit) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     Normed model;
