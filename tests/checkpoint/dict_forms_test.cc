@@ -173,6 +173,26 @@ TEST(OptimizerDictForms, RekeyingDropsWhatTheOptimizerLacksAndKnowsTies) {
       tensor_of(same, "out", "momentum_buffer").is_same(tensor_of(dict, "out", "momentum_buffer")));
 }
 
+// As distributed nothing is sent, so what is erased there is never gathered.
+TEST(OptimizerDictForms, WhatIsErasedAsDistributedIsLeftOutOfWhatIsCollected) {
+  run_ranks(2, [](int64_t) {
+    SmallModel model;
+    shard_small_model(model, init_device_mesh(torch::kCPU, {2}));
+    fill(*model, 1);
+    AdamW optimizer(model->parameters(), 0.1);
+    step_once(model, optimizer);
+    const auto whole = get_optimizer_state_dict(*model, optimizer, {.full_state_dict = true});
+    auto dict = get_optimizer_state_dict(*model, optimizer);
+    std::erase_if(dict.state, [](const auto& item) { return item.first.starts_with("first."); });
+    EXPECT_FALSE(dict.state.empty());
+    EXPECT_LT(dict.state.size(), whole.state.size());
+    for (auto& [name, fields] : dict.state) {
+      const auto collected = full_tensor(fields.at("exp_avg").toTensor());
+      EXPECT_TRUE(torch::equal(collected, tensor_of(whole, name, "exp_avg"))) << name;
+    }
+  });
+}
+
 // Every rank has an expert of its own, on a mesh of one rank.
 struct WithExpertImpl : torch::nn::Module {
   torch::Tensor forward(const torch::Tensor& x) { return expert(torch::tanh(dense(x))); }
@@ -244,6 +264,21 @@ TEST(ExpertDicts, WhatSeveralRanksShareOrAWorldOfOneHoldsIsCollected) {
       EXPECT_EQ(tensor_of(dict, "expert.weight", "exp_avg").sizes(), (std::vector<int64_t>{3, 3}));
     });
   }
+}
+
+// Whether the mesh is that of the whole model does not matter.
+TEST(ExpertDicts, AWholeModelOnAMeshOfOneRankInALargerWorldIsEachRanksOwn) {
+  run_ranks(2, [](int64_t) {
+    const auto own = init_device_mesh(torch::kCPU, {2, 1}, {"models", "own"})["own"];
+    torch::nn::Linear model(3, 3);
+    fully_shard(model, own);
+    AdamW optimizer(model->parameters(), 1e-2);
+    model->forward(torch::ones({2, 3})).sum().backward();
+    optimizer.step();
+    const auto dict = get_optimizer_state_dict(*model, optimizer, {.full_state_dict = true});
+    EXPECT_EQ(dict.uncollected, (std::vector<std::string>{"weight", "bias"}));
+    EXPECT_EQ(tensor_of(dict, "weight", "exp_avg").sizes(), (std::vector<int64_t>{3, 3}));
+  });
 }
 
 }  // namespace
