@@ -3,110 +3,97 @@
 
     two_hosts.py RANK_PROGRAM [CASE ...]
 
-The hosts are network namespaces with a switch between them, so this needs root and iproute2 (`ip`, `tc`); without it
-says so and exits with 3. Prints each case with times and texts; exits with 1 if one is not as it should be. A rank
-must end by itself within its timeout and 5 s of what happens, and name what is wrong.
+The hosts are network namespaces (network.py), so this needs root and iproute2 (`ip`, `tc`). Prints each case with times
+and texts. A rank must end by itself within its timeout and 5 s of what happens, and name what is wrong; nothing it
+started may run on, no file may stay.
+
+Exits with 0 when all is as it should be, 1 when a case is not, 2 for a case that does not exist, 3 (SKIPPED) where no
+networks can be made, and 128 and the signal's number when it is ended by SIGINT, SIGTERM or SIGHUP, after cleaning up.
 """
+import contextlib
 import os
 import pathlib
-import shutil
+import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 
+from network import (ADDRESS, PORT, TwoHosts, configurations, may_make_networks, namespaces, own_prefix,
+                     processes_in)
+
 TIMEOUT = 4  # of the ranks' process group, in seconds
 GRACE = 5
-PORT = 29500
-ADDRESS = {"a": "10.77.0.1", "b": "10.77.0.2"}
-NAMES = {host: f"fsdp-{os.getpid()}-{host}" for host in ("a", "b", "switch")}
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+# What the texts hold, as regular expressions.
+COLLECTIVE = r"(all-gather|reduce-scatter) of unit '\(root\)'"
+SERVER_GONE = "the rank that serves it, as a rule rank 0, has ended, or its host or the link to it is down"
 
 
-def sh(*words):
-    subprocess.run(words, check=True, capture_output=True, text=True)
+def failed_operation(rank, world):
+    """Says the operation, the rank and the group."""
+    ranks = ", ".join(str(each) for each in range(world))
+    return rf"{COLLECTIVE} failed on rank {rank} in group 'world(/\w+)?' of ranks {ranks} \(gloo\)"
 
 
-def ip(host, *words):
-    sh("ip", "-n", NAMES[host], *words)
+class Interrupted(Exception):
+    def __init__(self, number):
+        super().__init__(f"ended by {signal.Signals(number).name}")
+        self.number = number
 
 
-class TwoHosts:
-    """Hosts a and b, and a switch that both are plugged into. Removed at the end, with all that runs there."""
+class Signals:
+    """A signal is taken where this program waits, so that what it has begun is known to the clean-up."""
 
-    def __enter__(self):
-        for host in NAMES:
-            sh("ip", "netns", "add", NAMES[host])
-            ip(host, "link", "set", "lo", "up")
-        ip("switch", "link", "add", "name", "sw0", "type", "bridge")
-        ip("switch", "link", "set", "sw0", "up")
-        for host, address in ADDRESS.items():
-            sh("ip", "link", "add", "eth0", "netns", NAMES[host], "type", "veth", "peer", "name", f"to_{host}",
-               "netns", NAMES["switch"])
-            ip("switch", "link", "set", f"to_{host}", "up", "master", "sw0")
-            ip(host, "addr", "add", f"{address}/24", "dev", "eth0")
-            ip(host, "link", "set", "eth0", "up")
-        return self
+    came = None
 
-    def __exit__(self, *_):
-        for name in NAMES.values():
-            subprocess.run(["ip", "netns", "del", name], check=False)
-            shutil.rmtree(f"/etc/netns/{name}", ignore_errors=True)
+    @classmethod
+    def listen(cls):
+        for number in SIGNALS:
+            signal.signal(number, cls._note)
 
-    def cut(self):
-        """Both keep their carrier, and hear nothing of each other."""
-        ip("switch", "link", "set", "to_b", "nomaster")
+    @classmethod
+    def _note(cls, number, _):
+        cls.came = cls.came or number
 
-    def mend(self):
-        ip("switch", "link", "set", "to_b", "master", "sw0")
+    @classmethod
+    def check(cls):
+        if cls.came:
+            raise Interrupted(cls.came)
 
-    def slow_down(self):
-        for host in ADDRESS:
-            sh("tc", "-n", NAMES[host], "qdisc", "add", "dev", "eth0", "root", "tbf", "rate", "256kbit", "burst",
-               "32kbit", "latency", "4s")
 
-    def resolve_own_names_to_loopback(self):
-        """As Debian's installer does: 127.0.1.1 for a host's own name."""
-        own = subprocess.run(["hostname"], capture_output=True, text=True, check=True).stdout.strip()
-        for host, other in (("a", "b"), ("b", "a")):
-            folder = pathlib.Path("/etc/netns") / NAMES[host]
-            folder.mkdir(parents=True, exist_ok=True)
-            (folder / "hosts").write_text(
-                f"127.0.0.1 localhost\n127.0.1.1 {own} node-{host}\n{ADDRESS[other]} node-{other}\n")
-
-    def await_connection(self, host, limit=60):
-        """Until a process there has one to the port of the store."""
-        end = time.monotonic() + limit
-        while time.monotonic() < end:
-            table = subprocess.run(["ip", "netns", "exec", NAMES[host], "cat", "/proc/net/tcp",
-                                    "/proc/net/tcp6"], capture_output=True, text=True, check=True).stdout
-            if any(f"{PORT:04X} 01 " in line for line in table.splitlines()):
-                return
-            time.sleep(0.05)
-        raise AssertionError(f"no connection from host {host}")
-
-    def left_running(self):
-        return "".join(
-            subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True, check=True).stdout
-            for name in NAMES.values()).split()
+def wait_until(reached, limit):
+    """Whether it was reached within `limit` seconds."""
+    end = time.monotonic() + limit
+    while not reached():
+        Signals.check()
+        if time.monotonic() >= end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
 class Rank:
-    def __init__(self, host, rank, world=2, steps=100000, timeout=TIMEOUT, master=ADDRESS["a"], **variables):
+    def __init__(self, hosts, host, rank, world=2, steps=100000, timeout=TIMEOUT, master=ADDRESS["a"], **variables):
         environment = dict(os.environ, RANK=str(rank), WORLD_SIZE=str(world), LOCAL_RANK="0", MASTER_ADDR=master,
-                           MASTER_PORT=str(PORT), OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR", **variables)
+                           MASTER_PORT=str(PORT), OMP_NUM_THREADS="1", TORCH_CPP_LOG_LEVEL="ERROR")
+        self.rank = rank
         self.name = f"rank {rank} on host {host}"
         self.file = tempfile.NamedTemporaryFile("w+")
-        self.process = subprocess.Popen(["ip", "netns", "exec", NAMES[host], sys.argv[1], str(timeout), str(steps)],
-                                        env=environment, stdout=self.file, stderr=subprocess.STDOUT)
-        self.ended = None
+        self.begin = time.monotonic()
+        self.process = hosts.start(host, [sys.argv[1], str(timeout), str(steps)], {**environment, **variables},
+                                   self.file)
 
     def output(self):
         return pathlib.Path(self.file.name).read_text()
 
+    def ended(self):
+        return self.process.poll() is not None
+
     def await_text(self, text, limit=120):
-        end = time.monotonic() + limit
-        while text not in self.output() and self.process.poll() is None and time.monotonic() < end:
-            time.sleep(0.05)
+        wait_until(lambda: text in self.output() or self.ended(), limit)
         if text not in self.output():
             raise AssertionError(f"{self.name} does not say '{text}':\n{self.output()}")
 
@@ -115,161 +102,337 @@ class Rank:
         self.process.kill()
         self.process.wait()
 
-    def await_end(self, limit, begin):
-        """Seconds from `begin`; None if it had to be killed at `limit`."""
-        while self.process.poll() is None and time.monotonic() < begin + limit:
-            time.sleep(0.02)
-        took = time.monotonic() - begin
-        if self.process.poll() is None:
+    def end_within(self, limit, since):
+        """Prints and returns the seconds that it took after `since`; None if it had to be killed."""
+        ended = wait_until(self.ended, since + limit - time.monotonic())
+        took = time.monotonic() - since
+        if not ended:
             self.vanish()
-            return None
-        return took
+        print(f"  {self.name}: " + (f"ended after {took:.1f} s: " if ended else "had to be killed: ") + self.told())
+        return took if ended else None
 
     def told(self):
-        """What it failed of, without the backends' stacks."""
-        lines = [line for line in self.output().splitlines() if line.startswith("failed after")]
-        return lines[0] if lines else self.output()[-2000:]
+        """What it failed of, without the backends' stacks, or the last it said."""
+        lines = self.output().splitlines()
+        failures = [line for line in lines if line.startswith("failed after")]
+        return (failures or lines[-1:] or ["nothing"])[0]
 
 
-def training(hosts):
-    """Both ranks, some steps into a training."""
-    ranks = [Rank("a", 0), Rank("b", 1)]
+def expect_failure(limit, since, expected):
+    """Of each rank in `expected` within `limit` seconds after `since`, with a text where all its patterns match."""
+    faults = []
+    for rank, patterns in expected.items():
+        took = rank.end_within(limit + 10, since)
+        if took is None or took > limit:
+            faults.append(f"{rank.name} did not end within {limit} s")
+        if rank.process.returncode != 1:
+            faults.append(f"{rank.name} has exit code {rank.process.returncode}")
+        faults += [f"{rank.name} does not say '{each}'" for each in patterns if not re.search(each, rank.told())]
+    if faults:
+        raise AssertionError("; ".join(faults))
+
+
+def expect_success(ranks, limit=60):
+    begin = time.monotonic()
+    for rank in ranks:
+        if rank.end_within(limit, begin) is None or rank.process.returncode != 0:
+            raise AssertionError(f"{rank.name} has exit code {rank.process.returncode}:\n{rank.output()}")
+
+
+def training(hosts, per_host=1, timeout=TIMEOUT):
+    """Ranks some steps into a training, those of host a first."""
+    world = 2 * per_host
+    ranks = [Rank(hosts, "a" if rank < per_host else "b", rank, world=world, timeout=timeout,
+                  LOCAL_RANK=str(rank % per_host)) for rank in range(world)]
     for rank in ranks:
         rank.await_text("step 3\n")
     return ranks
 
 
-def expect_failure(ranks, limit, *texts, since=None):
-    since = since or time.monotonic()
-    for rank in ranks:
-        took = rank.await_end(limit + 10, since)
-        told = rank.told()
-        print(f"  {rank.name}: " + ("had to be killed" if took is None else f"ended after {took:.1f} s") + f": {told}")
-        if took is None or took > limit:
-            raise AssertionError(f"{rank.name}: expected an end within {limit} s")
-        if rank.process.returncode != 1:
-            raise AssertionError(f"{rank.name}: exit code {rank.process.returncode}")
-        for text in texts:
-            if text not in told:
-                raise AssertionError(f"{rank.name} does not say '{text}'")
+def without_the_other_host(ranks):
+    """What ranks say of which half can not be heard: host a serves the store, and knows who is silent."""
+    half = len(ranks) // 2
+    silent = ", ".join(str(rank.rank) for rank in ranks[half:])
+    return {rank: [failed_operation(rank.rank, len(ranks)),
+                   rf"No word from rank {silent}\." if rank.rank < half else SERVER_GONE] for rank in ranks}
 
 
-def expect_success(ranks, limit):
+def link_cut(hosts, per_host=1):
+    ranks = training(hosts, per_host)
     begin = time.monotonic()
-    for rank in ranks:
-        took = rank.await_end(limit, begin)
-        print(f"  {rank.name}: " + (f"ended after {took:.1f} s" if took else "had to be killed"))
-        if took is None or rank.process.returncode != 0:
-            raise AssertionError(f"{rank.name}: exit code {rank.process.returncode}\n{rank.output()}")
-
-
-def link_cut(hosts):
-    ranks = training(hosts)
     hosts.cut()
-    expect_failure(ranks, TIMEOUT + GRACE, "failed on rank")
+    expect_failure(TIMEOUT + GRACE, begin, without_the_other_host(ranks))
 
 
-def host_of_rank_1_vanishes(hosts):
+def link_cut_between_two_ranks_each(hosts):
+    link_cut(hosts, per_host=2)
+
+
+def one_vanishes(hosts, which):
     ranks = training(hosts)
+    begin = time.monotonic()
     hosts.cut()
-    ranks[1].vanish()
-    expect_failure(ranks[:1], TIMEOUT + GRACE, "No word from rank 1")
+    ranks[which].vanish()
+    expected = without_the_other_host(ranks)
+    expect_failure(TIMEOUT + GRACE, begin, {ranks[1 - which]: expected[ranks[1 - which]]})
 
 
 def host_of_rank_0_vanishes(hosts):
-    ranks = training(hosts)
-    hosts.cut()
-    ranks[0].vanish()
-    expect_failure(ranks[1:], TIMEOUT + GRACE, "the rank that serves it, as a rule rank 0, has ended")
+    one_vanishes(hosts, 0)
 
 
-def half_open(hosts):
-    """Rank 1 ended unseen, and what rank 0 sends is answered by a reset."""
-    ranks = training(hosts)
+def host_of_rank_1_vanishes(hosts):
+    one_vanishes(hosts, 1)
+
+
+def half_open(hosts, which):
+    """One rank ends unseen, its host forgets the connections, and answers by a reset when the link is mended."""
+    timeout = 20  # the reset comes long before
+    ranks = training(hosts, timeout=timeout)
+    host = "ab"[which]
+    begin = time.monotonic()
+    hosts.forget_ended_connections(host)
     hosts.cut()
-    ranks[1].vanish()
-    time.sleep(1)
+    ranks[which].vanish()
+    if not wait_until(lambda: not hosts.connections(host), 10):
+        raise AssertionError(f"host {host} still has connections: {hosts.connections(host)}")
     hosts.mend()
-    expect_failure(ranks[:1], TIMEOUT + GRACE, "failed on rank 0")
+    expected = without_the_other_host(ranks)[ranks[1 - which]] + ["Connection reset by peer"]
+    expect_failure(timeout - 1, begin, {ranks[1 - which]: expected})
+
+
+def half_open_to_rank_0(hosts):
+    half_open(hosts, 0)
+
+
+def half_open_to_rank_1(hosts):
+    half_open(hosts, 1)
 
 
 def link_cut_while_ranks_come(hosts):
     timeout = 20
-    ranks = [Rank("a", 0, world=3, timeout=timeout), Rank("b", 1, world=3, timeout=timeout)]
-    hosts.await_connection("b")
-    time.sleep(1)
+    ranks = [Rank(hosts, host, rank, world=3, timeout=timeout) for rank, host in enumerate("ab")]
+    if not wait_until(lambda: hosts.connected_to_store("b"), 60):
+        raise AssertionError("rank 1 does not connect to the store")
+    wait_until(lambda: False, 1)
     hosts.cut()
-    expect_failure(ranks, timeout + GRACE, "process group 'world' of ranks 0, 1, 2 can not be made")
+    refused = "process group 'world' of ranks 0, 1, 2 can not be made"
+    expect_failure(timeout + GRACE, ranks[1].begin, {
+        ranks[0]: [refused, "rank 2 has not come within 20 s"],
+        ranks[1]: [refused, "The host of the rank that serves it, as a rule rank 0, or the link to it is down"]})
 
 
 def slow_link(hosts):
-    hosts.slow_down()
-    expect_success([Rank("a", 0, steps=5, timeout=60), Rank("b", 1, steps=5, timeout=60)], 120)
+    """Works, in no less time than the bytes take."""
+    steps, bits_per_second = 20, 256_000
+    shard = (64 * 64 + 64) * 4 // 2  # bytes that each rank sends at least twice a step: gathered, reduced
+    least = 8 * (steps * 2 * shard - 2048) / bits_per_second
+    hosts.slow_down(bits_per_second, queue_seconds=4)
+    ranks = [Rank(hosts, host, rank, steps=steps, timeout=60) for rank, host in enumerate("ab")]
+    for rank in ranks:
+        rank.await_text("met the others\n")
+    begin = time.monotonic()
+    expect_success(ranks, limit=60)
+    took = time.monotonic() - begin
+    print(f"  trained for {took:.1f} s; the bytes alone take {least:.1f} s")
+    if took < least:
+        raise AssertionError("the link was not slow")
 
 
-def names_that_are_loopback(hosts):
-    hosts.resolve_own_names_to_loopback()
-    expect_success([Rank("a", 0, steps=3, master="node-a"), Rank("b", 1, steps=3, master="node-a")], 60)
+def link_slower_than_the_timeout(hosts):
+    """8 KiB in 16 s, where an operation may take 4 s: neither rank is dead, and each is told of the other."""
+    ranks = training(hosts)
+    begin = time.monotonic()
+    hosts.slow_down(4_000, queue_seconds=120)
+    expect_failure(TIMEOUT + GRACE, begin, without_the_other_host(ranks))
+
+
+def names_that_are_loopback(hosts, loopback="127.0.1.1"):
+    hosts.resolve_own_names_to(loopback)
+    expect_success([Rank(hosts, host, rank, steps=3, master="node-a") for rank, host in enumerate("ab")])
+
+
+def names_that_are_loopback_of_ipv6(hosts):
+    names_that_are_loopback(hosts, "::1")
 
 
 def loopback_interface(hosts):
-    ranks = [Rank("a", 0, timeout=60), Rank("b", 1, timeout=60, GLOO_SOCKET_IFNAME="lo")]
-    expect_failure(ranks, 40, "rank 1: GLOO_SOCKET_IFNAME names 'lo'", "eth0 10.77.0.2")
+    ranks = [Rank(hosts, "a", 0, timeout=60), Rank(hosts, "b", 1, timeout=60, GLOO_SOCKET_IFNAME="lo")]
+    told = ["rank 1: GLOO_SOCKET_IFNAME names 'lo'", "eth0 10.77.0.2"]
+    expect_failure(40, ranks[0].begin, {rank: told for rank in ranks})
 
 
 def silent_port(hosts):
-    listener = subprocess.Popen(
-        ["ip", "netns", "exec", NAMES["a"], sys.executable, "-c",
-         f"import socket, time; s = socket.create_server(('', {PORT})); time.sleep(1000)"])
-    time.sleep(2)
-    try:
-        expect_failure([Rank("b", 1)], TIMEOUT + GRACE + 20, "what listens there has said nothing")
-    finally:
+    with tempfile.TemporaryFile() as output:
+        silence = (f"import socket, time; s = socket.create_server(('', {PORT})); print('listens', flush=True); "
+                   "time.sleep(1000)")
+        listener = hosts.start("a", [sys.executable, "-c", silence], os.environ, output)
+        if not wait_until(lambda: os.fstat(output.fileno()).st_size > 0, 30):
+            raise AssertionError("nothing listens")
+        rank = Rank(hosts, "b", 1)
+        expect_failure(TIMEOUT + GRACE, rank.begin, {rank: [
+            f"rank 1 .* connected to MASTER_ADDR={ADDRESS['a']}, MASTER_PORT={PORT}",
+            "what listens there has said nothing"]})
         listener.kill()
         listener.wait()
+
+
+def dropped_packets(hosts):
+    hosts.drop_what_a_sends()
+    ranks = [Rank(hosts, host, rank) for rank, host in enumerate("ab")]
+    expect_failure(TIMEOUT + GRACE, ranks[0].begin, {
+        ranks[0]: ["process group 'world' of ranks 0, 1 can not be made", "rank 1 has not come within"],
+        ranks[1]: [f"rank 1 .* can not reach rank 0 at MASTER_ADDR={ADDRESS['a']}, MASTER_PORT={PORT}", "a firewall"]})
 
 
 def a_world_after_a_failed_one(hosts):
     """On the same port."""
     ranks = training(hosts)
+    begin = time.monotonic()
     ranks[1].vanish()
-    expect_failure(ranks[:1], TIMEOUT + GRACE, "failed on rank 0")
-    expect_success([Rank("a", 0, steps=3), Rank("b", 1, steps=3)], 60)
+    expect_failure(TIMEOUT + GRACE, begin, {ranks[0]: without_the_other_host(ranks)[ranks[0]]})
+    expect_success([Rank(hosts, host, rank, steps=3) for rank, host in enumerate("ab")])
 
 
-CASES = [link_cut, host_of_rank_1_vanishes, host_of_rank_0_vanishes, half_open, link_cut_while_ranks_come, slow_link,
-         names_that_are_loopback, loopback_interface, silent_port, a_world_after_a_failed_one]
+class Driver:
+    """This program once more, with other arguments."""
+
+    def __init__(self, *cases, **variables):
+        self.file = tempfile.NamedTemporaryFile("w+")
+        self.process = subprocess.Popen([sys.executable, __file__, sys.argv[1], *cases], stdout=self.file,
+                                        stderr=subprocess.STDOUT, env={**os.environ, **variables},
+                                        start_new_session=True)
+        self.prefix = own_prefix(self.process.pid)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.process.terminate()
+        self.process.wait()
+
+    def output(self):
+        return pathlib.Path(self.file.name).read_text()
+
+    def ended(self):
+        return self.process.poll() is not None
+
+    def await_ranks(self, case):
+        """Their process ids, as soon as one runs on each host."""
+        pids = {}
+
+        def run():
+            if f"{case} (" not in self.output():  # before, it tries whether networks can be made, and removes them
+                return False
+            with contextlib.suppress(subprocess.CalledProcessError):  # of a namespace that is half made
+                pids.update((name, processes_in(name)) for name in namespaces(self.prefix)
+                            if name.endswith(("-a", "-b")))
+            return len(pids) == len(ADDRESS) and all(pids.values())
+
+        if not wait_until(lambda: run() or self.ended(), 60) or self.ended():
+            raise AssertionError(f"no ranks were started:\n{self.output()}")
+        return sum(pids.values(), [])
+
+    def expect_end(self, code, *texts):
+        """With nothing left."""
+        wait_until(self.ended, 60)
+        if self.process.poll() != code:
+            raise AssertionError(f"exit code {self.process.returncode}, not {code}:\n{self.output()}")
+        for text in texts:
+            if text not in self.output():
+                raise AssertionError(f"it does not say '{text}':\n{self.output()}")
+        left = namespaces(self.prefix) + configurations(self.prefix)
+        if left:
+            raise AssertionError(f"it left: {', '.join(left)}")
 
 
-def may_make_networks():
-    if os.geteuid() != 0 or not shutil.which("ip") or not shutil.which("tc"):
-        return False
-    name = f"fsdp-{os.getpid()}-probe"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False).returncode == 0
-    subprocess.run(["ip", "netns", "del", name], capture_output=True, check=False)
-    return made
+def signals_leave_nothing(_):
+    for number in SIGNALS:
+        with Driver("link_cut") as driver:
+            pids = driver.await_ranks("link_cut")
+            driver.process.send_signal(number)
+            driver.expect_end(128 + number, f"ended by {number.name}")
+        running = [pid for pid in pids if pathlib.Path(f"/proc/{pid}").exists()]
+        if running:
+            raise AssertionError(f"{number.name} left running: {running}")
+        print(f"  {number.name}: {len(pids)} processes ended, nothing left")
+
+
+def a_failing_command_leaves_nothing(_):
+    with tempfile.TemporaryDirectory() as folder:
+        command = pathlib.Path(folder) / "tc"
+        command.write_text("#!/bin/sh\necho no such queue >&2\nexit 2\n")
+        command.chmod(0o755)
+        with Driver("link_slower_than_the_timeout", PATH=f"{folder}:{os.environ['PATH']}") as driver:
+            driver.expect_end(1, "failed: link_slower_than_the_timeout", "no such queue")
+
+
+def odd_calls_are_refused(_):
+    with Driver("link_cutt") as driver:
+        driver.expect_end(2, "no case 'link_cutt'", "link_cut_while_ranks_come")
+    with Driver("link_cut", PATH="/nowhere") as driver:
+        driver.expect_end(3, "SKIPPED")
+
+
+CASES = [link_cut, link_cut_between_two_ranks_each, host_of_rank_0_vanishes, host_of_rank_1_vanishes,
+         half_open_to_rank_0, half_open_to_rank_1, link_cut_while_ranks_come, slow_link, link_slower_than_the_timeout,
+         names_that_are_loopback, names_that_are_loopback_of_ipv6, loopback_interface, silent_port, dropped_packets,
+         a_world_after_a_failed_one, signals_leave_nothing,
+         a_failing_command_leaves_nothing, odd_calls_are_refused]
+
+
+def faults_of(case):
+    faults = []
+    hosts = TwoHosts()
+    try:
+        hosts.plug_in()
+        case(hosts)
+        running = hosts.running()
+        faults += [f"still running: {running}"] * bool(running)
+    except AssertionError as error:
+        faults.append(str(error))
+    except subprocess.CalledProcessError as error:
+        faults.append(f"{' '.join(error.cmd)}: {error.stderr.strip()}")
+    finally:
+        faults += hosts.remove()
+        for fault in faults:
+            print(f"  NOT AS IT SHOULD BE: {fault}", flush=True)
+    return faults
+
+
+def chosen_cases(names):
+    known = {case.__name__: case for case in CASES}
+    for name in names:
+        if name not in known:
+            raise LookupError(f"no case '{name}'; there are: {', '.join(known)}")
+    return [known[name] for name in names] or CASES
 
 
 def main():
+    if len(sys.argv) < 2:
+        print(__doc__, file=sys.stderr)
+        return 2
+    try:
+        cases = chosen_cases(sys.argv[2:])
+    except LookupError as error:
+        print(error.args[0], file=sys.stderr)
+        return 2
+    Signals.listen()
     if not may_make_networks():
-        print("SKIPPED: network namespaces need root and iproute2 (ip, tc)")
+        print("SKIPPED: no case was run, since network namespaces need root and iproute2 (ip, tc)")
         return 3
     failed = []
-    for case in CASES:
-        if sys.argv[2:] and case.__name__ not in sys.argv[2:]:
-            continue
-        print(f"{case.__name__} (timeout {TIMEOUT} s)", flush=True)
-        with TwoHosts() as hosts:
-            try:
-                case(hosts)
-                if hosts.left_running():
-                    raise AssertionError(f"still running: {hosts.left_running()}")
-            except AssertionError as error:
-                print(f"  NOT AS IT SHOULD BE: {error}")
+    try:
+        for case in cases:
+            Signals.check()
+            print(f"{case.__name__} (timeout {TIMEOUT} s)", flush=True)
+            if faults_of(case):
                 failed.append(case.__name__)
-                for pid in hosts.left_running():
-                    os.kill(int(pid), 9)
-    print(f"failed: {', '.join(failed)}" if failed else "all as they should be")
+        Signals.check()
+    except Interrupted as error:
+        print(error)
+        return 128 + error.number
+    print(f"failed: {', '.join(failed)}" if failed else f"all as they should be: {len(cases)} cases")
     return 1 if failed else 0
 
 
