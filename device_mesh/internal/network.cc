@@ -36,11 +36,11 @@ struct Resolved {
   std::shared_ptr<addrinfo> first = nullptr;
 };
 
-Resolved resolve(const std::string& host) {
+Resolved resolve(const std::string& host, int type = SOCK_DGRAM, int64_t port = 9) {
   addrinfo hints{};
-  hints.ai_socktype = SOCK_DGRAM;
+  hints.ai_socktype = type;
   addrinfo* found = nullptr;
-  const int error = getaddrinfo(host.c_str(), /*service=*/"9", &hints, &found);
+  const int error = getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
   if (error != 0) return {error};
   return {0, std::shared_ptr<addrinfo>(found, &freeaddrinfo)};
 }
@@ -114,6 +114,18 @@ bool is_loopback(const std::string& host) {
 std::string resolve_error(const std::string& host) {
   const int error = resolve(host).error;
   return error == 0 ? "" : gai_strerror(error);
+}
+
+bool accepts_connections(const std::string& host, int64_t port) {
+  const auto found = resolve(host, SOCK_STREAM, port);
+  for (const auto* each = found.first.get(); each != nullptr; each = each->ai_next) {
+    const int fd = socket(each->ai_family, SOCK_STREAM, 0);
+    if (fd < 0) continue;
+    const bool taken = connect(fd, each->ai_addr, each->ai_addrlen) == 0;
+    close(fd);
+    if (taken) return true;
+  }
+  return false;
 }
 
 std::string address_of_own_name() {

@@ -1,5 +1,6 @@
-// What this host knows of its network: its interfaces, and by which of its addresses
-// others reach it. Local; asks the resolver, sends nothing else.
+// What this host knows of its network: its interfaces, by which of its addresses others
+// reach it, and who takes its connections. Local. What takes the name of a host asks the
+// resolver, and takes as long as that one does (within.h).
 #pragma once
 
 #include <cstdint>
@@ -26,6 +27,9 @@ std::string network_identity();
 bool is_loopback(const std::string& host);
 // Why `host`, a name or an address, does not resolve; empty where it does.
 std::string resolve_error(const std::string& host);
+// Whether something at `host`, a name or an address, takes connections to `port`. Takes
+// minutes where nothing says yes or no.
+bool accepts_connections(const std::string& host, int64_t port);
 // The address, of those that this host's own name resolves to, that is one of its
 // interfaces' and no loopback one; empty where there is none.
 std::string address_of_own_name();

@@ -22,14 +22,32 @@ bool contains(const std::string& text, const char* part) {
   return text.find(part) != std::string::npos;
 }
 
+constexpr auto kLook = std::chrono::seconds(1);  // for each thing that may not answer either
+
+std::string why_unresolved(const std::string& host) {
+  const auto error = within(kLook, [host] { return resolve_error(host); });
+  return error ? *error : "its name server does not answer";
+}
+
+bool takes_connections(const LaunchEnvironment& here) {
+  const auto taken = within(kLook, [host = here.master_addr, port = here.master_port] {
+    return accepts_connections(host, port);
+  });
+  return taken.value_or(false);
+}
+
+// Without a reason: when the time was over, nothing had come of the connection yet.
 [[noreturn]] void throw_failure(StoreFailure failure) {
-  failure.unresolved = resolve_error(failure.here.master_addr);
+  failure.unresolved = why_unresolved(failure.here.master_addr);
+  failure.silent =
+      failure.reason.empty() && failure.unresolved.empty() && takes_connections(failure.here);
   failure.host = host_name();
   failure.interfaces = describe(network_interfaces());
   C10_THROW_ERROR(DistNetworkError, explain(failure));
 }
 
-// The constructor waits without end for the first word of what it has connected to.
+// The constructor waits without end for the first word of what it has connected to, and
+// does not look at the clock while it asks for a name or tries a host that is down.
 StorePtr connect(const LaunchEnvironment& here, const c10d::TCPStoreOptions& options) {
   constexpr auto kAnswer = std::chrono::seconds(2);
   StoreFailure failure{.here = here, .serves = options.isServer};
@@ -39,7 +57,6 @@ StorePtr connect(const LaunchEnvironment& here, const c10d::TCPStoreOptions& opt
           return c10::make_intrusive<c10d::TCPStore>(address, options);
         });
     if (store) return *store;
-    failure.silent = true;
   } catch (const c10::Error& error) {
     failure.reason = error.what_without_backtrace();
   }
@@ -53,7 +70,7 @@ std::string explain(const StoreFailure& failure) {
   const auto where = c10::str("MASTER_ADDR=", here.master_addr, ", MASTER_PORT=", here.master_port);
   const auto rank = c10::str("rank ", here.rank, " on host '", failure.host, "'");
   const auto because = failure.reason.empty() ? "" : ": " + failure.reason;
-  if (failure.silent && failure.unresolved.empty())
+  if (failure.silent)
     return c10::str(rank, " connected to ", where,
                     ", but what listens there has said nothing. As a ",
                     "rule another program has the port (on that host, `ss -ltnp` tells which), or ",

@@ -21,7 +21,7 @@ struct RendezvousStore {
 };
 
 // Kept for the life of the process, one per address. Returns or throws within `timeout`
-// and 2 s. Throws ValueError without MASTER_ADDR, and DistNetworkError that tells apart a
+// and 4 s. Throws ValueError without MASTER_ADDR, and DistNetworkError that tells apart a
 // name that does not resolve, a taken port, nobody there and somebody who does not speak.
 RendezvousStore connect_rendezvous_store(const LaunchEnvironment& here,
                                          std::chrono::milliseconds timeout);
@@ -34,7 +34,7 @@ struct StoreFailure {
   std::string unresolved = {};  // why MASTER_ADDR does not resolve; empty: it does
   std::string host = {};        // this host's name
   std::string interfaces = {};  // and network interfaces
-  std::string reason = {};      // c10d's text
+  std::string reason = {};      // c10d's text; empty: the time was over
 };
 std::string explain(const StoreFailure& failure);
 

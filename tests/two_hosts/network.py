@@ -23,6 +23,7 @@ import time
 
 PORT = 29500
 ADDRESS = {"a": "10.77.0.1", "b": "10.77.0.2"}
+NOBODY = "10.77.0.9"
 OTHER = {"a": "b", "b": "a"}
 CONFIGURATION = pathlib.Path("/etc/netns")  # `ip netns exec` binds what is in NAME/ there over /etc
 SERIAL = itertools.count()
@@ -153,6 +154,11 @@ class TwoHosts:
     def drop_what_a_sends(self):
         """As a firewall does that drops packets without a word: b hears nothing of host a, a hears b."""
         self.ip("a", "route", "add", "blackhole", f"{ADDRESS['b']}/32")
+
+    def give_nobody_a_name_server(self, host):
+        """Names are asked of an address that takes packets and never answers."""
+        self.ip(host, "neigh", "replace", NOBODY, "lladdr", "02:00:00:00:00:99", "dev", "eth0", "nud", "permanent")
+        (CONFIGURATION / self.names[host] / "resolv.conf").write_text(f"nameserver {NOBODY}\n")
 
     def resolve_own_names_to(self, loopback):
         """127.0.1.1 is what Debian's installer gives a host's own name."""

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from network import (ADDRESS, PORT, TwoHosts, configurations, may_make_networks, namespaces, own_prefix,
+from network import (ADDRESS, NOBODY, PORT, TwoHosts, configurations, may_make_networks, namespaces, own_prefix,
                      processes_in)
 
 TIMEOUT = 4  # of the ranks' process group, in seconds
@@ -285,6 +285,17 @@ def dropped_packets(hosts):
         ranks[1]: [f"rank 1 .* can not reach rank 0 at MASTER_ADDR={ADDRESS['a']}, MASTER_PORT={PORT}", "a firewall"]})
 
 
+def host_that_is_down(hosts):
+    rank = Rank(hosts, "b", 1, master=NOBODY)
+    expect_failure(TIMEOUT + GRACE, rank.begin, {rank: [f"rank 1 .* can not reach rank 0 at MASTER_ADDR={NOBODY}"]})
+
+
+def name_server_that_is_down(hosts):
+    hosts.give_nobody_a_name_server("b")
+    rank = Rank(hosts, "b", 1, master="node-a.example.org")
+    expect_failure(TIMEOUT + GRACE, rank.begin, {rank: ["rank 1 .* can not resolve MASTER_ADDR=node-a.example.org"]})
+
+
 def a_world_after_a_failed_one(hosts):
     """On the same port."""
     ranks = training(hosts)
@@ -377,7 +388,7 @@ def odd_calls_are_refused(_):
 CASES = [link_cut, link_cut_between_two_ranks_each, host_of_rank_0_vanishes, host_of_rank_1_vanishes,
          half_open_to_rank_0, half_open_to_rank_1, link_cut_while_ranks_come, slow_link, link_slower_than_the_timeout,
          names_that_are_loopback, names_that_are_loopback_of_ipv6, loopback_interface, silent_port, dropped_packets,
-         a_world_after_a_failed_one, signals_leave_nothing,
+         host_that_is_down, name_server_that_is_down, a_world_after_a_failed_one, signals_leave_nothing,
          a_failing_command_leaves_nothing, odd_calls_are_refused]
 
 
