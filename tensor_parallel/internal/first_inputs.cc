@@ -3,6 +3,7 @@
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/compare_plain.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/plain_beside.h"
 #include "on_demand/on_demand_storage.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parallel_member.h"
@@ -13,8 +14,9 @@
 
 #include <bit>
 #include <cmath>
-#include <sstream>
+#include <memory>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -41,9 +43,14 @@ bool is_compared(const at::Tensor& operand) {
 std::vector<PlainOperand> plain_operands(const GateArguments& arguments) {
   std::vector<PlainOperand> found;
   const at::NoGradGuard no_grad;
+  const auto look = [&found](const c10::IValue& value, size_t argument) {
+    if (value.isTensor() && is_compared(value.toTensor()))
+      found.push_back({value.toTensor().detach(), argument});
+  };
   for (size_t i = 0; i < arguments.size(); ++i) {
-    if (arguments[i].isTensor() && is_compared(arguments[i].toTensor()))
-      found.push_back({arguments[i].toTensor().detach(), i});
+    look(arguments[i], i);
+    if (!GateArguments::is_list(arguments[i])) continue;
+    for (const c10::IValue& element : arguments[i].toListRef()) look(element, i);
   }
   return found;
 }
@@ -97,21 +104,79 @@ std::string module_of(const std::string& path) {
   return dot == std::string::npos ? "" : path.substr(0, dot);
 }
 
-[[noreturn]] void report(const c10::OperatorHandle& op, const PlainOperand& operand,
-                         const std::vector<int64_t>& differ, const std::string& path,
-                         const DeviceMesh& mesh) {
-  std::ostringstream ranks;
-  for (const int64_t coordinate : differ)
-    ranks << (ranks.tellp() == 0 ? "" : ", ") << mesh.ranks()[static_cast<size_t>(coordinate)];
+int64_t rank_at(const DeviceMesh& mesh, int64_t coordinate) {
+  return mesh.ranks()[static_cast<size_t>(coordinate)];
+}
+
+// "3, 5", and "coordinate 1 (rank 3), coordinate 2 (rank 5)".
+std::string ranks_text(const std::vector<int64_t>& coordinates, const DeviceMesh& mesh) {
+  std::string text;
+  for (const int64_t coordinate : coordinates)
+    text += (text.empty() ? "" : ", ") + std::to_string(rank_at(mesh, coordinate));
+  return text;
+}
+std::string coordinates_text(const std::vector<int64_t>& coordinates, const DeviceMesh& mesh) {
+  std::string text;
+  for (const int64_t coordinate : coordinates) {
+    text += (text.empty() ? "coordinate " : ", coordinate ") + std::to_string(coordinate) +
+            " (rank " + std::to_string(rank_at(mesh, coordinate)) + ")";
+  }
+  return text;
+}
+
+const std::string& name_of(const PlainOperand& operand, const c10::OperatorHandle& op) {
+  return op.schema().arguments()[operand.argument].name();
+}
+
+[[noreturn]] void report_input(const c10::OperatorHandle& op, const PlainOperand& operand,
+                               const std::vector<int64_t>& differ, const std::string& path,
+                               const DeviceMesh& mesh) {
   TORCH_CHECK_VALUE(
       false, "tensor parallelism: module '", module_of(path), "', which reads parameter '", path,
-      "' in ", op.schema().name(), ": its operand '",
-      op.schema().arguments()[operand.argument].name(), "', a plain tensor of shape ",
-      operand.tensor.sizes(), " here, is not the same on rank ", mesh.ranks()[0], " and on rank ",
-      ranks.str(), " of ", mesh,
+      "' in ", op.schema().name(), ": its operand '", name_of(operand, op),
+      "', a plain tensor of shape ", operand.tensor.sizes(), " here, is not the same on rank ",
+      rank_at(mesh, 0), " and on rank ", ranks_text(differ, mesh), " of ", mesh,
       ". The ranks of one tensor-parallel group must be given the same batch: choose data by "
       "the other dimension, mesh[\"dp\"].local_rank(), not by the rank of the job (rank ",
       mesh.rank(), "; every rank of the group sees this error)");
+}
+
+[[noreturn]] void report_beside_activations(const c10::OperatorHandle& op,
+                                            const PlainOperand& operand,
+                                            const std::vector<int64_t>& differ,
+                                            const DeviceMesh& mesh) {
+  TORCH_CHECK_VALUE(
+      false, "tensor parallelism: ", op.schema().name(), ": its operand '", name_of(operand, op),
+      "', a plain tensor of shape ", operand.tensor.sizes(),
+      " here beside what a tensor-parallel module computed, is not the same on ",
+      coordinates_text({0}, mesh), " and on ", coordinates_text(differ, mesh), " of ", mesh,
+      ". The ranks of one tensor-parallel group must be given the same targets, masks and "
+      "positions: choose them by the other dimension, mesh[\"dp\"].local_rank(), not by the rank "
+      "of the job. What is a rank's own belongs beside to_local() (rank ",
+      mesh.rank(), "; every rank of the group sees this error)");
+}
+
+// report(operand, coordinates) where one is not the same on all ranks. Collective where
+// there are operands.
+template <class Report>
+void compare(const std::vector<PlainOperand>& operands, const DeviceMesh& mesh,
+             const Report& report) {
+  if (operands.empty()) return;
+  Words hashes;
+  for (const PlainOperand& operand : operands) hashes.push_back(hash_of_plain(operand.tensor));
+  const Agreement said = agreed(std::move(hashes), mesh);
+  if (!said.difference) return;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    const auto differ = coordinates_that_differ(
+        operands[i].tensor, said.words.select(1, static_cast<int64_t>(i)), mesh);
+    if (!differ.empty()) report(operands[i], differ);
+  }
+}
+
+// Of the module whose parameter this thread met last: what it computed has no style.
+std::weak_ptr<FirstSteps>& steps_of_module_met() {
+  thread_local std::weak_ptr<FirstSteps> steps;
+  return steps;
 }
 
 // The member among the arguments that are read; null where one is written.
@@ -124,7 +189,34 @@ MemberStyle* member_among(const GateArguments& arguments, DeviceMesh const** mes
     found = style_of(tensor);
     if (found != nullptr) *mesh = &spec_of(tensor).mesh();
   });
+  if (found != nullptr && !computes_derivative()) steps_of_module_met() = found->steps;
   return writes_some ? nullptr : found;
+}
+
+// Of the activations among the arguments, as compare_beside_activations() has them; null
+// where nothing is to be compared.
+const DeviceMesh* mesh_of_activations(const GateArguments& arguments) {
+  const DeviceMesh* mesh = nullptr;
+  bool is_recorded = false, is_of_the_model = true;
+  arguments.for_each([&](const at::Tensor& tensor, bool writes) {
+    const auto* const meta = find_meta(tensor);
+    if (meta == nullptr) {
+      is_of_the_model &= !writes;
+      return;
+    }
+    is_of_the_model &= !meta->from_parameter && (mesh == nullptr || meta->spec.mesh() == *mesh);
+    mesh = &meta->spec.mesh();
+    is_recorded |=
+        tensor.requires_grad() && tensor.unsafeGetTensorImpl()->key_set().has(kParallelKey);
+  });
+  return is_recorded && is_of_the_model ? mesh : nullptr;
+}
+
+// What is no operator of LibTorch may take a DTensor's part, and a rank's own beside it;
+// the operators in its body are compared.
+bool reads_values(const c10::OperatorHandle& op) {
+  return std::string_view(op.schema().name()).starts_with("aten::") &&
+         reads_values_of_all(op.schema().name());
 }
 
 bool is_used_up(UsesCompared& compared) {
@@ -152,21 +244,31 @@ void FirstSteps::saw_forward() {
 void compare_first_inputs(const c10::OperatorHandle& op, const GateArguments& arguments) {
   const DeviceMesh* mesh = nullptr;
   MemberStyle* const style = member_among(arguments, &mesh);
-  if (style == nullptr || style->steps->has_passed()) return;
+  if (style == nullptr) return compare_beside_activations(op, arguments);
+  if (style->steps->has_passed()) return;
   if (computes_derivative()) return style->steps->saw_backward();
   style->steps->saw_forward();
   if (style->steps->has_passed() || mesh->size() == 1) return;
   const auto operands = plain_operands(arguments);
   if (operands.empty() || is_used_up(style->compared)) return;
-  Words hashes;
-  for (const PlainOperand& operand : operands) hashes.push_back(hash_of_plain(operand.tensor));
-  const Agreement said = agreed(std::move(hashes), *mesh);
-  if (!said.difference) return;
-  for (size_t i = 0; i < operands.size(); ++i) {
-    const auto differ = coordinates_that_differ(
-        operands[i].tensor, said.words.select(1, static_cast<int64_t>(i)), *mesh);
-    if (!differ.empty()) report(op, operands[i], differ, style->path, *mesh);
-  }
+  compare(operands, *mesh, [&](const PlainOperand& operand, const std::vector<int64_t>& differ) {
+    report_input(op, operand, differ, style->path, *mesh);
+  });
+}
+
+void compare_beside_activations(const c10::OperatorHandle& op, const GateArguments& arguments) {
+  if (compares_plain() || computes_derivative() || !at::GradMode::is_enabled()) return;
+  const DeviceMesh* mesh = nullptr;
+  if (member_among(arguments, &mesh) != nullptr) return;
+  const auto steps = steps_of_module_met().lock();
+  if (steps == nullptr || steps->has_passed() || !reads_values(op)) return;
+  mesh = mesh_of_activations(arguments);
+  if (mesh == nullptr || mesh->size() == 1) return;
+  const auto operands = plain_operands(arguments);
+  if (operands.empty() || !steps->compares_another()) return;
+  compare(operands, *mesh, [&](const PlainOperand& operand, const std::vector<int64_t>& differ) {
+    report_beside_activations(op, operand, differ, *mesh);
+  });
 }
 
 }  // namespace fsdp::internal

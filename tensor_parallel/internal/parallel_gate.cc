@@ -90,8 +90,8 @@ void place_recorded_plain(GateArguments& arguments) {
   });
 }
 
-// Operators of layers that have no style, which are given a batch. Others are not
-// compared: what a rank looks at by itself is no collective.
+// Operators of layers that have no style, which are given a batch. What others are given
+// beside parameters is not compared: what a rank looks at by itself is no collective.
 bool is_of_a_layer(std::string_view name) {
   for (const std::string_view layer :
        {"aten::conv1d", "aten::conv2d", "aten::conv3d", "aten::convolution", "aten::bmm",
@@ -121,8 +121,11 @@ bool computes_derivative() {
 
 void parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack) {
-  if (FirstSteps::any() && is_of_a_layer(op.schema().name()))
-    compare_first_inputs(op, GateArguments(op, *stack));
+  if (FirstSteps::any()) {
+    const auto compares =
+        is_of_a_layer(op.schema().name()) ? compare_first_inputs : compare_beside_activations;
+    compares(op, GateArguments(op, *stack));
+  }
   parallel_gate_compared(op, keys, stack);
 }
 

@@ -18,11 +18,11 @@ inline constexpr c10::DispatchKey kParallelKey = c10::DispatchKey::TESTING_ONLY_
 // tensor gets it.
 void install_parallel_gate();
 
-// Operators without a style: in a model's first step the inputs of layers are compared
-// (first_inputs.h); registry entries make room for their members
-// (on_demand/entry_substitution.h); a plain operand that requires grad becomes a
-// replicated DTensor, whose gradient comes back plain; where a plain tensor is written,
-// the DTensors come to it, whole. May be collective.
+// Operators without a style: in a model's first step the inputs of layers, and what is
+// plain beside activations, are compared (first_inputs.h); registry entries make room for
+// their members (on_demand/entry_substitution.h); a plain operand that requires grad
+// becomes a replicated DTensor, whose gradient comes back plain; where a plain tensor is
+// written, the DTensors come to it, whole. May be collective.
 void parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
 

@@ -10,7 +10,10 @@
 
 #include <gmock/gmock.h>
 
+#include <functional>
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
@@ -30,6 +33,13 @@ Transformer parallel_transformer(const DeviceMesh& mesh) {
 }
 
 at::Tensor batch(int64_t number) { return (torch::arange(16).view({2, 8}) + number) % 64; }
+
+// Its results are cut.
+Linear cut_linear(const DeviceMesh& mesh) {
+  auto linear = drawn(1, [] { return Linear(6, 8); });
+  parallelize_module(linear, mesh, {{"", ColwiseParallel{}}});
+  return linear;
+}
 
 TEST(FirstInputs, ThatDifferNameModuleOperandAndRanksAndTheNextStepIsClean) {
   on_ranks_of(3, [](int64_t rank, const DeviceMesh& mesh) {
@@ -109,6 +119,71 @@ TEST(FirstInputs, AreComparedUntilAStepHasPassed) {
     const int64_t first = collectives_of_step(), second = collectives_of_step();
     EXPECT_GT(first, second);
     EXPECT_EQ(collectives_of_step(), second);
+  });
+}
+
+// Targets, masks, factors and indices meet what was computed, not the parameters.
+TEST(FirstInputs, BesideActivationsThatDifferNameOperatorOperandAndCoordinates) {
+  on_ranks_of(3, [](int64_t rank, const DeviceMesh& mesh) {
+    auto linear = cut_linear(mesh);
+    const at::Tensor cut = linear->forward(drawn_tensor(2, {4, 6}));
+    const int64_t own = rank == 2 ? 1 : 0;
+    const at::Tensor rows = (torch::arange(4) + own) % 4;
+    const at::Tensor factors = torch::full({8}, 1.0 + static_cast<double>(own), torch::kFloat64);
+    const std::vector<std::pair<std::string, std::function<void()>>> cases = {
+        {"aten::cross_entropy_loss: its operand 'target', a plain tensor of shape [4]",
+         [&] { torch::cross_entropy_loss(cut, rows); }},
+        {"aten::masked_fill: its operand 'mask', a plain tensor of shape [4, 1]",
+         [&] {
+           cut.masked_fill((rows == 0).view({4, 1}), 0);
+         }},
+        {"aten::mul: its operand 'other', a plain tensor of shape [8]", [&] { cut.mul(factors); }},
+        {"aten::cat: its operand 'tensors', a plain tensor of shape [1, 8]",
+         [&] {
+           torch::cat({cut, factors.view({1, 8})});
+         }},
+        {"aten::index_select: its operand 'index', a plain tensor of shape [4]",
+         [&] { cut.index_select(0, rows); }},
+        {"aten::matmul: its operand 'other', a plain tensor of shape [8]",
+         [&] { cut.matmul(factors); }}};
+    for (const auto& [text, run] : cases) {
+      expect_error<c10::ValueError>(
+          run, AllOf(HasSubstr(text), HasSubstr("on coordinate 0 (rank 0) and on coordinate 2"),
+                     HasSubstr("(rank " + std::to_string(rank) + ";")));
+    }
+    EXPECT_NO_THROW(cut.mul(torch::arange(8, torch::kFloat64)).sum());
+  });
+}
+
+TEST(FirstInputs, BesideActivationsAreThoseOfOneGroupAndOfTheFirstStep) {
+  run_ranks(4, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+    auto linear = cut_linear(mesh["tp"]);
+    const at::Tensor x = drawn_tensor(2, {4, 6});
+    const auto train = [&](int64_t target) {
+      torch::cross_entropy_loss(linear->forward(x), torch::full({4}, target)).backward();
+    };
+    EXPECT_THAT(message_of([&] { train(rank); }), HasSubstr("'target'"));
+    EXPECT_NO_THROW(train(mesh["dp"].local_rank()));
+    EXPECT_NO_THROW(train(rank));
+  });
+}
+
+// Nor what it keeps for itself of what was computed.
+TEST(FirstInputs, WhatARankLooksAtByItselfIsNotCompared) {
+  on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
+    auto linear = cut_linear(mesh);
+    const at::Tensor cut = linear->forward(drawn_tensor(2, {4, 6}));
+    const at::Tensor own = torch::full({4, 8}, 1.0 + static_cast<double>(rank), torch::kFloat64);
+    CountedCollectives counted(mesh);
+    if (rank == 0) cut.detach().mul(own);
+    if (rank == 1) {
+      const torch::NoGradGuard no_grad;
+      cut.mul(own);
+    }
+    DTensor(cut).to_local().mul(own.narrow(1, 0, 4)).sum();
+    EXPECT_EQ(counted.take(), CollectiveCounts{});
+    EXPECT_NO_THROW(own.clone().add_(cut));
   });
 }
 
