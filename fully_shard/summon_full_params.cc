@@ -2,6 +2,8 @@
 
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/redistribute.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/summoned_units.h"
 #include "fully_shard/units/unit.h"
@@ -170,6 +172,15 @@ class SummonFullParams::Scope {
     return member_was && param.full._version() == param.full_version;
   }
 
+  // A plain tensor that is copied into an entry must be the same on all ranks, but what
+  // is written to a summoned parameter need not be.
+  static at::Tensor part_of(const at::Tensor& full, const at::Tensor& entry) {
+    const at::Tensor value = full.detach().to(entry.device());
+    if (is_dtensor(value)) return value;
+    const auto& spec = internal::spec_of(entry);
+    return internal::make_dtensor(internal::local_part(value, spec), spec);
+  }
+
   void close(SummonedUnit& unit) {
     unit.group->unit().summoned = internal::Summoned::kNo;
     for (const auto& param : unit.params) {
@@ -188,7 +199,7 @@ class SummonFullParams::Scope {
     } else if (options_.writeback) {
       for (auto& param : unit.params) {
         if (!only_member_was_written(param, *unit.group))
-          param.entry.copy_(param.full.to(param.entry.device()));
+          param.entry.copy_(part_of(param.full, param.entry));
       }
     }
   }

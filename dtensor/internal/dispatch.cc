@@ -18,6 +18,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <memory>
 #include <optional>
 #include <string>
@@ -74,6 +75,32 @@ Written set_written_from_parameter(const TensorArguments& arguments) {
   return written;
 }
 
+// A parameter, and the plain tensor that is put in the place of its values.
+struct CopiedInto {
+  at::Tensor parameter, source;
+};
+using CopiesIntoParameters = c10::SmallVector<CopiedInto, 1>;
+
+// REQUIRES: the operator overwrites its first argument.
+CopiesIntoParameters copies_into_parameters(const TensorArguments& arguments) {
+  CopiesIntoParameters copies;
+  const auto look = [&copies](const c10::IValue& written, const c10::IValue& source) {
+    if (!written.isTensor() || !source.isTensor() || is_dtensor(source.toTensor())) return;
+    const auto* const meta = find_meta(written.toTensor());
+    if (meta != nullptr && meta->is_of_parameter())
+      copies.push_back({written.toTensor(), source.toTensor()});
+  };
+  if (arguments.size() < 2) return copies;
+  if (!TensorArguments::is_list(arguments[0])) {
+    look(arguments[0], arguments[1]);
+  } else if (TensorArguments::is_list(arguments[1])) {
+    const auto written = arguments[0].toListRef(), sources = arguments[1].toListRef();
+    for (size_t i = 0; i < std::min(written.size(), sources.size()); ++i)
+      look(written[i], sources[i]);
+  }
+  return copies;
+}
+
 // Runs `body` below autograd once the owners know; the operator itself where it computes
 // with whole values.
 template <class Body>
@@ -94,11 +121,16 @@ void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::
     written = set_written_from_parameter(arguments);
   }
   const Numbers numbers = met.from_parameter ? numbers_met(traits, arguments) : Numbers();
+  CopiesIntoParameters into_parameters;
+  if (met.from_parameter && met.plain && traits.overwrites)
+    into_parameters = copies_into_parameters(arguments);
   const Written copies = tell_owners(call);
   const NewFromParameter origin(met.from_parameter, numbers);
   body(call);
   for (const at::Tensor& dtensor : written) set_numbers(dtensor, numbers);
   for (const at::Tensor& copy : copies) tell_written(copy);
+  for (const auto& [parameter, source] : into_parameters)
+    owner_of(parameter)->after_copy(parameter, source);
 }
 
 void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,

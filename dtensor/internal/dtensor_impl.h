@@ -33,6 +33,9 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   // an operator wrote it, too.
   virtual bool shows_a_copy() const { return false; }
   virtual void after_write(const at::Tensor& /*dtensor*/) {}
+  // Of a parameter: called after an operator put `source`, which is plain, in the place
+  // of the values of `dtensor` (copy_, fill_, set_). This rank has kept its part of it.
+  virtual void after_copy(const at::Tensor& /*dtensor*/, const at::Tensor& /*source*/) {}
   // Called before set_data gives `dtensor` the data of `from`, which it may change into
   // what the DTensor is to become; throws to refuse.
   virtual void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) = 0;

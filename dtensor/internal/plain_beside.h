@@ -52,7 +52,8 @@ at::Tensor gathered_value(const at::Tensor& dtensor);
 // or more, and those without where what is written is not cut. (Those without dimensions
 // for what is cut, as a clipping coefficient or a learning rate, and values that are only
 // copied are compared when the value becomes whole, as numbers are: numbers.h. In what is
-// written to an entry they are not compared.) Throws ValueError on every rank where
+// written to an entry, copies are compared at the next gather, DTensorOwner::after_copy,
+// and those without dimensions are not.) Throws ValueError on every rank where
 // they differ. Collective where something is compared, which the ranks decide alike.
 void check_written_alike(const OperatorCall& call, const TensorArguments& arguments);
 

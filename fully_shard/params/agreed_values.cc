@@ -5,16 +5,16 @@
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/transport/mesh_dims.h"
 
-#include <c10/util/Exception.h>
 #include <xxhash.h>
 
+#include <algorithm>
 #include <cstring>
-#include <utility>
+#include <optional>
 
 namespace fsdp::internal {
 namespace {
 
-constexpr size_t kWords = 3;  // per parameter, as Hashes has them
+constexpr size_t kWords = 4;  // per parameter, as Hashes has them
 
 uint64_t mix(uint64_t seed, uint64_t value) {
   return XXH3_64bits_withSeed(&value, sizeof value, seed);
@@ -28,10 +28,33 @@ const char* what_differs(size_t word) {
     case 1:
       return "started with other values; give every rank the same seed, load the same weights, or "
              "call fsdp::broadcast_states(model, mesh) before fully_shard";
-    default:
+    case 2:
       return "was written with other values (a reset with a rank's own seed, Embedding's max_norm "
              "with a rank's own rows): writes to sharded parameters must be the same on every rank";
+    default:
+      return "was given other values (copy_, set_data or torch::load of a plain tensor, of which "
+             "each rank keeps its part): copy the same values on every rank";
   }
+}
+
+bool may_be_unnoted(size_t word) { return word == 1 || word == 3; }
+
+// Two ranks, by their places, of which the second one says something else.
+struct RanksThatDiffer {
+  int64_t first, other;
+};
+
+// `said`: a word of each rank.
+std::optional<RanksThatDiffer> ranks_that_differ(const std::vector<uint64_t>& said,
+                                                 bool may_be_silent) {
+  std::optional<size_t> first;
+  for (size_t rank = 0; rank < said.size(); ++rank) {
+    if (may_be_silent && said[rank] == 0) continue;
+    if (!first) first = rank;
+    if (said[rank] != said[*first])
+      return RanksThatDiffer{static_cast<int64_t>(*first), static_cast<int64_t>(rank)};
+  }
+  return std::nullopt;
 }
 
 }  // namespace
@@ -58,29 +81,45 @@ void AgreedValues::note_member_write(size_t param, const void* bytes, int64_t nb
 uint64_t AgreedValues::word() const {
   uint64_t word = 0;
   for (size_t param = 0; param < params_.size(); ++param) {
-    const auto& [geometry, values, write] = params_[param];
-    if (geometry == 0 && values == 0 && write == 0) continue;
-    word = mix(mix(mix(mix(word, param), geometry), values), write);
+    const auto& [geometry, values, write, copied] = params_[param];
+    if (geometry == 0 && values == 0 && write == 0 && copied == 0) continue;
+    word = mix(mix(mix(mix(mix(word, param), geometry), values), write), copied);
   }
   return word;
 }
 
+bool AgreedValues::is_of_all_ranks() const {
+  return std::any_of(params_.begin(), params_.end(), [](const Hashes& hashes) {
+    return hashes.start_geometry != 0 || hashes.member_write != 0;
+  });
+}
+
 void AgreedValues::agreed() { params_.assign(params_.size(), Hashes{}); }
 
-void AgreedValues::report(const DeviceMesh& mesh, int64_t dim,
-                          const std::vector<std::string>& names) const {
-  const char* ranks = dim == shard_dim_of(mesh) ? "shard rank " : "replica ";
+std::string AgreedValues::difference(const DeviceMesh& mesh, int64_t dim,
+                                     const std::vector<std::string>& names) {
+  const std::string ranks = dim == shard_dim_of(mesh) ? "shard rank " : "replica ";
   static_assert(sizeof(Hashes) == kWords * sizeof(int64_t));
   std::vector<int64_t> words(params_.size() * kWords);
   std::memcpy(words.data(), params_.data(), params_.size() * sizeof(Hashes));
-  const auto found =
-      agree({collectives_of(mesh, dim)},
-            {.words = std::move(words), .what = "agreement of the parameters' hashes"})
-          .difference;
-  TORCH_INTERNAL_ASSERT(found, "ranks' agreement words differ, but no hash does");
-  TORCH_CHECK_VALUE(false, "parameter '", names[found->word / kWords], "' of ", ranks, found->rank,
-                    " ", what_differs(found->word % kWords), ". It differs from ", ranks,
-                    "0's; every rank gets this error (rank ", mesh.rank(), ")");
+  const at::Tensor of_all = agree({collectives_of(mesh, dim)},
+                                  {.words = words, .what = "agreement of the parameters' hashes"})
+                                .words;
+  const auto* const all = of_all.const_data_ptr<int64_t>();
+  for (size_t word = 0; word < words.size(); ++word) {
+    std::vector<uint64_t> said;
+    for (size_t rank = 0; rank < static_cast<size_t>(of_all.size(0)); ++rank)
+      said.push_back(static_cast<uint64_t>(all[rank * words.size() + word]));
+    const size_t what = word % kWords;
+    if (const auto found = ranks_that_differ(said, may_be_unnoted(what))) {
+      return "parameter '" + names[word / kWords] + "' of " + ranks + std::to_string(found->other) +
+             " " + what_differs(what) + ". It differs from " + ranks +
+             std::to_string(found->first) + "'s";
+    }
+    words[word] = static_cast<int64_t>(*std::max_element(said.begin(), said.end()));
+  }
+  std::memcpy(params_.data(), words.data(), params_.size() * sizeof(Hashes));
+  return "";
 }
 
 }  // namespace fsdp::internal

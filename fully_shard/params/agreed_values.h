@@ -1,11 +1,13 @@
 // Values that every rank must have alike, though each keeps its own part only: the
-// parameters as they were when fully_shard met them, and what was written to members
-// since the last gather. Each is known by a hash; all of a group's travel in one word
-// with its next gather, and where the words differ one more exchange names the parameter.
+// parameters as they were when fully_shard met them, and, since the last gather, whole
+// plain values that were copied into them and what was written to members. Each is known
+// by a hash; all of a group's travel in one word with its next gather, and where the
+// words differ one more exchange tells which parameter it is.
 //
-// Any write to a member or a shard before the first gather takes that parameter's start
-// value back.
-// Everything but report() is local.
+// Any write to a member or a shard takes that parameter's start value, and what was
+// copied into it before, back. A rank need not have noted those two: one without a part
+// of the parameter need not write it, and others may write by other operators. Everything
+// but difference() is local.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,22 +33,29 @@ class AgreedValues {
   // without values (meta, no bytes) has none.
   void note_start(size_t param, const std::string& name, const at::Tensor& whole,
                   int64_t sharded_dim);
-  void note_write(size_t param) { params_[param].start_values = 0; }
+  void note_write(size_t param) { params_[param].start_values = params_[param].copied = 0; }
+  // The whole value that was copied into the parameter, by its hash; after note_write().
+  void note_copy(size_t param, uint64_t hash) { params_[param].copied = hash; }
   // What a member's full copy holds after writes to it.
   void note_member_write(size_t param, const void* bytes, int64_t nbytes, c10::Device device);
   // The word for the next gather; 0 when there is nothing to compare.
   uint64_t word() const;
+  // Whether every rank of the mesh has something to compare, or none: not so with copies.
+  bool is_of_all_ranks() const;
   // All ranks had the same word.
   void agreed();
-  // Throws the same error on every rank of the mesh dimension. Collective over it.
-  [[noreturn]] void report(const DeviceMesh& mesh, int64_t dim,
-                           const std::vector<std::string>& names) const;
+  // For ranks of a mesh dimension whose words differ: which parameter does, and how; the
+  // same on all of them. Empty where each noted the same or nothing, and this rank then
+  // has what others noted. Collective over the dimension.
+  std::string difference(const DeviceMesh& mesh, int64_t dim,
+                         const std::vector<std::string>& names);
 
  private:
   struct Hashes {
     uint64_t start_geometry = 0;  // name, shape, dtype, sharded dimension
-    uint64_t start_values = 0;
+    uint64_t start_values = 0;    // 0: not noted, as copied
     uint64_t member_write = 0;
+    uint64_t copied = 0;
   };
   std::vector<Hashes> params_;
 };

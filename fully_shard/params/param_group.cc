@@ -159,7 +159,7 @@ void ParamGroup::fill() {
   const auto words = gathered_words();
   writes_.copy_filled();
   drop_post_forward_shards();
-  check_agreement(agreed_.word(), words);
+  check_agreement(words);
   agreed_.agreed();
   if (among_all) check_writes(words);
 }

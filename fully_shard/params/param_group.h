@@ -119,6 +119,10 @@ class ParamGroup final : public OnDemandGroup {
   // An operator is about to write the shard of parameter `index`: waits for a gather in
   // flight, and makes the copy stale.
   void before_write(int64_t index);
+  // Plain values took the place of those of `written`, a view of parameter `index`'s
+  // entry or the entry. Where it is the whole parameter, the next gather compares them.
+  // Reads all of `source`, if it is on the CPU. Local.
+  void after_copy(int64_t index, const at::Tensor& written, const at::Tensor& source);
   // False while the parameters are on the meta device: everything but materialize()
   // throws then, with their names.
   bool has_values() const { return !shards_->device().is_meta(); }
@@ -195,13 +199,14 @@ class ParamGroup final : public OnDemandGroup {
   bool may_be_emptied() const;
   void asked_by_hand();
   std::vector<NoticeWords> gathered_words();
-  void check_agreement(uint64_t word, const std::vector<NoticeWords>& of_shards);
+  void check_agreement(const std::vector<NoticeWords>& of_shards);
   void check_writes(const std::vector<NoticeWords>& of_shards);
   void shard_is_written(int64_t index) {
     write_runs_.written(holders_[static_cast<size_t>(index)]);
     replica_writes_.written();
   }
-  [[noreturn]] void report_difference(int64_t mesh_dim);
+  std::string difference_along(int64_t mesh_dim);
+  [[noreturn]] void report_difference(const std::string& what);
   [[noreturn]] void report_difference_in(int64_t replica);
   void write_back();
   void await_unused_gather();
@@ -219,6 +224,7 @@ class ParamGroup final : public OnDemandGroup {
   void take_start_value(int64_t index, const at::Tensor& whole);
   void make_member(int64_t index);
   void note_raw_writes();
+  void note_copy(int64_t index, const at::Tensor& whole);
   void check_member_may_change(int64_t index, int64_t own_graphs, const char* what) const;
   void rebuild_shards(int64_t changed, const at::Tensor& from);
   ShardedParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }

@@ -75,17 +75,21 @@ void ParamGroup::check_replica_writes(const std::vector<NoticeWords>& of_replica
 }
 
 // All ranks learn of a difference, whether it is among those that shard or between
-// replicas. Where there is nothing to agree on, no rank asks.
-void ParamGroup::check_agreement(uint64_t word, const std::vector<NoticeWords>& of_shards) {
-  const bool shards_agree = all_are(word, agreements_in(of_shards));
-  std::vector<uint64_t> of_replicas;
-  if (replicas_ && word != 0 && replicas_->checks_stamps()) {
-    of_replicas = words_of_replicas(shards_agree ? word : AgreedValues::kDiffer);
-  }
-  if (!shards_agree) report_difference(shard_dim_of(mesh_));
+// replicas. Where there is nothing to agree on, no rank asks the replicas; nor of copies
+// alone, which not all ranks need have noted.
+void ParamGroup::check_agreement(const std::vector<NoticeWords>& of_shards) {
+  const bool asks = replicas_ && agreed_.is_of_all_ranks() && replicas_->checks_stamps();
+  std::string here;
+  if (!all_are(agreed_.word(), agreements_in(of_shards)))
+    here = difference_along(shard_dim_of(mesh_));
+  const uint64_t word = here.empty() ? agreed_.word() : AgreedValues::kDiffer;
+  const auto of_replicas = asks ? words_of_replicas(word) : std::vector<uint64_t>();
+  if (!here.empty()) report_difference(here);
   const auto differ = std::find(of_replicas.begin(), of_replicas.end(), AgreedValues::kDiffer);
   if (differ != of_replicas.end()) report_difference_in(differ - of_replicas.begin());
-  if (!all_are(word, of_replicas)) report_difference(*replicate_dim_of(mesh_));
+  if (all_are(word, of_replicas)) return;
+  const std::string between = difference_along(*replicate_dim_of(mesh_));
+  if (!between.empty()) report_difference(between);
 }
 
 std::vector<uint64_t> ParamGroup::words_of_replicas(uint64_t word) const {
@@ -101,11 +105,15 @@ void ParamGroup::report_difference_in(int64_t replica) {
                     dim_->global_rank(), ")");
 }
 
-void ParamGroup::report_difference(int64_t mesh_dim) {
-  empty_copy();
+std::string ParamGroup::difference_along(int64_t mesh_dim) {
   std::vector<std::string> names;
   for (const auto& param : params_) names.push_back(param.name());
-  agreed_.report(mesh_, mesh_dim, names);
+  return agreed_.difference(mesh_, mesh_dim, names);
+}
+
+void ParamGroup::report_difference(const std::string& what) {
+  empty_copy();
+  TORCH_CHECK_VALUE(false, what, "; every rank gets this error (rank ", dim_->global_rank(), ")");
 }
 
 }  // namespace fsdp::internal

@@ -1,11 +1,15 @@
 // How what is written to members reaches the shards, and the other way round.
 #include "device_mesh/debug.h"
+#include "dtensor/internal/compare_plain.h"
+#include "dtensor/internal/value_hash.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit_events.h"
+#include "on_demand/on_demand_storage.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 
 namespace fsdp::internal {
 
@@ -113,6 +117,22 @@ void ParamGroup::before_write(int64_t index) {
   tell_unit_observer(&UnitObserver::entry_written, *unit_);
   // Nothing may read the copy any more, so its memory goes, unless an operator is at it.
   if (!pinned()) empty_if_stale();
+}
+
+void ParamGroup::after_copy(int64_t index, const at::Tensor& written, const at::Tensor& source) {
+  const auto& shape = param(index).spec().shape();
+  if (written.numel() != c10::multiply_integers(shape)) return;
+  const RuntimeMode runtime_mode;
+  note_copy(index, source.expand(written.sizes()));
+}
+
+// Of the values as the parameter has them, whatever it was given. What members hold was
+// compared, and hashing on a device would stall the host.
+void ParamGroup::note_copy(int64_t index, const at::Tensor& whole) {
+  const bool is_plain = counts_as_replicated(whole) && OnDemandStorage::behind(whole) == nullptr;
+  if (is_alone() || !is_plain || !device().is_cpu() || !whole.is_cpu()) return;
+  agreed_.note_copy(static_cast<size_t>(index),
+                    hash_of_values(whole.to(param(index).dtype()), /*seed=*/0));
 }
 
 }  // namespace fsdp::internal

@@ -28,6 +28,9 @@ class RegistryEntry final : public DTensorOwner {
   const std::string* parameter_name() const override { return &group_->parameter_name(index_); }
   void before_read(const at::Tensor&) override { group_->before_read(index_); }
   void before_write(const at::Tensor&) override { group_->before_write(index_); }
+  void after_copy(const at::Tensor& dtensor, const at::Tensor& source) override {
+    group_->after_copy(index_, dtensor, source);
+  }
   void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
   void before_whole_read(const at::Tensor& dtensor) override;
   // Views of the entry have this owner too, and stand for themselves.
