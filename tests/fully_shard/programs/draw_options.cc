@@ -81,6 +81,18 @@ void draw_custom_collectives(Draws& draws, Program& program) {
   });
 }
 
+// Not where units cast: outside of grad mode an entry has its own dtype, not the member's.
+void draw_readings(Draws& draws, Program& program) {
+  if (casts_members(program)) return;
+  program.weighs_entries = draws.chance(40);
+  for_each_node(program.root, [&](Node& node) {
+    for (auto& param : node.params) {
+      if (draws.chance(20))
+        param.reading = draws.pick({Reading::kProduct, Reading::kStatistics, Reading::kSlice});
+    }
+  });
+}
+
 void draw_prefetch_time(Draws& draws, Program& program) {
   program.prefetch_after_gradients = draws.chance(30);
 }
@@ -97,6 +109,7 @@ void draw_options(Draws& draws, Program& program) {
   draw_prefetch_time(draws, program);
   draw_buffers(draws, program);
   draw_offload(draws, program);
+  draw_readings(draws, program);
 }
 
 }  // namespace fsdp::testing

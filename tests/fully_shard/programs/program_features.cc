@@ -56,6 +56,51 @@ Feature program_feature(std::string name, std::function<bool(const Program&)> ha
   return {std::move(name), std::move(has)};
 }
 
+// Programs that do this where no gradients are recorded, in the entry's own dtype.
+Feature entry_feature(std::string name, ParamTest test) {
+  const auto has = param_feature("", std::move(test)).has;
+  return program_feature(std::move(name), [has](const Program& program) {
+    return computes_without_gradients(program) && !casts_members(program) && has(program);
+  });
+}
+
+std::vector<Feature> entry_features() {
+  const auto reads = [](Reading reading) {
+    return [reading](const ParamSpec& param) { return param.reading == reading; };
+  };
+  const auto in_inference_mode = action_feature("", ActionKind::kInference).has;
+  return {
+      entry_feature("without gradients, a product of a registry entry", reads(Reading::kProduct)),
+      entry_feature("without gradients, statistics of a registry entry",
+                    reads(Reading::kStatistics)),
+      entry_feature("without gradients, a slice of a registry entry", reads(Reading::kSlice)),
+      entry_feature(
+          "without gradients, a registry entry of columns",
+          [](const ParamSpec& p) { return p.reading != Reading::kNone && sharded_dim(p) == 1; }),
+      entry_feature("without gradients, a registry entry alone", reads_entry_alone),
+      program_feature("a frozen registry entry alone, with gradients",
+                      [](const Program& p) {
+                        return !casts_members(p) && param_feature("", [](const ParamSpec& q) {
+                                                      return q.frozen && reads_entry_alone(q);
+                                                    }).has(p);
+                      }),
+      program_feature("in InferenceMode, a registry entry",
+                      [=](const Program& p) {
+                        return in_inference_mode(p) && param_feature("", [](const ParamSpec& q) {
+                                                         return q.reading != Reading::kNone;
+                                                       }).has(p);
+                      }),
+      program_feature("a metric with the norms of all registry entries",
+                      [](const Program& p) {
+                        return p.weighs_entries &&
+                               std::any_of(p.actions.begin(), p.actions.end(), [](const auto& a) {
+                                 return a.kind == ActionKind::kEvaluate ||
+                                        a.kind == ActionKind::kInference;
+                               });
+                      }),
+  };
+}
+
 std::vector<Feature> model_features() {
   return {
       program_feature("units nested two deep",
@@ -217,7 +262,7 @@ std::vector<Feature> action_features() {
 const std::vector<Feature>& features() {
   static const auto all = [] {
     auto list = model_features();
-    for (auto& more : {option_features(), action_features()})
+    for (auto& more : {entry_features(), option_features(), action_features()})
       list.insert(list.end(), more.begin(), more.end());
     return list;
   }();

@@ -43,13 +43,21 @@ Losses forward_losses(const Program& program, const RandomModel& model, const Ac
     case ActionKind::kEvaluateBeforeBackward: {
       result.losses = {loss(run(action.data))};
       at::NoGradGuard no_grad;
-      model.forward(make_input(program, action.data + 1, rank), forward);
+      result.evaluated = model.forward(make_input(program, action.data + 1, rank), forward);
       break;
     }
     default:
       result.losses = {loss(run(action.data))};
   }
   return result;
+}
+
+// In more precision than it has: in which order parts are added up shows nowhere.
+Tensor metric_of(const RandomModel& model, const Tensor& output) {
+  auto metric = output.to(at::kDouble).pow(2).mean();
+  for (const auto& [id, tensor] : model.tensors)
+    metric = metric + 0.01 * tensor.entry().to(at::kDouble).pow(2).sum();
+  return metric.to(output.scalar_type());
 }
 
 bool throws_as_planned(const Program& program, const RandomModel& model, const Action& action,

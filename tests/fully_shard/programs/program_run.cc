@@ -125,6 +125,8 @@ class SideBySide {
     }
     auto sharded = forward_losses(program_, sharded_.model(), action, rank_);
     const auto& mine = plain[static_cast<size_t>(rank_)];
+    comparison_.compare("output of the evaluation before backward", sharded.evaluated,
+                        mine.evaluated);
     for (size_t i = 0; i < sharded.losses.size(); ++i) {
       comparison_.compare("loss", sharded.losses[i].detach(), mine.losses[i].detach());
       const bool retain = sharded.retain_graph && i + 1 < sharded.losses.size();
@@ -145,8 +147,11 @@ class SideBySide {
     const auto input = make_input(program_, action.data, rank_);
     const auto both = [&] {
       const auto expected = plain_.model(rank_).forward(input, forward);
-      comparison_.compare("output of evaluation", sharded_.model().forward(input, forward),
-                          expected);
+      const auto output = sharded_.model().forward(input, forward);
+      comparison_.compare("output of evaluation", output, expected);
+      if (!program_.weighs_entries) return;
+      comparison_.compare("metric of evaluation", metric_of(sharded_.model(), output),
+                          metric_of(plain_.model(rank_), expected));
     };
     if (action.kind == ActionKind::kInference) {
       c10::InferenceMode inference;

@@ -21,6 +21,7 @@ class Simpler {
     offer([](Program& p) { p.evict = false; });
     offer([](Program& p) { p.deferred = false; });
     offer([](Program& p) { p.prefetch_after_gradients = false; });
+    offer([](Program& p) { p.weighs_entries = false; });
     offer([](Program& p) { p.optimizer = Optimizer::kSgd; });
     offer([](Program& p) { p.replicas = 1; });
     if (program_.tensor_ranks > 2) offer([](Program& p) { --p.tensor_ranks; });
@@ -105,6 +106,7 @@ class Simpler {
       offer([=](Program& p) { node_of(p, id).params[i].ignored = false; });
       offer([=](Program& p) { node_of(p, id).params[i].in_list = false; });
       offer([=](Program& p) { node_of(p, id).params[i].penalised = false; });
+      offer([=](Program& p) { node_of(p, id).params[i].reading = Reading::kNone; });
       offer([=](Program& p) { node_of(p, id).params[i].by_columns = false; });
       offer([=](Program& p) { node_of(p, id).params[i].placement.reset(); });
       offer([=](Program& p) {

@@ -11,6 +11,11 @@ const char* name_of(Use use) {
   return names[static_cast<size_t>(use)];
 }
 
+const char* name_of(Reading reading) {
+  constexpr const char* names[] = {"not", "as a product", "in statistics", "by a slice"};
+  return names[static_cast<size_t>(reading)];
+}
+
 const char* name_of(Dtype dtype) {
   constexpr const char* names[] = {"float", "double", "bfloat16", "half"};
   return names[static_cast<size_t>(dtype)];
@@ -54,6 +59,7 @@ void print_param(std::ostream& out, const ParamSpec& param) {
   if (param.ignored) out << " ignored";
   if (param.in_list) out << " in a ParameterList";
   if (param.penalised) out << " penalised";
+  if (param.reading != Reading::kNone) out << " entry read " << name_of(param.reading);
   if (param.tied_to >= 0) out << " tied to p" << param.tied_to;
   if (param.by_columns) out << " sharded by columns";
   if (param.placement) out << " placed " << *param.placement;
@@ -130,7 +136,8 @@ std::string to_string(const Program& program) {
   out << ", width " << program.width << ", " << name_of(program.optimizer)
       << (program.evict ? ", evict after every operator" : "")
       << (program.deferred ? ", deferred" : "")
-      << (program.prefetch_after_gradients ? ", prefetch after gradients" : "") << "\n";
+      << (program.prefetch_after_gradients ? ", prefetch after gradients" : "")
+      << (program.weighs_entries ? ", norms of entries in evaluations" : "") << "\n";
   print_node(out, program.root, "  ");
   for (const auto& action : program.actions) print_action(out, action);
   return out.str();

@@ -88,6 +88,22 @@ bool accumulates_without_sync(const Program& program) {
   return false;
 }
 
+bool computes_without_gradients(const Program& program) {
+  bool computes =
+      std::any_of(program.actions.begin(), program.actions.end(), [](const Action& action) {
+        return action.kind == ActionKind::kEvaluate || action.kind == ActionKind::kInference ||
+               action.kind == ActionKind::kEvaluateBeforeBackward;
+      });
+  for_each_node(program.root, [&](const Node& node) { computes |= node.no_grad; });
+  return computes;
+}
+
+bool reads_entry_alone(const ParamSpec& param) {
+  const bool has_it_alone =
+      param.use == Use::kGain || param.use == Use::kMasked || param.use == Use::kNoGrad;
+  return param.penalised || (param.in_list && has_it_alone);
+}
+
 bool freezes_later(const Program& program, ActionKind kind, bool frozen_before) {
   bool trained = false, changed = false;
   for (const auto& action : program.actions) {

@@ -16,6 +16,11 @@ bool mixes_precisions(const Program& program);
 bool has_prefetch_lists(const Program& program);
 bool accumulates_over_steps(const Program& program);
 bool accumulates_without_sync(const Program& program);
+// Runs its model, or a part of it, where no gradients are recorded.
+bool computes_without_gradients(const Program& program);
+// The forward gives an operator nothing but the parameter's registry entry, for which
+// nothing is recorded.
+bool reads_entry_alone(const ParamSpec& param);
 // `kind`, of a parameter that was frozen from the start or not, between two steps of
 // training.
 bool freezes_later(const Program& program, ActionKind kind, bool frozen_before);

@@ -55,7 +55,20 @@ Tensor make_tensor(const Program& program, const ParamSpec& param) {
   return values.to(scalar_type(param.dtype)).set_requires_grad(!param.frozen);
 }
 
-Tensor sum_of_squares(const Tensor& tensor) { return (tensor * tensor).sum(); }
+// Sums of more precision than what they are rounded to: in which order the ranks' parts
+// are added up then shows nowhere.
+Tensor sum_of(const Tensor& tensor) { return tensor.to(at::kDouble).sum(); }
+
+Tensor sum_of_squares(const Tensor& tensor) {
+  const auto precise = tensor.to(at::kDouble);
+  return (precise * precise).sum();
+}
+
+Tensor statistics_of(const Tensor& tensor) {
+  const auto precise = tensor.to(at::kDouble);
+  const auto norm = precise.norm();
+  return tensor.numel() == 0 ? norm : norm + precise.mean() + precise.abs().max();
+}
 
 }  // namespace
 
@@ -139,17 +152,18 @@ class RandomBlock : public torch::nn::Module {
     return x;
   }
 
-  // The parameters of a list have no other handle. An entry stands for its parameter in
-  // any mode where it, or a view of it, meets a plain tensor.
+  // The parameters of a list have no other handle. Where nothing is recorded for an entry,
+  // what operators make of it alone is a DTensor, until plain tensors meet that.
   static Tensor fetch(const ModelTensor& slot, bool through_registry) {
     return through_registry ? slot.entry() : slot.member;
   }
-  // For operators that have it alone: where nothing is recorded for an entry, they give
-  // DTensors.
+  // For operators that have it alone: these DTensors are of the entry's own dtype, so it is
+  // the member where units cast.
   static Tensor fetch_alone(const ModelTensor& slot, bool through_registry) {
-    if (!through_registry || !at::GradMode::is_enabled()) return slot.member;
+    if (!through_registry) return slot.member;
     const auto entry = slot.entry();
-    return entry.requires_grad() ? entry : slot.member;
+    const bool records = at::GradMode::is_enabled() && entry.requires_grad();
+    return records || *slot.input_cast == InputCast::kNone ? entry : slot.member;
   }
 
   static Tensor input_of(const Tensor& x, const ModelTensor& slot) {
@@ -163,6 +177,7 @@ class RandomBlock : public torch::nn::Module {
   Tensor use(Tensor x, const ParamSpec& param, const ModelTensor& slot,
              const Forward& forward) const {
     if (param.penalised) x = x + 0.01 * sum_of_squares(fetch_alone(slot, true)).to(dtype_);
+    if (!at::GradMode::is_enabled()) x = read_entry(std::move(x), param.reading, slot);
     if (param.use == Use::kUnused) return x;
     if (param.use == Use::kMatmul) {
       const auto p = fetch(slot, param.in_list);
@@ -176,18 +191,36 @@ class RandomBlock : public torch::nn::Module {
                (1 +
                 0.05 * sum_of_squares(p).to(dtype_).tanh());  // bounded: training must not diverge
       case Use::kMasked:
-        return x + static_cast<double>((forward.rank + param.id) % 2) * p.sum().to(dtype_);
+        return x + (mask(forward.rank + param.id) * sum_of(p)).to(dtype_);
       case Use::kNoGrad: {
         Tensor offset;
         {
           at::NoGradGuard no_grad;
-          offset = 0.01 * sum_of_squares(slot.member).to(dtype_);
+          offset = 0.01 * sum_of_squares(fetch_alone(slot, param.in_list)).to(dtype_);
         }
         return x + offset;
       }
       default:
         return x;
     }
+  }
+
+  // A tensor: numbers that parts are computed with are to be the same on all ranks.
+  static Tensor mask(int64_t number) {
+    return at::scalar_tensor(static_cast<double>(number % 2), at::kDouble);
+  }
+
+  Tensor read_entry(Tensor x, Reading reading, const ModelTensor& slot) const {
+    if (reading == Reading::kNone) return x;
+    const auto p = slot.entry();
+    if (reading == Reading::kStatistics) return x * (1 + 0.05 * statistics_of(p).tanh()).to(dtype_);
+    const auto read = reading == Reading::kProduct ? p : p.narrow(0, 0, (p.size(0) + 1) / 2);
+    if (p.dim() == 2) {
+      const auto weight = reading == Reading::kProduct ? read * 1 : read;
+      const auto hidden = at::linear(x.to(weight.scalar_type()), weight).tanh();
+      return x + 0.1 * hidden.matmul(weight).to(dtype_);
+    }
+    return x + 0.1 * sum_of(reading == Reading::kProduct ? x.mean() * read : read).to(dtype_);
   }
 
   Node node_;

@@ -55,6 +55,14 @@ int64_t rows_of(const Program& program, const ParamSpec& param) {
 
 bool runs_backward(ActionKind kind) { return kind <= ActionKind::kEvaluateBeforeBackward; }
 
+bool casts_members(const Program& program) {
+  bool casts = false;
+  for_each_node(program.root, [&casts](const Node& node) {
+    casts |= node.is_unit && node.unit.precision.param_dtype.has_value();
+  });
+  return casts;
+}
+
 int shards_of(const Program& program) { return program.world / program.replicas; }
 
 Dtype computed_in(const PrecisionSpec& precision, Dtype dtype) {

@@ -27,6 +27,15 @@ enum class Use {
   kUnused,  // [rows]
 };
 
+// What a model computes with a parameter's registry entry where no gradients are
+// recorded, beside what the parameter is used for.
+enum class Reading {
+  kNone,
+  kProduct,     // a matrix: x + tanh(linear(x, w * 1)) (w * 1); else x + the sum of mean(x) p
+  kStatistics,  // x times a function of its norm, mean and maximum
+  kSlice,       // a matrix: as kProduct, of half of its rows; else x + the sum of one half
+};
+
 enum class Dtype { kFloat, kDouble, kBFloat16, kHalf };
 
 // A unit's MixedPrecisionPolicy; unset: nothing is cast.
@@ -41,10 +50,11 @@ struct ParamSpec {
   Use use = Use::kBias;
   int rows = 1;
   Dtype dtype = Dtype::kFloat;
-  bool frozen = false;      // from the start
-  bool ignored = false;     // given to fully_shard as ignored_params
-  bool in_list = false;     // lives in a ParameterList, which has registry entries only
-  bool penalised = false;   // its squares, read through named_parameters(), are added
+  bool frozen = false;     // from the start
+  bool ignored = false;    // given to fully_shard as ignored_params
+  bool in_list = false;    // lives in a ParameterList, which has registry entries only
+  bool penalised = false;  // its squares, read through named_parameters(), are added
+  Reading reading = Reading::kNone;
   int tied_to = -1;         // is the tensor of this parameter
   bool anchor = false;      // trained in every backward: neither frozen nor removed
   bool by_columns = false;  // a matrix that is sharded along dimension 1
@@ -121,6 +131,7 @@ struct Program {
   bool evict = false;     // empty and poison every group after every operator
   bool deferred = false;  // built without values, sharded, materialized
   bool prefetch_after_gradients = false;  // all units: BackwardPrefetch::kPost
+  bool weighs_entries = false;            // evaluations have a metric with the norms of all entries
   // Of a tensor-parallel model; each rank of `world` then stands for so many ranks, which
   // have the same inputs. 0: it is none.
   int tensor_ranks = 0;
@@ -147,6 +158,8 @@ int64_t sharded_dim(const ParamSpec& param);
 // Elements along dimension 0.
 int64_t rows_of(const Program& program, const ParamSpec& param);
 bool runs_backward(ActionKind kind);
+// Whether some unit's param_dtype is set. An entry then has another dtype than its member.
+bool casts_members(const Program& program);
 // Ranks that hold different shards.
 int shards_of(const Program& program);
 // What a unit computes with and reduces gradients in, of a parameter of `dtype`.
