@@ -35,6 +35,11 @@ at::Tensor in_order_of(const at::Tensor& local, const TensorLayout& whole) {
   return at::empty_strided(local.sizes(), wanted, local.options()).copy_(local);
 }
 
+bool is_left_out(const at::Tensor& local, const DTensorSpec& spec) {
+  return local.dim() == 1 && local.numel() == 0 &&
+         local.sizes() != at::IntArrayRef(spec.local_shape());
+}
+
 bool is_replicated(const DTensorSpec& spec) {
   return std::all_of(spec.placements().begin(), spec.placements().end(),
                      [](const auto& placement) { return placement.is_replicate(); });
@@ -48,6 +53,7 @@ at::Tensor replicated_result(const at::Tensor& local, const DeviceMesh& mesh) {
 }
 
 at::Tensor result_over(const at::Tensor& local, const DTensorSpec& spec) {
+  if (is_left_out(local, spec)) return replicated_result(local, spec.mesh());
   if (is_replicated(spec) && !lies_as(local, spec.stride()))
     return replicated_result(local, spec.mesh());
   return make_dtensor(in_order_of(local, spec.layout()), spec);

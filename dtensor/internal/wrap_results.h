@@ -35,7 +35,9 @@ at::Tensor replicated_result(const at::Tensor& local, const DeviceMesh& mesh);
 
 // A result of which this rank has `local`: a copy of it where its dimensions lie in
 // another order in memory than those of the whole, which must not depend on the rank.
-// What every rank has whole lies as the operator laid it.
+// What every rank has whole lies as the operator laid it. What the kernels of a device
+// leave out, an empty tensor of one dimension in the place of what others give, is so on
+// every rank.
 at::Tensor result_over(const at::Tensor& local, const DTensorSpec& spec);
 
 }  // namespace fsdp::internal

@@ -10,9 +10,11 @@ namespace {
 
 bool is_present(const CallGeometry& call, size_t i) { return call.operands[i].is_present(); }
 
-// Of an operand that has a number per channel.
+// Of an operand that has a number per channel, or none for the statistics of a kernel
+// that keeps none.
 Placement cut_channels(const CallGeometry& call, size_t i) {
-  return is_present(call, i) ? Placement(Shard{0}) : Replicate{};
+  const bool has_numbers = is_present(call, i) && call.operands[i].size(0) > 0;
+  return has_numbers ? Placement(Shard{0}) : Replicate{};
 }
 
 // Training writes running statistics, arguments 3 and 4. They must lie as they do once
@@ -26,17 +28,16 @@ bool writes_no_copies(const CallGeometry& call) {
 }
 
 // native_batch_norm(input, weight, bias, running_mean, running_var, training, ...) ->
-// result, mean, rstd, which are empty in evaluation.
+// result, mean, rstd. In evaluation kernels give what they normalised with (CUDA), or
+// leave these two empty (CPU), which is seen in what a rank gives: so no part of the
+// channels may be.
 std::vector<Way> batch_norm_ways(const CallGeometry& call) {
   const bool is_training = call.number(5) != 0;
   const Placement row = Shard{0}, channel = Shard{1}, whole = Replicate{};
   std::vector<Way> ways;
   if (!is_training) ways.push_back({{row, whole, whole}, {row, whole, whole, whole, whole}});
   if (is_training && !writes_no_copies(call)) return ways;
-  const Placement statistics = is_training ? row : whole;
-  Way cut{.results = {channel, statistics, statistics},
-          .operands = {channel},
-          .takes_empty_parts = !is_training};
+  Way cut{.results = {channel, row, row}, .operands = {channel}, .takes_empty_parts = false};
   for (size_t i = 1; i < 5; ++i) cut.operands.push_back(cut_channels(call, i));
   ways.push_back(std::move(cut));
   return ways;
@@ -44,8 +45,7 @@ std::vector<Way> batch_norm_ways(const CallGeometry& call) {
 
 std::vector<ResultGeometry> batch_norm_results(const CallGeometry& call) {
   const Operand& input = call.operands[0];
-  const bool is_training = call.number(5) != 0 && input.ndim() >= 2;
-  const std::vector<int64_t> statistics{is_training ? input.size(1) : 0};
+  const std::vector<int64_t> statistics{input.ndim() >= 2 ? input.size(1) : 0};
   return {laid_as(input.shape, input.stride), contiguous(statistics), contiguous(statistics)};
 }
 
@@ -56,9 +56,7 @@ std::vector<Way> batch_norm_backward_ways(const CallGeometry& call) {
   const Placement row = Shard{0}, channel = Shard{1}, whole = Replicate{}, terms = Partial{};
   Way cut{
       .results = {channel, row, row}, .operands = {channel, channel}, .takes_empty_parts = false};
-  for (size_t i = 2; i < 5; ++i) cut.operands.push_back(cut_channels(call, i));
-  for (size_t i = 5; i < 7; ++i)
-    cut.operands.push_back(is_training ? cut_channels(call, i) : whole);
+  for (size_t i = 2; i < 7; ++i) cut.operands.push_back(cut_channels(call, i));
   std::vector<Way> ways{std::move(cut)};
   if (is_training) return ways;
   ways.push_back({.results = {row, terms, terms},

@@ -5,6 +5,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
 namespace fsdp::internal {
@@ -432,6 +433,8 @@ TEST_F(EveryWay, OfBatchNorms) {
   const at::Tensor nothing = values({0});
   check("native_batch_norm_backward.",
         {grad, input, weight, mean, variance, nothing, nothing, false, 1e-5, all});
+  check("native_batch_norm_backward.",
+        {grad, input, weight, mean, variance, mean, variance.rsqrt(), false, 1e-5, all});
   const auto [result, own, rstd] =
       at::native_batch_norm(input, weight, {}, {}, {}, true, 0.1, 1e-5);
   check("native_batch_norm_backward.",

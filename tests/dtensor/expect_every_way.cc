@@ -248,12 +248,15 @@ void expect_exact(PlainCall& call, const OnParts& on_parts, const Way& way, int6
   }
 }
 
+// What kernels of other devices give: statistics of a batch norm in evaluation.
+bool is_left_out(const at::Tensor& result) { return result.dim() == 1 && result.numel() == 0; }
+
 void expect_geometry(PlainCall& call, const OperatorWays& ways) {
   const auto geometry = ways.results ? ways.results(call.geometry(1)) : call.results_by_meta();
   const Tensors results = call.run();
   ASSERT_EQ(geometry.size(), results.size());
   for (size_t i = 0; i < results.size(); ++i) {
-    if (!results[i].defined()) continue;
+    if (!results[i].defined() || is_left_out(results[i])) continue;
     EXPECT_EQ(results[i].sizes(), at::IntArrayRef(geometry[i].shape)) << "result " << i;
     EXPECT_EQ(results[i].strides(), at::IntArrayRef(geometry[i].stride)) << "result " << i;
   }

@@ -7,9 +7,12 @@
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
+#include <torch/library.h>
 
 #include <functional>
+#include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 namespace fsdp {
@@ -231,6 +234,50 @@ TEST(OperatorsOnParts, NormsOfImagesInAnyPlacement) {
                      }};
     });
   }
+}
+
+// As CUDA does it: the statistics of an evaluation are those that it normalised with. They
+// are empty where this machine's kernel gives them.
+std::tuple<at::Tensor, at::Tensor, at::Tensor> evaluate_and_keep_statistics(
+    const at::Tensor& x, const std::optional<at::Tensor>& weight,
+    const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mean,
+    const std::optional<at::Tensor>& variance, bool /*training*/, double /*momentum*/,
+    double epsilon) {
+  const at::Tensor inverse = variance->add(epsilon).rsqrt();
+  const auto per_channel = [](const at::Tensor& t) { return t.view({1, -1, 1, 1}); };
+  at::Tensor result = x.sub(per_channel(*mean)).mul(per_channel(inverse));
+  result = result.mul(per_channel(*weight)).add(per_channel(*bias));
+  return {result, mean->clone(), inverse};
+}
+
+void expect_the_kernels_statistics(const NormOfImages& norm) {
+  const auto evaluate = [&](const at::Tensor& x) {
+    return at::native_batch_norm(x, norm.weight, norm.bias, norm.mean, norm.variance,
+                                 /*training=*/false, 0.1, 1e-5);
+  };
+  const std::vector<Placement> placements{Replicate{}, Shard{0}, Shard{1},
+                                          Shard{.dim = 1, .unit = 2}};
+  const at::Tensor x = waves({3, 6, 2, 2});
+  const auto wanted = evaluate(x);
+  on_worlds([&](const DeviceMesh& mesh) {
+    for (const Placement& placement : placements) {
+      const auto found = evaluate(distribute_tensor(x, mesh, {placement}));
+      expect_close(whole(std::get<0>(found)), std::get<0>(wanted));
+      expect_close(whole(std::get<1>(found)), std::get<1>(wanted));
+      expect_close(whole(std::get<2>(found)), std::get<2>(wanted));
+    }
+  });
+  const OnOneTensor evaluation{"evaluation",
+                               [=](const auto& t) { return std::get<0>(evaluate(t)); }};
+  expect_on_parts({evaluation}, x, placements);
+}
+
+TEST(OperatorsOnParts, BatchNormsInEvaluationHaveTheStatisticsThatTheKernelGives) {
+  const NormOfImages norm;
+  expect_the_kernels_statistics(norm);
+  torch::Library kernels(torch::Library::IMPL, "aten", c10::DispatchKey::CPU, __FILE__, __LINE__);
+  kernels.impl("native_batch_norm", TORCH_FN(evaluate_and_keep_statistics));
+  expect_the_kernels_statistics(norm);
 }
 
 // Whatever way the call goes: they are this rank's own, or lie as the channels do.
