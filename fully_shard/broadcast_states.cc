@@ -114,11 +114,9 @@ void agree_on(const Report& mine, const DeviceMesh& mesh) {
 
   std::vector<int64_t> lengths;
   for (int64_t i = 0; i < mesh.size(); ++i) lengths.push_back(said.words[i][1].item<int64_t>());
-  const auto texts = internal::texts_of_all(internal::collectives_of(mesh),
-                                            {.text = mine.text,
-                                             .lengths = lengths,
-                                             .what = kAgreement,
-                                             .device = local_device(mesh)});
+  const auto texts = internal::texts_of_all(
+      internal::collectives_of(mesh),
+      {.text = mine.text, .lengths = lengths, .what = kAgreement, .device = local_device(mesh)});
   TORCH_CHECK_VALUE(!mine.refuses, mine.text);
   for (size_t i = 0; i < texts.size(); ++i)
     TORCH_CHECK_VALUE(!refusals[static_cast<int64_t>(i)].item<bool>(), texts[i]);

@@ -117,8 +117,8 @@ void check_requests(const at::Tensor& rows, const DeviceMesh& mesh) {
   }
 }
 
-// Ranks that clip two models of equal shapes would make one norm of both. On a device it is
-// not looked at, as above.
+// Ranks that clip two models of equal shapes would make one norm of both. On a device it
+// is not looked at, as above.
 void check_parameters(const internal::SameParameters& mine, const at::Tensor& rows,
                       const DeviceMesh& mesh) {
   if (rows.is_cpu())
@@ -252,8 +252,8 @@ class Gradients {
     return text;
   }
 
-  // One row per rank of `mesh`: {what it asks for, which parameters these are, plain, then
-  // per mesh met its first rank and the term}.
+  // One row per rank of `mesh`: {what it asks for, which parameters these are, plain,
+  // then per mesh met its first rank and the term}.
   at::Tensor gather(const DeviceMesh& mesh) const {
     const auto options = meshes_.front().term.options();
     std::vector<at::Tensor> row = {plain_.defined() ? plain_.to(options.device())

@@ -81,8 +81,9 @@ internal::SameParameters parameters_of(const torch::optim::Optimizer& optimizer)
 void check_scales(const at::Tensor& scales, const DeviceMesh& mesh) {
   const auto* const scale = scales.const_data_ptr<double>();
   for (int64_t place = 1; place < scales.numel(); ++place) {
-    TORCH_CHECK_VALUE(scale[place] == scale[0], "GradScaler: the ranks divide by other scales: ",
-                      scale[0], " on rank ", mesh.ranks().front(), ", ", scale[place], " on rank ",
+    TORCH_CHECK_VALUE(scale[place] == scale[0],
+                      "GradScaler: the ranks divide by other scales: ", scale[0], " on rank ",
+                      mesh.ranks().front(), ", ", scale[place], " on rank ",
                       mesh.ranks()[static_cast<size_t>(place)],
                       "; give every rank the same options and the same state, and call update() "
                       "on all of them (rank ",
@@ -182,8 +183,8 @@ at::Tensor GradScaler::unscale_gradients(const torch::optim::Optimizer& optimize
 bool GradScaler::is_finite_everywhere(const at::Tensor& found,
                                       const torch::optim::Optimizer& optimizer) const {
   const auto parameters = parameters_of(optimizer);
-  const auto said = at::cat({at::tensor({scale_.value()}, at::kDouble),
-                             at::tensor(parameters.numbers(), at::kDouble)});
+  const auto said = at::cat(
+      {at::tensor({scale_.value()}, at::kDouble), at::tensor(parameters.numbers(), at::kDouble)});
   const auto row = at::cat({found.to(at::kDouble), said.to(found.device())});
   const auto of_all = internal::rows_of_all(internal::collectives_of(mesh_),
                                             {.row = row, .what = "agreement of GradScaler"})

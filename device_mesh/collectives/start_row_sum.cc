@@ -116,7 +116,7 @@ class ExchangedAllReduce final : public PendingReduction {
   int64_t elements_;
   bool waited_ = false;
   std::vector<NoticeWords> words_;  // of the exchange's thread until that ends
-  RowExchange exchange_;  // last: uses the announcement
+  RowExchange exchange_;            // last: uses the announcement
 };
 
 }  // namespace

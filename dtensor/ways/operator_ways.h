@@ -27,7 +27,8 @@ ResultGeometry laid_as(std::vector<int64_t> shape, const std::vector<int64_t>& s
 ResultGeometry transposed(std::vector<int64_t> shape, size_t a, size_t b);
 
 // One per result; any for those that the operator leaves undefined. The shapes must be
-// right, but for what some devices' kernels leave out (wrap_results.h); the strides are best so: a result that lies otherwise in memory is copied.
+// right, but for what some devices' kernels leave out (wrap_results.h); the strides are
+// best so: a result that lies otherwise in memory is copied.
 using ResultsOf = std::function<std::vector<ResultGeometry>(const CallGeometry& call)>;
 
 // How a call lies once its operands are where they go, and where a rank is.

@@ -3,9 +3,9 @@
 // among ranks that did the same, can not see it (write_runs.h). Pure integers.
 //
 // All writes between two sums of gradients over the replicas are one, however many, and
-// whatever a replica gathers in between: one may evaluate alone. What a replica wrote, all
-// its ranks know by the gather that ended the run, also those with empty shards. The words
-// of all replicas travel with the sum:
+// whatever a replica gathers in between: one may evaluate alone. What a replica wrote,
+// all its ranks know by the gather that ended the run, also those with empty shards. The
+// words of all replicas travel with the sum:
 //
 //   writes.run_ended();                      // a gather after writes
 //   writes.used();                           // a forward that is to be trained with

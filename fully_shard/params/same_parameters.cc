@@ -118,10 +118,10 @@ void SameParameters::report(double on, int64_t first, int64_t other, const Devic
   const auto place_of = [](int64_t place) { return static_cast<size_t>(place); };
   const auto lines = different_lines(texts[place_of(first)], texts[place_of(other)]);
   TORCH_CHECK_VALUE(false, call.call, ": the ranks do not mean the same parameters: rank ",
-                    mesh.ranks()[place_of(first)], " ", call.verb, " ", lines.first,
-                    " where rank ", mesh.ranks()[place_of(other)], " ", call.verb, " ",
-                    lines.other, ". Every rank must give the same model's, in one order; ",
-                    call.consequence, " (rank ", mesh.rank(), ")");
+                    mesh.ranks()[place_of(first)], " ", call.verb, " ", lines.first, " where rank ",
+                    mesh.ranks()[place_of(other)], " ", call.verb, " ", lines.other,
+                    ". Every rank must give the same model's, in one order; ", call.consequence,
+                    " (rank ", mesh.rank(), ")");
 }
 
 }  // namespace fsdp::internal

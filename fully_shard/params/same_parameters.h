@@ -8,8 +8,8 @@
 //   ...                          // every rank's mine.numbers() as the rows of a tensor
 //   mine.check(rows, mesh, {.call = "clip_grad_norm_", .verb = "clips"});
 //
-// Ranks are compared as far as their parameters lie on the same mesh: stages of a pipeline
-// and experts have models of their own. DTensors that are neither are not known.
+// Ranks are compared as far as their parameters lie on the same mesh: stages of a
+// pipeline and experts have models of their own. DTensors that are neither are not known.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -25,7 +25,8 @@ namespace fsdp::internal {
 
 class SameParameters {
  public:
-  // A mesh and a hash for each of so many meshes; what lies on further ones is not compared.
+  // A mesh and a hash for each of so many meshes; what lies on further ones is not
+  // compared.
   static constexpr int64_t kMeshes = 4;
   static constexpr int64_t kNumbers = 2 * kMeshes;
 

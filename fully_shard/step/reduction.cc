@@ -82,8 +82,8 @@ void Reduction::receive() {
   } else if (gradients.reduces_over_replicas()) {
     RECORD_FUNCTION("fsdp::all_reduce(" + group_->name() + ")", {});
     gradients.add_shard_sums(buffer_, row);
-    put_in_flight<Shared>(group_->replicas()->all_reduce(
-        std::move(row), group_->issue(group_->word_for_replicas())));
+    put_in_flight<Shared>(
+        group_->replicas()->all_reduce(std::move(row), group_->issue(group_->word_for_replicas())));
     group_->accounts().count(&Counters::all_reduces);
   } else {
     keep(row);

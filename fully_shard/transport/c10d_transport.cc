@@ -53,9 +53,10 @@ class C10dTransport final : public Transport {
   }
 
   std::unique_ptr<PendingReduction> all_reduce(at::Tensor row, const Issue& issue) override {
-    return reductions_.start(SumRowOptions{
-        .row = std::move(row), .what = named("all-reduce", issue), .unit = issue.unit,
-        .words = issue.words});
+    return reductions_.start(SumRowOptions{.row = std::move(row),
+                                           .what = named("all-reduce", issue),
+                                           .unit = issue.unit,
+                                           .words = issue.words});
   }
 
   bool checks_stamps() const override { return on_cpu_; }

@@ -236,8 +236,8 @@ TEST(OperatorsOnParts, NormsOfImagesInAnyPlacement) {
   }
 }
 
-// As CUDA does it: the statistics of an evaluation are those that it normalised with. They
-// are empty where this machine's kernel gives them.
+// As CUDA does it: the statistics of an evaluation are those that it normalised with.
+// They are empty where this machine's kernel gives them.
 std::tuple<at::Tensor, at::Tensor, at::Tensor> evaluate_and_keep_statistics(
     const at::Tensor& x, const std::optional<at::Tensor>& weight,
     const std::optional<at::Tensor>& bias, const std::optional<at::Tensor>& mean,

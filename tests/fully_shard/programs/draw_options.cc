@@ -81,7 +81,8 @@ void draw_custom_collectives(Draws& draws, Program& program) {
   });
 }
 
-// Not where units cast: outside of grad mode an entry has its own dtype, not the member's.
+// Not where units cast: outside of grad mode an entry has its own dtype, not the
+// member's.
 void draw_readings(Draws& draws, Program& program) {
   if (casts_members(program)) return;
   program.weighs_entries = draws.chance(40);

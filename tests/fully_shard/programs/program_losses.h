@@ -24,8 +24,8 @@ struct Losses {
 Losses forward_losses(const Program& program, const RandomModel& model, const Action& action,
                       int64_t rank);
 
-// An evaluation's loss of an output, and small shares of the squares of all parameters, as
-// their registry entries have them. Where no gradients are recorded.
+// An evaluation's loss of an output, and small shares of the squares of all parameters,
+// as their registry entries have them. Where no gradients are recorded.
 at::Tensor metric_of(const RandomModel& model, const at::Tensor& output);
 
 // Runs an action that is to throw at its target, in forward or backward. True when the

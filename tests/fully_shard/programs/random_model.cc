@@ -152,13 +152,13 @@ class RandomBlock : public torch::nn::Module {
     return x;
   }
 
-  // The parameters of a list have no other handle. Where nothing is recorded for an entry,
-  // what operators make of it alone is a DTensor, until plain tensors meet that.
+  // The parameters of a list have no other handle. Where nothing is recorded for an
+  // entry, what operators make of it alone is a DTensor, until plain tensors meet that.
   static Tensor fetch(const ModelTensor& slot, bool through_registry) {
     return through_registry ? slot.entry() : slot.member;
   }
-  // For operators that have it alone: these DTensors are of the entry's own dtype, so it is
-  // the member where units cast.
+  // For operators that have it alone: these DTensors are of the entry's own dtype, so it
+  // is the member where units cast.
   static Tensor fetch_alone(const ModelTensor& slot, bool through_registry) {
     if (!through_registry) return slot.member;
     const auto entry = slot.entry();

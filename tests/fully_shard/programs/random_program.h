@@ -158,7 +158,8 @@ int64_t sharded_dim(const ParamSpec& param);
 // Elements along dimension 0.
 int64_t rows_of(const Program& program, const ParamSpec& param);
 bool runs_backward(ActionKind kind);
-// Whether some unit's param_dtype is set. An entry then has another dtype than its member.
+// Whether some unit's param_dtype is set. An entry then has another dtype than its
+// member.
 bool casts_members(const Program& program);
 // Ranks that hold different shards.
 int shards_of(const Program& program);

@@ -98,9 +98,8 @@ TEST(TwinModelsOfReplicas, ClippedByDifferentReplicasAreAnErrorOnEveryRank) {
     auto one = sharded(Pair(), mesh), other = sharded(Pair(), mesh);
     give_gradients(one, rank);
     give_gradients(other, rank);
-    EXPECT_THAT(message_of<c10::ValueError>([&] {
-                  clip_grad_norm_((rank < 2 ? one : other)->parameters(), 1);
-                }),
+    EXPECT_THAT(message_of<c10::ValueError>(
+                    [&] { clip_grad_norm_((rank < 2 ? one : other)->parameters(), 1); }),
                 AllOf(HasSubstr("rank 0 clips"), HasSubstr("rank 2 clips")));
   });
 }
@@ -137,8 +136,7 @@ TEST(StagesOfAPipeline, MayHaveMadeOtherUnitsBeforeTheCopiesThatAreClippedOverAl
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"copy", "shard"});
     const auto world = mesh.flatten({"copy", "shard"}, "world")["world"];
     std::vector<Pair> own;
-    for (int64_t i = 0; i <= mesh.local_rank(0); ++i)
-      own.push_back(sharded(Pair(), mesh["shard"]));
+    for (int64_t i = 0; i <= mesh.local_rank(0); ++i) own.push_back(sharded(Pair(), mesh["shard"]));
     auto shared = sharded(Pair(), world);
     give_gradients(own.back(), mesh.local_rank(1));
     give_gradients(shared, rank);
