@@ -48,12 +48,14 @@ void check_value(const at::Tensor& value, const DeviceMesh& mesh, Reduce op) {
                     ": pass a floating value (rank ", mesh.rank(), ")");
 }
 
-// Every rank's `row` of bytes, [ranks of the mesh, bytes], in their order.
-at::Tensor rows_of_mesh(const at::Tensor& row, const DeviceMesh& mesh, const std::string& what) {
+// Every rank's `row` of bytes, [ranks of the mesh, bytes], in their order. `call` is the
+// public function, `what` may say more than ranks must have in common.
+at::Tensor rows_of_mesh(const at::Tensor& row, const DeviceMesh& mesh, const std::string& call,
+                        const std::string& what) {
   std::vector<internal::Collectives> dims;
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim)
     dims.push_back(internal::Collectives::of(mesh.group(dim), mesh.device_type()));
-  return internal::rows_of_all(dims, {.row = row, .what = what});
+  return internal::rows_of_all(dims, {.row = row, .what = what, .call = call});
 }
 
 constexpr int64_t kTagWords = 2;
@@ -107,7 +109,7 @@ void barrier(const DeviceMesh& mesh) {
   const at::NoGradGuard no_grad;
   const at::Tensor own = on_mesh(at::zeros({1}, c10::kByte), mesh);
   // The bytes of all are there: all have come.
-  static_cast<void>(rows_of_mesh(own, mesh, "barrier").cpu());
+  static_cast<void>(rows_of_mesh(own, mesh, "barrier", "barrier").cpu());
 }
 
 at::Tensor all_reduce(const at::Tensor& value, const DeviceMesh& mesh, Reduce op) {
@@ -116,7 +118,8 @@ at::Tensor all_reduce(const at::Tensor& value, const DeviceMesh& mesh, Reduce op
   const auto what = c10::str("all_reduce (", name_of(op), ")");
   const at::Tensor body = value.detach().resolve_conj().resolve_neg().contiguous();
   const at::Tensor tag = tag_of(value, op).view(c10::kByte).to(value.device());
-  const at::Tensor rows = rows_of_mesh(at::cat({tag, internal::tensor_bytes(body)}), mesh, what);
+  const at::Tensor rows =
+      rows_of_mesh(at::cat({tag, internal::tensor_bytes(body)}), mesh, "all_reduce", what);
   check_tags(rows, mesh);
   auto shape = value.sizes().vec();
   shape.insert(shape.begin(), rows.size(0));

@@ -265,8 +265,9 @@ class Gradients {
     const auto asked =
         at::cat({request_.numbers(), at::tensor(same_parameters_.numbers(), at::kDouble)});
     const auto own = at::cat({asked.to(options.device()), at::stack(row)});
-    return internal::rows_of_all(internal::collectives_of(mesh),
-                                 {.row = own, .what = "all-gather of clip_grad_norm_"});
+    return internal::rows_of_all(
+        internal::collectives_of(mesh),
+        {.row = own, .what = "all-gather of clip_grad_norm_", .call = "clip_grad_norm_"});
   }
 
   // `rows`: {first rank of the mesh, term}. Several copies of the mesh beside each other

@@ -186,9 +186,10 @@ bool GradScaler::is_finite_everywhere(const at::Tensor& found,
   const auto said = at::cat(
       {at::tensor({scale_.value()}, at::kDouble), at::tensor(parameters.numbers(), at::kDouble)});
   const auto row = at::cat({found.to(at::kDouble), said.to(found.device())});
-  const auto of_all = internal::rows_of_all(internal::collectives_of(mesh_),
-                                            {.row = row, .what = "agreement of GradScaler"})
-                          .cpu();
+  const auto of_all =
+      internal::rows_of_all(internal::collectives_of(mesh_),
+                            {.row = row, .what = "agreement of GradScaler", .call = "GradScaler"})
+          .cpu();
   check_scales(of_all.select(1, 1).contiguous(), mesh_);
   parameters.check(of_all.slice(1, 2), mesh_,
                    {.call = "GradScaler",

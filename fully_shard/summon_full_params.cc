@@ -77,7 +77,7 @@ void agree_on_gradients(const SummonedUnit& unit) {
   TORCH_CHECK_VALUE(waits.size(0) == 0, "SummonFullParams: with_grads while parameter '",
                     name_of(waits[0][1].item<int64_t>()),
                     "' has a gradient that waits for synchronisation on rank ",
-                    mesh.ranks()[waits[0][0].item<size_t>()],
+                    mesh.ranks()[static_cast<size_t>(waits[0][0].item<int64_t>())],
                     "; run a synchronised backward, or zero_pending_gradients(), first (rank ",
                     mesh.rank(), ")");
   if (!said.difference) return;

@@ -21,14 +21,17 @@
 namespace fsdp::internal {
 namespace {
 
-IssuedOperation operation_on(CollectiveKind kind, const std::string& what,
-                             const at::Tensor& tensor) {
-  return {.kind = kind, .what = what, .bytes = static_cast<int64_t>(tensor.nbytes())};
-}
-
-// By which calls of different names, whose rows have one size, are told apart.
+// By which calls of different names, whose messages have one size, are told apart.
 uint32_t number_of_call(const std::string& call) {
   return call.empty() ? kNoUnit : XXH32(call.data(), call.size(), 0);
+}
+
+IssuedOperation operation_on(CollectiveKind kind, const std::string& what,
+                             const at::Tensor& tensor) {
+  return {.kind = kind,
+          .unit = number_of_call(what),
+          .what = what,
+          .bytes = static_cast<int64_t>(tensor.nbytes())};
 }
 
 // Added in the order of the ranks, 16-bit types in float, by messages that are posted
@@ -76,9 +79,7 @@ int64_t Collectives::size() const { return group_size(group()); }
 void Collectives::all_gather(const AllGatherOptions& options) const {
   check_gather(group(), options.output, options.input);
   if (options.input.numel() == 0) return;
-  auto operation = operation_on(CollectiveKind::kAllGather, options.what, options.input);
-  operation.unit = number_of_call(options.what);
-  log()->run(operation,
+  log()->run(operation_on(CollectiveKind::kAllGather, options.what, options.input),
              [&] { return internal::all_gather(group(), options.output, options.input); });
 }
 

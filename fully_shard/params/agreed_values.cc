@@ -118,7 +118,11 @@ std::string AgreedValues::difference(const DeviceMesh& mesh, int64_t dim,
     }
     words[word] = static_cast<int64_t>(*std::max_element(said.begin(), said.end()));
   }
-  std::memcpy(params_.data(), words.data(), params_.size() * sizeof(Hashes));
+  for (size_t param = 0; param < params_.size(); ++param) {
+    const auto* const agreed_on = &words[param * kWords];
+    const auto hash = [&](size_t word) { return static_cast<uint64_t>(agreed_on[word]); };
+    params_[param] = {hash(0), hash(1), hash(2), hash(3)};
+  }
   return "";
 }
 

@@ -79,7 +79,7 @@ struct Scene {
         plain(two_layers(3)),
         parallel(two_layers(8)),
         other(two_layers(5)),
-        named(named_units({"applied", "visited", "ahead"}, mesh)),
+        named(named_units({"applied", "visited", "ahead", "pointed"}, mesh)),
         meta(without_values(mesh)),
         rows(distribute_tensor(torch::ones({5, 3}), mesh, {Shard{0}})),
         folder(std::move(saved)) {
@@ -136,6 +136,10 @@ std::vector<Call> calls_of_models() {
        }},
       {"unshard_async", "all-gather of unit 'ahead'",
        [](Scene& s) { get_fsdp_module(s.unit("ahead")).unshard_async().wait(); }},
+      {"Unsharded", "all-gather of unit 'pointed'",
+       [](Scene& s) {
+         const Unsharded pointed(s.unit("pointed").as<torch::nn::Linear>()->weight);
+       }},
       {"materialize", "all-gather of unit '(root)'",
        [](Scene& s) {
          materialize(*s.meta, [](torch::nn::Module& module) {
@@ -289,6 +293,18 @@ TEST_F(EveryPair, OfMeshesThatAreMadeAndATouchIsAnErrorOnBothThatNamesBoth) {
       });
     }
   }
+}
+
+TEST_F(EveryPair, OfOneCallWithTensorsOfOneSizeAndOtherShapesIsAnErrorOnBoth) {
+  run_ranks(2, [&](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const auto wide = distribute_tensor(torch::ones({2, 8}), mesh, {Shard{0}});
+    const auto square = distribute_tensor(torch::ones({4, 4}), mesh, {Shard{0}});
+    const auto error =
+        error_of([&] { static_cast<void>((rank == 0 ? wide : square).full_tensor()); });
+    EXPECT_THAT(error, ::testing::AllOf(HasSubstr("redistribute of [2, 8]"),
+                                        HasSubstr("redistribute of [4, 4]")));
+  });
 }
 
 TEST_F(EveryPair, RanksThatClipDifferentModelsAreToldWhatEachClips) {

@@ -110,7 +110,7 @@ TEST(ShardedEffects, DataRanksGatherOnlyTheirPartOfAMember) {
 
 TEST(ShardedEffects, HalvesOfTheRanksThatShardKeepTheirPartsOfAMember) {
   const FullyShardOptions halves{.reshard_after_forward = ReshardAfterForward::to_world(2)};
-  on_pairs(model_of(1), 4, 2, /*cut_sequence=*/false, halves, [](ShardedPair& pair) {
+  on_pairs(model_of(2), 4, 2, /*cut_sequence=*/false, halves, [](ShardedPair& pair) {
     const at::Tensor loss = pair.sharded_loss();
     EXPECT_GT(counters(pair.data_mesh()).post_forward_bytes, 0);
     loss.backward();

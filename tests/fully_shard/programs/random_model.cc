@@ -55,17 +55,20 @@ Tensor make_tensor(const Program& program, const ParamSpec& param) {
   return values.to(scalar_type(param.dtype)).set_requires_grad(!param.frozen);
 }
 
-// Sums of more precision than what they are rounded to: in which order the ranks' parts
-// are added up then shows nowhere.
-Tensor sum_of(const Tensor& tensor) { return tensor.to(at::kDouble).sum(); }
+// For sums of more precision than what they are rounded to: in which order the ranks'
+// parts are added up then shows nowhere. The product is of the member's dtype, where an
+// entry's own is double already and its member's is not.
+Tensor in_double(const Tensor& tensor) { return (tensor * 1).to(at::kDouble); }
+
+Tensor sum_of(const Tensor& tensor) { return in_double(tensor).sum(); }
 
 Tensor sum_of_squares(const Tensor& tensor) {
-  const auto precise = tensor.to(at::kDouble);
+  const auto precise = in_double(tensor);
   return (precise * precise).sum();
 }
 
 Tensor statistics_of(const Tensor& tensor) {
-  const auto precise = tensor.to(at::kDouble);
+  const auto precise = in_double(tensor);
   const auto norm = precise.norm();
   return tensor.numel() == 0 ? norm : norm + precise.mean() + precise.abs().max();
 }

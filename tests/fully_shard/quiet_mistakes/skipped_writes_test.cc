@@ -75,6 +75,28 @@ TEST_P(SkippedWrites, AWriteOfOneRankAloneIsAnErrorOnEveryRank) {
   });
 }
 
+// Rank 0 has seen the others' shards of another state than they compute with.
+TEST_P(SkippedWrites, ATouchOfOneRankBetweenTwoWritesOfAllIsAnErrorOnEveryRank) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto model = six_row_pair(mesh);
+    const auto x = torch::ones({2, 4});
+    const torch::NoGradGuard no_grad;
+    const auto write_all = [&] {
+      for (auto& parameter : model->parameters()) parameter.mul_(0.5);
+    };
+    model(x);
+    const auto begin = std::chrono::steady_clock::now();
+    EXPECT_THAT(message_of<c10::Error>([&] {
+                  write_all();
+                  if (rank == 0) model->first(x);
+                  write_all();
+                  model(x);
+                }),
+                AllOf(HasSubstr("unit 'first'"), HasSubstr("rank " + std::to_string(rank))));
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, kSlowdown * std::chrono::seconds(5));
+  });
+}
+
 INSTANTIATE_WORLDS(SkippedWrites, 2, 3);
 
 // Hybrid sharding over {replicas, shards}; replicate() over as many ranks where there is
