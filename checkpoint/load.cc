@@ -17,7 +17,6 @@
 
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <deque>
 #include <filesystem>
 #include <optional>
@@ -154,9 +153,10 @@ class Loading {
   std::vector<std::string> find_all(const Catalog& catalog,
                                     const std::vector<std::string>& names) const {
     std::vector<std::string> all;
+    std::set<std::string> known;
     for (const auto& name : names) {
       const auto found = find(catalog, name_in_file(name));
-      if (found && std::find(all.begin(), all.end(), *found) == all.end()) all.push_back(*found);
+      if (found && known.insert(*found).second) all.push_back(*found);
     }
     return all;
   }

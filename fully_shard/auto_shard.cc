@@ -126,9 +126,10 @@ class Planner {
 
   static void add_ignored(FullyShardOptions& options, const std::vector<at::Tensor>& inherited) {
     auto& ignored = options.ignored_params;
+    ParamSet known;
+    for (const auto& tensor : ignored) known.insert(tensor.unsafeGetTensorImpl());
     for (const auto& tensor : inherited) {
-      if (std::ranges::none_of(ignored, [&](auto& other) { return other.is_same(tensor); }))
-        ignored.push_back(tensor);
+      if (known.insert(tensor.unsafeGetTensorImpl()).second) ignored.push_back(tensor);
     }
   }
 

@@ -20,7 +20,6 @@
 #include <c10/util/StringUtil.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <map>
 #include <set>
 #include <string>
@@ -78,8 +77,7 @@ class WithoutValues {
     if (!managed.group) {
       return plain.push_back({tensor, device_of(tensor, tree.nearest_unit(place))});
     }
-    if (std::find(groups.begin(), groups.end(), managed.group) == groups.end())
-      groups.push_back(managed.group);
+    if (known_groups_.insert(managed.group.get()).second) groups.push_back(managed.group);
   }
 
   // A tensor-parallel one's is its mesh's.
@@ -96,6 +94,7 @@ class WithoutValues {
   }
 
   std::set<const c10::TensorImpl*> seen_;
+  std::set<const ParamGroup*> known_groups_;
 };
 
 at::Tensor value_of(const at::Tensor& without_values) {

@@ -22,8 +22,8 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <optional>
+#include <unordered_set>
 #include <utility>
 
 namespace fsdp {
@@ -117,12 +117,11 @@ FSDPModule get_fsdp_module(ModuleRef module) {
 
 std::vector<FSDPModule> fsdp_modules(ModuleRef module, bool root_only) {
   std::vector<FSDPModule> units;
+  std::unordered_set<const internal::Unit*> known;
   const ModuleTree tree({&internal::given_module("fsdp_modules", module)});
   for (size_t i = 0; i < tree.size(); ++i) {
     if (!tree.unit(i) || (root_only && !tree.unit(i)->is_root())) continue;
-    auto unit = internal::handle_of(tree.unit(i));
-    if (std::find(units.begin(), units.end(), unit) == units.end())
-      units.push_back(std::move(unit));
+    if (known.insert(tree.unit(i).get()).second) units.push_back(internal::handle_of(tree.unit(i)));
   }
   return units;
 }

@@ -18,6 +18,7 @@
 #include <limits>
 #include <stdexcept>
 #include <string>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -53,6 +54,7 @@ auto as_value_error(const Body& body) {
 // Each once, though a tied parameter be listed twice.
 Tensors gradients_of(const torch::optim::Optimizer& optimizer, int64_t rank) {
   Tensors gradients;
+  std::unordered_set<const c10::TensorImpl*> known;
   for (const auto& group : optimizer.param_groups()) {
     for (const auto& param : group.params()) {
       const auto& gradient = param.grad();
@@ -63,8 +65,7 @@ Tensors gradients_of(const torch::optim::Optimizer& optimizer, int64_t rank) {
                         "parameters in fp32 and compute in fp16 by MixedPrecisionPolicy's "
                         "param_dtype (rank ",
                         rank, ")");
-      const auto is_same = [&](const at::Tensor& other) { return other.is_same(gradient); };
-      if (std::none_of(gradients.begin(), gradients.end(), is_same)) gradients.push_back(gradient);
+      if (known.insert(gradient.unsafeGetTensorImpl()).second) gradients.push_back(gradient);
     }
   }
   return gradients;

@@ -2,7 +2,8 @@
 //
 //   {
 //     fsdp::SummonFullParams full(model);                    // collective
-//     torch::save(model, "model.pt");  // module->parameters() are full tensors here
+//     // module->parameters() are full tensors here; one rank writes the file
+//     if (fsdp::is_rank_zero()) torch::save(model, "model.pt");
 //   }                                                        // sharded again; changes persist
 #pragma once
 
@@ -30,8 +31,9 @@ struct SummonOptions {
 // members have a dtype of their own (mp_policy.param_dtype; forwards do not see what is
 // written to those before the end). For looking, saving, editing and forwards; a backward
 // of these units is an error, since its gradients belong to what the registry holds
-// otherwise. LibTorch's torch::save writes the model's whole values there; an optimizer's
-// states stay sharded, and fsdp::save has them.
+// otherwise. LibTorch's torch::save writes the model's whole values there, on one rank:
+// all ranks would write one file. An optimizer's states stay sharded, and fsdp::save has
+// them.
 //
 // The constructor is collective over the meshes of the units, and leaves everything as it
 // was when it throws: ValueError inside a backward, where a unit is summoned already

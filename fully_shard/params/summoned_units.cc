@@ -6,29 +6,42 @@
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
+#include <cstddef>
 #include <set>
+#include <unordered_map>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-template <class Item, class Matches>
-Item& find_or_add(std::vector<Item>& items, const Matches& matches) {
-  const auto found = std::find_if(items.begin(), items.end(), matches);
-  return found != items.end() ? *found : items.emplace_back();
-}
+class Collection {
+ public:
+  void add_slot(const at::Tensor& entry, RegistrySlot slot) {
+    const auto& group = RegistryEntry::of(entry)->group();
+    auto& unit = find_or_add(units_, places_of_units_, group.get());
+    unit.group = group;
+    unit.modules.push_back(slot.module->weak_from_this().lock());
+    auto& param = find_or_add(unit.params, places_of_params_, entry.unsafeGetTensorImpl());
+    param.entry = entry;
+    param.slots.push_back(std::move(slot));
+  }
 
-void add_slot(std::vector<SummonedUnit>& units, const at::Tensor& entry, RegistrySlot slot) {
-  const auto& group = RegistryEntry::of(entry)->group();
-  auto& unit = find_or_add(units, [&](const auto& other) { return other.group == group; });
-  unit.group = group;
-  unit.modules.push_back(slot.module->weak_from_this().lock());
-  auto& param =
-      find_or_add(unit.params, [&](const auto& other) { return other.entry.is_same(entry); });
-  param.entry = entry;
-  param.slots.push_back(std::move(slot));
-}
+  std::vector<SummonedUnit> release() { return std::move(units_); }
+
+ private:
+  template <class Key>
+  using Places = std::unordered_map<const Key*, size_t>;
+
+  template <class Item, class Key>
+  static Item& find_or_add(std::vector<Item>& items, Places<Key>& places, const Key* key) {
+    const auto [place, is_new] = places.try_emplace(key, items.size());
+    return is_new ? items.emplace_back() : items[place->second];
+  }
+
+  std::vector<SummonedUnit> units_;
+  Places<ParamGroup> places_of_units_;
+  Places<c10::TensorImpl> places_of_params_;  // each in its unit
+};
 
 }  // namespace
 
@@ -48,7 +61,6 @@ void check_not_held(const ParamGroup& group) {
 
 std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Module*>& modules,
                                               bool recurse) {
-  std::vector<SummonedUnit> units;
   const ModuleTree tree(modules);
   std::set<const ParamGroup*> own;
   for (size_t i = 0; i < tree.size(); ++i) {
@@ -56,16 +68,17 @@ std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Modul
     check_not_summoned(*tree.unit(i), "SummonFullParams");
     own.insert(tree.unit(i)->group);
   }
+  Collection found;
   for (size_t i = 0; i < tree.size(); ++i) {
     for (auto& slot : slots_of(tree.module(i))) {
       const auto& tensor = registered(slot);
       const auto group = find_managed_tensor(tensor).group;
       if (!group || (!recurse && !own.contains(group.get()))) continue;
       check_not_summoned(group->unit(), "SummonFullParams");
-      add_slot(units, tensor, std::move(slot));
+      found.add_slot(tensor, std::move(slot));
     }
   }
-  return units;
+  return found.release();
 }
 
 }  // namespace fsdp::internal

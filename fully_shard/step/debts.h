@@ -4,7 +4,9 @@
 // Local.
 #pragma once
 
-#include <algorithm>
+#include <cstddef>
+#include <map>
+#include <unordered_map>
 #include <vector>
 
 namespace fsdp::internal {
@@ -13,35 +15,55 @@ template <class Group>
 class Debts {
  public:
   void touched(Group group) {
-    if (std::find(fresh_.begin(), fresh_.end(), group) != fresh_.end()) return;
-    std::erase(old_, group);
-    fresh_.push_back(group);
+    if (fresh_.contains(group)) return;
+    old_.remove(group);
+    fresh_.add(group);
   }
   // A backward without synchronisation left gradients on the group.
   void left_unpaid(Group group) {
-    if (!owes(group)) old_.push_back(group);
+    if (!owes(group)) old_.add(group);
   }
   void paid(Group group) {
-    std::erase(fresh_, group);
-    std::erase(old_, group);
+    fresh_.remove(group);
+    old_.remove(group);
   }
   // A backward ended: what is still owed keeps no place among the next forward's touches.
   void backward_ended() {
-    old_.insert(old_.end(), fresh_.begin(), fresh_.end());
-    fresh_.clear();
+    for (const auto& [number, group] : fresh_.in_order()) old_.add(group);
+    fresh_ = {};
   }
   std::vector<Group> in_order() const {
-    auto groups = old_;
-    groups.insert(groups.end(), fresh_.begin(), fresh_.end());
+    std::vector<Group> groups;
+    for (const auto* line : {&old_, &fresh_}) {
+      for (const auto& [number, group] : line->in_order()) groups.push_back(group);
+    }
     return groups;
   }
-  bool owes(Group group) const {
-    return std::find(fresh_.begin(), fresh_.end(), group) != fresh_.end() ||
-           std::find(old_.begin(), old_.end(), group) != old_.end();
-  }
+  bool owes(Group group) const { return fresh_.contains(group) || old_.contains(group); }
 
  private:
-  std::vector<Group> fresh_, old_;
+  // Groups in the order in which they came, each once.
+  class Line {
+   public:
+    bool contains(Group group) const { return numbers_.contains(group); }
+    void add(Group group) {
+      if (numbers_.try_emplace(group, next_).second) groups_.emplace(next_++, group);
+    }
+    void remove(Group group) {
+      const auto found = numbers_.find(group);
+      if (found == numbers_.end()) return;
+      groups_.erase(found->second);
+      numbers_.erase(found);
+    }
+    const std::map<size_t, Group>& in_order() const { return groups_; }  // by number
+
+   private:
+    size_t next_ = 0;
+    std::map<size_t, Group> groups_;
+    std::unordered_map<Group, size_t> numbers_;
+  };
+
+  Line fresh_, old_;
 };
 
 }  // namespace fsdp::internal

@@ -16,6 +16,8 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
@@ -24,11 +26,14 @@ template <class Group>
 class ReductionOrder {
  public:
   ReductionOrder() = default;
-  explicit ReductionOrder(std::vector<Group> groups) : groups_(std::move(groups)) {}
+  // Each once.
+  explicit ReductionOrder(std::vector<Group> groups) : groups_(std::move(groups)) {
+    find_places(0);
+  }
 
   // `group` is to take part: at the end, where it has no place yet.
   void add(const Group& group) {
-    if (place_of(group) == groups_.size()) groups_.push_back(group);
+    if (places_.try_emplace(group, groups_.size()).second) groups_.push_back(group);
   }
   // The backward has come to `group`.
   void touched(const Group& group) {
@@ -54,17 +59,24 @@ class ReductionOrder {
     if (place < next_) --next_;
     if (place < forced_) --forced_;
     groups_.erase(groups_.begin() + static_cast<std::ptrdiff_t>(place));
+    places_.erase(group);
+    find_places(place);
   }
   const std::vector<Group>& groups() const { return groups_; }
 
  private:
   size_t place_of(const Group& group) const {
-    return static_cast<size_t>(std::find(groups_.begin(), groups_.end(), group) - groups_.begin());
+    const auto found = places_.find(group);
+    return found == places_.end() ? groups_.size() : found->second;
+  }
+  void find_places(size_t first) {
+    for (size_t place = first; place < groups_.size(); ++place) places_[groups_[place]] = place;
   }
 
   std::vector<Group> groups_;
-  size_t next_ = 0;    // everything before has left
-  size_t forced_ = 0;  // everything before leaves, complete or not
+  std::unordered_map<Group, size_t> places_;  // in groups_
+  size_t next_ = 0;                           // everything before has left
+  size_t forced_ = 0;                         // everything before leaves, complete or not
 };
 
 }  // namespace fsdp::internal

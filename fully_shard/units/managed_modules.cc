@@ -5,7 +5,6 @@
 
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <unordered_map>
 #include <unordered_set>
 #include <utility>
@@ -21,11 +20,9 @@ class Collector {
 
   void add_unit(const ModuleTree& tree, size_t place) {
     auto& units = result_.units;
-    const auto same = [&](const auto& found) { return found.unit == tree.unit(place); };
-    auto found = std::find_if(units.begin(), units.end(), same);
-    if (found == units.end())
-      found = units.insert(units.end(), {tree.unit(place), {}, tree.path(place)});
-    found->paths.emplace(&tree.module(place), tree.path(place));
+    const auto [position, is_new] = units_.try_emplace(tree.unit(place).get(), units.size());
+    if (is_new) units.push_back({tree.unit(place), {}, tree.path(place)});
+    units[position->second].paths.emplace(&tree.module(place), tree.path(place));
   }
 
   void add_params(const ModuleTree& tree, size_t place) {
@@ -54,6 +51,7 @@ class Collector {
 
  private:
   std::unordered_set<const c10::TensorImpl*> ignored_;
+  std::unordered_map<const Unit*, size_t> units_;  // where they are in the result
   std::unordered_map<const c10::TensorImpl*, size_t> positions_;
   std::unordered_set<const c10::TensorImpl*> buffers_;
   ManagedModules result_;

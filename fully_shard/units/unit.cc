@@ -54,14 +54,12 @@ void Unit::cast_buffers() const {
 }
 
 void Unit::ignore(const std::vector<at::Tensor>& tensors) {
-  for (const auto& tensor : tensors) ignored_.emplace_back(tensor.getIntrusivePtr());
+  for (const auto& tensor : tensors)
+    ignored_.try_emplace(tensor.unsafeGetTensorImpl(), tensor.getIntrusivePtr());
 }
 
 bool Unit::ignores(const at::Tensor& tensor) const {
-  const bool here = std::any_of(ignored_.begin(), ignored_.end(), [&tensor](const auto& weak) {
-    return !weak.expired() && weak._unsafe_get_target() == tensor.unsafeGetTensorImpl();
-  });
-  if (here) return true;
+  if (ignored_.contains(tensor.unsafeGetTensorImpl())) return true;
   const auto enclosing = parent.lock();
   return enclosing && enclosing->ignores(tensor);
 }

@@ -14,6 +14,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -78,7 +79,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
  private:
   void join(const std::shared_ptr<Root>& joined);
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
-  std::vector<WeakTensor> ignored_;
+  std::unordered_map<const c10::TensorImpl*, WeakTensor> ignored_;  // whose addresses it keeps
 };
 
 // `unit` and all units below it, parents first.

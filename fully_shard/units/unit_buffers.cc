@@ -4,6 +4,8 @@
 
 #include <c10/core/GradMode.h>
 
+#include <algorithm>
+#include <cstddef>
 #include <mutex>
 #include <unordered_map>
 #include <utility>
@@ -18,6 +20,8 @@ struct TakenBuffer {
   at::ScalarType own, cast;
 };
 
+constexpr size_t kFewBuffers = 1024;
+
 // Of all units of the process. Weak pointers keep addresses from being used again.
 class TakenBuffers {
  public:
@@ -26,9 +30,12 @@ class TakenBuffers {
     return instance;
   }
 
+  // Looks at all only once they are twice as many.
   void forget_dead() {
     const std::lock_guard lock(mutex_);
+    if (taken_.size() < forget_at_) return;
     std::erase_if(taken_, [](const auto& item) { return item.second.tensor.expired(); });
+    forget_at_ = std::max(kFewBuffers, 2 * taken_.size());
   }
 
   // False where a unit has it.
@@ -60,6 +67,7 @@ class TakenBuffers {
  private:
   std::mutex mutex_;
   std::unordered_map<const c10::TensorImpl*, TakenBuffer> taken_;
+  size_t forget_at_ = kFewBuffers;
 };
 
 void cast_buffer(const at::Tensor& buffer, std::optional<at::ScalarType> dtype) {

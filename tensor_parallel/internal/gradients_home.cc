@@ -13,10 +13,10 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <algorithm>
 #include <map>
 #include <memory>
 #include <mutex>
+#include <unordered_set>
 #include <utility>
 #include <vector>
 
@@ -58,8 +58,10 @@ class Terms {
   void sum_all() {
     const at::NoGradGuard no_grad;
     std::vector<TermsOf> all;
+    std::unordered_set<const c10::TensorImpl*> with_own;  // members whose .grad is there
     for (TermsOf& terms : std::exchange(terms_, {})) {
-      if (terms.to_add.defined() || (is_to_sum(terms.member) && !has_own(all, terms.member)))
+      if (terms.to_add.defined() ||
+          (is_to_sum(terms.member) && with_own.insert(terms.member.unsafeGetTensorImpl()).second))
         all.push_back(std::move(terms));
     }
     std::vector<at::Tensor> gradients;
@@ -69,12 +71,6 @@ class Terms {
   }
 
  private:
-  static bool has_own(const std::vector<TermsOf>& all, const at::Tensor& member) {
-    return std::any_of(all.begin(), all.end(), [&](const TermsOf& each) {
-      return !each.to_add.defined() && each.member.is_same(member);
-    });
-  }
-
   std::mutex mutex_;  // devices have backward threads of their own
   std::vector<TermsOf> terms_;
 };

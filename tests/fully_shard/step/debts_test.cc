@@ -124,5 +124,25 @@ TEST(Debts, OfEverySequenceOfFiveEventsAreThoseOfItsHistory) {
   check_all(events, 5);
 }
 
+// It would take minutes if each look for a group went through all of them.
+TEST(Debts, OfManyGroupsAreFoundAtOnce) {
+  constexpr int kGroups = 400'000;
+  Debts<int> debts;
+  for (int group = 0; group < kGroups; ++group) debts.touched(group);
+  debts.backward_ended();
+  for (int group = kGroups; group-- > 0;) {
+    if (group % 2 == 0) debts.touched(group);
+    if (group % 3 == 0) debts.paid(group);
+  }
+  std::vector<int> expected;
+  for (int group = 0; group < kGroups; ++group) {
+    if (group % 2 != 0 && group % 3 != 0) expected.push_back(group);
+  }
+  for (int group = kGroups; group-- > 0;) {
+    if (group % 2 == 0 && group % 3 != 0) expected.push_back(group);
+  }
+  EXPECT_EQ(debts.in_order(), expected);
+}
+
 }  // namespace
 }  // namespace fsdp::internal

@@ -102,5 +102,20 @@ TEST(ReductionOrder, AGroupThatDiesDoesNotForceAnother) {
   EXPECT_TRUE(all_that_leave_now(order, std::vector<bool>(4, false)).empty());
 }
 
+// It would take minutes if each look for a group's place went through all groups.
+TEST(ReductionOrder, OfManyGroupsFindsEachAtOnce) {
+  constexpr int kGroups = 400'000;
+  Order order;
+  for (int g = 0; g < kGroups; g += 2) order.add(g);
+  for (int g = 0; g < kGroups; ++g) order.touched(g);  // the odd ones get the last places
+  std::vector<int> expected;
+  for (const int first : {0, 1}) {
+    for (int g = first; g < kGroups; g += 2) expected.push_back(g);
+  }
+  EXPECT_EQ(order.groups(), expected);
+  EXPECT_EQ(all_that_leave_at_the_end(order), expected);
+  for (int g = 0; g < kGroups; ++g) ASSERT_TRUE(order.has_left(g));
+}
+
 }  // namespace
 }  // namespace fsdp::internal
