@@ -4,7 +4,7 @@
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/errors.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/add.h>
@@ -32,12 +32,12 @@ using ::testing::Each;
 using testing::expect_error;
 using ::testing::HasSubstr;
 using testing::message_of;
+using testing::on_ranks_of;
 using testing::run_ranks;
 
 TEST(AllReduce, OfANumberIsTheReductionOfAllRanksNumbers) {
   for (const int64_t world : {1, 2, 3}) {
-    run_ranks(world, [&](int64_t rank) {
-      const auto mesh = init_device_mesh(c10::kCPU, {world});
+    on_ranks_of(world, [&](int64_t rank, const DeviceMesh& mesh) {
       const auto own = 0.1 * static_cast<double>(rank + 1);
       double sum = 0;
       for (int64_t i = 0; i < world; ++i) sum += 0.1 * static_cast<double>(i + 1);
@@ -50,8 +50,7 @@ TEST(AllReduce, OfANumberIsTheReductionOfAllRanksNumbers) {
 }
 
 TEST(AllReduce, OfIntegersIsExactAndOfFloatsADouble) {
-  run_ranks(2, [](int64_t rank) {
-    const auto mesh = init_device_mesh(c10::kCPU, {2});
+  on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
     const int64_t large = (int64_t{1} << 53) + rank;
     const auto sum = all_reduce(large, mesh);
     static_assert(std::is_same_v<decltype(sum), const int64_t>);
@@ -67,8 +66,7 @@ TEST(AllReduce, OfIntegersIsExactAndOfFloatsADouble) {
 
 TEST(AllReduce, OfATensorKeepsShapeAndDtypeAndLeavesTheArgument) {
   for (const int64_t world : {1, 3}) {
-    run_ranks(world, [&](int64_t rank) {
-      const auto mesh = init_device_mesh(c10::kCPU, {world});
+    on_ranks_of(world, [&](int64_t rank, const DeviceMesh& mesh) {
       const at::Tensor numbers = at::arange(6).view({2, 3}).t();
       for (const auto dtype : {at::kDouble, at::kFloat, at::kBFloat16, at::kLong, at::kByte}) {
         const at::Tensor own = at::add(numbers, rank).to(dtype);
@@ -93,8 +91,7 @@ TEST(AllReduce, OverAMeshOfTwoDimensionsIsOfAllItsRanks) {
 }
 
 TEST(AllReduce, NanOfOneRankIsNanOnAll) {
-  run_ranks(2, [](int64_t rank) {
-    const auto mesh = init_device_mesh(c10::kCPU, {2});
+  on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
     const auto own = rank == 1 ? std::numeric_limits<double>::quiet_NaN() : 1;
     for (const auto op : {Reduce::kSum, Reduce::kMean, Reduce::kMax, Reduce::kMin})
       EXPECT_TRUE(std::isnan(all_reduce(own, mesh, op)));
@@ -105,8 +102,7 @@ TEST(AllReduce, NanOfOneRankIsNanOnAll) {
 template <class Parts>
 std::array<std::string, 2> told(const Parts& parts) {
   std::array<std::string, 2> texts;
-  run_ranks(2, [&](int64_t rank) {
-    const auto mesh = init_device_mesh(c10::kCPU, {2});
+  on_ranks_of(2, [&](int64_t rank, const DeviceMesh& mesh) {
     texts[static_cast<size_t>(rank)] = message_of([&] { parts(rank, mesh); });
   });
   return texts;

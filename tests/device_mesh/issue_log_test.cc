@@ -4,6 +4,7 @@
 #include "device_mesh/collectives/watched_rank.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
+#include "tests/support/errors.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
 
@@ -27,16 +28,8 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::message_of;
 using testing::run_ranks;
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 std::shared_ptr<IssueLog> log_of(const DeviceMesh& mesh, int64_t dim) {
   return IssueLog::of(mesh.group(dim), mesh.device_type());
@@ -104,7 +97,7 @@ TEST(IssueLog, RidersOfOperationsThatDifferAreRefusedWithTheOperations) {
     const int64_t bytes = rank == 1 ? rider_room(3) : 3;
     auto announced = log->announce({.what = rank == 1 ? "gather" : "sum", .bytes = bytes},
                                    at::zeros({1, bytes}, at::kByte));
-    EXPECT_THAT(error_of([&] { announced.wait(); }),
+    EXPECT_THAT(message_of<c10::Error>([&] { announced.wait(); }),
                 AllOf(HasSubstr("rank 1 issued the gather"), HasSubstr("issued the sum")));
   });
 }
@@ -133,7 +126,7 @@ TEST(IssueLog, BesideAnotherEndsWithIt) {
     const auto log = log_of(mesh, 0), beside = log->beside(mesh.side_group(0, "beside"));
     const auto other = rank == 0 ? "gather" : "sum";
     EXPECT_THROW(beside->announce({.what = other, .bytes = rank}).wait(), c10::Error);
-    EXPECT_THAT(error_of([&] { log->announce({.what = "later gather"}); }),
+    EXPECT_THAT(message_of<c10::Error>([&] { log->announce({.what = "later gather"}); }),
                 AllOf(HasSubstr("the later gather can not go on"), HasSubstr("out of order")));
   });
 }
@@ -188,7 +181,7 @@ TEST(IssueLog, ChecksBeforeItRunsACollective) {
     EXPECT_EQ(all[1].item<float>(), 1);
     bool ran = false;
     const auto other = rank == 0 ? "sum of losses" : "gather of ranks";
-    EXPECT_THAT(error_of([&] {
+    EXPECT_THAT(message_of<c10::Error>([&] {
                   log->run({.what = other, .bytes = 4 + 4 * rank}, [&] {
                     ran = true;
                     return Pending();
@@ -205,7 +198,7 @@ TEST(IssueLog, ACollectiveThatFailsIsTheReasonWhyNothingElseIsIssued) {
     const auto log = log_of(init_device_mesh(c10::kCPU, {1}), 0);
     EXPECT_THROW(log->watch([] { TORCH_CHECK(false, "the cable is out"); }), c10::Error);
     EXPECT_THROW(log->watch([] { TORCH_CHECK(false, "a second reason"); }), c10::Error);
-    EXPECT_THAT(error_of([&] { log->announce({.what = "all-gather of unit 'l0'"}); }),
+    EXPECT_THAT(message_of<c10::Error>([&] { log->announce({.what = "all-gather of unit 'l0'"}); }),
                 AllOf(HasSubstr("the all-gather of unit 'l0' can not go on"),
                       HasSubstr("the cable is out"), HasSubstr("start anew")));
   });
@@ -218,9 +211,9 @@ TEST(IssueLog, AfterDestroyProcessGroupNothingIsIssued) {
     log->announce({.what = "all-gather of unit 'l0'"}).wait();
     destroy_process_group();
     for (const int64_t dim : {0, 1}) {
-      EXPECT_THAT(
-          error_of([&] { log_of(mesh, dim)->announce({.what = "all-gather of unit 'l0'"}); }),
-          HasSubstr("destroy_process_group() has ended"));
+      EXPECT_THAT(message_of<c10::Error>(
+                      [&] { log_of(mesh, dim)->announce({.what = "all-gather of unit 'l0'"}); }),
+                  HasSubstr("destroy_process_group() has ended"));
     }
   });
 }

@@ -6,7 +6,6 @@
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ATen.h>
-#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
 #include <vector>
@@ -14,14 +13,11 @@
 namespace fsdp {
 namespace {
 
-using testing::error_of;
 using testing::expect_as_plain;
 using testing::expect_same;
-using ::testing::HasSubstr;
 using testing::Problem;
 using testing::run_ranks;
 using testing::waves;
-using testing::whole;
 using Placements = std::vector<Placement>;
 using Tensors = std::vector<at::Tensor>;
 

@@ -17,6 +17,7 @@
 #include "fully_shard/grad_scaler.h"
 #include "fully_shard/summon_full_params.h"
 #include "tensor_parallel/parallelize_module.h"
+#include "tests/support/errors.h"
 #include "tests/support/put_on_meta.h"
 #include "tests/support/start_values.h"
 #include "tests/support/temporary_folder.h"
@@ -213,15 +214,6 @@ std::vector<Call> every_call() {
   return calls;
 }
 
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "no error";
-}
-
 class EveryPair : public ::testing::Test {
  protected:
   void SetUp() override {
@@ -244,7 +236,7 @@ TEST_F(EveryPair, OfCollectiveCallsOnTwoRanksIsAnErrorOnBothThatNamesBoth) {
       run_ranks(2, [&](int64_t rank) {
         Scene scene(folder_.path());
         const auto begin = std::chrono::steady_clock::now();
-        const auto error = error_of([&] { made[rank]->run(scene); });
+        const auto error = message_of<c10::Error>([&] { made[rank]->run(scene); });
         const auto pair = made[0]->name + " against " + made[1]->name;
         for (const auto* call : made)
           EXPECT_THAT(error, HasSubstr(call->announced)) << pair << ", rank " << rank;
@@ -261,7 +253,7 @@ TEST_F(EveryPair, ATouchOnOneRankAgainstTheBackwardOfTwoIsAnErrorOnAll) {
     const auto calls = every_call();
     const auto& touch = calls[0];
     const auto& backward = calls[2];
-    const auto error = error_of([&] { (rank == 0 ? touch : backward).run(scene); });
+    const auto error = message_of<c10::Error>([&] { (rank == 0 ? touch : backward).run(scene); });
     for (const auto& call : {touch, backward})
       EXPECT_THAT(error, HasSubstr(call.announced)) << "rank " << rank;
   });
@@ -286,7 +278,7 @@ TEST_F(EveryPair, OfMeshesThatAreMadeAndATouchIsAnErrorOnBothThatNamesBoth) {
       run_ranks(4, [&](int64_t rank) {
         Scene scene(folder_.path(), 4);
         const auto begin = std::chrono::steady_clock::now();
-        const auto error = error_of([&] { made[rank % 2]->run(scene); });
+        const auto error = message_of<c10::Error>([&] { made[rank % 2]->run(scene); });
         for (const auto* call : made)
           EXPECT_THAT(error, HasSubstr(call->announced)) << "rank " << rank;
         EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
@@ -314,12 +306,12 @@ TEST_F(EveryPair, RanksThatClipDifferentModelsAreToldWhatEachClips) {
     const std::vector<torch::Tensor> first(parameters.begin(), parameters.begin() + 2);
     const auto before = internal::local_of(parameters[0].grad()).clone();
     for (const double max_norm : {1e-3, 1e-4}) {
-      const auto error = error_of(
+      const auto error = message_of<c10::Error>(
           [&] { static_cast<void>(clip_grad_norm_(rank == 0 ? parameters : first, max_norm)); });
       EXPECT_THAT(error, ::testing::AllOf(HasSubstr("rank 0 clips 4 parameters of 40 elements"),
                                           HasSubstr("rank 1 clips 2 parameters of 20 elements")));
     }
-    EXPECT_THAT(error_of([&] {
+    EXPECT_THAT(message_of<c10::Error>([&] {
                   static_cast<void>(clip_grad_norm_(parameters, 1 + static_cast<double>(rank)));
                 }),
                 HasSubstr("max_norm"));

@@ -269,31 +269,36 @@ void expect_plain_values(const Expressions& expressions, const Pair& pair, const
   }
 }
 
+void expect_all_plain_values(const Pair& pair, int64_t rank) {
+  const auto mine = data_of(rank);
+  expect_plain_values(results_of_entries(), pair, mine);
+  expect_plain_values(views_of_entries(), pair, mine);
+}
+
+// Where no gradients are recorded.
+void expect_in_evaluation(const DeviceMesh& mesh, const Expressions& expressions) {
+  const Pair pair(mesh);
+  torch::NoGradGuard no_grad;
+  expect_plain_values(expressions, pair, data_of(mesh.rank()));
+}
+
 class PlainBesideEntries : public Worlds {};
 
 TEST_P(PlainBesideEntries, IsTheRanksOwnBesideWhatIsComputedFromThem) {
-  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    const Pair pair(mesh);
-    torch::NoGradGuard no_grad;
-    expect_plain_values(results_of_entries(), pair, data_of(rank));
-  });
+  on_ranks(
+      [](int64_t, const DeviceMesh& mesh) { expect_in_evaluation(mesh, results_of_entries()); });
 }
 
 TEST_P(PlainBesideEntries, IsTheRanksOwnInInferenceModeToo) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
     const Pair pair(mesh);
     c10::InferenceMode inference;
-    expect_plain_values(results_of_entries(), pair, data_of(rank));
-    expect_plain_values(views_of_entries(), pair, data_of(rank));
+    expect_all_plain_values(pair, rank);
   });
 }
 
 TEST_P(PlainBesideEntries, IsTheRanksOwnBesideViewsThatTheCutDoesNotAllow) {
-  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
-    const Pair pair(mesh);
-    torch::NoGradGuard no_grad;
-    expect_plain_values(views_of_entries(), pair, data_of(rank));
-  });
+  on_ranks([](int64_t, const DeviceMesh& mesh) { expect_in_evaluation(mesh, views_of_entries()); });
 }
 
 TEST_P(PlainBesideEntries, IsTheRanksOwnBesideFrozenOnesInTraining) {
@@ -301,9 +306,7 @@ TEST_P(PlainBesideEntries, IsTheRanksOwnBesideFrozenOnesInTraining) {
     const Pair pair(mesh);
     for (const auto& module : {pair.plain, pair.sharded})
       for (auto& parameter : module->parameters()) parameter.set_requires_grad(false);
-    const auto mine = data_of(rank);
-    expect_plain_values(results_of_entries(), pair, mine);
-    expect_plain_values(views_of_entries(), pair, mine);
+    expect_all_plain_values(pair, rank);
   });
 }
 
@@ -313,8 +316,7 @@ TEST_P(PlainBesideEntries, IsTheRanksOwnWhereParametersAreCutElsewhere) {
                       return std::optional<Shard>(Shard{parameter.dim() - 1});
                     }});
     torch::NoGradGuard no_grad;
-    expect_plain_values(results_of_entries(), pair, data_of(rank));
-    expect_plain_values(views_of_entries(), pair, data_of(rank));
+    expect_all_plain_values(pair, rank);
   });
 }
 
@@ -324,8 +326,7 @@ TEST(PlainBesideEntriesOfReplicas, IsTheRanksOwn) {
   run_ranks(4, [](int64_t rank) {
     const Pair pair(init_device_mesh(torch::kCPU, {2, 2}, {"replicate", "shard"}));
     torch::NoGradGuard no_grad;
-    expect_plain_values(results_of_entries(), pair, data_of(rank));
-    expect_plain_values(views_of_entries(), pair, data_of(rank));
+    expect_all_plain_values(pair, rank);
   });
 }
 

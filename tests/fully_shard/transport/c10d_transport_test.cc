@@ -4,8 +4,9 @@
 
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/on_mesh/collectives_of.h"
+#include "tests/support/errors.h"
 #include "tests/support/faulty_backend.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -24,17 +25,10 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
+using testing::message_of;
 using ::testing::Not;
+using testing::on_ranks_of;
 using testing::run_ranks;
-
-std::string error_of(const std::function<void()>& action) {
-  try {
-    action();
-  } catch (const c10::Error& error) {
-    return error.what_without_backtrace();
-  }
-  return "";
-}
 
 Issue unit(uint32_t number) {
   return {.unit = number,
@@ -76,16 +70,18 @@ class Divergence : public ::testing::TestWithParam<int64_t> {
       const auto mesh = init_device_mesh(c10::kCPU, {GetParam()});
       const auto transport = make_c10d_transport(mesh, 0);
       gather(*transport, 9);  // the same on all ranks
-      const auto error = error_of([&] { (rank == 0 ? one : other)(*transport, mesh); });
+      const auto error =
+          message_of<c10::Error>([&] { (rank == 0 ? one : other)(*transport, mesh); });
       EXPECT_THAT(error,
                   AllOf(HasSubstr("out of order"), HasSubstr(one_name), HasSubstr(other_name)))
           << "rank " << rank;
       // And nothing more is issued, with the first failure as the reason.
-      EXPECT_THAT(error_of([&] { gather(*transport, 3); }),
+      EXPECT_THAT(message_of<c10::Error>([&] { gather(*transport, 3); }),
                   AllOf(HasSubstr("all-gather of unit 'l3' can not go on"),
                         HasSubstr("out of order"), HasSubstr(one_name)));
-      EXPECT_THAT(error_of([&] { reduce(*transport, 3); }), HasSubstr("can not go on"));
-      EXPECT_THAT(error_of([&] { full_tensor(mesh); }), HasSubstr("can not go on"));
+      EXPECT_THAT(message_of<c10::Error>([&] { reduce(*transport, 3); }),
+                  HasSubstr("can not go on"));
+      EXPECT_THAT(message_of<c10::Error>([&] { full_tensor(mesh); }), HasSubstr("can not go on"));
       EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(10)) << "waited";
     });
   }
@@ -105,8 +101,7 @@ TEST_P(Divergence, ReductionsOfUnitsOfDifferentSize) {
 
 // Gradients complete at different times on different ranks, so this is no divergence.
 TEST_P(Divergence, AReductionMayLeaveBeforeOrAfterAGather) {
-  run_ranks(GetParam(), [&](int64_t rank) {
-    const auto mesh = init_device_mesh(c10::kCPU, {GetParam()});
+  on_ranks_of(GetParam(), [&](int64_t rank, const DeviceMesh& mesh) {
     const auto transport = make_c10d_transport(mesh, 0);
     const auto shards = transport->shard_memory(64, c10::kCPU);
     std::unique_ptr<Gather> gathering;
@@ -178,7 +173,7 @@ TEST(C10dTransport, OnASliceMessagesGiveRanksOfTheWholeJob) {
     const auto transport = make_c10d_transport(mesh["dp"], 0);
     EXPECT_EQ(transport->shard_rank(), rank % 2);
     if (rank < 2) return;  // the other row does nothing at all
-    const auto error = error_of([&] { gather(*transport, rank == 2 ? 1 : 2); });
+    const auto error = message_of<c10::Error>([&] { gather(*transport, rank == 2 ? 1 : 2); });
     EXPECT_THAT(error, AllOf(HasSubstr("rank 2 issued"), HasSubstr("rank 3 issued"),
                              Not(HasSubstr("rank 0")), Not(HasSubstr("rank 1"))));
   });
@@ -190,20 +185,21 @@ TEST(C10dTransport, ARankThatIsGoneIsNamedWithItsRankInTheWholeJob) {
     const auto transport = make_c10d_transport(mesh["dp"], 0);
     if (rank != 2) return;  // leaves
     EXPECT_THAT(
-        error_of([&] { gather(*transport, 1); }),
+        message_of<c10::Error>([&] { gather(*transport, 1); }),
         AllOf(HasSubstr("all-gather of unit 'l1' failed on rank 2"), HasSubstr("of ranks 2, 3")));
   });
 }
 
 TEST(C10dTransport, TwoModelsOnOneGroupShareOneOrder) {
-  run_ranks(2, [](int64_t rank) {
-    const auto mesh = init_device_mesh(c10::kCPU, {2});
+  on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
     const auto a = make_c10d_transport(mesh, 0), b = make_c10d_transport(mesh, 0);
     gather(*a, 1);
     gather(*b, 1);
-    const auto error = error_of([&] { gather(rank == 0 ? *a : *b, rank == 0 ? 1 : 2); });
+    const auto error =
+        message_of<c10::Error>([&] { gather(rank == 0 ? *a : *b, rank == 0 ? 1 : 2); });
     EXPECT_THAT(error, AllOf(HasSubstr("'l1'"), HasSubstr("'l2'")));
-    EXPECT_THAT(error_of([&] { gather(rank == 0 ? *b : *a, 1); }), HasSubstr("can not go on"));
+    EXPECT_THAT(message_of<c10::Error>([&] { gather(rank == 0 ? *b : *a, 1); }),
+                HasSubstr("can not go on"));
   });
 }
 
