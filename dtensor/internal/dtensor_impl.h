@@ -14,6 +14,7 @@
 #include <c10/util/Exception.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -48,6 +49,10 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   // Called before the gate computes, outside autograd, with the whole value of `dtensor`
   // instead of the DTensor.
   virtual void before_whole_read(const at::Tensor& /*dtensor*/) {}
+  // Calls `view`, which takes a view of what substitute() gave. It may read values, so
+  // they are there while it runs. Collective where `view` is, or where they have to be
+  // fetched.
+  virtual void while_readable(const std::function<void()>& view) { view(); }
 };
 
 // What layers above know of a parameter, and of its views, which share it.

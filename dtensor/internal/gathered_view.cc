@@ -167,7 +167,7 @@ bool view_of_member(OperatorCall& call, const at::Tensor& self) {
   if (!member.defined()) return false;
   owner->before_whole_read(self);
   call.argument(0) = member;
-  call.run_in_place();
+  owner->while_readable([&] { call.run_in_place(); });
   wrap_results(call, [&](const at::Tensor& view, size_t) { return counted_with(view, member); });
   return true;
 }

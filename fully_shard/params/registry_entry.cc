@@ -2,6 +2,8 @@
 
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/whole_gradient.h"
+#include "on_demand/on_demand_storage.h"
+#include "on_demand/touched_groups.h"
 
 #include <c10/util/Exception.h>
 
@@ -34,6 +36,16 @@ void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor&
 void RegistryEntry::before_whole_read(const at::Tensor&) {
   const auto entry = group_->params()[static_cast<size_t>(index_)].entry();
   if (entry.defined()) lead_whole_gradients(entry, member_);
+}
+
+// A view of plain memory reads nothing, and what is empty is filled where the view is
+// used. A view of a tensor-parallel member across its cut is computed from its parts.
+void RegistryEntry::while_readable(const std::function<void()>& view) {
+  TouchedGroups groups;
+  const auto* const storage = is_dtensor(member_) ? OnDemandStorage::behind(member_) : nullptr;
+  if (storage != nullptr) groups.add(*storage);
+  groups.fill();
+  view();
 }
 
 ManagedTensor find_managed_tensor(const at::Tensor& tensor) {

@@ -11,6 +11,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <utility>
 
@@ -33,6 +34,7 @@ class RegistryEntry final : public DTensorOwner {
   }
   void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
   void before_whole_read(const at::Tensor& dtensor) override;
+  void while_readable(const std::function<void()>& view) override;
   // Views of the entry have this owner too, and stand for themselves.
   at::Tensor substitute(const at::Tensor& dtensor) override {
     auto& param = group_->params()[static_cast<size_t>(index_)];

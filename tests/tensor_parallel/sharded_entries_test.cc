@@ -108,6 +108,28 @@ TEST(ShardedEntries, GiveResultsThatAreWholeBesideWhatIsParallel) {
   }
 }
 
+// A view of the member, which is computed of its parts where it lies across its cut.
+TEST(ShardedEntries, HaveTheValuesOfOneDeviceInSlices) {
+  const auto slices = [](WithList& model) {
+    const auto entries = model->tail->list->parameters();
+    return at::cat({entries[0].narrow(0, 1, 4), entries[1].narrow(0, 1, 3).sum(0),
+                    entries[1].narrow(1, 2, 3).sum(1), entries[2].narrow(0, 0, 3)});
+  };
+  for (const auto& plan : {kCopied, kLinearOnly, kListToo}) {
+    on_pairs_with_lists(plan, [&](WithListPair& pair) {
+      const auto expect_same = [&] {
+        EXPECT_LE(distance(full_tensor(slices(pair.sharded)), slices(pair.plain)), kClose);
+      };
+      {
+        const torch::NoGradGuard no_grad;
+        expect_same();
+      }
+      const torch::InferenceMode inference;
+      expect_same();
+    });
+  }
+}
+
 TEST(ShardedEntries, ThatAreFrozenTakePartInTraining) {
   for (const auto& plan : {kCopied, kLinearOnly, kListToo}) {
     on_pairs_with_lists(plan, [](WithListPair& pair) {

@@ -49,8 +49,9 @@ TEST_P(SummonDetails, AGradientThatWaitsOnOneRankIsAnErrorOnAll) {
     auto unit = get_fsdp_module(layer);
     {
       const NoSyncGuard no_sync(unit);
-      auto y = torch::linear(torch::ones({1, 4}), layer->weight);
-      if (rank == 0) (y + layer->bias).sum().backward();
+      auto y = torch::linear(torch::ones({1, 4}, torch::requires_grad()), layer->weight);
+      if (rank == 0) y = y + layer->bias;
+      y.sum().backward();
     }
     const auto summon = [&] { const SummonFullParams full(layer, {.with_grads = true}); };
     EXPECT_THAT(message_of<c10::ValueError>(summon),
