@@ -5,7 +5,6 @@
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/plain_beside.h"
 #include "on_demand/on_demand_storage.h"
-#include "on_demand/pass.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parallel_member.h"
 
@@ -157,19 +156,6 @@ const std::string& name_of(const PlainOperand& operand, const c10::OperatorHandl
       mesh.rank(), "; every rank of the group sees this error)");
 }
 
-[[noreturn]] void report_gradient(const char* op, const at::Tensor& gradient,
-                                  const std::vector<int64_t>& differ, const DeviceMesh& mesh) {
-  TORCH_CHECK_VALUE(false, "tensor parallelism: the gradient of shape ", gradient.sizes(),
-                    " that comes back to the whole result of ", op, " is not the same on ",
-                    coordinates_text({0}, mesh), " and on ", coordinates_text(differ, mesh), " of ",
-                    mesh,
-                    ". What was computed from it must be the same on the ranks of one "
-                    "tensor-parallel group, with "
-                    "the same targets, masks and factors: choose them by the other dimension, "
-                    "mesh[\"dp\"].local_rank(), not by the rank of the job (rank ",
-                    mesh.rank(), "; every rank of the group sees this error)");
-}
-
 // report(operand, coordinates) where one is not the same on all ranks. Collective where
 // there are operands.
 template <class Report>
@@ -282,25 +268,6 @@ void compare_beside_activations(const c10::OperatorHandle& op, const GateArgumen
   if (operands.empty() || !steps->compares_another()) return;
   compare(operands, *mesh, [&](const PlainOperand& operand, const std::vector<int64_t>& differ) {
     report_beside_activations(op, operand, differ, *mesh);
-  });
-}
-
-void compare_gradient_of(const c10::OperatorHandle& op, const at::Tensor& output,
-                         const DeviceMesh& mesh) {
-  if (!FirstSteps::any() || compares_plain() || mesh.size() == 1) return;
-  const auto steps = steps_of_module_met().lock();
-  if (steps == nullptr || steps->has_passed()) return;
-  if (!at::GradMode::is_enabled() || !output.requires_grad()) return;
-  const char* const name = op.schema().name().c_str();  // operators stay
-  output.register_hook([name, mesh, met = std::weak_ptr(steps)](const at::Tensor& gradient) {
-    const auto first_steps = met.lock();
-    if (first_steps == nullptr || first_steps->has_passed() || !is_compared(gradient)) return;
-    if (!first_steps->is_first_gradient_of(current_graph_task())) return;
-    const at::NoGradGuard no_grad;
-    compare({{gradient.detach(), /*argument=*/0}}, mesh,
-            [&](const PlainOperand& operand, const std::vector<int64_t>& differ) {
-              report_gradient(name, operand.tensor, differ, mesh);
-            });
   });
 }
 

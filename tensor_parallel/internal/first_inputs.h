@@ -4,14 +4,12 @@
 // without an error, with wrong numbers.
 #pragma once
 
-#include "device_mesh/device_mesh.h"
 #include "on_demand/gate_arguments.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
 #include <atomic>
-#include <utility>
 
 namespace fsdp::internal {
 
@@ -33,10 +31,6 @@ class FirstSteps {
   // Whether one more operator beside activations is to be compared: of a module that no
   // backward ever follows a thousand are.
   bool compares_another() { return compared_++ < kCompared; }
-  // Whether a gradient is the first one to be compared in this backward.
-  bool is_first_gradient_of(int graph_task) {
-    return std::exchange(backward_compared_, graph_task) != graph_task;
-  }
 
  private:
   static constexpr int kCompared = 1024;
@@ -44,7 +38,7 @@ class FirstSteps {
   void pass();
 
   std::atomic<bool> has_backward_ = false, has_passed_ = false;
-  int compared_ = 0, backward_compared_ = -1;
+  int compared_ = 0;
 };
 
 // Of one parameter: a module that no backward ever follows is compared a few times only.
@@ -69,12 +63,5 @@ void compare_first_inputs(const c10::OperatorHandle& op, const GateArguments& ar
 // DebugOptions::check_replicated compares all. So the ranks of a mesh compare alike if
 // they run the same operators. Names the operator, the operand and the coordinates.
 void compare_beside_activations(const c10::OperatorHandle& op, const GateArguments& arguments);
-
-// The same for what becomes of `output` of `op`, which leaves its module whole and plain,
-// so that what meets it meets no DTensor: until the first step has passed, the first
-// gradient that comes back to such an output in a backward is compared over the mesh. It
-// counts as the same on all ranks. Here local; collective over the mesh there.
-void compare_gradient_of(const c10::OperatorHandle& op, const at::Tensor& output,
-                         const DeviceMesh& mesh);
 
 }  // namespace fsdp::internal

@@ -169,27 +169,6 @@ TEST(FirstInputs, BesideActivationsAreThoseOfOneGroupAndOfTheFirstStep) {
   });
 }
 
-// Such a result is plain, and so is the loss: a target shows in the gradient alone.
-TEST(FirstInputs, BesideAWholeResultShowInItsGradient) {
-  on_ranks_of(3, [](int64_t rank, const DeviceMesh& mesh) {
-    auto linear = drawn(1, [] { return Linear(6, 8); });
-    parallelize_module(linear, mesh, {{"", RowwiseParallel{}}});
-    const at::Tensor x = drawn_tensor(2, {4, 6});
-    const auto train = [&](int64_t target) {
-      const at::Tensor result = linear->forward(x);
-      ASSERT_FALSE(is_dtensor(result));
-      torch::cross_entropy_loss(result, torch::full({4}, target)).backward();
-    };
-    EXPECT_THAT(
-        message_of<c10::ValueError>([&] { train(rank == 1 ? 3 : 2); }),
-        AllOf(HasSubstr("gradient of shape [4, 8]"), HasSubstr("whole result of aten::addmm"),
-              HasSubstr("coordinate 0 (rank 0) and on coordinate 1 (rank 1)")));
-    linear->zero_grad();
-    EXPECT_NO_THROW(train(2));
-    EXPECT_NO_THROW(train(rank));
-  });
-}
-
 // Nor what it keeps for itself of what was computed.
 TEST(FirstInputs, WhatARankLooksAtByItselfIsNotCompared) {
   on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
