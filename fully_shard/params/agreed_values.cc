@@ -33,7 +33,8 @@ const char* what_differs(size_t word) {
              "with a rank's own rows): writes to sharded parameters must be the same on every rank";
     default:
       return "was given other values (copy_, set_data or torch::load of a plain tensor, of which "
-             "each rank keeps its part): copy the same values on every rank";
+             "each rank keeps its part): copy the same values on every rank, or write this rank's "
+             "part alone (to_local(), then fsdp::mark_shard_written)";
   }
 }
 

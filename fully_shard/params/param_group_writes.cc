@@ -11,7 +11,27 @@
 #include <c10/util/Exception.h>
 #include <c10/util/accumulate.h>
 
+#include <algorithm>
+
 namespace fsdp::internal {
+namespace {
+
+// Of the values as a parameter of `dtype` has them, some rows at a time: a conversion of
+// all would need the memory of the whole parameter.
+uint64_t hash_in_dtype(const at::Tensor& whole, c10::ScalarType dtype) {
+  constexpr int64_t kElements = int64_t{1} << 20;
+  if (whole.dim() == 0) return hash_of_values(whole.to(dtype), /*seed=*/0);
+  const int64_t rows = whole.size(0);
+  const int64_t step = std::max<int64_t>(1, kElements * rows / std::max<int64_t>(1, whole.numel()));
+  uint64_t hash = 0;
+  for (int64_t row = 0; row < rows; row += step) {
+    const auto some = whole.narrow(0, row, std::min(step, rows - row));
+    hash = hash_of_values(some.to(dtype), hash);
+  }
+  return hash;
+}
+
+}  // namespace
 
 void ParamGroup::mark_written(int64_t index) {
   if (residency().is_borrowed()) return;
@@ -122,6 +142,9 @@ void ParamGroup::before_write(int64_t index) {
 void ParamGroup::after_copy(int64_t index, const at::Tensor& written, const at::Tensor& source) {
   const auto& shape = param(index).spec().shape();
   if (written.numel() != c10::multiply_integers(shape)) return;
+  // One value for all elements, or a row for all rows: no copy of the whole parameter is
+  // made of it to compare.
+  if (source.numel() != written.numel()) return;
   const RuntimeMode runtime_mode;
   note_copy(index, source.expand(written.sizes()));
 }
@@ -131,8 +154,7 @@ void ParamGroup::after_copy(int64_t index, const at::Tensor& written, const at::
 void ParamGroup::note_copy(int64_t index, const at::Tensor& whole) {
   const bool is_plain = counts_as_replicated(whole) && OnDemandStorage::behind(whole) == nullptr;
   if (is_alone() || !is_plain || !device().is_cpu() || !whole.is_cpu()) return;
-  agreed_.note_copy(static_cast<size_t>(index),
-                    hash_of_values(whole.to(param(index).dtype()), /*seed=*/0));
+  agreed_.note_copy(static_cast<size_t>(index), hash_in_dtype(whole, param(index).dtype()));
 }
 
 }  // namespace fsdp::internal
