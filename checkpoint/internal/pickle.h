@@ -58,8 +58,8 @@ struct Pickled {
 class Pickle {
  public:
   // The pickle at the beginning of `bytes`. An error for what is malformed, uses an
-  // opcode that Python's pickles of tensors never have, or holds more than 2^24 values;
-  // kOutOfRange for what is cut off.
+  // opcode that Python's pickles of tensors never have, or holds more than 2^24 values or
+  // copies of more than 2^28 bytes of them; kOutOfRange for what is cut off.
   static absl::StatusOr<Pickle> parse(std::string_view bytes, const std::string& what);
   // Good as long as the pickle, wherever that is moved.
   const Pickled* root() const { return root_; }

@@ -48,6 +48,7 @@ class PickleParser {
 
  private:
   static constexpr size_t kMostNodes = size_t{1} << 24;
+  static constexpr size_t kMostCopiedBytes = size_t{1} << 28;
 
   std::string_view take(uint64_t count) {
     if (count > rest_.size()) throw CutOffPickle();
@@ -75,6 +76,11 @@ class PickleParser {
     pickle_.nodes_.push_back(std::move(node));
     stack_.push_back(&pickle_.nodes_.back());
     return stack_.back();
+  }
+  // Before a few bytes of the file copy many of what it holds already.
+  void count_copied(size_t bytes) {
+    copied_bytes_ += bytes;
+    if (copied_bytes_ > kMostCopiedBytes) throw std::runtime_error("it holds too much");
   }
   void push_int(int64_t value) { push({.kind = Kind::kInt, .integer = value}); }
   void push_bool(bool value) { push({.kind = Kind::kBool, .integer = value}); }
@@ -221,6 +227,7 @@ class PickleParser {
     if (!names[0]->is(Kind::kString) || !names[1]->is(Kind::kString)) {
       throw std::runtime_error("a class without a name");
     }
+    count_copied(names[0]->text.size() + names[1]->text.size());
     push({.kind = Kind::kGlobal, .text = names[0]->text + " " + names[1]->text});
   }
   void push_call() {
@@ -238,6 +245,7 @@ class PickleParser {
   void push_call_with_names() {
     const Pickled* const names = pop();
     push_new();
+    count_copied(names->entries.size() * sizeof(names->entries[0]));
     top()->entries = names->entries;
   }
   // A class and its arguments, all since the mark.
@@ -271,6 +279,7 @@ class PickleParser {
 
   std::string_view rest_;
   Pickle pickle_;
+  size_t copied_bytes_ = 0;
   std::vector<Pickled*> stack_;  // null: a mark
   std::unordered_map<size_t, Pickled*> memo_;
 };

@@ -4,6 +4,7 @@
 #include "checkpoint/convert.h"
 #include "checkpoint/inspect.h"
 #include "checkpoint/internal/file_calls.h"
+#include "checkpoint/internal/pickle.h"
 #include "checkpoint/internal/plain_text.h"
 #include "checkpoint/internal/stays_in_folder.h"
 #include "tests/support/errors.h"
@@ -256,6 +257,30 @@ TEST(MadeFiles, AGitLfsPointerIsToldAsSuchWhereverItStands) {
   write_bytes(folder / "saved/tensors/model.safetensors", pointer);
   expect_told(folder / "saved");
   EXPECT_THAT(message_of([&] { verify_checkpoint(folder / "saved"); }), told);
+}
+
+std::string repeated(const std::string& text, size_t times) {
+  std::string all;
+  for (size_t i = 0; i < times; ++i) all += text;
+  return all;
+}
+
+// A few bytes of a pickle's program copy a value that it remembers.
+TEST(MadeFiles, PicklesThatCopyWhatTheyHoldAreBounded) {
+  const auto why_not_parsed = [](const std::string& program) {
+    return std::string(files::Pickle::parse(program + "N.", "p").status().message());
+  };
+  // A dictionary of named arguments, a class, no arguments; then calls that are dropped.
+  const std::string names = "}(" + repeated("K\1K\1", 4200) + "uq" + std::string(1, '\0');
+  const std::string call = "h\1h\2h" + std::string(1, '\0') + "\x92" + "0";
+  const std::string begin = names + "cmodule\nname\nq\1)q\2";
+  EXPECT_EQ(why_not_parsed(begin + repeated(call, 100)), "");
+  EXPECT_THAT(why_not_parsed(begin + repeated(call, 4200)), HasSubstr("it holds too much"));
+  // A long text, that is both names of a class.
+  const std::string text = "X" + std::string("\0\0\1\0", 4) + std::string(1 << 16, 'a') + "q\1";
+  const std::string global = std::string("h\1h\1\x93") + "0";
+  EXPECT_EQ(why_not_parsed(text + repeated(global, 20)), "");
+  EXPECT_THAT(why_not_parsed(text + repeated(global, 2100)), HasSubstr("it holds too much"));
 }
 
 // A box of one float, at the end of a tensor that is said to take 2^52 bytes.
