@@ -105,7 +105,7 @@ void add_archived(Catalog& catalog, ArchivedTensor tensor, size_t file) {
   if (!is_new && stored.boxes.front().file == file) {
     return catalog.leave_out(tensor.name, "two tensors of one name");
   }
-  if (!is_new) {  // of two files, which is an error that names them
+  if (!is_new) {  // of two files, for which it is left out
     stored.boxes.push_back(stored.boxes.front());
     stored.boxes.back().file = file;
     return;
@@ -184,27 +184,26 @@ absl::StatusOr<Files> files_at(const std::string& path, Catalog& catalog) {
   return Files{.paths = {path}};
 }
 
-// That no file has what another has, too, where no index decides.
-absl::Status check_once(Catalog& catalog, const std::string& path) {
-  std::vector<std::string> twice;  // in one file
+// Why these boxes of a tensor are not read: where two overlap, nothing says which counts.
+std::string why_ambiguous(const Catalog& catalog, const StoredBox& one, const StoredBox& other) {
+  if (one.file == other.file) return "a tensor with a box twice";
+  return "in two files, " + catalog.files[one.file].path + " and " +
+         catalog.files[other.file].path + ", and no index says which counts; give the path of one";
+}
+
+// Leaves out what a file has as another has it, too, where no index decides.
+void leave_out_ambiguous(Catalog& catalog) {
+  std::vector<std::pair<std::string, std::string>> ambiguous;  // each with the reason
   for (const auto& [name, stored] : catalog.tensors) {
     if (stored.boxes.size() < 2) continue;
     std::vector<Box> boxes;
     for (const StoredBox& each : stored.boxes) boxes.push_back(each.box);
     const auto overlap = find_overlap(boxes);
     if (!overlap) continue;
-    const size_t one = stored.boxes[overlap->first].file,
-                 other = stored.boxes[overlap->second].file;
-    if (one == other) {
-      twice.push_back(name);
-      continue;
-    }
-    return absl::DataLossError(path + ": '" + name + "' is in two files, " +
-                               catalog.files[one].path + " and " + catalog.files[other].path +
-                               ", and no index says which counts; give the path of one");
+    ambiguous.emplace_back(name, why_ambiguous(catalog, stored.boxes[overlap->first],
+                                               stored.boxes[overlap->second]));
   }
-  for (const std::string& name : twice) catalog.leave_out(name, "a tensor with a box twice");
-  return absl::OkStatus();
+  for (const auto& [name, why] : ambiguous) catalog.leave_out(name, why);
 }
 
 // An index may name what its files lack.
@@ -224,7 +223,7 @@ absl::StatusOr<Catalog> catalog_of_foreign_files(const std::string& path) {
   for (const auto& each : files->paths) {
     if (auto added = add_file(catalog, each, *files); !added.ok()) return added;
   }
-  if (auto once = check_once(catalog, path); !once.ok()) return once;
+  leave_out_ambiguous(catalog);
   // Metadata is ties only where it names a tensor.
   std::erase_if(catalog.ties,
                 [&](const auto& tie) { return catalog.tensors.count(tie.second) == 0; });

@@ -28,6 +28,7 @@ namespace {
 
 namespace files = internal::checkpoint;
 using ::testing::AllOf;
+using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -212,20 +213,29 @@ TEST(MadeFiles, AnIndexDecidesInWhichFileATensorIs) {
                         ", where the index has it"));
 }
 
-TEST(MadeFiles, ATensorInTwoFilesWithoutAnIndexIsAnErrorThatNamesBoth) {
+TEST(MadeFiles, ATensorInTwoFilesWithoutAnIndexIsNotReadAndLeavesTheRestReadable) {
   TemporaryFolder folder;
   std::filesystem::create_directory(folder / "model");
-  for (const std::string name : {"one", "two"})
-    write_one(folder / ("model/" + name + ".safetensors"));
-  const auto told = AllOf(HasSubstr("'w' is in two files, "), HasSubstr("one.safetensors and "),
+  write_one(folder / "model/one.safetensors");
+  write_safetensors(folder / "model/two.safetensors",
+                    R"({"v":{"dtype":"F32","shape":[1],"data_offsets":[0,4]},)"
+                    R"("w":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
+                    8);
+  const auto told = AllOf(HasSubstr("in two files, "), HasSubstr("one.safetensors and "),
                           HasSubstr("two.safetensors, and no index says which counts"));
-  EXPECT_THAT(why_not_loaded(folder / "model"), told);
-  EXPECT_THAT(why_not_described(folder / "model"), told);
+  EXPECT_THAT(why_not_loaded(folder / "model"),
+              AllOf(HasSubstr("missing in the file: w"), HasSubstr("'w' is in two"), told));
+  const auto v = torch::ones({1});
+  const LoadResult rest =
+      load({.tensors = {{"v", v}}}, folder / "model", LoadOptions{.strict = false});
+  EXPECT_EQ(v.item<float>(), 0);
+  EXPECT_THAT(rest.skipped, ElementsAre("w"));
+  EXPECT_THAT(describe_checkpoint(folder / "model"), AllOf(HasSubstr("not read: w, in two"), told));
   std::filesystem::create_directory(folder / "bins");
   const auto archive = *files::read_file("tests/checkpoint/fixtures/state_dict.pt");
   for (const std::string name : {"model_a.bin", "model_b.bin"})
     write_bytes(folder / ("bins/" + name), archive);
-  EXPECT_THAT(why_not_described(folder / "bins"),
+  EXPECT_THAT(describe_checkpoint(folder / "bins"),
               AllOf(HasSubstr("model_a.bin and "), HasSubstr("model_b.bin, and no index")));
 }
 
