@@ -139,8 +139,9 @@ class Loading {
     }
     for (const auto& [name, each] : catalog.unread) {
       result_.skipped.push_back(name);
-      if (each.is_tensor && asked_.count(name) == 0) unmatched_.unexpected.push_back(name);
-      if (each.is_tensor) unread_.push_back("'" + name + "' is " + each.what);
+      const bool is_asked = asked_.count(name) != 0;
+      if (each.is_tensor && !is_asked) unmatched_.unexpected.push_back(name);
+      if (each.is_tensor || is_asked) unread_.push_back("'" + name + "' is " + each.what);
     }
   }
 
@@ -262,7 +263,7 @@ class Loading {
   std::optional<LibTorchOptimizer> foreign_;
   Misfits misfits_;
   std::set<std::string> asked_;      // names wanted that the file has as something unread
-  std::vector<std::string> unread_;  // tensors of the file, and what they are
+  std::vector<std::string> unread_;  // tensors of the file or wanted, and what they are
   LoadResult result_;
 };
 

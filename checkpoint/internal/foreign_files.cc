@@ -206,11 +206,14 @@ void leave_out_ambiguous(Catalog& catalog) {
   for (const auto& [name, why] : ambiguous) catalog.leave_out(name, why);
 }
 
-// An index may name what its files lack.
+// An index may name what its files lack, which is no tensor of theirs: only who asks for it
+// misses it.
 void tell_absent(Catalog& catalog, const Files& files) {
   for (const auto& [tensor, path] : files.path_of) {
     const bool is_known = catalog.tensors.count(tensor) != 0 || catalog.ties.count(tensor) != 0;
-    if (!is_known) catalog.leave_out(tensor, "not in " + path + ", where the index has it");
+    if (is_known) continue;
+    const std::string what = "not in " + path + ", where the index has it";
+    catalog.unread.try_emplace(tensor, Unread{tensor, what, /*is_tensor=*/false});
   }
 }
 

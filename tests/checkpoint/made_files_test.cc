@@ -30,6 +30,7 @@ namespace files = internal::checkpoint;
 using ::testing::AllOf;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
+using ::testing::IsEmpty;
 using ::testing::Not;
 
 const std::string kDcp = "tests/checkpoint/fixtures/dcp";
@@ -211,6 +212,21 @@ TEST(MadeFiles, AnIndexDecidesInWhichFileATensorIs) {
   EXPECT_THAT(describe_checkpoint(folder.path()),
               HasSubstr("not read: v, not in " + (folder / "two.safetensors") +
                         ", where the index has it"));
+}
+
+TEST(MadeFiles, WhatAnIndexHasAndNoFileIsMissedByWhoAsksForItAlone) {
+  TemporaryFolder folder;
+  write_one(folder / "one.safetensors");
+  write_bytes(folder / "model.safetensors.index.json",
+              R"({"weight_map":{"w":"one.safetensors","v":"one.safetensors"}})");
+  const auto w = torch::ones({1}), v = torch::ones({1});
+  const LoadResult loaded = load({.tensors = {{"w", w}}}, folder.path());
+  EXPECT_EQ(w.item<float>(), 0);
+  EXPECT_THAT(loaded.unexpected, IsEmpty());
+  EXPECT_THAT(loaded.skipped, ElementsAre("v"));
+  EXPECT_THAT(message_of([&] { load({.tensors = {{"w", w}, {"v", v}}}, folder.path()); }),
+              AllOf(HasSubstr("missing in the file: v"), Not(HasSubstr("in the file only")),
+                    HasSubstr("'v' is not in " + (folder / "one.safetensors"))));
 }
 
 TEST(MadeFiles, ATensorInTwoFilesWithoutAnIndexIsNotReadAndLeavesTheRestReadable) {
