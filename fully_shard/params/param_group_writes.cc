@@ -16,8 +16,8 @@
 namespace fsdp::internal {
 namespace {
 
-// Of the values as a parameter of `dtype` has them, some rows at a time: a conversion of
-// all would need the memory of the whole parameter.
+// Of the values as a parameter of `dtype` has them, some rows at a time: what is converted,
+// or expanded to the parameter's shape, would need the memory of the whole parameter.
 uint64_t hash_in_dtype(const at::Tensor& whole, c10::ScalarType dtype) {
   constexpr int64_t kElements = int64_t{1} << 20;
   if (whole.dim() == 0) return hash_of_values(whole.to(dtype), /*seed=*/0);
@@ -142,9 +142,6 @@ void ParamGroup::before_write(int64_t index) {
 void ParamGroup::after_copy(int64_t index, const at::Tensor& written, const at::Tensor& source) {
   const auto& shape = param(index).spec().shape();
   if (written.numel() != c10::multiply_integers(shape)) return;
-  // One value for all elements, or a row for all rows: no copy of the whole parameter is
-  // made of it to compare.
-  if (source.numel() != written.numel()) return;
   const RuntimeMode runtime_mode;
   note_copy(index, source.expand(written.sizes()));
 }
