@@ -21,9 +21,10 @@ struct DebugOptions {
   // collective per mesh dimension and operator. Set it alike on every rank.
   bool check_replicated = false;
   // Warns, once for each root and rank, where a training forward enters its units in
-  // another order than the one before, naming the units. That is legal where all ranks do
-  // so alike; what was gathered ahead for the old order was in vain. Costs nothing to
-  // speak of.
+  // another order than the one before, naming the units; that it ends elsewhere, or that
+  // several run before a backward, is no other order. That is legal where all ranks do so
+  // alike; what was gathered ahead for the old order was in vain. Costs nothing to speak
+  // of.
   bool order_changes = false;
 };
 

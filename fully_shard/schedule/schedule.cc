@@ -185,8 +185,8 @@ void Schedule::emptied(UnitId unit) {
 
 void Schedule::learn(std::optional<UnitId> next) {
   const auto before = successors_.learn(*kind_, previous_, *current_, next);
-  if (before && kind_ == PassKind::kTraining && !order_change_)
-    order_change_ = OrderChange{*current_, *before, next};
+  if (kind_ != PassKind::kTraining || order_change_ || !before || !*before || !next) return;
+  if (*before != first_ && next != first_) order_change_ = OrderChange{*current_, **before, *next};
 }
 
 void Schedule::end_pass() {

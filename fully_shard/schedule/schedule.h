@@ -38,11 +38,10 @@ struct Decision {
   bool operator==(const Decision&) const = default;
 };
 
-// What followed a unit in a training forward, where it was another one the time before;
-// none: the forward ended there.
+// What followed a unit in a training forward, where it was another one the time before.
+// That forwards begin again there or end is none: there may be several before a backward.
 struct OrderChange {
-  UnitId unit;
-  std::optional<UnitId> before, now;
+  UnitId unit, before, now;
 
   bool operator==(const OrderChange&) const = default;
 };

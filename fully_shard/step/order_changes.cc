@@ -5,15 +5,13 @@
 
 #include <c10/util/Exception.h>
 
-#include <optional>
 #include <string>
 
 namespace fsdp::internal {
 namespace {
 
-std::string name_of(const Root& root, std::optional<UnitId> unit) {
-  if (!unit) return "the end of the forward";
-  const auto found = root.groups.find(*unit);
+std::string name_of(const Root& root, UnitId unit) {
+  const auto found = root.groups.find(unit);
   return found == root.groups.end() ? "a unit that died" : "'" + found->second->name() + "'";
 }
 

@@ -55,6 +55,27 @@ TEST_P(OrderChanges, AreToldOnceOfEachRootWhereAskedFor) {
   });
 }
 
+TEST_P(OrderChanges, AreNotThatForwardsRunBeforeTheBackwards) {
+  set_debug_options({.order_changes = true});
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh);
+    Warnings warnings;
+    for (int i = 0; i < 2; ++i) {
+      auto& model = *decoder.model;
+      const auto forward = [&model] {
+        auto x = model.embedding(make_data(5).index);
+        for (auto& block : model.blocks) x = block(x);
+        return model.head(model.norm(x)).sum();
+      };
+      const at::Tensor first = forward(), second = forward();
+      first.backward();
+      second.backward();
+      decoder.update();
+    }
+    EXPECT_THAT(warnings.texts(), IsEmpty());
+  });
+}
+
 TEST_P(OrderChanges, AreNoConcernWhereNobodyAsked) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     MeasuredDecoder decoder(mesh);
