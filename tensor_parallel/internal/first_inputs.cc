@@ -219,9 +219,13 @@ bool reads_values(const c10::OperatorHandle& op) {
          reads_values_of_all(op.schema().name());
 }
 
-bool is_used_up(UsesCompared& compared) {
-  return c10::GradMode::is_enabled() ? compared.recording++ >= kUsesRecording
-                                     : compared.without_graph++ >= kUsesWithoutGraph;
+bool is_used_up(const UsesCompared& compared) {
+  return c10::GradMode::is_enabled() ? compared.recording >= kUsesRecording
+                                     : compared.without_graph >= kUsesWithoutGraph;
+}
+
+void count_use(UsesCompared& compared) {
+  ++(c10::GradMode::is_enabled() ? compared.recording : compared.without_graph);
 }
 
 }  // namespace
@@ -248,9 +252,10 @@ void compare_first_inputs(const c10::OperatorHandle& op, const GateArguments& ar
   if (style->steps->has_passed()) return;
   if (computes_derivative()) return style->steps->saw_backward();
   style->steps->saw_forward();
-  if (style->steps->has_passed() || mesh->size() == 1) return;
+  if (style->steps->has_passed() || mesh->size() == 1 || is_used_up(style->compared)) return;
   const auto operands = plain_operands(arguments);
-  if (operands.empty() || is_used_up(style->compared)) return;
+  if (operands.empty()) return;
+  count_use(style->compared);
   compare(operands, *mesh, [&](const PlainOperand& operand, const std::vector<int64_t>& differ) {
     report_input(op, operand, differ, style->path, *mesh);
   });
@@ -261,11 +266,13 @@ void compare_beside_activations(const c10::OperatorHandle& op, const GateArgumen
   const DeviceMesh* mesh = nullptr;
   if (member_among(arguments, &mesh) != nullptr) return;
   const auto steps = steps_of_module_met().lock();
-  if (steps == nullptr || steps->has_passed() || !reads_values(op)) return;
+  if (steps == nullptr || steps->has_passed() || !steps->compares_another()) return;
+  if (!reads_values(op)) return;
   mesh = mesh_of_activations(arguments);
   if (mesh == nullptr || mesh->size() == 1) return;
   const auto operands = plain_operands(arguments);
-  if (operands.empty() || !steps->compares_another()) return;
+  if (operands.empty()) return;
+  steps->count_compared();
   compare(operands, *mesh, [&](const PlainOperand& operand, const std::vector<int64_t>& differ) {
     report_beside_activations(op, operand, differ, *mesh);
   });

@@ -30,7 +30,8 @@ class FirstSteps {
   void saw_forward();
   // Whether one more operator beside activations is to be compared: of a module that no
   // backward ever follows a thousand are.
-  bool compares_another() { return compared_++ < kCompared; }
+  bool compares_another() const { return compared_ < kCompared; }
+  void count_compared() { ++compared_; }
 
  private:
   static constexpr int kCompared = 1024;
@@ -38,10 +39,11 @@ class FirstSteps {
   void pass();
 
   std::atomic<bool> has_backward_ = false, has_passed_ = false;
-  int compared_ = 0;
+  std::atomic<int> compared_ = 0;
 };
 
 // Of one parameter: a module that no backward ever follows is compared a few times only.
+// Comparisons are collective, so one thread at a time counts here.
 struct UsesCompared {
   int recording = 0, without_graph = 0;
 };
