@@ -10,6 +10,8 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/arange.h>
+#include <ATen/ops/nan_to_num.h>
+#include <ATen/ops/stack.h>
 #include <c10/util/Exception.h>
 
 #include <bit>
@@ -62,19 +64,23 @@ Agreement agreed(Words words, const DeviceMesh& mesh) {
 }
 
 // Of what a difference by rounding changes little, and one of data much: the norm, and a
-// sum with weights that repeat nowhere.
+// sum with weights that repeat nowhere, both of the finite elements. Rounding leaves the
+// others where they are.
 struct Numbers {
   double weighted = 0, norm = 0;
   int64_t elements = 0;
+  int64_t not_finite = 0;  // a hash of where which of them are
 };
 
 Numbers numbers_of(const at::Tensor& operand) {
   if (!operand.is_floating_point()) return {};
-  const at::Tensor values = operand.to(at::kDouble).flatten();
+  const at::Tensor all = operand.to(at::kDouble).flatten();
+  const at::Tensor values = at::nan_to_num(all, /*nan=*/0, /*posinf=*/0, /*neginf=*/0);
   const at::Tensor weights = at::arange(values.numel(), values.options()).mul_(0.7).sin_();
   return {.weighted = values.dot(weights).item<double>(),
           .norm = values.norm().item<double>(),
-          .elements = values.numel()};
+          .elements = values.numel(),
+          .not_finite = hash_of_plain(at::stack({all.isposinf(), all.isneginf(), all.isnan()}))};
 }
 
 // Coordinates, from 1 on, whose numbers are not those of coordinate 0. Collective.
@@ -82,7 +88,8 @@ std::vector<int64_t> coordinates_that_differ(const at::Tensor& operand, const at
                                              const DeviceMesh& mesh) {
   const Numbers own = numbers_of(operand);
   const at::Tensor all =
-      agreed({std::bit_cast<int64_t>(own.weighted), std::bit_cast<int64_t>(own.norm), own.elements},
+      agreed({std::bit_cast<int64_t>(own.weighted), std::bit_cast<int64_t>(own.norm), own.elements,
+              own.not_finite},
              mesh)
           .words;
   const auto real = [&](int64_t rank, int64_t word) {
@@ -91,7 +98,7 @@ std::vector<int64_t> coordinates_that_differ(const at::Tensor& operand, const at
   std::vector<int64_t> differ;
   for (int64_t rank = 1; rank < mesh.size(); ++rank) {
     const bool is_rounding =
-        all[rank][2].item<int64_t>() > 0 && all[rank][2].equal(all[0][2]) &&
+        all[rank][2].item<int64_t>() > 0 && all[rank].slice(0, 2).equal(all[0].slice(0, 2)) &&
         std::abs(real(rank, 0) - real(0, 0)) <= kRounding * (real(rank, 1) + real(0, 1));
     if (hashes[rank].item<int64_t>() != hashes[0].item<int64_t>() && !is_rounding)
       differ.push_back(rank);

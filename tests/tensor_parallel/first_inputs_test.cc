@@ -10,7 +10,9 @@
 
 #include <gmock/gmock.h>
 
+#include <cmath>
 #include <functional>
+#include <limits>
 #include <string>
 #include <utility>
 #include <vector>
@@ -103,6 +105,32 @@ TEST(FirstInputs, ThatDifferByRoundingAreTheSame) {
     parallelize_module(linear, mesh, {{"", ColwiseParallel{}}});
     const at::Tensor x = drawn_tensor(2, {4, 6});
     linear->forward(rank == 1 ? x * (1 + 1e-12) : x).sum().backward();
+  });
+}
+
+// Masks hold infinities, and a run that diverged NaNs.
+TEST(FirstInputs, ThatAreNotFiniteAlikeDifferByRoundingOnlyInTheOthers) {
+  on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
+    const double inf = std::numeric_limits<double>::infinity();
+    const at::Tensor x = drawn_tensor(2, {4, 6});
+    const auto forward_with = [&](double own, double last) {
+      auto linear = drawn(1, [] { return Linear(6, 6); });
+      parallelize_module(linear, mesh, {{"", ColwiseParallel{}}});
+      at::Tensor read = x.clone();
+      read[0][0] = own;
+      read[3][5] = last;
+      linear->forward(read);
+    };
+    const double one = rank == 1 ? std::nextafter(1.0, 2.0) : 1.0;
+    EXPECT_NO_THROW(forward_with(inf, one));
+    EXPECT_NO_THROW(forward_with(-inf, one));
+    EXPECT_NO_THROW(forward_with(std::nan(""), one));
+    const double far = rank == 1 ? 90.0 : 1.0;
+    EXPECT_THAT(message_of([&] { forward_with(inf, far); }), HasSubstr("'mat1'"));
+    for (const double other : {0.0, -inf, std::nan("")}) {
+      EXPECT_THAT(message_of([&] { forward_with(rank == 1 ? other : inf, 1.0); }),
+                  HasSubstr("'mat1'"));
+    }
   });
 }
 
