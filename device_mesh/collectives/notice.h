@@ -17,7 +17,9 @@ inline constexpr uint32_t kNoUnit = 0xffffffffu;
 // another one is another member here, and an error of its caller's own where it differs.
 struct NoticeWords {
   uint64_t agreement = 0;  // of values that must be alike
-  uint64_t writing = 0;    // who holds a part of what was written here (write_runs.h)
+  // Of gathers, who holds a part of what was written here (write_runs.h); of all-reduces
+  // over replicas, whether this one wrote (ReplicaWrites::Word).
+  uint64_t writing = 0;
 
   bool operator==(const NoticeWords&) const = default;
 };

@@ -43,7 +43,8 @@ class PendingReduction {
   // sum_dtype(dtype) (sum_in_order.h). Throws as Gather::wait().
   virtual at::Tensor wait() = 0;
   // REQUIRES: waited for. Of an all-reduce, what travelled with it, one per rank; this
-  // rank's alone where nothing was announced, as on devices. Else of no meaning.
+  // rank's alone where nothing was announced, as on devices. Of a reduce-scatter, for
+  // which callers give no words, of no meaning: some keep none.
   virtual std::vector<NoticeWords> words() const { return {}; }
 };
 

@@ -69,7 +69,8 @@ void ParamGroup::check_replica_writes(const std::vector<NoticeWords>& of_replica
       ranks_with(ReplicaWrites::kDidNot, words, mesh_),
       ". A rank that skips optimizer.step(), or writes a parameter alone, goes on with another "
       "model than the others: decide together, with an all-reduce of the flag. The gradients of "
-      "this backward were dropped. Once every rank has written or loaded these shards, training "
+      "this backward were dropped, and those of earlier ones that were not in .grad yet, as after "
+      "set_is_last_backward(false). Once every rank has written or loaded these shards, training "
       "goes on; every rank gets this error (rank ",
       dim_->global_rank(), ")");
 }

@@ -3,7 +3,8 @@
 // pass boundaries to rely on, so two units of history tell the first visit of a unit from
 // its later ones. Pure.
 //
-//   successors.learn(PassKind::kTraining, /*previous=*/a, /*current=*/b, /*next=*/c);  // nothing
+//   // Returns what followed before, if it changed.
+//   successors.learn(PassKind::kTraining, /*previous=*/a, /*current=*/b, /*next=*/c);
 //   *successors.after(PassKind::kTraining, a, b);    // c
 //   successors.after(PassKind::kTraining, a, d);     // null: never seen
 #pragma once
