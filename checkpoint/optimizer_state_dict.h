@@ -45,9 +45,9 @@ struct OptimizerStateDict {
 // takes the options of the dict's group that has its parameters. Parameters that the dict
 // lacks are `missing`, and its others `unexpected`; both throw with `strict`, as do
 // parameters of one group with different options. State of another class of optimizer
-// throws ValueError. Throws before it changes anything.
-// Collective over the meshes of more than one rank that the optimizer's parameters lie on;
-// with broadcast_from_rank0 over the default group. What one rank cannot set, no rank sets.
+// throws ValueError. Throws before it changes anything. Collective over the meshes of
+// more than one rank that the optimizer's parameters lie on; with broadcast_from_rank0
+// over the default group. What one rank cannot set, no rank sets.
 FSDP_API LoadResult set_optimizer_state_dict(ConstModuleRef module,
                                              torch::optim::Optimizer& optimizer,
                                              const OptimizerStateDict& dict,

@@ -47,10 +47,10 @@ struct StateDictOptions {
 // Copies values in. A value may be distributed as the parameter, or otherwise on its
 // mesh, or whole: then this rank takes its part. Conversions of dtype that lose something
 // throw ValueError, as do other shapes, and different values under the names of one
-// tensor of the model: all of it before anything changes. Collective over the
-// meshes of more than one rank that the targets lie on; with broadcast_from_rank0 over the
-// default group. What cannot be planned on one rank, no rank sets; a failure while writing
-// says that the model is partly overwritten.
+// tensor of the model: all of it before anything changes. Collective over the meshes of
+// more than one rank that the targets lie on; with broadcast_from_rank0 over the default
+// group. What cannot be planned on one rank, no rank sets; a failure while writing says
+// that the model is partly overwritten.
 FSDP_API LoadResult set_model_state_dict(ModuleRef module, const StateDict& values,
                                          StateDictOptions options = {});
 

@@ -200,14 +200,14 @@ void leave_out_ambiguous(Catalog& catalog) {
     for (const StoredBox& each : stored.boxes) boxes.push_back(each.box);
     const auto overlap = find_overlap(boxes);
     if (!overlap) continue;
-    ambiguous.emplace_back(name, why_ambiguous(catalog, stored.boxes[overlap->first],
-                                               stored.boxes[overlap->second]));
+    ambiguous.emplace_back(
+        name, why_ambiguous(catalog, stored.boxes[overlap->first], stored.boxes[overlap->second]));
   }
   for (const auto& [name, why] : ambiguous) catalog.leave_out(name, why);
 }
 
-// An index may name what its files lack, which is no tensor of theirs: only who asks for it
-// misses it.
+// An index may name what its files lack, which is no tensor of theirs: only who asks for
+// it misses it.
 void tell_absent(Catalog& catalog, const Files& files) {
   for (const auto& [tensor, path] : files.path_of) {
     const bool is_known = catalog.tensors.count(tensor) != 0 || catalog.ties.count(tensor) != 0;

@@ -16,8 +16,9 @@
 namespace fsdp::internal {
 namespace {
 
-// Of the values as a parameter of `dtype` has them, some rows at a time: what is converted,
-// or expanded to the parameter's shape, would need the memory of the whole parameter.
+// Of the values as a parameter of `dtype` has them, some rows at a time: what is
+// converted, or expanded to the parameter's shape, would need the memory of the whole
+// parameter.
 uint64_t hash_in_dtype(const at::Tensor& whole, c10::ScalarType dtype) {
   constexpr int64_t kElements = int64_t{1} << 20;
   if (whole.dim() == 0) return hash_of_values(whole.to(dtype), /*seed=*/0);

@@ -76,7 +76,7 @@ Numbers numbers_of(const at::Tensor& operand) {
   if (!operand.is_floating_point()) return {};
   const at::Tensor all = operand.to(at::kDouble).flatten();
   const at::Tensor values = at::nan_to_num(all, /*nan=*/0, /*posinf=*/0, /*neginf=*/0);
-  const at::Tensor weights = at::arange(values.numel(), values.options()).mul_(0.7).sin_();
+  const at::Tensor weights = at::arange(1, values.numel() + 1, values.options()).mul_(0.7).sin_();
   return {.weighted = values.dot(weights).item<double>(),
           .norm = values.norm().item<double>(),
           .elements = values.numel(),
@@ -87,11 +87,10 @@ Numbers numbers_of(const at::Tensor& operand) {
 std::vector<int64_t> coordinates_that_differ(const at::Tensor& operand, const at::Tensor& hashes,
                                              const DeviceMesh& mesh) {
   const Numbers own = numbers_of(operand);
-  const at::Tensor all =
-      agreed({std::bit_cast<int64_t>(own.weighted), std::bit_cast<int64_t>(own.norm), own.elements,
-              own.not_finite},
-             mesh)
-          .words;
+  const at::Tensor all = agreed({std::bit_cast<int64_t>(own.weighted),
+                                 std::bit_cast<int64_t>(own.norm), own.elements, own.not_finite},
+                                mesh)
+                             .words;
   const auto real = [&](int64_t rank, int64_t word) {
     return std::bit_cast<double>(all[rank][word].item<int64_t>());
   };

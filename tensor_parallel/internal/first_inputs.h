@@ -52,8 +52,9 @@ struct UsesCompared {
 // the mesh of the first parameter among them. Collective over that mesh where it
 // compares: one all-gather of a word per operand. Throws ValueError on every rank, naming
 // the module, the operand and the ranks, where one is not the same: another shape, other
-// numbers, or real numbers that differ by more than rounding (infinities and NaNs by where
-// they are). Without a parameter among the operands it is compare_beside_activations().
+// numbers, or real numbers that differ by more than rounding (infinities and NaNs by
+// where they are). Without a parameter among the operands it is
+// compare_beside_activations().
 void compare_first_inputs(const c10::OperatorHandle& op, const GateArguments& arguments);
 
 // The same for any other operator of a forward: until the first step of the module whose

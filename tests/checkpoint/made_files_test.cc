@@ -224,7 +224,9 @@ TEST(MadeFiles, WhatAnIndexHasAndNoFileIsMissedByWhoAsksForItAlone) {
   EXPECT_EQ(w.item<float>(), 0);
   EXPECT_THAT(loaded.unexpected, IsEmpty());
   EXPECT_THAT(loaded.skipped, ElementsAre("v"));
-  EXPECT_THAT(message_of([&] { load({.tensors = {{"w", w}, {"v", v}}}, folder.path()); }),
+  EXPECT_THAT(message_of([&] {
+                load({.tensors = {{"w", w}, {"v", v}}}, folder.path());
+              }),
               AllOf(HasSubstr("missing in the file: v"), Not(HasSubstr("in the file only")),
                     HasSubstr("'v' is not in " + (folder / "one.safetensors"))));
 }

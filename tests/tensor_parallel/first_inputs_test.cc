@@ -166,6 +166,8 @@ TEST(FirstInputs, BesideActivationsThatDifferNameOperatorOperandAndCoordinates) 
            cut.masked_fill((rows == 0).view({4, 1}), 0);
          }},
         {"aten::mul: its operand 'other', a plain tensor of shape [8]", [&] { cut.mul(factors); }},
+        {"aten::mul: its operand 'other', a plain tensor of shape [1]",
+         [&] { cut.mul(factors.narrow(0, 0, 1)); }},
         {"aten::cat: its operand 'tensors', a plain tensor of shape [1, 8]",
          [&] {
            torch::cat({cut, factors.view({1, 8})});
