@@ -96,9 +96,13 @@ std::vector<int64_t> coordinates_that_differ(const at::Tensor& operand, const at
   };
   std::vector<int64_t> differ;
   for (int64_t rank = 1; rank < mesh.size(); ++rank) {
-    const bool is_rounding =
-        all[rank][2].item<int64_t>() > 0 && all[rank].slice(0, 2).equal(all[0].slice(0, 2)) &&
-        std::abs(real(rank, 0) - real(0, 0)) <= kRounding * (real(rank, 1) + real(0, 1));
+    const double tolerance = kRounding * (real(rank, 1) + real(0, 1));
+    const auto is_near = [&](int64_t word) {
+      return std::abs(real(rank, word) - real(0, word)) <= tolerance;
+    };
+    const bool is_rounding = all[rank][2].item<int64_t>() > 0 &&
+                             all[rank].slice(0, 2).equal(all[0].slice(0, 2)) && is_near(0) &&
+                             is_near(1);
     if (hashes[rank].item<int64_t>() != hashes[0].item<int64_t>() && !is_rounding)
       differ.push_back(rank);
   }
