@@ -28,7 +28,7 @@ GRACE = 5
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 # What the texts hold, as regular expressions.
-COLLECTIVE = r"(all-gather|reduce-scatter) of unit '\(root\)'"
+COLLECTIVE = r"(all-gather|reduce-scatter) of unit '\(root\)' \(number 0\)"
 SERVER_GONE = "the rank that serves it, as a rule rank 0, has ended, or its host or the link to it is down"
 
 
