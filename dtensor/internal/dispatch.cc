@@ -120,10 +120,13 @@ void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::
     if (met.plain) check_written_alike(call, arguments);
     written = set_written_from_parameter(arguments);
   }
-  const Numbers numbers = met.from_parameter ? numbers_met(traits, arguments) : Numbers();
   CopiesIntoParameters into_parameters;
   if (met.from_parameter && met.plain && traits.overwrites)
     into_parameters = copies_into_parameters(arguments);
+  // A parameter keeps no numbers, and what is copied into it is hashed after_copy().
+  const bool are_kept = into_parameters.empty() || TensorArguments::is_list(arguments[0]);
+  const Numbers numbers =
+      met.from_parameter && are_kept ? numbers_met(traits, arguments) : Numbers();
   const Written copies = tell_owners(call);
   const NewFromParameter origin(met.from_parameter, numbers);
   body(call);
