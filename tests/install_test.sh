@@ -110,6 +110,18 @@ expect_numbers_of_ranks_refused() {
   echo "${program/4u/true}" | "$1" $(flags_for --cflags) -fsyntax-only -x c++ - || fail "$1 refuses a bool"
 }
 
+# A guard that no variable holds ends where it begins: compiler $1 warns of it.
+expect_dropped_guards_told() {
+  local program
+  program="#include \"fully_shard/fully_shard.h\""$'\n'"void f(const fsdp::FSDPModule& unit) { fsdp::NoSyncGuard{unit}; }"
+  if echo "$program" | "$1" $(flags_for --cflags) -Werror -fsyntax-only -x c++ - 2> "$work/compiler_errors"; then
+    fail "$1 compiles a NoSyncGuard that is dropped at once"
+  fi
+  grep --quiet "nodiscard" "$work/compiler_errors" || fail "$1 does not say what is dropped: $(cat "$work/compiler_errors")"
+  echo "${program/NoSyncGuard/NoSyncGuard guard}" | "$1" $(flags_for --cflags) -Werror -fsyntax-only -x c++ - ||
+    fail "$1 refuses a guard that is held"
+}
+
 # fully_shard.h brings all others of its folder.
 expect_umbrella() {
   local brought
@@ -164,6 +176,7 @@ for compiler in "${compilers[@]}"; do
   wait "$building"
   compile_headers "$compiler"
   expect_numbers_of_ranks_refused "$compiler"
+  expect_dropped_guards_told "$compiler"
   expect_programs_run "$work/cmake-$compiler"
   expect_programs_run "$work/pkg-config-$compiler"
 done

@@ -75,30 +75,36 @@ Written set_written_from_parameter(const TensorArguments& arguments) {
   return written;
 }
 
-// A parameter, and the plain tensor that is put in the place of its values.
-struct CopiedInto {
+// A parameter, and the plain tensor that is put in the place of its values; undefined
+// where they are not those of one.
+struct Overwritten {
   at::Tensor parameter, source;
 };
-using CopiesIntoParameters = c10::SmallVector<CopiedInto, 1>;
+using OverwrittenParameters = c10::SmallVector<Overwritten, 1>;
+
+at::Tensor plain_tensor(const c10::IValue& value) {
+  const bool is_plain = value.isTensor() && !is_dtensor(value.toTensor());
+  return is_plain ? value.toTensor() : at::Tensor();
+}
 
 // REQUIRES: the operator overwrites its first argument.
-CopiesIntoParameters copies_into_parameters(const TensorArguments& arguments) {
-  CopiesIntoParameters copies;
-  const auto look = [&copies](const c10::IValue& written, const c10::IValue& source) {
-    if (!written.isTensor() || !source.isTensor() || is_dtensor(source.toTensor())) return;
-    const auto* const meta = find_meta(written.toTensor());
+OverwrittenParameters overwritten_parameters(const TensorArguments& arguments) {
+  OverwrittenParameters overwritten;
+  const auto look = [&overwritten](const c10::IValue& written, const c10::IValue& source) {
+    const auto* const meta = written.isTensor() ? find_meta(written.toTensor()) : nullptr;
     if (meta != nullptr && meta->is_of_parameter())
-      copies.push_back({written.toTensor(), source.toTensor()});
+      overwritten.push_back({written.toTensor(), plain_tensor(source)});
   };
-  if (arguments.size() < 2) return copies;
+  const c10::IValue source = arguments.size() < 2 ? c10::IValue() : arguments[1];
   if (!TensorArguments::is_list(arguments[0])) {
-    look(arguments[0], arguments[1]);
-  } else if (TensorArguments::is_list(arguments[1])) {
-    const auto written = arguments[0].toListRef(), sources = arguments[1].toListRef();
-    for (size_t i = 0; i < std::min(written.size(), sources.size()); ++i)
-      look(written[i], sources[i]);
+    look(arguments[0], source);
+    return overwritten;
   }
-  return copies;
+  const bool one_each = TensorArguments::is_list(source);
+  const auto written = arguments[0].toListRef();
+  for (size_t i = 0; i < written.size(); ++i)
+    look(written[i], one_each && i < source.toListRef().size() ? source.toListRef()[i] : source);
+  return overwritten;
 }
 
 // Runs `body` below autograd once the owners know; the operator itself where it computes
@@ -120,11 +126,11 @@ void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::
     if (met.plain) check_written_alike(call, arguments);
     written = set_written_from_parameter(arguments);
   }
-  CopiesIntoParameters into_parameters;
-  if (met.from_parameter && met.plain && traits.overwrites)
-    into_parameters = copies_into_parameters(arguments);
-  // A parameter keeps no numbers, and what is copied into it is hashed after_copy().
-  const bool are_kept = into_parameters.empty() || TensorArguments::is_list(arguments[0]);
+  OverwrittenParameters overwritten;
+  if (met.from_parameter && traits.overwrites) overwritten = overwritten_parameters(arguments);
+  // A parameter keeps no numbers, and what is copied into it is hashed after_overwrite().
+  const bool are_kept = overwritten.empty() || !overwritten.front().source.defined() ||
+                        TensorArguments::is_list(arguments[0]);
   const Numbers numbers =
       met.from_parameter && are_kept ? numbers_met(traits, arguments) : Numbers();
   const Written copies = tell_owners(call);
@@ -132,8 +138,8 @@ void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::
   body(call);
   for (const at::Tensor& dtensor : written) set_numbers(dtensor, numbers);
   for (const at::Tensor& copy : copies) tell_written(copy);
-  for (const auto& [parameter, source] : into_parameters)
-    owner_of(parameter)->after_copy(parameter, source);
+  for (const auto& [parameter, source] : overwritten)
+    owner_of(parameter)->after_overwrite(parameter, source);
 }
 
 void run_rule(Rule rule, const OperatorTraits& traits, const c10::OperatorHandle& op,

@@ -122,8 +122,9 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   auto impl = source->shallow_copy_and_detach(source->version_counter(),
                                               /*allow_tensor_metadata_change=*/true);
   impl->set_sizes_and_strides(spec.shape(), spec.stride());
-  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(
-      local, std::move(spec), meta.owner, meta.style, meta.from_parameter, meta.numbers));
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta.owner,
+                                                          meta.style, meta.from_parameter,
+                                                          meta.numbers, meta.label));
   return at::Tensor(std::move(impl));
 }
 
@@ -162,6 +163,10 @@ void set_style(const at::Tensor& dtensor, DTensorStylePtr style) {
   change_meta(dtensor, [&](DTensorMeta& meta) { meta.style = std::move(style); });
 }
 
+void set_label(const at::Tensor& dtensor, Label label) {
+  changed_meta(dtensor).label = std::move(label);
+}
+
 void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner) {
   change_meta(dtensor, [&](DTensorMeta& meta) { meta.owner = std::move(owner); });
 }
@@ -174,6 +179,12 @@ LettingGoOfMeta::~LettingGoOfMeta() {
   const bool is_kept = weak.weak_use_count() > 1;
   weak.release();
   if (dies && is_kept) impl_->set_backend_meta({});
+}
+
+std::string description_of(const at::Tensor& dtensor) {
+  const DTensorMeta& meta = meta_of(dtensor);
+  if (meta.is_of_parameter()) return meta.owner->description();
+  return meta.label ? *meta.label : std::string();
 }
 
 uint32_t local_version_of(const at::Tensor& tensor) {

@@ -15,6 +15,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -28,15 +29,24 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   // Of the parameter whose registry entry the DTensor is, or a view of it. Null for what
   // is no parameter.
   virtual const std::string* parameter_name() const { return nullptr; }
+  // What messages call that parameter, the same on all ranks of its mesh and unlike any
+  // other parameter there; empty for what is no parameter.
+  virtual std::string description() const { return {}; }
   // Called before an operator writes the DTensor's local tensor in place.
   virtual void before_write(const at::Tensor& dtensor) = 0;
   // Whether the local tensor is a copy of what the DTensor is a view of: it is told after
   // an operator wrote it, too.
   virtual bool shows_a_copy() const { return false; }
   virtual void after_write(const at::Tensor& /*dtensor*/) {}
-  // Of a parameter: called after an operator put `source`, which is plain, in the place
-  // of the values of `dtensor` (copy_, fill_, set_). This rank has kept its part of it.
-  virtual void after_copy(const at::Tensor& /*dtensor*/, const at::Tensor& /*source*/) {}
+  // Of a parameter: the elements of all of it, whatever part or view a DTensor shows.
+  virtual int64_t numel_of_parameter() const { return 0; }
+  // Of a parameter: called before an operator writes it with plain tensors without
+  // dimensions, such as a learning rate, whose numbers have this hash (numbers.h).
+  virtual void before_factors(uint64_t /*hash*/) {}
+  // Of a parameter: called after an operator put other values in the place of those of
+  // `dtensor` (copy_, fill_, zero_, set_). `source` is the plain tensor that they are of,
+  // of which this rank has kept its part, or undefined where they are of none.
+  virtual void after_overwrite(const at::Tensor& /*dtensor*/, const at::Tensor& /*source*/) {}
   // Called before set_data gives `dtensor` the data of `from`, which it may change into
   // what the DTensor is to become; throws to refuse.
   virtual void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) = 0;
@@ -62,16 +72,21 @@ struct DTensorStyle : c10::intrusive_ptr_target {
 };
 using DTensorStylePtr = c10::intrusive_ptr<DTensorStyle>;
 
+// What messages call a DTensor that is no parameter, such as the gradient of one: the
+// same on all ranks of its mesh. Null for none.
+using Label = std::shared_ptr<const std::string>;
+
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_tensor, DTensorSpec spec_ptr,
               c10::intrusive_ptr<DTensorOwner> owner_ptr, DTensorStylePtr style_ptr,
-              bool is_from_parameter, const Numbers& numbers_taken)
+              bool is_from_parameter, const Numbers& numbers_taken, Label label_given = {})
       : local(std::move(local_tensor)),
         spec(std::move(spec_ptr)),
         owner(std::move(owner_ptr)),
         style(std::move(style_ptr)),
         from_parameter(is_from_parameter),
-        numbers(numbers_taken) {}
+        numbers(numbers_taken),
+        label(std::move(label_given)) {}
 
   // A registry entry, or a view of one.
   bool is_of_parameter() const { return owner && owner->parameter_name() != nullptr; }
@@ -85,6 +100,7 @@ struct DTensorMeta final : c10::BackendMeta {
   // is this rank's own (plain_beside.h).
   bool from_parameter;
   Numbers numbers;  // that went into it, where it comes from a parameter
+  Label label;
 };
 
 // What the DTensors that a thread makes have besides what they are made of.
@@ -175,6 +191,7 @@ void set_from_parameter(const at::Tensor& dtensor);
 // Those that went into what was written. Entries have none.
 void set_numbers(const at::Tensor& dtensor, const Numbers& numbers);
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style);
+void set_label(const at::Tensor& dtensor, Label label);
 // Null for none. Not the keys that the owner gives.
 void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner);
 
@@ -202,6 +219,9 @@ inline const DTensorMeta& meta_of(const at::Tensor& tensor) {
 inline const DTensorSpec& spec_of(const at::Tensor& tensor) { return meta_of(tensor).spec; }
 // As it is; who hands its values out tells the owner first.
 inline const at::Tensor& local_of(const at::Tensor& tensor) { return meta_of(tensor).local; }
+// What tells it from other DTensors of its shape: the parameter that it is or is a view
+// of, or its label; empty for none.
+std::string description_of(const at::Tensor& dtensor);
 // The version counter of the local tensor; reads no values.
 uint32_t local_version_of(const at::Tensor& tensor);
 // Null for none.

@@ -80,8 +80,9 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     Alike operands;
     operands.look(self);
     (operands.look(args), ...);
-    if (find_meta(self) == nullptr || !operands.alike() || compares_plain() ||
-        (operands.has_own_number() && !operands.is_cut()))
+    const DTensorMeta* const meta = find_meta(self);
+    if (meta == nullptr || !operands.alike() || compares_plain() ||
+        (operands.has_own_number() && (!operands.is_cut() || meta->is_of_parameter())))
       return by_ways<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
                                                             std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;

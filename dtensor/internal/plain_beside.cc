@@ -4,6 +4,7 @@
 #include "dtensor/internal/compare_plain.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/movement.h"
+#include "dtensor/internal/numbers_met.h"
 #include "dtensor/internal/redistribute.h"
 
 #include <ATen/core/grad_mode.h>
@@ -20,13 +21,13 @@ namespace {
 
 bool is_number(const at::Tensor& plain) { return plain.unsafeGetTensorImpl()->is_wrapped_number(); }
 
-// Operators whose written values are those that are given, which are compared later
-// (numbers.h), and optimizer steps, which look after their operands themselves.
-bool may_differ_in_writes(const OperatorCall& call) {
-  const std::string_view name = call.handle().schema().name();
-  for (const std::string_view other : {"aten::copy_", "aten::_foreach_copy_", "aten::fill_"}) {
-    if (name == other) return true;
-  }
+// Operators whose written values are those that are given.
+bool copies(std::string_view name) {
+  return name == "aten::copy_" || name == "aten::_foreach_copy_" || name == "aten::fill_";
+}
+
+// Optimizer steps look after their operands themselves.
+bool may_differ_in_writes(std::string_view name) {
   return name.starts_with("aten::_fused_") || name.starts_with("aten::_amp_") ||
          !reads_values_of_all(name);
 }
@@ -43,7 +44,9 @@ class Company {
     writes_dtensor_ |= writes;
     if (!meta->from_parameter) return others_.push_back(&meta->spec);
     from_parameter_ = &meta->spec;
-    if (writes) written_ = meta;
+    if (!writes) return;
+    written_ = meta;
+    written_numel_ = tensor.numel();
   }
 
   bool needs_whole_values() const {
@@ -56,16 +59,36 @@ class Company {
   // Collective where there is something.
   void check_written_alike(const OperatorCall& call) const {
     if (written_ == nullptr) return;
-    const auto& placements = written_->spec.placements();
-    const bool is_cut = std::any_of(placements.begin(), placements.end(),
-                                    [](const auto& placement) { return placement.is_shard(); });
+    if (copies(call.handle().schema().name()) && is_compared_later()) return;
+    const bool is_cut = is_written_cut();
     std::vector<at::Tensor> compared;
-    for (const at::Tensor* plain : plain_)
-      if (plain->dim() > 0 || !is_cut) compared.push_back(*plain);
+    NumbersMet factors;
+    for (const at::Tensor* plain : plain_) {
+      if (plain->dim() > 0 || !is_cut) {
+        compared.push_back(*plain);
+      } else {
+        factors.add(*plain);
+      }
+    }
     if (!compared.empty()) check_alike(what_writes(call), compared, written_->spec.mesh());
+    const uint64_t hash = factors.of("").hash;
+    if (hash != 0 && written_->is_of_parameter()) written_->owner->before_factors(hash);
   }
 
  private:
+  // What is copied: at the next gather of a parameter, of which it is the whole value
+  // (DTensorOwner::after_overwrite); with what else went into the value of anything else
+  // (numbers.h).
+  bool is_compared_later() const {
+    return !written_->is_of_parameter() || written_numel_ == written_->owner->numel_of_parameter();
+  }
+
+  bool is_written_cut() const {
+    const auto& placements = written_->spec.placements();
+    return std::any_of(placements.begin(), placements.end(),
+                       [](const auto& placement) { return placement.is_shard(); });
+  }
+
   std::string what_writes(const OperatorCall& call) const {
     const auto* const name = written_->owner ? written_->owner->parameter_name() : nullptr;
     return c10::str(
@@ -77,6 +100,7 @@ class Company {
 
   const DTensorSpec* from_parameter_ = nullptr;
   const DTensorMeta* written_ = nullptr;  // of one from a parameter
+  int64_t written_numel_ = 0;
   bool writes_dtensor_ = false;
   c10::SmallVector<const at::Tensor*, 4> plain_;
   c10::SmallVector<const DTensorSpec*, 4> others_;
@@ -175,7 +199,7 @@ at::Tensor gathered_value(const at::Tensor& dtensor) {
 }
 
 void check_written_alike(const OperatorCall& call, const TensorArguments& arguments) {
-  if (may_differ_in_writes(call)) return;
+  if (may_differ_in_writes(call.handle().schema().name())) return;
   for (const Company& company : companies_of(arguments)) company.check_written_alike(call);
 }
 

@@ -48,13 +48,13 @@ void make_whole(TensorArguments& arguments, WholeValue whole);
 at::Tensor gathered_value(const at::Tensor& dtensor);
 
 // Where what comes from a parameter is written, each rank keeps its part of what it has
-// beside it, so the ranks must have the same: they compare plain tensors of one dimension
-// or more, and those without where what is written is not cut. (Those without dimensions
-// for what is cut, as a clipping coefficient or a learning rate, and values that are only
-// copied are compared when the value becomes whole, as numbers are: numbers.h. In what is
-// written to an entry, copies are compared at the next gather, DTensorOwner::after_copy,
-// and those without dimensions are not.) Throws ValueError on every rank where
-// they differ. Collective where something is compared, which the ranks decide alike.
+// beside it, so the ranks must have the same: they compare plain tensors at once. Two
+// kinds are compared later: tensors without dimensions, such as a learning rate or a
+// clipping coefficient, where what is written is cut, and what is only copied, into
+// anything but a part of a parameter. Of a parameter, at its next gather
+// (DTensorOwner::before_factors, after_overwrite); of anything else, when the value
+// becomes whole, as numbers are (numbers.h). Throws ValueError on every rank where they
+// differ. Collective where something is compared at once, which the ranks decide alike.
 void check_written_alike(const OperatorCall& call, const TensorArguments& arguments);
 
 }  // namespace fsdp::internal

@@ -69,6 +69,36 @@ Placement along_atoms(const Placement& placement, int64_t dim) {
   return placement.along(placement.shard_dim() + 2);
 }
 
+// What is moved on this thread while one lives, as announcements have it: ranks that move
+// DTensors of one shape in different orders would exchange their parts.
+class MovedValue {
+ public:
+  explicit MovedValue(const at::Tensor& dtensor) : dtensor_(&dtensor), before_(innermost()) {
+    innermost() = this;
+  }
+  ~MovedValue() { innermost() = before_; }
+  MovedValue(const MovedValue&) = delete;
+  MovedValue& operator=(const MovedValue&) = delete;
+
+  // " (parameter '0.weight' of unit '(root)' (number 0), for aten::norm)", or less.
+  static std::string current() {
+    const MovedValue* const moved = innermost();
+    std::string text = moved == nullptr ? std::string() : description_of(*moved->dtensor_);
+    const std::string mover = MovingOperator::current();
+    if (!mover.empty()) text += (text.empty() ? "for " : ", for ") + mover;
+    return text.empty() ? text : " (" + text + ")";
+  }
+
+ private:
+  static const MovedValue*& innermost() {
+    thread_local const MovedValue* innermost = nullptr;
+    return innermost;
+  }
+
+  const at::Tensor* dtensor_;
+  const MovedValue* before_;
+};
+
 // One step along one mesh dimension, all others staying as they are.
 class Step {
  public:
@@ -83,8 +113,8 @@ class Step {
         index_(mesh.local_rank(mesh_dim)),
         shape_(std::move(unsharded_shape)) {
     std::ostringstream what;
-    what << "redistribute of " << c10::IntArrayRef(shape_) << " along dimension " << mesh_dim
-         << " of " << mesh;
+    what << "redistribute of " << c10::IntArrayRef(shape_) << MovedValue::current()
+         << " along dimension " << mesh_dim << " of " << mesh;
     what_ = what.str();
   }
 
@@ -372,6 +402,7 @@ at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
 
 at::Tensor moved_part(const at::Tensor& dtensor, const std::vector<Placement>& to) {
   const NumbersOfMove numbers(meta_of(dtensor).numbers);
+  const MovedValue moved(dtensor);
   return redistribute_local(local_of(dtensor), spec_of(dtensor), to);
 }
 

@@ -22,16 +22,16 @@ namespace {
 // Threads with generators of their own bring plain tensors here, too.
 class ReplayingViews {
  public:
-  explicit ReplayingViews(const at::Tensor& self) : before_(state().get_view_replay_enabled()) {
-    if (is_dtensor(self)) state().set_view_replay_enabled(true);
+  explicit ReplayingViews(const at::Tensor& self)
+      : state_(c10::AutogradState::get_tls_state()), before_(state_.get_view_replay_enabled()) {
+    if (is_dtensor(self)) state_.set_view_replay_enabled(true);
   }
-  ~ReplayingViews() { state().set_view_replay_enabled(before_); }
+  ~ReplayingViews() { state_.set_view_replay_enabled(before_); }
   ReplayingViews(const ReplayingViews&) = delete;
   ReplayingViews& operator=(const ReplayingViews&) = delete;
 
  private:
-  static c10::AutogradState& state() { return c10::AutogradState::get_tls_state(); }
-
+  c10::AutogradState& state_;  // this thread's
   bool before_;
 };
 
@@ -61,7 +61,7 @@ struct FrequentViews {
   static void register_all(std::vector<c10::RegistrationHandleRAII>& handles) {
     (handles.push_back(c10::Dispatcher::singleton().registerImpl(
          {Ops::name, Ops::overload_name}, kFirstKey,
-         c10::KernelFunction::makeFromUnboxedRuntimeFunction(&Replayed<Ops>::call), std::nullopt,
+         c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(&Replayed<Ops>::call)), std::nullopt,
          nullptr, "fsdp DTensor views")),
      ...);
   }

@@ -8,13 +8,14 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <optional>
 
 namespace fsdp::internal {
 namespace {
 
-constexpr size_t kWords = 4;  // per parameter, as Hashes has them
+constexpr size_t kWords = 5;  // per parameter, as Hashes has them
 
 uint64_t mix(uint64_t seed, uint64_t value) {
   return XXH3_64bits_withSeed(&value, sizeof value, seed);
@@ -31,14 +32,18 @@ const char* what_differs(size_t word) {
     case 2:
       return "was written with other values (a reset with a rank's own seed, Embedding's max_norm "
              "with a rank's own rows): writes to sharded parameters must be the same on every rank";
-    default:
+    case 3:
       return "was given other values (copy_, set_data or torch::load of a plain tensor, of which "
              "each rank keeps its part): copy the same values on every rank, or write this rank's "
              "part alone (to_local(), then fsdp::mark_shard_written)";
+    default:
+      return "was written with other tensors without dimensions (a learning rate, a factor that a "
+             "rank computed from its own data): every rank must write with the same, such as "
+             "fsdp::all_reduce(loss, mesh) gives";
   }
 }
 
-bool may_be_unnoted(size_t word) { return word == 1 || word == 3; }
+bool may_be_unnoted(size_t word) { return word == 1 || word >= 3; }
 
 // Two ranks, by their places, of which the second one says something else.
 struct RanksThatDiffer {
@@ -79,12 +84,20 @@ void AgreedValues::note_member_write(size_t param, const void* bytes, int64_t nb
   hash = mix(hash, XXH3_64bits(bytes, static_cast<size_t>(nbytes)));
 }
 
+void AgreedValues::note_factors(size_t param, uint64_t hash) {
+  auto& factors = params_[param].factors;
+  factors = std::max<uint64_t>(mix(factors, hash), 1);  // 0: not noted
+}
+
 uint64_t AgreedValues::word() const {
   uint64_t word = 0;
   for (size_t param = 0; param < params_.size(); ++param) {
-    const auto& [geometry, values, write, copied] = params_[param];
-    if (geometry == 0 && values == 0 && write == 0 && copied == 0) continue;
-    word = mix(mix(mix(mix(mix(word, param), geometry), values), write), copied);
+    const auto& [geometry, values, write, copied, factors] = params_[param];
+    const std::array all = {geometry, values, write, copied, factors};
+    static_assert(all.size() == kWords);
+    if (std::all_of(all.begin(), all.end(), [](uint64_t hash) { return hash == 0; })) continue;
+    word = mix(word, param);
+    for (const uint64_t hash : all) word = mix(word, hash);
   }
   return word;
 }
@@ -122,7 +135,7 @@ std::string AgreedValues::difference(const DeviceMesh& mesh, int64_t dim,
   for (size_t param = 0; param < params_.size(); ++param) {
     const auto* const agreed_on = &words[param * kWords];
     const auto hash = [&](size_t word) { return static_cast<uint64_t>(agreed_on[word]); };
-    params_[param] = {hash(0), hash(1), hash(2), hash(3)};
+    params_[param] = {hash(0), hash(1), hash(2), hash(3), hash(4)};
   }
   return "";
 }

@@ -1,12 +1,14 @@
 // Values that every rank must have alike, though each keeps its own part only: the
 // parameters as they were when fully_shard met them, and, since the last gather, whole
-// plain values that were copied into them and what was written to members. Each is known
-// by a hash; all of a group's travel in one word with its next gather, and where the
-// words differ one more exchange tells which parameter it is.
+// plain values that were copied into them, plain tensors without dimensions that they
+// were written with, and what was written to members. Each is known by a hash; all of a
+// group's travel in one word with its next gather, and where the words differ one more
+// exchange tells which parameter it is.
 //
-// Any write to a member or a shard takes that parameter's start value, and what was
-// copied into it before, back. A rank need not have noted those two: one without a part
-// of the parameter need not write it, and others may write by other operators. Everything
+// Any write to a member or a shard takes that parameter's start value back, and one that
+// leaves nothing of the values before it takes back what was copied into it and what it
+// was written with, too. A rank need not have noted those three: one without a part of
+// the parameter need not write it, and others may write by other operators. Everything
 // but difference() is local.
 #pragma once
 
@@ -33,14 +35,23 @@ class AgreedValues {
   // without values (meta, no bytes) has none.
   void note_start(size_t param, const std::string& name, const at::Tensor& whole,
                   int64_t sharded_dim);
-  void note_write(size_t param) { params_[param].start_values = params_[param].copied = 0; }
-  // The whole value that was copied into the parameter, by its hash; after note_write().
+  // Of a copied value something is left, which still has to be alike.
+  void note_write(size_t param) { params_[param].start_values = 0; }
+  void note_overwrite(size_t param) {
+    Hashes& hashes = params_[param];
+    hashes.start_values = hashes.copied = hashes.factors = 0;
+  }
+  // The whole value that was copied into the parameter, by its hash; after
+  // note_overwrite().
   void note_copy(size_t param, uint64_t hash) { params_[param].copied = hash; }
+  // Tensors without dimensions that the parameter is written with.
+  void note_factors(size_t param, uint64_t hash);
   // What a member's full copy holds after writes to it.
   void note_member_write(size_t param, const void* bytes, int64_t nbytes, c10::Device device);
   // The word for the next gather; 0 when there is nothing to compare.
   uint64_t word() const;
-  // Whether every rank of the mesh has something to compare, or none: not so with copies.
+  // Whether every rank of the mesh has something to compare, or none: not so with copies
+  // and factors.
   bool is_of_all_ranks() const;
   // All ranks had the same word.
   void agreed();
@@ -56,6 +67,7 @@ class AgreedValues {
     uint64_t start_values = 0;    // 0: not noted, as copied
     uint64_t member_write = 0;
     uint64_t copied = 0;
+    uint64_t factors = 0;
   };
   std::vector<Hashes> params_;
 };

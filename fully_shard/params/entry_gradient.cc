@@ -36,10 +36,12 @@ at::Tensor run_hooks(const ShardedParam& param, const at::Tensor& entry, at::Ten
 
 }  // namespace
 
-void add_to_entry_gradient(const ShardedParam& param, const at::Tensor& part, int64_t global_rank) {
+void add_to_entry_gradient(ShardedParam& param, const at::Tensor& part, int64_t global_rank) {
   const auto entry = param.entry();
   if (!entry.defined()) return;  // its module is gone; the reduction was issued all the same
-  auto gradient = run_hooks(param, entry, make_dtensor(part, param.spec()), global_rank);
+  const auto own = make_dtensor(part, param.spec());
+  set_label(own, param.gradient_label());
+  auto gradient = run_hooks(param, entry, own, global_rank);
   if (entry.grad().defined()) {
     check_placement(entry.grad(), param, "the .grad", global_rank);
     entry.mutable_grad().add_(gradient);

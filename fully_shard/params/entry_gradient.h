@@ -14,6 +14,6 @@ namespace fsdp::internal {
 // `part`: this rank's, of the shard's shape and the parameter's dtype. Throws ValueError,
 // naming the parameter, where a hook or the user put something else than a DTensor placed
 // like the parameter.
-void add_to_entry_gradient(const ShardedParam& param, const at::Tensor& part, int64_t global_rank);
+void add_to_entry_gradient(ShardedParam& param, const at::Tensor& part, int64_t global_rank);
 
 }  // namespace fsdp::internal

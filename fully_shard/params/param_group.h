@@ -122,7 +122,8 @@ class ParamGroup final : public OnDemandGroup {
   // Plain values took the place of those of `written`, a view of parameter `index`'s
   // entry or the entry. Where it is the whole parameter, the next gather compares them.
   // Reads all of `source`, if it is on the CPU. Local.
-  void after_copy(int64_t index, const at::Tensor& written, const at::Tensor& source);
+  void before_factors(int64_t index, uint64_t hash);
+  void after_overwrite(int64_t index, const at::Tensor& written, const at::Tensor& source);
   // False while the parameters are on the meta device: everything but materialize()
   // throws then, with their names.
   bool has_values() const { return !shards_->device().is_meta(); }

@@ -56,7 +56,7 @@ void ParamGroup::change_dtype(int64_t index, const at::Tensor& from) {
   drop_gather();
   reshard();
   param(index).set_dtype(from.scalar_type());
-  agreed_.note_write(static_cast<size_t>(index));
+  agreed_.note_overwrite(static_cast<size_t>(index));
   note_copy(index, from);
   rebuild_shards(index, from);
   if (post_forward_) set_neighbours(post_forward_->neighbours());

@@ -140,11 +140,17 @@ void ParamGroup::before_write(int64_t index) {
   if (!pinned()) empty_if_stale();
 }
 
-void ParamGroup::after_copy(int64_t index, const at::Tensor& written, const at::Tensor& source) {
-  const auto& shape = param(index).spec().shape();
-  if (written.numel() != c10::multiply_integers(shape)) return;
+void ParamGroup::before_factors(int64_t index, uint64_t hash) {
+  if (!is_alone()) agreed_.note_factors(static_cast<size_t>(index), hash);
+}
+
+// What is written over a part of the parameter was compared before (plain_beside.h).
+void ParamGroup::after_overwrite(int64_t index, const at::Tensor& written,
+                                 const at::Tensor& source) {
+  if (written.numel() != c10::multiply_integers(param(index).spec().shape())) return;
+  agreed_.note_overwrite(static_cast<size_t>(index));
   const RuntimeMode runtime_mode;
-  note_copy(index, source.expand(written.sizes()));
+  if (source.defined()) note_copy(index, source.expand(written.sizes()));
 }
 
 // Of the values as the parameter has them, whatever it was given. What members hold was

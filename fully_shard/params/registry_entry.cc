@@ -6,11 +6,22 @@
 #include "on_demand/touched_groups.h"
 
 #include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+#include <c10/util/accumulate.h>
 
 namespace fsdp::internal {
 
 RegistryEntry* RegistryEntry::of(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? dynamic_cast<RegistryEntry*>(owner_of(tensor)) : nullptr;
+}
+
+std::string RegistryEntry::description() const {
+  return c10::str("parameter '", group_->parameter_name(index_), "' of unit '", group_->name(),
+                  "' (number ", group_->number(), ")");
+}
+
+int64_t RegistryEntry::numel_of_parameter() const {
+  return c10::multiply_integers(group_->params()[static_cast<size_t>(index_)].spec().shape());
 }
 
 void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor& from) {

@@ -128,6 +128,14 @@ void ShardedParam::synchronize_requires_grad(const TensorPtr& member, const Tens
   entry->set_requires_grad(requires_grad_);
 }
 
+const Label& ShardedParam::gradient_label() {
+  if (!gradient_label_) {
+    gradient_label_ =
+        std::make_shared<const std::string>("the gradient of " + description_of(entry()));
+  }
+  return gradient_label_;
+}
+
 bool ShardedParam::is_trainable() {
   const auto member = member_.lock(), entry = entry_.lock();
   synchronize_requires_grad(member, entry);

@@ -7,6 +7,7 @@
 // Local. Not thread-safe.
 #pragma once
 
+#include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_spec.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "on_demand/on_demand_storage.h"
@@ -84,6 +85,8 @@ class ShardedParam {
   void synchronize_requires_grad();
   // By the registry entry; by the member where the entry died.
   bool is_trainable();
+  // Of the entry's gradients. REQUIRES: the entry lives.
+  const Label& gradient_label();
 
   // Takes the full gradient off the member, and leaves a tripwire there; undefined for
   // none.
@@ -117,7 +120,8 @@ class ShardedParam {
   bool requires_grad_;                     // of both handles, when last seen
   std::optional<uint32_t> shard_version_;  // of the local tensor when last seen; none after a write
   at::Tensor without_values_;
-  at::Tensor tripwire_;  // made for the first gradient
+  at::Tensor tripwire_;  // made for the first gradient, as the label
+  Label gradient_label_;
 };
 
 }  // namespace fsdp::internal

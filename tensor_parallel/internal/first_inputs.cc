@@ -25,7 +25,8 @@
 namespace fsdp::internal {
 namespace {
 
-constexpr int kUsesRecording = 64, kUsesWithoutGraph = 1;
+constexpr int kCompared = 64;       // uses of a parameter, of each kind
+constexpr int kUses = 1024;         // of a parameter until its module counts as one without steps
 constexpr double kRounding = 1e-3;  // of the norm: other data differ by as much as it
 constexpr const char* kWhat = "comparison of the first inputs of a tensor-parallel module";
 
@@ -230,12 +231,15 @@ bool reads_values(const c10::OperatorHandle& op) {
 }
 
 bool is_used_up(const UsesCompared& compared) {
-  return c10::GradMode::is_enabled() ? compared.recording >= kUsesRecording
-                                     : compared.without_graph >= kUsesWithoutGraph;
+  return (c10::GradMode::is_enabled() ? compared.recording : compared.without_graph) >= kCompared;
 }
 
-void count_use(UsesCompared& compared) {
+void count_compared(UsesCompared& compared) {
   ++(c10::GradMode::is_enabled() ? compared.recording : compared.without_graph);
+}
+
+void count_use(MemberStyle& style) {
+  if (++style.compared.uses == kUses) style.steps->give_up();
 }
 
 }  // namespace
@@ -262,10 +266,11 @@ void compare_first_inputs(const c10::OperatorHandle& op, const GateArguments& ar
   if (style->steps->has_passed()) return;
   if (computes_derivative()) return style->steps->saw_backward();
   style->steps->saw_forward();
+  count_use(*style);
   if (style->steps->has_passed() || mesh->size() == 1 || is_used_up(style->compared)) return;
   const auto operands = plain_operands(arguments);
   if (operands.empty()) return;
-  count_use(style->compared);
+  count_compared(style->compared);
   compare(operands, *mesh, [&](const PlainOperand& operand, const std::vector<int64_t>& differ) {
     report_input(op, operand, differ, style->path, *mesh);
   });
@@ -274,7 +279,7 @@ void compare_first_inputs(const c10::OperatorHandle& op, const GateArguments& ar
 void compare_beside_activations(const c10::OperatorHandle& op, const GateArguments& arguments) {
   if (compares_plain() || computes_derivative() || !at::GradMode::is_enabled()) return;
   const DeviceMesh* mesh = nullptr;
-  if (member_among(arguments, &mesh) != nullptr) return;
+  if (MemberStyle* const style = member_among(arguments, &mesh)) return count_use(*style);
   const auto steps = steps_of_module_met().lock();
   if (steps == nullptr || steps->has_passed() || !steps->compares_another()) return;
   if (!reads_values(op)) return;

@@ -28,6 +28,8 @@ class FirstSteps {
   bool has_passed() const { return has_passed_; }
   void saw_backward() { has_backward_ = true; }
   void saw_forward();
+  // No step follows: the module only computes.
+  void give_up() { pass(); }
   // Whether one more operator beside activations is to be compared: of a module that no
   // backward ever follows a thousand are.
   bool compares_another() const { return compared_ < kCompared; }
@@ -42,10 +44,12 @@ class FirstSteps {
   std::atomic<int> compared_ = 0;
 };
 
-// Of one parameter: a module that no backward ever follows is compared a few times only.
-// Comparisons are collective, so one thread at a time counts here.
+// Of one parameter: a module that no backward ever follows is compared a few times only,
+// and no longer looked at once a parameter was used often. Comparisons are collective, so
+// one thread at a time counts here.
 struct UsesCompared {
   int recording = 0, without_graph = 0;
+  int uses = 0;  // compared or not
 };
 
 // Until the first step has passed: compares the plain operands of `op`, a layer's, over

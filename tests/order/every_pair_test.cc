@@ -26,6 +26,7 @@
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/torch.h>
 
 #include <chrono>
@@ -164,6 +165,10 @@ std::vector<Call> calls_of_meshes() {
        [](Scene& s) { static_cast<void>(s.rows.full_tensor()); }},
       {"redistribute", "redistribute of [5, 3]",
        [](Scene& s) { static_cast<void>(s.rows.redistribute({Shard{1}})); }},
+      {"norm", "for aten::norm", [](Scene& s) { static_cast<void>(s.rows.norm().item<double>()); }},
+      {"equal", "for aten::equal", [](Scene& s) { static_cast<void>(s.rows.equal(s.rows)); }},
+      {"side_group", "making of the group for tests",
+       [](Scene& s) { static_cast<void>(s.mesh.side_group(0, "tests")); }},
       {"from_local", "agreement of from_local",
        [](Scene& s) {
          static_cast<void>(from_local(torch::ones({2, 2}), s.mesh, {Shard{0}}, {.check = true}));
@@ -297,6 +302,61 @@ TEST_F(EveryPair, OfOneCallWithTensorsOfOneSizeAndOtherShapesIsAnErrorOnBoth) {
     EXPECT_THAT(error, ::testing::AllOf(HasSubstr("redistribute of [2, 8]"),
                                         HasSubstr("redistribute of [4, 4]")));
   });
+}
+
+// Two models of one class, a step taken.
+struct Twins {
+  explicit Twins(const DeviceMesh& mesh) {
+    for (auto model : {first, second}) {
+      fully_shard(model, mesh);
+      model->forward(torch::ones({2, 4})).sum().backward();
+    }
+  }
+  torch::nn::Sequential first = two_layers(4), second = two_layers(4);
+};
+
+// A DTensor of one model on rank 0, another of its shape on rank 1.
+struct OneEach {
+  std::function<at::Tensor(const Twins&, int64_t rank)> own;
+  std::string name_on_0, name_on_1;
+};
+
+std::vector<OneEach> dtensors_of_one_shape() {
+  return {{[](const Twins& t, int64_t rank) { return t.first->parameters()[2 * rank]; },
+           "(parameter '0.weight' of unit '(root)' (number 0)",
+           "(parameter '1.weight' of unit '(root)' (number 0)"},
+          {[](const Twins& t, int64_t rank) {
+             return (rank == 0 ? t.first : t.second)->parameters()[0];
+           },
+           "(parameter '0.weight' of unit '(root)' (number 0)",
+           "(parameter '0.weight' of unit '(root)' (number 1)"},
+          {[](const Twins& t, int64_t rank) { return t.first->parameters()[1 + 2 * rank].grad(); },
+           "(the gradient of parameter '0.bias'", "(the gradient of parameter '1.bias'"},
+          {[](const Twins& t, int64_t rank) {
+             const auto bias = t.first->parameters()[1];
+             return rank == 0 ? bias : bias.grad();
+           },
+           "(parameter '0.bias'", "(the gradient of parameter '0.bias'"}};
+}
+
+// Made whole in another order on each rank, as a loop over Optimizer::state() may do it,
+// whose order is that of addresses.
+TEST_F(EveryPair, OfOneCallWithDTensorsOfOneShapeIsAnErrorOnBothThatNamesBoth) {
+  using Read = std::function<void(const at::Tensor&)>;
+  const std::vector<Read> reads = {
+      [](const at::Tensor& t) { static_cast<void>(DTensor(t).full_tensor()); },
+      [](const at::Tensor& t) { static_cast<void>(DTensor(t.view({-1})).full_tensor()); },
+      [](const at::Tensor& t) { static_cast<void>(DTensor(t).redistribute({Replicate()})); }};
+  for (const auto& [own, name_on_0, name_on_1] : dtensors_of_one_shape()) {
+    for (const auto& read : reads) {
+      run_ranks(2, [&](int64_t rank) {
+        const Twins twins(init_device_mesh(c10::kCPU, {2}));
+        const torch::NoGradGuard no_grad;
+        EXPECT_THAT(message_of<c10::Error>([&] { read(own(twins, rank).detach()); }),
+                    ::testing::AllOf(HasSubstr(name_on_0), HasSubstr(name_on_1)));
+      });
+    }
+  }
 }
 
 TEST_F(EveryPair, RanksThatClipDifferentModelsAreToldWhatEachClips) {

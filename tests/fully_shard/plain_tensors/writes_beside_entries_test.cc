@@ -161,6 +161,36 @@ TEST_P(WritesBesideEntries, OfARanksOwnValuesAreErrorsOnAllRanks) {
   });
 }
 
+// A learning rate, or a norm, of this rank's own data: the next gather compares them.
+TEST_P(WritesBesideEntries, FactorsOfARanksOwnAreErrorsOnAllRanksAtTheNextGather) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    if (mesh.size() == 1) return;
+    const auto sharded = sharded_layer(mesh);
+    const torch::NoGradGuard no_grad;
+    const auto own = torch::tensor(1 + 0.5 * static_cast<double>(rank)), one = torch::tensor(1.0);
+    const std::vector<std::function<void(const Tensor&, const Tensor&)>> writes{
+        [](const Tensor& p, const Tensor& factor) { p.mul_(factor); },
+        [](const Tensor& p, const Tensor& factor) { p.clamp_max_(factor); },
+        [](const Tensor& p, const Tensor& factor) { p.slice(1, 0, 2).div_(factor); },
+        [](const Tensor& p, const Tensor& factor) { p.lerp_(p * 2, factor); },
+        [](const Tensor& p, const Tensor& factor) { at::_foreach_mul_({p}, factor); },
+        [](const Tensor& p, const Tensor& factor) { at::_foreach_mul_({p}, Tensors{factor}); }};
+    const auto weight = sharded->parameters()[0];
+    const auto forward = [&] { sharded->forward(own_rows(0)); };
+    for (const auto& write : writes) {
+      write(weight, own);
+      EXPECT_THAT(message_of<c10::ValueError>(forward),
+                  HasSubstr("'weight' of shard rank 1 was written with other tensors"));
+      weight.fill_(0.5);
+      write(weight, one);
+      EXPECT_NO_THROW(forward());
+    }
+    weight.mul_(own);
+    weight.zero_();
+    EXPECT_NO_THROW(forward());
+  });
+}
+
 // A codebook that learns without gradients.
 TEST_P(WritesBesideEntries, AtIndicesAreComparedToo) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {

@@ -61,6 +61,47 @@ TEST_P(CopiedValues, ThatDifferAreNamedOnEveryRankAndAreMendedByTheSame) {
   });
 }
 
+// Of a part each rank keeps what lies in its own, so nothing is left to compare later.
+TEST_P(CopiedValues, ThatDifferInAPartOfAParameterAreErrorsAtOnce) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    const torch::NoGradGuard no_grad;
+    auto layer = constant_layer(6);
+    fully_shard(layer, mesh);
+    const auto entry = layer->parameters()[0];
+    const auto columns = entry.slice(1, 0, 2);
+    const auto own = torch::full({6, 2}, static_cast<double>(rank));
+    for (const auto& copy : std::vector<std::function<void()>>{
+             [&] { columns.copy_(own); },
+             [&] { at::_foreach_copy_(std::vector<Tensor>{columns}, std::vector<Tensor>{own}); }})
+      EXPECT_THAT(message_of<c10::ValueError>(copy),
+                  AllOf(HasSubstr("is not the same on all ranks"), HasSubstr("'weight'")));
+    columns.fill_(torch::tensor(static_cast<double>(rank)));
+    EXPECT_THAT(message_of<c10::ValueError>([&] {
+                  layer(torch::ones({1, 6}));
+                }),
+                HasSubstr("'weight' of shard rank 1 was written with other tensors"));
+    entry.fill_(0.5);
+    columns.copy_(torch::full({6, 2}, 0.25));
+    EXPECT_NO_THROW(layer(torch::ones({1, 6})));
+    EXPECT_TRUE(full_value(columns).equal(torch::full({6, 2}, 0.25)));
+  });
+}
+
+TEST_P(CopiedValues, ThatDifferAreNamedWhateverIsComputedWithThemBeforeTheGather) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    const torch::NoGradGuard no_grad;
+    auto layer = constant_layer(6);
+    fully_shard(layer, mesh);
+    layer(torch::ones({1, 6}));
+    layer->parameters()[0].copy_(torch::full({6, 6}, static_cast<double>(rank)));
+    for (auto& entry : layer->parameters()) entry.mul_(0.5).add_(1);
+    EXPECT_THAT(message_of<c10::ValueError>([&] {
+                  layer(torch::ones({1, 6}));
+                }),
+                HasSubstr("'weight' of shard rank 1 was given other values"));
+  });
+}
+
 // A model that every rank drew for itself, and that becomes the parameters' values after
 // fully_shard.
 TEST_P(CopiedValues, BeforeTheFirstGatherAreComparedToo) {
