@@ -7,8 +7,11 @@
 #include <ATen/ops/permute_ops.h>
 #include <ATen/ops/select_ops.h>
 #include <ATen/ops/slice_ops.h>
+#include <ATen/ops/split_ops.h>
+#include <ATen/ops/split_with_sizes_ops.h>
 #include <ATen/ops/t_ops.h>
 #include <ATen/ops/transpose_ops.h>
+#include <ATen/ops/unbind_ops.h>
 #include <ATen/ops/unsqueeze_ops.h>
 #include <ATen/ops/view_ops.h>
 #include <c10/core/AutogradState.h>
@@ -48,9 +51,9 @@ void replayed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 // The views that models take most, without boxed arguments.
 template <class Op, class Schema = typename Op::schema>
 struct Replayed;
-template <class Op, class... Args>
-struct Replayed<Op, at::Tensor(const at::Tensor&, Args...)> {
-  static at::Tensor call(c10::DispatchKeySet keys, const at::Tensor& self, Args... args) {
+template <class Op, class Result, class... Args>
+struct Replayed<Op, Result(const at::Tensor&, Args...)> {
+  static Result call(c10::DispatchKeySet keys, const at::Tensor& self, Args... args) {
     const ReplayingViews replaying(self);
     return Op::redispatch(below(keys), self, std::forward<Args>(args)...);
   }
@@ -72,7 +75,8 @@ struct FrequentViews {
 
 namespace ops = at::_ops;
 using Frequent = FrequentViews<ops::view, ops::transpose_int, ops::t, ops::permute, ops::select_int,
-                               ops::slice_Tensor, ops::unsqueeze, ops::expand>;
+                               ops::slice_Tensor, ops::unsqueeze, ops::expand, ops::split_Tensor,
+                               ops::split_with_sizes, ops::unbind_int>;
 
 // detach() gives what autograd does not see.
 bool is_recorded_view(const c10::OperatorHandle& op) {
