@@ -184,7 +184,10 @@ LettingGoOfMeta::~LettingGoOfMeta() {
 std::string description_of(const at::Tensor& dtensor) {
   const DTensorMeta& meta = meta_of(dtensor);
   if (meta.is_of_parameter()) return meta.owner->description();
-  return meta.label ? *meta.label : std::string();
+  if (meta.label) return *meta.label;
+  if (!meta.style) return {};
+  return "parameter '" + meta.style->path + "' of tensor-parallel model " +
+         std::to_string(meta.style->number_of_model);
 }
 
 uint32_t local_version_of(const at::Tensor& tensor) {

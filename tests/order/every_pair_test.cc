@@ -359,6 +359,18 @@ TEST_F(EveryPair, OfOneCallWithDTensorsOfOneShapeIsAnErrorOnBothThatNamesBoth) {
   }
 }
 
+TEST_F(EveryPair, OfOneCallWithTensorParallelParametersOfOneShapeIsAnErrorOnBoth) {
+  run_ranks(2, [&](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    auto model = two_layers(4);
+    parallelize_module(model, mesh, {{"*", ColwiseParallel()}});
+    const auto weight = model->parameters()[2 * rank].detach();
+    EXPECT_THAT(message_of<c10::Error>([&] { static_cast<void>(DTensor(weight).full_tensor()); }),
+                ::testing::AllOf(HasSubstr("(parameter '0.weight' of tensor-parallel"),
+                                 HasSubstr("(parameter '1.weight' of tensor-parallel")));
+  });
+}
+
 TEST_F(EveryPair, RanksThatClipDifferentModelsAreToldWhatEachClips) {
   run_ranks(2, [&](int64_t rank) {
     Scene scene(folder_.path());
