@@ -48,12 +48,13 @@ class DTensorImpl final : public c10::TensorImpl {
   const c10::Storage& storage() const override {
     const auto self = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
         const_cast<DTensorImpl*>(this)));  // NOLINT: a handle of what it is
-    if (const auto* const whole = whole_storage(self, shown_)) return *whole;
-    TORCH_CHECK(false, kNoMemory,
+    const c10::Storage* const whole = whole_storage(self, shown_);
+    TORCH_CHECK(whole != nullptr, kNoMemory,
                 " (collective). Instead of torch::save(model, ...) or torch::save(optimizer, "
                 "...): fsdp::save({.model = model, .optimizer = optimizer}, \"checkpoint\"); on "
                 "every rank; or, for LibTorch's own file of the model, torch::save(model, ...) "
                 "while an fsdp::SummonFullParams of it lives.");
+    return *whole;
   }
 
   void release_resources() override {
