@@ -3,7 +3,6 @@
 #pragma once
 
 #include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/numbers_met.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -21,11 +20,9 @@ class Alike {
       if (!tensor.defined()) return;
       alike_ &= tensor.dim() == 0;
       has_plain_ |= !tensor.unsafeGetTensorImpl()->is_wrapped_number();
-      numbers_.add(tensor);
       return;
     }
     from_parameter_ |= meta->from_parameter;
-    numbers_.add(*meta);
     if (first_ == nullptr) {
       first_ = &tensor;
       spec_ = &meta->spec;
@@ -35,7 +32,6 @@ class Alike {
       alike_ &= meta->spec == *spec_;
     }
   }
-  void look(const at::Scalar& number) { numbers_.add(number); }
 
   bool alike() const { return alike_ && first_ != nullptr; }
   // The first DTensor. It lies in memory without gaps where a result is to lie like it.
@@ -46,8 +42,6 @@ class Alike {
   // Beside what comes from a parameter, a number that came as a plain tensor is this
   // rank's own (plain_beside.h).
   bool has_own_number() const { return from_parameter_ && has_plain_; }
-  // Of what `op` makes of them.
-  Numbers numbers(const char* op) const { return numbers_.of(op); }
   bool is_cut() const {
     return std::any_of(spec_->placements().begin(), spec_->placements().end(),
                        [](const Placement& placement) { return placement.is_shard(); });
@@ -59,7 +53,6 @@ class Alike {
   bool alike_ = true;
   bool from_parameter_ = false;
   bool has_plain_ = false;  // but for numbers that a caller wrote
-  NumbersMet numbers_;
 };
 
 }  // namespace fsdp::internal

@@ -26,6 +26,9 @@ void decompose_rule(OperatorCall& call);
 // Rules by name without namespace: "add.Tensor", or "add" for every overload, "sum." for
 // the overload without a name.
 using RuleTable = std::unordered_map<std::string, Rule>;
+// Under `name` and under its in-place form, "add.Tensor" and "add_.Tensor".
+void add_with_in_place(RuleTable& table, const std::string& name, Rule rule);
+
 void add_pointwise_rules(RuleTable& table);
 void add_log_sigmoid_rules(RuleTable& table);
 void add_foreach_rules(RuleTable& table);

@@ -5,6 +5,7 @@
 #include "dtensor/internal/dispatch.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
+#include "dtensor/internal/numbers_met.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/add_ops.h>
@@ -37,6 +38,30 @@ const Argument& local_argument(const Argument& argument) {
 }
 
 template <class Argument>
+void look_at(const Argument& argument, Alike& operands) {
+  if constexpr (kIsTensor<Argument>) operands.look(argument);
+}
+
+// Of what comes from parameters.
+template <class Argument>
+void add_number_of(const Argument& argument, NumbersMet& met) {
+  if constexpr (!kIsTensor<Argument>) {
+    met.add(argument);
+  } else if (const auto* const meta = find_meta(argument)) {
+    met.add(*meta);
+  } else if (argument.defined()) {
+    met.add(argument);
+  }
+}
+
+template <class... Args>
+Numbers numbers_of(const char* op, const Args&... args) {
+  NumbersMet met;
+  (add_number_of(args, met), ...);
+  return met.of(op);
+}
+
+template <class Argument>
 void tell_read_of(const Argument& argument) {
   if constexpr (kIsTensor<Argument>) tell_read(argument);
 }
@@ -62,13 +87,13 @@ template <class Op, class... Args>
 struct FastPointwise<Op, at::Tensor(Args...)> {
   static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
     Alike operands;
-    (operands.look(args), ...);
+    (look_at(args, operands), ...);
     if (!operands.alike() || !operands.is_dense() || operands.has_own_number() || compares_plain())
       return by_ways<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);
     at::Tensor result = make_dtensor(Op::call(local_argument(args)...), operands.spec());
-    if (operands.from_parameter()) set_origin(result, operands.numbers(Op::name));
+    if (operands.from_parameter()) set_origin(result, numbers_of(Op::name, args...));
     return result;
   }
 };
@@ -79,7 +104,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
   static at::Tensor& call(c10::DispatchKeySet keys, at::Tensor& self, Args... args) {
     Alike operands;
     operands.look(self);
-    (operands.look(args), ...);
+    (look_at(args, operands), ...);
     const DTensorMeta* const meta = find_meta(self);
     if (meta == nullptr || !operands.alike() || compares_plain() ||
         (operands.has_own_number() && (!operands.is_cut() || meta->is_of_parameter())))
@@ -88,7 +113,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     tell_write(self);
     (tell_read_of(args), ...);
-    if (operands.from_parameter()) set_origin(self, operands.numbers(Op::name));
+    if (operands.from_parameter()) set_origin(self, numbers_of(Op::name, self, args...));
     at::Tensor local = local_of(self);
     Op::call(local, local_argument(args)...);
     tell_written(self);

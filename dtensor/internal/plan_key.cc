@@ -28,9 +28,13 @@ void append_operand(const at::Tensor& operand, MemoKey& key) {
   key.push_back(static_cast<int64_t>(operand.scalar_type()));
 }
 
-void append_list(const PlainArgument& argument, MemoKey& key) {
+// REQUIRES: of whole numbers or truth values.
+void append_list(const c10::IValue& list, MemoKey& key) {
   append(Part::kNumbers, key);
-  append_numbers(std::get<std::vector<int64_t>>(argument), key);
+  const auto elements = list.toListRef();
+  key.push_back(static_cast<int64_t>(elements.size()));
+  for (const c10::IValue& each : elements)
+    key.push_back(each.isBool() ? static_cast<int64_t>(each.toBool()) : each.toInt());
 }
 
 void append_argument(const c10::IValue& value, MemoKey& key) {
@@ -38,7 +42,7 @@ void append_argument(const c10::IValue& value, MemoKey& key) {
     append(Part::kNumber, key);
     key.push_back(value.isInt() ? value.toInt() : static_cast<int64_t>(value.toBool()));
   } else if (value.isIntList() || value.isBoolList()) {
-    append_list(plain_argument(value), key);
+    append_list(value, key);
   } else {
     append(Part::kNothing, key);
   }

@@ -43,8 +43,8 @@ Tensors tensors_like(const std::string& path) {
   Tensors tensors;
   const files::Catalog catalog = files::catalog_of_files(path).value();
   for (const auto& [name, stored] : catalog.tensors) {
-    tensors[name] = torch::empty(stored.shape, stored.dtype);
-    std::memset(tensors[name].mutable_data_ptr(), 0x5a, tensors[name].nbytes());
+    at::Tensor& tensor = tensors[name] = torch::empty(stored.shape, stored.dtype);
+    if (tensor.nbytes() > 0) std::memset(tensor.mutable_data_ptr(), 0x5a, tensor.nbytes());
   }
   return tensors;
 }

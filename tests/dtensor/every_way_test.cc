@@ -361,7 +361,7 @@ TEST_F(EveryWay, OfGradientsOfViews) {
   }
   for (const int64_t offset : {0, 1}) {
     for (const int64_t dim : {0, 1}) {
-      const auto read = values(shape).diagonal(offset, dim, 2).sizes();
+      const auto read = values(shape).diagonal(offset, dim, 2).sizes().vec();
       check("diagonal_backward.", {values(read), shape, offset, dim, 2});
     }
   }
