@@ -59,6 +59,7 @@ void exchange_and_sum(const std::shared_ptr<IssueLog>& log, const Group& group,
 struct Collectives::State {
   Group group;
   std::shared_ptr<IssueLog> log;
+  int64_t rank = group_rank(group), size = group_size(group);
 };
 
 Collectives::Collectives(std::shared_ptr<const State> state) : state_(std::move(state)) {}
@@ -73,8 +74,8 @@ Collectives Collectives::beside(const Group& side) const {
 
 const std::shared_ptr<IssueLog>& Collectives::log() const { return state_->log; }
 const Group& Collectives::group() const { return state_->group; }
-int64_t Collectives::rank() const { return group_rank(group()); }
-int64_t Collectives::size() const { return group_size(group()); }
+int64_t Collectives::rank() const { return state_->rank; }
+int64_t Collectives::size() const { return state_->size; }
 
 void Collectives::all_gather(const AllGatherOptions& options) const {
   check_gather(group(), options.output, options.input);

@@ -105,15 +105,18 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     Alike operands;
     operands.look(self);
     (look_at(args, operands), ...);
-    const DTensorMeta* const meta = find_meta(self);
+    const DTensorMeta* const meta = find_meta(self);  // its owner may give it another below
+    const bool is_of_parameter = meta != nullptr && meta->is_of_parameter();
     if (meta == nullptr || !operands.alike() || compares_plain() ||
-        (operands.has_own_number() && (!operands.is_cut() || meta->is_of_parameter())))
+        (operands.has_own_number() && (!operands.is_cut() || is_of_parameter)))
       return by_ways<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
                                                             std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     tell_write(self);
     (tell_read_of(args), ...);
-    if (operands.from_parameter()) set_origin(self, numbers_of(Op::name, self, args...));
+    // A parameter has the mark, and keeps no numbers.
+    if (operands.from_parameter() && !is_of_parameter)
+      set_origin(self, numbers_of(Op::name, self, args...));
     at::Tensor local = local_of(self);
     Op::call(local, local_argument(args)...);
     tell_written(self);
