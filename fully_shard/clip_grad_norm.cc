@@ -117,15 +117,6 @@ void check_requests(const at::Tensor& rows, const DeviceMesh& mesh) {
   }
 }
 
-// Ranks that clip two models of equal shapes would make one norm of both. On a device it
-// is not looked at, as above.
-void check_parameters(const internal::SameParameters& mine, const at::Tensor& rows,
-                      const DeviceMesh& mesh) {
-  if (rows.is_cpu())
-    mine.check(rows, mesh,
-               {.call = "clip_grad_norm_", .verb = "clips", .consequence = "nothing was scaled"});
-}
-
 // This rank's term of the gradients that lie on one mesh.
 struct MeshTerm {
   DeviceMesh mesh;
@@ -149,7 +140,10 @@ class Gradients {
     const auto all = gather(mesh);
     check_requests(all, mesh);
     constexpr auto kNames = Request::kNumbers + internal::SameParameters::kNumbers;
-    check_parameters(same_parameters_, all.slice(1, Request::kNumbers, kNames), mesh);
+    // Ranks that clip two models of equal shapes would make one norm of both.
+    same_parameters_.check(
+        all.slice(1, Request::kNumbers, kNames), mesh,
+        {.call = "clip_grad_norm_", .verb = "clips", .consequence = "nothing was scaled"});
     const auto rows = all.slice(1, kNames);
     auto total = rows.select(1, 0).amax();  // plain gradients are copies of each other
     for (size_t i = 0; i < meshes_.size(); ++i) {

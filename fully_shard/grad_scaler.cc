@@ -187,19 +187,15 @@ bool GradScaler::is_finite_everywhere(const at::Tensor& found,
   const auto said = at::cat(
       {at::tensor({scale_.value()}, at::kDouble), at::tensor(parameters.numbers(), at::kDouble)});
   const auto row = at::cat({found.to(at::kDouble), said.to(found.device())});
-  const auto of_all =
+  const auto rows =
       internal::rows_of_all(internal::collectives_of(mesh_),
-                            {.row = row, .what = "agreement of GradScaler", .call = "GradScaler"})
-          .cpu();
+                            {.row = row, .what = "agreement of GradScaler", .call = "GradScaler"});
+  const auto of_all = rows.cpu();
   check_scales(of_all.select(1, 1).contiguous(), mesh_);
-  // Units are numbered as each process makes them: on a device, where making one is not
-  // announced, replicas may count differently.
-  if (found.is_cpu()) {
-    parameters.check(of_all.slice(1, 2), mesh_,
-                     {.call = "GradScaler",
-                      .verb = "unscales",
-                      .consequence = "the gradients were divided, and step() steps with none"});
-  }
+  parameters.check(rows.slice(1, 2), mesh_,
+                   {.call = "GradScaler",
+                    .verb = "unscales",
+                    .consequence = "the gradients were divided, and step() steps with none"});
   return !of_all.select(1, 0).any().item<bool>();  // a count that is not finite says so too
 }
 

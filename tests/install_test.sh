@@ -95,31 +95,32 @@ compile_headers() {
     fail "a header does not compile alone with $1"
 }
 
+# Compiles the code $2, which includes fully_shard.h, with compiler $1; warnings are errors.
+compiles() {
+  printf '#include "fully_shard/fully_shard.h"\n%s\n' "$2" |
+    "$1" $(flags_for --cflags) -Werror -fsyntax-only -x c++ - 2> "$work/compiler_errors"
+}
+
+# Compiler $1 refuses the code $2 with words that hold $3.
+expect_refused() {
+  if compiles "$1" "$2"; then fail "$1 compiles $2"; fi
+  grep --quiet "$3" "$work/compiler_errors" || fail "$1 does not say \"$3\" of $2: $(cat "$work/compiler_errors")"
+}
+
 # A number where a bool is wanted is refused by a text that says what to write, with compiler $1.
 expect_numbers_of_ranks_refused() {
-  local written program
+  local written
   for written in "fsdp::FullyShardOptions options{.reshard_after_forward = 4};" \
     "void set(fsdp::FSDPModule unit) { unit.set_reshard_after_forward(4); }" "fsdp::ReshardAfterForward after(4u);"; do
-    program="#include \"fully_shard/fully_shard.h\""$'\n'"$written"
-    if echo "$program" | "$1" $(flags_for --cflags) -fsyntax-only -x c++ - 2> "$work/compiler_errors"; then
-      fail "$1 compiles $written"
-    fi
-    grep --quiet "a number of ranks is ReshardAfterForward::to_world(n)" "$work/compiler_errors" ||
-      fail "$1 does not say how to write $written: $(cat "$work/compiler_errors")"
+    expect_refused "$1" "$written" "a number of ranks is ReshardAfterForward::to_world(n)"
   done
-  echo "${program/4u/true}" | "$1" $(flags_for --cflags) -fsyntax-only -x c++ - || fail "$1 refuses a bool"
+  compiles "$1" "fsdp::ReshardAfterForward after(true);" || fail "$1 refuses a bool"
 }
 
 # A guard that no variable holds ends where it begins: compiler $1 warns of it.
 expect_dropped_guards_told() {
-  local program
-  program="#include \"fully_shard/fully_shard.h\""$'\n'"void f(const fsdp::FSDPModule& unit) { fsdp::NoSyncGuard{unit}; }"
-  if echo "$program" | "$1" $(flags_for --cflags) -Werror -fsyntax-only -x c++ - 2> "$work/compiler_errors"; then
-    fail "$1 compiles a NoSyncGuard that is dropped at once"
-  fi
-  grep --quiet "nodiscard" "$work/compiler_errors" || fail "$1 does not say what is dropped: $(cat "$work/compiler_errors")"
-  echo "${program/NoSyncGuard/NoSyncGuard guard}" | "$1" $(flags_for --cflags) -Werror -fsyntax-only -x c++ - ||
-    fail "$1 refuses a guard that is held"
+  expect_refused "$1" "void f(const fsdp::FSDPModule& unit) { fsdp::NoSyncGuard{unit}; }" nodiscard
+  compiles "$1" "void f(const fsdp::FSDPModule& unit) { fsdp::NoSyncGuard guard{unit}; }" || fail "$1 refuses a guard that is held"
 }
 
 # fully_shard.h brings all others of its folder.

@@ -1,6 +1,7 @@
 #include "checkpoint/internal/unit_writes.h"
 
 #include "checkpoint/internal/checksums.h"
+#include "device_mesh/internal/presence.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/transport/mesh_dims.h"
 
@@ -84,19 +85,14 @@ Units units_in(const std::vector<std::string>& texts) {
   return units;
 }
 
-// "rank 0", "ranks 1, 3".
-std::string ranks_as_text(const std::vector<int64_t>& ranks) {
-  return (ranks.size() == 1 ? "rank " : "ranks ") + c10::Join(", ", ranks);
-}
-
 [[noreturn]] void refuse(const SavedUnit& unit, const std::vector<bool>& wrote,
                          const std::string& what) {
   std::vector<int64_t> with, without;
   for (size_t place = 0; place < wrote.size(); ++place)
     (wrote[place] ? with : without).push_back(unit.ranks[place]);
   TORCH_CHECK_VALUE(false, what, ": not all ranks wrote the shards of unit '", unit.name,
-                    "' alike before the save: ", ranks_as_text(with), " did, and not ",
-                    ranks_as_text(without),
+                    "' alike before the save: ", ranks_text(with), " did, and not ",
+                    ranks_text(without),
                     ", so that the checkpoint would mix two models. A rank that skips "
                     "optimizer.step(), or writes a parameter alone, goes on with another model "
                     "than the others: decide together, with an all-reduce of the flag. Nothing "

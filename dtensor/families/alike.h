@@ -6,8 +6,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <algorithm>
-
 namespace fsdp::internal {
 
 // Whether the DTensors looked at so far have one spec, without Partial, and the other
@@ -26,8 +24,7 @@ class Alike {
     if (first_ == nullptr) {
       first_ = &tensor;
       spec_ = &meta->spec;
-      alike_ &= std::none_of(meta->spec.placements().begin(), meta->spec.placements().end(),
-                             [](const Placement& placement) { return placement.is_partial(); });
+      alike_ &= !meta->spec.has_partial();
     } else {
       alike_ &= meta->spec == *spec_;
     }
@@ -42,10 +39,6 @@ class Alike {
   // Beside what comes from a parameter, a number that came as a plain tensor is this
   // rank's own (plain_beside.h).
   bool has_own_number() const { return from_parameter_ && has_plain_; }
-  bool is_cut() const {
-    return std::any_of(spec_->placements().begin(), spec_->placements().end(),
-                       [](const Placement& placement) { return placement.is_shard(); });
-  }
 
  private:
   const at::Tensor* first_ = nullptr;

@@ -150,6 +150,7 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::Disp
   const NewFromParameter origin(meta.from_parameter, meta.numbers);
   const at::Tensor becomes = make_dtensor(local, meta.spec, meta.owner);
   set_style(becomes, meta.style);
+  set_label(becomes, meta.label);
   impl->shallow_copy_from(becomes.getIntrusivePtr());
 }
 

@@ -38,8 +38,8 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   // an operator wrote it, too.
   virtual bool shows_a_copy() const { return false; }
   virtual void after_write(const at::Tensor& /*dtensor*/) {}
-  // Of a parameter: the elements of all of it, whatever part or view a DTensor shows.
-  virtual int64_t numel_of_parameter() const { return 0; }
+  // Of a parameter: whether `dtensor`, which is it or a view of it, shows all of it.
+  virtual bool shows_all(const at::Tensor& /*dtensor*/) const { return false; }
   // Of a parameter: called before an operator writes it with plain tensors without
   // dimensions, such as a learning rate, whose numbers have this hash (numbers.h).
   virtual void before_factors(uint64_t /*hash*/) {}

@@ -41,6 +41,7 @@ class DTensorSpec {
   DTensorSpec simplified() const;  // with its cuts written simplest (shard_layout.h)
 
   bool has_partial() const { return layout_.has_partial(); }
+  bool has_shard() const { return layout_.has_shard(); }
   // Whether a mesh dimension of more than one rank shards tensor dimension `dim`.
   bool is_cut(int64_t dim) const { return layout_.is_cut(dim); }
 

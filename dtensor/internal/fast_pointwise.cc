@@ -42,14 +42,11 @@ void look_at(const Argument& argument, Alike& operands) {
   if constexpr (kIsTensor<Argument>) operands.look(argument);
 }
 
-// Of what comes from parameters.
 template <class Argument>
-void add_number_of(const Argument& argument, NumbersMet& met) {
-  if constexpr (!kIsTensor<Argument>) {
-    met.add(argument);
-  } else if (const auto* const meta = find_meta(argument)) {
-    met.add(*meta);
-  } else if (argument.defined()) {
+void meet(const Argument& argument, NumbersMet& met) {
+  if constexpr (kIsTensor<Argument>) {
+    met.meet(argument);
+  } else {
     met.add(argument);
   }
 }
@@ -57,7 +54,7 @@ void add_number_of(const Argument& argument, NumbersMet& met) {
 template <class... Args>
 Numbers numbers_of(const char* op, const Args&... args) {
   NumbersMet met;
-  (add_number_of(args, met), ...);
+  (meet(args, met), ...);
   return met.of(op);
 }
 
@@ -108,7 +105,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     const DTensorMeta* const meta = find_meta(self);  // its owner may give it another below
     const bool is_of_parameter = meta != nullptr && meta->is_of_parameter();
     if (meta == nullptr || !operands.alike() || compares_plain() ||
-        (operands.has_own_number() && (!operands.is_cut() || is_of_parameter)))
+        (operands.has_own_number() && (!operands.spec().has_shard() || is_of_parameter)))
       return by_ways<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
                                                             std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;

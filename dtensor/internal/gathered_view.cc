@@ -143,9 +143,7 @@ at::Tensor counted_with(const at::Tensor& view, const at::Tensor& base) {
 
 at::Tensor gathered_for_view(const OperatorCall& call, const at::Tensor& self,
                              const std::vector<Placement>& to) {
-  const DTensorSpec& from = spec_of(self);
-  if (!must_move(from, to)) return self;
-  note_redistribution(call, 0, from, to, NotedRedistribution::Cause::kNoRule);
+  note_redistribution(call, 0, spec_of(self), to, NotedRedistribution::Cause::kNoRule);
   // Forward had the value whole, and an operator took a part of it, so its gradient comes
   // cut: it goes where the value lay.
   const CauseOfMovement cause(inside_backward() ? MovementCause::kGradient : MovementCause::kRule);

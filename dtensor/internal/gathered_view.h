@@ -15,10 +15,10 @@
 
 namespace fsdp::internal {
 
-// `self`, of which `call` takes a view, once it lies as `to`: itself where it does, else
-// a gathered copy (collective; noted). Reading that or its views after a write, and
-// writing them, is collective like this; one of a registry entry refuses to be written,
-// with the name of the parameter.
+// A gathered copy of `self`, of which `call` takes a view, that lies as `to` (collective;
+// noted). REQUIRES: must_move(spec_of(self), to). Reading that or its views after a
+// write, and writing them, is collective like this; one of a registry entry refuses to be
+// written, with the name of the parameter.
 at::Tensor gathered_for_view(const OperatorCall& call, const at::Tensor& self,
                              const std::vector<Placement>& to);
 

@@ -46,9 +46,9 @@ Numbers numbers_met(const OperatorTraits& traits, const TensorArguments& argumen
   for (const size_t i : traits.numbers) add_number(arguments[i], met);
   arguments.for_each([&](const at::Tensor& tensor, bool writes) {
     if (writes && traits.overwrites) return;
-    if (const auto* const meta = find_meta(tensor)) return met.add(*meta);
-    if (tensor.dim() == 0) return met.add(tensor);
-    if (traits.overwrites) add_copied(tensor, met);
+    const bool is_copied = traits.overwrites && tensor.dim() > 0 && find_meta(tensor) == nullptr;
+    if (is_copied) return add_copied(tensor, met);
+    met.meet(tensor);
   });
   return met.of(arguments.schema().name().c_str());
 }

@@ -16,7 +16,11 @@ namespace fsdp::internal {
 
 class NumbersMet {
  public:
-  void add(const DTensorMeta& meta) { numbers_.join(meta.numbers); }
+  // A tensor of either kind, or none.
+  void meet(const at::Tensor& operand) {
+    if (const auto* const meta = find_meta(operand)) return numbers_.join(meta->numbers);
+    if (operand.defined()) add(operand);
+  }
   void add(const at::Scalar& number) {
     if (number.isFloatingPoint()) return add(number.toDouble());
     if (number.isIntegral(/*includeBool=*/true)) return add(number.toLong());
@@ -35,6 +39,7 @@ class NumbersMet {
   // Of values that are copied.
   void add_values(uint64_t hash) { take(hash, /*is_one=*/false); }
 
+  uint64_t hash() const { return numbers_.hash; }  // 0: none
   // Of the result of `op`, whose name lives on.
   Numbers of(const char* op) const {
     Numbers numbers = numbers_;

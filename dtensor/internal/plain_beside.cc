@@ -21,11 +21,6 @@ namespace {
 
 bool is_number(const at::Tensor& plain) { return plain.unsafeGetTensorImpl()->is_wrapped_number(); }
 
-// Operators whose written values are those that are given.
-bool copies(std::string_view name) {
-  return name == "aten::copy_" || name == "aten::_foreach_copy_" || name == "aten::fill_";
-}
-
 // Optimizer steps look after their operands themselves.
 bool may_differ_in_writes(std::string_view name) {
   return name.starts_with("aten::_fused_") || name.starts_with("aten::_amp_") ||
@@ -46,7 +41,7 @@ class Company {
     from_parameter_ = &meta->spec;
     if (!writes) return;
     written_ = meta;
-    written_numel_ = tensor.numel();
+    written_tensor_ = &tensor;
   }
 
   bool needs_whole_values() const {
@@ -59,8 +54,8 @@ class Company {
   // Collective where there is something.
   void check_written_alike(const OperatorCall& call) const {
     if (written_ == nullptr) return;
-    if (copies(call.handle().schema().name()) && is_compared_later()) return;
-    const bool is_cut = is_written_cut();
+    if (call.traits().overwrites && is_compared_later()) return;
+    const bool is_cut = written_->spec.has_shard();
     std::vector<at::Tensor> compared;
     NumbersMet factors;
     for (const at::Tensor* plain : plain_) {
@@ -71,8 +66,8 @@ class Company {
       }
     }
     if (!compared.empty()) check_alike(what_writes(call), compared, written_->spec.mesh());
-    const uint64_t hash = factors.of("").hash;
-    if (hash != 0 && written_->is_of_parameter()) written_->owner->before_factors(hash);
+    if (factors.hash() != 0 && written_->is_of_parameter())
+      written_->owner->before_factors(factors.hash());
   }
 
  private:
@@ -80,13 +75,7 @@ class Company {
   // (DTensorOwner::after_overwrite); with what else went into the value of anything else
   // (numbers.h).
   bool is_compared_later() const {
-    return !written_->is_of_parameter() || written_numel_ == written_->owner->numel_of_parameter();
-  }
-
-  bool is_written_cut() const {
-    const auto& placements = written_->spec.placements();
-    return std::any_of(placements.begin(), placements.end(),
-                       [](const auto& placement) { return placement.is_shard(); });
+    return !written_->is_of_parameter() || written_->owner->shows_all(*written_tensor_);
   }
 
   std::string what_writes(const OperatorCall& call) const {
@@ -100,7 +89,7 @@ class Company {
 
   const DTensorSpec* from_parameter_ = nullptr;
   const DTensorMeta* written_ = nullptr;  // of one from a parameter
-  int64_t written_numel_ = 0;
+  const at::Tensor* written_tensor_ = nullptr;
   bool writes_dtensor_ = false;
   c10::SmallVector<const at::Tensor*, 4> plain_;
   c10::SmallVector<const DTensorSpec*, 4> others_;

@@ -69,42 +69,22 @@ Placement along_atoms(const Placement& placement, int64_t dim) {
   return placement.along(placement.shard_dim() + 2);
 }
 
-// What is moved on this thread while one lives, as announcements have it: ranks that move
-// DTensors of one shape in different orders would exchange their parts.
-class MovedValue {
- public:
-  explicit MovedValue(const at::Tensor& dtensor) : dtensor_(&dtensor), before_(innermost()) {
-    innermost() = this;
-  }
-  ~MovedValue() { innermost() = before_; }
-  MovedValue(const MovedValue&) = delete;
-  MovedValue& operator=(const MovedValue&) = delete;
-
-  // " (parameter '0.weight' of unit '(root)' (number 0), for aten::norm)", or less.
-  static std::string current() {
-    const MovedValue* const moved = innermost();
-    std::string text = moved == nullptr ? std::string() : description_of(*moved->dtensor_);
-    const std::string mover = MovingOperator::current();
-    if (!mover.empty()) text += (text.empty() ? "for " : ", for ") + mover;
-    return text.empty() ? text : " (" + text + ")";
-  }
-
- private:
-  static const MovedValue*& innermost() {
-    thread_local const MovedValue* innermost = nullptr;
-    return innermost;
-  }
-
-  const at::Tensor* dtensor_;
-  const MovedValue* before_;
-};
+// As announcements have it, since ranks that move DTensors of one shape in different
+// orders would exchange their parts: " (parameter '0.weight' of unit '(root)' (number 0),
+// for aten::norm)", or less. `moved`: null where only a local tensor is known.
+std::string what_moves(const at::Tensor* moved) {
+  std::string text = moved == nullptr ? std::string() : description_of(*moved);
+  const std::string mover = MovingOperator::current();
+  if (!mover.empty()) text += (text.empty() ? "for " : ", for ") + mover;
+  return text.empty() ? text : " (" + text + ")";
+}
 
 // One step along one mesh dimension, all others staying as they are.
 class Step {
  public:
   // `unsharded_shape`: the local shape once this mesh dimension's cut is undone.
   Step(const DeviceMesh& mesh, int64_t mesh_dim, std::vector<int64_t> unsharded_shape,
-       NumbersMoved& numbers)
+       const at::Tensor* moved, NumbersMoved& numbers)
       : mesh_(mesh),
         numbers_(numbers),
         mesh_dim_(mesh_dim),
@@ -113,7 +93,7 @@ class Step {
         index_(mesh.local_rank(mesh_dim)),
         shape_(std::move(unsharded_shape)) {
     std::ostringstream what;
-    what << "redistribute of " << c10::IntArrayRef(shape_) << MovedValue::current()
+    what << "redistribute of " << c10::IntArrayRef(shape_) << what_moves(moved)
          << " along dimension " << mesh_dim << " of " << mesh;
     what_ = what.str();
   }
@@ -294,10 +274,12 @@ at::Tensor in_memory_order(const at::Tensor& tensor, const std::vector<int64_t>&
 // The sequence of steps from one list of placements to another.
 class Journey {
  public:
-  Journey(const DTensorSpec& from, at::Tensor local)
+  // `moved`: the DTensor of that local tensor, where there is one.
+  Journey(const DTensorSpec& from, at::Tensor local, const at::Tensor* moved)
       : spec_(from),
         placements_(from.placements()),
         local_(std::move(local)),
+        moved_(moved),
         numbers_(NumbersOfMove::current(), local_.numel() > 0) {}
 
   at::Tensor run(const std::vector<Placement>& to) && {
@@ -343,7 +325,7 @@ class Journey {
 
   void move(size_t m, const Placement& to) {
     if (placements_[m] == to) return;
-    local_ = Step(spec_.mesh(), static_cast<int64_t>(m), shape_without(m), numbers_)
+    local_ = Step(spec_.mesh(), static_cast<int64_t>(m), shape_without(m), moved_, numbers_)
                  .run(local_, placements_[m], to);
     placements_[m] = to;
   }
@@ -357,12 +339,16 @@ class Journey {
   const DTensorSpec& spec_;
   std::vector<Placement> placements_;
   at::Tensor local_;
+  const at::Tensor* moved_;
   NumbersMoved numbers_;
 };
 
-}  // namespace
-
-namespace {
+at::Tensor redistribute(const at::Tensor& local, const DTensorSpec& from,
+                        const std::vector<Placement>& to, const at::Tensor* moved) {
+  if (from.placements() == to) return local;
+  // Bytes are sent, which are not the values while a conjugation or negation waits.
+  return Journey(from, local.resolve_conj().resolve_neg(), moved).run(to);
+}
 
 // Atoms [own] of every block, dimensions in the order of memory.
 at::Tensor part_along(const at::Tensor& whole, const Shard& cut, const Chunk& own) {
@@ -395,15 +381,12 @@ at::Tensor placed_whole(const at::Tensor& full, const DTensorSpec& spec) {
 
 at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
                               const std::vector<Placement>& to) {
-  if (from.placements() == to) return local;
-  // Bytes are sent, which are not the values while a conjugation or negation waits.
-  return Journey(from, local.resolve_conj().resolve_neg()).run(to);
+  return redistribute(local, from, to, /*moved=*/nullptr);
 }
 
 at::Tensor moved_part(const at::Tensor& dtensor, const std::vector<Placement>& to) {
   const NumbersOfMove numbers(meta_of(dtensor).numbers);
-  const MovedValue moved(dtensor);
-  return redistribute_local(local_of(dtensor), spec_of(dtensor), to);
+  return redistribute(local_of(dtensor), spec_of(dtensor), to, &dtensor);
 }
 
 bool must_move(const DTensorSpec& from, const std::vector<Placement>& to) {

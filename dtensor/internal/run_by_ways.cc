@@ -59,12 +59,10 @@ void WaysKernel::run(OperatorCall& call) const {
   if (op.written.has_value() && !stays(operands[*op.written], plan->targets[*op.written]))
     return run_on_whole(call, cause_of(*plan));
   at::Tensor viewed;
-  if (op.is_view && !plan->moves) {
-    viewed = operands[0];
-  } else if (op.is_view) {
-    if (must_move(spec_of(operands[0]), plan->targets[0]) && view_of_member(call, operands[0]))
-      return;
-    viewed = gathered_for_view(call, operands[0], plan->targets[0]);
+  if (op.is_view) {
+    const bool is_gathered = plan->moves && must_move(spec_of(operands[0]), plan->targets[0]);
+    if (is_gathered && view_of_member(call, operands[0])) return;
+    viewed = is_gathered ? gathered_for_view(call, operands[0], plan->targets[0]) : operands[0];
   }
   op.kinds.replace_operands(
       call, !plan->moves ? local_operands(operands)

@@ -147,6 +147,11 @@ bool TensorLayout::has_partial() const {
                      [](const auto& placement) { return placement.is_partial(); });
 }
 
+bool TensorLayout::has_shard() const {
+  return std::any_of(placements().begin(), placements().end(),
+                     [](const auto& placement) { return placement.is_shard(); });
+}
+
 bool TensorLayout::is_cut(int64_t dim) const {
   for (size_t m = 0; m < placements().size(); ++m) {
     if (placements()[m].is_shard(dim) && mesh_shape()[m] > 1) return true;

@@ -40,6 +40,7 @@ class TensorLayout {
   const std::vector<int64_t>& stride() const { return facts_->stride; }
 
   bool has_partial() const;
+  bool has_shard() const;
   // Whether a mesh dimension of more than one rank shards tensor dimension `dim`.
   bool is_cut(int64_t dim) const;
 

@@ -132,11 +132,7 @@ std::string AgreedValues::difference(const DeviceMesh& mesh, int64_t dim,
     }
     words[word] = static_cast<int64_t>(*std::max_element(said.begin(), said.end()));
   }
-  for (size_t param = 0; param < params_.size(); ++param) {
-    const auto* const agreed_on = &words[param * kWords];
-    const auto hash = [&](size_t word) { return static_cast<uint64_t>(agreed_on[word]); };
-    params_[param] = {hash(0), hash(1), hash(2), hash(3), hash(4)};
-  }
+  std::memcpy(static_cast<void*>(params_.data()), words.data(), params_.size() * sizeof(Hashes));
   return "";
 }
 

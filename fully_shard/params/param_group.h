@@ -119,10 +119,13 @@ class ParamGroup final : public OnDemandGroup {
   // An operator is about to write the shard of parameter `index`: waits for a gather in
   // flight, and makes the copy stale.
   void before_write(int64_t index);
-  // Plain values took the place of those of `written`, a view of parameter `index`'s
-  // entry or the entry. Where it is the whole parameter, the next gather compares them.
-  // Reads all of `source`, if it is on the CPU. Local.
+  // Parameter `index` is about to be written with plain tensors without dimensions, whose
+  // numbers have this hash: the next gather compares it. Local.
   void before_factors(int64_t index, uint64_t hash);
+  // Other values took the place of all of parameter `index`, by way of `written`, its
+  // entry or a view of that. Those of `source`, which is plain, the next gather compares;
+  // it is undefined where they are no plain tensor's. Reads all of it, if it is on the
+  // CPU. Local.
   void after_overwrite(int64_t index, const at::Tensor& written, const at::Tensor& source);
   // False while the parameters are on the meta device: everything but materialize()
   // throws then, with their names.

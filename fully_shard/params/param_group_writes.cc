@@ -9,7 +9,6 @@
 #include "on_demand/on_demand_storage.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/accumulate.h>
 
 #include <algorithm>
 
@@ -144,10 +143,8 @@ void ParamGroup::before_factors(int64_t index, uint64_t hash) {
   if (!is_alone()) agreed_.note_factors(static_cast<size_t>(index), hash);
 }
 
-// What is written over a part of the parameter was compared before (plain_beside.h).
 void ParamGroup::after_overwrite(int64_t index, const at::Tensor& written,
                                  const at::Tensor& source) {
-  if (written.numel() != c10::multiply_integers(param(index).spec().shape())) return;
   agreed_.note_overwrite(static_cast<size_t>(index));
   const RuntimeMode runtime_mode;
   if (source.defined()) note_copy(index, source.expand(written.sizes()));

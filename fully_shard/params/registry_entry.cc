@@ -20,8 +20,9 @@ std::string RegistryEntry::description() const {
                   "' (number ", group_->number(), ")");
 }
 
-int64_t RegistryEntry::numel_of_parameter() const {
-  return c10::multiply_integers(group_->params()[static_cast<size_t>(index_)].spec().shape());
+bool RegistryEntry::shows_all(const at::Tensor& dtensor) const {
+  const auto& shape = group_->params()[static_cast<size_t>(index_)].spec().shape();
+  return dtensor.numel() == c10::multiply_integers(shape);
 }
 
 void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor& from) {

@@ -28,12 +28,12 @@ class RegistryEntry final : public DTensorOwner {
   c10::DispatchKeySet extra_keys() const override { return c10::DispatchKeySet(kGateKey); }
   const std::string* parameter_name() const override { return &group_->parameter_name(index_); }
   std::string description() const override;
-  int64_t numel_of_parameter() const override;
+  bool shows_all(const at::Tensor& dtensor) const override;
   void before_read(const at::Tensor&) override { group_->before_read(index_); }
   void before_write(const at::Tensor&) override { group_->before_write(index_); }
   void before_factors(uint64_t hash) override { group_->before_factors(index_, hash); }
   void after_overwrite(const at::Tensor& dtensor, const at::Tensor& source) override {
-    group_->after_overwrite(index_, dtensor, source);
+    if (shows_all(dtensor)) group_->after_overwrite(index_, dtensor, source);
   }
   void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
   void before_whole_read(const at::Tensor& dtensor) override;

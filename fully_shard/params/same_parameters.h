@@ -41,8 +41,10 @@ class SameParameters {
     std::string consequence;  // "nothing was scaled"
   };
   // Throws ValueError on every rank alike, naming a parameter of both, where two ranks of
-  // one mesh mean different ones. rows: double [ranks of `mesh`, kNumbers], by place, on
-  // the CPU. Collective over `mesh` where it throws, local else.
+  // one mesh mean different ones. rows: double [ranks of `mesh`, kNumbers], by place. On
+  // a device nothing is looked at: it would stall the host, and as making a unit is not
+  // announced there, replicas may number them differently. Collective over `mesh` where
+  // it throws, local else.
   void check(const at::Tensor& rows, const DeviceMesh& mesh, const Call& call) const;
 
  private:

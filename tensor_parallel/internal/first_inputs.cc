@@ -25,7 +25,7 @@
 namespace fsdp::internal {
 namespace {
 
-constexpr int kCompared = 64;       // uses of a parameter, of each kind
+constexpr int kUsesCompared = 64;   // uses of a parameter, of each kind
 constexpr int kUses = 1024;         // of a parameter until its module counts as one without steps
 constexpr double kRounding = 1e-3;  // of the norm: other data differ by as much as it
 constexpr const char* kWhat = "comparison of the first inputs of a tensor-parallel module";
@@ -231,7 +231,8 @@ bool reads_values(const c10::OperatorHandle& op) {
 }
 
 bool is_used_up(const UsesCompared& compared) {
-  return (c10::GradMode::is_enabled() ? compared.recording : compared.without_graph) >= kCompared;
+  return (c10::GradMode::is_enabled() ? compared.recording : compared.without_graph) >=
+         kUsesCompared;
 }
 
 void count_compared(UsesCompared& compared) {
@@ -239,7 +240,7 @@ void count_compared(UsesCompared& compared) {
 }
 
 void count_use(MemberStyle& style) {
-  if (++style.compared.uses == kUses) style.steps->give_up();
+  if (++style.compared.uses == kUses) style.steps->pass();
 }
 
 }  // namespace

@@ -28,8 +28,8 @@ class FirstSteps {
   bool has_passed() const { return has_passed_; }
   void saw_backward() { has_backward_ = true; }
   void saw_forward();
-  // No step follows: the module only computes.
-  void give_up() { pass(); }
+  // The first step is over, or none follows: the module only computes.
+  void pass();
   // Whether one more operator beside activations is to be compared: of a module that no
   // backward ever follows a thousand are.
   bool compares_another() const { return compared_ < kCompared; }
@@ -38,7 +38,6 @@ class FirstSteps {
  private:
   static constexpr int kCompared = 1024;
   static std::atomic<int>& running();
-  void pass();
 
   std::atomic<bool> has_backward_ = false, has_passed_ = false;
   std::atomic<int> compared_ = 0;
