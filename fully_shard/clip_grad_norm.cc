@@ -246,6 +246,14 @@ class Gradients {
     return text;
   }
 
+  // What only the CPU compares; to bring it to a device would stall the host.
+  at::Tensor asked(const at::TensorOptions& options) const {
+    const auto names = same_parameters_.numbers();
+    if (!options.device().is_cpu())
+      return at::zeros({Request::kNumbers + static_cast<int64_t>(names.size())}, options);
+    return at::cat({request_.numbers(), at::tensor(names, at::kDouble)});
+  }
+
   // One row per rank of `mesh`: {what it asks for, which parameters these are, plain,
   // then per mesh met its first rank and the term}.
   at::Tensor gather(const DeviceMesh& mesh) const {
@@ -256,9 +264,7 @@ class Gradients {
       row.push_back(at::full({}, static_cast<double>(of.ranks().front()), options));
       row.push_back(term.to(options.device()));
     }
-    const auto asked =
-        at::cat({request_.numbers(), at::tensor(same_parameters_.numbers(), at::kDouble)});
-    const auto own = at::cat({asked.to(options.device()), at::stack(row)});
+    const auto own = at::cat({asked(options), at::stack(row)});
     return internal::rows_of_all(
         internal::collectives_of(mesh),
         {.row = own, .what = "all-gather of clip_grad_norm_", .call = "clip_grad_norm_"});

@@ -20,8 +20,11 @@ ComputeDtype asked_dtype(const GateArguments& arguments) {
   return dtype;
 }
 
-bool writes_or_converts(const GateArguments& arguments) {
+// Derivatives compute with what forward saved, in the dtypes that their kernels want: on
+// CUDA, the statistics of a norm are float beside weights in 16 bits.
+bool keeps_dtypes(const GateArguments& arguments) {
   const std::string_view name = arguments.schema().name();
+  if (name.find("_backward") != std::string_view::npos) return true;
   for (const std::string_view other : {"aten::to", "aten::_to_copy", "aten::type_as"}) {
     if (name == other) return true;
   }
@@ -65,7 +68,7 @@ std::optional<at::ScalarType> dtype_beside(const at::Tensor& parameter, const at
 bool call_with_cast_inputs(const c10::OperatorHandle& op, GateArguments& arguments,
                            torch::jit::Stack* stack) {
   const auto dtype = asked_dtype(arguments);
-  if (!dtype.is_asked_for() || writes_or_converts(arguments)) return false;
+  if (!dtype.is_asked_for() || keeps_dtypes(arguments)) return false;
   const auto statistics = updated_statistics(arguments);
   const bool any = arguments.replace_each([&dtype](const at::Tensor& tensor) {
     return dtype.is_to_cast(tensor) ? dtype.cast(tensor) : at::Tensor();

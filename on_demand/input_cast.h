@@ -39,8 +39,9 @@ std::optional<at::ScalarType> dtype_beside(const at::Tensor& parameter, const at
 // Where an operator meets a parameter that casts inputs: puts casts in the place of such
 // tensors, differentiably, and dispatches it anew. Running statistics that it updates
 // (batch_norm, whose schema does not say so) are updated. Not operators that write an
-// argument, convert dtypes or take lists of a _foreach_. False, with nothing done, where
-// there is nothing to cast. REQUIRES: `arguments` are those of `op` on `stack`. Local.
+// argument, convert dtypes, take lists of a _foreach_, or are derivatives (..._backward).
+// False, with nothing done, where there is nothing to cast. REQUIRES: `arguments` are
+// those of `op` on `stack`. Local.
 bool call_with_cast_inputs(const c10::OperatorHandle& op, GateArguments& arguments,
                            torch::jit::Stack* stack);
 

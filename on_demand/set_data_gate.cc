@@ -28,7 +28,8 @@ void refuse_members(const at::Tensor& tensor) {
   auto* const storage = OnDemandStorage::behind(tensor);
   TORCH_CHECK_VALUE(storage == nullptr, "set_data on or from parameter '",
                     storage->parameter_name(),
-                    "': a sharded parameter's storage can not be replaced; use copy_()");
+                    "': a sharded parameter's storage can not be replaced or moved to another "
+                    "device; use copy_()");
 }
 
 // What a tape computes and what a file holds are not of one kind.

@@ -1,5 +1,4 @@
-// What needs CUDA devices: nothing here has run on one yet, and every test says so where
-// there is none.
+// What needs CUDA devices; every test says so where there is none.
 #include "device_mesh/process_group.h"
 #include "dtensor/manual_seed.h"
 #include "fully_shard/activation_checkpoint.h"
@@ -19,7 +18,10 @@
 #include <torch/torch.h>
 
 #include <chrono>
+#include <cstdlib>
+#include <functional>
 #include <memory>
+#include <string>
 
 namespace fsdp::testing {
 namespace {
@@ -38,9 +40,14 @@ class Cuda : public ::testing::Test {
   GTEST_SKIP() << "NOT SHOWN ON CUDA: this needs " << (count) << " CUDA devices, there " \
                << "are " << static_cast<int>(torch::cuda::device_count())
 
+// A world of one rank, whose group is of NCCL.
+void run_over_nccl(const std::function<void()>& body) {
+  run_ranks_over("nccl", 1, [&body](int64_t) { body(); });
+}
+
 TEST_F(Cuda, AModuleOnTheCpuMovesToTheCurrentDeviceInPlace) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     const auto device = local_device(mesh);
     auto layer = make_linear(4, 4), plain = make_linear(4, 4);
@@ -57,7 +64,7 @@ TEST_F(Cuda, AModuleOnTheCpuMovesToTheCurrentDeviceInPlace) {
 
 TEST_F(Cuda, ASharedBufferMovesOnceAndStaysShared) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     Pair model;
     const auto scale = model->first->register_buffer("scale", torch::ones({2}));
@@ -71,7 +78,7 @@ TEST_F(Cuda, ASharedBufferMovesOnceAndStaysShared) {
 
 TEST_F(Cuda, IgnoredParametersStayWhereTheyAre) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     Pair model;
     fully_shard(model, mesh, {.ignored_params = {model->first->weight}});
@@ -85,7 +92,7 @@ TEST_F(Cuda, IgnoredParametersStayWhereTheyAre) {
 // values.
 TEST_F(Cuda, TheNextGatherWaitsForTheOptimizersEventOnTheDevice) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     const auto device = local_device(mesh);
     auto layer = make_linear(4, 4);
@@ -114,7 +121,7 @@ TEST_F(Cuda, TheNextGatherWaitsForTheOptimizersEventOnTheDevice) {
 
 TEST_F(Cuda, AModuleThatIsThereIsNotMoved) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     auto layer = make_linear(4, 4);
     const auto scale = layer->register_buffer("scale", torch::ones({2}));
     layer->to(torch::kCUDA);
@@ -126,7 +133,7 @@ TEST_F(Cuda, AModuleThatIsThereIsNotMoved) {
 
 TEST_F(Cuda, ForwardBringsInputsToTheDevice) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     torch::nn::Embedding table(4, 4);
     set_start_values(*table);
@@ -140,7 +147,7 @@ TEST_F(Cuda, ForwardBringsInputsToTheDevice) {
 
 TEST_F(Cuda, ParametersOnTwoDevicesAreRefusedByName) {
   SKIP_UNLESS_DEVICES(2);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     auto layer = make_linear(4, 4);
     layer->weight.set_data(layer->weight.to(torch::Device(torch::kCUDA, 0)));
     layer->bias.set_data(layer->bias.to(torch::Device(torch::kCUDA, 1)));
@@ -152,14 +159,14 @@ TEST_F(Cuda, ParametersOnTwoDevicesAreRefusedByName) {
 
 TEST_F(Cuda, TheDefaultMeshIsOfThatDevice) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) { EXPECT_EQ(default_mesh().device_type(), torch::kCUDA); });
+  run_over_nccl([] { EXPECT_EQ(default_mesh().device_type(), torch::kCUDA); });
 }
 
 const FullyShardOptions kOffloaded{.offload_policy = {.offload_to_cpu = true}};
 
 TEST_F(Cuda, OffloadedShardsGradientsAndStateAreOnTheCpu) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     auto layer = make_linear(4, 4);
     fully_shard(layer, mesh, kOffloaded);
@@ -178,7 +185,7 @@ TEST_F(Cuda, OffloadedShardsGradientsAndStateAreOnTheCpu) {
 
 TEST_F(Cuda, OffloadedGradientsOfTwoBackwardsAddUp) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     auto layer = make_linear(4, 4);
     fully_shard(layer, mesh, kOffloaded);
@@ -189,7 +196,7 @@ TEST_F(Cuda, OffloadedGradientsOfTwoBackwardsAddUp) {
 
 TEST_F(Cuda, OffloadedParametersThatAreMovedAreNamed) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     auto layer = make_linear(4, 4);
     fully_shard(layer, init_device_mesh(torch::kCUDA, {1}), kOffloaded);
     expect_error<c10::ValueError>([&] { layer->to(torch::kCUDA); },
@@ -199,7 +206,7 @@ TEST_F(Cuda, OffloadedParametersThatAreMovedAreNamed) {
 
 TEST_F(Cuda, ParametersOnTheCpuMoveToThoseOfTheirUnitOnTheDevice) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     Pair model;
     model->first->to(torch::kCUDA);
@@ -211,7 +218,7 @@ TEST_F(Cuda, ParametersOnTheCpuMoveToThoseOfTheirUnitOnTheDevice) {
 
 TEST_F(Cuda, SixUnitsNeedTheMemoryOfTwo) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     constexpr int64_t kWidth = 1024, kUnitBytes = kWidth * (kWidth + 1) * 4;
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     torch::nn::Sequential model;
@@ -235,7 +242,7 @@ TEST_F(Cuda, SixUnitsNeedTheMemoryOfTwo) {
 
 TEST_F(Cuda, ClippingDoesNotMakeTheHostWait) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     auto layer = make_linear(4, 4);
     fully_shard(layer, mesh);
@@ -278,10 +285,26 @@ int train_beside_a_plain_model(const DeviceMesh& mesh, c10::Device device,
 
 TEST_F(Cuda, OneRankTrainsAsThePlainModel) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     EXPECT_EQ(train_beside_a_plain_model(mesh, {torch::kCUDA, 0}), 0);
     EXPECT_EQ(train_beside_a_plain_model(mesh, {torch::kCUDA, 0}, kOffloaded), 0);
+  });
+}
+
+// The statistics of a LayerNorm are float there, beside weights in 16 bits.
+TEST_F(Cuda, ALayerNormInHalfPrecisionTrains) {
+  SKIP_UNLESS_DEVICES(1);
+  run_over_nccl([] {
+    const auto mesh = init_device_mesh(torch::kCUDA, {1});
+    torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({8}));
+    fully_shard(norm, mesh, {.mp_policy = {.param_dtype = torch::kBFloat16}});
+    torch::nn::LayerNorm plain(torch::nn::LayerNormOptions({8}));
+    plain->to(local_device(mesh), torch::kBFloat16);
+    const auto x = torch::linspace(-1, 1, 16, local_device(mesh)).view({2, 8});
+    norm(x).pow(2).sum().backward();
+    plain(x.to(torch::kBFloat16)).pow(2).sum().backward();
+    EXPECT_TRUE(full_gradient(norm->parameters()[0]).equal(plain->weight.grad().to(at::kFloat)));
   });
 }
 
@@ -289,7 +312,7 @@ TEST_F(Cuda, OneRankTrainsAsThePlainModel) {
 // autograd's.
 TEST_F(Cuda, RandomNumbersUnderManualSeedAreThoseOfASeededDevice) {
   SKIP_UNLESS_DEVICES(1);
-  run_ranks(1, [](int64_t) {
+  run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     const auto on_device = torch::TensorOptions(torch::kCUDA);
     const auto draw = [&] {
@@ -315,7 +338,15 @@ TEST_F(Cuda, RandomNumbersUnderManualSeedAreThoseOfASeededDevice) {
 
 const ChildCase kTrainsOnCuda("trains_on_cuda", [] {
   const auto rank = launch_environment().rank;
-  const c10::Device device(torch::kCUDA, static_cast<c10::DeviceIndex>(rank));
+  // NCCL takes two processes on one device for a mistake, unless they say that they are
+  // on two hosts.
+  const bool share = torch::cuda::device_count() < 2;
+  if (share) {
+    setenv("NCCL_HOSTID", ("rank" + std::to_string(rank)).c_str(), 1);
+    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
+    setenv("LOCAL_RANK", "0", 1);
+  }
+  const c10::Device device(torch::kCUDA, static_cast<c10::DeviceIndex>(share ? 0 : rank));
   const c10::DeviceGuard guard(device);
   init_process_group({.backend = "nccl", .timeout = std::chrono::seconds(60)});
   const auto mesh = init_device_mesh(torch::kCUDA, {2});
@@ -326,7 +357,7 @@ const ChildCase kTrainsOnCuda("trains_on_cuda", [] {
 });
 
 TEST_F(Cuda, TwoRanksTrainAsThePlainModel) {
-  SKIP_UNLESS_DEVICES(2);
+  SKIP_UNLESS_DEVICES(1);
   for (const auto& end : run_processes("trains_on_cuda", 2, std::chrono::seconds(120)))
     EXPECT_EQ(end.exit_code, 0) << end.output;
 }

@@ -83,13 +83,18 @@ void switch_off_flight_recorder() { setenv("TORCH_FR_BUFFER_SIZE", "0", /*replac
 
 void run_ranks(int64_t world_size, const std::function<void(int64_t rank)>& body,
                std::chrono::milliseconds timeout) {
+  run_ranks_over("gloo", world_size, body, timeout);
+}
+
+void run_ranks_over(const std::string& backend, int64_t world_size,
+                    const std::function<void(int64_t)>& body, std::chrono::milliseconds timeout) {
   switch_off_flight_recorder();
   auto store = c10::make_intrusive<c10d::HashStore>();
   store->setTimeout(kCollectiveTimeout);
   Outcome outcome(world_size);
   std::vector<std::thread> threads;
   for (int64_t rank = 0; rank < world_size; ++rank) {
-    ProcessGroupOptions options{.backend = "gloo",
+    ProcessGroupOptions options{.backend = backend,
                                 .store = store,
                                 .rank = rank,
                                 .world_size = world_size,

@@ -10,6 +10,7 @@
 #include <chrono>
 #include <cstdint>
 #include <functional>
+#include <string>
 
 namespace fsdp::testing {
 
@@ -19,5 +20,10 @@ namespace fsdp::testing {
 // they have not ended after `timeout`.
 void run_ranks(int64_t world_size, const std::function<void(int64_t rank)>& body,
                std::chrono::milliseconds timeout = std::chrono::seconds(120));
+
+// The same over another backend, such as "nccl".
+void run_ranks_over(const std::string& backend, int64_t world_size,
+                    const std::function<void(int64_t rank)>& body,
+                    std::chrono::milliseconds timeout = std::chrono::seconds(120));
 
 }  // namespace fsdp::testing

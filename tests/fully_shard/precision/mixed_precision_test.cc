@@ -164,6 +164,35 @@ TEST_P(MixedPrecision, WhatIsWrittenAndConvertedIsNotCast) {
   });
 }
 
+// [3, 2] of directions and lengths. On the CPU, too, its norms are float beside weights
+// in 16 bits.
+struct WeightNormedImpl : torch::nn::Module {
+  WeightNormedImpl() {
+    direction = register_parameter("direction", torch::linspace(-1, 1, 6).view({3, 2}));
+    length = register_parameter("length", torch::linspace(1, 2, 3).view({3, 1}));
+  }
+  Tensor forward(const Tensor& x) {
+    return torch::linear(x, torch::_weight_norm(direction, length, 0));
+  }
+  Tensor direction, length;
+};
+TORCH_MODULE(WeightNormed);
+
+TEST_P(MixedPrecision, DerivativesComputeWithWhatForwardSaved) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    WeightNormed model, plain;
+    fully_shard(model, mesh, {.mp_policy = computing_in(at::kBFloat16)});
+    plain->to(at::kBFloat16);
+    const auto x = torch::linspace(-1, 1, 8).view({4, 2}).to(at::kBFloat16);
+    model(x).pow(2).sum().backward();
+    plain(x).pow(2).sum().backward();
+    for (size_t i = 0; i < 2; ++i) {
+      const auto expected = plain->parameters()[i].grad().to(at::kFloat);
+      EXPECT_TRUE(full_gradient(model->parameters()[i]).equal(expected)) << i;
+    }
+  });
+}
+
 TEST_P(MixedPrecision, OtherDtypesAreRefusedByName) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
     auto linear = make_linear(2, 4);
