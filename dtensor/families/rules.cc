@@ -42,7 +42,7 @@ Rule find(const std::string& name) {
 void add_with_in_place(RuleTable& table, const std::string& name, Rule rule) {
   table[name] = rule;
   auto in_place = name;
-  in_place.insert(std::min(name.find('.'), name.size()), "_");
+  in_place.insert(std::min(name.find('.'), name.size()), 1, '_');
   table[in_place] = rule;
 }
 

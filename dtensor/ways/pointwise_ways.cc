@@ -195,7 +195,7 @@ constexpr const char* kNotLinear[] = {"abs",
 void add_with_in_place(WaysTable& table, const std::string& name, Linearity linearity) {
   table[name] = pointwise(linearity);
   auto in_place = name;
-  in_place.insert(std::min(name.find('.'), name.size()), "_");
+  in_place.insert(std::min(name.find('.'), name.size()), 1, '_');
   table[in_place] = pointwise(linearity);
 }
 
