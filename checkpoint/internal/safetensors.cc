@@ -217,7 +217,9 @@ absl::StatusOr<Header> parse_header(std::string_view json, int64_t data_bytes,
     return absl::DataLossError(path + ": its header is no JSON object of tensors");
   }
   Header header;
-  for (const auto& [name, value] : parsed->get_ref<const Json::object_t&>()) {
+  for (const auto& item : parsed->get_ref<const Json::object_t&>()) {
+    const std::string& name = item.first;
+    const Json& value = item.second;
     if (name == kMetadata) {
       header.metadata = metadata_from(value);
       continue;

@@ -58,8 +58,9 @@ class Tripwire final : public Touchable {
 const Tripwire* tripwire_of(const at::Tensor& gradient) {
   if (!gradient.defined() || !meets_gate(gradient)) return nullptr;
   const auto* storage = OnDemandStorage::behind(gradient);
-  if (storage == nullptr || typeid(storage->group()) != typeid(Tripwire)) return nullptr;
-  return static_cast<const Tripwire*>(&storage->group());
+  if (storage == nullptr) return nullptr;
+  const auto& group = storage->group();
+  return typeid(group) == typeid(Tripwire) ? static_cast<const Tripwire*>(&group) : nullptr;
 }
 
 }  // namespace

@@ -23,6 +23,15 @@
 namespace fsdp::testing {
 namespace {
 
+class Memory : public ::testing::Test {
+ protected:
+  void SetUp() override {
+#ifdef __SANITIZE_THREAD__
+    GTEST_SKIP() << "ThreadSanitizer has memory of its own for each byte that is read";
+#endif
+  }
+};
+
 constexpr int64_t kMiBOfMemory = int64_t{1} << 20;
 constexpr int64_t kAllowed = 32;  // MiB
 
@@ -58,7 +67,7 @@ const ChildCase kMemory("checkpoint_memory", [] {
   return saved && loaded ? 0 : 1;
 });
 
-TEST(Memory, SavingAndLoadingAQuarterGibibyteNeedsAtMost32MiB) {
+TEST_F(Memory, SavingAndLoadingAQuarterGibibyteNeedsAtMost32MiB) {
   TemporaryFolder folder;
   const auto ends = run_processes("checkpoint_memory", 1, std::chrono::seconds(60),
                                   {{"MEMORY_PATH", folder.path()}});
@@ -155,7 +164,7 @@ const ChildCase kMemoryOfBlocks("checkpoint_memory_of_blocks", [] {
   return good ? 0 : 1;
 });
 
-TEST(Memory, SavingAndLoadingPartsInBlocksMakesNoCopyOfABox) {
+TEST_F(Memory, SavingAndLoadingPartsInBlocksMakesNoCopyOfABox) {
   TemporaryFolder folder;
   const auto ends = run_processes("checkpoint_memory_of_blocks", 2, std::chrono::minutes(2),
                                   {{"MEMORY_PATH", folder.path()}, *kGivenBack.begin()});
@@ -169,17 +178,17 @@ TEST(DISABLED_Memory, SavesOfShardsOfOneGibibyteStayWithinTheirBounds) {
 }
 
 // Larger than what the allocator keeps for itself.
-TEST(Memory, SavesOfAModelStayWithinTheirBounds) { expect_bounded(4, 48, kAllowed, kGivenBack); }
+TEST_F(Memory, SavesOfAModelStayWithinTheirBounds) { expect_bounded(4, 48, kAllowed, kGivenBack); }
 
 // As small as most units of a model.
-TEST(Memory, SavesOfManySmallUnitsStayWithinTheirBounds) {
+TEST_F(Memory, SavesOfManySmallUnitsStayWithinTheirBounds) {
 #ifdef FSDP_INSTRUMENTED
   GTEST_SKIP() << "AddressSanitizer keeps what is freed";
 #endif
   expect_bounded(192, 1, kAllowed, kGivenBack);
 }
 
-TEST(Memory, WhatFreeKeepsOfManySmallUnitsIsLessThanAShard) {
+TEST_F(Memory, WhatFreeKeepsOfManySmallUnitsIsLessThanAShard) {
 #ifdef FSDP_INSTRUMENTED
   GTEST_SKIP() << "AddressSanitizer keeps what is freed";
 #endif

@@ -18,10 +18,19 @@ load("@rules_cc//cc:defs.bzl", "cc_library")
 
 package(default_visibility = ["//visibility:public"])
 
-# One directory label instead of ten thousand files: every sandboxed action would link each of them.
+# With --config=clang: its layering_check knows a header by its name alone.
+config_setting(
+    name = "every_header",
+    define_values = {{"headers": "every"}},
+)
+
+# Else one directory label instead of ten thousand files: every sandboxed action would link each of them.
 cc_library(
     name = "libtorch",
-    hdrs = ["{headers}"],
+    hdrs = select({{
+        ":every_header": glob(["{headers}/**"]),
+        "//conditions:default": ["{headers}"],
+    }}),
     includes = [
         "{headers}",
         "{headers}/torch/csrc/api/include",
@@ -39,7 +48,10 @@ cc_library(
 
 cc_library(
     name = "cuda",
-    hdrs = {cuda_headers},
+    hdrs = select({{
+        ":every_header": glob(["cuda/**"]),
+        "//conditions:default": {cuda_headers},
+    }}),
     defines = {cuda_defines},
     includes = {cuda_headers},
     linkopts = {cuda_linkopts},
