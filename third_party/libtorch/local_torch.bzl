@@ -49,7 +49,7 @@ cc_library(
 cc_library(
     name = "cuda",
     hdrs = select({{
-        ":every_header": glob(["cuda/**"]),
+        ":every_header": glob(["cuda/**"], allow_empty = True),
         "//conditions:default": {cuda_headers},
     }}),
     defines = {cuda_defines},
