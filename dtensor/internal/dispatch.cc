@@ -3,6 +3,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/families/parts.h"
 #include "dtensor/families/rules.h"
+#include "dtensor/internal/composites_on_whole.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/dtensor_key.h"
 #include "dtensor/internal/fast_pointwise.h"
@@ -241,6 +242,7 @@ void install_dtensor_kernels() {
     register_rules(*handles);
     register_fast_pointwise(*handles);
     register_view_replay(*handles);
+    register_composites_on_whole(*handles);
     handles->push_back(c10::Dispatcher::singleton().registerFallback(
         kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "fsdp DTensor"));
     return handles;

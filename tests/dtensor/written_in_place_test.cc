@@ -8,6 +8,7 @@
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <vector>
 
 namespace fsdp {
@@ -107,9 +108,27 @@ TEST(WrittenInPlace, ShapesThatChangeHaveTheGradientsOfOneDevice) {
 
 TEST(WrittenInPlace, QuantilesAreThoseOfOneDevice) {
   expect_same(
-      {{"quantile", [](const auto& t) {
+      {{"quantile",
+        [](const auto& t) {
           return Tensors{at::quantile(t, 0.3), at::quantile(t, 0.5, 0), at::quantile(t, 0.9, 1)};
+        }},
+       {"nanquantile, several at once", [](const auto& t) {
+          const at::Tensor shares = at::tensor({0.1F, 0.6F});
+          const at::Tensor holes = t.masked_fill(t == t.max(), std::nan(""));
+          return Tensors{at::nanquantile(t, 0.3), at::nanquantile(holes, shares, 0, true)};
         }}});
+}
+
+TEST(WrittenInPlace, QuantilesBringGradients) {
+  testing::on_worlds([](const DeviceMesh& mesh) {
+    const at::Tensor plain = waves({5, 4}).set_requires_grad(true);
+    const at::Tensor cut =
+        distribute_tensor(plain.detach(), mesh, {Shard{0}}).set_requires_grad(true);
+    at::quantile(plain, 0.3, 0).sum().backward();
+    at::quantile(cut, 0.3, 0).sum().backward();
+    EXPECT_TRUE(at::allclose(testing::whole(cut.grad()), plain.grad()));
+    EXPECT_EQ(DTensor(cut.grad()).placements(), DTensor(cut).placements());
+  });
 }
 
 }  // namespace
