@@ -1,7 +1,7 @@
 #include "checkpoint/async_save.h"
 
-#include "checkpoint/internal/background_save.h"
-#include "checkpoint/internal/saving.h"
+#include "checkpoint/save/background_save.h"
+#include "checkpoint/save/saving.h"
 #include "device_mesh/internal/dimension_groups.h"
 
 #include <c10/util/Exception.h>

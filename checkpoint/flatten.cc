@@ -1,6 +1,6 @@
-#include "checkpoint/internal/archive_fields.h"
-#include "checkpoint/internal/parameter_names.h"
-#include "checkpoint/internal/state_items.h"
+#include "checkpoint/optimizer/archive_fields.h"
+#include "checkpoint/optimizer/parameter_names.h"
+#include "checkpoint/plan/state_items.h"
 #include "checkpoint/optimizer_state_dict.h"
 #include "device_mesh/internal/given_module.h"
 

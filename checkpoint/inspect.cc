@@ -1,11 +1,11 @@
 #include "checkpoint/inspect.h"
 
-#include "checkpoint/internal/catalog.h"
-#include "checkpoint/internal/commit.h"
-#include "checkpoint/internal/dtype.h"
-#include "checkpoint/internal/names.h"
-#include "checkpoint/internal/raise.h"
-#include "checkpoint/internal/saved_layout.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/io/commit.h"
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/names.h"
+#include "checkpoint/files/raise.h"
+#include "checkpoint/format/saved_layout.h"
 
 #include <c10/core/ScalarType.h>
 

@@ -1,6 +1,6 @@
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/internal/background_save.h"
-#include "checkpoint/internal/saving.h"
+#include "checkpoint/save/background_save.h"
+#include "checkpoint/save/saving.h"
 
 namespace fsdp {
 

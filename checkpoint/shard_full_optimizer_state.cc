@@ -1,4 +1,4 @@
-#include "checkpoint/internal/archive_fields.h"
+#include "checkpoint/optimizer/archive_fields.h"
 #include "checkpoint/optimizer_state_dict.h"
 #include "dtensor/dtensor.h"
 

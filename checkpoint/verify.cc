@@ -1,9 +1,9 @@
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/internal/catalog.h"
-#include "checkpoint/internal/checksums.h"
-#include "checkpoint/internal/commit.h"
-#include "checkpoint/internal/raise.h"
-#include "checkpoint/internal/verified_file.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/io/commit.h"
+#include "checkpoint/files/raise.h"
+#include "checkpoint/io/verified_file.h"
 
 #include <c10/util/Exception.h>
 

@@ -8,9 +8,9 @@
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/unit.h"
-#include "on_demand/deferred/deferred_storage.h"
-#include "on_demand/deferred/recorder.h"
-#include "on_demand/deferred/replay.h"
+#include "deferred_init/deferred_storage.h"
+#include "deferred_init/recorder.h"
+#include "deferred_init/replay.h"
 #include "on_demand/deferred_part.h"
 #include "on_demand/gate_key.h"
 

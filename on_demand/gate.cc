@@ -1,7 +1,7 @@
 #include "on_demand/gate.h"
 
-#include "on_demand/deferred/deferred_storage.h"
-#include "on_demand/deferred/recorder.h"
+#include "deferred_init/deferred_storage.h"
+#include "deferred_init/recorder.h"
 #include "on_demand/entry_substitution.h"
 #include "on_demand/fast_gate.h"
 #include "on_demand/gate_arguments.h"

@@ -4,7 +4,7 @@
 // up to date, makes every touched group readable for the length of the operator, and runs
 // the operator. A group that is settled for the running pass costs a flag test.
 //
-// Tensors without values (on_demand/deferred/) carry the key too: what makes or changes
+// Tensors without values (deferred_init/) carry the key too: what makes or changes
 // one is recorded instead.
 //
 // The key is excluded only while aten operators run: a custom operator's body may touch

@@ -1,6 +1,6 @@
 // The dispatch key of the gate, above autograd: carried by tensors whose storage is on
 // demand, by DTensors that stand for one (registry entries), and by tensors without
-// values (on_demand/deferred/). The gate (on_demand/gate.cc) runs first in every operator
+// values (deferred_init/). The gate (on_demand/gate.cc) runs first in every operator
 // that meets it.
 #pragma once
 

@@ -2,7 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
-#include "on_demand/deferred/deferred_storage.h"
+#include "deferred_init/deferred_storage.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
 

@@ -4,8 +4,8 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/internal/value_hash.h"
-#include "on_demand/deferred/deferred_storage.h"
-#include "on_demand/deferred/fingerprint.h"
+#include "deferred_init/deferred_storage.h"
+#include "deferred_init/fingerprint.h"
 
 #include <c10/util/Exception.h>
 #include <xxhash.h>

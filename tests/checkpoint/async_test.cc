@@ -1,6 +1,6 @@
 // Saves in the background.
 #include "checkpoint/async_save.h"
-#include "checkpoint/internal/file_calls.h"
+#include "checkpoint/files/file_calls.h"
 #include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/errors.h"

@@ -1,7 +1,7 @@
 // Tensors that are cut in blocks, such as packed matrices: a rank has several boxes.
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/internal/manifest.h"
-#include "checkpoint/internal/saved_layout.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/format/saved_layout.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/temporary_folder.h"

@@ -1,7 +1,7 @@
 // What saving and loading cost besides the bytes: collectives, bytes read.
 #include "checkpoint/async_save.h"
-#include "checkpoint/internal/catalog.h"
-#include "checkpoint/internal/tensor_reader.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/io/tensor_reader.h"
 #include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/thread_ranks.h"

@@ -1,7 +1,7 @@
 // A save that dies or fails at any file-system call leaves the previous checkpoint or the
 // new one, whole, and the next save works and leaves no litter.
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/internal/file_calls.h"
+#include "checkpoint/files/file_calls.h"
 #include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/process_ranks.h"

@@ -1,9 +1,9 @@
 // Files that somebody else wrote: fixtures/make_fixtures.py says how.
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/internal/dcp_folder.h"
-#include "checkpoint/internal/file_calls.h"
-#include "checkpoint/internal/pickle.h"
-#include "checkpoint/internal/torch_archive.h"
+#include "checkpoint/format/dcp_folder.h"
+#include "checkpoint/files/file_calls.h"
+#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/torch_archive.h"
 #include "checkpoint/optimizer_state_dict.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/errors.h"

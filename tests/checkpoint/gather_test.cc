@@ -1,6 +1,6 @@
 // Whole values of a model's tensors: how many collectives bring them, and what they are.
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/internal/whole_values.h"
+#include "checkpoint/plan/whole_values.h"
 #include "checkpoint/state_dict.h"
 #include "device_mesh/process_group.h"
 #include "fully_shard/full_params.h"

@@ -1,7 +1,7 @@
 // What would take minutes, or longer than a test may, if its time grew with the square of
 // the number of names.
-#include "checkpoint/internal/save_plan.h"
-#include "checkpoint/internal/unmatched_names.h"
+#include "checkpoint/plan/save_plan.h"
+#include "checkpoint/ranks/unmatched_names.h"
 #include "checkpoint/optimizer_state_dict.h"
 #include "tests/support/thread_ranks.h"
 

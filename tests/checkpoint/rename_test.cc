@@ -1,8 +1,8 @@
 // Checkpoints whose names are not the model's, such as those that Hugging Face has.
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
-#include "checkpoint/internal/file_calls.h"
-#include "checkpoint/internal/safetensors.h"
+#include "checkpoint/files/file_calls.h"
+#include "checkpoint/format/safetensors.h"
 #include "tests/checkpoint/python.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/errors.h"

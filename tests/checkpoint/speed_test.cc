@@ -2,8 +2,8 @@
 //   checkpoint_test --gtest_also_run_disabled_tests --gtest_filter='*Speed*'
 // SPEED_PATH chooses the file system; default: the temporary folder.
 #include "checkpoint/async_save.h"
-#include "checkpoint/internal/checksums.h"
-#include "checkpoint/internal/file_calls.h"
+#include "checkpoint/files/checksums.h"
+#include "checkpoint/files/file_calls.h"
 #include "tests/checkpoint/seconds_of.h"
 #include "tests/checkpoint/small_model.h"
 

@@ -1,7 +1,7 @@
 // Folders for the files of a test.
 #pragma once
 
-#include "checkpoint/internal/file_calls.h"
+#include "checkpoint/files/file_calls.h"
 
 #include <unistd.h>
 

@@ -1,0 +1,45 @@
+#include "checkpoint/files/plain_text.h"
+
+#include <c10/util/Exception.h>
+
+#include <new>
+#include <stdexcept>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+// "[enforce fail at a.cc:1] . it failed" -> "it failed"
+void drop_bracket(std::string& text, const std::string& beginning) {
+  if (!text.starts_with(beginning)) return;
+  const size_t end = text.find(']');
+  if (end == std::string::npos) return;
+  const size_t first = text.find_first_not_of(" .", end + 1);
+  text.erase(0, first == std::string::npos ? text.size() : first);
+}
+
+// "x INTERNAL ASSERT FAILED at "a.cpp":1, please report a bug to PyTorch. it failed"
+void drop_assertion(std::string& text) {
+  constexpr const char* kRequest = "please report a bug to PyTorch.";
+  if (text.find("INTERNAL ASSERT FAILED") == std::string::npos) return;
+  const size_t request = text.find(kRequest);
+  text.erase(0, request == std::string::npos ? text.size()
+                                             : request + std::char_traits<char>::length(kRequest));
+  text.erase(0, text.find_first_not_of(' '));
+}
+
+}  // namespace
+
+std::string plain_text_of(const std::exception& error) {
+  if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
+    return "it takes more memory than there is";
+  }
+  const auto* const rich = dynamic_cast<const c10::Error*>(&error);
+  std::string text = rich != nullptr ? rich->what_without_backtrace() : error.what();
+  drop_bracket(text, "[json.exception.");
+  drop_bracket(text, "[enforce fail at ");
+  drop_assertion(text);
+  const bool is_of_library = text.find("_M_") != std::string::npos;  // vector::_M_range_check
+  return text.empty() || is_of_library ? "it refers to something that it does not hold" : text;
+}
+
+}  // namespace fsdp::internal::checkpoint

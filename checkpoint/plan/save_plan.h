@@ -1,0 +1,50 @@
+// Who writes what: from names, dtypes, shapes and placements alone, so that every rank
+// comes to the same plan without being told.
+#pragma once
+
+#include "checkpoint/io/file_writing.h"
+#include "checkpoint/format/manifest.h"
+#include "checkpoint/plan/state_items.h"
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal::checkpoint {
+
+struct SaveItem {
+  std::string name;  // the folder
+  std::string kind;
+  std::vector<NamedTensor> tensors;
+  std::map<std::string, std::string> ties;
+  Json details = Json::object();
+};
+
+struct SavePlan {
+  // Layouts and items; no files yet. The same on all ranks whose models have the same
+  // parameters.
+  Manifest manifest;
+  // This rank's; or, where values are gathered, all, the same on every rank. A part's
+  // tensor is the whole one, as it is distributed.
+  std::vector<FileToWrite> files;
+  std::map<std::string, std::string> texts;  // files that rank 0 writes besides, by path
+};
+
+// Boxes as they lie. One rank among those that hold a box writes it. `balanced`: tensors
+// by falling size go to the copy whose ranks have the least to write; else to the first
+// copy, which then does not depend on other tensors. Throws ValueError for dtypes that
+// the format lacks and for Partial placements. Local.
+SavePlan plan_save(const std::vector<SaveItem>& items, int64_t rank, int64_t world_size,
+                   bool balanced);
+
+// Plans of ranks whose models differ (stages of a pipeline), by rank and not balanced, as
+// one: a plain tensor is written by the first rank that has it. Throws ValueError where
+// two ranks mean different things by one name, or where a rank does not have what it
+// holds a part of.
+Manifest merge_plans(const std::vector<Manifest>& plans);
+// What `rank` writes of `items`, as `manifest` says.
+std::vector<FileToWrite> files_of_rank(const std::vector<SaveItem>& items, const Manifest& manifest,
+                                       int64_t rank);
+
+}  // namespace fsdp::internal::checkpoint

@@ -1,0 +1,96 @@
+#include "checkpoint/save/background_save.h"
+
+#include "checkpoint/ranks/world.h"
+#include "device_mesh/internal/dimension_groups.h"
+
+#include <c10/util/intrusive_ptr.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <list>
+#include <optional>
+#include <utility>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+// What a rank, which may be a thread, keeps between its saves. Known by the default
+// process group, and gone with it.
+struct RankSaves {
+  std::optional<c10::weak_intrusive_ptr<c10d::ProcessGroup>> group;  // none: a world of one
+  std::shared_ptr<BackgroundSave> last = nullptr;
+  StagingBuffer staging = {};
+};
+
+bool is_of(const RankSaves& saves, const std::shared_ptr<const Group>& group) {
+  if (!group || !saves.group) return !group && !saves.group;
+  return saves.group->_unsafe_get_target() == group->get();
+}
+
+RankSaves& saves_of_this_rank() {
+  static std::mutex mutex;
+  static auto& all = *new std::list<RankSaves>();  // leaked: threads may outlive main
+  const std::lock_guard lock(mutex);
+  all.remove_if([](const RankSaves& each) { return each.group && each.group->expired(); });
+  const auto group = default_world().group;
+  for (RankSaves& each : all) {
+    if (is_of(each, group)) return each;
+  }
+  RankSaves& added = all.emplace_back();
+  if (group) added.group.emplace(*group);
+  return added;
+}
+
+}  // namespace
+
+std::shared_ptr<BackgroundSave> BackgroundSave::start(std::function<void()> work) {
+  auto save = std::make_shared<BackgroundSave>(std::move(work));
+  if (const auto groups = default_dimension()) {
+    groups->before_shut_down("checkpoint", [save] { save->finish(); });
+  }
+  return saves_of_this_rank().last = std::move(save);
+}
+
+void BackgroundSave::settle() {
+  if (const auto last = std::exchange(saves_of_this_rank().last, nullptr)) last->finish();
+}
+
+void BackgroundSave::finish() {
+  wait_without_throwing();
+  if (const auto error = take_unreported()) std::rethrow_exception(error);
+}
+
+StagingBuffer& BackgroundSave::staging() { return saves_of_this_rank().staging; }
+
+BackgroundSave::BackgroundSave(std::function<void()> work)
+    : thread_([this, work = std::move(work)]() mutable {
+        std::exception_ptr error;
+        try {
+          work();
+        } catch (...) {
+          error = std::current_exception();
+        }
+        work = nullptr;  // what it holds ends here
+        const std::lock_guard lock(mutex_);
+        error_ = error;
+        done_ = true;
+      }) {}
+
+BackgroundSave::~BackgroundSave() { wait_without_throwing(); }
+
+void BackgroundSave::wait_without_throwing() {
+  if (thread_.joinable()) thread_.join();
+}
+
+void BackgroundSave::wait() {
+  wait_without_throwing();
+  const std::lock_guard lock(mutex_);
+  reported_ = true;
+  if (error_) std::rethrow_exception(error_);
+}
+
+std::exception_ptr BackgroundSave::take_unreported() {
+  const std::lock_guard lock(mutex_);
+  return std::exchange(reported_, true) ? nullptr : error_;
+}
+
+}  // namespace fsdp::internal::checkpoint

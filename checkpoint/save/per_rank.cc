@@ -1,0 +1,140 @@
+#include "checkpoint/save/per_rank.h"
+
+#include "checkpoint/format/dtype.h"
+#include "checkpoint/format/ivalue_json.h"
+#include "checkpoint/plan/savable.h"
+#include "checkpoint/io/tensor_reader.h"
+#include "device_mesh/process_group.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/internal/thread_generators.h"
+
+#include <ATen/Context.h>
+#include <ATen/core/Dict.h>
+#include <ATen/core/jit_type.h>
+#include <ATen/ops/empty.h>
+#include <c10/util/Exception.h>
+
+#include <memory>
+#include <thread>
+#include <utility>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+// LibTorch's default generators, and those of manual_seed.
+constexpr const char* kCpuGenerator = "rng.cpu";
+constexpr const char* kCudaGenerator = "rng.cuda";
+constexpr const char* kThreadGenerators = "rng.manual_seed";
+constexpr const char* kValues = "values";
+
+// A group of a thread is not another thread's.
+bool ranks_are_threads(const World& world) {
+  if (!world.group || world.size == 1) return false;
+  bool shared = false;
+  std::thread([&] {
+    shared = is_process_group_initialized() && default_process_group() == *world.group;
+  }).join();
+  return !shared;
+}
+
+bool uses_cuda() { return at::hasCUDA() && at::globalContext().hasCUDA(); }
+
+at::Generator default_generator(c10::DeviceType type) {
+  return at::globalContext().defaultGenerator(c10::Device(type));
+}
+
+using Dict = c10::impl::GenericDict;
+
+Dict saved(ThreadGenerators& generators) {
+  Dict dict(c10::StringType::get(), c10::AnyType::get());
+  dict.insert("seed", static_cast<int64_t>(generators.seed()));
+  dict.insert("ranks", generators.ranks());
+  dict.insert("cpu", generator_state(generators.on(c10::kCPU)));
+  if (uses_cuda()) dict.insert("cuda", generator_state(generators.on(c10::kCUDA)));
+  return dict;
+}
+
+ThreadGeneratorsPtr restored(const Dict& dict) {
+  auto generators = std::make_shared<ThreadGenerators>(
+      static_cast<uint64_t>(dict.at("seed").toInt()), dict.at("ranks").toIntVector());
+  set_generator_state(generators->on(c10::kCPU), dict.at("cpu").toTensor());
+  if (dict.contains("cuda") && uses_cuda())
+    set_generator_state(generators->on(c10::kCUDA), dict.at("cuda").toTensor());
+  return generators;
+}
+
+}  // namespace
+
+PerRank generator_states(const World& world) {
+  const auto& own = thread_generators();
+  PerRank states;
+  if (own) states.emplace(kThreadGenerators, saved(*own));
+  if (ranks_are_threads(world)) {
+    TORCH_CHECK_VALUE(own,
+                      "rng: these ranks are threads of one process and share its generator; "
+                      "with fsdp::manual_seed each has its own");
+    return states;
+  }
+  states.emplace(kCpuGenerator, generator_state(default_generator(c10::kCPU)));
+  if (uses_cuda()) states.emplace(kCudaGenerator, generator_state(default_generator(c10::kCUDA)));
+  return states;
+}
+
+void restore_generators(PerRank& values) {
+  const auto own = values.extract(kThreadGenerators);
+  const auto cpu = values.extract(kCpuGenerator), cuda = values.extract(kCudaGenerator);
+  if (own || cpu)
+    exchange_thread_generators(own ? restored(own.mapped().toGenericDict()) : nullptr);
+  if (cpu) set_generator_state(default_generator(c10::kCPU), cpu.mapped().toTensor());
+  if (cuda && uses_cuda())
+    set_generator_state(default_generator(c10::kCUDA), cuda.mapped().toTensor());
+}
+
+void forget_generators(PerRank& values) {
+  for (const char* name : {kCpuGenerator, kCudaGenerator, kThreadGenerators}) values.erase(name);
+}
+
+FileToWrite per_rank_file(int64_t rank, const PerRank& values) {
+  TensorsByName tensors;
+  Json json = Json::object();
+  for (const auto& [name, value] : values) json[name] = to_json(value, name, &tensors);
+  FileToWrite file{.path = rank_path(rank), .rank = rank, .kind = FileKind::kPerRank};
+  file.metadata = {{kValues, text_of(json, "State::per_rank")}};
+  for (const auto& [name, tensor] : tensors) {
+    TORCH_CHECK_VALUE(!is_dtensor(tensor) && dtype_name(tensor.scalar_type()), "save: '", name,
+                      "' is a DTensor or a ", tensor.scalar_type(),
+                      ", which State::per_rank cannot hold");
+    Entry entry{.name = name, .tensor = name, .dtype = tensor.scalar_type()};
+    entry.box = whole_box(tensor.sizes().vec());
+    entry.global_shape = tensor.sizes().vec();
+    file.parts.push_back({std::move(entry), tensor});
+  }
+  lay_out(file);
+  return file;
+}
+
+absl::StatusOr<PerRank> read_per_rank(const std::string& folder, const Manifest& manifest,
+                                      int64_t rank, bool verify) {
+  const auto record = manifest.files.find(rank_path(rank));
+  if (record == manifest.files.end()) {
+    return absl::DataLossError(folder + ": has no per-rank items of rank " + std::to_string(rank));
+  }
+  auto file = VerifiedFile::open(
+      {folder + "/" + record->first, record->second.bytes, record->second.checksum}, verify);
+  if (!file.ok()) return file.status();
+  TensorsByName tensors;
+  BlockBuffer buffer;
+  for (const Entry& entry : file->header().entries) {
+    const at::Tensor tensor = at::empty(lengths_of(entry.box), at::TensorOptions(entry.dtype));
+    auto read = file->read(tensor.mutable_data_ptr(), bytes_of(entry), entry.begin, buffer);
+    if (!read.ok()) return read;
+    tensors.emplace(entry.name, tensor);
+  }
+  auto json = parse_json(file->header().metadata.at(kValues), folder + "/" + record->first);
+  if (!json.ok()) return json.status();
+  PerRank values;
+  for (const auto& [name, value] : json->items()) values.emplace(name, from_json(value, tensors));
+  return values;
+}
+
+}  // namespace fsdp::internal::checkpoint

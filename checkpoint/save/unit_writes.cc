@@ -1,0 +1,147 @@
+#include "checkpoint/save/unit_writes.h"
+
+#include "checkpoint/files/checksums.h"
+#include "device_mesh/internal/presence.h"
+#include "fully_shard/params/registry_entry.h"
+#include "fully_shard/transport/mesh_dims.h"
+
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <map>
+#include <set>
+#include <utility>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+// What one rank says of one unit, in the order of its text.
+enum Field : size_t { kMesh, kNumber, kPlace, kReplicas, kShards, kWriting, kReplica, kName };
+
+std::string text_of_mesh(const DeviceMesh& mesh) {
+  return checksum_text(c10::str(mesh.shape(), " of ", mesh.ranks()));
+}
+
+int64_t place_in(const DeviceMesh& mesh) {
+  const auto found = std::find(mesh.ranks().begin(), mesh.ranks().end(), mesh.rank());
+  return found - mesh.ranks().begin();
+}
+
+Json said_of(const ParamGroup& group) {
+  const auto& mesh = group.mesh();
+  const int64_t shards = mesh.size(shard_dim_of(mesh));
+  return {text_of_mesh(mesh),
+          group.number(),
+          place_in(mesh),
+          mesh.size() / shards,
+          shards,
+          group.write_runs().writing(),
+          group.word_for_replicas().writing,
+          group.name()};
+}
+
+// A unit on all ranks of its mesh, by place.
+struct SavedUnit {
+  std::vector<int64_t> ranks;  // of the world; -1: it does not save the unit
+  std::vector<Holders> writing;
+  std::vector<bool> replica_wrote;  // as far as the rank knows
+  int64_t replicas = 1, shards = 1;
+  std::string name;
+
+  explicit SavedUnit(const Json& said)
+      : replicas(said.at(kReplicas)), shards(said.at(kShards)), name(said.at(kName)) {
+    const auto places = static_cast<size_t>(replicas * shards);
+    ranks.assign(places, -1);
+    writing.assign(places, 0);
+    replica_wrote.assign(places, false);
+  }
+  void add(const Json& said, int64_t rank) {
+    const size_t place = said.at(kPlace);
+    ranks[place] = rank;
+    writing[place] = said.at(kWriting);
+    replica_wrote[place] = said.at(kReplica) == ReplicaWrites::kWrote;
+  }
+  bool is_on_all_ranks() const { return std::count(ranks.begin(), ranks.end(), -1) == 0; }
+  std::vector<Holders> writing_in(int64_t replica) const {
+    const auto first = writing.begin() + replica * shards;
+    return {first, first + shards};
+  }
+  bool wrote(size_t place) const { return writing[place] != 0 || replica_wrote[place]; }
+};
+
+// By mesh and number.
+using Units = std::map<std::pair<std::string, int64_t>, SavedUnit>;
+
+Units units_in(const std::vector<std::string>& texts) {
+  Units units;
+  for (size_t rank = 0; rank < texts.size(); ++rank) {
+    for (const auto& said : Json::parse(texts[rank])) {
+      const std::pair<std::string, int64_t> unit(said.at(kMesh), said.at(kNumber));
+      units.try_emplace(unit, said).first->second.add(said, static_cast<int64_t>(rank));
+    }
+  }
+  return units;
+}
+
+[[noreturn]] void refuse(const SavedUnit& unit, const std::vector<bool>& wrote,
+                         const std::string& what) {
+  std::vector<int64_t> with, without;
+  for (size_t place = 0; place < wrote.size(); ++place)
+    (wrote[place] ? with : without).push_back(unit.ranks[place]);
+  TORCH_CHECK_VALUE(false, what, ": not all ranks wrote the shards of unit '", unit.name,
+                    "' alike before the save: ", ranks_text(with), " did, and not ",
+                    ranks_text(without),
+                    ", so that the checkpoint would mix two models. A rank that skips "
+                    "optimizer.step(), or writes a parameter alone, goes on with another model "
+                    "than the others: decide together, with an all-reduce of the flag. Nothing "
+                    "was saved; every rank gets this error");
+}
+
+void check_unit(const SavedUnit& unit, const std::string& what) {
+  std::vector<bool> wrote, of_replica;
+  for (size_t place = 0; place < unit.ranks.size(); ++place) wrote.push_back(unit.wrote(place));
+  for (int64_t replica = 0; replica < unit.replicas; ++replica) {
+    const auto words = unit.writing_in(replica);
+    if (!WriteRuns::all_took_part(words)) {
+      for (size_t place = 0; place < wrote.size(); ++place) wrote[place] = unit.writing[place] != 0;
+      refuse(unit, wrote, what);
+    }
+    const auto first = wrote.begin() + replica * unit.shards;
+    of_replica.push_back(std::find(first, first + unit.shards, true) != first + unit.shards);
+  }
+  const bool alike = std::set<bool>(of_replica.begin(), of_replica.end()).size() == 1;
+  for (size_t place = 0; place < wrote.size(); ++place)
+    wrote[place] = of_replica[place / static_cast<size_t>(unit.shards)];
+  if (!alike) refuse(unit, wrote, what);
+}
+
+}  // namespace
+
+UnitWrites::UnitWrites(const std::vector<SaveItem>& items) {
+  std::set<const ParamGroup*> seen;
+  for (const SaveItem& item : items) {
+    if (item.kind != "model") continue;
+    for (const NamedTensor& each : item.tensors) {
+      const auto group = find_managed_tensor(each.tensor).group;
+      // Elsewhere gathers end no run of writes (devices), or need nobody else.
+      if (group && group->dim().transport().checks_stamps() && seen.insert(group.get()).second)
+        units_.push_back(said_of(*group));
+    }
+  }
+}
+
+std::string UnitWrites::fingerprint() const {
+  Json words = Json::array();
+  for (const auto& unit : units_) words.push_back({unit.at(kWriting), unit.at(kReplica)});
+  return checksum_text(words.dump());
+}
+
+void UnitWrites::check(const std::vector<std::string>& texts, const std::string& what) {
+  for (const auto& [key, unit] : units_in(texts)) {
+    if (unit.is_on_all_ranks()) check_unit(unit, what);
+  }
+}
+
+}  // namespace fsdp::internal::checkpoint

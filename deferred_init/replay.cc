@@ -1,0 +1,152 @@
+#include "deferred_init/replay.h"
+
+#include "dtensor/internal/thread_generators.h"
+#include "deferred_init/deferred_storage.h"
+#include "deferred_init/scratch_bytes.h"
+#include "on_demand/gate_key.h"
+
+#include <ATen/core/List.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <string_view>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+std::optional<size_t> generator_argument(const c10::OperatorHandle& op) {
+  const auto& arguments = op.schema().arguments();
+  for (size_t i = 0; i < arguments.size(); ++i) {
+    if (arguments[i].name() == "generator") return i;
+  }
+  return std::nullopt;
+}
+
+}  // namespace
+
+bool leaves_uninitialised(const c10::OperatorHandle& op) {
+  static constexpr std::array<std::string_view, 5> kNames = {"aten::empty", "aten::empty_strided",
+                                                             "aten::empty_like", "aten::new_empty",
+                                                             "aten::new_empty_strided"};
+  return std::find(kNames.begin(), kNames.end(), op.schema().name()) != kNames.end();
+}
+
+bool draws(const c10::OperatorHandle& op) { return op.hasTag(at::Tag::nondeterministic_seeded); }
+
+at::Generator generator_of(const c10::OperatorHandle& op, const std::vector<Argument>& arguments) {
+  const auto place = generator_argument(op);
+  if (place) {
+    const auto& given = std::get<c10::IValue>(arguments[*place]);
+    if (given.isGenerator()) return given.toGenerator();
+  }
+  return generator_of_thread(c10::kCPU);
+}
+
+Replay::Replay(const Tape& tape) : past_the_gate_(kGateKey), tape_(tape) {}
+
+void Replay::compute(const std::vector<int64_t>& values, int64_t before) {
+  for (const auto step : tape_.dependencies().needed_for(values, before))
+    run_again(tape_.step(step));
+}
+
+void Replay::allocate(int64_t value) {
+  if (storages_.contains(value)) return;
+  storages_.emplace(value, scratch_bytes(tape_.nbytes(value)).storage());
+}
+
+at::Tensor Replay::tensor(const DeferredTensor& deferred) const {
+  const auto empty = at::empty({0}, at::TensorOptions().dtype(deferred.dtype));
+  return empty.set_(storages_.at(deferred.value), deferred.offset, deferred.sizes,
+                    deferred.strides);
+}
+
+void Replay::run_again(const Step& step) {
+  if (leaves_uninitialised(step.op)) return open(step);
+  if (step.generator_state.defined()) return draw_again(step);
+  run(step);
+}
+
+// From a generator of its own: others may draw from the one it had meanwhile.
+void Replay::draw_again(Step step) {
+  const auto own = std::make_shared<ThreadGenerators>(/*seed=*/0, std::vector<int64_t>{});
+  set_generator_state(own->on(c10::kCPU), step.generator_state);
+  const UseThreadGenerators drawn_from(own);
+  if (const auto place = generator_argument(step.op)) step.arguments[*place] = c10::IValue();
+  run(step);
+}
+
+void Replay::open(const Step& step) {
+  if (!step.results.front()) return;
+  const auto value = step.results.front()->value;
+  allocate(value);
+  if (!step.raw.defined()) return;
+  std::memcpy(storages_.at(value).mutable_data(), step.raw.const_data_ptr(),
+              static_cast<size_t>(step.raw.numel()));
+}
+
+void Replay::run(const Step& step) {
+  auto stack = arguments(step);
+  step.op.callBoxed(&stack);
+  keep_results(step, stack);
+}
+
+torch::jit::Stack Replay::arguments(const Step& step) const {
+  torch::jit::Stack stack;
+  for (const auto& given : step.arguments) {
+    if (const auto* const list = std::get_if<ArgumentList>(&given)) {
+      c10::impl::GenericList tensors(list->element_type);
+      for (const auto& element : list->elements) tensors.push_back(argument(element));
+      stack.emplace_back(std::move(tensors));
+    } else if (const auto* const deferred = std::get_if<DeferredTensor>(&given)) {
+      stack.emplace_back(tensor(*deferred));
+    } else {
+      stack.push_back(std::get<c10::IValue>(given));
+    }
+  }
+  return stack;
+}
+
+c10::IValue Replay::argument(const OneArgument& argument) const {
+  const auto* const deferred = std::get_if<DeferredTensor>(&argument);
+  return deferred ? c10::IValue(tensor(*deferred)) : std::get<c10::IValue>(argument);
+}
+
+void Replay::keep_results(const Step& step, const torch::jit::Stack& stack) {
+  size_t index = 0;
+  for_each_result(stack, [&](const at::Tensor& result) {
+    if (index < step.results.size() && step.results[index]) keep(*step.results[index], result);
+    ++index;
+  });
+}
+
+// As it was recorded, even where kernels of the meta device lay results out otherwise.
+void Replay::keep(const DeferredTensor& deferred, const at::Tensor& result) {
+  auto kept = result;
+  if (result.strides() != deferred.strides || result.storage_offset() != deferred.offset) {
+    kept = at::empty_strided(deferred.sizes, deferred.strides, result.options());
+    kept.copy_(result);
+  }
+  storages_.insert_or_assign(deferred.value, kept.storage());
+}
+
+std::vector<at::Tensor> computed(const std::vector<at::Tensor>& deferred) {
+  std::vector<at::Tensor> tensors;
+  if (deferred.empty()) return tensors;
+  const auto& tape = *DeferredStorage::of(deferred.front())->tape();
+  std::vector<int64_t> values;
+  for (const auto& tensor : deferred) values.push_back(DeferredStorage::of(tensor)->value());
+  Replay replay(tape);
+  replay.compute(values, tape.size());
+  for (const auto& tensor : deferred) tensors.push_back(replay.tensor(deferred_tensor(tensor)));
+  return tensors;
+}
+
+at::Tensor computed(const at::Tensor& deferred) { return computed(std::vector{deferred}).front(); }
+
+}  // namespace fsdp::internal
