@@ -19,6 +19,7 @@ using internal::MovementCause;
 CommunicationCause public_cause(MovementCause cause) {
   switch (cause) {
     case MovementCause::kRule:
+    case MovementCause::kWhole:
       return CommunicationCause::kRule;
     case MovementCause::kExchange:
       return CommunicationCause::kExchange;
@@ -86,8 +87,8 @@ Communication communication(const Movement& movement) {
 }
 
 void forbid_what_nobody_asked_for(const Movement& movement) {
-  const bool unasked =
-      movement.cause == MovementCause::kRule || movement.cause == MovementCause::kBoundary;
+  const auto cause = public_cause(movement.cause);
+  const bool unasked = cause == CommunicationCause::kRule || cause == CommunicationCause::kBoundary;
   TORCH_CHECK_VALUE(!unasked, "RedistributionPolicy: explicit, but ",
                     to_string(communication(movement)),
                     ". Give the plan a style that moves it, or call redistribute() before (rank ",

@@ -64,7 +64,7 @@ void no_rule(OperatorCall& call) {
       ", which draws random numbers. Work on the whole value with fsdp::DTensor(t).full_tensor() "
       "or .redistribute({Replicate()}) (both collective), or on this rank's part with "
       ".to_local(), and wrap the result with fsdp::from_local or fsdp::distribute_tensor.");
-  run_on_whole(call, NotedRedistribution::Cause::kNoRule);
+  run_on_whole(call);
 }
 
 void decompose_rule(OperatorCall& call) { call.decompose(); }

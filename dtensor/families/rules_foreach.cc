@@ -49,7 +49,7 @@ PlacedElement placed_element(const OperatorCall& call, at::TensorList operands,
   }
   const DeviceMesh mesh = common_mesh(call, operands);
   const auto plan = plans.plan_of(call, operands, mesh);
-  placed.locals = place_operands(call, operands, plan->targets, NotedRedistribution::Cause::kWay);
+  placed.locals = place_operands(operands, plan->targets);
   if (!written) placed.result = DTensorSpec(mesh, plan->results[0]);
   if (written && is_dtensor(operands[*written]) &&
       spec_of(operands[*written]).placements() != plan->targets[*written])

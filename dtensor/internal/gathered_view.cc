@@ -4,7 +4,6 @@
 #include "dtensor/internal/differentiable.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/movement.h"
-#include "dtensor/internal/note_redistribution.h"
 #include "dtensor/internal/redistribute.h"
 #include "dtensor/internal/wrap_results.h"
 
@@ -141,12 +140,10 @@ at::Tensor counted_with(const at::Tensor& view, const at::Tensor& base) {
 
 }  // namespace
 
-at::Tensor gathered_for_view(const OperatorCall& call, const at::Tensor& self,
-                             const std::vector<Placement>& to) {
-  note_redistribution(call, 0, spec_of(self), to, NotedRedistribution::Cause::kNoRule);
+at::Tensor gathered_for_view(const at::Tensor& self, const std::vector<Placement>& to) {
   // Forward had the value whole, and an operator took a part of it, so its gradient comes
   // cut: it goes where the value lay.
-  const CauseOfMovement cause(inside_backward() ? MovementCause::kGradient : MovementCause::kRule);
+  const CauseOfMovement cause(inside_backward() ? MovementCause::kGradient : MovementCause::kWhole);
   const at::Tensor copy = redistribute_dtensor(self, to);
   // With the keys of `self`: autograd takes views of it, in inference mode too.
   const at::Tensor shown = make_dtensor_view(self, local_of(copy), spec_of(copy));

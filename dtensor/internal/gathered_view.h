@@ -15,12 +15,11 @@
 
 namespace fsdp::internal {
 
-// A gathered copy of `self`, of which `call` takes a view, that lies as `to` (collective;
-// noted). REQUIRES: must_move(spec_of(self), to). Reading that or its views after a
+// A gathered copy of `self`, of which an operator takes a view, that lies as `to`
+// (collective). REQUIRES: must_move(spec_of(self), to). Reading that or its views after a
 // write, and writing them, is collective like this; one of a registry entry refuses to be
 // written, with the name of the parameter.
-at::Tensor gathered_for_view(const OperatorCall& call, const at::Tensor& self,
-                             const std::vector<Placement>& to);
+at::Tensor gathered_for_view(const at::Tensor& self, const std::vector<Placement>& to);
 
 // Whether it shows a gathered copy of what is no registry entry.
 bool is_gathered_view(const at::Tensor& dtensor);

@@ -14,6 +14,7 @@ namespace fsdp::internal {
 
 enum class MovementCause {
   kRule,      // an operator needs an operand elsewhere
+  kWhole,     // an operator that cannot run on parts needs its operands whole
   kExchange,  // an operator sends a little instead of its operands
   kStyle,     // a plan asks for it
   kGradient,  // a gradient goes where its value, or its parameter, lies

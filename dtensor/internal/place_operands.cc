@@ -69,21 +69,14 @@ std::vector<Operand> geometry_of(at::TensorList operands) {
   return geometry;
 }
 
-Operands place_operands(const OperatorCall& call, at::TensorList operands,
-                        const std::vector<TensorPlacements>& targets,
-                        NotedRedistribution::Cause cause) {
+Operands place_operands(at::TensorList operands, const std::vector<TensorPlacements>& targets) {
   const auto dtensor = std::find_if(operands.begin(), operands.end(), is_dtensor);
   const DeviceMesh mesh = spec_of(*dtensor).mesh();
   Operands locals(operands.begin(), operands.end());
   for (size_t i = 0; i < operands.size(); ++i) {
     if (!operands[i].defined()) continue;
-    if (!is_dtensor(operands[i])) {
-      locals[i] = placed_plain(operands[i], mesh, targets[i]);
-      continue;
-    }
-    const DTensorSpec& from = spec_of(operands[i]);
-    if (must_move(from, targets[i])) note_redistribution(call, i, from, targets[i], cause);
-    locals[i] = moved_part(operands[i], targets[i]);
+    locals[i] = is_dtensor(operands[i]) ? moved_part(operands[i], targets[i])
+                                        : placed_plain(operands[i], mesh, targets[i]);
   }
   return locals;
 }

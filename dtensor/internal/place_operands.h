@@ -2,7 +2,6 @@
 #pragma once
 
 #include "device_mesh/device_mesh.h"
-#include "dtensor/internal/note_redistribution.h"
 #include "dtensor/internal/operands.h"
 #include "dtensor/internal/operator_call.h"
 #include "dtensor/ways/propagate.h"
@@ -25,9 +24,7 @@ CallPlacements placements_of(at::TensorList operands, const DeviceMesh& mesh);
 std::vector<Operand> geometry_of(at::TensorList operands);
 
 // This rank's parts once every operand lies as `targets` say; absent ones stay absent.
-// Collective over the mesh dimensions along which one must move, which is noted.
-Operands place_operands(const OperatorCall& call, at::TensorList operands,
-                        const std::vector<TensorPlacements>& targets,
-                        NotedRedistribution::Cause cause);
+// Collective over the mesh dimensions along which one must move. REQUIRES: a DTensor.
+Operands place_operands(at::TensorList operands, const std::vector<TensorPlacements>& targets);
 
 }  // namespace fsdp::internal

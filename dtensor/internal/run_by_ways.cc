@@ -3,6 +3,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
 #include "dtensor/internal/gathered_view.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/place_operands.h"
 #include "dtensor/internal/redistribute.h"
 #include "dtensor/internal/run_on_whole.h"
@@ -31,13 +32,18 @@ void set_part_arguments(OperatorCall& call, const CallPlan& plan) {
 }
 
 // Where no part stays, no way was good for anything.
-NotedRedistribution::Cause cause_of(const CallPlan& plan) {
+MovementCause cause_of(const CallPlan& plan) {
   const bool keeps_parts =
       std::any_of(plan.targets.begin(), plan.targets.end(), [](const auto& placements) {
         return std::any_of(placements.begin(), placements.end(),
                            [](const auto& placement) { return !placement.is_replicate(); });
       });
-  return keeps_parts ? NotedRedistribution::Cause::kWay : NotedRedistribution::Cause::kNoRule;
+  return keeps_parts ? MovementCause::kRule : MovementCause::kWhole;
+}
+
+Operands placed_operands(at::TensorList operands, const CallPlan& plan) {
+  const CauseOfMovement cause(cause_of(plan));
+  return place_operands(operands, plan.targets);
 }
 
 // Whether what is written may stay where it lies.
@@ -57,17 +63,17 @@ void WaysKernel::run(OperatorCall& call) const {
   const DeviceMesh mesh = common_mesh(call, operands);
   const auto plan = plans_.plan_of(call, operands, mesh);
   if (op.written.has_value() && !stays(operands[*op.written], plan->targets[*op.written]))
-    return run_on_whole(call, cause_of(*plan));
+    return run_on_whole(call);
   at::Tensor viewed;
   if (op.is_view) {
     const bool is_gathered = plan->moves && must_move(spec_of(operands[0]), plan->targets[0]);
     if (is_gathered && view_of_member(call, operands[0])) return;
-    viewed = is_gathered ? gathered_for_view(call, operands[0], plan->targets[0]) : operands[0];
+    viewed = is_gathered ? gathered_for_view(operands[0], plan->targets[0]) : operands[0];
   }
   op.kinds.replace_operands(
       call, !plan->moves ? local_operands(operands)
             : op.is_view ? Operands{local_of(viewed)}
-                         : place_operands(call, operands, plan->targets, cause_of(*plan)));
+                         : placed_operands(operands, *plan));
   set_part_arguments(call, *plan);
   if (run_on_parts_ == nullptr) {
     call.run_in_place();

@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/internal/movement.h"
 #include "dtensor/internal/operands.h"
 #include "dtensor/internal/place_operands.h"
 #include "dtensor/internal/redistribute.h"
@@ -58,7 +59,8 @@ void hand_back(OperatorCall& call, const torch::jit::Stack& given, const DeviceM
 
 }  // namespace
 
-void run_on_whole(OperatorCall& call, NotedRedistribution::Cause cause) {
+void run_on_whole(OperatorCall& call) {
+  const CauseOfMovement cause(MovementCause::kWhole);
   const ArgumentKinds kinds(call.handle().schema());
   const torch::jit::Stack given = call.arguments();
   const auto operands = kinds.operands_of(call);
@@ -66,7 +68,7 @@ void run_on_whole(OperatorCall& call, NotedRedistribution::Cause cause) {
   const auto written = written_dtensors(call, kinds, operands);
   for (size_t i : written) check_keeps_its_shape(call, spec_of(operands[i]));
   const std::vector<TensorPlacements> targets(operands.size(), replicated_on(mesh));
-  auto wholes = place_operands(call, operands, targets, cause);
+  auto wholes = place_operands(operands, targets);
   for (size_t i : written) {
     if (wholes[i].is_same(local_of(operands[i]))) wholes[i] = wholes[i].clone();
   }

@@ -1,7 +1,7 @@
 // Views that can not keep a cut: gathered copies with the right numbers and gradients,
 // and one noted redistribution each. Written: written_views_test.cc.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/note_redistribution.h"
+#include "dtensor/internal/movement.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
 #include "tests/support/thread_ranks.h"
@@ -18,8 +18,6 @@
 namespace fsdp {
 namespace {
 
-using internal::NotedRedistribution;
-using internal::RedistributionListener;
 using ::testing::ElementsAre;
 using testing::expect_as_plain;
 using testing::expect_same;
@@ -96,11 +94,11 @@ std::vector<std::string> noted(const Placement& placement,
                                const std::function<void(const at::Tensor&)>& body) {
   const at::Tensor t = distribute_tensor(waves({4, 6}), two_ranks(), {placement});
   std::vector<std::string> notes;
-  const RedistributionListener listener([&](const NotedRedistribution& note) {
-    EXPECT_EQ(note.cause, NotedRedistribution::Cause::kNoRule);
-    EXPECT_EQ(note.from.placements(), Placements{placement});
-    EXPECT_EQ(note.to, Placements{Replicate{}});
-    notes.push_back(note.operator_name);
+  const internal::MovementListener listener([&](const internal::Movement& movement) {
+    EXPECT_EQ(movement.cause, internal::MovementCause::kWhole);
+    EXPECT_EQ(movement.from, placement);
+    EXPECT_EQ(movement.to, Placement(Replicate{}));
+    notes.push_back(movement.operator_name);
   });
   body(t);
   return notes;

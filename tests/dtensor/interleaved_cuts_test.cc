@@ -1,7 +1,7 @@
 // Cuts in blocks and of atoms: heads, flattened batches, packed matrices. Nothing moves
 // where Megatron moves nothing.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/note_redistribution.h"
+#include "dtensor/internal/movement.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
 #include "tests/support/thread_ranks.h"
@@ -13,8 +13,6 @@
 namespace fsdp {
 namespace {
 
-using internal::NotedRedistribution;
-using internal::RedistributionListener;
 using testing::error_of;
 using testing::expect_as_plain;
 using ::testing::HasSubstr;
@@ -27,7 +25,7 @@ using Tensors = std::vector<at::Tensor>;
 
 int count_moves(const std::function<void()>& body) {
   int moves = 0;
-  const RedistributionListener listener([&](const NotedRedistribution&) { ++moves; });
+  const internal::MovementListener listener([&](const internal::Movement&) { ++moves; });
   body();
   return moves;
 }

@@ -2,7 +2,7 @@
 // are those of plain tensors, and what moves on the way is noted.
 #include "dtensor/dtensor.h"
 #include "dtensor/internal/movement.h"
-#include "dtensor/internal/note_redistribution.h"
+#include "dtensor/internal/movement.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
 #include "tests/support/thread_ranks.h"
@@ -17,8 +17,6 @@
 namespace fsdp {
 namespace {
 
-using internal::NotedRedistribution;
-using internal::RedistributionListener;
 using testing::expect_as_plain;
 using testing::lists_for;
 using testing::on_meshes;
@@ -265,14 +263,13 @@ TEST(WaysOnRanks, OperatorsWithoutARuleGather) {
   });
 }
 
-// What an operator moves, as "operand: from -> to (cause)".
+// What an operator moves, as "operator: from -> to (whole)".
 std::vector<std::string> moves_of(const std::function<void()>& body) {
   std::vector<std::string> moves;
-  const RedistributionListener listener([&moves](const NotedRedistribution& noted) {
-    const bool by_rule = noted.cause == NotedRedistribution::Cause::kWay;
-    moves.push_back(noted.operator_name + " " + std::to_string(noted.operand) + ": " +
-                    to_string(noted.from.placements()[0]) + " -> " + to_string(noted.to[0]) +
-                    (by_rule ? "" : " (no rule)"));
+  const internal::MovementListener listener([&moves](const internal::Movement& movement) {
+    const bool whole = movement.cause == internal::MovementCause::kWhole;
+    moves.push_back(movement.operator_name + ": " + to_string(movement.from) + " -> " +
+                    to_string(movement.to) + (whole ? " (whole)" : ""));
   });
   body();
   return moves;
@@ -285,21 +282,21 @@ TEST(WaysOnRanks, WhatMovesIsNoted) {
     const auto columns = distribute_tensor(waves({4, 2}), mesh, {Shard{1}});
     const auto inner = distribute_tensor(waves({4, 2}), mesh, {Shard{0}});
     EXPECT_THAT(moves_of([&] { at::mm(rows, columns); }),
-                ::testing::ElementsAre("aten::mm 1: Shard(1) -> Replicate()"));
+                ::testing::ElementsAre("aten::mm: Shard(1) -> Replicate()"));
     EXPECT_THAT(moves_of([&] { at::mm(columns.t(), inner); }), ::testing::SizeIs(1));
     EXPECT_THAT(moves_of([&] { at::mm(rows, waves({4, 2})); }), ::testing::IsEmpty());
     EXPECT_THAT(moves_of([&] { at::mm(rows.redistribute({Shard{1}}), inner); }),
                 ::testing::IsEmpty());
     const at::Tensor terms = from_local(waves({8, 4}), mesh, {Partial{}});
     EXPECT_THAT(moves_of([&] { rows.add(terms); }),
-                ::testing::ElementsAre("aten::add.Tensor 1: Partial(sum) -> Shard(0)"));
+                ::testing::ElementsAre("aten::add.Tensor: Partial(sum) -> Shard(0)"));
     EXPECT_THAT(moves_of([&] { terms.add(waves({4})).mul(waves({8, 4})); }), ::testing::IsEmpty());
     EXPECT_THAT(moves_of([&] { terms.clone().masked_fill_(at::ones({4}, at::kBool), 0); }),
                 ::testing::IsEmpty());
     EXPECT_THAT(moves_of([&] { terms.masked_fill(at::ones({4}, at::kBool), 2); }),
                 ::testing::SizeIs(1));
     EXPECT_THAT(moves_of([&] { at::nonzero(rows); }),
-                ::testing::ElementsAre("aten::nonzero 0: Shard(0) -> Replicate() (no rule)"));
+                ::testing::ElementsAre("aten::nonzero: Shard(0) -> Replicate() (whole)"));
   });
 }
 
