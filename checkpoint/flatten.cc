@@ -1,7 +1,7 @@
 #include "checkpoint/optimizer/archive_fields.h"
 #include "checkpoint/optimizer/parameter_names.h"
-#include "checkpoint/plan/state_items.h"
 #include "checkpoint/optimizer_state_dict.h"
+#include "checkpoint/plan/state_items.h"
 #include "device_mesh/internal/given_module.h"
 
 #include <ATen/core/List.h>

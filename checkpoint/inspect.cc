@@ -1,11 +1,11 @@
 #include "checkpoint/inspect.h"
 
+#include "checkpoint/files/raise.h"
 #include "checkpoint/format/catalog.h"
-#include "checkpoint/io/commit.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/names.h"
-#include "checkpoint/files/raise.h"
 #include "checkpoint/format/saved_layout.h"
+#include "checkpoint/io/commit.h"
 
 #include <c10/core/ScalarType.h>
 

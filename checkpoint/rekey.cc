@@ -1,6 +1,6 @@
 #include "checkpoint/optimizer/parameter_names.h"
-#include "checkpoint/plan/state_items.h"
 #include "checkpoint/optimizer_state_dict.h"
+#include "checkpoint/plan/state_items.h"
 #include "device_mesh/internal/given_module.h"
 
 #include <c10/util/Exception.h>

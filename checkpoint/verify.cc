@@ -1,8 +1,8 @@
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/format/catalog.h"
 #include "checkpoint/files/checksums.h"
-#include "checkpoint/io/commit.h"
 #include "checkpoint/files/raise.h"
+#include "checkpoint/format/catalog.h"
+#include "checkpoint/io/commit.h"
 #include "checkpoint/io/verified_file.h"
 
 #include <c10/util/Exception.h>

@@ -1,8 +1,8 @@
 #define XXH_INLINE_ALL
 #include "deferred_init/fingerprint.h"
 
-#include "dtensor/internal/value_hash.h"
 #include "deferred_init/deferred_storage.h"
+#include "dtensor/tensor/value_hash.h"
 
 #include <xxhash.h>
 

@@ -1,8 +1,8 @@
 #include "deferred_init/replay.h"
 
-#include "dtensor/internal/thread_generators.h"
 #include "deferred_init/deferred_storage.h"
 #include "deferred_init/scratch_bytes.h"
+#include "dtensor/random/thread_generators.h"
 #include "on_demand/gate_key.h"
 
 #include <ATen/core/List.h>

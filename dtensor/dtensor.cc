@@ -1,11 +1,11 @@
 #include "dtensor/dtensor.h"
 
 #include "device_mesh/on_mesh/collectives_of.h"
-#include "dtensor/internal/differentiable.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/dtensor_spec.h"
-#include "dtensor/internal/movement.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/differentiable.h"
+#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_spec.h"
 
 #include <ATen/core/Formatting.h>
 #include <ATen/core/grad_mode.h>

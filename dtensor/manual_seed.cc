@@ -1,7 +1,7 @@
 #define XXH_INLINE_ALL
 #include "dtensor/manual_seed.h"
 
-#include "dtensor/internal/thread_generators.h"
+#include "dtensor/random/thread_generators.h"
 
 #include <c10/core/InferenceMode.h>
 #include <c10/util/Exception.h>

@@ -1,7 +1,7 @@
 #include "on_demand/deferred_part.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <c10/util/Exception.h>
 

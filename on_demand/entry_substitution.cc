@@ -1,8 +1,8 @@
 #include "on_demand/entry_substitution.h"
 
+#include "dtensor/dispatch/plain_beside.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/plain_beside.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/core/grad_mode.h>
 

@@ -1,10 +1,10 @@
 // What the tensors among the arguments of an operator at the gate are.
 #pragma once
 
+#include "dtensor/dispatch/tensor_arguments.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/dtensor_key.h"
-#include "dtensor/internal/tensor_arguments.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_key.h"
 #include "on_demand/gate_key.h"
 
 #include <ATen/core/Tensor.h>
@@ -20,7 +20,7 @@ inline bool is_entry_or_view(const at::Tensor& tensor) {
   return keys.has_all(c10::DispatchKeySet({kGateKey, kDTensorKey})) && owner_of(tensor) != nullptr;
 }
 
-// A view of it may be one of a gathered copy (dtensor/families/), which reads it.
+// A view of it may be one of a gathered copy (dtensor/ops/), which reads it.
 inline bool may_read_to_alias(const at::Tensor& tensor) { return is_dtensor(tensor); }
 
 using GateArguments = TensorArguments;

@@ -6,7 +6,7 @@
 // access throws a message that names the parameter.
 #pragma once
 
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/touchable.h"
 
 #include <ATen/core/Tensor.h>

@@ -1,8 +1,8 @@
 #include "on_demand/replicated_members.h"
 
+#include "dtensor/dispatch/plain_beside.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/plain_beside.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/on_demand_storage.h"
 
 #include <c10/util/Exception.h>

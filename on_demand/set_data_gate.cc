@@ -1,8 +1,8 @@
 #include "on_demand/set_data_gate.h"
 
-#include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
 #include "deferred_init/deferred_storage.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
 

@@ -1,7 +1,7 @@
 #include "tensor_parallel/communication_log.h"
 
-#include "dtensor/internal/differentiable.h"
-#include "dtensor/internal/movement.h"
+#include "dtensor/redistribute/differentiable.h"
+#include "dtensor/redistribute/movement.h"
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>

@@ -14,7 +14,7 @@ clean_up() {
 trap clean_up EXIT
 
 program=bazel-bin/examples/train_transformer
-cat examples/*.cc dtensor/families/*.cc > "$work/text"
+cat examples/*.cc dtensor/ops/*.cc > "$work/text"
 small=(--data="$work/text" --width=16 --heads=2 --kv_heads=1 --blocks=1 --tokens=16 --batch=1 --generate=0)
 endless=("${small[@]}" --steps=1000000 --validate_every=20)  # The validations show that it goes on.
 

@@ -6,7 +6,7 @@
 //   for_each_run(common, saved, wanted, [](Run run) { ... }); // one run of 10 elements
 #pragma once
 
-#include "dtensor/internal/shard_layout.h"
+#include "dtensor/layout/shard_layout.h"
 
 #include <cstdint>
 #include <functional>

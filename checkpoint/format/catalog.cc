@@ -1,8 +1,8 @@
 #include "checkpoint/format/catalog.h"
 
+#include "checkpoint/files/plain_text.h"
 #include "checkpoint/format/dcp_folder.h"
 #include "checkpoint/format/foreign_files.h"
-#include "checkpoint/files/plain_text.h"
 
 #include <exception>
 #include <utility>

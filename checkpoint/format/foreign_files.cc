@@ -2,9 +2,9 @@
 
 #include "checkpoint/files/file_calls.h"
 #include "checkpoint/files/file_format.h"
+#include "checkpoint/files/stays_in_folder.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/files/stays_in_folder.h"
 #include "checkpoint/format/strict_json.h"
 #include "checkpoint/format/torch_archive.h"
 #include "checkpoint/format/weight_files.h"

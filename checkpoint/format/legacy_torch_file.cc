@@ -1,6 +1,6 @@
+#include "checkpoint/files/plain_text.h"
 #include "checkpoint/format/pickle.h"
 #include "checkpoint/format/placed_tensors.h"
-#include "checkpoint/files/plain_text.h"
 #include "checkpoint/format/torch_archive.h"
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 #include "checkpoint/format/pickle.h"
 
-#include "checkpoint/format/pickle_parser.h"
 #include "checkpoint/files/plain_text.h"
+#include "checkpoint/format/pickle_parser.h"
 
 #include <exception>
 #include <map>

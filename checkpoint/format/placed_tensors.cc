@@ -1,7 +1,7 @@
 #include "checkpoint/format/placed_tensors.h"
 
 #include "checkpoint/files/plain_text.h"
-#include "dtensor/internal/shard_layout.h"
+#include "dtensor/layout/shard_layout.h"
 
 #include <algorithm>
 #include <exception>

@@ -1,7 +1,7 @@
 #include "checkpoint/format/safetensors.h"
 
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/files/plain_text.h"
+#include "checkpoint/format/dtype.h"
 #include "checkpoint/format/strict_json.h"
 
 #include <algorithm>

@@ -6,8 +6,8 @@
 //   absl::StatusOr<Header> header = read_header(file);
 #pragma once
 
-#include "checkpoint/format/box.h"
 #include "checkpoint/files/file_calls.h"
+#include "checkpoint/format/box.h"
 
 #include <absl/status/statusor.h>
 #include <c10/core/ScalarType.h>

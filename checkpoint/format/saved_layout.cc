@@ -1,8 +1,8 @@
 #include "checkpoint/format/saved_layout.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/local_boxes.h"
+#include "dtensor/layout/local_boxes.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <c10/util/Exception.h>
 

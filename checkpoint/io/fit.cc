@@ -1,7 +1,7 @@
 #include "checkpoint/io/fit.h"
 
-#include "checkpoint/format/dtype.h"
 #include "checkpoint/files/raise.h"
+#include "checkpoint/format/dtype.h"
 #include "fully_shard/units/unit_buffers.h"
 
 #include <c10/util/Exception.h>

@@ -4,7 +4,7 @@
 #include "checkpoint/io/strided_elements.h"
 #include "checkpoint/ranks/tensor_values.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>

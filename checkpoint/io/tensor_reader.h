@@ -9,7 +9,7 @@
 
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/io/verified_file.h"
-#include "dtensor/internal/local_boxes.h"
+#include "dtensor/layout/local_boxes.h"
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>

@@ -2,8 +2,8 @@
 
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_format.h"
-#include "checkpoint/io/shard_writer.h"
 #include "checkpoint/format/torch_archive.h"
+#include "checkpoint/io/shard_writer.h"
 
 #include <algorithm>
 #include <cstring>

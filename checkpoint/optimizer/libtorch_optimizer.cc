@@ -1,8 +1,8 @@
 #include "checkpoint/optimizer/libtorch_optimizer.h"
 
-#include "checkpoint/optimizer/archive_fields.h"
 #include "checkpoint/format/pickle.h"
 #include "checkpoint/format/torch_archive.h"
+#include "checkpoint/optimizer/archive_fields.h"
 
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>

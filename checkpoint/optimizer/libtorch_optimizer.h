@@ -4,8 +4,8 @@
 #pragma once
 
 #include "checkpoint/format/catalog.h"
-#include "checkpoint/plan/state_items.h"
 #include "checkpoint/format/strict_json.h"
+#include "checkpoint/plan/state_items.h"
 
 #include <absl/status/statusor.h>
 

@@ -1,8 +1,8 @@
 #include "checkpoint/optimizer/optimizer_item.h"
 
-#include "checkpoint/optimizer/forget_state.h"
 #include "checkpoint/format/ivalue_json.h"
 #include "checkpoint/format/names.h"
+#include "checkpoint/optimizer/forget_state.h"
 #include "checkpoint/optimizer/optimizer_class.h"
 #include "checkpoint/plan/state_names.h"
 

@@ -6,12 +6,12 @@
 // erased: it is made anew at the parameter's next step, as for a parameter never used.
 #pragma once
 
-#include "checkpoint/optimizer/archive_fields.h"
 #include "checkpoint/format/catalog.h"
+#include "checkpoint/format/strict_json.h"
+#include "checkpoint/optimizer/archive_fields.h"
 #include "checkpoint/optimizer/parameter_names.h"
 #include "checkpoint/optimizer/saved_groups.h"
 #include "checkpoint/plan/state_items.h"
-#include "checkpoint/format/strict_json.h"
 
 #include <functional>
 #include <map>

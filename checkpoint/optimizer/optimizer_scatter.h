@@ -2,8 +2,8 @@
 // its part.
 #pragma once
 
-#include "checkpoint/ranks/world.h"
 #include "checkpoint/optimizer_state_dict.h"
+#include "checkpoint/ranks/world.h"
 
 #include <string>
 

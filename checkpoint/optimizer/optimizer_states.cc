@@ -2,7 +2,7 @@
 
 #include "checkpoint/plan/dict_values.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/core/List.h>
 #include <torch/optim/optimizer.h>

@@ -2,8 +2,8 @@
 
 #include "checkpoint/ranks/tensor_values.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>

@@ -1,8 +1,8 @@
 // What a checkpoint can hold, checked before anything is written.
 #pragma once
 
-#include "checkpoint/plan/save_plan.h"
 #include "checkpoint/format/strict_json.h"
+#include "checkpoint/plan/save_plan.h"
 
 #include <string>
 #include <vector>

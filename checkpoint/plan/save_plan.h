@@ -2,8 +2,8 @@
 // comes to the same plan without being told.
 #pragma once
 
-#include "checkpoint/io/file_writing.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/io/file_writing.h"
 #include "checkpoint/plan/state_items.h"
 
 #include <cstdint>

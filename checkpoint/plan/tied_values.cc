@@ -4,7 +4,7 @@
 #include "checkpoint/ranks/tensor_values.h"
 #include "device_mesh/collectives/tensor_bytes.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/equal.h>

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "checkpoint/format/catalog.h"
-#include "checkpoint/plan/state_items.h"
 #include "checkpoint/io/tensor_reader.h"
+#include "checkpoint/plan/state_items.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -5,8 +5,8 @@
 #include "device_mesh/collectives/tensor_bytes.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/shard_layout.h"
+#include "dtensor/layout/shard_layout.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>

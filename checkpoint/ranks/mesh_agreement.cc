@@ -2,7 +2,7 @@
 
 #include "checkpoint/format/strict_json.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <algorithm>
 

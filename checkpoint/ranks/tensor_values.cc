@@ -1,7 +1,7 @@
 #include "checkpoint/ranks/tensor_values.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <c10/core/GradMode.h>
 

@@ -2,11 +2,11 @@
 
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/ivalue_json.h"
-#include "checkpoint/plan/savable.h"
 #include "checkpoint/io/tensor_reader.h"
+#include "checkpoint/plan/savable.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/thread_generators.h"
+#include "dtensor/random/thread_generators.h"
 
 #include <ATen/Context.h>
 #include <ATen/core/Dict.h>

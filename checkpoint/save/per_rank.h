@@ -2,8 +2,8 @@
 // per rank; what is no tensor lies in its metadata as JSON.
 #pragma once
 
-#include "checkpoint/io/file_writing.h"
 #include "checkpoint/format/manifest.h"
+#include "checkpoint/io/file_writing.h"
 #include "checkpoint/ranks/world.h"
 
 #include <ATen/core/ivalue.h>

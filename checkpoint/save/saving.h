@@ -10,9 +10,9 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/io/commit.h"
 #include "checkpoint/io/file_writing.h"
-#include "checkpoint/save/per_rank.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/ranks/world.h"
+#include "checkpoint/save/per_rank.h"
 
 #include <cstdint>
 #include <functional>

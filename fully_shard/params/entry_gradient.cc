@@ -1,7 +1,7 @@
 #include "fully_shard/params/entry_gradient.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function_hook.h>

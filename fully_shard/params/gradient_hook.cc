@@ -1,7 +1,7 @@
 #include "fully_shard/params/gradient_hook.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/param_group.h"
 
 #include <torch/csrc/autograd/function_hook.h>

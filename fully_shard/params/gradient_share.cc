@@ -1,8 +1,8 @@
 #include "fully_shard/params/gradient_share.h"
 
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/movement.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/ops/zeros.h>
 

@@ -1,6 +1,6 @@
 #include "fully_shard/params/group_creation.h"
 
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/gradient_hook.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/runtime_mode.h"

@@ -1,8 +1,8 @@
 #include "fully_shard/params/group_gradients.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/home_placement.h"
+#include "dtensor/redistribute/home_placement.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/entry_gradient.h"
 #include "fully_shard/params/param_group.h"
 

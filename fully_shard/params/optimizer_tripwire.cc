@@ -1,7 +1,7 @@
 #include "fully_shard/params/optimizer_tripwire.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "on_demand/gate_arguments.h"

@@ -1,8 +1,8 @@
 // How a parameter of a group changes its dtype in place (Module::to(dtype) on a sharded
 // module), and how members change theirs (full precision in evaluation).
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/transport/packed_copy.h"

@@ -1,6 +1,6 @@
 // How parameters come to have values: at once, or, where fully_shard met them on the meta
 // device, when they are materialised.
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
 

@@ -1,7 +1,7 @@
 // How what is written to members reaches the shards, and the other way round.
 #include "device_mesh/debug.h"
-#include "dtensor/internal/compare_plain.h"
-#include "dtensor/internal/value_hash.h"
+#include "dtensor/dispatch/compare_plain.h"
+#include "dtensor/tensor/value_hash.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/root.h"

@@ -3,7 +3,7 @@
 // ParameterList has no other handle of it.
 #pragma once
 
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/param_group.h"
 #include "on_demand/gate_key.h"

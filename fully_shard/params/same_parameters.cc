@@ -1,7 +1,7 @@
 #include "fully_shard/params/same_parameters.h"
 
 #include "device_mesh/on_mesh/collectives_of.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/registry_entry.h"
 
 #include <c10/util/Exception.h>

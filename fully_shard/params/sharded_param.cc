@@ -2,7 +2,7 @@
 
 #include "device_mesh/debug.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/optimizer_tripwire.h"
 #include "fully_shard/params/param_group.h"
 #include "fully_shard/transport/mesh_dims.h"

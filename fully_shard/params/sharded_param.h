@@ -7,8 +7,8 @@
 // Local. Not thread-safe.
 #pragma once
 
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/dtensor_spec.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_spec.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "on_demand/on_demand_storage.h"
 

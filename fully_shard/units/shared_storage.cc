@@ -1,7 +1,7 @@
 #include "fully_shard/units/shared_storage.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/units/module_tree.h"
 #include "on_demand/on_demand_storage.h"
 

@@ -1,7 +1,7 @@
 #include "fully_shard/units/validation.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"

@@ -1,11 +1,11 @@
 #define XXH_INLINE_ALL
 #include "tensor_parallel/internal/agreement.h"
 
-#include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/on_mesh/collectives_of.h"
-#include "dtensor/internal/value_hash.h"
 #include "deferred_init/deferred_storage.h"
 #include "deferred_init/fingerprint.h"
+#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/collectives_of.h"
+#include "dtensor/tensor/value_hash.h"
 
 #include <c10/util/Exception.h>
 #include <xxhash.h>

@@ -1,9 +1,9 @@
 #include "tensor_parallel/internal/first_inputs.h"
 
 #include "device_mesh/on_mesh/collectives_of.h"
-#include "dtensor/internal/compare_plain.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/plain_beside.h"
+#include "dtensor/dispatch/compare_plain.h"
+#include "dtensor/dispatch/plain_beside.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/on_demand_storage.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parallel_member.h"

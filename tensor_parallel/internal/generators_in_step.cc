@@ -1,7 +1,7 @@
 #include "tensor_parallel/internal/generators_in_step.h"
 
 #include "device_mesh/on_mesh/collectives_of.h"
-#include "dtensor/internal/thread_generators.h"
+#include "dtensor/random/thread_generators.h"
 
 #include <ATen/Context.h>
 #include <ATen/ops/cat.h>

@@ -1,8 +1,8 @@
 #include "tensor_parallel/internal/gradients_home.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/home_placement.h"
+#include "dtensor/redistribute/home_placement.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/pass.h"
 #include "tensor_parallel/internal/parallel_member.h"
 

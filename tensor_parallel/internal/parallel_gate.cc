@@ -1,9 +1,9 @@
 #include "tensor_parallel/internal/parallel_gate.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/differentiable.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/movement.h"
+#include "dtensor/redistribute/differentiable.h"
+#include "dtensor/redistribute/movement.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/entry_substitution.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/on_demand_storage.h"

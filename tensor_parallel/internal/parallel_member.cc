@@ -1,7 +1,7 @@
 #include "tensor_parallel/internal/parallel_member.h"
 
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/deferred_part.h"
 #include "tensor_parallel/internal/gradients_home.h"
 #include "tensor_parallel/internal/parallel_gate.h"

@@ -1,7 +1,7 @@
 // A parameter of a module as a DTensor, in place.
 #pragma once
 
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tensor_parallel/internal/first_inputs.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 #include "tensor_parallel/internal/planned_parameters.h"

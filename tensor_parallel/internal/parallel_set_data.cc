@@ -1,7 +1,7 @@
 #include "tensor_parallel/internal/parallel_set_data.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/gate_arguments.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parallel_member.h"

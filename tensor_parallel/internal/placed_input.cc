@@ -1,9 +1,9 @@
 #include "tensor_parallel/internal/placed_input.h"
 
+#include "dtensor/dispatch/compare_plain.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/compare_plain.h"
-#include "dtensor/internal/differentiable.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/redistribute/differentiable.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/touched_groups.h"
 #include "tensor_parallel/internal/parallel_gate.h"

@@ -1,7 +1,7 @@
 #include "tensor_parallel/internal/planned_parameters.h"
 
-#include "dtensor/dtensor.h"
 #include "deferred_init/deferred_storage.h"
+#include "dtensor/dtensor.h"
 #include "on_demand/gate_key.h"
 #include "tensor_parallel/internal/module_path.h"
 

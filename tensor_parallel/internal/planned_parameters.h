@@ -2,7 +2,7 @@
 #pragma once
 
 #include "device_mesh/device_mesh.h"
-#include "dtensor/internal/dtensor_spec.h"
+#include "dtensor/tensor/dtensor_spec.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 #include "tensor_parallel/parallel_plan.h"
 

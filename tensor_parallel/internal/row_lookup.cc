@@ -1,10 +1,10 @@
 #include "tensor_parallel/internal/row_lookup.h"
 
+#include "dtensor/dispatch/cut_indices.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/cut_indices.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/movement.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/embedding.h>

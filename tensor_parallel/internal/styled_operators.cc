@@ -1,9 +1,9 @@
 #include "tensor_parallel/internal/styled_operators.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/differentiable.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/movement.h"
+#include "dtensor/redistribute/differentiable.h"
+#include "dtensor/redistribute/movement.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/input_cast.h"

@@ -3,11 +3,11 @@
 // byte. Then the way back: what is converted from them, read by Python.
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
-#include "checkpoint/inspect.h"
+#include "checkpoint/files/file_calls.h"
 #include "checkpoint/format/catalog.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/files/file_calls.h"
 #include "checkpoint/format/safetensors.h"
+#include "checkpoint/inspect.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/checkpoint/python.h"
 #include "tests/support/errors.h"

@@ -1,7 +1,7 @@
 // Files that somebody else wrote: fixtures/make_fixtures.py says how.
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/format/dcp_folder.h"
 #include "checkpoint/files/file_calls.h"
+#include "checkpoint/format/dcp_folder.h"
 #include "checkpoint/format/pickle.h"
 #include "checkpoint/format/torch_archive.h"
 #include "checkpoint/optimizer_state_dict.h"

@@ -4,7 +4,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state_dict.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/value_hash.h"
+#include "dtensor/tensor/value_hash.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"

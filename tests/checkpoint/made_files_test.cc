@@ -2,11 +2,11 @@
 // name and what is wrong with it, before anything is read or allocated by what it claims.
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
-#include "checkpoint/inspect.h"
 #include "checkpoint/files/file_calls.h"
-#include "checkpoint/format/pickle.h"
 #include "checkpoint/files/plain_text.h"
 #include "checkpoint/files/stays_in_folder.h"
+#include "checkpoint/format/pickle.h"
+#include "checkpoint/inspect.h"
 #include "tests/support/errors.h"
 #include "tests/support/temporary_folder.h"
 

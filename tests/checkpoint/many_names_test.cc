@@ -1,8 +1,8 @@
 // What would take minutes, or longer than a test may, if its time grew with the square of
 // the number of names.
+#include "checkpoint/optimizer_state_dict.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/ranks/unmatched_names.h"
-#include "checkpoint/optimizer_state_dict.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gtest/gtest.h>

@@ -1,8 +1,8 @@
 // What a save may remove: checkpoints, and what dead saves left. Nothing else.
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
-#include "checkpoint/io/commit.h"
 #include "checkpoint/files/file_calls.h"
+#include "checkpoint/io/commit.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/errors.h"
 #include "tests/support/process_ranks.h"

@@ -1,8 +1,8 @@
 // The parts that read: JSON, pickles, what a file is, which files of a folder count.
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/files/file_format.h"
 #include "checkpoint/format/box.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/files/file_format.h"
 #include "checkpoint/format/pickle.h"
 #include "checkpoint/format/strict_json.h"
 #include "checkpoint/format/weight_files.h"

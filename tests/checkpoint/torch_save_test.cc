@@ -1,6 +1,6 @@
 // LibTorch's own torch::save and torch::load of sharded models and optimizers.
 #include "checkpoint/optimizer_state_dict.h"
-#include "dtensor/internal/movement.h"
+#include "dtensor/redistribute/movement.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/summon_full_params.h"
 #include "tests/support/errors.h"

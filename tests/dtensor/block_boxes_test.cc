@@ -1,8 +1,8 @@
 // The boxes of cuts in blocks, on all meshes of up to eight ranks, one and two
 // dimensional, with a plain cut inside or beside them.
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/local_boxes.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/layout/local_boxes.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ops/arange.h>

@@ -1,7 +1,7 @@
 // Every refusal of the DTensor layer, with its message.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/dtensor_spec.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_spec.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/support/thread_ranks.h"

@@ -1,7 +1,7 @@
 // The owner of a DTensor hears before its values are read and before they are written.
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ATen.h>

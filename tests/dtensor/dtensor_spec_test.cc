@@ -1,4 +1,4 @@
-#include "dtensor/internal/dtensor_spec.h"
+#include "dtensor/tensor/dtensor_spec.h"
 
 #include "tests/support/thread_ranks.h"
 

@@ -1,6 +1,6 @@
 // Every way of every operator is exact. Sizes are uneven, and some parts empty.
-#include "dtensor/internal/shard_layout.h"
-#include "dtensor/ways/table.h"
+#include "dtensor/layout/shard_layout.h"
+#include "dtensor/ops/op_table.h"
 #include "tests/dtensor/expect_every_way.h"
 
 #include <ATen/ATen.h>
@@ -209,7 +209,8 @@ bool check_elementwise(const c10::OperatorHandle& op, const std::string& name) {
 // Of which the table names some overloads.
 bool has_elementwise_overloads(const std::string& name) {
   const std::string base = name.substr(0, name.find('.'));
-  for (const char* each : {"where", "add", "add_", "sub", "sub_", "mul", "mul_", "div", "div_"})
+  for (const char* each : {"where", "add", "add_", "sub", "sub_", "rsub", "mul", "mul_", "div",
+                           "div_", "masked_fill", "masked_fill_"})
     if (base == each) return true;
   return false;
 }
@@ -219,11 +220,21 @@ TEST_F(EveryWay, OfElementwiseOperators) {
   for (const auto& op_name : dispatcher.getAllOpNames()) {
     if (!op_name.name.starts_with("aten::")) continue;
     const std::string name = op_name.name.substr(6) + "." + op_name.overload_name;
-    if (ways_table().contains(name) && !has_elementwise_overloads(name)) continue;
+    if (op_table().entries().contains(name) && !has_elementwise_overloads(name)) continue;
     const auto op = dispatcher.findSchema(op_name);
-    if (find_ways(name) == nullptr || !op || op->schema().returns().size() != 1) continue;
+    const auto* const entry = op_table().find(name);
+    if (entry == nullptr || !entry->ways.any()) continue;
+    if (!op || op->schema().returns().size() != 1) continue;
     if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     EXPECT_TRUE(check_elementwise(*op, name)) << op->schema();
+  }
+}
+
+TEST_F(EveryWay, OfVariances) {
+  const std::vector<int64_t> dims = {1};
+  for (const char* name :
+       {"var.correction", "std.correction", "var_mean.correction", "std_mean.correction"}) {
+    for (const bool keepdim : {false, true}) check(name, {values({5, 6, 4}), dims, none(), keepdim});
   }
 }
 
@@ -372,6 +383,7 @@ TEST_F(EveryWay, OfCopiesAndWhatIsMadeFromATensor) {
   for (const at::Tensor& self : {input, turned}) {
     check("clone.", {self, none()});
     check("clone.", {self, static_cast<int64_t>(at::MemoryFormat::Contiguous)});
+    check("_to_copy.", {self});
     for (const char* name : {"zeros_like.", "ones_like."})
       check(name, {self, none(), none(), none(), none(), none()});
     check("empty_like.", {self, none(), none(), none(), none(), none()});
@@ -590,8 +602,8 @@ bool is_registered(const std::string& name) {
 TEST_F(EveryWay, OfEveryOperatorWasTried) {
   const auto& checked = testing::checked_operators();
   if (checked.empty()) GTEST_SKIP() << "runs with the tests of its suite";
-  for (const auto& [name, ways] : ways_table())
-    EXPECT_TRUE(checked.contains(name) || !is_registered(name)) << name;
+  for (const auto& [name, entry] : op_table().entries())
+    EXPECT_TRUE(!entry.ways.any() || checked.contains(name) || !is_registered(name)) << name;
 }
 
 }  // namespace

@@ -1,14 +1,13 @@
 #include "tests/dtensor/expect_every_way.h"
 
 #include "device_mesh/process_group.h"
-#include "dtensor/families/parts.h"
-#include "dtensor/internal/meta_results.h"
-#include "dtensor/internal/operands.h"
-#include "dtensor/internal/place_operands.h"
-#include "dtensor/internal/shard_layout.h"
-#include "dtensor/ways/empty_parts.h"
-#include "dtensor/ways/interleaved_ways.h"
-#include "dtensor/ways/table.h"
+#include "dtensor/dispatch/meta_results.h"
+#include "dtensor/dispatch/operands.h"
+#include "dtensor/dispatch/place_operands.h"
+#include "dtensor/layout/shard_layout.h"
+#include "dtensor/ops/op_table.h"
+#include "dtensor/strategy/empty_parts.h"
+#include "dtensor/strategy/interleaved_ways.h"
 #include "tests/dtensor/partial_values.h"
 
 #include <ATen/ATen.h>
@@ -208,21 +207,21 @@ DeviceMesh mesh_of_rank(int64_t parts, int64_t rank) {
 }
 
 // What a rank that holds the operands `own` gives.
-Tensors run_on_rank(PlainCall& call, const OnParts& on_parts, const PlacedCall& placed,
+Tensors run_on_rank(PlainCall& call, const OpEntry& entry, const PlacedCall& placed,
                     const Tensors& own, int64_t parts) {
-  const auto arguments = on_parts.ways.part_arguments
-                             ? on_parts.ways.part_arguments(call.geometry(parts), placed)
+  const auto arguments = entry.ways.part_arguments
+                             ? entry.ways.part_arguments(call.geometry(parts), placed)
                              : std::vector<PartArgument>{};
-  if (on_parts.run == nullptr)
+  if (entry.local_kernel == nullptr)
     return call.run(own, arguments, [](OperatorCall& each) { each.run_in_place(); });
   const CallPlan plan{.results = placed.results, .placed = placed.operands};
   const DeviceMesh mesh = mesh_of_rank(parts, placed.coordinate[0]);
   return call.run(own, arguments, [&](OperatorCall& each) {
-    each.finish(on_parts.run(each, PlacedOnMesh(mesh, plan)));
+    each.finish(entry.local_kernel(each, PlacedOnMesh(mesh, plan)));
   });
 }
 
-void expect_exact(PlainCall& call, const OnParts& on_parts, const Way& way, int64_t parts) {
+void expect_exact(PlainCall& call, const OpEntry& entry, const Way& way, int64_t parts) {
   SCOPED_TRACE(to_string(way) + " in " + std::to_string(parts) + " parts");
   const Tensors expected = call.run();
   const Tensors wholes = call.operands();
@@ -238,7 +237,7 @@ void expect_exact(PlainCall& call, const OnParts& on_parts, const Way& way, int6
     const PlacedCall placed{.operands = layouts_of(wholes, way.operands, parts),
                             .results = layouts_of(expected, way.results, parts),
                             .coordinate = {static_cast<int64_t>(r)}};
-    const Tensors locals = run_on_rank(call, on_parts, placed, operands[r], parts);
+    const Tensors locals = run_on_rank(call, entry, placed, operands[r], parts);
     ASSERT_EQ(locals.size(), results.size());
     for (size_t i = 0; i < locals.size(); ++i) results[i].push_back(locals[i]);
   }
@@ -288,14 +287,18 @@ bool fit(const std::vector<Placement>& placements, const Tensors& wholes) {
   return true;
 }
 
-// Where operands arrive so. What decides for all mesh dimensions at once is asked for
+// Where operands arrive so, but for what asks other ranks, which is tried on ranks
+// (ways_on_ranks_test.cc). What decides for all mesh dimensions at once is asked for
 // one.
 std::vector<Way> ways_of(PlainCall& call, const OperatorWays& ways, int64_t parts,
                          const Placement& arriving) {
   const auto geometry = call.geometry(parts, arriving);
   if (!fit(geometry.arriving, call.operands())) return {};
-  if (!ways.propagation)
-    return without_empty_parts(with_interleaved_ways(ways.ways(geometry), geometry), geometry);
+  if (!ways.propagation) {
+    auto all = without_empty_parts(with_interleaved_ways(ways.ways(geometry), geometry), geometry);
+    std::erase_if(all, [](const Way& way) { return way.asks_other_ranks; });
+    return all;
+  }
   const auto chosen = ways.propagation(geometry, {{parts}, {{arriving}}});
   return {{.results = {chosen.results[0][0]}, .operands = {chosen.operands[0][0]}}};
 }
@@ -305,32 +308,20 @@ std::set<std::string>& checked() {
   return names;
 }
 
-// What asks the other ranks is tried on ranks (ways_on_ranks_test.cc).
-bool asks_other_ranks(const std::string& name) {
-  return name.find("softmax") != std::string::npos || name.starts_with("arg") ||
-         name.starts_with("max.dim") || name.starts_with("min.dim") || name.starts_with("topk");
-}
-
-OnParts on_parts_of(const std::string& name) {
-  const auto* const on_parts = find_on_parts(name);
-  if (on_parts != nullptr && !asks_other_ranks(name)) return *on_parts;
-  return {*find_ways(name), nullptr};
-}
-
 }  // namespace
 
 void expect_every_way(const std::string& name, const torch::jit::Stack& arguments) {
   SCOPED_TRACE(name);
   PlainCall call(name, arguments);
-  const OnParts on_parts = on_parts_of(name);
+  const OpEntry& entry = *op_table().find(name);
   checked().insert(name);
   checked().insert(name.substr(0, name.find('.')));  // as the table has those for all overloads
-  expect_geometry(call, on_parts.ways);
+  expect_geometry(call, entry.ways);
   for (int64_t parts = 1; parts <= 4; ++parts) {
     std::set<std::string> tried;
     for (const Placement& arriving : arrivals_of(call)) {
-      for (const Way& way : ways_of(call, on_parts.ways, parts, arriving)) {
-        if (tried.insert(to_string(way)).second) expect_exact(call, on_parts, way, parts);
+      for (const Way& way : ways_of(call, entry.ways, parts, arriving)) {
+        if (tried.insert(to_string(way)).second) expect_exact(call, entry, way, parts);
       }
     }
   }

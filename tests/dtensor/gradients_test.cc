@@ -1,9 +1,9 @@
 // Gradients through redistribution, through the edges to plain tensors, and through
 // operators.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/differentiable.h"
-#include "dtensor/internal/dtensor_impl.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/differentiable.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/dtensor/random_transitions.h"

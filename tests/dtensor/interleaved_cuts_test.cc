@@ -1,7 +1,7 @@
 // Cuts in blocks and of atoms: heads, flattened batches, packed matrices. Nothing moves
 // where Megatron moves nothing.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/movement.h"
+#include "dtensor/redistribute/movement.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
 #include "tests/support/thread_ranks.h"

@@ -1,8 +1,8 @@
 // manual_seed: what a thread then draws, and what it leaves alone.
 #include "dtensor/manual_seed.h"
 
-#include "dtensor/internal/default_generator_as.h"
-#include "dtensor/internal/thread_generators.h"
+#include "dtensor/random/default_generator_as.h"
+#include "dtensor/random/thread_generators.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"
 

@@ -1,6 +1,6 @@
 // Numbers that went into what comes from parameters, on a mesh of two dimensions.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
 

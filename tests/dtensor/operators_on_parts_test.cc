@@ -1,7 +1,7 @@
 // Losses and layers of images that run on parts: values and gradients are those of one
 // device, and nothing moves.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/movement.h"
+#include "dtensor/redistribute/movement.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
 

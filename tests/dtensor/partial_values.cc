@@ -1,6 +1,6 @@
 #include "tests/dtensor/partial_values.h"
 
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/redistribute.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/stack.h>

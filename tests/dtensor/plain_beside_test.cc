@@ -1,6 +1,6 @@
 // What plain tensors are beside a DTensor that comes from a parameter, and beside others.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
 

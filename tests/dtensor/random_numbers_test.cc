@@ -1,8 +1,8 @@
 // Random operators on DTensors, beside the same ones on plain tensors of one device whose
 // generator was seeded alike: equal bit for bit, wherever the operands lie.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/movement.h"
 #include "dtensor/manual_seed.h"
+#include "dtensor/redistribute/movement.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/support/errors.h"

@@ -1,7 +1,7 @@
 #include "tests/dtensor/random_placements.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/redistribute.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_blocks.h"
 

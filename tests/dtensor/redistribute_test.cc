@@ -1,7 +1,7 @@
-#include "dtensor/internal/redistribute.h"
+#include "dtensor/redistribute/redistribute.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/dtensor/random_transitions.h"
 #include "tests/support/thread_ranks.h"

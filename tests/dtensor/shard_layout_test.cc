@@ -1,6 +1,6 @@
-#include "dtensor/internal/shard_layout.h"
+#include "dtensor/layout/shard_layout.h"
 
-#include "dtensor/internal/local_boxes.h"
+#include "dtensor/layout/local_boxes.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/chunk.h>

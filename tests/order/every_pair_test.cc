@@ -8,7 +8,7 @@
 #include "device_mesh/collectives/watched_rank.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/broadcast_states.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/deferred_init.h"

@@ -1,7 +1,7 @@
 // parallelize_module brings the ranks' default generators in step.
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/thread_generators.h"
+#include "dtensor/random/thread_generators.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"

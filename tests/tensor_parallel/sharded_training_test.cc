@@ -1,5 +1,5 @@
 // What a training loop does with a model that is cut over "tp" and sharded over "dp".
-#include "dtensor/internal/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/fsdp_module.h"

@@ -3,7 +3,7 @@
 // was viewed. FSDP_VIEWS and FSDP_FIRST_SEED in the environment choose how many and
 // which.
 #include "dtensor/dtensor.h"
-#include "dtensor/internal/movement.h"
+#include "dtensor/redistribute/movement.h"
 #include "tests/dtensor/random_views/random_view.h"
 #include "tests/support/errors.h"
 #include "tests/support/mesh_in_memory.h"

@@ -1,6 +1,6 @@
 // C++ numbers of a rank's own beside what is computed from registry entries where no
 // gradients are recorded: every rank would compute its part with another one.
-#include "dtensor/internal/movement.h"
+#include "dtensor/redistribute/movement.h"
 #include "tests/fully_shard/plain_tensors/sharded_layer.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"

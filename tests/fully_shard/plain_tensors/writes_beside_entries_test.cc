@@ -1,7 +1,7 @@
 // What is written where registry entries meet plain tensors: targets and averages that
 // are plain take the whole value; what is sharded stays so and keeps its part of what
 // ranks have alike.
-#include "dtensor/internal/movement.h"
+#include "dtensor/redistribute/movement.h"
 #include "fully_shard/counters.h"
 #include "tests/fully_shard/plain_tensors/sharded_layer.h"
 #include "tests/fully_shard/training/parity.h"

@@ -1,0 +1,147 @@
+#include "dtensor/dispatch/call_plan.h"
+
+#include "dtensor/dispatch/meta_results.h"
+#include "dtensor/dispatch/place_operands.h"
+#include "dtensor/dispatch/plan_key.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <stdexcept>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+constexpr size_t kPlansPerOperator = 1024;
+
+bool all_replicated(const std::vector<TensorPlacements>& tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), [](const auto& placements) {
+    return std::all_of(placements.begin(), placements.end(),
+                       [](const auto& placement) { return placement.is_replicate(); });
+  });
+}
+
+bool is_list(const c10::Argument& result) {
+  return result.type()->kind() == c10::TypeKind::ListType;
+}
+
+std::optional<size_t> written_operand(const OperatorTraits& traits, const ArgumentKinds& kinds) {
+  if (traits.written.empty()) return std::nullopt;
+  return kinds.operand_at(traits.written[0]);
+}
+
+bool aliases_its_operand(const c10::FunctionSchema& schema) {
+  const auto* const alias = schema.returns().empty() ? nullptr : schema.returns()[0].alias_info();
+  return alias != nullptr && !alias->isWrite();
+}
+
+bool has_cut(const TensorPlacements& placements) {
+  return std::any_of(placements.begin(), placements.end(),
+                     [](const auto& placement) { return placement.is_shard(); });
+}
+
+// Ways may say anything of tensors that are absent.
+std::vector<TensorLayout> layouts_on(const DeviceMesh& mesh,
+                                     const std::vector<TensorPlacements>& placements,
+                                     const std::vector<ResultGeometry>& geometry) {
+  std::vector<TensorLayout> layouts;
+  for (size_t i = 0; i < geometry.size(); ++i) {
+    const auto& [shape, stride] = geometry[i];
+    const bool is_absent = shape.empty() && has_cut(placements[i]);
+    layouts.push_back(
+        DTensorSpec(mesh, is_absent ? replicated_on(mesh) : placements[i], shape, stride).layout());
+  }
+  return layouts;
+}
+
+std::vector<ResultGeometry> geometry_of_each(const CallGeometry& call) {
+  std::vector<ResultGeometry> geometry;
+  for (const Operand& operand : call.operands) geometry.push_back({operand.shape, operand.stride});
+  return geometry;
+}
+
+std::vector<TensorLayout> layouts_of(at::TensorList operands) {
+  std::vector<TensorLayout> layouts;
+  for (const at::Tensor& operand : operands)
+    if (is_dtensor(operand)) layouts.push_back(spec_of(operand).layout());
+  return layouts;
+}
+
+void check_fits(const OperatorCall& call, const ResultGeometry& result, const at::Tensor& written) {
+  TORCH_CHECK_VALUE(at::IntArrayRef(result.shape) == written.sizes(), call.description(),
+                    ": the result's shape ", at::IntArrayRef(result.shape),
+                    " does not fit the tensor it is written to");
+}
+
+}  // namespace
+
+PlannedOperator::PlannedOperator(OperatorWays of, const c10::OperatorHandle& op)
+    : ways(std::move(of)),
+      kinds(op.schema()),
+      written(written_operand(OperatorTraits(op), kinds)),
+      results(op.schema().returns().size()),
+      returns_a_list(results == 1 && is_list(op.schema().returns()[0])),
+      is_view(aliases_its_operand(op.schema())) {}
+
+PlannedOperator::PlannedOperator(OperatorWays of, std::optional<size_t> in_place)
+    : ways(std::move(of)), written(in_place) {}
+
+CallPlans::CallPlans(PlannedOperator op) : op_(std::move(op)), memo_(kPlansPerOperator) {}
+
+std::shared_ptr<const CallPlan> CallPlans::plan_of(const OperatorCall& call,
+                                                   at::TensorList operands,
+                                                   const DeviceMesh& mesh) const {
+  thread_local MemoKey key;  // its memory stays
+  key.clear();
+  append_plan_key(call, op_.kinds, operands, mesh, key);
+  if (auto known = memo_.find(key)) return known;
+  try {
+    return memo_.remember(key, make(call, operands, mesh));
+  } catch (const std::out_of_range& error) {
+    TORCH_CHECK_INDEX(false, call.description(), ": ", error.what(), " (rank ", mesh.rank(), ")");
+  }
+}
+
+std::vector<ResultGeometry> CallPlans::results_of(const OperatorCall& call,
+                                                  const CallGeometry& geometry) const {
+  return op_.ways.results ? op_.ways.results(geometry) : meta_results(call, op_.kinds);
+}
+
+Propagation CallPlans::propagation_of(const CallGeometry& geometry, at::TensorList operands,
+                                      const DeviceMesh& mesh, size_t results) const {
+  CallPlacements placements = placements_of(operands, mesh);
+  placements.written = op_.written;
+  return op_.ways.propagation ? op_.ways.propagation(geometry, placements)
+                              : propagate(op_.ways.ways, geometry, placements, results);
+}
+
+CallPlan CallPlans::make(const OperatorCall& call, at::TensorList operands,
+                         const DeviceMesh& mesh) const {
+  const CallGeometry geometry{.operands = geometry_of(operands), .plain = op_.kinds.plain_of(call)};
+  std::vector<ResultGeometry> results;
+  if (op_.returns_a_list || op_.is_view) results = results_of(call, geometry);
+  const size_t count = op_.returns_a_list ? results.size() : op_.results;
+  const auto propagation = propagation_of(geometry, operands, mesh, count);
+  CallPlan plan{.targets = propagation.operands,
+                .moves = propagation.operands != placements_of(operands, mesh).operands,
+                .placed = layouts_on(mesh, propagation.operands, geometry_of_each(geometry)),
+                .arrived = layouts_of(operands)};
+  if (op_.written.has_value()) {
+    if (op_.ways.results) check_fits(call, results_of(call, geometry)[0], operands[*op_.written]);
+    return plan;
+  }
+  const bool is_known = op_.ways.results || op_.is_view;
+  if (all_replicated(plan.targets) && !is_known) return plan;
+  if (results.empty()) results = results_of(call, geometry);
+  plan.results = layouts_on(mesh, propagation.results, results);
+  if (!op_.ways.part_arguments) return plan;
+  plan.part_arguments = op_.ways.part_arguments(
+      geometry,
+      {.operands = plan.placed, .results = plan.results, .coordinate = mesh.coordinate()});
+  return plan;
+}
+
+}  // namespace fsdp::internal

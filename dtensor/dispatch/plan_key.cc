@@ -1,0 +1,62 @@
+#include "dtensor/dispatch/plan_key.h"
+
+#include "dtensor/tensor/dtensor_impl.h"
+
+namespace fsdp::internal {
+namespace {
+
+// What a part of a key is, before it: keys of other lengths or kinds never look alike.
+enum class Part : int64_t { kAbsent, kPlain, kDTensor, kNothing, kNumber, kNumbers };
+
+void append(Part part, MemoKey& key) { key.push_back(static_cast<int64_t>(part)); }
+
+void append_numbers(at::IntArrayRef numbers, MemoKey& key) {
+  key.push_back(static_cast<int64_t>(numbers.size()));
+  key.insert(key.end(), numbers.begin(), numbers.end());
+}
+
+void append_operand(const at::Tensor& operand, MemoKey& key) {
+  if (!operand.defined()) return append(Part::kAbsent, key);
+  if (const auto* const meta = find_meta(operand)) {
+    append(Part::kDTensor, key);
+    key.push_back(reinterpret_cast<int64_t>(meta->spec.layout().id()));
+  } else {
+    append(Part::kPlain, key);
+    append_numbers(operand.sizes(), key);
+    key.insert(key.end(), operand.strides().begin(), operand.strides().end());
+  }
+  key.push_back(static_cast<int64_t>(operand.scalar_type()));
+}
+
+// REQUIRES: of whole numbers or truth values.
+void append_list(const c10::IValue& list, MemoKey& key) {
+  append(Part::kNumbers, key);
+  const auto elements = list.toListRef();
+  key.push_back(static_cast<int64_t>(elements.size()));
+  for (const c10::IValue& each : elements)
+    key.push_back(each.isBool() ? static_cast<int64_t>(each.toBool()) : each.toInt());
+}
+
+void append_argument(const c10::IValue& value, MemoKey& key) {
+  if (value.isInt() || value.isBool()) {
+    append(Part::kNumber, key);
+    key.push_back(value.isInt() ? value.toInt() : static_cast<int64_t>(value.toBool()));
+  } else if (value.isIntList() || value.isBoolList()) {
+    append_list(value, key);
+  } else {
+    append(Part::kNothing, key);
+  }
+}
+
+}  // namespace
+
+void append_plan_key(const OperatorCall& call, const ArgumentKinds& kinds, at::TensorList operands,
+                     const DeviceMesh& mesh, MemoKey& key) {
+  append_numbers(mesh.coordinate(), key);
+  for (const at::Tensor& operand : operands) append_operand(operand, key);
+  for (size_t i = 0; i < kinds.size(); ++i) {
+    if (kinds.is_plain(i)) append_argument(call.argument(i), key);
+  }
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,43 @@
+// Making DTensors of what an operator gave on local tensors.
+#pragma once
+
+#include "dtensor/dispatch/operator_call.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_spec.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <utility>
+
+namespace fsdp::internal {
+
+// Replaces each tensor among the results of a finished `call`, those of lists one by one,
+// by wrap(tensor, its number).
+template <class Wrap>
+void wrap_results(OperatorCall& call, const Wrap& wrap) {
+  size_t number = 0;
+  for (size_t i = 0; i < call.handle().schema().returns().size(); ++i) {
+    c10::IValue& result = call.result(i);
+    if (result.isTensor()) {
+      const at::Tensor local = std::move(result).toTensor();
+      result = local.defined() ? wrap(local, number) : local;
+      ++number;
+    } else if (result.isTensorList()) {
+      auto tensors = std::move(result).toTensorVector();
+      for (at::Tensor& tensor : tensors) tensor = wrap(tensor, number++);
+      result = std::move(tensors);
+    }
+  }
+}
+
+// A result that every rank has whole, as the operator laid it in memory.
+at::Tensor replicated_result(const at::Tensor& local, const DeviceMesh& mesh);
+
+// A result of which this rank has `local`: a copy of it where its dimensions lie in
+// another order in memory than those of the whole, which must not depend on the rank.
+// What every rank has whole lies as the operator laid it. What the kernels of a device
+// leave out, an empty tensor of one dimension in the place of what others give, is so on
+// every rank.
+at::Tensor result_over(const at::Tensor& local, const DTensorSpec& spec);
+
+}  // namespace fsdp::internal

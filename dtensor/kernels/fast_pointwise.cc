@@ -1,0 +1,152 @@
+#include "dtensor/kernels/fast_pointwise.h"
+
+#include "dtensor/dispatch/compare_plain.h"
+#include "dtensor/dispatch/numbers_met.h"
+#include "dtensor/kernels/dispatch.h"
+#include "dtensor/ops/alike.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "dtensor/tensor/dtensor_key.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/add_ops.h>
+#include <ATen/ops/addcdiv_ops.h>
+#include <ATen/ops/addcmul_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/lerp_ops.h>
+#include <ATen/ops/mul_ops.h>
+#include <ATen/ops/sqrt_ops.h>
+#include <ATen/ops/sub_ops.h>
+
+#include <type_traits>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+template <class Argument>
+constexpr bool kIsTensor = std::is_same_v<std::decay_t<Argument>, at::Tensor>;
+
+// An argument as the local operator takes it. DTensors keep their locals alive.
+template <class Argument>
+const Argument& local_argument(const Argument& argument) {
+  if constexpr (kIsTensor<Argument>) {
+    const auto* const meta = find_meta(argument);
+    return meta == nullptr ? argument : meta->local;
+  } else {
+    return argument;
+  }
+}
+
+template <class Argument>
+void look_at(const Argument& argument, Alike& operands) {
+  if constexpr (kIsTensor<Argument>) operands.look(argument);
+}
+
+template <class Argument>
+void meet(const Argument& argument, NumbersMet& met) {
+  if constexpr (kIsTensor<Argument>) {
+    met.meet(argument);
+  } else {
+    met.add(argument);
+  }
+}
+
+template <class... Args>
+Numbers numbers_of(const char* op, const Args&... args) {
+  NumbersMet met;
+  (meet(args, met), ...);
+  return met.of(op);
+}
+
+template <class Argument>
+void tell_read_of(const Argument& argument) {
+  if constexpr (kIsTensor<Argument>) tell_read(argument);
+}
+
+template <class Op, class Result, class... Args>
+Result by_ways(c10::DispatchKeySet keys, Args... args) {
+  static const auto op =
+      c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
+  static const auto kernel = *kernel_of(op);
+  return kernel.template call<Result, Args...>(op, keys, std::forward<Args>(args)...);
+}
+
+void set_origin(const at::Tensor& dtensor, const Numbers& numbers) {
+  set_from_parameter(dtensor);
+  set_numbers(dtensor, numbers);
+}
+
+template <class Op, class Schema = typename Op::schema>
+struct FastPointwise;
+
+// Makes a new tensor.
+template <class Op, class... Args>
+struct FastPointwise<Op, at::Tensor(Args...)> {
+  static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
+    Alike operands;
+    (look_at(args, operands), ...);
+    if (!operands.alike() || !operands.is_dense() || operands.has_own_number() || compares_plain())
+      return by_ways<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    (tell_read_of(args), ...);
+    at::Tensor result = make_dtensor(Op::call(local_argument(args)...), operands.spec());
+    if (operands.from_parameter()) set_origin(result, numbers_of(Op::name, args...));
+    return result;
+  }
+};
+
+// Writes its first operand.
+template <class Op, class... Args>
+struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
+  static at::Tensor& call(c10::DispatchKeySet keys, at::Tensor& self, Args... args) {
+    Alike operands;
+    operands.look(self);
+    (look_at(args, operands), ...);
+    const DTensorMeta* const meta = find_meta(self);  // its owner may give it another below
+    const bool is_of_parameter = meta != nullptr && meta->is_of_parameter();
+    if (meta == nullptr || !operands.alike() || compares_plain() ||
+        (operands.has_own_number() && (!operands.spec().has_shard() || is_of_parameter)))
+      return by_ways<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
+                                                            std::forward<Args>(args)...);
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    tell_write(self);
+    (tell_read_of(args), ...);
+    // A parameter has the mark, and keeps no numbers.
+    if (operands.from_parameter() && !is_of_parameter)
+      set_origin(self, numbers_of(Op::name, self, args...));
+    at::Tensor local = local_of(self);
+    Op::call(local, local_argument(args)...);
+    tell_written(self);
+    return self;
+  }
+};
+
+template <class... Ops>
+struct Operators {
+  static void register_all(std::vector<c10::RegistrationHandleRAII>& handles) {
+    (handles.push_back(c10::Dispatcher::singleton().registerImpl(
+         {Ops::name, Ops::overload_name}, kDTensorKey,
+         c10::KernelFunction::makeFromUnboxedRuntimeFunction(&FastPointwise<Ops>::call),
+         std::nullopt, nullptr, "fsdp DTensor")),
+     ...);
+  }
+  static bool contain(const c10::OperatorName& name) {
+    return ((name == c10::OperatorName(Ops::name, Ops::overload_name)) || ...);
+  }
+};
+
+namespace ops = at::_ops;
+using Fast = Operators<ops::add_Tensor, ops::add__Tensor, ops::add__Scalar, ops::sub__Tensor,
+                       ops::mul_Tensor, ops::mul_Scalar, ops::mul__Tensor, ops::mul__Scalar,
+                       ops::div_Tensor, ops::div_Scalar, ops::div__Tensor, ops::div__Scalar,
+                       ops::addcmul_, ops::addcdiv_, ops::lerp__Scalar, ops::sqrt>;
+
+}  // namespace
+
+void register_fast_pointwise(std::vector<c10::RegistrationHandleRAII>& handles) {
+  Fast::register_all(handles);
+}
+
+bool has_fast_pointwise(const c10::OperatorName& name) { return Fast::contain(name); }
+
+}  // namespace fsdp::internal

@@ -1,0 +1,86 @@
+#include "dtensor/layout/shard_layout.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace fsdp::internal {
+
+namespace {
+
+// The first rank has the whole dimension.
+Shard simplest_of_one_rank(int64_t dim, int64_t size, int64_t ranks) {
+  const bool is_plain = chunk_capacity(size, ranks) >= size;
+  return {.dim = dim, .outer = 1, .unit = is_plain ? 1 : size};
+}
+
+}  // namespace
+
+int64_t chunk_capacity(int64_t size, int64_t parts) { return (size + parts - 1) / parts; }
+
+Chunk chunk_of(int64_t size, int64_t parts, int64_t index) {
+  const int64_t capacity = chunk_capacity(size, parts);
+  const int64_t begin = std::min(size, capacity * index);
+  const int64_t end = std::min(size, capacity * (index + 1));
+  return {.offset = begin, .length = end - begin};
+}
+
+std::vector<int64_t> local_shape(std::vector<int64_t> shape, const std::vector<int64_t>& mesh_shape,
+                                 const std::vector<Placement>& placements,
+                                 const std::vector<int64_t>& coordinate) {
+  for (size_t m = 0; m < placements.size(); ++m) {
+    if (!placements[m].is_shard()) continue;
+    const Shard& cut = placements[m].shard();
+    int64_t& size = shape[static_cast<size_t>(cut.dim)];
+    const Chunk own = chunk_of(atoms_of(cut, size), mesh_shape[m], coordinate[m]);
+    size = cut.outer * own.length * cut.unit;
+  }
+  return shape;
+}
+
+int64_t atoms_of(const Shard& cut, int64_t size) { return size / (cut.outer * cut.unit); }
+
+Shard simplest(const Shard& cut, int64_t size, int64_t ranks) {
+  const int64_t atoms = atoms_of(cut, size);
+  const int64_t capacity = chunk_capacity(atoms, ranks);
+  if (capacity >= atoms) return simplest_of_one_rank(cut.dim, size, ranks);
+  const int64_t block = size / cut.outer;
+  for (int64_t unit = 1; unit < cut.unit; ++unit) {
+    if (block % unit != 0) continue;
+    if (unit * chunk_capacity(block / unit, ranks) == capacity * cut.unit)
+      return {.dim = cut.dim, .outer = cut.outer, .unit = unit};
+  }
+  return cut;
+}
+
+std::vector<int64_t> contiguous_strides(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> strides(shape.size(), 1);
+  for (size_t d = shape.size(); d-- > 1;)
+    strides[d - 1] = strides[d] * std::max<int64_t>(shape[d], 1);
+  return strides;
+}
+
+std::vector<int64_t> memory_order(const std::vector<int64_t>& shape,
+                                  const std::vector<int64_t>& stride) {
+  std::vector<int64_t> order(shape.size());
+  std::iota(order.begin(), order.end(), 0);
+  for (size_t d = 0; d < shape.size(); ++d) {
+    if (stride[d] == 0 && shape[d] > 1) return order;
+  }
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return stride[a] > stride[b]; });
+  return order;
+}
+
+std::vector<int64_t> dense_strides(const std::vector<int64_t>& shape,
+                                   const std::vector<int64_t>& stride) {
+  std::vector<int64_t> dense(shape.size(), 1);
+  const auto order = memory_order(shape, stride);
+  int64_t next = 1;
+  for (size_t i = order.size(); i-- > 0;) {
+    dense[order[i]] = next;
+    next *= std::max<int64_t>(shape[order[i]], 1);
+  }
+  return dense;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,11 @@
+// Operators that need the whole of the dimension that they work along: cumsum, sort,
+// flip, roll, tril, logsumexp, median, kthvalue and their like.
+#pragma once
+
+namespace fsdp::internal {
+
+class OpTable;
+
+void add_along(OpTable& table);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,10 @@
+// max and min along a dimension, argmax, argmin and topk.
+#pragma once
+
+namespace fsdp::internal {
+
+class OpTable;
+
+void add_candidates(OpTable& table);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,123 @@
+// A copy lies as the original does. Terms are copied as they are, but where the copy has
+// another dtype, which rounds: rounding before a reduction is not rounding after it. A
+// plain tensor of the global shape stands for the whole value: each rank takes its part,
+// which is how a file saved without sharding loads into DTensors.
+#include "dtensor/ops/copy.h"
+
+#include "dtensor/dispatch/compare_plain.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/layout/shard_layout.h"
+#include "dtensor/ops/op_table.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/strategy/pointwise_ways.h"
+#include "dtensor/tensor/dtensor_impl.h"
+
+#include <ATen/ExpandUtils.h>
+#include <c10/util/Exception.h>
+
+namespace fsdp::internal {
+namespace {
+
+enum MemoryFormat : int64_t { kContiguous, kPreserve, kChannelsLast };  // as at::MemoryFormat
+
+// With the second dimension last in memory.
+ResultGeometry channels_last(const std::vector<int64_t>& shape) {
+  std::vector<int64_t> stride = contiguous_strides(shape);
+  for (size_t d = 0; d < shape.size(); ++d) stride[d] *= d == 1 ? 1 : 2;
+  stride[1] = 1;
+  return laid_as(shape, stride);
+}
+
+// None means as operand 0 lies, without gaps.
+ResultGeometry copied(const CallGeometry& call, size_t memory_format) {
+  const Operand& self = call.operands[0];
+  const auto* const given = std::get_if<int64_t>(&call.plain[memory_format]);
+  if (given == nullptr || *given == kPreserve) return laid_as(self.shape, self.stride);
+  return *given == kContiguous ? contiguous(self.shape) : channels_last(self.shape);
+}
+
+// `memory_format`: the place of the argument that says how the copy lies in memory.
+OperatorWays copying(bool rounds, size_t memory_format) {
+  const auto linearity = rounds ? Linearity::kNone : Linearity::kAny;
+  return {.ways = [=](const CallGeometry& call) { return pointwise_ways(call, linearity); },
+          .results =
+              [=](const CallGeometry& call) {
+                return std::vector<ResultGeometry>{copied(call, memory_format)};
+              }};
+}
+
+constexpr size_t kFormatOfToCopy = 6;
+
+// _to_copy(self, dtype, layout, device, ...)
+void copy_to(OperatorCall& call, const WaysKernel* by_ways) {
+  static const WaysKernel rounding(copying(/*rounds=*/true, kFormatOfToCopy), call.handle());
+  const at::Tensor& self = call.argument(0).toTensor();
+  const c10::IValue& dtype = call.argument(1);
+  const c10::IValue& device = call.argument(3);
+  TORCH_CHECK_NOT_IMPLEMENTED(device.isNone() || device.toDevice().type() == self.device().type(),
+                              call.description(), ": a DTensor stays on its mesh's device type, ",
+                              self.device().type(), ", got ", device.toDevice(),
+                              ". Move .to_local() or .full_tensor() instead.");
+  const bool is_exact = dtype.isNone() || dtype.toScalarType() == self.scalar_type();
+  (is_exact ? *by_ways : rounding).run(call);
+}
+
+// What this rank has of `source`, placed as `self`. A plain number stays one.
+at::Tensor part_for_copy(const at::Tensor& self, const at::Tensor& source,
+                         const OperatorCall& call) {
+  const DTensorSpec& spec = spec_of(self);
+  const bool same_shape = source.sizes() == self.sizes();
+  const bool fits = same_shape || at::is_expandable_to(source.sizes(), self.sizes());
+  if (is_dtensor(source)) {
+    TORCH_CHECK_VALUE(spec_of(source).mesh() == spec.mesh(), call.description(),
+                      ": the meshes differ; copy from ", ".full_tensor() instead (rank ",
+                      spec.mesh().rank(), ")");
+    TORCH_CHECK_VALUE(fits, call.description(), ": the shapes differ (rank ", spec.mesh().rank(),
+                      ")");
+    const at::Tensor whole = same_shape ? source : source.expand(self.sizes());
+    return moved_part(whole, spec.placements());
+  }
+  if (owner_of(self) == nullptr) compare_plain(call.handle().schema().name(), source, spec.mesh());
+  TORCH_CHECK_VALUE(fits, call.description(), ": a plain source must have the global shape ",
+                    self.sizes(), ", got ", source.sizes(),
+                    "; write this rank's part through .to_local() (rank ", spec.mesh().rank(), ")");
+  if (source.numel() == 1 && !spec.has_partial()) return source;
+  return placed_whole(source.expand(self.sizes()), spec);
+}
+
+void copy_into(OperatorCall& call, const WaysKernel*) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const at::Tensor source = call.argument(1).toTensor();
+  TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(self), call.description(),
+                              ": a plain tensor cannot take a DTensor's value. "
+                              "Copy from .full_tensor() (collective) or .to_local().");
+  call.argument(1) = part_for_copy(self, source, call);
+  call.argument(0) = local_of(self);
+  call.run();
+  call.finish(self);
+}
+
+// A DTensor's memory belongs to its mesh: what would replace it is copied into it.
+void set_by_copy(OperatorCall& call, const WaysKernel*) {
+  const at::Tensor self = call.argument(0).toTensor();
+  const at::Tensor source = call.argument(1).toTensor();
+  TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(self), call.description(),
+                              ": a plain tensor cannot share a DTensor's memory. "
+                              "Use .full_tensor() (collective) or .to_local().");
+  TORCH_CHECK_VALUE(source.sizes() == self.sizes(), call.description(),
+                    ": the source must have the global shape ", self.sizes(), ", got ",
+                    source.sizes(), " (rank ", spec_of(self).mesh().rank(), ")");
+  local_of(self).copy_(part_for_copy(self, source, call));
+  call.finish(self);
+}
+
+}  // namespace
+
+void add_copy(OpTable& table) {
+  table.add("clone.", {.ways = copying(/*rounds=*/false, /*memory_format=*/1)});
+  table.add("_to_copy.", {.ways = copying(/*rounds=*/false, kFormatOfToCopy), .handler = copy_to});
+  table.add("copy_", {.handler = copy_into});
+  table.add("set_.source_Tensor", {.handler = set_by_copy});
+}
+
+}  // namespace fsdp::internal

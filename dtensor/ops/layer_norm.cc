@@ -1,0 +1,62 @@
+// Layer norms fit where a dimension that is not normalised is cut, statistics and all;
+// the gradients of weight and bias are then terms of sums over it.
+#include "dtensor/ops/layer_norm.h"
+
+#include "dtensor/ops/op_table.h"
+
+#include <algorithm>
+
+namespace fsdp::internal {
+namespace {
+
+// Dimensions of `input` before those that are normalised.
+int64_t leading_dims(const CallGeometry& call, const Operand& input, size_t normalized_shape) {
+  return input.ndim() - static_cast<int64_t>(call.numbers(normalized_shape).size());
+}
+
+// native_layer_norm(input, normalized_shape, weight, bias, eps) -> result, mean, rstd.
+std::vector<Way> layer_norm_ways(const CallGeometry& call) {
+  const Placement whole = Replicate{};
+  std::vector<Way> ways;
+  for (int64_t d = 0; d < leading_dims(call, call.operands[0], 1); ++d) {
+    const Placement cut = Shard{d};
+    ways.push_back({{cut, cut, cut}, {cut, whole, whole}});
+  }
+  return ways;
+}
+
+std::vector<ResultGeometry> layer_norm_results(const CallGeometry& call) {
+  const Operand& input = call.operands[0];
+  auto statistics = input.shape;
+  std::fill(statistics.begin() + leading_dims(call, input, 1), statistics.end(), 1);
+  return {contiguous(input.shape), contiguous(statistics), contiguous(statistics)};
+}
+
+// native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias,
+// mask) -> gradients of input, weight and bias.
+std::vector<Way> layer_norm_backward_ways(const CallGeometry& call) {
+  const Placement whole = Replicate{};
+  const Placement terms = Partial{};
+  std::vector<Way> ways;
+  for (int64_t d = 0; d < leading_dims(call, call.operands[1], 2); ++d) {
+    const Placement cut = Shard{d};
+    ways.push_back({{cut, terms, terms}, {cut, cut, cut, cut, whole, whole}});
+  }
+  return ways;
+}
+
+std::vector<ResultGeometry> layer_norm_backward_results(const CallGeometry& call) {
+  return {contiguous(call.operands[1].shape), contiguous(call.numbers(2)),
+          contiguous(call.numbers(2))};
+}
+
+}  // namespace
+
+void add_layer_norm(OpTable& table) {
+  table.add("native_layer_norm.",
+            {.ways = {.ways = layer_norm_ways, .results = layer_norm_results}});
+  table.add("native_layer_norm_backward.",
+            {.ways = {.ways = layer_norm_backward_ways, .results = layer_norm_backward_results}});
+}
+
+}  // namespace fsdp::internal

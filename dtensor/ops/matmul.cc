@@ -1,0 +1,95 @@
+// Matrices that are cut along rows or columns fit; cut along the inner dimension each
+// rank has a term of the sum. A product is linear in each factor, so terms of one factor
+// give terms of the result where the other is whole.
+#include "dtensor/ops/matmul.h"
+
+#include "dtensor/ops/op_table.h"
+#include "dtensor/strategy/broadcast.h"
+
+namespace fsdp::internal {
+namespace {
+
+std::vector<Way> mm_ways(const CallGeometry&) {
+  const Placement whole = Replicate{};
+  const Placement terms = Partial{};
+  return {{{Shard{0}}, {Shard{0}, whole}},
+          {{Shard{1}}, {whole, Shard{1}}},
+          {{terms}, {Shard{1}, Shard{0}}},
+          {{terms}, {terms, whole}},
+          {{terms}, {whole, terms}}};
+}
+
+std::vector<Way> bmm_ways(const CallGeometry&) {
+  const Placement whole = Replicate{};
+  const Placement terms = Partial{};
+  return {{{Shard{0}}, {Shard{0}, Shard{0}}}, {{Shard{1}}, {Shard{1}, whole}},
+          {{Shard{2}}, {whole, Shard{2}}},    {{terms}, {Shard{2}, Shard{1}}},
+          {{terms}, {terms, whole}},          {{terms}, {whole, terms}}};
+}
+
+// A matrix times a vector.
+std::vector<Way> mv_ways(const CallGeometry&) {
+  const Placement whole = Replicate{};
+  const Placement terms = Partial{};
+  return {{{Shard{0}}, {Shard{0}, whole}},
+          {{terms}, {Shard{1}, Shard{0}}},
+          {{terms}, {terms, whole}},
+          {{terms}, {whole, terms}}};
+}
+
+// Of two vectors.
+std::vector<Way> dot_ways(const CallGeometry&) {
+  const Placement whole = Replicate{};
+  const Placement terms = Partial{};
+  return {{{terms}, {Shard{0}, Shard{0}}}, {{terms}, {terms, whole}}, {{terms}, {whole, terms}}};
+}
+
+std::vector<ResultGeometry> dot_results(const CallGeometry&) { return {contiguous({})}; }
+
+// The sizes of the product that is added to operand 0.
+struct Added {
+  const Operand& operand;
+  std::vector<int64_t> shape;
+
+  // Cut as the result is; one term where the result is terms.
+  Placement beside(const Placement& result) const {
+    if (!result.is_shard()) return result;
+    const int64_t dim = result.shard_dim();
+    return broadcast_along(operand, static_cast<int64_t>(shape.size()), dim,
+                           shape[static_cast<size_t>(dim)]);
+  }
+};
+
+std::vector<Way> with_added(std::vector<Way> product, const Added& added) {
+  for (Way& way : product) {
+    way.operands.insert(way.operands.begin(), added.beside(way.results[0]));
+  }
+  return product;
+}
+
+// addmm(self, a, b): self + a b.
+std::vector<Way> addmm_ways(const CallGeometry& call) {
+  const Operand& a = call.operands[1];
+  const Operand& b = call.operands[2];
+  return with_added(mm_ways(call), {call.operands[0], {a.size(0), b.size(1)}});
+}
+
+std::vector<Way> baddbmm_ways(const CallGeometry& call) {
+  const Operand& a = call.operands[1];
+  const Operand& b = call.operands[2];
+  return with_added(bmm_ways(call), {call.operands[0], {a.size(0), a.size(1), b.size(2)}});
+}
+
+}  // namespace
+
+void add_matmul(OpTable& table) {
+  table.add("mm.", {.ways = {.ways = mm_ways}});
+  table.add("bmm.", {.ways = {.ways = bmm_ways}});
+  table.add("mv.", {.ways = {.ways = mv_ways}});
+  for (const char* name : {"dot.", "vdot."})
+    table.add(name, {.ways = {.ways = dot_ways, .results = dot_results}});
+  table.add("addmm.", {.ways = {.ways = addmm_ways}});
+  table.add("baddbmm.", {.ways = {.ways = baddbmm_ways}});
+}
+
+}  // namespace fsdp::internal

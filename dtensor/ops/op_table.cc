@@ -1,0 +1,99 @@
+#include "dtensor/ops/op_table.h"
+
+#include "dtensor/ops/activations.h"
+#include "dtensor/ops/along.h"
+#include "dtensor/ops/attention.h"
+#include "dtensor/ops/batch_norm.h"
+#include "dtensor/ops/candidates.h"
+#include "dtensor/ops/convolution.h"
+#include "dtensor/ops/copy.h"
+#include "dtensor/ops/elementwise_loss.h"
+#include "dtensor/ops/embedding.h"
+#include "dtensor/ops/factory.h"
+#include "dtensor/ops/foreach.h"
+#include "dtensor/ops/foreach_norm.h"
+#include "dtensor/ops/fused_optimizers.h"
+#include "dtensor/ops/group_norm.h"
+#include "dtensor/ops/index.h"
+#include "dtensor/ops/join.h"
+#include "dtensor/ops/layer_norm.h"
+#include "dtensor/ops/matmul.h"
+#include "dtensor/ops/nll_loss.h"
+#include "dtensor/ops/norm.h"
+#include "dtensor/ops/pointwise.h"
+#include "dtensor/ops/random.h"
+#include "dtensor/ops/reduction.h"
+#include "dtensor/ops/reshape.h"
+#include "dtensor/ops/scatter.h"
+#include "dtensor/ops/softmax.h"
+#include "dtensor/ops/spatial.h"
+#include "dtensor/ops/value.h"
+#include "dtensor/ops/variance.h"
+#include "dtensor/ops/view.h"
+#include "dtensor/ops/view_in_place.h"
+
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+
+void OpTable::add(const std::string& name, OpEntry entry) {
+  const bool is_new = entries_.emplace(name, std::move(entry)).second;
+  TORCH_CHECK(is_new, "operator '", name, "' is registered twice");
+}
+
+void OpTable::add_with_in_place(const std::string& name, const OpEntry& entry) {
+  auto in_place = name;
+  in_place.insert(std::min(name.find('.'), name.size()), 1, '_');
+  add(name, entry);
+  add(in_place, entry);
+}
+
+const OpEntry* OpTable::find(const std::string& name) const {
+  auto found = entries_.find(name);
+  if (found == entries_.end()) found = entries_.find(name.substr(0, name.find('.')));
+  return found == entries_.end() ? nullptr : &found->second;
+}
+
+const OpTable& op_table() {
+  static const auto* const table = [] {
+    auto* const all = new OpTable;  // leaked: operators run until the process ends
+    add_activations(*all);
+    add_along(*all);
+    add_attention(*all);
+    add_batch_norm(*all);
+    add_candidates(*all);
+    add_convolution(*all);
+    add_copy(*all);
+    add_elementwise_loss(*all);
+    add_embedding(*all);
+    add_factory(*all);
+    add_foreach(*all);
+    add_foreach_norm(*all);
+    add_fused_optimizers(*all);
+    add_group_norm(*all);
+    add_index(*all);
+    add_join(*all);
+    add_layer_norm(*all);
+    add_matmul(*all);
+    add_nll_loss(*all);
+    add_norm(*all);
+    add_pointwise(*all);
+    add_random(*all);
+    add_reduction(*all);
+    add_reshape(*all);
+    add_scatter(*all);
+    add_softmax(*all);
+    add_spatial(*all);
+    add_value(*all);
+    add_variance(*all);
+    add_view(*all);
+    add_view_in_place(*all);
+    return all;
+  }();
+  return *table;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,54 @@
+// What the library knows of LibTorch's operators on DTensors, one entry each: how they
+// are sharded, what a rank does on its part, and what runs in their place. (PyTorch has
+// the like in torch/distributed/tensor/_ops.) An operator without an entry runs on the
+// whole value (run_on_whole.h), or is taken apart by its composite kernel.
+//
+// A family of operators has a pair of files in this folder, which registers its entries:
+//
+//   void add_softmax(OpTable& table) {
+//     table.add("_softmax.", {.ways = ..., .local_kernel = ...});
+//   }
+#pragma once
+
+#include "dtensor/dispatch/run_by_ways.h"
+#include "dtensor/strategy/operator_ways.h"
+
+#include <functional>
+#include <string>
+#include <unordered_map>
+
+namespace fsdp::internal {
+
+// Takes an OperatorCall whose arguments still hold DTensors and finishes it. `by_ways`
+// runs it as its entry's ways say; null for an entry without.
+using OpHandler = std::function<void(OperatorCall& call, const WaysKernel* by_ways)>;
+
+struct OpEntry {
+  OperatorWays ways = {};
+  // Instead of the operator itself on this rank's parts.
+  RunOnParts local_kernel = nullptr;
+  // Instead of running by ways: what hands out a C++ value, draws, or looks at values.
+  OpHandler handler = nullptr;
+};
+
+class OpTable {
+ public:
+  // `name` without namespace: "mm." for the overload without a name, "softmax.int", or
+  // "add" for every overload that has no entry of its own. Throws c10::Error for a name
+  // that is there: an operator is known in one place.
+  void add(const std::string& name, OpEntry entry);
+  // Under `name` and under its in-place form, "add.Tensor" and "add_.Tensor".
+  void add_with_in_place(const std::string& name, const OpEntry& entry);
+
+  // Null for none. `name` with its overload.
+  const OpEntry* find(const std::string& name) const;
+  const std::unordered_map<std::string, OpEntry>& entries() const { return entries_; }
+
+ private:
+  std::unordered_map<std::string, OpEntry> entries_;
+};
+
+// That of the process, with all families.
+const OpTable& op_table();
+
+}  // namespace fsdp::internal

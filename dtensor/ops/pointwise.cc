@@ -1,0 +1,171 @@
+// Operands are cut alike, but those that are repeated. Whether terms have to be reduced
+// first depends on the operator, and for masked_fill and add on a number too.
+#include "dtensor/ops/pointwise.h"
+
+#include "dtensor/ops/op_table.h"
+#include "dtensor/strategy/pointwise_ways.h"
+#include "dtensor/tensor/dtensor_impl.h"
+
+namespace fsdp::internal {
+namespace {
+
+// Operators that need whole operands.
+constexpr const char* kNotLinear[] = {"abs",
+                                      "acos",
+                                      "acosh",
+                                      "addcdiv",
+                                      "addcmul",
+                                      "angle",
+                                      "asin",
+                                      "asinh",
+                                      "atan",
+                                      "atan2",
+                                      "atanh",
+                                      "bitwise_and",
+                                      "bitwise_left_shift",
+                                      "bitwise_not",
+                                      "bitwise_or",
+                                      "bitwise_right_shift",
+                                      "bitwise_xor",
+                                      "ceil",
+                                      "celu",
+                                      "clamp",
+                                      "clamp_max",
+                                      "clamp_min",
+                                      "copysign",
+                                      "cos",
+                                      "cosh",
+                                      "deg2rad",
+                                      "digamma",
+                                      "div.Tensor_mode",
+                                      "div.Scalar_mode",
+                                      "div.out_mode",
+                                      "elu",
+                                      "elu_backward",
+                                      "eq",
+                                      "erf",
+                                      "erfc",
+                                      "erfinv",
+                                      "exp",
+                                      "exp2",
+                                      "expm1",
+                                      "floor",
+                                      "floor_divide",
+                                      "fmax",
+                                      "fmin",
+                                      "fmod",
+                                      "frac",
+                                      "ge",
+                                      "gelu",
+                                      "gelu_backward",
+                                      "gt",
+                                      "hardsigmoid",
+                                      "hardsigmoid_backward",
+                                      "hardswish",
+                                      "hardswish_backward",
+                                      "hardtanh",
+                                      "hardtanh_backward",
+                                      "heaviside",
+                                      "hypot",
+                                      "isinf",
+                                      "isnan",
+                                      "isneginf",
+                                      "isposinf",
+                                      "le",
+                                      "leaky_relu",
+                                      "leaky_relu_backward",
+                                      "lerp",
+                                      "lgamma",
+                                      "log",
+                                      "log10",
+                                      "log1p",
+                                      "log2",
+                                      "logaddexp",
+                                      "logaddexp2",
+                                      "logical_and",
+                                      "logical_not",
+                                      "logical_or",
+                                      "logical_xor",
+                                      "logit",
+                                      "logit_backward",
+                                      "lt",
+                                      "masked_fill",
+                                      "maximum",
+                                      "minimum",
+                                      "mish",
+                                      "mish_backward",
+                                      "nan_to_num",
+                                      "ne",
+                                      "nextafter",
+                                      "pow",
+                                      "rad2deg",
+                                      "reciprocal",
+                                      "relu",
+                                      "remainder",
+                                      "round",
+                                      "rsqrt",
+                                      "rsub",
+                                      "sgn",
+                                      "sigmoid",
+                                      "sigmoid_backward",
+                                      "sign",
+                                      "signbit",
+                                      "silu",
+                                      "silu_backward",
+                                      "sin",
+                                      "sinc",
+                                      "sinh",
+                                      "softplus",
+                                      "softplus_backward",
+                                      "sqrt",
+                                      "square",
+                                      "tan",
+                                      "tanh",
+                                      "tanh_backward",
+                                      "threshold",
+                                      "threshold_backward",
+                                      "trunc",
+                                      "where.self",
+                                      "where.self_out",
+                                      "xlogy"};
+
+// masked_fill(self, mask, value): zeros can be filled in term by term.
+template <bool in_place>
+void fill_masked(OperatorCall& call, const WaysKernel* by_ways) {
+  static const WaysKernel zeros(pointwise(Linearity::kScale), call.handle());
+  const bool fills_zero = call.argument(2).toScalar().equal(0);
+  (fills_zero ? zeros : *by_ways).run(call);
+}
+
+// add(self, number, alpha): to terms the number is one term more, as a tensor would be,
+// which is what the composite kernel makes of it.
+void add_number(OperatorCall& call, const WaysKernel* by_ways) {
+  if (spec_of(call.argument(0).toTensor()).has_partial()) return call.decompose();
+  by_ways->run(call);
+}
+
+}  // namespace
+
+void add_pointwise(OpTable& table) {
+  const OpEntry not_linear{.ways = pointwise(Linearity::kNone)};
+  for (const char* name : kNotLinear) table.add_with_in_place(name, not_linear);
+  for (const char* name : {"neg", "positive"})
+    table.add_with_in_place(name, {.ways = pointwise(Linearity::kUnary)});
+  for (const char* name : {"add", "sub"})
+    table.add_with_in_place(name, {.ways = pointwise(Linearity::kSum)});
+  for (const char* name : {"add.Scalar", "add_.Scalar", "sub.Scalar", "sub_.Scalar", "rsub.Scalar"})
+    table.add(name, {.ways = pointwise(Linearity::kNone), .handler = add_number});
+  for (const char* name : {"add.Scalar_out", "sub.Scalar_out"}) table.add(name, not_linear);
+  table.add_with_in_place("mul", {.ways = pointwise(Linearity::kProduct)});
+  table.add_with_in_place("mul.Scalar", {.ways = pointwise(Linearity::kScale)});
+  table.add("mul.Scalar_out", {.ways = pointwise(Linearity::kScale)});
+  table.add_with_in_place("div", {.ways = pointwise(Linearity::kScale)});
+  table.add("masked_fill.Scalar",
+            {.ways = pointwise(Linearity::kNone), .handler = fill_masked</*in_place=*/false>});
+  table.add("masked_fill_.Scalar",
+            {.ways = pointwise(Linearity::kNone), .handler = fill_masked</*in_place=*/true>});
+  table.add_with_in_place("fill", {.ways = pointwise(Linearity::kIdempotent)});
+  table.add_with_in_place("zero", {.ways = pointwise(Linearity::kAny)});
+}
+
+}  // namespace fsdp::internal

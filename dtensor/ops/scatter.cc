@@ -1,0 +1,77 @@
+// In place they may meet plain zeros that autograd's formulas make where they mean a
+// DTensor, as the gradients of max(dim), sort and topk do: the zeros become one.
+#include "dtensor/ops/scatter.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/ops/op_table.h"
+#include "dtensor/redistribute/differentiable.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/strategy/index_ways.h"
+#include "dtensor/tensor/dtensor_impl.h"
+
+#include <c10/core/WrapDimMinimal.h>
+
+#include <algorithm>
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+// scatter(self, dim, index, source or number)
+std::vector<Way> scatter_ways(const CallGeometry& call) {
+  return equal_dims_ways(call, wrapped_dim(call.number(1), call.operands[0].ndim()));
+}
+
+// scatter_add(self, dim, index, source) adds terms to terms.
+std::vector<Way> scatter_add_ways(const CallGeometry& call) {
+  auto ways = scatter_ways(call);
+  for (const auto op : {Partial::Op::kSum, Partial::Op::kAvg})
+    ways.push_back({{Partial{op}}, {Partial{op}, Replicate{}, Partial{op}}});
+  return ways;
+}
+
+// As a tensor of the same shape, but whole along `dim`; terms are added up.
+std::vector<Placement> placements_beside(const DTensorSpec& model, at::IntArrayRef shape,
+                                         int64_t dim) {
+  auto placements = without_partials(model.placements());
+  for (Placement& placement : placements) {
+    const bool fits = !placement.is_shard() ||
+                      (placement.shard_dim() != dim && at::IntArrayRef(model.shape()) == shape);
+    if (!fits) placement = Replicate{};
+  }
+  return placements;
+}
+
+// In place.
+void become_dtensor(const at::Tensor& zeros, const DTensorSpec& model, int64_t dim) {
+  const DTensorSpec spec(model.mesh(), placements_beside(model, zeros.sizes(), dim),
+                         zeros.sizes().vec());
+  const auto becomes = make_dtensor(local_part(zeros, spec).contiguous(), spec);
+  zeros.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
+}
+
+// scatter_(self, dim, index, source or number)
+void scatter_in_place(OperatorCall& call, const WaysKernel* by_ways) {
+  const at::Tensor self = call.argument(0).toTensor();
+  if (!is_dtensor(self) && inside_backward()) {
+    const auto tensors = call.tensors();
+    const auto model = std::find_if(tensors.begin(), tensors.end(), is_dtensor);
+    become_dtensor(self, spec_of(*model),
+                   c10::maybe_wrap_dim(call.argument(1).toInt(), self.dim()));
+  }
+  by_ways->run(call);
+}
+
+}  // namespace
+
+void add_scatter(OpTable& table) {
+  const OperatorWays put{.ways = scatter_ways, .results = results_as_self};
+  for (const char* name : {"scatter.src", "scatter.value"}) table.add(name, {.ways = put});
+  for (const char* name : {"scatter_.src", "scatter_.value"})
+    table.add(name, {.ways = put, .handler = scatter_in_place});
+  const OperatorWays added{.ways = scatter_add_ways, .results = results_as_self};
+  table.add("scatter_add.", {.ways = added});
+  table.add("scatter_add_.", {.ways = added, .handler = scatter_in_place});
+}
+
+}  // namespace fsdp::internal

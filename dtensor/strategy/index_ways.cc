@@ -1,0 +1,26 @@
+#include "dtensor/strategy/index_ways.h"
+
+#include <algorithm>
+
+namespace fsdp::internal {
+
+std::vector<Way> equal_dims_ways(const CallGeometry& call, int64_t dim) {
+  std::vector<Way> ways;
+  for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
+    const bool fits =
+        std::all_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
+          return operand.ndim() == call.operands[0].ndim() &&
+                 operand.size(d) == call.operands[0].size(d);
+        });
+    if (d == dim || !fits) continue;
+    ways.push_back({.results = {Shard{d}},
+                    .operands = std::vector<Placement>(call.operands.size(), Shard{d})});
+  }
+  return ways;
+}
+
+std::vector<ResultGeometry> results_as_self(const CallGeometry& call) {
+  return {laid_as(call.operands[0].shape, call.operands[0].stride)};
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,32 @@
+// Elementwise operators: operands that are broadcast against each other. No torch here.
+#pragma once
+
+#include "dtensor/strategy/operator_ways.h"
+
+#include <vector>
+
+namespace fsdp::internal {
+
+// Which Partial operands an operator may work on term by term.
+enum class Linearity {
+  kNone,        // none: reduce first
+  kAny,         // every reduction: moves data only (clone, zero_)
+  kIdempotent,  // avg, min, max: every term may be set to the result (fill_)
+  kUnary,       // sum and avg of the only operand (neg)
+  kSum,         // sum and avg of all operands; whole ones become terms (add, sub)
+  kScale,  // sum and avg of the first operand when the others are whole (div, masked_fill with zeros)
+  kProduct,  // sum and avg of one of the first two operands when the others are whole (mul)
+};
+
+// One way per dimension of the result, along which operands are cut that are not repeated
+// along it, and one per Partial that the operator may work on. None where the shapes do
+// not fit: parts of them might.
+std::vector<Way> pointwise_ways(const CallGeometry& call, Linearity linearity);
+
+// All operands broadcast together; in memory like the first that is not repeated.
+// REQUIRES: the shapes fit.
+ResultGeometry pointwise_result(const CallGeometry& call);
+
+OperatorWays pointwise(Linearity linearity);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,199 @@
+#include "dtensor/tensor/dtensor_impl.h"
+
+#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor_key.h"
+#include "dtensor/tensor/whole_storage.h"
+
+#include <c10/core/TensorImpl.h>
+#include <c10/core/TensorOptions.h>
+#include <c10/util/Exception.h>
+
+#include <string>
+#include <utility>
+
+namespace fsdp {
+
+bool is_dtensor(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.unsafeGetTensorImpl()->key_set().has(internal::kDTensorKey);
+}
+
+}  // namespace fsdp
+
+namespace fsdp::internal {
+namespace {
+
+// Copied twice into each DTensor, so it is short: two cache lines.
+constexpr const char* kNoMemory =
+    "A DTensor has no storage of its own: take fsdp::DTensor(t).to_local() or .full_tensor()";
+
+// Lets go of what the metadata owns with the last tensor, even while weak references
+// remain: the owner refers to its DTensor weakly, and a plain TensorImpl keeps its
+// metadata until the last weak reference is gone.
+class DTensorImpl final : public c10::TensorImpl {
+ public:
+  using c10::TensorImpl::TensorImpl;
+
+  // What Tensor::set_data comes to. A plain tensor's data would turn a DTensor into a
+  // plain tensor without a word.
+  void shallow_copy_from(const c10::intrusive_ptr<c10::TensorImpl>& impl) override {
+    TORCH_CHECK_VALUE(
+        impl->key_set().has(kDTensorKey), "set_data on a DTensor of shape ", sizes(),
+        " with a plain ", "tensor of shape ", impl->sizes(),
+        ": a DTensor's memory belongs to its mesh. Write with "
+        "copy_(), which takes this rank's part of a plain tensor of the global shape.");
+    c10::TensorImpl::shallow_copy_from(impl);
+  }
+
+  // LibTorch's own serialization reads tensors by their storage.
+  const c10::Storage& storage() const override {
+    const auto self = at::Tensor(c10::intrusive_ptr<c10::TensorImpl>::reclaim_copy(
+        const_cast<DTensorImpl*>(this)));  // NOLINT: a handle of what it is
+    const c10::Storage* const whole = whole_storage(self, shown_);
+    TORCH_CHECK(whole != nullptr, kNoMemory,
+                " (collective). Instead of torch::save(model, ...) or torch::save(optimizer, "
+                "...): fsdp::save({.model = model, .optimizer = optimizer}, \"checkpoint\"); on "
+                "every rank; or, for LibTorch's own file of the model, torch::save(model, ...) "
+                "while an fsdp::SummonFullParams of it lives.");
+    return *whole;
+  }
+
+  void release_resources() override {
+    c10::TensorImpl::release_resources();
+    extra_meta_.reset();
+    shown_ = {};
+  }
+
+ private:
+  mutable ShownStorage shown_;
+};
+
+// Gives `dtensor` metadata of its own, changed so.
+template <class Change>
+void change_meta(const at::Tensor& dtensor, const Change& change) {
+  auto meta = c10::make_intrusive<DTensorMeta>(meta_of(dtensor));
+  change(*meta);
+  dtensor.unsafeGetTensorImpl()->set_backend_meta(std::move(meta));
+}
+
+DTensorMeta& changed_meta(const at::Tensor& dtensor) {
+  return *static_cast<DTensorMeta*>(dtensor.unsafeGetTensorImpl()->get_backend_meta());
+}
+
+// What a tensor carries on any device.
+c10::DispatchKeySet without_backends(c10::DispatchKeySet keys) {
+  return {c10::DispatchKeySet::RAW, keys.raw_repr() & ~c10::full_backend_mask};
+}
+
+}  // namespace
+
+NewDTensors& NewDTensors::current() {
+  thread_local NewDTensors current;
+  return current;
+}
+
+at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
+                        c10::intrusive_ptr<DTensorOwner> owner) {
+  install_dtensor_kernels();
+  // The constructor adds the device's autograd keys (and leaves them out in inference
+  // mode).
+  auto keys = c10::DispatchKeySet(
+      c10::computeDispatchKey(local.scalar_type(), c10::kStrided, local.device()));
+  const NewDTensors& made = NewDTensors::current();
+  keys = keys.add(kDTensorKey).add(kFirstKey) | made.keys;
+  if (owner) keys = keys | owner->extra_keys();
+  const bool is_of_parameter = owner && owner->parameter_name() != nullptr;
+  auto impl = c10::make_intrusive<DTensorImpl>(keys, local.dtype(), local.device());
+  impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
+  impl->set_sizes_and_strides(spec.shape(), spec.stride());
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(
+      local, std::move(spec), std::move(owner), DTensorStylePtr(),
+      made.from_parameter || is_of_parameter, is_of_parameter ? Numbers() : made.numbers));
+  return at::Tensor(std::move(impl));
+}
+
+at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DTensorSpec spec) {
+  auto* const source = base.unsafeGetTensorImpl();
+  const DTensorMeta& meta = meta_of(base);
+  if (local.scalar_type() != base.scalar_type()) {
+    const NewFromParameter origin(meta.from_parameter, meta.numbers);
+    at::Tensor view = make_dtensor(local, std::move(spec), meta.owner);
+    view.unsafeGetTensorImpl()->set_version_counter(source->version_counter());
+    return view;
+  }
+  auto impl = source->shallow_copy_and_detach(source->version_counter(),
+                                              /*allow_tensor_metadata_change=*/true);
+  impl->set_sizes_and_strides(spec.shape(), spec.stride());
+  impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta.owner,
+                                                          meta.style, meta.from_parameter,
+                                                          meta.numbers, meta.label));
+  return at::Tensor(std::move(impl));
+}
+
+void become_view(const at::Tensor& dtensor, const at::Tensor& view) {
+  const DTensorMeta& becomes = meta_of(view);
+  dtensor.unsafeGetTensorImpl()->set_sizes_and_strides(becomes.spec.shape(), becomes.spec.stride());
+  change_meta(dtensor, [&](DTensorMeta& meta) {
+    meta.local = becomes.local;
+    meta.spec = becomes.spec;
+    meta.owner = becomes.owner;
+  });
+}
+
+void replace_local(const at::Tensor& dtensor, const at::Tensor& local) {
+  change_meta(dtensor, [&](DTensorMeta& meta) { meta.local = local; });
+}
+
+void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::DispatchKeySet keys) {
+  auto* const impl = dtensor.unsafeGetTensorImpl();
+  const auto& meta = meta_of(dtensor);
+  const KeysOfNewDTensors all(without_backends(impl->key_set()) | keys);
+  const NewFromParameter origin(meta.from_parameter, meta.numbers);
+  const at::Tensor becomes = make_dtensor(local, meta.spec, meta.owner);
+  set_style(becomes, meta.style);
+  set_label(becomes, meta.label);
+  impl->shallow_copy_from(becomes.getIntrusivePtr());
+}
+
+void set_from_parameter(const at::Tensor& dtensor) { changed_meta(dtensor).from_parameter = true; }
+
+void set_numbers(const at::Tensor& dtensor, const Numbers& numbers) {
+  DTensorMeta& meta = changed_meta(dtensor);
+  if (!meta.is_of_parameter()) meta.numbers = numbers;
+}
+
+void set_style(const at::Tensor& dtensor, DTensorStylePtr style) {
+  change_meta(dtensor, [&](DTensorMeta& meta) { meta.style = std::move(style); });
+}
+
+void set_label(const at::Tensor& dtensor, Label label) {
+  changed_meta(dtensor).label = std::move(label);
+}
+
+void set_owner(const at::Tensor& dtensor, c10::intrusive_ptr<DTensorOwner> owner) {
+  change_meta(dtensor, [&](DTensorMeta& meta) { meta.owner = std::move(owner); });
+}
+
+LettingGoOfMeta::~LettingGoOfMeta() {
+  auto weak = c10::weak_intrusive_ptr<c10::TensorImpl>::reclaim(impl_);
+  const bool dies = weak.expired();
+  // Those with strong references have one together. Alone, it means that the tensor is
+  // being destroyed as a whole.
+  const bool is_kept = weak.weak_use_count() > 1;
+  weak.release();
+  if (dies && is_kept) impl_->set_backend_meta({});
+}
+
+std::string description_of(const at::Tensor& dtensor) {
+  const DTensorMeta& meta = meta_of(dtensor);
+  if (meta.is_of_parameter()) return meta.owner->description();
+  if (meta.label) return *meta.label;
+  if (!meta.style) return {};
+  return "parameter '" + meta.style->path + "' of tensor-parallel model " +
+         std::to_string(meta.style->number_of_model);
+}
+
+uint32_t local_version_of(const at::Tensor& tensor) {
+  return static_cast<uint32_t>(local_of(tensor)._version());
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,242 @@
+#include "fully_shard/summon_full_params.h"
+
+#include "device_mesh/on_mesh/collectives_of.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/redistribute/redistribute.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/params/registry_entry.h"
+#include "fully_shard/params/summoned_units.h"
+#include "fully_shard/units/unit.h"
+#include "on_demand/pass.h"
+
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/util/Exception.h>
+#include <torch/nn/module.h>
+
+#include <algorithm>
+#include <utility>
+#include <vector>
+
+namespace fsdp {
+namespace {
+
+using internal::find_summoned_units;
+using internal::ParamGroup;
+using internal::RegistryEntry;
+using internal::SummonedParam;
+using internal::SummonedUnit;
+
+void check_options(const SummonOptions& options) {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      !options.rank0_only || !options.writeback,
+      "SummonFullParams: rank0_only with writeback: only rank 0 has something to write back; set "
+      "writeback = false");
+  TORCH_CHECK_NOT_IMPLEMENTED(!options.offload_to_cpu || !options.with_grads,
+                              "SummonFullParams: offload_to_cpu with with_grads is not supported");
+  TORCH_CHECK_VALUE(internal::current_graph_task() == -1,
+                    "SummonFullParams: not allowed inside a backward");
+  if (options.offload_to_cpu && !options.rank0_only) {
+    TORCH_WARN_ONCE(
+        "SummonFullParams: offload_to_cpu without rank0_only copies the whole model on every rank");
+  }
+}
+
+// Not an alias of the shard, as a mesh of one rank would give. Collective.
+at::Tensor copy_of(const at::Tensor& entry) {
+  auto full = DTensor(entry.detach()).full_tensor();
+  return full.is_alias_of(internal::local_of(entry)) ? full.clone() : full;
+}
+
+// What a rank has of the gradient of a parameter.
+enum class Gradient : int64_t { kNone, kWhole, kWaits };
+
+Gradient gradient_of(const SummonedUnit& unit, const SummonedParam& param) {
+  if (unit.group->gradients().has_pending(RegistryEntry::of(param.entry)->index()))
+    return Gradient::kWaits;
+  return param.entry.grad().defined() ? Gradient::kWhole : Gradient::kNone;
+}
+
+// Gradients are gathered where ranks have them, which is rank-local: an expert that one
+// rank did not use, under NoSyncGuard. Throws ValueError on all ranks unless all have
+// gradients of the same parameters, none of which waits. Collective over the unit's mesh.
+void agree_on_gradients(const SummonedUnit& unit) {
+  const auto& mesh = unit.group->mesh();
+  std::vector<int64_t> mine;
+  for (const auto& param : unit.params)
+    mine.push_back(static_cast<int64_t>(gradient_of(unit, param)));
+  const auto said = internal::agree(internal::collectives_of(mesh),
+                                    {.words = mine,
+                                     .what = "gradients that SummonFullParams shows",
+                                     .device = local_device(mesh)});
+  const auto name_of = [&](int64_t place) {
+    const auto& entry = unit.params[static_cast<size_t>(place)].entry;
+    return unit.group->parameter_name(RegistryEntry::of(entry)->index());
+  };
+  const auto waits = said.words.eq(static_cast<int64_t>(Gradient::kWaits)).nonzero();
+  TORCH_CHECK_VALUE(waits.size(0) == 0, "SummonFullParams: with_grads while parameter '",
+                    name_of(waits[0][1].item<int64_t>()),
+                    "' has a gradient that waits for synchronisation on rank ",
+                    mesh.ranks()[static_cast<size_t>(waits[0][0].item<int64_t>())],
+                    "; run a synchronised backward, or zero_pending_gradients(), first (rank ",
+                    mesh.rank(), ")");
+  if (!said.difference) return;
+  TORCH_CHECK_VALUE(false, "SummonFullParams: with_grads while parameter '",
+                    name_of(static_cast<int64_t>(said.difference->word)),
+                    "' has a gradient on some ranks only (not alike on ranks ",
+                    mesh.ranks().front(), " and ",
+                    mesh.ranks()[static_cast<size_t>(said.difference->rank)],
+                    "); call zero_grad() and run backward on all (rank ", mesh.rank(), ")");
+}
+
+}  // namespace
+
+class SummonFullParams::Scope {
+ public:
+  Scope(std::vector<SummonedUnit> units, SummonOptions options)
+      : units_(std::move(units)), options_(options) {
+    check_options(options_);
+    for (const auto& unit : units_) internal::check_not_held(*unit.group);
+    c10::InferenceMode no_inference(false);
+    c10::NoGradGuard no_grad;
+    for (const auto& unit : units_)
+      if (options_.with_grads) agree_on_gradients(unit);
+    try {
+      for (; opened_ < units_.size(); ++opened_) open(units_[opened_]);
+    } catch (...) {
+      options_.writeback = false;
+      close();
+      throw;
+    }
+  }
+  ~Scope() { close(); }
+
+ private:
+  bool shown_here(const ParamGroup& group) const {
+    const auto& coordinate = group.mesh().coordinate();
+    return !options_.rank0_only || std::all_of(coordinate.begin(), coordinate.end(),
+                                               [](int64_t place) { return place == 0; });
+  }
+  bool stays_held(const ParamGroup& group) const {
+    return shown_here(group) && !options_.offload_to_cpu && !group.casts();
+  }
+
+  // Members of a dtype of their own are not what is to be seen: copies are.
+  void open(SummonedUnit& unit) {
+    const bool shows_members = !unit.group->casts();
+    if (shows_members) unit.group->hold();
+    unit.group->unit().summoned =
+        options_.writeback ? internal::Summoned::kKeepsWrites : internal::Summoned::kDropsWrites;
+    try {
+      for (auto& param : unit.params) show(param, *unit.group);
+    } catch (...) {
+      unit.group->unit().summoned = internal::Summoned::kNo;
+      if (shows_members) unit.group->release();
+      throw;
+    }
+    if (shows_members && !stays_held(*unit.group)) unit.group->release();
+  }
+
+  void show(SummonedParam& param, const ParamGroup& group) const {
+    auto value = group.casts() ? copy_of(param.entry) : param.member();
+    const auto& gradient = param.entry.grad();
+    auto full_gradient =
+        options_.with_grads && gradient.defined() ? DTensor(gradient).full_tensor() : at::Tensor();
+    if (!shown_here(group)) return;
+    const bool changes_are_dropped = group.residency().is_borrowed() && !options_.writeback;
+    if (full_gradient.defined() && changes_are_dropped) full_gradient = full_gradient.clone();
+    param.full = value;
+    if (options_.offload_to_cpu) {
+      param.full = value.to(at::kCPU, value.scalar_type(), /*non_blocking=*/false, /*copy=*/true);
+    } else if (changes_are_dropped) {
+      param.shard = internal::local_of(param.entry).clone();
+    }
+    if (!stays_held(group)) param.full.set_requires_grad(param.entry.requires_grad());
+    if (full_gradient.defined()) param.full.mutable_grad() = full_gradient.to(value.device());
+    param.full_version = static_cast<uint32_t>(param.full._version());
+    param.entry_version = static_cast<uint32_t>(param.entry._version());
+    param.fill_slots(param.full);
+  }
+
+  void close() noexcept {
+    c10::InferenceMode no_inference(false);
+    c10::NoGradGuard no_grad;
+    while (opened_ > 0) close(units_[--opened_]);
+  }
+
+  // Where copies are shown the members may be written beside them.
+  static bool only_member_was_written(const SummonedParam& param, ParamGroup& group) {
+    const auto index = static_cast<size_t>(RegistryEntry::of(param.entry)->index());
+    const bool member_was =
+        group.writes().is_dirty(index) || param.entry._version() != param.entry_version;
+    return member_was && param.full._version() == param.full_version;
+  }
+
+  // A plain tensor that is copied into an entry must be the same on all ranks, but what
+  // is written to a summoned parameter need not be.
+  static at::Tensor part_of(const at::Tensor& full, const at::Tensor& entry) {
+    const at::Tensor value = full.detach().to(entry.device());
+    if (is_dtensor(value)) return value;
+    const auto& spec = internal::spec_of(entry);
+    return internal::make_dtensor(internal::local_part(value, spec), spec);
+  }
+
+  void close(SummonedUnit& unit) {
+    unit.group->unit().summoned = internal::Summoned::kNo;
+    for (const auto& param : unit.params) {
+      if (!param.full.defined()) continue;
+      param.fill_slots(param.entry);
+      if (options_.with_grads) hide_gradient(param);
+      if (param.shard.defined()) internal::local_of(param.entry).copy_(param.shard);
+    }
+    if (stays_held(*unit.group)) {
+      if (options_.writeback) {
+        unit.group->mark_all_written();
+      } else {
+        unit.group->forget_writes();
+      }
+      unit.group->release_own_parts();
+    } else if (options_.writeback) {
+      for (auto& param : unit.params) {
+        if (!only_member_was_written(param, *unit.group))
+          param.entry.copy_(part_of(param.full, param.entry));
+      }
+    }
+  }
+
+  void hide_gradient(const SummonedParam& param) const {
+    at::Tensor shown = param.full;
+    const auto full = std::exchange(shown.mutable_grad(), {});
+    if (!options_.writeback) return;
+    auto entry = param.entry;
+    const DTensor placed(entry);
+    entry.mutable_grad() =
+        full.defined()
+            ? distribute_tensor(full.to(entry.device()), placed.device_mesh(), placed.placements())
+            : at::Tensor();
+  }
+
+  std::vector<SummonedUnit> units_;
+  SummonOptions options_;
+  size_t opened_ = 0;  // of units_, from the front
+};
+
+SummonFullParams::SummonFullParams(ModuleRef module, SummonOptions options)
+    : scope_(
+          std::make_unique<Scope>(find_summoned_units({module.get()}, options.recurse), options)) {}
+
+SummonFullParams::SummonFullParams(const FSDPModule& unit, SummonOptions options) {
+  std::vector<std::shared_ptr<torch::nn::Module>> alive;
+  std::vector<torch::nn::Module*> modules;
+  for (const auto& weak : internal::unit_of(unit)->modules) {
+    auto module = weak.lock();
+    TORCH_CHECK_VALUE(module, "SummonFullParams: a module of unit '", unit.name(), "' died");
+    modules.push_back(module.get());
+    alive.push_back(std::move(module));
+  }
+  scope_ = std::make_unique<Scope>(find_summoned_units(modules, options.recurse), options);
+}
+
+SummonFullParams::~SummonFullParams() = default;
+
+}  // namespace fsdp

@@ -1,0 +1,329 @@
+#include "fully_shard/clip_grad_norm.h"
+
+#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/process_group.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/params/same_parameters.h"
+
+#include <ATen/ops/amax.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/clamp.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/linalg_vector_norm.h>
+#include <ATen/ops/maximum.h>
+#include <ATen/ops/stack.h>
+#include <ATen/ops/tensor.h>
+#include <ATen/ops/zeros.h>
+#include <c10/core/GradMode.h>
+#include <c10/util/Exception.h>
+#include <c10/util/hash.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <cmath>
+#include <map>
+#include <optional>
+#include <set>
+#include <string>
+#include <unordered_set>
+#include <utility>
+
+namespace fsdp {
+namespace {
+
+// Half precision overflows in sums of powers.
+std::optional<at::ScalarType> norm_dtype(const at::Tensor& values) {
+  return at::isReducedFloatingType(values.scalar_type()) ? std::optional(at::kFloat) : std::nullopt;
+}
+
+// How a joint p-norm adds up: terms are p-th powers, or the largest absolute value.
+struct NormKind {
+  double p;
+
+  bool is_largest() const { return std::isinf(p); }
+  at::Tensor term(const at::Tensor& values) const {
+    const auto norm = at::linalg_vector_norm(values, p, std::nullopt, false, norm_dtype(values));
+    const auto wide = norm.to(at::kDouble);
+    return is_largest() || p == 1 ? wide : wide.pow(p);
+  }
+  at::Tensor joined(const at::Tensor& a, const at::Tensor& b) const {
+    return is_largest() ? at::maximum(a, b) : a.add(b);
+  }
+  at::Tensor joined(const at::Tensor& terms) const {
+    return is_largest() ? terms.amax() : terms.sum();
+  }
+  at::Tensor norm(const at::Tensor& term) const {
+    return is_largest() || p == 1 ? term : term.pow(1 / p);
+  }
+};
+
+// What all ranks must ask for alike, in numbers that a row of doubles carries exactly.
+class Request {
+ public:
+  static constexpr int64_t kNumbers = 5;
+
+  Request(double max_norm, double norm_type) : max_norm_(max_norm), norm_type_(norm_type) {}
+
+  // A parameter whose gradient is sharded; plain ones may lack a gradient here.
+  void add(const at::Tensor& placed) {
+    const auto& spec = internal::spec_of(placed);
+    ++parameters_;
+    elements_ += placed.numel();
+    hash_ = c10::hash_combine(hash_, static_cast<size_t>(placed.scalar_type()));
+    for (const int64_t size : placed.sizes())
+      hash_ = c10::hash_combine(hash_, static_cast<size_t>(size));
+    for (const auto& placement : spec.placements())
+      hash_ = c10::hash_combine(hash_, placement.hash());
+    for (const int64_t size : spec.mesh().shape())
+      hash_ = c10::hash_combine(hash_, static_cast<size_t>(size));
+  }
+
+  at::Tensor numbers() const {
+    constexpr uint64_t kExact = (uint64_t{1} << 52) - 1;
+    return at::tensor({static_cast<double>(parameters_), static_cast<double>(elements_),
+                       static_cast<double>(hash_ & kExact), max_norm_, norm_type_},
+                      at::kDouble);
+  }
+
+  static std::string text(const double* numbers) {
+    return c10::str(static_cast<int64_t>(numbers[0]), " parameters of ",
+                    static_cast<int64_t>(numbers[1]), " elements, max_norm ", numbers[3],
+                    ", norm_type ", numbers[4]);
+  }
+
+ private:
+  int64_t parameters_ = 0, elements_ = 0;
+  size_t hash_ = 0;
+  double max_norm_, norm_type_;
+};
+
+// Throws on all ranks alike where some asked for something else. On a device it is not
+// looked at, which would stall the host.
+void check_requests(const at::Tensor& rows, const DeviceMesh& mesh) {
+  if (!rows.is_cpu()) return;
+  const auto numbers = rows.slice(1, 0, Request::kNumbers).contiguous();
+  const auto* const first = numbers.const_data_ptr<double>();
+  for (int64_t place = 1; place < numbers.size(0); ++place) {
+    const auto* const other = first + place * Request::kNumbers;
+    TORCH_CHECK_VALUE(
+        std::equal(first, first + Request::kNumbers, other),
+        "clip_grad_norm_: the ranks do not clip the same parameters: rank ", mesh.ranks().front(),
+        " clips ", Request::text(first), "; rank ", mesh.ranks()[static_cast<size_t>(place)],
+        " clips ", Request::text(other),
+        " (shapes, dtypes, placements and their order count too). Every rank must call it with "
+        "the same parameters, max_norm and norm_type; nothing was scaled (rank ",
+        mesh.rank(), ")");
+  }
+}
+
+// This rank's term of the gradients that lie on one mesh.
+struct MeshTerm {
+  DeviceMesh mesh;
+  at::Tensor term;
+};
+
+class Gradients {
+ public:
+  Gradients(NormKind kind, double max_norm, const std::vector<at::Tensor>& params)
+      : kind_(kind), request_(max_norm, kind.p) {
+    std::unordered_set<const c10::TensorImpl*> seen;
+    for (const auto& param : params) {
+      if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add(param);
+    }
+  }
+
+  // Collective over covering_mesh() unless all is plain.
+  at::Tensor norm() const {
+    if (meshes_.empty()) return kind_.norm(plain_.defined() ? plain_ : at::zeros({}, at::kDouble));
+    const auto mesh = covering_mesh();
+    const auto all = gather(mesh);
+    check_requests(all, mesh);
+    constexpr auto kNames = Request::kNumbers + internal::SameParameters::kNumbers;
+    // Ranks that clip two models of equal shapes would make one norm of both.
+    same_parameters_.check(
+        all.slice(1, Request::kNumbers, kNames), mesh,
+        {.call = "clip_grad_norm_", .verb = "clips", .consequence = "nothing was scaled"});
+    const auto rows = all.slice(1, kNames);
+    auto total = rows.select(1, 0).amax();  // plain gradients are copies of each other
+    for (size_t i = 0; i < meshes_.size(); ++i) {
+      const auto column = static_cast<int64_t>(2 * i + 1);
+      const auto& here = meshes_[i].mesh;
+      const auto term = here.size() == mesh.size()
+                            ? kind_.joined(rows.select(1, column + 1))
+                            : term_of_one_copy(here, rows.slice(1, column, column + 2));
+      total = kind_.joined(total, term);
+    }
+    return kind_.norm(total);
+  }
+
+  void scale(const at::Tensor& factor) const {
+    for (const auto& local : locals_) local.mul_(factor.to(local.device(), local.scalar_type()));
+  }
+  at::ScalarType norm_dtype() const { return dtype_; }
+
+ private:
+  void add(const at::Tensor& param) {
+    const auto& gradient = param.grad();
+    const auto& placed = is_dtensor(param) ? param : gradient;
+    if (!placed.defined()) return;
+    dtype_ = c10::promoteTypes(dtype_, c10::toRealValueType(placed.scalar_type()));
+    // A mesh takes part whether or not this rank has gradients on it, since ranks must
+    // agree on what is gathered.
+    if (is_dtensor(placed)) request_.add(placed);
+    same_parameters_.add(param);
+    auto& term = is_dtensor(placed) ? term_on(internal::spec_of(placed).mesh()) : plain_;
+    if (!term.defined())
+      term = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(placed.device()));
+    if (!gradient.defined()) return;
+    const auto& local = is_dtensor(gradient) ? internal::local_of(gradient) : gradient;
+    locals_.push_back(local);
+    if (is_dtensor(gradient) && !counts_here(gradient)) return;
+    if (local.numel() > 0)  // the largest of nothing has no value
+      term = kind_.joined(term, kind_.term(local).to(term.device()));
+  }
+
+  at::Tensor& term_on(const DeviceMesh& mesh) {
+    for (auto& item : meshes_) {
+      if (item.mesh == mesh) return item.term;
+    }
+    return meshes_.emplace_back(MeshTerm{mesh, {}}).term;
+  }
+
+  // A dimension on which a gradient is replicated counts at its first coordinate.
+  static bool counts_here(const at::Tensor& gradient) {
+    const auto& spec = internal::spec_of(gradient);
+    bool counts = true;
+    for (size_t dim = 0; dim < spec.placements().size(); ++dim) {
+      TORCH_CHECK_NOT_IMPLEMENTED(
+          !spec.placements()[dim].is_partial(), "clip_grad_norm_: a gradient of shape ",
+          gradient.sizes(), " is placed as ", to_string(spec),
+          "; what is still to be reduced has no norm: redistribute it first (rank ",
+          spec.mesh().rank(), ")");
+      if (spec.placements()[dim].is_replicate()) counts &= spec.mesh().coordinate()[dim] == 0;
+    }
+    return counts;
+  }
+
+  // The smallest mesh that has the ranks of all meshes met: one of them, or that of the
+  // default group, which also stands for one of several dimensions with its ranks: what
+  // is gathered at once.
+  DeviceMesh covering_mesh() const {
+    std::set<int64_t> ranks;
+    std::vector<DeviceMesh> candidates;
+    for (const auto& [mesh, term] : meshes_) {
+      ranks.insert(mesh.ranks().begin(), mesh.ranks().end());
+      candidates.push_back(mesh);
+    }
+    const auto covers = [&ranks](const DeviceMesh& mesh) {
+      const std::set<int64_t> has(mesh.ranks().begin(), mesh.ranks().end());
+      return std::includes(has.begin(), has.end(), ranks.begin(), ranks.end());
+    };
+    std::stable_sort(candidates.begin(), candidates.end(),
+                     [](const auto& a, const auto& b) { return a.size() < b.size(); });
+    const auto found = std::find_if(candidates.begin(), candidates.end(), covers);
+    if (found != candidates.end() && found->ndim() == 1) return *found;
+    const auto& any = candidates.front();
+    std::optional<DeviceMesh> world;
+    if (is_process_group_initialized())
+      world = DeviceMesh::from_group(default_process_group(), any.device_type());
+    if (found != candidates.end()) {
+      const bool is_world = world && world->size() == found->size() && covers(*world);
+      return is_world ? *world : *found;
+    }
+    TORCH_CHECK_VALUE(world && covers(*world), "clip_grad_norm_: the gradients lie on ",
+                      names(candidates),
+                      ", and neither one of these meshes nor the default process group has all "
+                      "their ranks, over which the norm would be agreed; call it once per mesh "
+                      "(rank ",
+                      any.rank(), ")");
+    return *world;
+  }
+
+  static std::string names(const std::vector<DeviceMesh>& meshes) {
+    std::string text;
+    for (const auto& mesh : meshes) text += (text.empty() ? "" : ", ") + to_string(mesh);
+    return text;
+  }
+
+  // What only the CPU compares; to bring it to a device would stall the host.
+  at::Tensor asked(const at::TensorOptions& options) const {
+    const auto names = same_parameters_.numbers();
+    if (!options.device().is_cpu())
+      return at::zeros({Request::kNumbers + static_cast<int64_t>(names.size())}, options);
+    return at::cat({request_.numbers(), at::tensor(names, at::kDouble)});
+  }
+
+  // One row per rank of `mesh`: {what it asks for, which parameters these are, plain,
+  // then per mesh met its first rank and the term}.
+  at::Tensor gather(const DeviceMesh& mesh) const {
+    const auto options = meshes_.front().term.options();
+    std::vector<at::Tensor> row = {plain_.defined() ? plain_.to(options.device())
+                                                    : at::zeros({}, options)};
+    for (const auto& [of, term] : meshes_) {
+      row.push_back(at::full({}, static_cast<double>(of.ranks().front()), options));
+      row.push_back(term.to(options.device()));
+    }
+    const auto own = at::cat({asked(options), at::stack(row)});
+    return internal::rows_of_all(
+        internal::collectives_of(mesh),
+        {.row = own, .what = "all-gather of clip_grad_norm_", .call = "clip_grad_norm_"});
+  }
+
+  // `rows`: {first rank of the mesh, term}. Several copies of the mesh beside each other
+  // hold copies of the same parameters, if their norms are the same.
+  at::Tensor term_of_one_copy(const DeviceMesh& mesh, const at::Tensor& rows) const {
+    const auto host = rows.to(at::kCPU).contiguous();
+    std::map<double, std::vector<at::Tensor>> copies;  // by first rank
+    for (int64_t i = 0; i < host.size(0); ++i)
+      copies[host[i][0].item<double>()].push_back(host[i][1]);
+    std::map<double, double> norms;
+    for (const auto& [first_rank, terms] : copies)
+      norms[first_rank] = kind_.norm(kind_.joined(at::stack(terms))).item<double>();
+    const auto& [one_rank, one] = *norms.begin();
+    for (const auto& [other_rank, other] : norms) {
+      const bool same = one == other || (std::isnan(one) && std::isnan(other)) ||
+                        std::abs(one - other) <= 1e-6 * std::max(one, other);
+      TORCH_CHECK_VALUE(same, "clip_grad_norm_: the gradients on ", to_string(mesh),
+                        " that begins "
+                        "at rank ",
+                        one_rank, " have the norm ", one,
+                        ", those on the one that "
+                        "begins at rank ",
+                        other_rank, " have ", other,
+                        ": they are no copies of each other, as those of experts are not. Call "
+                        "it once per group of ranks that has the parameters in common (rank ",
+                        mesh.rank(), ")");
+    }
+    return kind_.joined(at::stack(copies.begin()->second)).to(rows.device());
+  }
+
+  NormKind kind_;
+  Request request_;
+  internal::SameParameters same_parameters_;
+  std::vector<MeshTerm> meshes_;  // in order of appearance
+  at::Tensor plain_;              // this rank's term of the plain gradients
+  std::vector<at::Tensor> locals_;
+  at::ScalarType dtype_ = at::kFloat;
+};
+
+}  // namespace
+
+at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_norm, double norm_type,
+                           bool error_if_nonfinite) {
+  TORCH_CHECK_VALUE(max_norm >= 0, "clip_grad_norm_: max_norm is ", max_norm,
+                    "; it must be a number that is not negative");
+  TORCH_CHECK_VALUE(norm_type > 0, "clip_grad_norm_: norm_type is ", norm_type,
+                    "; it must be positive or inf");
+  c10::NoGradGuard no_grad;
+  const Gradients gradients({norm_type}, max_norm, params);
+  const auto norm = gradients.norm();
+  TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item().toDouble()),
+              "clip_grad_norm_: the norm of order ", norm_type, " of the gradients is ",
+              norm.item().toDouble(),
+              " on every rank, and error_if_nonfinite is set; nothing was scaled");
+  gradients.scale(at::clamp(norm.add(1e-6).reciprocal().mul(max_norm), std::nullopt, 1.0));
+  return norm.to(gradients.norm_dtype());
+}
+
+}  // namespace fsdp
