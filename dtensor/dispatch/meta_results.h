@@ -3,7 +3,7 @@
 
 #include "dtensor/dispatch/operands.h"
 #include "dtensor/dispatch/operator_call.h"
-#include "dtensor/strategy/operator_ways.h"
+#include "dtensor/strategy/op_strategy.h"
 
 #include <vector>
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "dtensor/dispatch/operator_call.h"
-#include "dtensor/strategy/call_geometry.h"
+#include "dtensor/strategy/op_schema.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/function_schema.h>

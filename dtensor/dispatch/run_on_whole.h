@@ -1,4 +1,4 @@
-// How an operator runs that has no way to run on parts: on the whole value, on every
+// Runs an operator that has no strategy: on the whole value, on every
 // rank.
 #pragma once
 

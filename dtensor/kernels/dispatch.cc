@@ -2,7 +2,7 @@
 
 #include "dtensor/dispatch/numbers_met.h"
 #include "dtensor/dispatch/plain_beside.h"
-#include "dtensor/dispatch/run_by_ways.h"
+#include "dtensor/dispatch/run_by_strategy.h"
 #include "dtensor/dispatch/run_on_whole.h"
 #include "dtensor/dispatch/tensor_arguments.h"
 #include "dtensor/dtensor.h"
@@ -157,20 +157,20 @@ class TableKernel final : public c10::OperatorKernel {
  public:
   TableKernel(const OpEntry& entry, const c10::OperatorHandle& op)
       : handler_(entry.handler), traits_(op) {
-    if (entry.ways.any()) by_ways_.emplace(entry.ways, op, entry.local_kernel);
+    if (entry.strategy.any()) by_strategy_.emplace(entry.strategy, op, entry.local_kernel);
   }
 
   void operator()(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                   torch::jit::Stack* stack) {
     run_told(traits_, op, keys, stack, [this](OperatorCall& call) {
-      if (handler_ == nullptr) return by_ways_->run(call);
-      handler_(call, by_ways_ ? &*by_ways_ : nullptr);
+      if (handler_ == nullptr) return by_strategy_->run(call);
+      handler_(call, by_strategy_ ? &*by_strategy_ : nullptr);
     });
   }
 
  private:
   OpHandler handler_;
-  std::optional<WaysKernel> by_ways_;
+  std::optional<StrategyKernel> by_strategy_;
   OperatorTraits traits_;
 };
 

@@ -2,7 +2,7 @@
 // one boxed kernel (some come to fast_pointwise.h first), which tells the owners of what
 // will be written and read, and has the operator run on local tensors as the table says
 // (dtensor/ops/op_table.h), else on whole values. What the kernel does may be collective:
-// see each entry, and run_by_ways.h.
+// see each entry, and run_by_strategy.h.
 #pragma once
 
 #include "dtensor/dispatch/operator_call.h"

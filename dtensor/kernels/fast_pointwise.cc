@@ -64,7 +64,7 @@ void tell_read_of(const Argument& argument) {
 }
 
 template <class Op, class Result, class... Args>
-Result by_ways(c10::DispatchKeySet keys, Args... args) {
+Result by_strategy(c10::DispatchKeySet keys, Args... args) {
   static const auto op =
       c10::Dispatcher::singleton().findSchemaOrThrow(Op::name, Op::overload_name);
   static const auto kernel = *kernel_of(op);
@@ -86,7 +86,7 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
     Alike operands;
     (look_at(args, operands), ...);
     if (!operands.alike() || !operands.is_dense() || operands.has_own_number() || compares_plain())
-      return by_ways<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
+      return by_strategy<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);
     at::Tensor result = make_dtensor(Op::call(local_argument(args)...), operands.spec());
@@ -106,8 +106,8 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     const bool is_of_parameter = meta != nullptr && meta->is_of_parameter();
     if (meta == nullptr || !operands.alike() || compares_plain() ||
         (operands.has_own_number() && (!operands.spec().has_shard() || is_of_parameter)))
-      return by_ways<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
-                                                            std::forward<Args>(args)...);
+      return by_strategy<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
+                                                                std::forward<Args>(args)...);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     tell_write(self);
     (tell_read_of(args), ...);

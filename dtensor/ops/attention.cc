@@ -38,40 +38,42 @@ std::vector<int64_t> dims_that_may_be_cut(const Operand& query, const Operand& k
 
 // All operands and results cut alike along `dim`, but for the mask, which is the last
 // operand. Operands `query` and after it are the query, the key and the value.
-Way cut_along_way(const CallGeometry& call, size_t query, size_t results, int64_t dim) {
-  Way way{.results = std::vector<Placement>(results, Shard{dim}),
-          .operands = std::vector<Placement>(call.operands.size(), Shard{dim})};
-  way.operands.back() =
+PlacementStrategy cut_along_strategy(const OpSchema& call, size_t query, size_t results,
+                                     int64_t dim) {
+  PlacementStrategy strategy{.results = std::vector<Placement>(results, Shard{dim}),
+                             .operands = std::vector<Placement>(call.operands.size(), Shard{dim})};
+  strategy.operands.back() =
       broadcast_along(call.operands.back(), kNdim, dim, call.operands[query].size(dim));
-  return way;
+  return strategy;
 }
 
 // The heads cut but for those of keys and values; the last `terms` of the results, their
 // gradients, are terms.
-Way whole_keys_way(const CallGeometry& call, size_t query, size_t results, size_t terms) {
-  Way way = cut_along_way(call, query, results, kHeads);
-  way.operands[query + 1] = way.operands[query + 2] = Replicate{};
-  for (size_t i = results - terms; i < results; ++i) way.results[i] = Partial{};
-  return way;
+PlacementStrategy whole_keys_strategy(const OpSchema& call, size_t query, size_t results,
+                                      size_t terms) {
+  PlacementStrategy strategy = cut_along_strategy(call, query, results, kHeads);
+  strategy.operands[query + 1] = strategy.operands[query + 2] = Replicate{};
+  for (size_t i = results - terms; i < results; ++i) strategy.results[i] = Partial{};
+  return strategy;
 }
 
-std::vector<Way> attention_ways(const CallGeometry& call, size_t query, size_t results,
-                                size_t terms) {
+std::vector<PlacementStrategy> attention_strategy(const OpSchema& call, size_t query,
+                                                  size_t results, size_t terms) {
   const Operand& q = call.operands[query];
   if (q.ndim() != kNdim) return {};
-  std::vector<Way> ways;
+  std::vector<PlacementStrategy> strategies;
   for (int64_t dim : dims_that_may_be_cut(q, call.operands[query + 1], call.parts))
-    ways.push_back(cut_along_way(call, query, results, dim));
-  ways.push_back(whole_keys_way(call, query, results, terms));
-  return ways;
+    strategies.push_back(cut_along_strategy(call, query, results, dim));
+  strategies.push_back(whole_keys_strategy(call, query, results, terms));
+  return strategies;
 }
 
 // (query, key, value, dropout_p, is_causal, mask, scale) -> result, logsumexp.
-std::vector<Way> flash_ways(const CallGeometry& call) {
-  return attention_ways(call, /*query=*/0, /*results=*/2, /*terms=*/0);
+std::vector<PlacementStrategy> flash_strategy(const OpSchema& call) {
+  return attention_strategy(call, /*query=*/0, /*results=*/2, /*terms=*/0);
 }
 
-std::vector<ResultGeometry> flash_results(const CallGeometry& call) {
+std::vector<ResultGeometry> flash_results(const OpSchema& call) {
   const Operand& query = call.operands[0];
   auto shape = query.shape;
   shape.back() = call.operands[2].size(-1);
@@ -82,11 +84,11 @@ std::vector<ResultGeometry> flash_results(const CallGeometry& call) {
 
 // (grad, query, key, value, result, logsumexp, dropout_p, is_causal, mask, scale) ->
 // gradients of query, key and value.
-std::vector<Way> flash_backward_ways(const CallGeometry& call) {
-  return attention_ways(call, /*query=*/1, /*results=*/3, /*terms=*/2);
+std::vector<PlacementStrategy> flash_backward_strategy(const OpSchema& call) {
+  return attention_strategy(call, /*query=*/1, /*results=*/3, /*terms=*/2);
 }
 
-std::vector<ResultGeometry> flash_backward_results(const CallGeometry& call) {
+std::vector<ResultGeometry> flash_backward_results(const OpSchema& call) {
   std::vector<ResultGeometry> results;
   for (size_t i : {1, 2, 3}) results.push_back(transposed(call.operands[i].shape, 1, 2));
   return results;
@@ -148,7 +150,7 @@ std::vector<c10::IValue> attention_backward_of_part(OperatorCall& call,
 }
 
 // _fused_sdp_choice: looks at shapes, so at tensors of the global shape. Local.
-void choose_for_whole(OperatorCall& call, const WaysKernel* /*by_ways*/) {
+void choose_for_whole(OperatorCall& call, const StrategyKernel* /*by_strategy*/) {
   const ArgumentKinds kinds(call.handle().schema());
   auto operands = kinds.operands_of(call);
   for (at::Tensor& operand : operands) {
@@ -166,10 +168,10 @@ void choose_for_whole(OperatorCall& call, const WaysKernel* /*by_ways*/) {
 
 void add_attention(OpTable& table) {
   const std::string flash = "_scaled_dot_product_flash_attention_for_cpu";
-  table.add(flash + ".", {.ways = {.ways = flash_ways, .results = flash_results},
+  table.add(flash + ".", {.strategy = {.strategies = flash_strategy, .results = flash_results},
                           .local_kernel = attention_of_part});
   table.add(flash + "_backward.",
-            {.ways = {.ways = flash_backward_ways, .results = flash_backward_results},
+            {.strategy = {.strategies = flash_backward_strategy, .results = flash_backward_results},
              .local_kernel = attention_backward_of_part});
   table.add("_fused_sdp_choice.", {.handler = choose_for_whole});
 }

@@ -6,7 +6,7 @@
 #include "dtensor/ops/exchange.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/redistribute.h"
-#include "dtensor/strategy/along_ways.h"
+#include "dtensor/strategy/along_strategy.h"
 
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
@@ -161,7 +161,7 @@ std::vector<c10::IValue> topk_of_part(OperatorCall& call, const PlacedOnMesh& pl
 }
 
 // topk(self, k, dim, ...): the dimension becomes k elements long.
-std::vector<ResultGeometry> topk_results(const CallGeometry& call) {
+std::vector<ResultGeometry> topk_results(const OpSchema& call) {
   auto shape = call.operands[0].shape;
   if (!shape.empty()) shape[static_cast<size_t>(given_dims(call, 2)[0])] = call.number(1);
   return {contiguous(shape), contiguous(shape)};
@@ -169,7 +169,7 @@ std::vector<ResultGeometry> topk_results(const CallGeometry& call) {
 
 // A cut along the dimension that argument `place` names leaves whole results.
 template <size_t place>
-std::vector<Way> cut_dim_ways(const CallGeometry& call, size_t results) {
+std::vector<PlacementStrategy> cut_dim_strategy(const OpSchema& call, size_t results) {
   const auto* const dim = std::get_if<int64_t>(&call.plain[place]);
   if (dim == nullptr || call.operands[0].ndim() == 0) return {};
   return {{.results = std::vector<Placement>(results, Replicate{}),
@@ -179,27 +179,32 @@ std::vector<Way> cut_dim_ways(const CallGeometry& call, size_t results) {
 
 // argmax(self, dim, keepdim) and its like.
 template <size_t results>
-OperatorWays extremum_ways() {
-  return with_more_ways(along(reduced<1>, results),
-                        [](const CallGeometry& call) { return cut_dim_ways<1>(call, results); });
+OpStrategy extremum_strategy() {
+  return with_more_strategies(along(reduced<1>, results), [](const OpSchema& call) {
+    return cut_dim_strategy<1>(call, results);
+  });
 }
 
-std::vector<Way> topk_ways(const CallGeometry& call) {
-  auto ways = along_ways(call, kept<2>(call), 2);
-  for (Way& way : cut_dim_ways<2>(call, 2)) ways.push_back(std::move(way));
-  return ways;
+std::vector<PlacementStrategy> topk_strategy(const OpSchema& call) {
+  auto strategies = along_strategy(call, kept<2>(call), 2);
+  for (PlacementStrategy& strategy : cut_dim_strategy<2>(call, 2))
+    strategies.push_back(std::move(strategy));
+  return strategies;
 }
 
 }  // namespace
 
 void add_candidates(OpTable& table) {
-  table.add("argmax.", {.ways = extremum_ways<1>(), .local_kernel = extremum_of_part<true, false>});
+  table.add("argmax.",
+            {.strategy = extremum_strategy<1>(), .local_kernel = extremum_of_part<true, false>});
   table.add("argmin.",
-            {.ways = extremum_ways<1>(), .local_kernel = extremum_of_part<false, false>});
-  table.add("max.dim", {.ways = extremum_ways<2>(), .local_kernel = extremum_of_part<true, true>});
-  table.add("min.dim", {.ways = extremum_ways<2>(), .local_kernel = extremum_of_part<false, true>});
-  table.add("topk.",
-            {.ways = {.ways = topk_ways, .results = topk_results}, .local_kernel = topk_of_part});
+            {.strategy = extremum_strategy<1>(), .local_kernel = extremum_of_part<false, false>});
+  table.add("max.dim",
+            {.strategy = extremum_strategy<2>(), .local_kernel = extremum_of_part<true, true>});
+  table.add("min.dim",
+            {.strategy = extremum_strategy<2>(), .local_kernel = extremum_of_part<false, true>});
+  table.add("topk.", {.strategy = {.strategies = topk_strategy, .results = topk_results},
+                      .local_kernel = topk_of_part});
 }
 
 }  // namespace fsdp::internal

@@ -10,7 +10,7 @@ namespace fsdp::internal {
 namespace {
 
 // convolution(input, weight, bias, ...).
-std::vector<Way> convolution_ways(const CallGeometry&) {
+std::vector<PlacementStrategy> convolution_strategy(const OpSchema&) {
   const Placement whole = Replicate{};
   return {{{Shard{0}}, {Shard{0}, whole, whole}}};
 }
@@ -35,7 +35,7 @@ int64_t nth(const std::vector<int64_t>& numbers, size_t n) {
 
 // convolution(input, weight, bias, stride, padding, dilation, transposed, output_padding,
 // groups).
-std::vector<ResultGeometry> convolution_results(const CallGeometry& call) {
+std::vector<ResultGeometry> convolution_results(const OpSchema& call) {
   const Operand& input = call.operands[0];
   const Operand& weight = call.operands[1];
   const bool is_transposed = call.number(6) != 0;
@@ -56,12 +56,12 @@ std::vector<ResultGeometry> convolution_results(const CallGeometry& call) {
 
 // convolution_backward(grad, input, weight, bias_sizes, ...) -> gradients of input,
 // weight and bias.
-std::vector<Way> convolution_backward_ways(const CallGeometry&) {
+std::vector<PlacementStrategy> convolution_backward_strategy(const OpSchema&) {
   const Placement terms = Partial{};
   return {{{Shard{0}, terms, terms}, {Shard{0}, Shard{0}, Replicate{}}}};
 }
 
-std::vector<ResultGeometry> convolution_backward_results(const CallGeometry& call) {
+std::vector<ResultGeometry> convolution_backward_results(const OpSchema& call) {
   return {contiguous(call.operands[1].shape), contiguous(call.operands[2].shape),
           contiguous({call.operands[0].size(1)})};
 }
@@ -69,9 +69,10 @@ std::vector<ResultGeometry> convolution_backward_results(const CallGeometry& cal
 }  // namespace
 
 void add_convolution(OpTable& table) {
-  table.add("convolution.", {.ways = {.ways = convolution_ways, .results = convolution_results}});
-  table.add("convolution_backward.",
-            {.ways = {.ways = convolution_backward_ways, .results = convolution_backward_results}});
+  table.add("convolution.",
+            {.strategy = {.strategies = convolution_strategy, .results = convolution_results}});
+  table.add("convolution_backward.", {.strategy = {.strategies = convolution_backward_strategy,
+                                                   .results = convolution_backward_results}});
 }
 
 }  // namespace fsdp::internal

@@ -9,7 +9,7 @@
 #include "dtensor/layout/shard_layout.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/redistribute.h"
-#include "dtensor/strategy/pointwise_ways.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/ExpandUtils.h>
@@ -29,7 +29,7 @@ ResultGeometry channels_last(const std::vector<int64_t>& shape) {
 }
 
 // None means as operand 0 lies, without gaps.
-ResultGeometry copied(const CallGeometry& call, size_t memory_format) {
+ResultGeometry copied(const OpSchema& call, size_t memory_format) {
   const Operand& self = call.operands[0];
   const auto* const given = std::get_if<int64_t>(&call.plain[memory_format]);
   if (given == nullptr || *given == kPreserve) return laid_as(self.shape, self.stride);
@@ -37,11 +37,11 @@ ResultGeometry copied(const CallGeometry& call, size_t memory_format) {
 }
 
 // `memory_format`: the place of the argument that says how the copy lies in memory.
-OperatorWays copying(bool rounds, size_t memory_format) {
+OpStrategy copying(bool rounds, size_t memory_format) {
   const auto linearity = rounds ? Linearity::kNone : Linearity::kAny;
-  return {.ways = [=](const CallGeometry& call) { return pointwise_ways(call, linearity); },
+  return {.strategies = [=](const OpSchema& call) { return pointwise_strategy(call, linearity); },
           .results =
-              [=](const CallGeometry& call) {
+              [=](const OpSchema& call) {
                 return std::vector<ResultGeometry>{copied(call, memory_format)};
               }};
 }
@@ -49,8 +49,8 @@ OperatorWays copying(bool rounds, size_t memory_format) {
 constexpr size_t kFormatOfToCopy = 6;
 
 // _to_copy(self, dtype, layout, device, ...)
-void copy_to(OperatorCall& call, const WaysKernel* by_ways) {
-  static const WaysKernel rounding(copying(/*rounds=*/true, kFormatOfToCopy), call.handle());
+void copy_to(OperatorCall& call, const StrategyKernel* by_strategy) {
+  static const StrategyKernel rounding(copying(/*rounds=*/true, kFormatOfToCopy), call.handle());
   const at::Tensor& self = call.argument(0).toTensor();
   const c10::IValue& dtype = call.argument(1);
   const c10::IValue& device = call.argument(3);
@@ -59,7 +59,7 @@ void copy_to(OperatorCall& call, const WaysKernel* by_ways) {
                               self.device().type(), ", got ", device.toDevice(),
                               ". Move .to_local() or .full_tensor() instead.");
   const bool is_exact = dtype.isNone() || dtype.toScalarType() == self.scalar_type();
-  (is_exact ? *by_ways : rounding).run(call);
+  (is_exact ? *by_strategy : rounding).run(call);
 }
 
 // What this rank has of `source`, placed as `self`. A plain number stays one.
@@ -85,7 +85,7 @@ at::Tensor part_for_copy(const at::Tensor& self, const at::Tensor& source,
   return placed_whole(source.expand(self.sizes()), spec);
 }
 
-void copy_into(OperatorCall& call, const WaysKernel*) {
+void copy_into(OperatorCall& call, const StrategyKernel*) {
   const at::Tensor self = call.argument(0).toTensor();
   const at::Tensor source = call.argument(1).toTensor();
   TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(self), call.description(),
@@ -98,7 +98,7 @@ void copy_into(OperatorCall& call, const WaysKernel*) {
 }
 
 // A DTensor's memory belongs to its mesh: what would replace it is copied into it.
-void set_by_copy(OperatorCall& call, const WaysKernel*) {
+void set_by_copy(OperatorCall& call, const StrategyKernel*) {
   const at::Tensor self = call.argument(0).toTensor();
   const at::Tensor source = call.argument(1).toTensor();
   TORCH_CHECK_NOT_IMPLEMENTED(is_dtensor(self), call.description(),
@@ -114,8 +114,9 @@ void set_by_copy(OperatorCall& call, const WaysKernel*) {
 }  // namespace
 
 void add_copy(OpTable& table) {
-  table.add("clone.", {.ways = copying(/*rounds=*/false, /*memory_format=*/1)});
-  table.add("_to_copy.", {.ways = copying(/*rounds=*/false, kFormatOfToCopy), .handler = copy_to});
+  table.add("clone.", {.strategy = copying(/*rounds=*/false, /*memory_format=*/1)});
+  table.add("_to_copy.",
+            {.strategy = copying(/*rounds=*/false, kFormatOfToCopy), .handler = copy_to});
   table.add("copy_", {.handler = copy_into});
   table.add("set_.source_Tensor", {.handler = set_by_copy});
 }

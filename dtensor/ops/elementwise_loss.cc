@@ -4,7 +4,7 @@
 #include "dtensor/ops/elementwise_loss.h"
 
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/pointwise_ways.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/Reduction.h>
@@ -13,30 +13,30 @@ namespace fsdp::internal {
 namespace {
 
 // Whether operand `i` is smaller than all of them together.
-bool is_repeated(const CallGeometry& call, size_t i) {
+bool is_repeated(const OpSchema& call, size_t i) {
   return call.operands[i].shape != pointwise_result(call).shape;
 }
 
 // loss(self, target, ...), the reduction in argument `reduction`.
-std::vector<Way> elementwise_loss_ways(const CallGeometry& call, size_t reduction) {
-  auto ways = pointwise_ways(call, Linearity::kNone);
-  if (call.number(reduction) == at::Reduction::None) return ways;
-  for (Way& way : ways) way.results = {Partial{}};
-  return ways;
+std::vector<PlacementStrategy> elementwise_loss_strategy(const OpSchema& call, size_t reduction) {
+  auto strategies = pointwise_strategy(call, Linearity::kNone);
+  if (call.number(reduction) == at::Reduction::None) return strategies;
+  for (PlacementStrategy& strategy : strategies) strategy.results = {Partial{}};
+  return strategies;
 }
 
-std::vector<ResultGeometry> elementwise_loss_results(const CallGeometry& call, size_t reduction) {
+std::vector<ResultGeometry> elementwise_loss_results(const OpSchema& call, size_t reduction) {
   if (call.number(reduction) != at::Reduction::None) return {contiguous({})};
   return {pointwise_result(call)};
 }
 
 // loss_backward(grad, self, target, ...), linear in grad, has the shape of self.
-std::vector<Way> elementwise_loss_backward_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> elementwise_loss_backward_strategy(const OpSchema& call) {
   if (is_repeated(call, 1)) return {};
-  return pointwise_ways(call, Linearity::kScale);
+  return pointwise_strategy(call, Linearity::kScale);
 }
 
-std::vector<ResultGeometry> elementwise_loss_backward_results(const CallGeometry& call) {
+std::vector<ResultGeometry> elementwise_loss_backward_results(const OpSchema& call) {
   return {laid_as(call.operands[1].shape, call.operands[1].stride)};
 }
 
@@ -83,29 +83,29 @@ std::vector<c10::IValue> loss_backward_of_part(OperatorCall& call, const PlacedO
 }
 
 OpEntry elementwise_loss(size_t reduction) {
-  return {
-      .ways = {
-          .ways = [=](const CallGeometry& call) { return elementwise_loss_ways(call, reduction); },
-          .results =
-              [=](const CallGeometry& call) { return elementwise_loss_results(call, reduction); }},
-      .local_kernel = [=](OperatorCall& call, const PlacedOnMesh& placed) {
-        return loss_of_part(call, placed, reduction);
-      }};
+  return {.strategy = {
+              .strategies =
+                  [=](const OpSchema& call) { return elementwise_loss_strategy(call, reduction); },
+              .results =
+                  [=](const OpSchema& call) { return elementwise_loss_results(call, reduction); }},
+          .local_kernel = [=](OperatorCall& call, const PlacedOnMesh& placed) {
+            return loss_of_part(call, placed, reduction);
+          }};
 }
 
 // Cross entropies write into what has the shape of self or target: neither is repeated.
 OpEntry cross_entropy(size_t reduction) {
   OpEntry entry = elementwise_loss(reduction);
-  entry.ways.ways = [=](const CallGeometry& call) {
-    if (is_repeated(call, 0) || is_repeated(call, 1)) return std::vector<Way>{};
-    return elementwise_loss_ways(call, reduction);
+  entry.strategy.strategies = [=](const OpSchema& call) {
+    if (is_repeated(call, 0) || is_repeated(call, 1)) return std::vector<PlacementStrategy>{};
+    return elementwise_loss_strategy(call, reduction);
   };
   return entry;
 }
 
 OpEntry elementwise_loss_backward(size_t reduction) {
-  return {.ways = {.ways = elementwise_loss_backward_ways,
-                   .results = elementwise_loss_backward_results},
+  return {.strategy = {.strategies = elementwise_loss_backward_strategy,
+                       .results = elementwise_loss_backward_results},
           .local_kernel = [=](OperatorCall& call, const PlacedOnMesh& placed) {
             return loss_backward_of_part(call, placed, reduction);
           }};

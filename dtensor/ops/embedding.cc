@@ -14,17 +14,17 @@ namespace fsdp::internal {
 namespace {
 
 // embedding(weight, indices, ...).
-std::vector<Way> embedding_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> embedding_strategy(const OpSchema& call) {
   const Placement whole = Replicate{};
   const int64_t index_ndim = call.operands[1].ndim();
-  std::vector<Way> ways{{{Shard{index_ndim}}, {Shard{1}, whole}}};
-  for (int64_t d = 0; d < index_ndim; ++d) ways.push_back({{Shard{d}}, {whole, Shard{d}}});
-  ways.push_back({{Partial{}}, {Partial{}, whole}});
-  ways.push_back({{Partial{}}, {Shard{0}, whole}});  // of own rows, and zeros
-  return ways;
+  std::vector<PlacementStrategy> strategies{{{Shard{index_ndim}}, {Shard{1}, whole}}};
+  for (int64_t d = 0; d < index_ndim; ++d) strategies.push_back({{Shard{d}}, {whole, Shard{d}}});
+  strategies.push_back({{Partial{}}, {Partial{}, whole}});
+  strategies.push_back({{Partial{}}, {Shard{0}, whole}});  // of own rows, and zeros
+  return strategies;
 }
 
-std::vector<ResultGeometry> embedding_results(const CallGeometry& call) {
+std::vector<ResultGeometry> embedding_results(const OpSchema& call) {
   auto shape = call.operands[1].shape;
   shape.push_back(call.operands[0].size(1));
   return {contiguous(std::move(shape))};
@@ -32,19 +32,20 @@ std::vector<ResultGeometry> embedding_results(const CallGeometry& call) {
 
 // embedding_dense_backward(grad, indices, num_weights, padding_idx, scale_grad_by_freq):
 // each rank adds up the rows of its indices. How often an index occurs takes all of them.
-std::vector<Way> embedding_backward_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> embedding_backward_strategy(const OpSchema& call) {
   const Placement whole = Replicate{};
   const Placement terms = Partial{};
   const int64_t index_ndim = call.operands[1].ndim();
   const bool scales_by_frequency = call.number(4) != 0;
-  std::vector<Way> ways{{{Shard{1}}, {Shard{index_ndim}, whole}}, {{terms}, {terms, whole}}};
+  std::vector<PlacementStrategy> strategies{{{Shard{1}}, {Shard{index_ndim}, whole}},
+                                            {{terms}, {terms, whole}}};
   for (int64_t d = 0; d < index_ndim && !scales_by_frequency; ++d) {
-    ways.push_back({{terms}, {Shard{d}, Shard{d}}});
+    strategies.push_back({{terms}, {Shard{d}, Shard{d}}});
   }
-  return ways;
+  return strategies;
 }
 
-std::vector<ResultGeometry> embedding_backward_results(const CallGeometry& call) {
+std::vector<ResultGeometry> embedding_backward_results(const OpSchema& call) {
   return {contiguous({call.number(2), call.operands[0].size(-1)})};
 }
 
@@ -70,10 +71,11 @@ std::vector<c10::IValue> look_up_own_rows(OperatorCall& call, const PlacedOnMesh
 }  // namespace
 
 void add_embedding(OpTable& table) {
-  table.add("embedding.", {.ways = {.ways = embedding_ways, .results = embedding_results},
-                           .local_kernel = look_up_own_rows});
-  table.add("embedding_dense_backward.",
-            {.ways = {.ways = embedding_backward_ways, .results = embedding_backward_results}});
+  table.add("embedding.",
+            {.strategy = {.strategies = embedding_strategy, .results = embedding_results},
+             .local_kernel = look_up_own_rows});
+  table.add("embedding_dense_backward.", {.strategy = {.strategies = embedding_backward_strategy,
+                                                       .results = embedding_backward_results}});
 }
 
 }  // namespace fsdp::internal

@@ -15,49 +15,49 @@ namespace fsdp::internal {
 namespace {
 
 // Terms need not be added up to make something new.
-std::vector<Way> ways_from_terms() {
-  std::vector<Way> ways;
+std::vector<PlacementStrategy> strategies_from_terms() {
+  std::vector<PlacementStrategy> strategies;
   using Op = Partial::Op;
   for (const Op op : {Op::kSum, Op::kAvg, Op::kMin, Op::kMax, Op::kProduct})
-    ways.push_back({.results = {Replicate{}}, .operands = {Partial{op}}});
-  return ways;
+    strategies.push_back({.results = {Replicate{}}, .operands = {Partial{op}}});
+  return strategies;
 }
 
 // zeros_like and its like.
-std::vector<Way> like_ways(const CallGeometry& call) {
-  auto ways = ways_from_terms();
+std::vector<PlacementStrategy> like_strategy(const OpSchema& call) {
+  auto strategies = strategies_from_terms();
   for (int64_t d = 0; d < call.operands[0].ndim(); ++d)
-    ways.push_back({.results = {Shard{d}}, .operands = {Shard{d}}});
-  return ways;
+    strategies.push_back({.results = {Shard{d}}, .operands = {Shard{d}}});
+  return strategies;
 }
 
 // new_zeros(self, size, ...): as self where that is cut along dimensions that both have,
 // else whole.
-std::vector<Way> new_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> new_strategy(const OpSchema& call) {
   const Operand& self = call.operands[0];
   const auto& size = call.numbers(1);
-  auto ways = ways_from_terms();
+  auto strategies = strategies_from_terms();
   for (int64_t d = 0; d < self.ndim(); ++d) {
     const bool have_both =
         size.size() == self.shape.size() && size[static_cast<size_t>(d)] == self.size(d);
-    ways.push_back(
+    strategies.push_back(
         {.results = {have_both ? Placement(Shard{d}) : Replicate{}}, .operands = {Shard{d}}});
   }
-  return ways;
+  return strategies;
 }
 
-std::vector<ResultGeometry> new_results(const CallGeometry& call) {
+std::vector<ResultGeometry> new_results(const OpSchema& call) {
   return {contiguous(call.numbers(1))};
 }
-std::vector<PartArgument> new_part(const CallGeometry&, const PlacedCall& placed) {
+std::vector<PartArgument> new_part(const OpSchema&, const PlacedCall& placed) {
   return {{1, placed.results[0].local_shape(placed.coordinate)}};
 }
 
 // new_empty_strided(self, size, stride, ...)
-std::vector<ResultGeometry> new_strided_results(const CallGeometry& call) {
+std::vector<ResultGeometry> new_strided_results(const OpSchema& call) {
   return {{.shape = call.numbers(1), .stride = call.numbers(2)}};
 }
-std::vector<PartArgument> new_strided_part(const CallGeometry&, const PlacedCall& placed) {
+std::vector<PartArgument> new_strided_part(const OpSchema&, const PlacedCall& placed) {
   const TensorLayout& whole = placed.results[0];
   auto shape = whole.local_shape(placed.coordinate);
   auto stride = shape == whole.shape() ? whole.stride() : dense_strides(shape, whole.stride());
@@ -72,13 +72,13 @@ void check_device_of_new(OperatorCall& call, const at::Tensor& self) {
                               ", got ", device->toDevice());
 }
 
-void make_from(OperatorCall& call, const WaysKernel* by_ways) {
+void make_from(OperatorCall& call, const StrategyKernel* by_strategy) {
   check_device_of_new(call, call.argument(0).toTensor());
-  by_ways->run(call);
+  by_strategy->run(call);
 }
 
 // eye(n, m, out) into a DTensor of that shape (nn::init::eye_): this rank's part of it.
-void write_eye(OperatorCall& call, const WaysKernel*) {
+void write_eye(OperatorCall& call, const StrategyKernel*) {
   const at::Tensor out = call.argument(call.argument_count() - 1).toTensor();
   const DTensorSpec& spec = spec_of(out);
   const int64_t rows = call.argument(0).toInt();
@@ -94,14 +94,16 @@ void write_eye(OperatorCall& call, const WaysKernel*) {
 
 void add_factory(OpTable& table) {
   for (const char* name : {"empty_like.", "zeros_like.", "ones_like.", "full_like."})
-    table.add(name, {.ways = {.ways = like_ways}, .handler = make_from});
+    table.add(name, {.strategy = {.strategies = like_strategy}, .handler = make_from});
   for (const char* name : {"new_empty.", "new_zeros.", "new_ones.", "new_full."}) {
-    table.add(name, {.ways = {.ways = new_ways, .results = new_results, .part_arguments = new_part},
+    table.add(name, {.strategy = {.strategies = new_strategy,
+                                  .results = new_results,
+                                  .part_arguments = new_part},
                      .handler = make_from});
   }
-  table.add("new_empty_strided.", {.ways = {.ways = new_ways,
-                                            .results = new_strided_results,
-                                            .part_arguments = new_strided_part},
+  table.add("new_empty_strided.", {.strategy = {.strategies = new_strategy,
+                                                .results = new_strided_results,
+                                                .part_arguments = new_strided_part},
                                    .handler = make_from});
   for (const char* name : {"eye.out", "eye.m_out"}) table.add(name, {.handler = write_eye});
 }

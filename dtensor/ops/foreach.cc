@@ -2,13 +2,13 @@
 // are.
 #include "dtensor/ops/foreach.h"
 
-#include "dtensor/dispatch/call_plan.h"
 #include "dtensor/dispatch/place_operands.h"
+#include "dtensor/dispatch/sharding_propagator.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/ops/alike.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/redistribute.h"
-#include "dtensor/strategy/pointwise_ways.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/ops/max.h>
@@ -44,7 +44,7 @@ bool lie_alike(at::TensorList operands, std::optional<size_t> written) {
 
 // As the elementwise operator has them. Collective where one must move.
 PlacedElement placed_element(const OperatorCall& call, at::TensorList operands,
-                             const CallPlans& plans) {
+                             const ShardingPropagator& plans) {
   PlacedElement placed;
   const auto written = plans.op().written;
   if (lie_alike(operands, written)) {
@@ -54,7 +54,7 @@ PlacedElement placed_element(const OperatorCall& call, at::TensorList operands,
     return placed;
   }
   const DeviceMesh mesh = common_mesh(call, operands);
-  const auto plan = plans.plan_of(call, operands, mesh);
+  const auto plan = plans.sharding_of(call, operands, mesh);
   placed.locals = place_operands(operands, plan->targets);
   if (!written) placed.result = DTensorSpec(mesh, plan->results[0]);
   if (written && is_dtensor(operands[*written]) &&
@@ -90,7 +90,8 @@ class ForeachLists {
 
   // Replaces element i by local tensors. Returns the result's spec, none where no DTensor
   // is involved, or the element is written.
-  std::optional<DTensorSpec> localize(size_t i, const CallPlans& plans, const OperatorCall& call) {
+  std::optional<DTensorSpec> localize(size_t i, const ShardingPropagator& plans,
+                                      const OperatorCall& call) {
     std::vector<at::Tensor> operands;
     operands.reserve(lists_.size() + singles_.size());
     for (const auto& list : lists_) operands.push_back(list.at(i));
@@ -138,10 +139,10 @@ struct ForeachPlans {
       : writing(PlannedOperator(pointwise(linearity), /*written=*/0)),
         making(PlannedOperator(pointwise(linearity), std::nullopt)) {}
 
-  CallPlans writing, making;
+  ShardingPropagator writing, making;
 };
 
-void run_on_lists(OperatorCall& call, const CallPlans& plans) {
+void run_on_lists(OperatorCall& call, const ShardingPropagator& plans) {
   ForeachLists lists(call);
   std::vector<std::optional<DTensorSpec>> specs;
   specs.reserve(lists.length());
@@ -161,19 +162,19 @@ void run_on_lists(OperatorCall& call, const CallPlans& plans) {
 
 OpHandler foreach_elementwise(Linearity linearity) {
   return [plans = std::make_shared<const ForeachPlans>(linearity)](OperatorCall& call,
-                                                                   const WaysKernel*) {
+                                                                   const StrategyKernel*) {
     run_on_lists(call, call.traits().written.empty() ? plans->making : plans->writing);
   };
 }
 
-void copy_each(OperatorCall& call, const WaysKernel*) {
+void copy_each(OperatorCall& call, const StrategyKernel*) {
   const auto written = call.argument(0).toTensorVector();
   const auto source = call.argument(1).toTensorVector();
   for (size_t i = 0; i < written.size(); ++i) written[i].copy_(source.at(i));
   call.finish(std::vector<c10::IValue>{});
 }
 
-void max_of_each(OperatorCall& call, const WaysKernel*) {
+void max_of_each(OperatorCall& call, const StrategyKernel*) {
   auto maxima = call.argument(0).toTensorVector();
   for (at::Tensor& tensor : maxima) tensor = tensor.max();
   call.finish(std::move(maxima));

@@ -71,7 +71,7 @@ void add_up_powers(size_t i, double p, std::vector<std::optional<Powers>>& power
 }
 
 // _foreach_norm(self, ord, dtype)
-void norms_of_each(OperatorCall& call, const WaysKernel*) {
+void norms_of_each(OperatorCall& call, const StrategyKernel*) {
   const auto selves = call.argument(0).toTensorVector();
   const c10::IValue& ord = call.argument(1);
   const double p = ord.isNone() ? 2.0 : ord.toScalar().toDouble();

@@ -100,7 +100,7 @@ void drop_empty_parameters(FusedLists& lists) {
   }
 }
 
-void step_parameters(OperatorCall& call, const WaysKernel*) {
+void step_parameters(OperatorCall& call, const StrategyKernel*) {
   FusedLists lists = fused_lists_of(call);
   for (const auto& [argument, list] : lists) {
     TORCH_CHECK_VALUE(list.size() == lists[0].second.size(), call.name(), ": ",

@@ -14,7 +14,7 @@ namespace {
 // The numbers of a call: N, C, HxW and groups from argument `first` on, of operand
 // `input`.
 struct Groups {
-  const CallGeometry& call;
+  const OpSchema& call;
   size_t input, first;
 
   int64_t channels() const { return call.number(first + 1); }
@@ -50,25 +50,25 @@ struct Groups {
   }
 };
 
-Placement cut_weight(const CallGeometry& call, size_t i, const Shard& cut) {
+Placement cut_weight(const OpSchema& call, size_t i, const Shard& cut) {
   return call.operands[i].is_present() ? Placement(cut).along(0) : Replicate{};
 }
 
 // native_group_norm(input, weight, bias, N, C, HxW, groups, eps) -> result, mean, rstd
-std::vector<Way> group_norm_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> group_norm_strategy(const OpSchema& call) {
   const Groups groups{.call = call, .input = 0, .first = 3};
   if (!groups.are_of_input()) return {};
   const Placement row = Shard{0}, whole = Replicate{}, statistics = Shard{1};
-  std::vector<Way> ways{{{row, row, row}, {row, whole, whole}}};
+  std::vector<PlacementStrategy> strategies{{{row, row, row}, {row, whole, whole}}};
   if (const auto cut = groups.whole_on_ranks()) {
-    ways.push_back({.results = {*cut, statistics, statistics},
-                    .operands = {*cut, cut_weight(call, 1, *cut), cut_weight(call, 2, *cut)},
-                    .takes_empty_parts = false});
+    strategies.push_back({.results = {*cut, statistics, statistics},
+                          .operands = {*cut, cut_weight(call, 1, *cut), cut_weight(call, 2, *cut)},
+                          .takes_empty_parts = false});
   }
-  return ways;
+  return strategies;
 }
 
-std::vector<ResultGeometry> group_norm_results(const CallGeometry& call) {
+std::vector<ResultGeometry> group_norm_results(const OpSchema& call) {
   const Operand& input = call.operands[0];
   const std::vector<int64_t> statistics{call.number(3), call.number(6)};
   return {laid_as(input.shape, input.stride), contiguous(statistics), contiguous(statistics)};
@@ -76,21 +76,22 @@ std::vector<ResultGeometry> group_norm_results(const CallGeometry& call) {
 
 // native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, groups, mask) ->
 // gradients of input, weight and bias.
-std::vector<Way> group_norm_backward_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> group_norm_backward_strategy(const OpSchema& call) {
   const Groups groups{.call = call, .input = 1, .first = 5};
   if (!groups.are_of_input()) return {};
   const Placement row = Shard{0}, whole = Replicate{}, terms = Partial{}, statistics = Shard{1};
-  std::vector<Way> ways{{{row, terms, terms}, {row, row, row, row, whole}}};
+  std::vector<PlacementStrategy> strategies{{{row, terms, terms}, {row, row, row, row, whole}}};
   if (const auto cut = groups.whole_on_ranks()) {
     const Placement weight = Placement(*cut).along(0);
-    ways.push_back({.results = {*cut, weight, weight},
-                    .operands = {*cut, *cut, statistics, statistics, cut_weight(call, 4, *cut)},
-                    .takes_empty_parts = false});
+    strategies.push_back(
+        {.results = {*cut, weight, weight},
+         .operands = {*cut, *cut, statistics, statistics, cut_weight(call, 4, *cut)},
+         .takes_empty_parts = false});
   }
-  return ways;
+  return strategies;
 }
 
-std::vector<ResultGeometry> group_norm_backward_results(const CallGeometry& call) {
+std::vector<ResultGeometry> group_norm_backward_results(const OpSchema& call) {
   const Operand& input = call.operands[1];
   const std::vector<int64_t> channels{call.number(6)};
   return {laid_as(input.shape, input.stride), contiguous(channels), contiguous(channels)};
@@ -106,23 +107,23 @@ std::vector<PartArgument> part_of_groups(const Groups& groups, const TensorLayou
       {groups.first, shape[0]}, {groups.first + 1, shape[1]}, {groups.first + 3, statistics[1]}};
 }
 
-std::vector<PartArgument> group_norm_part(const CallGeometry& call, const PlacedCall& placed) {
+std::vector<PartArgument> group_norm_part(const OpSchema& call, const PlacedCall& placed) {
   return part_of_groups({call, 0, 3}, placed.results[0], placed.results[1], placed);
 }
-std::vector<PartArgument> group_norm_backward_part(const CallGeometry& call,
-                                                   const PlacedCall& placed) {
+std::vector<PartArgument> group_norm_backward_part(const OpSchema& call, const PlacedCall& placed) {
   return part_of_groups({call, 1, 5}, placed.operands[1], placed.operands[2], placed);
 }
 
 }  // namespace
 
 void add_group_norm(OpTable& table) {
-  table.add("native_group_norm.", {.ways = {.ways = group_norm_ways,
-                                            .results = group_norm_results,
-                                            .part_arguments = group_norm_part}});
-  table.add("native_group_norm_backward.", {.ways = {.ways = group_norm_backward_ways,
-                                                     .results = group_norm_backward_results,
-                                                     .part_arguments = group_norm_backward_part}});
+  table.add("native_group_norm.", {.strategy = {.strategies = group_norm_strategy,
+                                                .results = group_norm_results,
+                                                .part_arguments = group_norm_part}});
+  table.add("native_group_norm_backward.",
+            {.strategy = {.strategies = group_norm_backward_strategy,
+                          .results = group_norm_backward_results,
+                          .part_arguments = group_norm_backward_part}});
 }
 
 }  // namespace fsdp::internal

@@ -10,22 +10,22 @@ namespace fsdp::internal {
 namespace {
 
 // Dimensions of `input` before those that are normalised.
-int64_t leading_dims(const CallGeometry& call, const Operand& input, size_t normalized_shape) {
+int64_t leading_dims(const OpSchema& call, const Operand& input, size_t normalized_shape) {
   return input.ndim() - static_cast<int64_t>(call.numbers(normalized_shape).size());
 }
 
 // native_layer_norm(input, normalized_shape, weight, bias, eps) -> result, mean, rstd.
-std::vector<Way> layer_norm_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> layer_norm_strategy(const OpSchema& call) {
   const Placement whole = Replicate{};
-  std::vector<Way> ways;
+  std::vector<PlacementStrategy> strategies;
   for (int64_t d = 0; d < leading_dims(call, call.operands[0], 1); ++d) {
     const Placement cut = Shard{d};
-    ways.push_back({{cut, cut, cut}, {cut, whole, whole}});
+    strategies.push_back({{cut, cut, cut}, {cut, whole, whole}});
   }
-  return ways;
+  return strategies;
 }
 
-std::vector<ResultGeometry> layer_norm_results(const CallGeometry& call) {
+std::vector<ResultGeometry> layer_norm_results(const OpSchema& call) {
   const Operand& input = call.operands[0];
   auto statistics = input.shape;
   std::fill(statistics.begin() + leading_dims(call, input, 1), statistics.end(), 1);
@@ -34,18 +34,18 @@ std::vector<ResultGeometry> layer_norm_results(const CallGeometry& call) {
 
 // native_layer_norm_backward(grad, input, normalized_shape, mean, rstd, weight, bias,
 // mask) -> gradients of input, weight and bias.
-std::vector<Way> layer_norm_backward_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> layer_norm_backward_strategy(const OpSchema& call) {
   const Placement whole = Replicate{};
   const Placement terms = Partial{};
-  std::vector<Way> ways;
+  std::vector<PlacementStrategy> strategies;
   for (int64_t d = 0; d < leading_dims(call, call.operands[1], 2); ++d) {
     const Placement cut = Shard{d};
-    ways.push_back({{cut, terms, terms}, {cut, cut, cut, cut, whole, whole}});
+    strategies.push_back({{cut, terms, terms}, {cut, cut, cut, cut, whole, whole}});
   }
-  return ways;
+  return strategies;
 }
 
-std::vector<ResultGeometry> layer_norm_backward_results(const CallGeometry& call) {
+std::vector<ResultGeometry> layer_norm_backward_results(const OpSchema& call) {
   return {contiguous(call.operands[1].shape), contiguous(call.numbers(2)),
           contiguous(call.numbers(2))};
 }
@@ -54,9 +54,9 @@ std::vector<ResultGeometry> layer_norm_backward_results(const CallGeometry& call
 
 void add_layer_norm(OpTable& table) {
   table.add("native_layer_norm.",
-            {.ways = {.ways = layer_norm_ways, .results = layer_norm_results}});
-  table.add("native_layer_norm_backward.",
-            {.ways = {.ways = layer_norm_backward_ways, .results = layer_norm_backward_results}});
+            {.strategy = {.strategies = layer_norm_strategy, .results = layer_norm_results}});
+  table.add("native_layer_norm_backward.", {.strategy = {.strategies = layer_norm_backward_strategy,
+                                                         .results = layer_norm_backward_results}});
 }
 
 }  // namespace fsdp::internal

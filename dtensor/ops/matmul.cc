@@ -9,7 +9,7 @@
 namespace fsdp::internal {
 namespace {
 
-std::vector<Way> mm_ways(const CallGeometry&) {
+std::vector<PlacementStrategy> mm_strategy(const OpSchema&) {
   const Placement whole = Replicate{};
   const Placement terms = Partial{};
   return {{{Shard{0}}, {Shard{0}, whole}},
@@ -19,7 +19,7 @@ std::vector<Way> mm_ways(const CallGeometry&) {
           {{terms}, {whole, terms}}};
 }
 
-std::vector<Way> bmm_ways(const CallGeometry&) {
+std::vector<PlacementStrategy> bmm_strategy(const OpSchema&) {
   const Placement whole = Replicate{};
   const Placement terms = Partial{};
   return {{{Shard{0}}, {Shard{0}, Shard{0}}}, {{Shard{1}}, {Shard{1}, whole}},
@@ -28,7 +28,7 @@ std::vector<Way> bmm_ways(const CallGeometry&) {
 }
 
 // A matrix times a vector.
-std::vector<Way> mv_ways(const CallGeometry&) {
+std::vector<PlacementStrategy> mv_strategy(const OpSchema&) {
   const Placement whole = Replicate{};
   const Placement terms = Partial{};
   return {{{Shard{0}}, {Shard{0}, whole}},
@@ -38,13 +38,13 @@ std::vector<Way> mv_ways(const CallGeometry&) {
 }
 
 // Of two vectors.
-std::vector<Way> dot_ways(const CallGeometry&) {
+std::vector<PlacementStrategy> dot_strategy(const OpSchema&) {
   const Placement whole = Replicate{};
   const Placement terms = Partial{};
   return {{{terms}, {Shard{0}, Shard{0}}}, {{terms}, {terms, whole}}, {{terms}, {whole, terms}}};
 }
 
-std::vector<ResultGeometry> dot_results(const CallGeometry&) { return {contiguous({})}; }
+std::vector<ResultGeometry> dot_results(const OpSchema&) { return {contiguous({})}; }
 
 // The sizes of the product that is added to operand 0.
 struct Added {
@@ -60,36 +60,37 @@ struct Added {
   }
 };
 
-std::vector<Way> with_added(std::vector<Way> product, const Added& added) {
-  for (Way& way : product) {
-    way.operands.insert(way.operands.begin(), added.beside(way.results[0]));
+std::vector<PlacementStrategy> with_added(std::vector<PlacementStrategy> product,
+                                          const Added& added) {
+  for (PlacementStrategy& strategy : product) {
+    strategy.operands.insert(strategy.operands.begin(), added.beside(strategy.results[0]));
   }
   return product;
 }
 
 // addmm(self, a, b): self + a b.
-std::vector<Way> addmm_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> addmm_strategy(const OpSchema& call) {
   const Operand& a = call.operands[1];
   const Operand& b = call.operands[2];
-  return with_added(mm_ways(call), {call.operands[0], {a.size(0), b.size(1)}});
+  return with_added(mm_strategy(call), {call.operands[0], {a.size(0), b.size(1)}});
 }
 
-std::vector<Way> baddbmm_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> baddbmm_strategy(const OpSchema& call) {
   const Operand& a = call.operands[1];
   const Operand& b = call.operands[2];
-  return with_added(bmm_ways(call), {call.operands[0], {a.size(0), a.size(1), b.size(2)}});
+  return with_added(bmm_strategy(call), {call.operands[0], {a.size(0), a.size(1), b.size(2)}});
 }
 
 }  // namespace
 
 void add_matmul(OpTable& table) {
-  table.add("mm.", {.ways = {.ways = mm_ways}});
-  table.add("bmm.", {.ways = {.ways = bmm_ways}});
-  table.add("mv.", {.ways = {.ways = mv_ways}});
+  table.add("mm.", {.strategy = {.strategies = mm_strategy}});
+  table.add("bmm.", {.strategy = {.strategies = bmm_strategy}});
+  table.add("mv.", {.strategy = {.strategies = mv_strategy}});
   for (const char* name : {"dot.", "vdot."})
-    table.add(name, {.ways = {.ways = dot_ways, .results = dot_results}});
-  table.add("addmm.", {.ways = {.ways = addmm_ways}});
-  table.add("baddbmm.", {.ways = {.ways = baddbmm_ways}});
+    table.add(name, {.strategy = {.strategies = dot_strategy, .results = dot_results}});
+  table.add("addmm.", {.strategy = {.strategies = addmm_strategy}});
+  table.add("baddbmm.", {.strategy = {.strategies = baddbmm_strategy}});
 }
 
 }  // namespace fsdp::internal

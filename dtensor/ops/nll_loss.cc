@@ -28,40 +28,40 @@ int64_t dim_of_self(int64_t dim) { return dim == 0 ? 0 : dim + 1; }
 
 // nll_loss_forward(self, target, weight, reduction, ignore_index) -> loss, total weight,
 // which is 0 where nothing is reduced.
-std::vector<Way> nll_loss_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> nll_loss_strategy(const OpSchema& call) {
   if (!has_batch(call.operands[0]) || call.number(3) == at::Reduction::Mean) return {};
   const Placement whole = Replicate{};
   const bool is_reduced = call.number(3) == at::Reduction::Sum;
-  std::vector<Way> ways;
+  std::vector<PlacementStrategy> strategies;
   for (int64_t d = 0; d < call.operands[1].ndim(); ++d) {
     const Placement loss = is_reduced ? Placement(Partial{}) : Shard{d};
-    ways.push_back({{loss, is_reduced ? Placement(Partial{}) : whole},
-                    {Shard{dim_of_self(d)}, Shard{d}, whole}});
+    strategies.push_back({{loss, is_reduced ? Placement(Partial{}) : whole},
+                          {Shard{dim_of_self(d)}, Shard{d}, whole}});
   }
-  ways.push_back({{Partial{}, whole}, {Shard{1}, whole, whole}});  // of own classes
-  return ways;
+  strategies.push_back({{Partial{}, whole}, {Shard{1}, whole, whole}});  // of own classes
+  return strategies;
 }
 
-std::vector<ResultGeometry> nll_loss_results(const CallGeometry& call) {
+std::vector<ResultGeometry> nll_loss_results(const OpSchema& call) {
   const bool is_reduced = call.number(3) != at::Reduction::None;
   return {contiguous(is_reduced ? std::vector<int64_t>{} : call.operands[1].shape), contiguous({})};
 }
 
 // nll_loss_backward(grad, self, target, weight, reduction, ignore_index, total_weight).
-std::vector<Way> nll_loss_backward_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> nll_loss_backward_strategy(const OpSchema& call) {
   if (!has_batch(call.operands[1])) return {};
   const Placement whole = Replicate{};
   const bool is_reduced = call.number(4) != at::Reduction::None;
-  std::vector<Way> ways;
+  std::vector<PlacementStrategy> strategies;
   for (int64_t d = 0; d < call.operands[2].ndim(); ++d) {
     const Placement cut = Shard{dim_of_self(d)}, target = Shard{d};
-    ways.push_back({{cut}, {is_reduced ? whole : target, cut, target, whole, whole}});
+    strategies.push_back({{cut}, {is_reduced ? whole : target, cut, target, whole, whole}});
   }
-  ways.push_back({{Shard{1}}, {whole, Shard{1}, whole, whole, whole}});  // of own classes
-  return ways;
+  strategies.push_back({{Shard{1}}, {whole, Shard{1}, whole, whole, whole}});  // of own classes
+  return strategies;
 }
 
-std::vector<ResultGeometry> nll_loss_backward_results(const CallGeometry& call) {
+std::vector<ResultGeometry> nll_loss_backward_results(const OpSchema& call) {
   return {laid_as(call.operands[1].shape, call.operands[1].stride)};
 }
 
@@ -124,11 +124,11 @@ std::vector<c10::IValue> count_own_targets_backward(OperatorCall& call,
 }
 
 // nll_loss_forward. An average is collective where the batch is cut.
-void nll_loss_forward(OperatorCall& call, const WaysKernel* by_ways) {
+void nll_loss_forward(OperatorCall& call, const StrategyKernel* by_strategy) {
   c10::IValue& reduction = call.argument(3);
   const bool is_average = reduction.toInt() == at::Reduction::Mean;
   if (is_average) reduction = static_cast<int64_t>(at::Reduction::Sum);
-  by_ways->run(call);
+  by_strategy->run(call);
   if (!is_average) return;
   const at::Tensor sum = call.result(0).toTensor();
   const at::Tensor total = reduce_partials(call.result(1).toTensor());
@@ -139,12 +139,13 @@ void nll_loss_forward(OperatorCall& call, const WaysKernel* by_ways) {
 
 void add_nll_loss(OpTable& table) {
   for (const char* name : {"nll_loss_forward.", "nll_loss2d_forward."}) {
-    table.add(name, {.ways = {.ways = nll_loss_ways, .results = nll_loss_results},
+    table.add(name, {.strategy = {.strategies = nll_loss_strategy, .results = nll_loss_results},
                      .local_kernel = count_own_targets,
                      .handler = nll_loss_forward});
   }
   for (const char* name : {"nll_loss_backward.", "nll_loss2d_backward."}) {
-    table.add(name, {.ways = {.ways = nll_loss_backward_ways, .results = nll_loss_backward_results},
+    table.add(name, {.strategy = {.strategies = nll_loss_backward_strategy,
+                                  .results = nll_loss_backward_results},
                      .local_kernel = count_own_targets_backward});
   }
 }

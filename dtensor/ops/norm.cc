@@ -5,7 +5,7 @@
 
 #include "dtensor/ops/exchange.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/along_ways.h"
+#include "dtensor/strategy/along_strategy.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>
@@ -44,25 +44,25 @@ struct NormArguments {
   std::optional<at::ScalarType> dtype = {};
 };
 
-Along norm_along(const CallGeometry& call) {
+Along norm_along(const OpSchema& call) {
   return call.plain.size() >= 4 ? reduced<2>(call) : all_reduced(call);
 }
 
 // Results are `across` where a reduced dimension is cut; whole ones the ranks agree on.
-OperatorWays norm_ways(const Placement& across) {
-  return {.ways =
-              [=](const CallGeometry& call) {
+OpStrategy norm_strategy(const Placement& across) {
+  return {.strategies =
+              [=](const OpSchema& call) {
                 const Along along = norm_along(call);
-                auto ways = along_ways(call, along, 1);
+                auto strategies = along_strategy(call, along, 1);
                 for (int64_t dim : along.dims) {
-                  ways.push_back({.results = {across},
-                                  .operands = {Shard{dim}},
-                                  .asks_other_ranks = across.is_replicate()});
+                  strategies.push_back({.results = {across},
+                                        .operands = {Shard{dim}},
+                                        .asks_other_ranks = across.is_replicate()});
                 }
-                return ways;
+                return strategies;
               },
           .results =
-              [](const CallGeometry& call) {
+              [](const OpSchema& call) {
                 return std::vector<ResultGeometry>{along_result(call, norm_along(call))};
               }};
 }
@@ -108,22 +108,22 @@ std::vector<c10::IValue> norm_by_powers(OperatorCall& call, const PlacedOnMesh& 
 // Of one operator.
 struct NormKernels {
   explicit NormKernels(const c10::OperatorHandle& op)
-      : sums(norm_ways(Partial{}), op, norm_of_part),
-        greatest(norm_ways(Partial{Partial::Op::kMax}), op, norm_of_part),
-        least(norm_ways(Partial{Partial::Op::kMin}), op, norm_of_part),
-        powers(norm_ways(Replicate{}), op, norm_by_powers) {}
+      : sums(norm_strategy(Partial{}), op, norm_of_part),
+        greatest(norm_strategy(Partial{Partial::Op::kMax}), op, norm_of_part),
+        least(norm_strategy(Partial{Partial::Op::kMin}), op, norm_of_part),
+        powers(norm_strategy(Replicate{}), op, norm_by_powers) {}
 
-  const WaysKernel& of(double p) const {
+  const StrategyKernel& of(double p) const {
     if (std::isinf(p)) return p > 0 ? greatest : least;
     return p == 0 || p == 1 ? sums : powers;
   }
 
-  WaysKernel sums, greatest, least, powers;
+  StrategyKernel sums, greatest, least, powers;
 };
 
 // One for each operator, which has kernels of its own.
 template <size_t>
-void run_norm(OperatorCall& call, const WaysKernel*) {
+void run_norm(OperatorCall& call, const StrategyKernel*) {
   static const NormKernels kernels(call.handle());
   kernels.of(power_of(call)).run(call);
 }

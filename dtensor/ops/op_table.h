@@ -6,12 +6,12 @@
 // A family of operators has a pair of files in this folder, which registers its entries:
 //
 //   void add_softmax(OpTable& table) {
-//     table.add("_softmax.", {.ways = ..., .local_kernel = ...});
+//     table.add("_softmax.", {.strategy = ..., .local_kernel = ...});
 //   }
 #pragma once
 
-#include "dtensor/dispatch/run_by_ways.h"
-#include "dtensor/strategy/operator_ways.h"
+#include "dtensor/dispatch/run_by_strategy.h"
+#include "dtensor/strategy/op_strategy.h"
 
 #include <functional>
 #include <string>
@@ -19,15 +19,16 @@
 
 namespace fsdp::internal {
 
-// Takes an OperatorCall whose arguments still hold DTensors and finishes it. `by_ways`
-// runs it as its entry's ways say; null for an entry without.
-using OpHandler = std::function<void(OperatorCall& call, const WaysKernel* by_ways)>;
+// Takes an OperatorCall whose arguments still hold DTensors and finishes it.
+// `by_strategy` runs it by its entry's strategy; null for an entry without.
+using OpHandler = std::function<void(OperatorCall& call, const StrategyKernel* by_strategy)>;
 
 struct OpEntry {
-  OperatorWays ways = {};
+  OpStrategy strategy = {};
   // Instead of the operator itself on this rank's parts.
-  RunOnParts local_kernel = nullptr;
-  // Instead of running by ways: what hands out a C++ value, draws, or looks at values.
+  LocalKernel local_kernel = nullptr;
+  // Instead of running by its strategy: what hands out a C++ value, draws, or looks at
+  // values.
   OpHandler handler = nullptr;
 };
 

@@ -3,7 +3,7 @@
 #include "dtensor/ops/pointwise.h"
 
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/pointwise_ways.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 namespace fsdp::internal {
@@ -131,41 +131,41 @@ constexpr const char* kNotLinear[] = {"abs",
 
 // masked_fill(self, mask, value): zeros can be filled in term by term.
 template <bool in_place>
-void fill_masked(OperatorCall& call, const WaysKernel* by_ways) {
-  static const WaysKernel zeros(pointwise(Linearity::kScale), call.handle());
+void fill_masked(OperatorCall& call, const StrategyKernel* by_strategy) {
+  static const StrategyKernel zeros(pointwise(Linearity::kScale), call.handle());
   const bool fills_zero = call.argument(2).toScalar().equal(0);
-  (fills_zero ? zeros : *by_ways).run(call);
+  (fills_zero ? zeros : *by_strategy).run(call);
 }
 
 // add(self, number, alpha): to terms the number is one term more, as a tensor would be,
 // which is what the composite kernel makes of it.
-void add_number(OperatorCall& call, const WaysKernel* by_ways) {
+void add_number(OperatorCall& call, const StrategyKernel* by_strategy) {
   if (spec_of(call.argument(0).toTensor()).has_partial()) return call.decompose();
-  by_ways->run(call);
+  by_strategy->run(call);
 }
 
 }  // namespace
 
 void add_pointwise(OpTable& table) {
-  const OpEntry not_linear{.ways = pointwise(Linearity::kNone)};
+  const OpEntry not_linear{.strategy = pointwise(Linearity::kNone)};
   for (const char* name : kNotLinear) table.add_with_in_place(name, not_linear);
   for (const char* name : {"neg", "positive"})
-    table.add_with_in_place(name, {.ways = pointwise(Linearity::kUnary)});
+    table.add_with_in_place(name, {.strategy = pointwise(Linearity::kUnary)});
   for (const char* name : {"add", "sub"})
-    table.add_with_in_place(name, {.ways = pointwise(Linearity::kSum)});
+    table.add_with_in_place(name, {.strategy = pointwise(Linearity::kSum)});
   for (const char* name : {"add.Scalar", "add_.Scalar", "sub.Scalar", "sub_.Scalar", "rsub.Scalar"})
-    table.add(name, {.ways = pointwise(Linearity::kNone), .handler = add_number});
+    table.add(name, {.strategy = pointwise(Linearity::kNone), .handler = add_number});
   for (const char* name : {"add.Scalar_out", "sub.Scalar_out"}) table.add(name, not_linear);
-  table.add_with_in_place("mul", {.ways = pointwise(Linearity::kProduct)});
-  table.add_with_in_place("mul.Scalar", {.ways = pointwise(Linearity::kScale)});
-  table.add("mul.Scalar_out", {.ways = pointwise(Linearity::kScale)});
-  table.add_with_in_place("div", {.ways = pointwise(Linearity::kScale)});
+  table.add_with_in_place("mul", {.strategy = pointwise(Linearity::kProduct)});
+  table.add_with_in_place("mul.Scalar", {.strategy = pointwise(Linearity::kScale)});
+  table.add("mul.Scalar_out", {.strategy = pointwise(Linearity::kScale)});
+  table.add_with_in_place("div", {.strategy = pointwise(Linearity::kScale)});
   table.add("masked_fill.Scalar",
-            {.ways = pointwise(Linearity::kNone), .handler = fill_masked</*in_place=*/false>});
+            {.strategy = pointwise(Linearity::kNone), .handler = fill_masked</*in_place=*/false>});
   table.add("masked_fill_.Scalar",
-            {.ways = pointwise(Linearity::kNone), .handler = fill_masked</*in_place=*/true>});
-  table.add_with_in_place("fill", {.ways = pointwise(Linearity::kIdempotent)});
-  table.add_with_in_place("zero", {.ways = pointwise(Linearity::kAny)});
+            {.strategy = pointwise(Linearity::kNone), .handler = fill_masked</*in_place=*/true>});
+  table.add_with_in_place("fill", {.strategy = pointwise(Linearity::kIdempotent)});
+  table.add_with_in_place("zero", {.strategy = pointwise(Linearity::kAny)});
 }
 
 }  // namespace fsdp::internal

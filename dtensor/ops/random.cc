@@ -11,7 +11,7 @@
 #include "dtensor/ops/op_table.h"
 #include "dtensor/random/thread_generators.h"
 #include "dtensor/redistribute/redistribute.h"
-#include "dtensor/strategy/pointwise_ways.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/ops/empty_strided.h>
@@ -60,7 +60,7 @@ void keep_part(const at::Tensor& self, const at::Tensor& drawn) {
 }
 
 // normal_(), bernoulli_(p): no value is read.
-void fill_randomly(OperatorCall& call, const WaysKernel*) {
+void fill_randomly(OperatorCall& call, const StrategyKernel*) {
   const at::Tensor self = call.argument(0).toTensor();
   check_in_step(call, self);
   call.argument(0) = whole_like(self);
@@ -70,7 +70,7 @@ void fill_randomly(OperatorCall& call, const WaysKernel*) {
 }
 
 // rand_like(), bernoulli(p): a new tensor that lies as `self`, of which no value is read.
-void draw_like(OperatorCall& call, const WaysKernel*) {
+void draw_like(OperatorCall& call, const StrategyKernel*) {
   const at::Tensor self = call.argument(0).toTensor();
   check_in_step(call, self);
   call.argument(0) = whole_like(self);
@@ -95,7 +95,7 @@ constexpr int kNoArgument = -1;
 // `only_shape`, which the operator does not read. Collective over the mesh dimensions
 // that cut or have terms of one.
 template <int only_shape>
-void draw_by_values(OperatorCall& call, const WaysKernel*) {
+void draw_by_values(OperatorCall& call, const StrategyKernel*) {
   const auto operands = ArgumentKinds(call.handle().schema()).operands_of(call);
   common_mesh(call, operands);
   check_in_step(call, *std::find_if(operands.begin(), operands.end(), is_dtensor));
@@ -121,7 +121,7 @@ void draw_by_values(OperatorCall& call, const WaysKernel*) {
 
 // multinomial(): which rows and how many are drawn follows from values; the result is
 // whole. Collective as draw_by_values().
-void draw_rows(OperatorCall& call, const WaysKernel*) {
+void draw_rows(OperatorCall& call, const StrategyKernel*) {
   const at::Tensor self = call.argument(0).toTensor();
   check_in_step(call, self);
   call.argument(0) = whole_value(self);
@@ -131,7 +131,7 @@ void draw_rows(OperatorCall& call, const WaysKernel*) {
 
 // rrelu_with_noise(self, noise, lower, upper, training): draws where self is negative.
 template <bool in_place>
-void run_rrelu(OperatorCall& call, const WaysKernel*) {
+void run_rrelu(OperatorCall& call, const StrategyKernel*) {
   if (call.argument(4).toBool()) return draw_by_values<1>(call, nullptr);
   at::Tensor self = call.argument(0).toTensor();
   const double slope =
@@ -141,7 +141,7 @@ void run_rrelu(OperatorCall& call, const WaysKernel*) {
 
 // native_dropout(self, p, train): the mask is drawn for the whole, the rest is done on
 // parts, as the kernel of the CPU does it. Collective where `self` is Partial.
-void run_native_dropout(OperatorCall& call, const WaysKernel*) {
+void run_native_dropout(OperatorCall& call, const StrategyKernel*) {
   const at::Tensor self = reduce_partials(call.argument(0).toTensor());
   check_in_step(call, self);
   const double p = call.argument(1).toDouble();
@@ -175,9 +175,9 @@ void add_random(OpTable& table) {
   table.add("rrelu_with_noise.", {.handler = run_rrelu</*in_place=*/false>});
   table.add("rrelu_with_noise_", {.handler = run_rrelu</*in_place=*/true>});
   table.add("rrelu_with_noise_backward.",
-            {.handler = [](OperatorCall& call, const WaysKernel*) { call.decompose(); }});
+            {.handler = [](OperatorCall& call, const StrategyKernel*) { call.decompose(); }});
   table.add("native_dropout.", {.handler = run_native_dropout});
-  table.add("native_dropout_backward.", {.ways = pointwise(Linearity::kProduct)});
+  table.add("native_dropout_backward.", {.strategy = pointwise(Linearity::kProduct)});
 }
 
 }  // namespace fsdp::internal

@@ -4,7 +4,7 @@
 #include "dtensor/ops/reduction.h"
 
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/along_ways.h"
+#include "dtensor/strategy/along_strategy.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/full.h>
@@ -26,36 +26,37 @@ struct ReducedTerms {
   std::vector<Partial::Op> keeps;
 };
 
-std::vector<Way> reduction_ways(const CallGeometry& call, const Along& along,
-                                const std::vector<ReducedTerms>& results) {
-  auto ways = along_ways(call, along, results.size());
+std::vector<PlacementStrategy> reduction_strategy(const OpSchema& call, const Along& along,
+                                                  const std::vector<ReducedTerms>& results) {
+  auto strategies = along_strategy(call, along, results.size());
   for (int64_t dim : along.dims) {
-    Way way{.results = {}, .operands = {Shard{dim}}};
-    for (const ReducedTerms& result : results) way.results.push_back(Partial{result.across});
-    ways.push_back(std::move(way));
+    PlacementStrategy strategy{.results = {}, .operands = {Shard{dim}}};
+    for (const ReducedTerms& result : results) strategy.results.push_back(Partial{result.across});
+    strategies.push_back(std::move(strategy));
   }
-  for (const Partial::Op op : results[0].keeps) ways.push_back({{Partial{op}}, {Partial{op}}});
-  return ways;
+  for (const Partial::Op op : results[0].keeps)
+    strategies.push_back({{Partial{op}}, {Partial{op}}});
+  return strategies;
 }
 
-OperatorWays reduction(AlongOf along_of, std::vector<ReducedTerms> results) {
+OpStrategy reduction(AlongOf along_of, std::vector<ReducedTerms> results) {
   return {
-      .ways =
-          [=](const CallGeometry& call) { return reduction_ways(call, along_of(call), results); },
+      .strategies =
+          [=](const OpSchema& call) { return reduction_strategy(call, along_of(call), results); },
       .results =
-          [along_of, count = results.size()](const CallGeometry& call) {
+          [along_of, count = results.size()](const OpSchema& call) {
             return std::vector<ResultGeometry>(count, along_result(call, along_of(call)));
           }};
 }
 
 // The dimension or dimensions of argument `place`, all where there are none, go away.
 template <size_t place>
-Along gone(const CallGeometry& call) {
+Along gone(const OpSchema& call) {
   return {.dims = given_dims(call, place), .then = Along::Then::kGo};
 }
 
 // any and all take an empty list at its word.
-Along reduced_if_given(const CallGeometry& call) {
+Along reduced_if_given(const OpSchema& call) {
   const auto* const dims = std::get_if<std::vector<int64_t>>(&call.plain[1]);
   Along along = reduced<1>(call);
   if (dims != nullptr && dims->empty()) along.dims.clear();
@@ -134,30 +135,32 @@ void add_reduction(OpTable& table) {
   const ReducedTerms sum{Op::kSum, {Op::kSum, Op::kAvg}}, count{Op::kSum, {}};
   const ReducedTerms product{Op::kProduct, {Op::kProduct}};
   const ReducedTerms greatest{Op::kMax, {Op::kMax}}, least{Op::kMin, {Op::kMin}};
-  table.add("sum.", {.ways = reduction(all_reduced, {sum})});
-  table.add("sum.dim_IntList", {.ways = reduction(reduced<1>, {sum})});
-  table.add("mean.", {.ways = reduction(all_reduced, {sum}), .local_kernel = mean_of_part<false>});
-  table.add("mean.dim", {.ways = reduction(reduced<1>, {sum}), .local_kernel = mean_of_part<true>});
-  table.add("nansum.", {.ways = reduction(reduced<1>, {count})});
+  table.add("sum.", {.strategy = reduction(all_reduced, {sum})});
+  table.add("sum.dim_IntList", {.strategy = reduction(reduced<1>, {sum})});
+  table.add("mean.",
+            {.strategy = reduction(all_reduced, {sum}), .local_kernel = mean_of_part<false>});
+  table.add("mean.dim",
+            {.strategy = reduction(reduced<1>, {sum}), .local_kernel = mean_of_part<true>});
+  table.add("nansum.", {.strategy = reduction(reduced<1>, {count})});
   for (const char* name : {"count_nonzero.", "count_nonzero.dim_IntList"})
-    table.add(name, {.ways = reduction(gone<1>, {count})});
-  table.add("prod.", {.ways = reduction(all_reduced, {product})});
-  table.add("prod.dim_int", {.ways = reduction(reduced<1>, {product})});
-  table.add("any.", {.ways = reduction(all_reduced, {greatest})});
-  table.add("any.dim", {.ways = reduction(reduced<1>, {greatest})});
-  table.add("any.dims", {.ways = reduction(reduced_if_given, {greatest})});
-  table.add("all.", {.ways = reduction(all_reduced, {least})});
-  table.add("all.dim", {.ways = reduction(reduced<1>, {least})});
-  table.add("all.dims", {.ways = reduction(reduced_if_given, {least})});
-  table.add("max.", {.ways = reduction(all_reduced, {greatest}),
+    table.add(name, {.strategy = reduction(gone<1>, {count})});
+  table.add("prod.", {.strategy = reduction(all_reduced, {product})});
+  table.add("prod.dim_int", {.strategy = reduction(reduced<1>, {product})});
+  table.add("any.", {.strategy = reduction(all_reduced, {greatest})});
+  table.add("any.dim", {.strategy = reduction(reduced<1>, {greatest})});
+  table.add("any.dims", {.strategy = reduction(reduced_if_given, {greatest})});
+  table.add("all.", {.strategy = reduction(all_reduced, {least})});
+  table.add("all.dim", {.strategy = reduction(reduced<1>, {least})});
+  table.add("all.dims", {.strategy = reduction(reduced_if_given, {least})});
+  table.add("max.", {.strategy = reduction(all_reduced, {greatest}),
                      .local_kernel = extrema_of_part<no_dims, true>});
-  table.add("min.", {.ways = reduction(all_reduced, {least}),
+  table.add("min.", {.strategy = reduction(all_reduced, {least}),
                      .local_kernel = extrema_of_part<no_dims, false>});
-  table.add("amax.", {.ways = reduction(reduced<1>, {greatest}),
+  table.add("amax.", {.strategy = reduction(reduced<1>, {greatest}),
                       .local_kernel = extrema_of_part<first_argument, true>});
-  table.add("amin.", {.ways = reduction(reduced<1>, {least}),
+  table.add("amin.", {.strategy = reduction(reduced<1>, {least}),
                       .local_kernel = extrema_of_part<first_argument, false>});
-  table.add("aminmax.", {.ways = reduction(reduced<1>, {{Op::kMin, {}}, {Op::kMax, {}}}),
+  table.add("aminmax.", {.strategy = reduction(reduced<1>, {{Op::kMin, {}}, {Op::kMax, {}}}),
                          .local_kernel = extrema_of_part<first_argument, false, true>});
 }
 

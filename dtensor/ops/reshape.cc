@@ -17,7 +17,7 @@ namespace {
 using Shape = std::vector<int64_t>;
 
 // The size that argument 1 of view and its like asks for. -1: what is left.
-Shape asked_shape(const CallGeometry& call) {
+Shape asked_shape(const OpSchema& call) {
   Shape shape = call.numbers(1);
   int64_t known = 1;
   for (int64_t size : shape) known *= size == -1 ? 1 : size;
@@ -78,7 +78,7 @@ struct Viewed {
 };
 
 // Where no dimension of the new shape keeps a cut, that mesh dimension replicates.
-Propagation view_propagation(const CallGeometry& call, const CallPlacements& placements) {
+Propagation view_propagation(const OpSchema& call, const CallPlacements& placements) {
   const Shape after = asked_shape(call);
   Viewed viewed{.before = call.operands[0].shape,
                 .after = after,
@@ -94,7 +94,7 @@ Propagation view_propagation(const CallGeometry& call, const CallPlacements& pla
   return {.operands = {std::move(viewed.from)}, .results = {std::move(viewed.to)}};
 }
 
-std::vector<PartArgument> view_part(const CallGeometry&, const PlacedCall& placed) {
+std::vector<PartArgument> view_part(const OpSchema&, const PlacedCall& placed) {
   return {{1, placed.results[0].local_shape(placed.coordinate)}};
 }
 
@@ -107,9 +107,9 @@ std::vector<c10::IValue> reshape_part(OperatorCall& call, const PlacedOnMesh& pl
 }  // namespace
 
 void add_reshape(OpTable& table) {
-  const OperatorWays ways{.propagation = view_propagation, .part_arguments = view_part};
-  for (const char* name : {"view.", "_unsafe_view."}) table.add(name, {.ways = ways});
-  table.add("_reshape_alias.", {.ways = ways, .local_kernel = reshape_part});
+  const OpStrategy strategies{.propagation = view_propagation, .part_arguments = view_part};
+  for (const char* name : {"view.", "_unsafe_view."}) table.add(name, {.strategy = strategies});
+  table.add("_reshape_alias.", {.strategy = strategies, .local_kernel = reshape_part});
 }
 
 }  // namespace fsdp::internal

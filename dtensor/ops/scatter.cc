@@ -6,7 +6,7 @@
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/differentiable.h"
 #include "dtensor/redistribute/redistribute.h"
-#include "dtensor/strategy/index_ways.h"
+#include "dtensor/strategy/index_strategy.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 #include <c10/core/WrapDimMinimal.h>
@@ -18,16 +18,16 @@ namespace fsdp::internal {
 namespace {
 
 // scatter(self, dim, index, source or number)
-std::vector<Way> scatter_ways(const CallGeometry& call) {
-  return equal_dims_ways(call, wrapped_dim(call.number(1), call.operands[0].ndim()));
+std::vector<PlacementStrategy> scatter_strategy(const OpSchema& call) {
+  return equal_dims_strategy(call, wrapped_dim(call.number(1), call.operands[0].ndim()));
 }
 
 // scatter_add(self, dim, index, source) adds terms to terms.
-std::vector<Way> scatter_add_ways(const CallGeometry& call) {
-  auto ways = scatter_ways(call);
+std::vector<PlacementStrategy> scatter_add_strategy(const OpSchema& call) {
+  auto strategies = scatter_strategy(call);
   for (const auto op : {Partial::Op::kSum, Partial::Op::kAvg})
-    ways.push_back({{Partial{op}}, {Partial{op}, Replicate{}, Partial{op}}});
-  return ways;
+    strategies.push_back({{Partial{op}}, {Partial{op}, Replicate{}, Partial{op}}});
+  return strategies;
 }
 
 // As a tensor of the same shape, but whole along `dim`; terms are added up.
@@ -51,7 +51,7 @@ void become_dtensor(const at::Tensor& zeros, const DTensorSpec& model, int64_t d
 }
 
 // scatter_(self, dim, index, source or number)
-void scatter_in_place(OperatorCall& call, const WaysKernel* by_ways) {
+void scatter_in_place(OperatorCall& call, const StrategyKernel* by_strategy) {
   const at::Tensor self = call.argument(0).toTensor();
   if (!is_dtensor(self) && inside_backward()) {
     const auto tensors = call.tensors();
@@ -59,19 +59,19 @@ void scatter_in_place(OperatorCall& call, const WaysKernel* by_ways) {
     become_dtensor(self, spec_of(*model),
                    c10::maybe_wrap_dim(call.argument(1).toInt(), self.dim()));
   }
-  by_ways->run(call);
+  by_strategy->run(call);
 }
 
 }  // namespace
 
 void add_scatter(OpTable& table) {
-  const OperatorWays put{.ways = scatter_ways, .results = results_as_self};
-  for (const char* name : {"scatter.src", "scatter.value"}) table.add(name, {.ways = put});
+  const OpStrategy put{.strategies = scatter_strategy, .results = results_as_self};
+  for (const char* name : {"scatter.src", "scatter.value"}) table.add(name, {.strategy = put});
   for (const char* name : {"scatter_.src", "scatter_.value"})
-    table.add(name, {.ways = put, .handler = scatter_in_place});
-  const OperatorWays added{.ways = scatter_add_ways, .results = results_as_self};
-  table.add("scatter_add.", {.ways = added});
-  table.add("scatter_add_.", {.ways = added, .handler = scatter_in_place});
+    table.add(name, {.strategy = put, .handler = scatter_in_place});
+  const OpStrategy added{.strategies = scatter_add_strategy, .results = results_as_self};
+  table.add("scatter_add.", {.strategy = added});
+  table.add("scatter_add_.", {.strategy = added, .handler = scatter_in_place});
 }
 
 }  // namespace fsdp::internal

@@ -6,7 +6,7 @@
 
 #include "dtensor/ops/exchange.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/along_ways.h"
+#include "dtensor/strategy/along_strategy.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/stack.h>
@@ -21,7 +21,7 @@ constexpr double kLowest = -std::numeric_limits<double>::infinity();
 
 // All operands and the result cut along the dimension that argument `place` names.
 template <size_t place>
-std::vector<Way> cut_rows_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> cut_rows_strategy(const OpSchema& call) {
   const Operand& self = call.operands[0];
   if (self.ndim() == 0) return {};
   const Placement cut = Shard{wrapped_dim(call.number(place), self.ndim())};
@@ -98,8 +98,8 @@ std::vector<c10::IValue> run_backward_on_cut_rows(OperatorCall& call, const Plac
 
 // `place`: of the argument that names the dimension.
 template <size_t place>
-OpEntry along_rows(RunOnParts local_kernel) {
-  return {.ways = with_more_ways(along(kept<place>), cut_rows_ways<place>),
+OpEntry along_rows(LocalKernel local_kernel) {
+  return {.strategy = with_more_strategies(along(kept<place>), cut_rows_strategy<place>),
           .local_kernel = std::move(local_kernel)};
 }
 
@@ -108,7 +108,7 @@ OpEntry along_rows(RunOnParts local_kernel) {
 void add_softmax(OpTable& table) {
   table.add("_softmax.", along_rows<1>(run_on_cut_rows<false>));
   table.add("_log_softmax.", along_rows<1>(run_on_cut_rows<true>));
-  table.add("_safe_softmax.", {.ways = along(kept<1>)});
+  table.add("_safe_softmax.", {.strategy = along(kept<1>)});
   table.add("_softmax_backward_data.", along_rows<2>(run_backward_on_cut_rows<false>));
   table.add("_log_softmax_backward_data.", along_rows<2>(run_backward_on_cut_rows<true>));
 }

@@ -18,7 +18,7 @@
 namespace fsdp::internal {
 namespace {
 
-void hand_out_item(OperatorCall& call, const WaysKernel*) {
+void hand_out_item(OperatorCall& call, const StrategyKernel*) {
   const CauseOfMovement cause(MovementCause::kRequest);
   const at::Tensor self = call.argument(0).toTensor();
   TORCH_CHECK(self.numel() == 1, call.description(),
@@ -51,7 +51,7 @@ bool agreed(bool own, const DTensorSpec& spec) {
   return redistribute_local(vote, verdict, spec.replicated().placements()).item<int32_t>() == 1;
 }
 
-void hand_out_equal(OperatorCall& call, const WaysKernel*) {
+void hand_out_equal(OperatorCall& call, const StrategyKernel*) {
   const CauseOfMovement cause(MovementCause::kRequest);
   const at::Tensor a = call.argument(0).toTensor();
   const at::Tensor b = call.argument(1).toTensor();
@@ -70,7 +70,8 @@ void add_value(OpTable& table) {
   table.add("equal", {.handler = hand_out_equal});
   for (const char* name :
        {"allclose", "__and__", "__or__", "__xor__", "__iand__", "__ior__", "__ixor__"}) {
-    table.add(name, {.handler = [](OperatorCall& call, const WaysKernel*) { call.decompose(); }});
+    table.add(name,
+              {.handler = [](OperatorCall& call, const StrategyKernel*) { call.decompose(); }});
   }
 }
 

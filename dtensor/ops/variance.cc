@@ -4,7 +4,7 @@
 
 #include "dtensor/ops/exchange.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/along_ways.h"
+#include "dtensor/strategy/along_strategy.h"
 
 #include <ATen/ops/sum.h>
 #include <c10/util/Exception.h>
@@ -16,27 +16,27 @@ namespace fsdp::internal {
 namespace {
 
 // var(self, dim, correction, keepdim) and its like.
-Along variance_along(const CallGeometry& call) {
+Along variance_along(const OpSchema& call) {
   const bool keepdim = call.number(3) != 0;
   return {.dims = given_dims(call, 1),
           .then = keepdim ? Along::Then::kBecomeOne : Along::Then::kGo};
 }
 
 // The ranks of a cut row agree on its numbers.
-OperatorWays variance_ways(size_t results) {
-  return {.ways =
-              [=](const CallGeometry& call) {
+OpStrategy variance_strategy(size_t results) {
+  return {.strategies =
+              [=](const OpSchema& call) {
                 const Along along = variance_along(call);
-                auto ways = along_ways(call, along, results);
+                auto strategies = along_strategy(call, along, results);
                 const std::vector<Placement> whole(results, Replicate{});
                 for (int64_t dim : along.dims) {
-                  ways.push_back(
+                  strategies.push_back(
                       {.results = whole, .operands = {Shard{dim}}, .asks_other_ranks = true});
                 }
-                return ways;
+                return strategies;
               },
           .results =
-              [=](const CallGeometry& call) {
+              [=](const OpSchema& call) {
                 return std::vector<ResultGeometry>(results,
                                                    along_result(call, variance_along(call)));
               }};
@@ -83,13 +83,13 @@ std::vector<c10::IValue> variance_of_part(OperatorCall& call, const PlacedOnMesh
 
 void add_variance(OpTable& table) {
   table.add("var.correction",
-            {.ways = variance_ways(1), .local_kernel = variance_of_part<false, false>});
+            {.strategy = variance_strategy(1), .local_kernel = variance_of_part<false, false>});
   table.add("std.correction",
-            {.ways = variance_ways(1), .local_kernel = variance_of_part<true, false>});
+            {.strategy = variance_strategy(1), .local_kernel = variance_of_part<true, false>});
   table.add("var_mean.correction",
-            {.ways = variance_ways(2), .local_kernel = variance_of_part<false, true>});
+            {.strategy = variance_strategy(2), .local_kernel = variance_of_part<false, true>});
   table.add("std_mean.correction",
-            {.ways = variance_ways(2), .local_kernel = variance_of_part<true, true>});
+            {.strategy = variance_strategy(2), .local_kernel = variance_of_part<true, true>});
 }
 
 }  // namespace fsdp::internal

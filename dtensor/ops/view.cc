@@ -1,12 +1,12 @@
 // A cut follows its dimension, and so do whole blocks of one that is cut in blocks. split
 // and squeeze take of a part what it has of what they take of the whole. detach and
 // alias, and as_strided where it leaves the layout as it is, are no more than another
-// tensor object. view(dtype) has other ways where it changes the size of elements.
+// tensor object. view(dtype) has others where it changes the size of elements.
 #include "dtensor/ops/view.h"
 
 #include "dtensor/dispatch/gathered_view.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/view_ways.h"
+#include "dtensor/strategy/sliced_range.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 #include <c10/core/WrapDimMinimal.h>
@@ -24,7 +24,7 @@ namespace {
 using DimMap = std::vector<int64_t>;
 constexpr int64_t kGone = -1;
 
-const Operand& self_of(const CallGeometry& call) { return call.operands[0]; }
+const Operand& self_of(const OpSchema& call) { return call.operands[0]; }
 
 DimMap identity(int64_t ndim) {
   DimMap map(static_cast<size_t>(ndim));
@@ -32,7 +32,7 @@ DimMap identity(int64_t ndim) {
   return map;
 }
 
-int64_t dim_at(const CallGeometry& call, size_t place) {
+int64_t dim_at(const OpSchema& call, size_t place) {
   return wrapped_dim(call.number(place), self_of(call).ndim());
 }
 
@@ -55,16 +55,16 @@ DimMap swapped(int64_t ndim, int64_t a, int64_t b) {
   return map;
 }
 
-DimMap t_map(const CallGeometry& call) {
+DimMap t_map(const OpSchema& call) {
   const int64_t ndim = self_of(call).ndim();
   return swapped(ndim, 0, ndim - 1);
 }
 
-DimMap transpose_map(const CallGeometry& call) {
+DimMap transpose_map(const OpSchema& call) {
   return swapped(self_of(call).ndim(), dim_at(call, 1), dim_at(call, 2));
 }
 
-DimMap permute_map(const CallGeometry& call) {
+DimMap permute_map(const OpSchema& call) {
   const auto& order = call.numbers(1);
   DimMap map(order.size());
   for (size_t to = 0; to < order.size(); ++to) {
@@ -74,7 +74,7 @@ DimMap permute_map(const CallGeometry& call) {
   return map;
 }
 
-DimMap unsqueeze_map(const CallGeometry& call) {
+DimMap unsqueeze_map(const OpSchema& call) {
   const int64_t ndim = self_of(call).ndim();
   const int64_t at = wrapped_dim(call.number(1), ndim + 1);
   DimMap map = identity(ndim);
@@ -84,7 +84,7 @@ DimMap unsqueeze_map(const CallGeometry& call) {
 
 // Which dimensions of size 1 a call of squeeze takes away: not those of which only a part
 // is of size 1.
-DimMap squeeze_map(const CallGeometry& call) {
+DimMap squeeze_map(const OpSchema& call) {
   const Operand& self = self_of(call);
   std::vector<bool> goes(self.shape.size(), call.plain.size() == 1);
   const auto ask_for = [&](int64_t dim) {
@@ -103,13 +103,11 @@ DimMap squeeze_map(const CallGeometry& call) {
 }
 
 // select and unbind.
-DimMap select_map(const CallGeometry& call) {
-  return without(self_of(call).ndim(), dim_at(call, 1));
-}
+DimMap select_map(const OpSchema& call) { return without(self_of(call).ndim(), dim_at(call, 1)); }
 
 // diagonal(self, offset, dim1, dim2): two dimensions go away and their diagonal comes
 // last.
-DimMap diagonal_map(const CallGeometry& call) {
+DimMap diagonal_map(const OpSchema& call) {
   const int64_t a = dim_at(call, 2), b = dim_at(call, 3);
   DimMap map = identity(self_of(call).ndim());
   for (int64_t& to : map) to = to == a || to == b ? kGone : to - (to > a) - (to > b);
@@ -117,12 +115,12 @@ DimMap diagonal_map(const CallGeometry& call) {
 }
 
 // unfold: windows over one dimension, whose elements come last.
-DimMap unfold_map(const CallGeometry& call) {
+DimMap unfold_map(const OpSchema& call) {
   return gone_in_place(self_of(call).ndim(), dim_at(call, 1));
 }
 
 // expand: every dimension but those of size 1 stays.
-DimMap expand_map(const CallGeometry& call) {
+DimMap expand_map(const OpSchema& call) {
   const Operand& self = self_of(call);
   const auto& size = call.numbers(1);
   const auto shift = static_cast<int64_t>(size.size()) - self.ndim();
@@ -135,7 +133,7 @@ DimMap expand_map(const CallGeometry& call) {
 }
 
 // The sizes of dimensions that stay are those of the part.
-std::vector<PartArgument> expand_part(const CallGeometry& call, const PlacedCall&) {
+std::vector<PartArgument> expand_part(const OpSchema& call, const PlacedCall&) {
   auto size = call.numbers(1);
   for (int64_t to : expand_map(call)) {
     if (to != kGone) size[static_cast<size_t>(to)] = -1;
@@ -144,13 +142,13 @@ std::vector<PartArgument> expand_part(const CallGeometry& call, const PlacedCall
 }
 
 // view_as_complex: a last dimension of 2 goes.
-DimMap as_complex_map(const CallGeometry& call) {
+DimMap as_complex_map(const OpSchema& call) {
   const int64_t ndim = self_of(call).ndim();
   return gone_in_place(ndim, ndim - 1);
 }
-DimMap every_dim_map(const CallGeometry& call) { return identity(self_of(call).ndim()); }
+DimMap every_dim_map(const OpSchema& call) { return identity(self_of(call).ndim()); }
 
-using MapOf = DimMap (*)(const CallGeometry&);
+using MapOf = DimMap (*)(const OpSchema&);
 
 // Terms are what they were, or, where elements change with them, only those of sums.
 enum class Terms { kAll, kSums, kNone };
@@ -162,67 +160,73 @@ std::vector<Partial::Op> reductions_that_stay(Terms terms) {
   return {Op::kSum, Op::kAvg, Op::kMin, Op::kMax, Op::kProduct};
 }
 
-Way way_between(const Placement& from, const Placement& to, size_t results) {
+PlacementStrategy strategy_between(const Placement& from, const Placement& to, size_t results) {
   return {.results = std::vector<Placement>(results, to), .operands = {from}};
 }
 
-// One way per dimension that stays, and per reduction whose terms stay.
-std::vector<Way> mapped_ways(const DimMap& map, size_t results = 1, Terms terms = Terms::kAll) {
-  std::vector<Way> ways;
+// One strategy per dimension that stays, and per reduction whose terms stay.
+std::vector<PlacementStrategy> mapped_strategy(const DimMap& map, size_t results = 1,
+                                               Terms terms = Terms::kAll) {
+  std::vector<PlacementStrategy> strategies;
   for (size_t d = 0; d < map.size(); ++d) {
     if (map[d] != kGone)
-      ways.push_back(way_between(Shard{static_cast<int64_t>(d)}, Shard{map[d]}, results));
+      strategies.push_back(
+          strategy_between(Shard{static_cast<int64_t>(d)}, Shard{map[d]}, results));
   }
   for (const Partial::Op op : reductions_that_stay(terms))
-    ways.push_back(way_between(Partial{op}, Partial{op}, results));
-  return ways;
+    strategies.push_back(strategy_between(Partial{op}, Partial{op}, results));
+  return strategies;
 }
 
-OperatorWays mapped(MapOf map_of, Terms terms = Terms::kAll) {
-  return {.ways = [=](const CallGeometry& call) { return mapped_ways(map_of(call), 1, terms); }};
+OpStrategy mapped(MapOf map_of, Terms terms = Terms::kAll) {
+  return {
+      .strategies = [=](const OpSchema& call) { return mapped_strategy(map_of(call), 1, terms); }};
 }
 
-std::vector<Way> expand_ways(const CallGeometry& call) { return mapped_ways(expand_map(call)); }
+std::vector<PlacementStrategy> expand_strategy(const OpSchema& call) {
+  return mapped_strategy(expand_map(call));
+}
 
 // The whole of dimension `dim`, once for every result.
-std::vector<Way> unbind_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> unbind_strategy(const OpSchema& call) {
   const auto count = static_cast<size_t>(self_of(call).size(dim_at(call, 1)));
-  return mapped_ways(select_map(call), count);
+  return mapped_strategy(select_map(call), count);
 }
 
 // Ranges of dimension `dim`, one per result, that keep a cut in blocks.
-std::optional<Way> way_of_ranges(const CallGeometry& call, int64_t dim,
-                                 const std::vector<Range>& ranges) {
+std::optional<PlacementStrategy> strategy_of_ranges(const OpSchema& call, int64_t dim,
+                                                    const std::vector<Range>& ranges) {
   const Placement& arriving = call.arriving[0];
   if (!arriving.is_shard(dim)) return std::nullopt;
-  Way way{.results = {}, .operands = {arriving}};
+  PlacementStrategy strategy{.results = {}, .operands = {arriving}};
   for (const Range& range : ranges) {
     const auto cut = cut_of_range(arriving.shard(), self_of(call).size(dim), range, call.ranks);
     if (!cut.has_value()) return std::nullopt;
-    way.results.push_back(*cut);
+    strategy.results.push_back(*cut);
   }
-  return way;
+  return strategy;
 }
 
-std::vector<Way> ways_of_ranges(const CallGeometry& call, int64_t dim,
-                                const std::vector<Range>& ranges) {
+std::vector<PlacementStrategy> strategies_of_ranges(const OpSchema& call, int64_t dim,
+                                                    const std::vector<Range>& ranges) {
   const int64_t ndim = self_of(call).ndim();
   const bool has_all = std::all_of(ranges.begin(), ranges.end(), [&](const Range& range) {
     return range.length == self_of(call).size(dim);
   });
-  auto ways = mapped_ways(has_all ? identity(ndim) : gone_in_place(ndim, dim), ranges.size());
-  if (const auto way = has_all ? std::nullopt : way_of_ranges(call, dim, ranges))
-    ways.push_back(*way);
-  return ways;
+  auto strategies =
+      mapped_strategy(has_all ? identity(ndim) : gone_in_place(ndim, dim), ranges.size());
+  if (const auto strategy = has_all ? std::nullopt : strategy_of_ranges(call, dim, ranges))
+    strategies.push_back(*strategy);
+  return strategies;
 }
 
-std::vector<Way> slice_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> slice_strategy(const OpSchema& call) {
   const int64_t dim = dim_at(call, 1);
-  if (const auto range = sliced_range(call)) return ways_of_ranges(call, dim, {*range});
-  return mapped_ways(gone_in_place(self_of(call).ndim(), dim));
+  if (const auto range = sliced_range(call)) return strategies_of_ranges(call, dim, {*range});
+  return mapped_strategy(gone_in_place(self_of(call).ndim(), dim));
 }
 
-std::vector<PartArgument> slice_part(const CallGeometry& call, const PlacedCall& placed) {
+std::vector<PartArgument> slice_part(const OpSchema& call, const PlacedCall& placed) {
   const int64_t dim = dim_at(call, 1);
   const auto range = sliced_range(call);
   if (!range.has_value() || !placed.operands[0].is_cut(dim)) return {};
@@ -231,7 +235,7 @@ std::vector<PartArgument> slice_part(const CallGeometry& call, const PlacedCall&
 }
 
 // The pieces of split(self, size, dim) and split_with_sizes(self, sizes, dim).
-std::vector<Range> split_ranges(const CallGeometry& call) {
+std::vector<Range> split_ranges(const OpSchema& call) {
   const int64_t size = self_of(call).size(dim_at(call, 2));
   std::vector<Range> ranges;
   if (const auto* const sizes = std::get_if<std::vector<int64_t>>(&call.plain[1])) {
@@ -248,29 +252,29 @@ std::vector<Range> split_ranges(const CallGeometry& call) {
   return ranges;
 }
 
-std::vector<Way> split_ways(const CallGeometry& call) {
-  return ways_of_ranges(call, dim_at(call, 2), split_ranges(call));
+std::vector<PlacementStrategy> split_strategy(const OpSchema& call) {
+  return strategies_of_ranges(call, dim_at(call, 2), split_ranges(call));
 }
 
 // repeat(self, repeats): a dimension that is repeated has its parts in each block.
-std::vector<Way> repeat_ways(const CallGeometry& call) {
+std::vector<PlacementStrategy> repeat_strategy(const OpSchema& call) {
   const Operand& self = self_of(call);
   const auto& repeats = call.numbers(1);
   const auto shift = static_cast<int64_t>(repeats.size()) - self.ndim();
-  auto ways = mapped_ways({});
+  auto strategies = mapped_strategy({});
   for (int64_t d = 0; d < self.ndim(); ++d) {
     const int64_t count = repeats[static_cast<size_t>(d + shift)];
     const bool arrives = call.arriving[0].is_shard(d);
     if (count == 0 || (count > 1 && !arrives)) continue;
     const Shard cut = arrives ? call.arriving[0].shard() : Shard{d};
     const Shard repeated{.dim = d + shift, .outer = cut.outer * count, .unit = cut.unit};
-    ways.push_back({.results = {simplest(repeated, self.size(d) * count, call.ranks)},
-                    .operands = {Placement(cut)}});
+    strategies.push_back({.results = {simplest(repeated, self.size(d) * count, call.ranks)},
+                          .operands = {Placement(cut)}});
   }
-  return ways;
+  return strategies;
 }
 
-std::vector<ResultGeometry> repeat_results(const CallGeometry& call) {
+std::vector<ResultGeometry> repeat_results(const OpSchema& call) {
   const auto& repeats = call.numbers(1);
   auto shape = repeats;
   for (size_t d = 1; d <= self_of(call).shape.size(); ++d)
@@ -278,7 +282,7 @@ std::vector<ResultGeometry> repeat_results(const CallGeometry& call) {
   return {contiguous(std::move(shape))};
 }
 
-CallGeometry whole_geometry(const OperatorCall& call, const DTensorSpec& self) {
+OpSchema whole_geometry(const OperatorCall& call, const DTensorSpec& self) {
   return {.operands = {{.shape = self.shape(), .stride = self.stride(), .element_size = 1}},
           .plain = ArgumentKinds(call.handle().schema()).plain_of(call)};
 }
@@ -308,7 +312,7 @@ std::vector<c10::IValue> squeeze_part(OperatorCall& call, const PlacedOnMesh& pl
 }
 
 // The same DTensor in a new tensor object, owner and all.
-void hand_out_alias(OperatorCall& call, const WaysKernel*) {
+void hand_out_alias(OperatorCall& call, const StrategyKernel*) {
   const at::Tensor self = call.argument(0).toTensor();
   call.finish(make_dtensor_view(self, local_of(self), spec_of(self)));
 }
@@ -316,25 +320,25 @@ void hand_out_alias(OperatorCall& call, const WaysKernel*) {
 // view(dtype): another dtype over the same bytes. The last dimension stays where elements
 // are of one size.
 template <bool keeps_last>
-OperatorWays view_dtype_ways() {
-  return {.ways = [](const CallGeometry& call) {
+OpStrategy view_dtype_strategy() {
+  return {.strategies = [](const OpSchema& call) {
     const int64_t ndim = self_of(call).ndim();
     const DimMap map = keeps_last ? identity(ndim) : gone_in_place(ndim, ndim - 1);
-    return mapped_ways(map, 1, Terms::kNone);
+    return mapped_strategy(map, 1, Terms::kNone);
   }};
 }
 
 // view(self, dtype)
-void view_as_dtype(OperatorCall& call, const WaysKernel*) {
-  static const WaysKernel of_one_size(view_dtype_ways<true>(), call.handle());
-  static const WaysKernel of_other_size(view_dtype_ways<false>(), call.handle());
+void view_as_dtype(OperatorCall& call, const StrategyKernel*) {
+  static const StrategyKernel of_one_size(view_dtype_strategy<true>(), call.handle());
+  static const StrategyKernel of_other_size(view_dtype_strategy<false>(), call.handle());
   const auto size = static_cast<int64_t>(c10::elementSize(call.argument(1).toScalarType()));
   const bool keeps_last = size == call.argument(0).toTensor().element_size();
   (keeps_last ? of_one_size : of_other_size).run(call);
 }
 
 // as_strided(self, size, stride, storage_offset)
-void hand_out_strided(OperatorCall& call, const WaysKernel* by_ways) {
+void hand_out_strided(OperatorCall& call, const StrategyKernel* by_strategy) {
   const at::Tensor self = call.argument(0).toTensor();
   const bool same = call.argument(1).toIntVector() == spec_of(self).shape() &&
                     call.argument(2).toIntVector() == spec_of(self).stride() &&
@@ -343,30 +347,32 @@ void hand_out_strided(OperatorCall& call, const WaysKernel* by_ways) {
   TORCH_CHECK_NOT_IMPLEMENTED(same, call.description(),
                               ": a DTensor has no memory to stride over. Use .to_local() or "
                               ".full_tensor() (collective).");
-  hand_out_alias(call, by_ways);
+  hand_out_alias(call, by_strategy);
 }
 
 }  // namespace
 
 void add_view(OpTable& table) {
-  table.add("t.", {.ways = mapped(t_map)});
-  table.add("transpose.int", {.ways = mapped(transpose_map)});
-  table.add("permute.", {.ways = mapped(permute_map)});
-  table.add("unsqueeze.", {.ways = mapped(unsqueeze_map)});
+  table.add("t.", {.strategy = mapped(t_map)});
+  table.add("transpose.int", {.strategy = mapped(transpose_map)});
+  table.add("permute.", {.strategy = mapped(permute_map)});
+  table.add("unsqueeze.", {.strategy = mapped(unsqueeze_map)});
   for (const char* name : {"squeeze.", "squeeze.dim", "squeeze.dims"})
-    table.add(name, {.ways = mapped(squeeze_map), .local_kernel = squeeze_part});
-  table.add("select.int", {.ways = mapped(select_map)});
-  table.add("unbind.int", {.ways = {.ways = unbind_ways}});
-  table.add("diagonal.", {.ways = mapped(diagonal_map)});
-  table.add("unfold.", {.ways = mapped(unfold_map)});
-  table.add("expand.", {.ways = {.ways = expand_ways, .part_arguments = expand_part}});
-  table.add("slice.Tensor", {.ways = {.ways = slice_ways, .part_arguments = slice_part}});
+    table.add(name, {.strategy = mapped(squeeze_map), .local_kernel = squeeze_part});
+  table.add("select.int", {.strategy = mapped(select_map)});
+  table.add("unbind.int", {.strategy = {.strategies = unbind_strategy}});
+  table.add("diagonal.", {.strategy = mapped(diagonal_map)});
+  table.add("unfold.", {.strategy = mapped(unfold_map)});
+  table.add("expand.",
+            {.strategy = {.strategies = expand_strategy, .part_arguments = expand_part}});
+  table.add("slice.Tensor",
+            {.strategy = {.strategies = slice_strategy, .part_arguments = slice_part}});
   for (const char* name : {"split.Tensor", "split_with_sizes."})
-    table.add(name, {.ways = {.ways = split_ways}, .local_kernel = split_part});
+    table.add(name, {.strategy = {.strategies = split_strategy}, .local_kernel = split_part});
   for (const char* name : {"view_as_real.", "_conj.", "_neg_view."})
-    table.add(name, {.ways = mapped(every_dim_map, Terms::kSums)});
-  table.add("view_as_complex.", {.ways = mapped(as_complex_map, Terms::kSums)});
-  table.add("repeat.", {.ways = {.ways = repeat_ways, .results = repeat_results}});
+    table.add(name, {.strategy = mapped(every_dim_map, Terms::kSums)});
+  table.add("view_as_complex.", {.strategy = mapped(as_complex_map, Terms::kSums)});
+  table.add("repeat.", {.strategy = {.strategies = repeat_strategy, .results = repeat_results}});
   for (const char* name : {"detach", "alias"}) table.add(name, {.handler = hand_out_alias});
   table.add("view.dtype", {.handler = view_as_dtype});
   table.add("as_strided.", {.handler = hand_out_strided});

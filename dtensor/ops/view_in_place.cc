@@ -16,7 +16,7 @@ namespace {
 // (gathered_view.h).
 OpHandler becomes_view(const char* name, const char* overload) {
   const auto view = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
-  return [view](OperatorCall& call, const WaysKernel*) {
+  return [view](OperatorCall& call, const StrategyKernel*) {
     const at::Tensor self = call.argument(0).toTensor();
     TORCH_CHECK_NOT_IMPLEMENTED(owner_of(self) == nullptr || is_gathered_view(self),
                                 call.description(),

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "dtensor/placement.h"
-#include "dtensor/strategy/call_geometry.h"
+#include "dtensor/strategy/op_schema.h"
 
 #include <cstdint>
 

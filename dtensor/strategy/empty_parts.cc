@@ -12,20 +12,21 @@ bool leaves_a_part_empty(const Operand& operand, const Placement& placement, int
   return chunk_of(atoms, parts, parts - 1).length == 0;
 }
 
-bool leaves_a_part_empty(const Way& way, const CallGeometry& call) {
-  for (size_t i = 0; i < way.operands.size(); ++i) {
-    if (leaves_a_part_empty(call.operands[i], way.operands[i], call.parts)) return true;
+bool leaves_a_part_empty(const PlacementStrategy& strategy, const OpSchema& call) {
+  for (size_t i = 0; i < strategy.operands.size(); ++i) {
+    if (leaves_a_part_empty(call.operands[i], strategy.operands[i], call.parts)) return true;
   }
   return false;
 }
 
 }  // namespace
 
-std::vector<Way> without_empty_parts(std::vector<Way> ways, const CallGeometry& call) {
-  std::erase_if(ways, [&](const Way& way) {
-    return !way.takes_empty_parts && leaves_a_part_empty(way, call);
+std::vector<PlacementStrategy> without_empty_parts(std::vector<PlacementStrategy> strategies,
+                                                   const OpSchema& call) {
+  std::erase_if(strategies, [&](const PlacementStrategy& strategy) {
+    return !strategy.takes_empty_parts && leaves_a_part_empty(strategy, call);
   });
-  return ways;
+  return strategies;
 }
 
 }  // namespace fsdp::internal

@@ -1,8 +1,8 @@
 #include "dtensor/strategy/propagate.h"
 
-#include "dtensor/strategy/choose_way.h"
 #include "dtensor/strategy/empty_parts.h"
-#include "dtensor/strategy/interleaved_ways.h"
+#include "dtensor/strategy/interleaved_strategy.h"
+#include "dtensor/strategy/redistribute_cost.h"
 
 #include <algorithm>
 #include <utility>
@@ -24,7 +24,7 @@ int64_t parts_with(const CallPlacements& placements, size_t mesh_dim) {
   return parts;
 }
 
-std::vector<Arrival> arrivals(const CallGeometry& call, const CallPlacements& placements,
+std::vector<Arrival> arrivals(const OpSchema& call, const CallPlacements& placements,
                               size_t mesh_dim) {
   std::vector<Arrival> arrivals;
   for (size_t i = 0; i < call.operands.size(); ++i) {
@@ -34,14 +34,16 @@ std::vector<Arrival> arrivals(const CallGeometry& call, const CallPlacements& pl
   return arrivals;
 }
 
-std::vector<Way> possible_ways(std::vector<Way> ways, const CallPlacements& placements,
-                               size_t mesh_dim) {
-  if (!placements.written.has_value()) return ways;
+std::vector<PlacementStrategy> possible_strategies(std::vector<PlacementStrategy> strategies,
+                                                   const CallPlacements& placements,
+                                                   size_t mesh_dim) {
+  if (!placements.written.has_value()) return strategies;
   const size_t written = *placements.written;
   const Placement& own = placements.operands[written][mesh_dim];
-  std::erase_if(
-      ways, [&](const Way& way) { return way.operands[written] != own || way.results[0] != own; });
-  return ways;
+  std::erase_if(strategies, [&](const PlacementStrategy& strategy) {
+    return strategy.operands[written] != own || strategy.results[0] != own;
+  });
+  return strategies;
 }
 
 // Whether a dimension that `placements` cuts already, along an earlier mesh dimension,
@@ -52,12 +54,12 @@ bool is_inside_another(const TensorPlacements& placements, const Placement& next
                      [&](const auto& cut) { return cut.is_shard(next.shard_dim()); });
 }
 
-bool fits_inside(const Propagation& earlier, const Way& way) {
-  for (size_t i = 0; i < way.operands.size(); ++i) {
-    if (is_inside_another(earlier.operands[i], way.operands[i])) return false;
+bool fits_inside(const Propagation& earlier, const PlacementStrategy& strategy) {
+  for (size_t i = 0; i < strategy.operands.size(); ++i) {
+    if (is_inside_another(earlier.operands[i], strategy.operands[i])) return false;
   }
-  for (size_t i = 0; i < way.results.size(); ++i) {
-    if (is_inside_another(earlier.results[i], way.results[i])) return false;
+  for (size_t i = 0; i < strategy.results.size(); ++i) {
+    if (is_inside_another(earlier.results[i], strategy.results[i])) return false;
   }
   return true;
 }
@@ -82,23 +84,26 @@ void append(const std::vector<Placement>& placements, std::vector<TensorPlacemen
 
 }  // namespace
 
-Propagation propagate(const WaysOf& ways, CallGeometry call, const CallPlacements& placements,
-                      size_t results) {
+Propagation propagate(const StrategyFunction& strategies, OpSchema call,
+                      const CallPlacements& placements, size_t results) {
   Propagation propagation{.operands = std::vector<TensorPlacements>(call.operands.size()),
                           .results = std::vector<TensorPlacements>(results)};
-  const Way replicated = replicated_way(results, call.operands.size());
+  const PlacementStrategy replicated = replicated_strategy(results, call.operands.size());
   for (size_t m = 0; m < placements.mesh_shape.size(); ++m) {
     call.parts = parts_with(placements, m);
     call.arriving = arriving_along(placements, m);
     call.ranks = placements.mesh_shape[m];
-    auto candidates = without_empty_parts(with_interleaved_ways(ways(call), call), call);
-    candidates = possible_ways(std::move(candidates), placements, m);
-    std::erase_if(candidates, [&](const Way& way) { return !fits_inside(propagation, way); });
-    const Way* const chosen =
-        choose_way(candidates, arrivals(call, placements, m), placements.mesh_shape[m]);
-    const Way& way = chosen != nullptr ? *chosen : replicated;
-    append(way.operands, propagation.operands);
-    append(placements.mesh_shape[m] > 1 ? way.results : without_terms(way.results),
+    auto candidates =
+        without_empty_parts(with_interleaved_strategies(strategies(call), call), call);
+    candidates = possible_strategies(std::move(candidates), placements, m);
+    std::erase_if(candidates, [&](const PlacementStrategy& strategy) {
+      return !fits_inside(propagation, strategy);
+    });
+    const PlacementStrategy* const chosen =
+        cheapest_strategy(candidates, arrivals(call, placements, m), placements.mesh_shape[m]);
+    const PlacementStrategy& strategy = chosen != nullptr ? *chosen : replicated;
+    append(strategy.operands, propagation.operands);
+    append(placements.mesh_shape[m] > 1 ? strategy.results : without_terms(strategy.results),
            propagation.results);
   }
   return propagation;

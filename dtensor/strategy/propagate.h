@@ -1,9 +1,10 @@
-// Where an operator's operands go and its results lie, on a mesh of any number of
-// dimensions: each goes the cheapest way on its own. No torch here.
+// Sharding propagation: the placements to which an operator's operands are redistributed
+// and those of its results, on a mesh of any number of dimensions. Each mesh dimension
+// takes its cheapest placement strategy. No torch here.
 #pragma once
 
-#include "dtensor/strategy/call_geometry.h"
-#include "dtensor/strategy/way.h"
+#include "dtensor/strategy/op_schema.h"
+#include "dtensor/strategy/placement_strategy.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -13,9 +14,9 @@
 
 namespace fsdp::internal {
 
-// The ways of a family's operators that cut something or add up terms; running replicated
-// goes without saying.
-using WaysOf = std::function<std::vector<Way>(const CallGeometry& call)>;
+// The placement strategies of a call that cut something or add up terms. Running
+// replicated is always possible and not among them.
+using StrategyFunction = std::function<std::vector<PlacementStrategy>(const OpSchema& call)>;
 
 using TensorPlacements = std::vector<Placement>;  // one per mesh dimension
 
@@ -31,13 +32,13 @@ struct CallPlacements {
   std::vector<int64_t> mesh_shape;
   std::vector<TensorPlacements> operands;
   // The operand that is written in place: its first result lies as it does, and it stays.
-  // Where no way has that it is told to become replicated.
+  // Where no strategy allows that, it is told to become replicated.
   std::optional<size_t> written = {};
 };
 
 // `call.parts`, `arriving` and `ranks` are set here. `results`: how many tensors the
 // operator gives back.
-Propagation propagate(const WaysOf& ways, CallGeometry call, const CallPlacements& placements,
-                      size_t results);
+Propagation propagate(const StrategyFunction& strategies, OpSchema call,
+                      const CallPlacements& placements, size_t results);
 
 }  // namespace fsdp::internal

@@ -112,8 +112,7 @@ TEST(GatheredViews, AreNotedAndThoseThatKeepTheCutAreNone) {
     EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.select(0, 1); }),
                 ElementsAre("aten::select"));
     EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.select(1, 1); }), IsEmpty());
-    EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.split(1, 0); }),
-                ElementsAre("aten::split"));
+    EXPECT_THAT(noted(Shard{0}, [](const auto& t) { t.split(1, 0); }), ElementsAre("aten::split"));
     EXPECT_THAT(noted(Shard{0},
                       [](const auto& t) {
                         at::cat({t, distribute_tensor(waves({3, 6}), two_ranks(), {Shard{0}})});

@@ -1,4 +1,4 @@
-// Short names for the placements that ways are made of.
+// Short names for the placements that strategies are made of.
 #pragma once
 
 #include "dtensor/placement.h"

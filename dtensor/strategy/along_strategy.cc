@@ -1,4 +1,4 @@
-#include "dtensor/strategy/along_ways.h"
+#include "dtensor/strategy/along_strategy.h"
 
 #include <algorithm>
 #include <numeric>
@@ -33,33 +33,35 @@ std::vector<int64_t> given_dims(const PlainArgument& argument, int64_t ndim) {
   return dims.empty() ? every_dim(ndim) : dims;
 }
 
-std::vector<int64_t> given_dims(const CallGeometry& call, size_t place) {
+std::vector<int64_t> given_dims(const OpSchema& call, size_t place) {
   return given_dims(call.plain[place], call.operands[0].ndim());
 }
 
-Along all_reduced(const CallGeometry& call) {
+Along all_reduced(const OpSchema& call) {
   return {.dims = every_dim(call.operands[0].ndim()), .then = Along::Then::kGo};
 }
 
-std::vector<Way> along_ways(const CallGeometry& call, const Along& along, size_t results) {
-  std::vector<Way> ways;
+std::vector<PlacementStrategy> along_strategy(const OpSchema& call, const Along& along,
+                                              size_t results) {
+  std::vector<PlacementStrategy> strategies;
   for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
     if (is_among(d, along)) continue;
-    ways.push_back({.results = std::vector<Placement>(results, Shard{dim_after(d, along)}),
-                    .operands = std::vector<Placement>(call.operands.size(), Shard{d})});
+    strategies.push_back({.results = std::vector<Placement>(results, Shard{dim_after(d, along)}),
+                          .operands = std::vector<Placement>(call.operands.size(), Shard{d})});
   }
-  return ways;
+  return strategies;
 }
 
-OperatorWays along(AlongOf of, size_t results) {
-  return {.ways = [=](const CallGeometry& call) { return along_ways(call, of(call), results); },
-          .results =
-              [=](const CallGeometry& call) {
-                return std::vector<ResultGeometry>(results, along_result(call, of(call)));
-              }};
+OpStrategy along(AlongOf of, size_t results) {
+  return {
+      .strategies = [=](const OpSchema& call) { return along_strategy(call, of(call), results); },
+      .results =
+          [=](const OpSchema& call) {
+            return std::vector<ResultGeometry>(results, along_result(call, of(call)));
+          }};
 }
 
-ResultGeometry along_result(const CallGeometry& call, const Along& along) {
+ResultGeometry along_result(const OpSchema& call, const Along& along) {
   const Operand& self = call.operands[0];
   if (along.then == Along::Then::kStay) return laid_as(self.shape, self.stride);
   std::vector<int64_t> shape;

@@ -1,4 +1,4 @@
-#include "dtensor/dispatch/run_by_ways.h"
+#include "dtensor/dispatch/run_by_strategy.h"
 
 #include "dtensor/dispatch/gathered_view.h"
 #include "dtensor/dispatch/place_operands.h"
@@ -21,8 +21,8 @@ Operands local_operands(at::TensorList operands) {
   return locals;
 }
 
-void set_part_arguments(OperatorCall& call, const CallPlan& plan) {
-  for (const auto& [place, value] : plan.part_arguments) {
+void set_part_arguments(OperatorCall& call, const OutputSharding& sharding) {
+  for (const auto& [place, value] : sharding.part_arguments) {
     if (const auto* const numbers = std::get_if<std::vector<int64_t>>(&value)) {
       call.argument(place) = *numbers;
     } else {
@@ -31,19 +31,19 @@ void set_part_arguments(OperatorCall& call, const CallPlan& plan) {
   }
 }
 
-// Where no part stays, no way was good for anything.
-MovementCause cause_of(const CallPlan& plan) {
+// Where no part stays, no strategy fitted.
+MovementCause cause_of(const OutputSharding& sharding) {
   const bool keeps_parts =
-      std::any_of(plan.targets.begin(), plan.targets.end(), [](const auto& placements) {
+      std::any_of(sharding.targets.begin(), sharding.targets.end(), [](const auto& placements) {
         return std::any_of(placements.begin(), placements.end(),
                            [](const auto& placement) { return !placement.is_replicate(); });
       });
   return keeps_parts ? MovementCause::kRule : MovementCause::kWhole;
 }
 
-Operands placed_operands(at::TensorList operands, const CallPlan& plan) {
-  const CauseOfMovement cause(cause_of(plan));
-  return place_operands(operands, plan.targets);
+Operands placed_operands(at::TensorList operands, const OutputSharding& sharding) {
+  const CauseOfMovement cause(cause_of(sharding));
+  return place_operands(operands, sharding.targets);
 }
 
 // Whether what is written may stay where it lies.
@@ -53,36 +53,37 @@ bool stays(const at::Tensor& written, const TensorPlacements& target) {
 
 }  // namespace
 
-WaysKernel::WaysKernel(const OperatorWays& ways, const c10::OperatorHandle& op,
-                       RunOnParts run_on_parts)
-    : plans_(PlannedOperator(ways, op)), run_on_parts_(std::move(run_on_parts)) {}
+StrategyKernel::StrategyKernel(const OpStrategy& strategy, const c10::OperatorHandle& op,
+                               LocalKernel local_kernel)
+    : propagator_(PlannedOperator(strategy, op)), local_kernel_(std::move(local_kernel)) {}
 
-void WaysKernel::run(OperatorCall& call) const {
-  const PlannedOperator& op = plans_.op();
+void StrategyKernel::run(OperatorCall& call) const {
+  const PlannedOperator& op = propagator_.op();
   const auto operands = op.kinds.operands_of(call);
   const DeviceMesh mesh = common_mesh(call, operands);
-  const auto plan = plans_.plan_of(call, operands, mesh);
-  if (op.written.has_value() && !stays(operands[*op.written], plan->targets[*op.written]))
+  const auto sharding = propagator_.sharding_of(call, operands, mesh);
+  if (op.written.has_value() && !stays(operands[*op.written], sharding->targets[*op.written]))
     return run_on_whole(call);
   at::Tensor viewed;
   if (op.is_view) {
-    const bool is_gathered = plan->moves && must_move(spec_of(operands[0]), plan->targets[0]);
+    const bool is_gathered =
+        sharding->moves && must_move(spec_of(operands[0]), sharding->targets[0]);
     if (is_gathered && view_of_member(call, operands[0])) return;
-    viewed = is_gathered ? gathered_for_view(operands[0], plan->targets[0]) : operands[0];
+    viewed = is_gathered ? gathered_for_view(operands[0], sharding->targets[0]) : operands[0];
   }
-  op.kinds.replace_operands(call, !plan->moves ? local_operands(operands)
-                                  : op.is_view ? Operands{local_of(viewed)}
-                                               : placed_operands(operands, *plan));
-  set_part_arguments(call, *plan);
-  if (run_on_parts_ == nullptr) {
+  op.kinds.replace_operands(call, !sharding->moves ? local_operands(operands)
+                                  : op.is_view     ? Operands{local_of(viewed)}
+                                                   : placed_operands(operands, *sharding));
+  set_part_arguments(call, *sharding);
+  if (local_kernel_ == nullptr) {
     call.run_in_place();
   } else {
-    call.finish(run_on_parts_(call, {mesh, *plan}));
+    call.finish(local_kernel_(call, {mesh, *sharding}));
   }
   if (op.written.has_value()) return call.finish(operands[*op.written]);
   wrap_results(call, [&](const at::Tensor& local, size_t i) {
-    if (plan->results.empty()) return replicated_result(local, mesh);
-    const DTensorSpec spec(mesh, plan->results[i]);
+    if (sharding->results.empty()) return replicated_result(local, mesh);
+    const DTensorSpec spec(mesh, sharding->results[i]);
     return op.is_view ? make_dtensor_view(viewed, local, spec) : result_over(local, spec);
   });
 }

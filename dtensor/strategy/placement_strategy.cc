@@ -1,4 +1,4 @@
-#include "dtensor/strategy/way.h"
+#include "dtensor/strategy/placement_strategy.h"
 
 namespace fsdp::internal {
 namespace {
@@ -13,13 +13,13 @@ std::string joined(const std::vector<Placement>& placements) {
 
 }  // namespace
 
-Way replicated_way(size_t results, size_t operands) {
+PlacementStrategy replicated_strategy(size_t results, size_t operands) {
   return {.results = std::vector<Placement>(results, Replicate{}),
           .operands = std::vector<Placement>(operands, Replicate{})};
 }
 
-std::string to_string(const Way& way) {
-  return joined(way.operands) + " -> " + joined(way.results);
+std::string to_string(const PlacementStrategy& strategy) {
+  return joined(strategy.operands) + " -> " + joined(strategy.results);
 }
 
 }  // namespace fsdp::internal

@@ -1,6 +1,6 @@
-// What all ranks know alike of one call of an operator, and what its ways depend on: the
-// shapes of its tensors and its whole numbers. Never values, never a rank's own part. No
-// torch here.
+// The schema of one call of an operator (PyTorch's OpSchema): the shapes of its tensors
+// and its plain arguments. All ranks know it alike, and strategies depend on nothing
+// else: never on values, never on a rank's own part. No torch here.
 #pragma once
 
 #include "dtensor/placement.h"
@@ -28,14 +28,14 @@ struct Operand {
 // strings), a whole number, truth value or dtype, or a list of whole numbers.
 using PlainArgument = std::variant<std::monostate, int64_t, std::vector<int64_t>>;
 
-struct CallGeometry {
+struct OpSchema {
   std::vector<Operand> operands;     // the tensor arguments in order, absent ones too
   std::vector<PlainArgument> plain;  // by place in the schema; none for tensors
-  // Into how many parts the ways that are asked for cut, on all mesh dimensions together:
-  // what divides by this divides by each, and has no empty part on any.
+  // How many parts the mesh dimensions make together that strategies are asked for: what
+  // divides by this divides by each, and has no empty part on any.
   int64_t parts = 1;
-  // Along the mesh dimension that ways are asked for: how the operands arrive, and how
-  // many ranks it has. Where a way depends on the very cut.
+  // The placements that operands arrive with along the mesh dimension that strategies are
+  // asked for, and how many ranks it has: for strategies that depend on the very cut.
   std::vector<Placement> arriving = {};
   int64_t ranks = 1;
 

@@ -1,7 +1,8 @@
-// Elementwise operators: operands that are broadcast against each other. No torch here.
+// The strategy of pointwise operators, whose operands are broadcast against each other.
+// No torch here.
 #pragma once
 
-#include "dtensor/strategy/operator_ways.h"
+#include "dtensor/strategy/op_strategy.h"
 
 #include <vector>
 
@@ -18,15 +19,15 @@ enum class Linearity {
   kProduct,  // sum and avg of one of the first two operands when the others are whole (mul)
 };
 
-// One way per dimension of the result, along which operands are cut that are not repeated
+// One per dimension of the result, along which operands are cut that are not repeated
 // along it, and one per Partial that the operator may work on. None where the shapes do
 // not fit: parts of them might.
-std::vector<Way> pointwise_ways(const CallGeometry& call, Linearity linearity);
+std::vector<PlacementStrategy> pointwise_strategy(const OpSchema& call, Linearity linearity);
 
 // All operands broadcast together; in memory like the first that is not repeated.
 // REQUIRES: the shapes fit.
-ResultGeometry pointwise_result(const CallGeometry& call);
+ResultGeometry pointwise_result(const OpSchema& call);
 
-OperatorWays pointwise(Linearity linearity);
+OpStrategy pointwise(Linearity linearity);
 
 }  // namespace fsdp::internal

@@ -1,9 +1,9 @@
-// What is known of an operator that runs by ways: its ways, and the geometry of its
-// results. No torch here.
+// The sharding strategy of an operator: its placement strategies for a call, the geometry
+// of its results, and the sizes that it is called with on a rank's parts. No torch here.
 #pragma once
 
 #include "dtensor/layout/tensor_layout.h"
-#include "dtensor/strategy/call_geometry.h"
+#include "dtensor/strategy/op_schema.h"
 #include "dtensor/strategy/propagate.h"
 
 #include <cstddef>
@@ -29,7 +29,7 @@ ResultGeometry transposed(std::vector<int64_t> shape, size_t a, size_t b);
 // One per result; any for those that the operator leaves undefined. The shapes must be
 // right, but for what some devices' kernels leave out (wrap_results.h); the strides are
 // best so: a result that lies otherwise in memory is copied.
-using ResultsOf = std::function<std::vector<ResultGeometry>(const CallGeometry& call)>;
+using ResultsOf = std::function<std::vector<ResultGeometry>(const OpSchema& call)>;
 
 // How a call lies once its operands are where they go, and where a rank is.
 struct PlacedCall {
@@ -44,21 +44,21 @@ struct PartArgument {
   PlainArgument value;
 };
 using PartArgumentsOf =
-    std::function<std::vector<PartArgument>(const CallGeometry& call, const PlacedCall& placed)>;
+    std::function<std::vector<PartArgument>(const OpSchema& call, const PlacedCall& placed)>;
 
 // What each mesh dimension does, where that depends on what the others do.
 using PropagationOf =
-    std::function<Propagation(const CallGeometry& call, const CallPlacements& placements)>;
+    std::function<Propagation(const OpSchema& call, const CallPlacements& placements)>;
 
-struct OperatorWays {
-  bool any() const { return ways != nullptr || propagation != nullptr; }
+struct OpStrategy {
+  bool any() const { return strategies != nullptr || propagation != nullptr; }
 
-  WaysOf ways = nullptr;
-  PropagationOf propagation = nullptr;       // instead of ways
+  StrategyFunction strategies = nullptr;
+  PropagationOf propagation = nullptr;       // instead of `strategies`
   ResultsOf results = nullptr;               // null: LibTorch's meta kernel knows
   PartArgumentsOf part_arguments = nullptr;  // null: parts take the arguments as they are
 };
-// `known`, and `more` ways after them.
-OperatorWays with_more_ways(const OperatorWays& known, const WaysOf& more);
+// `known` with the placement strategies of `more` after its own.
+OpStrategy with_more_strategies(const OpStrategy& known, const StrategyFunction& more);
 
 }  // namespace fsdp::internal

@@ -1,8 +1,8 @@
-#include "dtensor/dispatch/call_plan.h"
+#include "dtensor/dispatch/sharding_propagator.h"
 
 #include "dtensor/dispatch/meta_results.h"
 #include "dtensor/dispatch/place_operands.h"
-#include "dtensor/dispatch/plan_key.h"
+#include "dtensor/dispatch/propagation_key.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -43,7 +43,7 @@ bool has_cut(const TensorPlacements& placements) {
                      [](const auto& placement) { return placement.is_shard(); });
 }
 
-// Ways may say anything of tensors that are absent.
+// A strategy may name any placement for an absent tensor.
 std::vector<TensorLayout> layouts_on(const DeviceMesh& mesh,
                                      const std::vector<TensorPlacements>& placements,
                                      const std::vector<ResultGeometry>& geometry) {
@@ -57,7 +57,7 @@ std::vector<TensorLayout> layouts_on(const DeviceMesh& mesh,
   return layouts;
 }
 
-std::vector<ResultGeometry> geometry_of_each(const CallGeometry& call) {
+std::vector<ResultGeometry> geometry_of_each(const OpSchema& call) {
   std::vector<ResultGeometry> geometry;
   for (const Operand& operand : call.operands) geometry.push_back({operand.shape, operand.stride});
   return geometry;
@@ -78,25 +78,25 @@ void check_fits(const OperatorCall& call, const ResultGeometry& result, const at
 
 }  // namespace
 
-PlannedOperator::PlannedOperator(OperatorWays of, const c10::OperatorHandle& op)
-    : ways(std::move(of)),
+PlannedOperator::PlannedOperator(OpStrategy of, const c10::OperatorHandle& op)
+    : strategy(std::move(of)),
       kinds(op.schema()),
       written(written_operand(OperatorTraits(op), kinds)),
       results(op.schema().returns().size()),
       returns_a_list(results == 1 && is_list(op.schema().returns()[0])),
       is_view(aliases_its_operand(op.schema())) {}
 
-PlannedOperator::PlannedOperator(OperatorWays of, std::optional<size_t> in_place)
-    : ways(std::move(of)), written(in_place) {}
+PlannedOperator::PlannedOperator(OpStrategy of, std::optional<size_t> in_place)
+    : strategy(std::move(of)), written(in_place) {}
 
-CallPlans::CallPlans(PlannedOperator op) : op_(std::move(op)), memo_(kPlansPerOperator) {}
+ShardingPropagator::ShardingPropagator(PlannedOperator op)
+    : op_(std::move(op)), memo_(kPlansPerOperator) {}
 
-std::shared_ptr<const CallPlan> CallPlans::plan_of(const OperatorCall& call,
-                                                   at::TensorList operands,
-                                                   const DeviceMesh& mesh) const {
+std::shared_ptr<const OutputSharding> ShardingPropagator::sharding_of(
+    const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh) const {
   thread_local MemoKey key;  // its memory stays
   key.clear();
-  append_plan_key(call, op_.kinds, operands, mesh, key);
+  append_propagation_key(call, op_.kinds, operands, mesh, key);
   if (auto known = memo_.find(key)) return known;
   try {
     return memo_.remember(key, make(call, operands, mesh));
@@ -105,43 +105,46 @@ std::shared_ptr<const CallPlan> CallPlans::plan_of(const OperatorCall& call,
   }
 }
 
-std::vector<ResultGeometry> CallPlans::results_of(const OperatorCall& call,
-                                                  const CallGeometry& geometry) const {
-  return op_.ways.results ? op_.ways.results(geometry) : meta_results(call, op_.kinds);
+std::vector<ResultGeometry> ShardingPropagator::results_of(const OperatorCall& call,
+                                                           const OpSchema& geometry) const {
+  return op_.strategy.results ? op_.strategy.results(geometry) : meta_results(call, op_.kinds);
 }
 
-Propagation CallPlans::propagation_of(const CallGeometry& geometry, at::TensorList operands,
-                                      const DeviceMesh& mesh, size_t results) const {
+Propagation ShardingPropagator::propagation_of(const OpSchema& geometry, at::TensorList operands,
+                                               const DeviceMesh& mesh, size_t results) const {
   CallPlacements placements = placements_of(operands, mesh);
   placements.written = op_.written;
-  return op_.ways.propagation ? op_.ways.propagation(geometry, placements)
-                              : propagate(op_.ways.ways, geometry, placements, results);
+  return op_.strategy.propagation
+             ? op_.strategy.propagation(geometry, placements)
+             : propagate(op_.strategy.strategies, geometry, placements, results);
 }
 
-CallPlan CallPlans::make(const OperatorCall& call, at::TensorList operands,
-                         const DeviceMesh& mesh) const {
-  const CallGeometry geometry{.operands = geometry_of(operands), .plain = op_.kinds.plain_of(call)};
+OutputSharding ShardingPropagator::make(const OperatorCall& call, at::TensorList operands,
+                                        const DeviceMesh& mesh) const {
+  const OpSchema geometry{.operands = geometry_of(operands), .plain = op_.kinds.plain_of(call)};
   std::vector<ResultGeometry> results;
   if (op_.returns_a_list || op_.is_view) results = results_of(call, geometry);
   const size_t count = op_.returns_a_list ? results.size() : op_.results;
   const auto propagation = propagation_of(geometry, operands, mesh, count);
-  CallPlan plan{.targets = propagation.operands,
-                .moves = propagation.operands != placements_of(operands, mesh).operands,
-                .placed = layouts_on(mesh, propagation.operands, geometry_of_each(geometry)),
-                .arrived = layouts_of(operands)};
+  OutputSharding sharding{
+      .targets = propagation.operands,
+      .moves = propagation.operands != placements_of(operands, mesh).operands,
+      .placed = layouts_on(mesh, propagation.operands, geometry_of_each(geometry)),
+      .arrived = layouts_of(operands)};
   if (op_.written.has_value()) {
-    if (op_.ways.results) check_fits(call, results_of(call, geometry)[0], operands[*op_.written]);
-    return plan;
+    if (op_.strategy.results)
+      check_fits(call, results_of(call, geometry)[0], operands[*op_.written]);
+    return sharding;
   }
-  const bool is_known = op_.ways.results || op_.is_view;
-  if (all_replicated(plan.targets) && !is_known) return plan;
+  const bool is_known = op_.strategy.results || op_.is_view;
+  if (all_replicated(sharding.targets) && !is_known) return sharding;
   if (results.empty()) results = results_of(call, geometry);
-  plan.results = layouts_on(mesh, propagation.results, results);
-  if (!op_.ways.part_arguments) return plan;
-  plan.part_arguments = op_.ways.part_arguments(
+  sharding.results = layouts_on(mesh, propagation.results, results);
+  if (!op_.strategy.part_arguments) return sharding;
+  sharding.part_arguments = op_.strategy.part_arguments(
       geometry,
-      {.operands = plan.placed, .results = plan.results, .coordinate = mesh.coordinate()});
-  return plan;
+      {.operands = sharding.placed, .results = sharding.results, .coordinate = mesh.coordinate()});
+  return sharding;
 }
 
 }  // namespace fsdp::internal

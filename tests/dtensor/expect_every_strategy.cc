@@ -1,4 +1,4 @@
-#include "tests/dtensor/expect_every_way.h"
+#include "tests/dtensor/expect_every_strategy.h"
 
 #include "device_mesh/process_group.h"
 #include "dtensor/dispatch/meta_results.h"
@@ -7,7 +7,7 @@
 #include "dtensor/layout/shard_layout.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/empty_parts.h"
-#include "dtensor/strategy/interleaved_ways.h"
+#include "dtensor/strategy/interleaved_strategy.h"
 #include "tests/dtensor/partial_values.h"
 
 #include <ATen/ATen.h>
@@ -48,7 +48,7 @@ class PlainCall {
   }
 
   // With every operand as `arriving` along the one mesh dimension.
-  CallGeometry geometry(int64_t parts, const Placement& arriving = Replicate{}) {
+  OpSchema geometry(int64_t parts, const Placement& arriving = Replicate{}) {
     const Tensors all = operands();
     return {.operands = geometry_of(all),
             .plain = kinds_.plain_of(as_call(arguments_)),
@@ -209,40 +209,41 @@ DeviceMesh mesh_of_rank(int64_t parts, int64_t rank) {
 // What a rank that holds the operands `own` gives.
 Tensors run_on_rank(PlainCall& call, const OpEntry& entry, const PlacedCall& placed,
                     const Tensors& own, int64_t parts) {
-  const auto arguments = entry.ways.part_arguments
-                             ? entry.ways.part_arguments(call.geometry(parts), placed)
+  const auto arguments = entry.strategy.part_arguments
+                             ? entry.strategy.part_arguments(call.geometry(parts), placed)
                              : std::vector<PartArgument>{};
   if (entry.local_kernel == nullptr)
     return call.run(own, arguments, [](OperatorCall& each) { each.run_in_place(); });
-  const CallPlan plan{.results = placed.results, .placed = placed.operands};
+  const OutputSharding plan{.results = placed.results, .placed = placed.operands};
   const DeviceMesh mesh = mesh_of_rank(parts, placed.coordinate[0]);
   return call.run(own, arguments, [&](OperatorCall& each) {
     each.finish(entry.local_kernel(each, PlacedOnMesh(mesh, plan)));
   });
 }
 
-void expect_exact(PlainCall& call, const OpEntry& entry, const Way& way, int64_t parts) {
-  SCOPED_TRACE(to_string(way) + " in " + std::to_string(parts) + " parts");
+void expect_exact(PlainCall& call, const OpEntry& entry, const PlacementStrategy& strategy,
+                  int64_t parts) {
+  SCOPED_TRACE(to_string(strategy) + " in " + std::to_string(parts) + " parts");
   const Tensors expected = call.run();
   const Tensors wholes = call.operands();
-  ASSERT_EQ(way.operands.size(), wholes.size());
-  ASSERT_EQ(way.results.size(), expected.size());
+  ASSERT_EQ(strategy.operands.size(), wholes.size());
+  ASSERT_EQ(strategy.results.size(), expected.size());
   std::vector<Tensors> operands(static_cast<size_t>(parts));  // by rank
   for (size_t i = 0; i < wholes.size(); ++i) {
-    const Tensors pieces = split(wholes[i], way.operands[i], parts);
+    const Tensors pieces = split(wholes[i], strategy.operands[i], parts);
     for (size_t r = 0; r < pieces.size(); ++r) operands[r].push_back(pieces[r]);
   }
   std::vector<Tensors> results(expected.size());  // by result
   for (size_t r = 0; r < operands.size(); ++r) {
-    const PlacedCall placed{.operands = layouts_of(wholes, way.operands, parts),
-                            .results = layouts_of(expected, way.results, parts),
+    const PlacedCall placed{.operands = layouts_of(wholes, strategy.operands, parts),
+                            .results = layouts_of(expected, strategy.results, parts),
                             .coordinate = {static_cast<int64_t>(r)}};
     const Tensors locals = run_on_rank(call, entry, placed, operands[r], parts);
     ASSERT_EQ(locals.size(), results.size());
     for (size_t i = 0; i < locals.size(); ++i) results[i].push_back(locals[i]);
   }
   for (size_t i = 0; i < results.size(); ++i) {
-    expect_close(join(results[i], way.results[i], call.has_values()), expected[i],
+    expect_close(join(results[i], strategy.results[i], call.has_values()), expected[i],
                  call.has_values());
   }
 }
@@ -250,8 +251,9 @@ void expect_exact(PlainCall& call, const OpEntry& entry, const Way& way, int64_t
 // What kernels of other devices give: statistics of a batch norm in evaluation.
 bool is_left_out(const at::Tensor& result) { return result.dim() == 1 && result.numel() == 0; }
 
-void expect_geometry(PlainCall& call, const OperatorWays& ways) {
-  const auto geometry = ways.results ? ways.results(call.geometry(1)) : call.results_by_meta();
+void expect_geometry(PlainCall& call, const OpStrategy& strategy) {
+  const auto geometry =
+      strategy.results ? strategy.results(call.geometry(1)) : call.results_by_meta();
   const Tensors results = call.run();
   ASSERT_EQ(geometry.size(), results.size());
   for (size_t i = 0; i < results.size(); ++i) {
@@ -288,18 +290,19 @@ bool fit(const std::vector<Placement>& placements, const Tensors& wholes) {
 }
 
 // Where operands arrive so, but for what asks other ranks, which is tried on ranks
-// (ways_on_ranks_test.cc). What decides for all mesh dimensions at once is asked for
-// one.
-std::vector<Way> ways_of(PlainCall& call, const OperatorWays& ways, int64_t parts,
-                         const Placement& arriving) {
+// (strategies_on_ranks_test.cc). What decides for all mesh dimensions at once is asked
+// for one.
+std::vector<PlacementStrategy> strategies_of(PlainCall& call, const OpStrategy& strategy,
+                                             int64_t parts, const Placement& arriving) {
   const auto geometry = call.geometry(parts, arriving);
   if (!fit(geometry.arriving, call.operands())) return {};
-  if (!ways.propagation) {
-    auto all = without_empty_parts(with_interleaved_ways(ways.ways(geometry), geometry), geometry);
-    std::erase_if(all, [](const Way& way) { return way.asks_other_ranks; });
+  if (!strategy.propagation) {
+    auto all = without_empty_parts(
+        with_interleaved_strategies(strategy.strategies(geometry), geometry), geometry);
+    std::erase_if(all, [](const PlacementStrategy& strategy) { return strategy.asks_other_ranks; });
     return all;
   }
-  const auto chosen = ways.propagation(geometry, {{parts}, {{arriving}}});
+  const auto chosen = strategy.propagation(geometry, {{parts}, {{arriving}}});
   return {{.results = {chosen.results[0][0]}, .operands = {chosen.operands[0][0]}}};
 }
 
@@ -310,18 +313,19 @@ std::set<std::string>& checked() {
 
 }  // namespace
 
-void expect_every_way(const std::string& name, const torch::jit::Stack& arguments) {
+void expect_every_strategy(const std::string& name, const torch::jit::Stack& arguments) {
   SCOPED_TRACE(name);
   PlainCall call(name, arguments);
   const OpEntry& entry = *op_table().find(name);
   checked().insert(name);
   checked().insert(name.substr(0, name.find('.')));  // as the table has those for all overloads
-  expect_geometry(call, entry.ways);
+  expect_geometry(call, entry.strategy);
   for (int64_t parts = 1; parts <= 4; ++parts) {
     std::set<std::string> tried;
     for (const Placement& arriving : arrivals_of(call)) {
-      for (const Way& way : ways_of(call, entry.ways, parts, arriving)) {
-        if (tried.insert(to_string(way)).second) expect_exact(call, entry, way, parts);
+      for (const PlacementStrategy& strategy :
+           strategies_of(call, entry.strategy, parts, arriving)) {
+        if (tried.insert(to_string(strategy)).second) expect_exact(call, entry, strategy, parts);
       }
     }
   }

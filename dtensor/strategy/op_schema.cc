@@ -1,4 +1,4 @@
-#include "dtensor/strategy/call_geometry.h"
+#include "dtensor/strategy/op_schema.h"
 
 #include <algorithm>
 #include <stdexcept>

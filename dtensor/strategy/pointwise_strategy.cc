@@ -1,4 +1,4 @@
-#include "dtensor/strategy/pointwise_ways.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 
 #include "dtensor/strategy/broadcast.h"
 
@@ -8,7 +8,7 @@
 namespace fsdp::internal {
 namespace {
 
-std::vector<int64_t> broadcast_shape(const CallGeometry& call) {
+std::vector<int64_t> broadcast_shape(const OpSchema& call) {
   std::vector<int64_t> shape;
   for (const Operand& operand : call.operands) {
     if (operand.shape.size() > shape.size())
@@ -22,20 +22,20 @@ std::vector<int64_t> broadcast_shape(const CallGeometry& call) {
 }
 
 // Whether every operand has the result's size along each of its dimensions, or 1.
-bool fit(const CallGeometry& call, const std::vector<int64_t>& shape) {
+bool fit(const OpSchema& call, const std::vector<int64_t>& shape) {
   return std::all_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
     return std::equal(operand.shape.rbegin(), operand.shape.rend(), shape.rbegin(),
                       [](int64_t own, int64_t result) { return own == result || own == 1; });
   });
 }
 
-Way cut_along(const CallGeometry& call, const std::vector<int64_t>& shape, int64_t dim) {
-  Way way{.results = {Shard{dim}}, .operands = {}};
+PlacementStrategy cut_along(const OpSchema& call, const std::vector<int64_t>& shape, int64_t dim) {
+  PlacementStrategy strategy{.results = {Shard{dim}}, .operands = {}};
   for (const Operand& operand : call.operands) {
-    way.operands.push_back(broadcast_along(operand, static_cast<int64_t>(shape.size()), dim,
-                                           shape[static_cast<size_t>(dim)]));
+    strategy.operands.push_back(broadcast_along(operand, static_cast<int64_t>(shape.size()), dim,
+                                                shape[static_cast<size_t>(dim)]));
   }
-  return way;
+  return strategy;
 }
 
 std::vector<Partial> partials_of(Linearity linearity) {
@@ -53,37 +53,37 @@ std::vector<Partial> partials_of(Linearity linearity) {
 }
 
 // Only operand `i` is terms.
-Way terms_of_one(size_t operands, size_t i, const Placement& terms) {
-  Way way = replicated_way(1, operands);
-  way.results[0] = terms;
-  way.operands[i] = terms;
-  return way;
+PlacementStrategy terms_of_one(size_t operands, size_t i, const Placement& terms) {
+  PlacementStrategy strategy = replicated_strategy(1, operands);
+  strategy.results[0] = terms;
+  strategy.operands[i] = terms;
+  return strategy;
 }
 
 void add_terms(size_t operands, Linearity linearity, const Placement& terms,
-               std::vector<Way>& ways) {
+               std::vector<PlacementStrategy>& strategies) {
   if (linearity == Linearity::kSum) {
-    ways.push_back({{terms}, std::vector<Placement>(operands, terms)});
+    strategies.push_back({{terms}, std::vector<Placement>(operands, terms)});
     return;
   }
   const size_t count = linearity == Linearity::kProduct ? std::min<size_t>(operands, 2) : 1;
-  for (size_t i = 0; i < count; ++i) ways.push_back(terms_of_one(operands, i, terms));
+  for (size_t i = 0; i < count; ++i) strategies.push_back(terms_of_one(operands, i, terms));
 }
 
 }  // namespace
 
-std::vector<Way> pointwise_ways(const CallGeometry& call, Linearity linearity) {
+std::vector<PlacementStrategy> pointwise_strategy(const OpSchema& call, Linearity linearity) {
   const auto shape = broadcast_shape(call);
   if (!fit(call, shape)) return {};
-  std::vector<Way> ways;
+  std::vector<PlacementStrategy> strategies;
   for (int64_t d = 0; d < static_cast<int64_t>(shape.size()); ++d)
-    ways.push_back(cut_along(call, shape, d));
+    strategies.push_back(cut_along(call, shape, d));
   for (const Partial& partial : partials_of(linearity))
-    add_terms(call.operands.size(), linearity, partial, ways);
-  return ways;
+    add_terms(call.operands.size(), linearity, partial, strategies);
+  return strategies;
 }
 
-ResultGeometry pointwise_result(const CallGeometry& call) {
+ResultGeometry pointwise_result(const OpSchema& call) {
   auto shape = broadcast_shape(call);
   const auto model = std::find_if(call.operands.begin(), call.operands.end(),
                                   [&](const Operand& operand) { return operand.shape == shape; });
@@ -91,12 +91,11 @@ ResultGeometry pointwise_result(const CallGeometry& call) {
   return laid_as(std::move(shape), model->stride);
 }
 
-OperatorWays pointwise(Linearity linearity) {
-  return {.ways = [=](const CallGeometry& call) { return pointwise_ways(call, linearity); },
-          .results =
-              [](const CallGeometry& call) {
-                return std::vector<ResultGeometry>{pointwise_result(call)};
-              }};
+OpStrategy pointwise(Linearity linearity) {
+  return {
+      .strategies = [=](const OpSchema& call) { return pointwise_strategy(call, linearity); },
+      .results =
+          [](const OpSchema& call) { return std::vector<ResultGeometry>{pointwise_result(call)}; }};
 }
 
 }  // namespace fsdp::internal

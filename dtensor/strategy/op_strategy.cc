@@ -1,4 +1,4 @@
-#include "dtensor/strategy/operator_ways.h"
+#include "dtensor/strategy/op_strategy.h"
 
 #include "dtensor/layout/shard_layout.h"
 
@@ -24,13 +24,13 @@ ResultGeometry transposed(std::vector<int64_t> shape, size_t a, size_t b) {
   return {.shape = std::move(shape), .stride = std::move(stride)};
 }
 
-OperatorWays with_more_ways(const OperatorWays& known, const WaysOf& more) {
-  const WaysOf first = known.ways;
-  OperatorWays both = known;
-  both.ways = [first, more](const CallGeometry& call) {
-    auto ways = first(call);
-    for (Way& way : more(call)) ways.push_back(std::move(way));
-    return ways;
+OpStrategy with_more_strategies(const OpStrategy& known, const StrategyFunction& more) {
+  const StrategyFunction first = known.strategies;
+  OpStrategy both = known;
+  both.strategies = [first, more](const OpSchema& call) {
+    auto strategies = first(call);
+    for (PlacementStrategy& strategy : more(call)) strategies.push_back(std::move(strategy));
+    return strategies;
   };
   return both;
 }

@@ -1,4 +1,4 @@
-#include "dtensor/strategy/view_ways.h"
+#include "dtensor/strategy/sliced_range.h"
 
 #include <algorithm>
 #include <cstddef>
@@ -6,7 +6,7 @@
 
 namespace fsdp::internal {
 
-std::optional<Range> sliced_range(const CallGeometry& call) {
+std::optional<Range> sliced_range(const OpSchema& call) {
   const Operand& self = call.operands[0];
   const int64_t size = self.size(wrapped_dim(call.number(1), self.ndim()));
   const auto position = [&](size_t place, int64_t otherwise) {

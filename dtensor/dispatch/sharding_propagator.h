@@ -1,5 +1,6 @@
-// What is decided for a call of an operator that runs by ways, once for all calls that
-// look alike: where its operands go, and how its results then lie.
+// The sharding propagator of an operator (PyTorch's ShardingPropagator): the placements
+// to which a call's operands are redistributed and those of its results, found once for
+// all calls that look alike.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -7,7 +8,7 @@
 #include "dtensor/dispatch/operator_call.h"
 #include "dtensor/layout/tensor_layout.h"
 #include "dtensor/strategy/bounded_memo.h"
-#include "dtensor/strategy/operator_ways.h"
+#include "dtensor/strategy/op_strategy.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -17,7 +18,7 @@
 
 namespace fsdp::internal {
 
-struct CallPlan {
+struct OutputSharding {
   std::vector<TensorPlacements> targets;  // by operand
   bool moves;                             // whether some operand does not lie there yet
   // None where the results are replicated and LibTorch has to say how they lie, or where
@@ -31,11 +32,11 @@ struct CallPlan {
 
 // What of an operator's schema decides how its calls are planned.
 struct PlannedOperator {
-  PlannedOperator(OperatorWays ways, const c10::OperatorHandle& op);
+  PlannedOperator(OpStrategy strategy, const c10::OperatorHandle& op);
   // One that works element by element, whatever its other arguments are.
-  PlannedOperator(OperatorWays ways, std::optional<size_t> written);
+  PlannedOperator(OpStrategy strategy, std::optional<size_t> written);
 
-  OperatorWays ways;
+  OpStrategy strategy;
   ArgumentKinds kinds;
   std::optional<size_t> written = {};  // the operand that is written in place and handed back
   size_t results = 1;
@@ -44,27 +45,28 @@ struct PlannedOperator {
 };
 
 // Of one operator. Shared by threads.
-class CallPlans {
+class ShardingPropagator {
  public:
-  explicit CallPlans(PlannedOperator op);
+  explicit ShardingPropagator(PlannedOperator op);
 
   const PlannedOperator& op() const { return op_; }
 
   // For a call on these operands, of which a DTensor lies on `mesh`, as they all do.
   // Local. Throws what the operator throws for its operands; ValueError where the result
   // does not fit what it is written to.
-  std::shared_ptr<const CallPlan> plan_of(const OperatorCall& call, at::TensorList operands,
-                                          const DeviceMesh& mesh) const;
+  std::shared_ptr<const OutputSharding> sharding_of(const OperatorCall& call,
+                                                    at::TensorList operands,
+                                                    const DeviceMesh& mesh) const;
 
  private:
-  CallPlan make(const OperatorCall& call, at::TensorList operands, const DeviceMesh& mesh) const;
-  Propagation propagation_of(const CallGeometry& geometry, at::TensorList operands,
+  OutputSharding make(const OperatorCall& call, at::TensorList operands,
+                      const DeviceMesh& mesh) const;
+  Propagation propagation_of(const OpSchema& geometry, at::TensorList operands,
                              const DeviceMesh& mesh, size_t results) const;
-  std::vector<ResultGeometry> results_of(const OperatorCall& call,
-                                         const CallGeometry& geometry) const;
+  std::vector<ResultGeometry> results_of(const OperatorCall& call, const OpSchema& geometry) const;
 
   PlannedOperator op_;
-  mutable BoundedMemo<CallPlan> memo_;
+  mutable BoundedMemo<OutputSharding> memo_;
 };
 
 }  // namespace fsdp::internal

@@ -1,4 +1,4 @@
-#include "dtensor/dispatch/plan_key.h"
+#include "dtensor/dispatch/propagation_key.h"
 
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -50,8 +50,8 @@ void append_argument(const c10::IValue& value, MemoKey& key) {
 
 }  // namespace
 
-void append_plan_key(const OperatorCall& call, const ArgumentKinds& kinds, at::TensorList operands,
-                     const DeviceMesh& mesh, MemoKey& key) {
+void append_propagation_key(const OperatorCall& call, const ArgumentKinds& kinds,
+                            at::TensorList operands, const DeviceMesh& mesh, MemoKey& key) {
   append_numbers(mesh.coordinate(), key);
   for (const at::Tensor& operand : operands) append_operand(operand, key);
   for (size_t i = 0; i < kinds.size(); ++i) {

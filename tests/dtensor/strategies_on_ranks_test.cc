@@ -26,7 +26,7 @@ using testing::whole;
 using Placements = std::vector<Placement>;
 using Tensors = std::vector<at::Tensor>;
 
-TEST(WaysOnRanks, Products) {
+TEST(StrategiesOnRanks, Products) {
   expect_as_plain([] {
     return Problem{{waves({5, 7}), waves({7, 3}, 0.3)},
                    [](const Tensors& t) { return at::mm(t[0], t[1]); }};
@@ -47,7 +47,7 @@ TEST(WaysOnRanks, Products) {
   });
 }
 
-TEST(WaysOnRanks, LinearLayersInARow) {
+TEST(StrategiesOnRanks, LinearLayersInARow) {
   expect_as_plain([] {
     return Problem{{waves({5, 6}), waves({7, 6}, 0.3), waves({7}), waves({3, 7}, 0.2)},
                    [](const Tensors& t) {
@@ -58,7 +58,7 @@ TEST(WaysOnRanks, LinearLayersInARow) {
 }
 
 // What torch::nn::functional::linear does: the bias is added in place, to terms too.
-TEST(WaysOnRanks, LinearAddsItsBiasInPlace) {
+TEST(StrategiesOnRanks, LinearAddsItsBiasInPlace) {
   expect_as_plain([] {
     return Problem{{waves({5, 6}), waves({7, 6}, 0.3), waves({7}, 0.2)}, [](const Tensors& t) {
                      at::Tensor result = at::matmul(t[0], t[1].t());
@@ -67,7 +67,7 @@ TEST(WaysOnRanks, LinearAddsItsBiasInPlace) {
   });
 }
 
-TEST(WaysOnRanks, Elementwise) {
+TEST(StrategiesOnRanks, Elementwise) {
   expect_as_plain([] {
     return Problem{{waves({5, 4}), waves({4}, 0.3), waves({5, 1}, 0.2)}, [](const Tensors& t) {
                      const at::Tensor sum = t[0].add(t[1], 2).sub(1.5).add(t[2]);
@@ -81,7 +81,7 @@ TEST(WaysOnRanks, Elementwise) {
   });
 }
 
-TEST(WaysOnRanks, PlainTensorsTakeTheWholeValue) {
+TEST(StrategiesOnRanks, PlainTensorsTakeTheWholeValue) {
   on_meshes([](const DeviceMesh& mesh) {
     for (const Placements& list : lists_for(mesh, 2)) {
       const at::Tensor plain = waves({5, 4});
@@ -92,7 +92,7 @@ TEST(WaysOnRanks, PlainTensorsTakeTheWholeValue) {
 }
 
 // As between plain tensors: the number does not decide the dtype.
-TEST(WaysOnRanks, NumbersAddedToTermsKeepTheDtype) {
+TEST(StrategiesOnRanks, NumbersAddedToTermsKeepTheDtype) {
   testing::run_ranks(2, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
     const at::Tensor terms = from_local(at::ones({}, at::kFloat), mesh, {Partial{}});
@@ -103,21 +103,21 @@ TEST(WaysOnRanks, NumbersAddedToTermsKeepTheDtype) {
   });
 }
 
-TEST(WaysOnRanks, Embedding) {
+TEST(StrategiesOnRanks, Embedding) {
   expect_as_plain([] {
     return Problem{{waves({7, 3}), at::tensor({3, 0, 6, 3, 2, 2}, at::kLong).view({2, 3})},
                    [](const Tensors& t) { return at::embedding(t[0], t[1], 2); }};
   });
 }
 
-TEST(WaysOnRanks, LayerNorm) {
+TEST(StrategiesOnRanks, LayerNorm) {
   expect_as_plain([] {
     return Problem{{waves({5, 2, 3}), waves({3}, 0.3), waves({3}, 0.2)},
                    [](const Tensors& t) { return at::layer_norm(t[0], {3}, t[1], t[2]); }};
   });
 }
 
-TEST(WaysOnRanks, Softmax) {
+TEST(StrategiesOnRanks, Softmax) {
   for (int64_t dim : {0, 1, 2}) {
     expect_as_plain([dim] {
       return Problem{{waves({5, 2, 3})}, [dim](const Tensors& t) {
@@ -127,7 +127,7 @@ TEST(WaysOnRanks, Softmax) {
   }
 }
 
-TEST(WaysOnRanks, CrossEntropy) {
+TEST(StrategiesOnRanks, CrossEntropy) {
   for (const int64_t reduction : {0, 1, 2}) {
     for (const double smoothing : {0.0, 0.1}) {
       expect_as_plain(
@@ -142,7 +142,7 @@ TEST(WaysOnRanks, CrossEntropy) {
   }
 }
 
-TEST(WaysOnRanks, Attention) {
+TEST(StrategiesOnRanks, Attention) {
   for (const bool is_causal : {false, true}) {
     expect_as_plain(
         [is_causal] {
@@ -157,7 +157,7 @@ TEST(WaysOnRanks, Attention) {
 }
 
 // Where queries and keys are not cut between the same groups.
-TEST(WaysOnRanks, AttentionOfGroupedHeads) {
+TEST(StrategiesOnRanks, AttentionOfGroupedHeads) {
   for (const int64_t groups : {1, 2}) {
     expect_as_plain(
         [groups] {
@@ -172,7 +172,7 @@ TEST(WaysOnRanks, AttentionOfGroupedHeads) {
   }
 }
 
-TEST(WaysOnRanks, CrossEntropyOfImages) {
+TEST(StrategiesOnRanks, CrossEntropyOfImages) {
   for (const int64_t reduction : {0, 1, 2}) {
     expect_as_plain(
         [reduction] {
@@ -186,7 +186,7 @@ TEST(WaysOnRanks, CrossEntropyOfImages) {
   }
 }
 
-TEST(WaysOnRanks, ExtremaAndTheirPlaces) {
+TEST(StrategiesOnRanks, ExtremaAndTheirPlaces) {
   for (const int64_t dim : {0, 1, -1}) {
     for (const bool keepdim : {false, true}) {
       expect_as_plain([=] {
@@ -211,7 +211,7 @@ TEST(WaysOnRanks, ExtremaAndTheirPlaces) {
 }
 
 // The first of equal ones, and a NaN before all, as on one device.
-TEST(WaysOnRanks, ExtremaAreTheFirstOnes) {
+TEST(StrategiesOnRanks, ExtremaAreTheFirstOnes) {
   on_meshes([](const DeviceMesh& mesh) {
     at::Tensor plain = at::ones({3, 12}, at::kDouble);
     plain[1][7] = std::numeric_limits<double>::quiet_NaN();
@@ -228,7 +228,7 @@ TEST(WaysOnRanks, ExtremaAreTheFirstOnes) {
   });
 }
 
-TEST(WaysOnRanks, ExtremaMoveANumberOrTwoPerRow) {
+TEST(StrategiesOnRanks, ExtremaMoveANumberOrTwoPerRow) {
   testing::run_ranks(2, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
     const auto columns = distribute_tensor(waves({4, 100}), mesh, {Shard{1}});
@@ -246,14 +246,14 @@ TEST(WaysOnRanks, ExtremaMoveANumberOrTwoPerRow) {
   });
 }
 
-TEST(WaysOnRanks, Convolution) {
+TEST(StrategiesOnRanks, Convolution) {
   expect_as_plain([] {
     return Problem{{waves({3, 2, 9}), waves({4, 2, 3}, 0.3), waves({4})},
                    [](const Tensors& t) { return at::conv1d(t[0], t[1], t[2], 2, 1); }};
   });
 }
 
-TEST(WaysOnRanks, OperatorsWithoutARuleGather) {
+TEST(StrategiesOnRanks, OperatorsWithoutARuleGather) {
   expect_as_plain([] {
     return Problem{
         {waves({5, 4})}, [](const Tensors& t) {
@@ -274,7 +274,7 @@ std::vector<std::string> moves_of(const std::function<void()>& body) {
   return moves;
 }
 
-TEST(WaysOnRanks, WhatMovesIsNoted) {
+TEST(StrategiesOnRanks, WhatMovesIsNoted) {
   testing::run_ranks(2, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
     const auto rows = distribute_tensor(waves({8, 4}), mesh, {Shard{0}});
@@ -300,7 +300,7 @@ TEST(WaysOnRanks, WhatMovesIsNoted) {
 }
 
 // Keys that every rank has, more ranks than heads: nothing moves.
-TEST(WaysOnRanks, AttentionOfCutQueriesMovesNothing) {
+TEST(StrategiesOnRanks, AttentionOfCutQueriesMovesNothing) {
   testing::run_ranks(4, [](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {4});
     const auto attention = [](const at::Tensor& query, const at::Tensor& key) {

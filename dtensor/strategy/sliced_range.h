@@ -1,8 +1,8 @@
-// What a view and its gradient take of a dimension. No torch here.
+// The range of a dimension that a slice and its gradient take. No torch here.
 #pragma once
 
 #include "dtensor/strategy/block_ranges.h"
-#include "dtensor/strategy/call_geometry.h"
+#include "dtensor/strategy/op_schema.h"
 
 #include <optional>
 
@@ -10,6 +10,6 @@ namespace fsdp::internal {
 
 // The elements that slice(self, dim, start, end, step) takes; nothing where a step leaves
 // some out.
-std::optional<Range> sliced_range(const CallGeometry& call);
+std::optional<Range> sliced_range(const OpSchema& call);
 
 }  // namespace fsdp::internal

@@ -1,4 +1,4 @@
-#include "dtensor/strategy/pointwise_ways.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 
 #include "dtensor/ops/op_table.h"
 #include "tests/dtensor/strategy/placements.h"
@@ -10,8 +10,8 @@
 namespace fsdp::internal {
 namespace {
 
-CallGeometry elementwise(const std::vector<std::vector<int64_t>>& shapes) {
-  CallGeometry call;
+OpSchema elementwise(const std::vector<std::vector<int64_t>>& shapes) {
+  OpSchema call;
   for (const auto& shape : shapes) {
     call.operands.push_back(
         {.shape = shape, .stride = contiguous(shape).stride, .element_size = 4});
@@ -19,72 +19,73 @@ CallGeometry elementwise(const std::vector<std::vector<int64_t>>& shapes) {
   return call;
 }
 
-std::set<std::string> texts(const std::vector<Way>& ways) {
+std::set<std::string> texts(const std::vector<PlacementStrategy>& strategies) {
   std::set<std::string> texts;
-  for (const Way& way : ways) texts.insert(to_string(way));
+  for (const PlacementStrategy& strategy : strategies) texts.insert(to_string(strategy));
   return texts;
 }
 
-TEST(PointwiseWays, OperandsAreCutAlongWhatTheyAreNotRepeatedAlong) {
+TEST(PointwiseStrategy, OperandsAreCutAlongWhatTheyAreNotRepeatedAlong) {
   const auto call = elementwise({{5, 7}, {7}, {5, 1}, {}});
-  EXPECT_EQ(texts(pointwise_ways(call, Linearity::kNone)),
+  EXPECT_EQ(texts(pointwise_strategy(call, Linearity::kNone)),
             texts({{{kRows}, {kRows, kWhole, kRows, kWhole}},
                    {{kColumns}, {kColumns, kRows, kWhole, kWhole}}}));
 }
 
 // As some would of parts: of these rows, the last rank's would be one each.
-TEST(PointwiseWays, ShapesThatDoNotFitHaveNone) {
-  EXPECT_EQ(texts(pointwise_ways(elementwise({{5, 7}, {3, 7}}), Linearity::kSum)), texts({}));
-  EXPECT_EQ(texts(pointwise_ways(elementwise({{3, 7}, {5, 7}}), Linearity::kSum)), texts({}));
+TEST(PointwiseStrategy, ShapesThatDoNotFitHaveNone) {
+  EXPECT_EQ(texts(pointwise_strategy(elementwise({{5, 7}, {3, 7}}), Linearity::kSum)), texts({}));
+  EXPECT_EQ(texts(pointwise_strategy(elementwise({{3, 7}, {5, 7}}), Linearity::kSum)), texts({}));
 }
 
 // As it is on devices other than CPUs.
-TEST(PointwiseWays, AnEmptyBufferOfLogSigmoidStaysWhole) {
+TEST(PointwiseStrategy, AnEmptyBufferOfLogSigmoidStaysWhole) {
   const auto& backward = *op_table().find("log_sigmoid_backward.");
-  const auto ways = backward.ways.ways(elementwise({{5, 7}, {5, 7}, {0}}));
-  EXPECT_TRUE(texts(ways).contains(to_string({{kRows}, {kRows, kRows, kWhole}})));
-  EXPECT_TRUE(texts(ways).contains(to_string({{kTerms}, {kTerms, kWhole, kWhole}})));
+  const auto strategies = backward.strategy.strategies(elementwise({{5, 7}, {5, 7}, {0}}));
+  EXPECT_TRUE(texts(strategies).contains(to_string({{kRows}, {kRows, kRows, kWhole}})));
+  EXPECT_TRUE(texts(strategies).contains(to_string({{kTerms}, {kTerms, kWhole, kWhole}})));
 }
 
-TEST(PointwiseWays, TermsAreThoseThatTheOperatorIsLinearIn) {
+TEST(PointwiseStrategy, TermsAreThoseThatTheOperatorIsLinearIn) {
   const auto call = elementwise({{}, {}});
   const Placement average = Partial{Partial::Op::kAvg};
-  EXPECT_EQ(texts(pointwise_ways(call, Linearity::kNone)), texts({}));
-  EXPECT_EQ(texts(pointwise_ways(call, Linearity::kSum)),
+  EXPECT_EQ(texts(pointwise_strategy(call, Linearity::kNone)), texts({}));
+  EXPECT_EQ(texts(pointwise_strategy(call, Linearity::kSum)),
             texts({{{kTerms}, {kTerms, kTerms}}, {{average}, {average, average}}}));
-  EXPECT_EQ(texts(pointwise_ways(call, Linearity::kScale)),
+  EXPECT_EQ(texts(pointwise_strategy(call, Linearity::kScale)),
             texts({{{kTerms}, {kTerms, kWhole}}, {{average}, {average, kWhole}}}));
-  EXPECT_EQ(texts(pointwise_ways(call, Linearity::kProduct)),
+  EXPECT_EQ(texts(pointwise_strategy(call, Linearity::kProduct)),
             texts({{{kTerms}, {kTerms, kWhole}},
                    {{kTerms}, {kWhole, kTerms}},
                    {{average}, {average, kWhole}},
                    {{average}, {kWhole, average}}}));
-  EXPECT_EQ(pointwise_ways(call, Linearity::kAny).size(), 5U);
-  EXPECT_EQ(pointwise_ways(call, Linearity::kIdempotent).size(), 3U);
+  EXPECT_EQ(pointwise_strategy(call, Linearity::kAny).size(), 5U);
+  EXPECT_EQ(pointwise_strategy(call, Linearity::kIdempotent).size(), 3U);
 }
 
 // On one mesh dimension of two ranks: where two operands of one shape go, and the result.
 std::string goes(Linearity linearity, const Placement& a, const Placement& b,
                  std::optional<size_t> written = {}) {
   const auto result =
-      propagate([&](const CallGeometry& call) { return pointwise_ways(call, linearity); },
+      propagate([&](const OpSchema& call) { return pointwise_strategy(call, linearity); },
                 elementwise({{5, 7}, {5, 7}}), {{2}, {{a}, {b}}, written}, 1);
-  return to_string(Way{result.results[0], {result.operands[0][0], result.operands[1][0]}});
+  return to_string(
+      PlacementStrategy{result.results[0], {result.operands[0][0], result.operands[1][0]}});
 }
 
-TEST(PointwiseWays, WhatIsWholeBecomesTermsBesideTerms) {
+TEST(PointwiseStrategy, WhatIsWholeBecomesTermsBesideTerms) {
   EXPECT_EQ(goes(Linearity::kSum, kTerms, kWhole), to_string({{kTerms}, {kTerms, kTerms}}));
   EXPECT_EQ(goes(Linearity::kProduct, kWhole, kTerms), to_string({{kTerms}, {kWhole, kTerms}}));
 }
 
-TEST(PointwiseWays, TermsAreReducedToWhereTheOthersAre) {
+TEST(PointwiseStrategy, TermsAreReducedToWhereTheOthersAre) {
   for (const auto linearity : {Linearity::kNone, Linearity::kSum, Linearity::kProduct}) {
     EXPECT_EQ(goes(linearity, kTerms, kColumns), to_string({{kColumns}, {kColumns, kColumns}}));
   }
   EXPECT_EQ(goes(Linearity::kNone, kTerms, kWhole), to_string({{kWhole}, {kWhole, kWhole}}));
 }
 
-TEST(PointwiseWays, WhatIsWrittenStays) {
+TEST(PointwiseStrategy, WhatIsWrittenStays) {
   for (const Placement& own : {kWhole, kRows, kColumns}) {
     for (const Placement& other : {kWhole, kRows, kColumns, kTerms}) {
       for (const auto linearity : {Linearity::kNone, Linearity::kSum, Linearity::kProduct}) {
@@ -100,7 +101,7 @@ TEST(PointwiseWays, WhatIsWrittenStays) {
   }
 }
 
-TEST(PointwiseWays, ResultsLieInMemoryLikeTheFirstThatIsNotRepeated) {
+TEST(PointwiseStrategy, ResultsLieInMemoryLikeTheFirstThatIsNotRepeated) {
   auto call = elementwise({{7}, {5, 7}, {5, 7}});
   EXPECT_EQ(pointwise_result(call), contiguous({5, 7}));
   call.operands[1].stride = {1, 5};

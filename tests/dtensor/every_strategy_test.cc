@@ -1,7 +1,7 @@
-// Every way of every operator is exact. Sizes are uneven, and some parts empty.
+// Every strategy of every operator is exact. Sizes are uneven, and some parts empty.
 #include "dtensor/layout/shard_layout.h"
 #include "dtensor/ops/op_table.h"
-#include "tests/dtensor/expect_every_way.h"
+#include "tests/dtensor/expect_every_strategy.h"
 
 #include <ATen/ATen.h>
 #include <ATen/core/Reduction.h>
@@ -13,10 +13,10 @@ namespace {
 
 using Arguments = torch::jit::Stack;
 
-class EveryWay : public ::testing::Test {
+class EveryStrategy : public ::testing::Test {
  protected:
   static void check(const std::string& name, const Arguments& arguments) {
-    testing::expect_every_way(name, arguments);
+    testing::expect_every_strategy(name, arguments);
   }
   static at::Tensor values(at::IntArrayRef shape) { return at::randn(shape, at::kDouble); }
   static at::Tensor indices(at::IntArrayRef shape, int64_t count) {
@@ -25,7 +25,7 @@ class EveryWay : public ::testing::Test {
   static c10::IValue none() { return {}; }
 };
 
-TEST_F(EveryWay, OfProducts) {
+TEST_F(EveryStrategy, OfProducts) {
   check("mm.", {values({5, 7}), values({7, 3})});
   check("mm.", {values({7, 5}).t(), values({3, 7}).t()});
   check("bmm.", {values({3, 5, 7}), values({3, 7, 2})});
@@ -41,7 +41,7 @@ TEST_F(EveryWay, OfProducts) {
   }
 }
 
-TEST_F(EveryWay, OfEmbeddings) {
+TEST_F(EveryStrategy, OfEmbeddings) {
   for (int64_t padding : {-1, 2}) {
     for (const auto& at : {indices({5}, 7), indices({2, 3}, 7)}) {
       auto shape = at.sizes().vec();
@@ -54,7 +54,7 @@ TEST_F(EveryWay, OfEmbeddings) {
   }
 }
 
-TEST_F(EveryWay, OfLayerNorms) {
+TEST_F(EveryStrategy, OfLayerNorms) {
   const at::Tensor input = values({5, 2, 3});
   for (const auto& normalized : {std::vector<int64_t>{3}, std::vector<int64_t>{2, 3}}) {
     const at::Tensor weight = values(normalized);
@@ -73,7 +73,7 @@ TEST_F(EveryWay, OfLayerNorms) {
   }
 }
 
-TEST_F(EveryWay, OfSoftmax) {
+TEST_F(EveryStrategy, OfSoftmax) {
   for (const int64_t dim : {0, 1, -1}) {
     const at::Tensor input = values({5, 2, 3});
     for (const char* name : {"_softmax.", "_log_softmax."}) check(name, {input, dim, false});
@@ -85,7 +85,7 @@ TEST_F(EveryWay, OfSoftmax) {
   check("_softmax.", {values({}), 0, false});
 }
 
-TEST_F(EveryWay, OfWhatKeepsTheDimensionsItWorksAlong) {
+TEST_F(EveryStrategy, OfWhatKeepsTheDimensionsItWorksAlong) {
   for (const int64_t dim : {0, 1, -1}) {
     const at::Tensor input = values({5, 2, 3});
     for (const char* name : {"cumsum.", "cumprod.", "cumsum_.", "cumprod_."})
@@ -103,7 +103,7 @@ TEST_F(EveryWay, OfWhatKeepsTheDimensionsItWorksAlong) {
     check(name, {values({5, 2, 3}), 1});
 }
 
-TEST_F(EveryWay, OfWhatReducesADimensionThatIsWhole) {
+TEST_F(EveryStrategy, OfWhatReducesADimensionThatIsWhole) {
   const at::Tensor input = values({5, 3, 2});
   for (const bool keepdim : {false, true}) {
     for (const int64_t dim : {0, 1, -1}) {
@@ -119,7 +119,7 @@ TEST_F(EveryWay, OfWhatReducesADimensionThatIsWhole) {
   for (const char* name : {"median.", "nanmedian."}) check(name, {input});
 }
 
-TEST_F(EveryWay, OfLosses) {
+TEST_F(EveryStrategy, OfLosses) {
   const at::Tensor input = values({5, 4}).log_softmax(1);
   const at::Tensor target = indices({5}, 4);
   target[1] = -100;
@@ -190,7 +190,8 @@ bool runs(const c10::OperatorHandle& op, Arguments arguments) {
   }
 }
 
-// Whether one of the dtypes and shapes suits the operator, whose ways are then checked.
+// Whether one of the dtypes and shapes suits the operator, whose strategies are then
+// checked.
 bool check_elementwise(const c10::OperatorHandle& op, const std::string& name) {
   bool suits = false;
   for (const auto type : {at::kDouble, at::kLong, at::kBool}) {
@@ -198,7 +199,7 @@ bool check_elementwise(const c10::OperatorHandle& op, const std::string& name) {
              {{5, 3}}, {{5, 3}, {3}}, {{5, 3}, {5, 1}}, {{5, 3}, {}}, {{5, 3}, {5, 3}, {}}}) {
       auto arguments = elementwise_arguments(op.schema(), type, shapes);
       if (!runs(op, arguments)) continue;
-      testing::expect_every_way(name, arguments);
+      testing::expect_every_strategy(name, arguments);
       suits = true;
     }
     if (suits) break;
@@ -215,7 +216,7 @@ bool has_elementwise_overloads(const std::string& name) {
   return false;
 }
 
-TEST_F(EveryWay, OfElementwiseOperators) {
+TEST_F(EveryStrategy, OfElementwiseOperators) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& op_name : dispatcher.getAllOpNames()) {
     if (!op_name.name.starts_with("aten::")) continue;
@@ -223,26 +224,27 @@ TEST_F(EveryWay, OfElementwiseOperators) {
     if (op_table().entries().contains(name) && !has_elementwise_overloads(name)) continue;
     const auto op = dispatcher.findSchema(op_name);
     const auto* const entry = op_table().find(name);
-    if (entry == nullptr || !entry->ways.any()) continue;
+    if (entry == nullptr || !entry->strategy.any()) continue;
     if (!op || op->schema().returns().size() != 1) continue;
     if (op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) continue;
     EXPECT_TRUE(check_elementwise(*op, name)) << op->schema();
   }
 }
 
-TEST_F(EveryWay, OfVariances) {
+TEST_F(EveryStrategy, OfVariances) {
   const std::vector<int64_t> dims = {1};
   for (const char* name :
        {"var.correction", "std.correction", "var_mean.correction", "std_mean.correction"}) {
-    for (const bool keepdim : {false, true}) check(name, {values({5, 6, 4}), dims, none(), keepdim});
+    for (const bool keepdim : {false, true})
+      check(name, {values({5, 6, 4}), dims, none(), keepdim});
   }
 }
 
-TEST_F(EveryWay, OfTheGradientOfDropout) {
+TEST_F(EveryStrategy, OfTheGradientOfDropout) {
   check("native_dropout_backward.", {values({5, 3}), values({5, 3}).gt(0).to(at::kDouble), 1.25});
 }
 
-TEST_F(EveryWay, OfViews) {
+TEST_F(EveryStrategy, OfViews) {
   const at::Tensor input = values({5, 6, 4});
   check("t.", {values({5, 3})});
   check("transpose.int", {input, 0, -1});
@@ -275,7 +277,7 @@ TEST_F(EveryWay, OfViews) {
   check("repeat.", {values({6, 4}), std::vector<int64_t>{2, 1, 3}});
 }
 
-TEST_F(EveryWay, OfReshapingViews) {
+TEST_F(EveryStrategy, OfReshapingViews) {
   const at::Tensor input = values({4, 6, 4});
   for (const char* name : {"view.", "_unsafe_view."}) {
     for (const auto& shape : std::vector<std::vector<int64_t>>{
@@ -285,7 +287,7 @@ TEST_F(EveryWay, OfReshapingViews) {
   check("_reshape_alias.", {input, std::vector<int64_t>{24, 4}, std::vector<int64_t>{4, 1}});
 }
 
-TEST_F(EveryWay, OfReductions) {
+TEST_F(EveryStrategy, OfReductions) {
   const at::Tensor input = values({5, 3, 2});
   check("mean.", {input, none()});
   for (const char* name : {"sum.", "prod."}) check(name, {input, none()});
@@ -308,7 +310,7 @@ TEST_F(EveryWay, OfReductions) {
   check("count_nonzero.", {input, none()});
 }
 
-TEST_F(EveryWay, OfJoinedTensors) {
+TEST_F(EveryStrategy, OfJoinedTensors) {
   const at::Tensor a = values({5, 6}), b = values({5, 6}), c = values({5, 3});
   for (const int64_t dim : {0, 1, -1}) {
     check("cat.", {std::vector<at::Tensor>{a, b}, dim});
@@ -318,7 +320,7 @@ TEST_F(EveryWay, OfJoinedTensors) {
   check("cat.", {std::vector<at::Tensor>{a, at::empty({0}, at::kDouble), b}, 0});
 }
 
-TEST_F(EveryWay, OfReadingAndWritingAtIndices) {
+TEST_F(EveryStrategy, OfReadingAndWritingAtIndices) {
   const at::Tensor input = values({5, 4, 3});
   for (const int64_t dim : {0, 1, 2}) {
     const at::Tensor at = at::tensor({2, 0, 1, 2}, at::kLong);
@@ -360,7 +362,7 @@ TEST_F(EveryWay, OfReadingAndWritingAtIndices) {
   }
 }
 
-TEST_F(EveryWay, OfGradientsOfViews) {
+TEST_F(EveryStrategy, OfGradientsOfViews) {
   const std::vector<int64_t> shape{5, 6, 3};
   for (const int64_t dim : {0, 1, -1}) {
     const at::Tensor input = values(shape);
@@ -378,7 +380,7 @@ TEST_F(EveryWay, OfGradientsOfViews) {
   }
 }
 
-TEST_F(EveryWay, OfCopiesAndWhatIsMadeFromATensor) {
+TEST_F(EveryStrategy, OfCopiesAndWhatIsMadeFromATensor) {
   const at::Tensor input = values({5, 3}), turned = values({3, 5}).t();
   for (const at::Tensor& self : {input, turned}) {
     check("clone.", {self, none()});
@@ -398,7 +400,7 @@ TEST_F(EveryWay, OfCopiesAndWhatIsMadeFromATensor) {
   }
 }
 
-TEST_F(EveryWay, OfLossesOfElements) {
+TEST_F(EveryStrategy, OfLossesOfElements) {
   const at::Tensor self = values({5, 3}).sigmoid(), target = values({5, 3}).sigmoid();
   for (const int64_t reduction : {at::Reduction::None, at::Reduction::Mean, at::Reduction::Sum}) {
     const at::Tensor grad = reduction == at::Reduction::None ? values({5, 3}) : values({});
@@ -422,7 +424,7 @@ TEST_F(EveryWay, OfLossesOfElements) {
   }
 }
 
-TEST_F(EveryWay, OfActivations) {
+TEST_F(EveryStrategy, OfActivations) {
   const at::Tensor self = values({5, 4});
   const auto [result, buffer] = at::log_sigmoid_forward(self);
   check("log_sigmoid_forward.", {self});
@@ -435,7 +437,7 @@ TEST_F(EveryWay, OfActivations) {
   }
 }
 
-TEST_F(EveryWay, OfBatchNorms) {
+TEST_F(EveryStrategy, OfBatchNorms) {
   const at::Tensor input = values({5, 6, 2}), grad = values({5, 6, 2});
   const at::Tensor weight = values({6}), mean = values({6}), variance = values({6}).abs();
   const c10::List<bool> all({true, true, true});
@@ -453,7 +455,7 @@ TEST_F(EveryWay, OfBatchNorms) {
         {grad, input, weight, none(), none(), own, rstd, true, 1e-5, all});
 }
 
-TEST_F(EveryWay, OfGroupNorms) {
+TEST_F(EveryStrategy, OfGroupNorms) {
   const at::Tensor input = values({5, 6, 2}), grad = values({5, 6, 2}), weight = values({6});
   for (const int64_t groups : {1, 2, 3, 6}) {
     check("native_group_norm.", {input, weight, weight, 5, 6, 2, groups, 1e-5});
@@ -467,7 +469,7 @@ TEST_F(EveryWay, OfGroupNorms) {
 
 using Sizes = std::vector<int64_t>;
 
-TEST_F(EveryWay, OfPooling) {
+TEST_F(EveryStrategy, OfPooling) {
   for (const Sizes& shape : std::vector<Sizes>{{5, 3, 4, 6}, {3, 4, 6}}) {
     const at::Tensor self = values(shape);
     const Sizes two{2, 2}, one{1, 1}, zero{0, 0};
@@ -486,7 +488,7 @@ TEST_F(EveryWay, OfPooling) {
   }
 }
 
-TEST_F(EveryWay, OfPoolingVolumes) {
+TEST_F(EveryStrategy, OfPoolingVolumes) {
   for (const Sizes& shape : std::vector<Sizes>{{5, 3, 4, 4, 2}, {3, 4, 4, 2}}) {
     const at::Tensor self = values(shape);
     const Sizes two{2, 2, 2}, zero{0, 0, 0}, adapted_size{3, 2, 2};
@@ -502,7 +504,7 @@ TEST_F(EveryWay, OfPoolingVolumes) {
   }
 }
 
-TEST_F(EveryWay, OfInterpolation) {
+TEST_F(EveryStrategy, OfInterpolation) {
   const auto check_both = [](const std::string& name, int64_t planes, bool has_corners) {
     const Sizes sizes(static_cast<size_t>(planes), 4), larger(static_cast<size_t>(planes), 7);
     Sizes shape{5, 3}, grown{5, 3};
@@ -532,7 +534,7 @@ struct Attention {
   c10::IValue mask = {};
 };
 
-TEST_F(EveryWay, OfAttention) {
+TEST_F(EveryStrategy, OfAttention) {
   const at::Tensor query = values({3, 4, 5, 8});
   const at::Tensor key = values({3, 4, 6, 8});
   const at::Tensor in_rows = values({3, 5, 4, 8}).transpose(1, 2);
@@ -562,7 +564,7 @@ struct Convolved {
   int64_t groups = 1;
 };
 
-TEST_F(EveryWay, OfConvolutions) {
+TEST_F(EveryStrategy, OfConvolutions) {
   for (const Convolved& c :
        {Convolved{{3, 2, 9}, {4, 2, 3}}, Convolved{{5, 2, 9}, {4, 2, 3}, {2}, {1}, {2}},
         Convolved{{3, 4, 6, 7}, {4, 2, 3, 2}, {2, 1}, {1, 0}, {1, 1}, false, {0, 0}, 2},
@@ -599,11 +601,11 @@ bool is_registered(const std::string& name) {
 }
 
 // Runs last in its suite.
-TEST_F(EveryWay, OfEveryOperatorWasTried) {
+TEST_F(EveryStrategy, OfEveryOperatorWasTried) {
   const auto& checked = testing::checked_operators();
   if (checked.empty()) GTEST_SKIP() << "runs with the tests of its suite";
   for (const auto& [name, entry] : op_table().entries())
-    EXPECT_TRUE(!entry.ways.any() || checked.contains(name) || !is_registered(name)) << name;
+    EXPECT_TRUE(!entry.strategy.any() || checked.contains(name) || !is_registered(name)) << name;
 }
 
 }  // namespace
