@@ -1,6 +1,7 @@
 #include "dtensor/dispatch/operands.h"
 
 #include <ATen/core/jit_type.h>
+#include <c10/core/ScalarType.h>
 
 #include <algorithm>
 #include <utility>
@@ -16,6 +17,19 @@ at::Tensor tensor_or_undefined(const c10::IValue& value) {
   return value.isTensor() ? value.toTensor() : at::Tensor();
 }
 
+PlainArgument dtype_argument(const c10::IValue& value) {
+  if (value.isNone()) return {};
+  const at::ScalarType dtype = value.toScalarType();
+  return Dtype{.number = static_cast<int64_t>(dtype),
+               .element_size = static_cast<int64_t>(c10::elementSize(dtype))};
+}
+
+// A complex one has no place on a line.
+PlainArgument real_argument(const c10::IValue& value) {
+  if (value.isNone() || value.isComplexDouble()) return {};
+  return value.toScalar().toDouble();
+}
+
 // The list in place of `list`, of its kind.
 c10::IValue list_of(const c10::IValue& list, std::vector<at::Tensor> tensors) {
   if (list.isTensorList()) return tensors;
@@ -28,12 +42,19 @@ c10::IValue list_of(const c10::IValue& list, std::vector<at::Tensor> tensors) {
 
 }  // namespace
 
-ArgumentKinds::ArgumentKinds(const c10::FunctionSchema& schema) {
-  for (const auto& argument : schema.arguments()) kinds_.push_back(kind_of(*argument.type()));
+ArgumentKinds::ArgumentKinds(const c10::FunctionSchema& schema, const std::vector<size_t>& reals) {
+  for (const auto& argument : schema.arguments()) {
+    const auto kind = without_optional(*argument.real_type()).kind();
+    if (kind == c10::TypeKind::DeviceObjType) device_ = kinds_.size();
+    kinds_.push_back(kind_of(argument));
+  }
+  for (const size_t place : reals) kinds_[place] = Kind::kReal;
 }
 
-ArgumentKinds::Kind ArgumentKinds::kind_of(const c10::Type& given) {
-  const c10::Type& type = without_optional(given);
+ArgumentKinds::Kind ArgumentKinds::kind_of(const c10::Argument& argument) {
+  if (without_optional(*argument.real_type()).kind() == c10::TypeKind::ScalarTypeType)
+    return Kind::kDtype;
+  const c10::Type& type = without_optional(*argument.type());
   switch (type.kind()) {
     case c10::TypeKind::TensorType:
       return Kind::kTensor;
@@ -94,7 +115,10 @@ void ArgumentKinds::replace_operands(OperatorCall& call, at::TensorList operands
 std::vector<PlainArgument> ArgumentKinds::plain_of(const OperatorCall& call) const {
   std::vector<PlainArgument> plain(kinds_.size());
   for (size_t i = 0; i < kinds_.size(); ++i) {
-    if (kinds_[i] == Kind::kPlain) plain[i] = plain_argument(call.argument(i));
+    const c10::IValue& argument = call.argument(i);
+    if (kinds_[i] == Kind::kPlain) plain[i] = plain_argument(argument);
+    if (kinds_[i] == Kind::kDtype) plain[i] = dtype_argument(argument);
+    if (kinds_[i] == Kind::kReal) plain[i] = real_argument(argument);
   }
   return plain;
 }

@@ -10,6 +10,7 @@
 #include <ATen/core/function_schema.h>
 #include <c10/util/SmallVector.h>
 
+#include <optional>
 #include <vector>
 
 namespace fsdp::internal {
@@ -20,7 +21,8 @@ using Operands = c10::SmallVector<at::Tensor, 4>;
 class ArgumentKinds {
  public:
   ArgumentKinds() = default;  // of no arguments
-  explicit ArgumentKinds(const c10::FunctionSchema& schema);
+  // `reals`: the arguments at these places are real numbers that matter.
+  explicit ArgumentKinds(const c10::FunctionSchema& schema, const std::vector<size_t>& reals = {});
 
   // Which operand argument `argument`, a tensor, is in calls without lists before it.
   size_t operand_at(size_t argument) const;
@@ -30,19 +32,25 @@ class ArgumentKinds {
   // The inverse. REQUIRES: as many tensors as operands_of gave.
   void replace_operands(OperatorCall& call, at::TensorList operands) const;
   size_t size() const { return kinds_.size(); }
-  // Whether argument `argument` is a whole number, truth value or dtype, or a list of
-  // such.
-  bool is_plain(size_t argument) const { return kinds_[argument] == Kind::kPlain; }
+  // Whether argument `argument` is one that results may depend on, and no tensor.
+  bool is_plain(size_t argument) const {
+    const Kind kind = kinds_[argument];
+    return kind == Kind::kPlain || kind == Kind::kDtype || kind == Kind::kReal;
+  }
+  // Where the device of what is made is given; none for most operators.
+  const std::optional<size_t>& device() const { return device_; }
   // One per argument.
   std::vector<PlainArgument> plain_of(const OperatorCall& call) const;
 
  private:
-  enum class Kind { kTensor, kTensors, kPlain, kOther };
-  static Kind kind_of(const c10::Type& type);
+  enum class Kind { kTensor, kTensors, kPlain, kDtype, kReal, kOther };
+  static Kind kind_of(const c10::Argument& argument);
 
   std::vector<Kind> kinds_;
+  std::optional<size_t> device_ = {};
 };
 
+// Of a whole number or truth value, or a list of such; none for anything else.
 PlainArgument plain_argument(const c10::IValue& value);
 
 }  // namespace fsdp::internal

@@ -64,7 +64,8 @@ std::vector<Operand> geometry_of(at::TensorList operands) {
     if (!operand.defined()) continue;
     geometry.back() = {.shape = operand.sizes().vec(),
                        .stride = operand.strides().vec(),
-                       .element_size = operand.element_size()};
+                       .element_size = operand.element_size(),
+                       .dtype = static_cast<int64_t>(operand.scalar_type())};
   }
   return geometry;
 }

@@ -2,11 +2,13 @@
 
 #include "dtensor/tensor/dtensor_impl.h"
 
+#include <bit>
+
 namespace fsdp::internal {
 namespace {
 
 // What a part of a key is, before it: keys of other lengths or kinds never look alike.
-enum class Part : int64_t { kAbsent, kPlain, kDTensor, kNothing, kNumber, kNumbers };
+enum class Part : int64_t { kAbsent, kPlain, kDTensor, kNothing, kNumber, kNumbers, kReal };
 
 void append(Part part, MemoKey& key) { key.push_back(static_cast<int64_t>(part)); }
 
@@ -43,6 +45,9 @@ void append_argument(const c10::IValue& value, MemoKey& key) {
     key.push_back(value.isInt() ? value.toInt() : static_cast<int64_t>(value.toBool()));
   } else if (value.isIntList() || value.isBoolList()) {
     append_list(value, key);
+  } else if (value.isDouble()) {
+    append(Part::kReal, key);
+    key.push_back(std::bit_cast<int64_t>(value.toDouble()));
   } else {
     append(Part::kNothing, key);
   }

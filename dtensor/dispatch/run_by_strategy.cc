@@ -51,6 +51,15 @@ bool stays(const at::Tensor& written, const TensorPlacements& target) {
   return !is_dtensor(written) || spec_of(written).placements() == target;
 }
 
+// What is made of a DTensor stays where that is.
+void check_device(const OperatorCall& call, const c10::IValue& given) {
+  if (given.isNone()) return;
+  const auto own = call.argument(0).toTensor().device().type();
+  TORCH_CHECK_NOT_IMPLEMENTED(given.toDevice().type() == own, call.description(),
+                              ": a DTensor stays on its mesh's device type, ", own, ", got ",
+                              given.toDevice(), ". Move .to_local() or .full_tensor() instead.");
+}
+
 }  // namespace
 
 StrategyKernel::StrategyKernel(const OpStrategy& strategy, const c10::OperatorHandle& op,
@@ -60,6 +69,7 @@ StrategyKernel::StrategyKernel(const OpStrategy& strategy, const c10::OperatorHa
 void StrategyKernel::run(OperatorCall& call) const {
   const PlannedOperator& op = propagator_.op();
   const auto operands = op.kinds.operands_of(call);
+  if (op.kinds.device().has_value()) check_device(call, call.argument(*op.kinds.device()));
   const DeviceMesh mesh = common_mesh(call, operands);
   const auto sharding = propagator_.sharding_of(call, operands, mesh);
   if (op.written.has_value() && !stays(operands[*op.written], sharding->targets[*op.written]))

@@ -80,7 +80,7 @@ void check_fits(const OperatorCall& call, const ResultGeometry& result, const at
 
 PlannedOperator::PlannedOperator(OpStrategy of, const c10::OperatorHandle& op)
     : strategy(std::move(of)),
-      kinds(op.schema()),
+      kinds(op.schema(), strategy.reals),
       written(written_operand(OperatorTraits(op), kinds)),
       results(op.schema().returns().size()),
       returns_a_list(results == 1 && is_list(op.schema().returns()[0])),

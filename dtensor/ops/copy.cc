@@ -36,31 +36,19 @@ ResultGeometry copied(const OpSchema& call, size_t memory_format) {
   return *given == kContiguous ? contiguous(self.shape) : channels_last(self.shape);
 }
 
-// `memory_format`: the place of the argument that says how the copy lies in memory.
-OpStrategy copying(bool rounds, size_t memory_format) {
-  const auto linearity = rounds ? Linearity::kNone : Linearity::kAny;
-  return {.strategies = [=](const OpSchema& call) { return pointwise_strategy(call, linearity); },
-          .results =
-              [=](const OpSchema& call) {
-                return std::vector<ResultGeometry>{copied(call, memory_format)};
-              }};
+// clone(self, memory_format)
+std::vector<PlacementStrategy> clone_strategy(const OpSchema& call) {
+  return pointwise_strategy(call, Linearity::kAny);
 }
+std::vector<ResultGeometry> clone_results(const OpSchema& call) { return {copied(call, 1)}; }
 
-constexpr size_t kFormatOfToCopy = 6;
-
-// _to_copy(self, dtype, layout, device, ...)
-void copy_to(OperatorCall& call, const StrategyKernel* by_strategy) {
-  static const StrategyKernel rounding(copying(/*rounds=*/true, kFormatOfToCopy), call.handle());
-  const at::Tensor& self = call.argument(0).toTensor();
-  const c10::IValue& dtype = call.argument(1);
-  const c10::IValue& device = call.argument(3);
-  TORCH_CHECK_NOT_IMPLEMENTED(device.isNone() || device.toDevice().type() == self.device().type(),
-                              call.description(), ": a DTensor stays on its mesh's device type, ",
-                              self.device().type(), ", got ", device.toDevice(),
-                              ". Move .to_local() or .full_tensor() instead.");
-  const bool is_exact = dtype.isNone() || dtype.toScalarType() == self.scalar_type();
-  (is_exact ? *by_strategy : rounding).run(call);
+// _to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format)
+std::vector<PlacementStrategy> to_copy_strategy(const OpSchema& call) {
+  const Dtype* const dtype = call.dtype(1);
+  const bool rounds = dtype != nullptr && dtype->number != call.operands[0].dtype;
+  return pointwise_strategy(call, rounds ? Linearity::kNone : Linearity::kAny);
 }
+std::vector<ResultGeometry> to_copy_results(const OpSchema& call) { return {copied(call, 6)}; }
 
 // What this rank has of `source`, placed as `self`. A plain number stays one.
 at::Tensor part_for_copy(const at::Tensor& self, const at::Tensor& source,
@@ -114,9 +102,9 @@ void set_by_copy(OperatorCall& call, const StrategyKernel*) {
 }  // namespace
 
 void add_copy(OpTable& table) {
-  table.add("clone.", {.strategy = copying(/*rounds=*/false, /*memory_format=*/1)});
+  table.add("clone.", {.strategy = {.strategies = clone_strategy, .results = clone_results}});
   table.add("_to_copy.",
-            {.strategy = copying(/*rounds=*/false, kFormatOfToCopy), .handler = copy_to});
+            {.strategy = {.strategies = to_copy_strategy, .results = to_copy_results}});
   table.add("copy_", {.handler = copy_into});
   table.add("set_.source_Tensor", {.handler = set_by_copy});
 }

@@ -64,19 +64,6 @@ std::vector<PartArgument> new_strided_part(const OpSchema&, const PlacedCall& pl
   return {{1, std::move(shape)}, {2, std::move(stride)}};
 }
 
-void check_device_of_new(OperatorCall& call, const at::Tensor& self) {
-  const c10::IValue* device = call.find_argument("device");
-  if (device == nullptr || device->isNone()) return;
-  TORCH_CHECK_NOT_IMPLEMENTED(device->toDevice().type() == self.device().type(), call.description(),
-                              ": a DTensor stays on its mesh's device type, ", self.device().type(),
-                              ", got ", device->toDevice());
-}
-
-void make_from(OperatorCall& call, const StrategyKernel* by_strategy) {
-  check_device_of_new(call, call.argument(0).toTensor());
-  by_strategy->run(call);
-}
-
 // eye(n, m, out) into a DTensor of that shape (nn::init::eye_): this rank's part of it.
 void write_eye(OperatorCall& call, const StrategyKernel*) {
   const at::Tensor out = call.argument(call.argument_count() - 1).toTensor();
@@ -94,17 +81,15 @@ void write_eye(OperatorCall& call, const StrategyKernel*) {
 
 void add_factory(OpTable& table) {
   for (const char* name : {"empty_like.", "zeros_like.", "ones_like.", "full_like."})
-    table.add(name, {.strategy = {.strategies = like_strategy}, .handler = make_from});
+    table.add(name, {.strategy = {.strategies = like_strategy}});
   for (const char* name : {"new_empty.", "new_zeros.", "new_ones.", "new_full."}) {
     table.add(name, {.strategy = {.strategies = new_strategy,
                                   .results = new_results,
-                                  .part_arguments = new_part},
-                     .handler = make_from});
+                                  .part_arguments = new_part}});
   }
   table.add("new_empty_strided.", {.strategy = {.strategies = new_strategy,
                                                 .results = new_strided_results,
-                                                .part_arguments = new_strided_part},
-                                   .handler = make_from});
+                                                .part_arguments = new_strided_part}});
   for (const char* name : {"eye.out", "eye.m_out"}) table.add(name, {.handler = write_eye});
 }
 

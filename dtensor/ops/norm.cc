@@ -25,6 +25,15 @@ double power_of(const OperatorCall& call) {
   return p.isNone() ? 2.0 : p.toScalar().toDouble();
 }
 
+bool is_extremum(double p) { return std::isinf(p); }
+bool adds_up(double p) { return p == 0 || p == 1; }
+
+// What a result is where a reduced dimension is cut; whole where the ranks agree on it.
+Placement across_ranks(double p) {
+  if (is_extremum(p)) return Partial{p > 0 ? Partial::Op::kMax : Partial::Op::kMin};
+  return adds_up(p) ? Placement(Partial{}) : Placement(Replicate{});
+}
+
 // norm(self, p, dim, keepdim, dtype), norm(self, p, dtype), norm(self, p).
 struct NormArguments {
   explicit NormArguments(const OperatorCall& call, int64_t ndim)
@@ -48,23 +57,20 @@ Along norm_along(const OpSchema& call) {
   return call.plain.size() >= 4 ? reduced<2>(call) : all_reduced(call);
 }
 
-// Results are `across` where a reduced dimension is cut; whole ones the ranks agree on.
-OpStrategy norm_strategy(const Placement& across) {
-  return {.strategies =
-              [=](const OpSchema& call) {
-                const Along along = norm_along(call);
-                auto strategies = along_strategy(call, along, 1);
-                for (int64_t dim : along.dims) {
-                  strategies.push_back({.results = {across},
-                                        .operands = {Shard{dim}},
-                                        .asks_other_ranks = across.is_replicate()});
-                }
-                return strategies;
-              },
-          .results =
-              [](const OpSchema& call) {
-                return std::vector<ResultGeometry>{along_result(call, norm_along(call))};
-              }};
+std::vector<PlacementStrategy> norm_strategy(const OpSchema& call) {
+  const double* const p = call.real(1);
+  const Placement across = across_ranks(p == nullptr ? 2.0 : *p);
+  const Along along = norm_along(call);
+  auto strategies = along_strategy(call, along, 1);
+  for (int64_t dim : along.dims) {
+    strategies.push_back(
+        {.results = {across}, .operands = {Shard{dim}}, .asks_other_ranks = across.is_replicate()});
+  }
+  return strategies;
+}
+
+std::vector<ResultGeometry> norm_results(const OpSchema& call) {
+  return {along_result(call, norm_along(call))};
 }
 
 // An extremum of nothing is the neutral element.
@@ -84,58 +90,32 @@ at::Tensor norm_of(const at::Tensor& local, const NormArguments& arguments,
                                 arguments.dtype);
 }
 
-std::vector<c10::IValue> norm_of_part(OperatorCall& call, const PlacedOnMesh& placed) {
-  const at::Tensor local = call.argument(0).toTensor();
-  return {norm_of(local, NormArguments(call, local.dim()), placed)};
-}
-
 at::Tensor root(const at::Tensor& power, double p) {
   return p == 2 ? power.sqrt() : power.pow(1 / p);
 }
 
 // Of what does not add up, the powers do.
-std::vector<c10::IValue> norm_by_powers(OperatorCall& call, const PlacedOnMesh& placed) {
+std::vector<c10::IValue> norm_of_part(OperatorCall& call, const PlacedOnMesh& placed) {
   const at::Tensor local = call.argument(0).toTensor();
   const NormArguments arguments(call, local.dim());
-  const DTensorSpec self = placed.operand(0);
   const at::Tensor own = norm_of(local, arguments, placed);
+  if (is_extremum(arguments.p) || adds_up(arguments.p)) return {own};
+  const DTensorSpec self = placed.operand(0);
   const bool is_cut = std::any_of(arguments.dims.begin(), arguments.dims.end(),
                                   [&](int64_t dim) { return self.is_cut(dim); });
   if (!is_cut) return {own};
   return {root(summed_across(own.pow(arguments.p), self, arguments.dims), arguments.p)};
 }
 
-// Of one operator.
-struct NormKernels {
-  explicit NormKernels(const c10::OperatorHandle& op)
-      : sums(norm_strategy(Partial{}), op, norm_of_part),
-        greatest(norm_strategy(Partial{Partial::Op::kMax}), op, norm_of_part),
-        least(norm_strategy(Partial{Partial::Op::kMin}), op, norm_of_part),
-        powers(norm_strategy(Replicate{}), op, norm_by_powers) {}
-
-  const StrategyKernel& of(double p) const {
-    if (std::isinf(p)) return p > 0 ? greatest : least;
-    return p == 0 || p == 1 ? sums : powers;
-  }
-
-  StrategyKernel sums, greatest, least, powers;
-};
-
-// One for each operator, which has kernels of its own.
-template <size_t>
-void run_norm(OperatorCall& call, const StrategyKernel*) {
-  static const NormKernels kernels(call.handle());
-  kernels.of(power_of(call)).run(call);
-}
-
 }  // namespace
 
 void add_norm(OpTable& table) {
-  table.add("norm.Scalar", {.handler = run_norm<0>});
-  table.add("norm.ScalarOpt_dim", {.handler = run_norm<1>});
-  table.add("norm.ScalarOpt_dtype", {.handler = run_norm<2>});
-  table.add("norm.ScalarOpt_dim_dtype", {.handler = run_norm<3>});
-  table.add("linalg_vector_norm.", {.handler = run_norm<4>});
+  const OpEntry norm{
+      .strategy = {.strategies = norm_strategy, .results = norm_results, .reals = {1}},
+      .local_kernel = norm_of_part};
+  for (const char* name : {"norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype",
+                           "norm.ScalarOpt_dim_dtype", "linalg_vector_norm."})
+    table.add(name, norm);
 }
 
 }  // namespace fsdp::internal

@@ -130,11 +130,10 @@ constexpr const char* kNotLinear[] = {"abs",
                                       "xlogy"};
 
 // masked_fill(self, mask, value): zeros can be filled in term by term.
-template <bool in_place>
-void fill_masked(OperatorCall& call, const StrategyKernel* by_strategy) {
-  static const StrategyKernel zeros(pointwise(Linearity::kScale), call.handle());
-  const bool fills_zero = call.argument(2).toScalar().equal(0);
-  (fills_zero ? zeros : *by_strategy).run(call);
+std::vector<PlacementStrategy> masked_fill_strategy(const OpSchema& call) {
+  const double* const value = call.real(2);
+  const bool fills_zero = value != nullptr && *value == 0;
+  return pointwise_strategy(call, fills_zero ? Linearity::kScale : Linearity::kNone);
 }
 
 // add(self, number, alpha): to terms the number is one term more, as a tensor would be,
@@ -160,10 +159,10 @@ void add_pointwise(OpTable& table) {
   table.add_with_in_place("mul.Scalar", {.strategy = pointwise(Linearity::kScale)});
   table.add("mul.Scalar_out", {.strategy = pointwise(Linearity::kScale)});
   table.add_with_in_place("div", {.strategy = pointwise(Linearity::kScale)});
-  table.add("masked_fill.Scalar",
-            {.strategy = pointwise(Linearity::kNone), .handler = fill_masked</*in_place=*/false>});
-  table.add("masked_fill_.Scalar",
-            {.strategy = pointwise(Linearity::kNone), .handler = fill_masked</*in_place=*/true>});
+  auto masked_fill = pointwise(Linearity::kNone);
+  masked_fill.strategies = masked_fill_strategy;
+  masked_fill.reals = {2};
+  table.add_with_in_place("masked_fill.Scalar", {.strategy = masked_fill});
   table.add_with_in_place("fill", {.strategy = pointwise(Linearity::kIdempotent)});
   table.add_with_in_place("zero", {.strategy = pointwise(Linearity::kAny)});
 }

@@ -319,22 +319,11 @@ void hand_out_alias(OperatorCall& call, const StrategyKernel*) {
 
 // view(dtype): another dtype over the same bytes. The last dimension stays where elements
 // are of one size.
-template <bool keeps_last>
-OpStrategy view_dtype_strategy() {
-  return {.strategies = [](const OpSchema& call) {
-    const int64_t ndim = self_of(call).ndim();
-    const DimMap map = keeps_last ? identity(ndim) : gone_in_place(ndim, ndim - 1);
-    return mapped_strategy(map, 1, Terms::kNone);
-  }};
-}
-
-// view(self, dtype)
-void view_as_dtype(OperatorCall& call, const StrategyKernel*) {
-  static const StrategyKernel of_one_size(view_dtype_strategy<true>(), call.handle());
-  static const StrategyKernel of_other_size(view_dtype_strategy<false>(), call.handle());
-  const auto size = static_cast<int64_t>(c10::elementSize(call.argument(1).toScalarType()));
-  const bool keeps_last = size == call.argument(0).toTensor().element_size();
-  (keeps_last ? of_one_size : of_other_size).run(call);
+std::vector<PlacementStrategy> view_dtype_strategy(const OpSchema& call) {
+  const int64_t ndim = self_of(call).ndim();
+  const bool keeps_last = call.dtype(1)->element_size == self_of(call).element_size;
+  const DimMap map = keeps_last ? identity(ndim) : gone_in_place(ndim, ndim - 1);
+  return mapped_strategy(map, 1, Terms::kNone);
 }
 
 // as_strided(self, size, stride, storage_offset)
@@ -374,7 +363,7 @@ void add_view(OpTable& table) {
   table.add("view_as_complex.", {.strategy = mapped(as_complex_map, Terms::kSums)});
   table.add("repeat.", {.strategy = {.strategies = repeat_strategy, .results = repeat_results}});
   for (const char* name : {"detach", "alias"}) table.add(name, {.handler = hand_out_alias});
-  table.add("view.dtype", {.handler = view_as_dtype});
+  table.add("view.dtype", {.strategy = {.strategies = view_dtype_strategy}});
   table.add("as_strided.", {.handler = hand_out_strided});
 }
 

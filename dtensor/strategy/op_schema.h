@@ -12,11 +12,20 @@
 
 namespace fsdp::internal {
 
+// By LibTorch's number of it.
+struct Dtype {
+  int64_t number = 0;
+  int64_t element_size = 0;  // in bytes
+
+  bool operator==(const Dtype&) const = default;
+};
+
 // One tensor argument.
 struct Operand {
   std::vector<int64_t> shape = {};  // of the whole, as stride
   std::vector<int64_t> stride = {};
   int64_t element_size = 0;  // in bytes; 0 for an optional tensor that is absent
+  int64_t dtype = 0;         // its number
 
   bool is_present() const { return element_size > 0; }
   int64_t ndim() const { return static_cast<int64_t>(shape.size()); }
@@ -24,9 +33,10 @@ struct Operand {
   int64_t bytes() const;
 };
 
-// An argument that is no tensor: None and what cannot matter (real numbers, generators,
-// strings), a whole number, truth value or dtype, or a list of whole numbers.
-using PlainArgument = std::variant<std::monostate, int64_t, std::vector<int64_t>>;
+// An argument that is no tensor: a whole number or truth value, a list of such, a dtype,
+// or a real number that the operator's strategy asks for (OpStrategy::reals). All else is
+// none: None, other real numbers, generators, strings.
+using PlainArgument = std::variant<std::monostate, int64_t, std::vector<int64_t>, double, Dtype>;
 
 struct OpSchema {
   std::vector<Operand> operands;     // the tensor arguments in order, absent ones too
@@ -43,6 +53,9 @@ struct OpSchema {
   const std::vector<int64_t>& numbers(size_t place) const {
     return std::get<std::vector<int64_t>>(plain[place]);
   }
+  // Null where it is None.
+  const double* real(size_t place) const { return std::get_if<double>(&plain[place]); }
+  const Dtype* dtype(size_t place) const { return std::get_if<Dtype>(&plain[place]); }
 };
 
 // `dim` counted from the front. Throws std::out_of_range unless -ndim <= dim < ndim,

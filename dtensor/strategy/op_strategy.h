@@ -57,6 +57,9 @@ struct OpStrategy {
   PropagationOf propagation = nullptr;       // instead of `strategies`
   ResultsOf results = nullptr;               // null: LibTorch's meta kernel knows
   PartArgumentsOf part_arguments = nullptr;  // null: parts take the arguments as they are
+  // Places of real numbers that these depend on. Others are not looked at: most differ
+  // from call to call.
+  std::vector<size_t> reals = {};
 };
 // `known` with the placement strategies of `more` after its own.
 OpStrategy with_more_strategies(const OpStrategy& known, const StrategyFunction& more);

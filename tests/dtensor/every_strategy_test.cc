@@ -8,6 +8,8 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <gtest/gtest.h>
 
+#include <limits>
+
 namespace fsdp::internal {
 namespace {
 
@@ -238,6 +240,32 @@ TEST_F(EveryStrategy, OfVariances) {
     for (const bool keepdim : {false, true})
       check(name, {values({5, 6, 4}), dims, none(), keepdim});
   }
+}
+
+TEST_F(EveryStrategy, OfNorms) {
+  const std::vector<int64_t> dims = {1};
+  const at::Tensor input = values({5, 6, 4});
+  constexpr double kInfinity = std::numeric_limits<double>::infinity();
+  for (const double p : {0.0, 1.0, 2.0, 3.0, -1.0, kInfinity, -kInfinity}) {
+    check("norm.Scalar", {input, p});
+    check("norm.ScalarOpt_dtype", {input.to(at::kFloat), p, at::kDouble});
+    for (const bool keepdim : {false, true}) {
+      check("norm.ScalarOpt_dim", {input, p, dims, keepdim});
+      check("norm.ScalarOpt_dim_dtype", {input.to(at::kFloat), p, dims, keepdim, at::kDouble});
+      check("linalg_vector_norm.", {input, p, dims, keepdim, none()});
+    }
+  }
+}
+
+TEST_F(EveryStrategy, OfOtherDtypesOverTheSameBytes) {
+  for (const auto dtype : {at::kLong, at::kInt, at::kShort})
+    check("view.dtype", {values({5, 6, 4}), dtype});
+  check("view.dtype", {values({5, 6, 4}).to(at::kInt), at::kLong});
+}
+
+TEST_F(EveryStrategy, OfCopiesInAnotherDtype) {
+  for (const auto dtype : {at::kDouble, at::kFloat})
+    check("_to_copy.", {values({5, 6, 4}), dtype, none(), none(), none(), false, none()});
 }
 
 TEST_F(EveryStrategy, OfTheGradientOfDropout) {

@@ -32,7 +32,9 @@ struct PlacementOrder {
 class PlainCall {
  public:
   PlainCall(const std::string& name, Arguments arguments)
-      : op_(find(name)), kinds_(op_.schema()), arguments_(std::move(arguments)) {
+      : op_(find(name)),
+        kinds_(op_.schema(), op_table().find(name)->strategy.reals),
+        arguments_(std::move(arguments)) {
     const auto& declared = op_.schema().arguments();
     for (size_t i = arguments_.size(); i < declared.size(); ++i) {
       arguments_.push_back(*declared[i].default_value());
