@@ -1,0 +1,245 @@
+#include "dtensor/redistribute/redistribute_step.h"
+
+#include "device_mesh/on_mesh/collectives_of.h"
+#include "dtensor/layout/shard_layout.h"
+#include "dtensor/redistribute/atoms.h"
+#include "dtensor/redistribute/reduction_dtype.h"
+#include "dtensor/tensor/dtensor_impl.h"
+
+#include <ATen/ops/constant_pad_nd.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/full_like.h>
+#include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/view_as_real.h>
+#include <c10/util/Exception.h>
+
+#include <sstream>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+ReduceOp reduce_op(Partial::Op op) {
+  switch (op) {
+    case Partial::Op::kSum:
+    case Partial::Op::kAvg:  // divided by the caller, so that every backend does the same
+      return ReduceOp::kSum;
+    case Partial::Op::kMin:
+      return ReduceOp::kMin;
+    case Partial::Op::kMax:
+      return ReduceOp::kMax;
+    case Partial::Op::kProduct:
+      return ReduceOp::kProduct;
+  }
+  TORCH_INTERNAL_ASSERT(false, "unknown Partial op");
+}
+
+at::Tensor averaged(at::Tensor sum, Partial::Op op, int64_t parts) {
+  if (op != Partial::Op::kAvg) return sum;
+  return at::isFloatingType(sum.scalar_type()) ? sum.div_(parts) : sum.div_(parts, "trunc");
+}
+
+// `tensor` with `dim` grown to `size` by zeros at its end.
+at::Tensor padded(const at::Tensor& tensor, int64_t dim, int64_t size) {
+  const int64_t missing = size - tensor.size(dim);
+  if (missing == 0) return tensor;
+  std::vector<int64_t> pad(2 * (tensor.dim() - dim), 0);
+  pad.back() = missing;
+  return at::constant_pad_nd(tensor, pad, 0);
+}
+
+// What `placement` is once dimension `dim`, the only one that may be interleaved, is
+// split so.
+Placement along_atoms(const Placement& placement, int64_t dim) {
+  if (!placement.is_shard() || placement.shard_dim() < dim) return placement;
+  if (placement.shard_dim() == dim) return Shard{dim + 1};
+  return placement.along(placement.shard_dim() + 2);
+}
+
+// As announcements have it, since ranks that move DTensors of one shape in different
+// orders would exchange their parts: " (parameter '0.weight' of unit '(root)' (number 0),
+// for aten::norm)", or less. `moved`: null where only a local tensor is known.
+std::string what_moves(const at::Tensor* moved) {
+  std::string text = moved == nullptr ? std::string() : description_of(*moved);
+  const std::string mover = MovingOperator::current();
+  if (!mover.empty()) text += (text.empty() ? "for " : ", for ") + mover;
+  return text.empty() ? text : " (" + text + ")";
+}
+
+}  // namespace
+
+RedistributeStep::RedistributeStep(const DeviceMesh& mesh, int64_t mesh_dim,
+                                   std::vector<int64_t> unsharded_shape, const at::Tensor* moved,
+                                   NumbersMoved& numbers)
+    : mesh_(mesh),
+      numbers_(numbers),
+      mesh_dim_(mesh_dim),
+      collectives_(collectives_of(mesh, mesh_dim)),
+      parts_(mesh.size(mesh_dim)),
+      index_(mesh.local_rank(mesh_dim)),
+      shape_(std::move(unsharded_shape)) {
+  std::ostringstream what;
+  what << "redistribute of " << c10::IntArrayRef(shape_) << what_moves(moved) << " along dimension "
+       << mesh_dim << " of " << mesh;
+  what_ = what.str();
+}
+
+at::Tensor RedistributeStep::run(const at::Tensor& local, const Placement& from,
+                                 const Placement& to) {
+  from_ = from;
+  to_ = to;
+  return run_part(local, from, to);
+}
+
+at::Tensor RedistributeStep::run_part(const at::Tensor& local, const Placement& from,
+                                      const Placement& to) const {
+  if (from == to || parts_ == 1) return local;
+  if (from.is_interleaved() || to.is_interleaved()) return run_on_atoms(local, from, to);
+  const at::Tensor plain = local.resolve_neg().resolve_conj();
+  if (plain.is_complex()) return moved_as_pairs(plain, from, to);
+  return from.is_partial() ? moved_terms(plain, from, to) : moved(plain, from, to);
+}
+
+at::Tensor RedistributeStep::moved_terms(const at::Tensor& terms, const Placement& from,
+                                         const Placement& to) const {
+  const auto dtype = dtype_of_reduction(terms.scalar_type(), what_);
+  return moved(terms.to(dtype), from, to).to(terms.scalar_type());
+}
+
+// Along its atoms an interleaved cut is a plain one.
+at::Tensor RedistributeStep::run_on_atoms(const at::Tensor& local, const Placement& from,
+                                          const Placement& to) const {
+  const bool both_cut = from.is_shard() && to.is_shard();
+  if (both_cut &&
+      (from.shard_dim() == to.shard_dim() || from.is_interleaved() == to.is_interleaved()))
+    return run_part(run_part(local, from, Replicate{}), Replicate{}, to);
+  const Shard cut = from.is_interleaved() ? from.shard() : to.shard();
+  RedistributeStep on_atoms = *this;
+  on_atoms.shape_ = split_shape(shape_, cut);
+  const at::Tensor split = local.reshape(split_shape(local.sizes().vec(), cut));
+  const at::Tensor moved =
+      on_atoms.run_part(split, along_atoms(from, cut.dim), along_atoms(to, cut.dim));
+  return moved.flatten(cut.dim, cut.dim + 2);
+}
+
+// Backends know no complex numbers: they move as pairs of real ones.
+at::Tensor RedistributeStep::moved_as_pairs(const at::Tensor& local, const Placement& from,
+                                            const Placement& to) const {
+  for (const Placement& placement : {from, to}) {
+    const bool linear = !placement.is_partial() || placement.partial_op() == Partial::Op::kSum ||
+                        placement.partial_op() == Partial::Op::kAvg;
+    TORCH_CHECK_NOT_IMPLEMENTED(linear, what_, ": ", placement,
+                                " of complex numbers; only sum and avg are reduced");
+  }
+  RedistributeStep pairs = *this;
+  pairs.shape_.push_back(2);
+  return at::view_as_complex(pairs.moved(at::view_as_real(local), from, to));
+}
+
+at::Tensor RedistributeStep::moved(const at::Tensor& local, const Placement& from,
+                                   const Placement& to) const {
+  if (from.is_shard() && to.is_shard())
+    return all_to_all_shards(local, from.shard_dim(), to.shard_dim());
+  if (from.is_partial() && to.is_shard())
+    return reduce_shard(local, from.partial_op(), to.shard_dim());
+  const at::Tensor whole = replicated(local, from);
+  if (to.is_shard()) return own_chunk(whole, to.shard_dim()).clone(at::MemoryFormat::Contiguous);
+  if (to.is_partial()) return own_term(whole, to.partial_op());
+  return whole;
+}
+
+at::Tensor RedistributeStep::replicated(const at::Tensor& local, const Placement& from) const {
+  if (from.is_shard()) return gather(local, from.shard_dim());
+  if (from.is_partial()) return reduce(local, from.partial_op());
+  return local;
+}
+
+at::Tensor RedistributeStep::own_chunk(const at::Tensor& whole, int64_t dim) const {
+  const Chunk own = chunk_of(shape_[dim], parts_, index_);
+  return whole.narrow(dim, own.offset, own.length);
+}
+
+at::Tensor RedistributeStep::own_term(const at::Tensor& whole, Partial::Op op) const {
+  if (index_ == 0 || op == Partial::Op::kAvg || op == Partial::Op::kMin ||
+      op == Partial::Op::kMax) {
+    return whole.clone();
+  }
+  return at::full_like(whole, op == Partial::Op::kProduct ? 1 : 0);
+}
+
+at::Tensor RedistributeStep::gather(const at::Tensor& local, int64_t dim) const {
+  const int64_t capacity = chunk_capacity(shape_[dim], parts_);
+  const at::Tensor input = padded(local, dim, capacity).movedim(dim, 0).contiguous();
+  auto rows = input.sizes().vec();
+  rows[0] *= parts_;
+  const at::Tensor output = at::empty(rows, input.options());
+  if (output.numel() > 0) {
+    tell(CollectiveKind::kAllGather, input);
+    numbers_.send(
+        [&] { collectives_.all_gather({.output = output, .input = input, .what = what_}); });
+  }
+  return output.narrow(0, 0, shape_[dim]).movedim(0, dim).contiguous();
+}
+
+at::Tensor RedistributeStep::reduce(const at::Tensor& local, Partial::Op op) const {
+  at::Tensor sum = local.clone(at::MemoryFormat::Contiguous);
+  if (sum.numel() > 0) {
+    tell(CollectiveKind::kAllReduce, sum);
+    numbers_.send(
+        [&] { collectives_.all_reduce({.tensor = sum, .what = what_, .op = reduce_op(op)}); });
+  }
+  return averaged(std::move(sum), op, parts_);
+}
+
+at::Tensor RedistributeStep::reduce_shard(const at::Tensor& local, Partial::Op op,
+                                          int64_t dim) const {
+  const int64_t capacity = chunk_capacity(shape_[dim], parts_);
+  const at::Tensor input = padded(local, dim, capacity * parts_).movedim(dim, 0).contiguous();
+  auto rows = input.sizes().vec();
+  rows[0] = capacity;
+  const at::Tensor output = at::empty(rows, input.options());
+  if (output.numel() > 0) {
+    tell(CollectiveKind::kReduceScatter, input);
+    numbers_.send([&] {
+      collectives_.reduce_scatter(
+          {.output = output, .input = input, .what = what_, .op = reduce_op(op)});
+    });
+  }
+  const int64_t length = chunk_of(shape_[dim], parts_, index_).length;
+  return averaged(output.narrow(0, 0, length).movedim(0, dim).contiguous(), op, parts_);
+}
+
+at::Tensor RedistributeStep::all_to_all_shards(const at::Tensor& local, int64_t from,
+                                               int64_t to) const {
+  const int64_t from_capacity = chunk_capacity(shape_[from], parts_);
+  const int64_t to_capacity = chunk_capacity(shape_[to], parts_);
+  at::Tensor input = padded(padded(local, from, from_capacity), to, to_capacity * parts_);
+  input = input.unflatten(to, at::IntArrayRef{parts_, to_capacity}).movedim(to, 0).contiguous();
+  const at::Tensor output = at::empty_like(input);
+  if (output.numel() > 0) {
+    tell(CollectiveKind::kAllToAll, input);
+    numbers_.send(
+        [&] { collectives_.all_to_all({.output = output, .input = input, .what = what_}); });
+  }
+  return output.movedim(0, from)
+      .flatten(from, from + 1)
+      .narrow(from, 0, shape_[from])
+      .narrow(to, 0, chunk_of(shape_[to], parts_, index_).length)
+      .contiguous();
+}
+
+void RedistributeStep::tell(CollectiveKind kind, const at::Tensor& input) const {
+  if (!is_movement_heard()) return;
+  note_movement({.operator_name = MovingOperator::current(),
+                 .cause = CauseOfMovement::current(),
+                 .kind = kind,
+                 .mesh = mesh_,
+                 .mesh_dim = mesh_dim_,
+                 .from = from_,
+                 .to = to_,
+                 .shape = shape_,
+                 .bytes = static_cast<int64_t>(input.nbytes())});
+}
+
+}  // namespace fsdp::internal
