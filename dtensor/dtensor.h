@@ -5,10 +5,10 @@
 //   weight.to_local();           // this rank's rows
 //   weight.full_tensor();        // everything, on every rank
 //
-// Operators work on DTensors where a rule says how (docs/design.md lists them); others
-// throw and name themselves. A plain tensor beside a DTensor counts as replicated, but
-// not beside what comes from a parameter of fully_shard (fully_shard/fully_shard.h). A
-// DTensor has no storage of its own: raw access throws.
+// Operators work on DTensors (docs/design/dtensor_operators.md lists what happens): on
+// parts where a placement strategy fits, else on the whole value. A plain tensor beside a
+// DTensor counts as replicated, but not beside what comes from a parameter of fully_shard
+// (fully_shard/fully_shard.h). A DTensor has no storage of its own: raw access throws.
 #pragma once
 
 #include "device_mesh/api.h"

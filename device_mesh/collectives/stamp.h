@@ -1,6 +1,6 @@
 // The 16 bytes that every collective is announced with, so that collectives issued in
 // different orders on two ranks are found out instead of exchanging each other's data.
-// Pure integers. See docs/design.md, "Stamps".
+// Pure integers. See docs/design/collectives.md, "Announcements".
 #pragma once
 
 #include <cstdint>

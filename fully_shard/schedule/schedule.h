@@ -1,7 +1,7 @@
 // When the units of one root are emptied and what is gathered ahead: decisions that cost
 // time when wrong, never values. Pure: no torch header, no tensors, no ranks. They depend
-// on the sequence of events only, so every rank decides alike. See docs/design.md,
-// "Schedule".
+// on the sequence of events only, so every rank decides alike. See
+// docs/design/schedule.md.
 //
 //   const Decision decision = schedule.touched(unit, Pass::kTraining);
 //   for (UnitId other : decision.evict) ...        // empty it, then schedule.emptied(other)

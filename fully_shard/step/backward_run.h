@@ -3,7 +3,7 @@
 // backward meets the first group; finish() makes the results visible; destroying it
 // before is the abort: partial gradients are dropped, what is in flight is waited for,
 // and the units of the roots that took part go back to sharded, so the next step is
-// clean. See docs/design.md, "Backward".
+// clean. See docs/design/gradients.md.
 //
 // Four blocks, backward touching d c b a:
 //   touched(d) touched(c)      nothing leaves: d's gradients may still come

@@ -3,10 +3,10 @@
 //
 //   set_transport_factory(make_one_sided_transport);     // or FSDP_TEST_TRANSPORT=one_sided
 //
-// Reads and writes of shards come in epochs (docs/design.md, "One-sided"): a rank's first
-// write waits until every rank has come to its own first write, its first read after
-// writes until every rank is done writing. A rank in a reduction, or one whose transport
-// has gone, is done writing; a wait ends with an error after 20 s.
+// Reads and writes of shards come in epochs (docs/design/collectives.md, "Transports"): a
+// rank's first write waits until every rank has come to its own first write, its first
+// read after writes until every rank is done writing. A rank in a reduction, or one whose
+// transport has gone, is done writing; a wait ends with an error after 20 s.
 #pragma once
 
 #include "fully_shard/transport/transport.h"

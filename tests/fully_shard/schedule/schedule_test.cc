@@ -1,6 +1,6 @@
-// The schedule alone: residency against the rules of docs/design.md written down a second
-// time (TurnModel), in every sequence of six touches of up to four units; then what is
-// gathered ahead.
+// The schedule alone: residency against the rules of docs/design/schedule.md, written
+// down a second time (TurnModel), in every sequence of six touches of up to four units;
+// then what is gathered ahead.
 #include "fully_shard/schedule/schedule.h"
 
 #include <gtest/gtest.h>
