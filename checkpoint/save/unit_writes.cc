@@ -29,17 +29,17 @@ int64_t place_in(const DeviceMesh& mesh) {
   return found - mesh.ranks().begin();
 }
 
-Json said_of(const ParamGroup& group) {
-  const auto& mesh = group.mesh();
+Json said_of(const FSDPParamGroup& group) {
+  const auto& mesh = group.info().mesh();
   const int64_t shards = mesh.size(shard_dim_of(mesh));
   return {text_of_mesh(mesh),
-          group.number(),
+          group.info().number(),
           place_in(mesh),
           mesh.size() / shards,
           shards,
-          group.write_runs().writing(),
-          group.word_for_replicas().writing,
-          group.name()};
+          group.agreement().words().writing,
+          group.agreement().word_for_replicas().writing,
+          group.info().name()};
 }
 
 // A unit on all ranks of its mesh, by place.
@@ -120,13 +120,14 @@ void check_unit(const SavedUnit& unit, const std::string& what) {
 }  // namespace
 
 UnitWrites::UnitWrites(const std::vector<SaveItem>& items) {
-  std::set<const ParamGroup*> seen;
+  std::set<const FSDPParamGroup*> seen;
   for (const SaveItem& item : items) {
     if (item.kind != "model") continue;
     for (const NamedTensor& each : item.tensors) {
       const auto group = find_managed_tensor(each.tensor).group;
       // Elsewhere gathers end no run of writes (devices), or need nobody else.
-      if (group && group->dim().transport().checks_stamps() && seen.insert(group.get()).second)
+      if (group && group->info().dim().transport().checks_stamps() &&
+          seen.insert(group.get()).second)
         units_.push_back(said_of(*group));
     }
   }

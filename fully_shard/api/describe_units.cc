@@ -4,7 +4,7 @@
 #include "device_mesh/internal/given_module.h"
 #include "device_mesh/on_mesh/collectives_of.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/transport/transport.h"
 #include "fully_shard/units/unit.h"
 
@@ -17,20 +17,20 @@
 namespace fsdp {
 namespace {
 
+using internal::FSDPParamGroup;
 using internal::IssueLog;
-using internal::ParamGroup;
 using internal::Unit;
 
-std::vector<std::shared_ptr<IssueLog>> logs_of(const ParamGroup& group) {
+std::vector<std::shared_ptr<IssueLog>> logs_of(const FSDPParamGroup& group) {
   std::vector<std::shared_ptr<IssueLog>> logs;
-  for (int64_t dim = 0; dim < group.mesh().ndim(); ++dim)
-    logs.push_back(internal::collectives_of(group.mesh(), dim).log());
+  for (int64_t dim = 0; dim < group.info().mesh().ndim(); ++dim)
+    logs.push_back(internal::collectives_of(group.info().mesh(), dim).log());
   return logs;
 }
 
 // The sequence number of the last collective on its mesh that names the unit.
-std::string last_operation(const ParamGroup& group) {
-  const auto named = internal::in_words(group.issue({}));
+std::string last_operation(const FSDPParamGroup& group) {
+  const auto named = internal::in_words(group.info().issue({}));
   std::string last;
   for (const auto& log : logs_of(group)) {
     for (const auto& operation : log->recent_operations()) {
@@ -42,18 +42,18 @@ std::string last_operation(const ParamGroup& group) {
   return last.empty() ? "none" : last;
 }
 
-void describe_group(std::ostream& out, ParamGroup& group) {
-  const auto full = group.dim().shard_count() * group.member_layout().row_bytes();
-  const auto& residency = group.residency();
-  out << (group.has_values() ? to_string(residency.state()) : "without values")
+void describe_group(std::ostream& out, FSDPParamGroup& group) {
+  const auto full = group.info().dim().shard_count() * group.unsharded().layout().row_bytes();
+  const auto& residency = group.unsharded().residency();
+  out << (group.shards().has_values() ? to_string(residency.state()) : "without values")
       << (residency.is_held() ? " and held" : "") << ", " << group.params().size()
       << " parameters, " << group.shards().bytes().numel() << " bytes of shards, " << full
       << " unsharded" << (group.gradients().keeps_gradients() ? ", gradients waiting" : "");
 }
 
 // What to do about a unit in a loop over time.
-void advise(std::ostream& out, ParamGroup& group) {
-  const auto& count = group.gather_count();
+void advise(std::ostream& out, FSDPParamGroup& group) {
+  const auto& count = group.unsharded().gather_count();
   if (!count.is_often()) return;
   out << "; gathered " << count.most()
       << " times between two ends of a backward: a unit in a loop stays gathered with "

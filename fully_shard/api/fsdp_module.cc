@@ -1,7 +1,9 @@
 #include "fully_shard/fsdp_module.h"
 
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/change_dtype.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
+#include "fully_shard/params/unshard_by_hand.h"
 #include "fully_shard/step/runtime.h"
 #include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/after_forward.h"
@@ -44,7 +46,7 @@ void UnshardHandle::wait() {
   const auto unit = unit_.lock();
   unit_.reset();
   if (!unit || unit->group == nullptr) return;
-  unit->group->unshard();
+  internal::unshard(*unit->group);
   internal::tell_unit_observer(&internal::UnitObserver::unsharded_by_hand, *unit);
 }
 
@@ -74,7 +76,7 @@ bool FSDPModule::spans_single_mesh() const {
   bool same = true;
   internal::for_each_unit_below(*unit_, [&](internal::Unit& unit) {
     if (unit.group == nullptr) return;
-    const auto groups = process_groups(unit.group->mesh());
+    const auto groups = process_groups(unit.group->info().mesh());
     if (!first) first = groups;
     same &= groups == *first;
   });
@@ -93,7 +95,7 @@ void FSDPModule::unshard() { unshard_async().wait(); }
 
 UnshardHandle FSDPModule::unshard_async() {
   if (unit_->group != nullptr) {
-    unit_->group->unshard_async();
+    internal::unshard_async(*unit_->group);
     internal::tell_unit_observer(&internal::UnitObserver::unshard_issued, *unit_);
   }
   return UnshardHandle(unit_);
@@ -102,7 +104,7 @@ UnshardHandle FSDPModule::unshard_async() {
 void FSDPModule::reshard() {
   if (unit_->group == nullptr) return;
   unit_->group->reshard();
-  unit_->root->raw_writes.raise(unit_->group->dim().global_rank());
+  unit_->root->raw_writes.raise(unit_->group->info().dim().global_rank());
   internal::tell_unit_observer(&internal::UnitObserver::emptied_by_hand, *unit_);
 }
 
@@ -133,7 +135,7 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_for
       changes.push_back({unit, reshard_after_forward.reshards(), nullptr});
       return;
     }
-    const auto& mesh = unit.group->mesh();
+    const auto& mesh = unit.group->info().mesh();
     const auto after =
         internal::after_forward("set_reshard_after_forward", reshard_after_forward, mesh);
     auto neighbours = after.neighbours
@@ -143,7 +145,8 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_for
   });
   for (auto& change : changes) {
     change.unit.policy.reshard_after_forward = change.reshards;
-    if (change.unit.group) change.unit.group->set_neighbours(std::move(change.neighbours));
+    if (change.unit.group)
+      change.unit.group->unsharded().set_neighbours(std::move(change.neighbours));
   }
 }
 
@@ -168,13 +171,15 @@ void FSDPModule::set_full_precision(bool full_precision, bool recurse) {
     if (unit.policy.full_precision != full_precision) units.push_back(&unit);
   });
   for (auto* unit : units) {
-    if (unit->group && unit->precision.param_dtype) unit->group->check_members_may_change();
+    if (unit->group && unit->precision.param_dtype)
+      internal::check_members_may_change(*unit->group);
   }
   for (auto* unit : units) {
     unit->policy.full_precision = full_precision;
     unit->cast_buffers();
     if (!unit->group || !unit->precision.param_dtype) continue;
-    unit->group->set_param_dtype(full_precision ? std::nullopt : unit->precision.param_dtype);
+    internal::set_param_dtype(*unit->group,
+                              full_precision ? std::nullopt : unit->precision.param_dtype);
   }
 }
 
@@ -196,14 +201,14 @@ void FSDPModule::ignore(const std::vector<at::Tensor>& parameters) {
                       managed.group->parameter_name(managed.index),
                       "', which is sharded already; name it in "
                       "FullyShardOptions::ignored_params instead (rank ",
-                      managed.group->mesh().rank(), ")");
+                      managed.group->info().mesh().rank(), ")");
   }
   unit_->ignore(parameters);
 }
 
 void FSDPModule::zero_pending_gradients(bool recurse) {
   for_each_unit(recurse, [](auto& unit) {
-    if (unit.group != nullptr) unit.group->gradients().drop_pending();
+    if (unit.group != nullptr) unit.group->gradients().drop_accumulated();
   });
 }
 

@@ -1,6 +1,6 @@
 // What a unit's collectives are, and what happens around them.
 #include "fully_shard/fsdp_module.h"
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit.h"
 
@@ -13,10 +13,11 @@ namespace fsdp {
 namespace {
 
 void check_takes_custom(const internal::Unit& unit, const char* method) {
-  TORCH_CHECK_NOT_IMPLEMENTED(unit.group == nullptr || !unit.group->dim().transport().one_sided(),
-                              "FSDPModule::", method,
-                              ": ranks of this mesh read each other's "
-                              "memory, so there is no collective to replace");
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      unit.group == nullptr || !unit.group->info().dim().transport().one_sided(),
+      "FSDPModule::", method,
+      ": ranks of this mesh read each other's "
+      "memory, so there is no collective to replace");
 }
 
 }  // namespace
@@ -45,10 +46,10 @@ void FSDPModule::set_custom_reduce_scatter(Communicate reduce_scatter) {
 
 void FSDPModule::set_post_optim_event(std::shared_ptr<c10::Event> event) {
   if (event && unit_->group != nullptr) {
-    const auto device = unit_->group->mesh().device_type();
+    const auto device = unit_->group->info().mesh().device_type();
     TORCH_CHECK_VALUE(event->device_type() == device, "set_post_optim_event: the event is of ",
                       event->device_type(), " but the mesh of ", device, " (rank ",
-                      unit_->group->mesh().rank(), ")");
+                      unit_->group->info().mesh().rank(), ")");
   }
   unit_->root->after_optimizer = std::move(event);
 }

@@ -4,6 +4,7 @@
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/summoned_units.h"
+#include "fully_shard/params/unshard_by_hand.h"
 #include "fully_shard/summon_full_params.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
@@ -22,19 +23,19 @@
 namespace fsdp {
 namespace {
 
-using internal::ParamGroup;
-using GroupPtr = c10::intrusive_ptr<ParamGroup>;
+using internal::FSDPParamGroup;
+using GroupPtr = c10::intrusive_ptr<FSDPParamGroup>;
 
 // Keeps one group unsharded, and has the gather of the next one in flight.
 class Window {
  public:
-  Window(const GroupPtr& group, ParamGroup* next) : group_(group) {
+  Window(const GroupPtr& group, FSDPParamGroup* next) : group_(group) {
     if (!group_) return;
-    group_->hold();
-    if (next != nullptr && !next->casts()) next->unshard_async();
+    internal::hold(*group_);
+    if (next != nullptr && !internal::any_is_cast(next->params())) internal::unshard_async(*next);
   }
   ~Window() {
-    if (group_) group_->release();
+    if (group_) internal::release(*group_);
   }
   Window(const Window&) = delete;
 
@@ -108,7 +109,7 @@ void for_each_full_param(
     const auto& group = params[begin].group;
     while (end < params.size() && params[end].group == group) ++end;
     c10::NoGradGuard no_grad;
-    const bool casts = group && group->casts();
+    const bool casts = group && internal::any_is_cast(group->params());
     const Window window(casts ? GroupPtr() : group,
                         end < params.size() ? params[end].group.get() : nullptr);
     for (size_t i = begin; i < end; ++i) visit(params[i].name, full_value(params[i].value, casts));

@@ -1,9 +1,9 @@
 #include "fully_shard/fully_shard.h"
 
 #include "device_mesh/internal/given_module.h"
-#include "fully_shard/params/group_creation.h"
+#include "fully_shard/params/fsdp_param_group.h"
+#include "fully_shard/params/group_builder.h"
 #include "fully_shard/params/member_watch.h"
-#include "fully_shard/params/param_group.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/unit_names.h"
 #include "fully_shard/step/runtime.h"
@@ -69,9 +69,9 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
   const auto runtime = internal::Runtime::of(mesh);
   const auto replicas = runtime->replicas(mesh);
   const auto sharing = neighbours ? runtime->neighbours(mesh, *neighbours) : nullptr;
-  const auto entries = internal::create_group(mesh, runtime->dim(), replicas, unit, runtime, params,
-                                              unit->precision);
-  unit->group->set_neighbours(sharing);
+  const auto entries = internal::build_group({mesh, runtime->dim(), replicas, unit, runtime},
+                                             params, unit->precision);
+  unit->group->unsharded().set_neighbours(sharing);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
 

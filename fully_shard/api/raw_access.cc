@@ -1,6 +1,7 @@
 #include "fully_shard/raw_access.h"
 
 #include "fully_shard/params/registry_entry.h"
+#include "fully_shard/params/unshard_by_hand.h"
 
 #include <c10/util/Exception.h>
 
@@ -25,24 +26,24 @@ struct Unsharded::State {
 
 Unsharded::Unsharded(const at::Tensor& parameter)
     : state_(std::make_unique<State>(State{require_managed(parameter, "Unsharded")})) {
-  state_->managed.group->hold();
+  internal::hold(*state_->managed.group);
 }
 
-Unsharded::~Unsharded() { state_->managed.group->release_own_parts(); }
+Unsharded::~Unsharded() { internal::release_own_parts(*state_->managed.group); }
 
 void Unsharded::mark_written() {
   auto& [group, index] = state_->managed;
-  TORCH_CHECK_VALUE(group->unit().summoned != internal::Summoned::kDropsWrites,
+  TORCH_CHECK_VALUE(group->info().unit().summoned != internal::Summoned::kDropsWrites,
                     "Unsharded::mark_written: parameter '", group->parameter_name(index),
                     "' is shown by a SummonFullParams with writeback = false, which drops what is "
                     "written meanwhile. Write after that scope, or let it write back (rank ",
-                    group->dim().global_rank(), ")");
+                    group->info().dim().global_rank(), ")");
   group->mark_written(index);
 }
 
 void mark_shard_written(const at::Tensor& parameter) {
   const auto managed = require_managed(parameter, "mark_shard_written");
-  managed.group->before_write(managed.index);
+  managed.group->writes().before_write(managed.index);
 }
 
 }  // namespace fsdp

@@ -6,6 +6,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/summoned_units.h"
+#include "fully_shard/params/unshard_by_hand.h"
 #include "fully_shard/units/unit.h"
 #include "on_demand/pass.h"
 
@@ -22,7 +23,7 @@ namespace fsdp {
 namespace {
 
 using internal::find_summoned_units;
-using internal::ParamGroup;
+using internal::FSDPParamGroup;
 using internal::RegistryEntry;
 using internal::SummonedParam;
 using internal::SummonedUnit;
@@ -52,7 +53,7 @@ at::Tensor copy_of(const at::Tensor& entry) {
 enum class Gradient : int64_t { kNone, kWhole, kWaits };
 
 Gradient gradient_of(const SummonedUnit& unit, const SummonedParam& param) {
-  if (unit.group->gradients().has_pending(RegistryEntry::of(param.entry)->index()))
+  if (unit.group->gradients().has_accumulated(RegistryEntry::of(param.entry)->index()))
     return Gradient::kWaits;
   return param.entry.grad().defined() ? Gradient::kWhole : Gradient::kNone;
 }
@@ -61,7 +62,7 @@ Gradient gradient_of(const SummonedUnit& unit, const SummonedParam& param) {
 // rank did not use, under NoSyncGuard. Throws ValueError on all ranks unless all have
 // gradients of the same parameters, none of which waits. Collective over the unit's mesh.
 void agree_on_gradients(const SummonedUnit& unit) {
-  const auto& mesh = unit.group->mesh();
+  const auto& mesh = unit.group->info().mesh();
   std::vector<int64_t> mine;
   for (const auto& param : unit.params)
     mine.push_back(static_cast<int64_t>(gradient_of(unit, param)));
@@ -112,38 +113,39 @@ class SummonFullParams::Scope {
   ~Scope() { close(); }
 
  private:
-  bool shown_here(const ParamGroup& group) const {
-    const auto& coordinate = group.mesh().coordinate();
+  bool shown_here(const FSDPParamGroup& group) const {
+    const auto& coordinate = group.info().mesh().coordinate();
     return !options_.rank0_only || std::all_of(coordinate.begin(), coordinate.end(),
                                                [](int64_t place) { return place == 0; });
   }
-  bool stays_held(const ParamGroup& group) const {
-    return shown_here(group) && !options_.offload_to_cpu && !group.casts();
+  bool stays_held(const FSDPParamGroup& group) const {
+    return shown_here(group) && !options_.offload_to_cpu && !internal::any_is_cast(group.params());
   }
 
   // Members of a dtype of their own are not what is to be seen: copies are.
   void open(SummonedUnit& unit) {
-    const bool shows_members = !unit.group->casts();
-    if (shows_members) unit.group->hold();
-    unit.group->unit().summoned =
+    const bool shows_members = !internal::any_is_cast(unit.group->params());
+    if (shows_members) internal::hold(*unit.group);
+    unit.group->info().unit().summoned =
         options_.writeback ? internal::Summoned::kKeepsWrites : internal::Summoned::kDropsWrites;
     try {
       for (auto& param : unit.params) show(param, *unit.group);
     } catch (...) {
-      unit.group->unit().summoned = internal::Summoned::kNo;
-      if (shows_members) unit.group->release();
+      unit.group->info().unit().summoned = internal::Summoned::kNo;
+      if (shows_members) internal::release(*unit.group);
       throw;
     }
-    if (shows_members && !stays_held(*unit.group)) unit.group->release();
+    if (shows_members && !stays_held(*unit.group)) internal::release(*unit.group);
   }
 
-  void show(SummonedParam& param, const ParamGroup& group) const {
-    auto value = group.casts() ? copy_of(param.entry) : param.member();
+  void show(SummonedParam& param, const FSDPParamGroup& group) const {
+    auto value = internal::any_is_cast(group.params()) ? copy_of(param.entry) : param.member();
     const auto& gradient = param.entry.grad();
     auto full_gradient =
         options_.with_grads && gradient.defined() ? DTensor(gradient).full_tensor() : at::Tensor();
     if (!shown_here(group)) return;
-    const bool changes_are_dropped = group.residency().is_borrowed() && !options_.writeback;
+    const bool changes_are_dropped =
+        group.unsharded().residency().is_borrowed() && !options_.writeback;
     if (full_gradient.defined() && changes_are_dropped) full_gradient = full_gradient.clone();
     param.full = value;
     if (options_.offload_to_cpu) {
@@ -165,10 +167,10 @@ class SummonFullParams::Scope {
   }
 
   // Where copies are shown the members may be written beside them.
-  static bool only_member_was_written(const SummonedParam& param, ParamGroup& group) {
+  static bool only_member_was_written(const SummonedParam& param, FSDPParamGroup& group) {
     const auto index = static_cast<size_t>(RegistryEntry::of(param.entry)->index());
     const bool member_was =
-        group.writes().is_dirty(index) || param.entry._version() != param.entry_version;
+        group.unsharded().writes().is_dirty(index) || param.entry._version() != param.entry_version;
     return member_was && param.full._version() == param.full_version;
   }
 
@@ -182,7 +184,7 @@ class SummonFullParams::Scope {
   }
 
   void close(SummonedUnit& unit) {
-    unit.group->unit().summoned = internal::Summoned::kNo;
+    unit.group->info().unit().summoned = internal::Summoned::kNo;
     for (const auto& param : unit.params) {
       if (!param.full.defined()) continue;
       param.fill_slots(param.entry);
@@ -191,11 +193,12 @@ class SummonFullParams::Scope {
     }
     if (stays_held(*unit.group)) {
       if (options_.writeback) {
-        unit.group->mark_all_written();
+        for (size_t i = 0; i < unit.group->params().size(); ++i)
+          unit.group->mark_written(static_cast<int64_t>(i));
       } else {
-        unit.group->forget_writes();
+        unit.group->unsharded().writes().copy_discarded();
       }
-      unit.group->release_own_parts();
+      internal::release_own_parts(*unit.group);
     } else if (options_.writeback) {
       for (auto& param : unit.params) {
         if (!only_member_was_written(param, *unit.group))

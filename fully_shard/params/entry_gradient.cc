@@ -10,13 +10,13 @@
 namespace fsdp::internal {
 namespace {
 
-bool lies_like(const at::Tensor& gradient, const ShardedParam& param) {
+bool lies_like(const at::Tensor& gradient, const FSDPParam& param) {
   return is_dtensor(gradient) && spec_of(gradient).mesh() == param.spec().mesh() &&
          spec_of(gradient).placements() == param.spec().placements() &&
          gradient.sizes() == at::IntArrayRef(param.spec().shape());
 }
 
-void check_placement(const at::Tensor& gradient, const ShardedParam& param, const char* origin,
+void check_placement(const at::Tensor& gradient, const FSDPParam& param, const char* origin,
                      int64_t global_rank) {
   TORCH_CHECK_VALUE(
       lies_like(gradient, param), origin, " of parameter '", param.name(),
@@ -25,7 +25,7 @@ void check_placement(const at::Tensor& gradient, const ShardedParam& param, cons
       ")");
 }
 
-at::Tensor run_hooks(const ShardedParam& param, const at::Tensor& entry, at::Tensor gradient,
+at::Tensor run_hooks(const FSDPParam& param, const at::Tensor& entry, at::Tensor gradient,
                      int64_t global_rank) {
   for (const auto& hook : torch::autograd::impl::hooks(entry)) {
     gradient = (*hook)({gradient}).front();
@@ -36,7 +36,7 @@ at::Tensor run_hooks(const ShardedParam& param, const at::Tensor& entry, at::Ten
 
 }  // namespace
 
-void add_to_entry_gradient(ShardedParam& param, const at::Tensor& part, int64_t global_rank) {
+void add_to_entry_gradient(FSDPParam& param, const at::Tensor& part, int64_t global_rank) {
   const auto entry = param.entry();
   if (!entry.defined()) return;  // its module is gone; the reduction was issued all the same
   const auto own = make_dtensor(part, param.spec());

@@ -5,7 +5,7 @@
 // then the entry's post-accumulate hooks follow. Once per reduction, at its end. Local.
 #pragma once
 
-#include "fully_shard/params/sharded_param.h"
+#include "fully_shard/params/fsdp_param.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -14,6 +14,6 @@ namespace fsdp::internal {
 // `part`: this rank's, of the shard's shape and the parameter's dtype. Throws ValueError,
 // naming the parameter, where a hook or the user put something else than a DTensor placed
 // like the parameter.
-void add_to_entry_gradient(ShardedParam& param, const at::Tensor& part, int64_t global_rank);
+void add_to_entry_gradient(FSDPParam& param, const at::Tensor& part, int64_t global_rank);
 
 }  // namespace fsdp::internal

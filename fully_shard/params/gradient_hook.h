@@ -7,9 +7,9 @@
 
 namespace fsdp::internal {
 
-class ParamGroup;
+class FSDPParamGroup;
 
-void set_gradient_hook(const at::Tensor& member, c10::intrusive_ptr<ParamGroup> group,
+void set_gradient_hook(const at::Tensor& member, c10::intrusive_ptr<FSDPParamGroup> group,
                        int64_t index);
 
 }  // namespace fsdp::internal

@@ -1,23 +1,28 @@
 // Who runs the groups of one rank on one process group: decides what follows from a touch
-// and from a gradient. Implemented by step/runtime.h; a group only tells it. One thread
-// at a time.
+// and from a gradient, and is the only one that speaks to schedules. Implemented by
+// step/runtime.h; a group and its parts only tell it. One thread at a time.
 #pragma once
 
 #include <cstdint>
 
 namespace fsdp::internal {
 
-class ParamGroup;
+class FSDPParamGroup;
+class Unit;
 
 class GroupDriver {
  public:
   virtual ~GroupDriver() = default;
-  // An operator is about to use the group, which must be resident and current when this
+  // An operator is about to use the group, which must be unsharded and current when this
   // returns. Collective unless it is.
-  virtual void touched(ParamGroup& group) = 0;
+  virtual void touched(FSDPParamGroup& group) = 0;
   // Autograd has left the full gradient of parameter `index` on its member.
-  virtual void gradient_arrived(ParamGroup& group, int64_t index) = 0;
-  virtual void destroyed(ParamGroup& group) noexcept = 0;
+  virtual void gradient_arrived(FSDPParamGroup& group, int64_t index) = 0;
+  // `unit` was unsharded by hand: it waits for its next turn, resident before or not.
+  virtual void unsharded_by_hand(Unit& unit) = 0;
+  // `unit` is sharded again: its full parameters were freed, or a gather was dropped.
+  virtual void resharded(Unit& unit) noexcept = 0;
+  virtual void destroyed(FSDPParamGroup& group) noexcept = 0;
 };
 
 }  // namespace fsdp::internal

@@ -1,7 +1,7 @@
 #include "fully_shard/params/late_parameters.h"
 
 #include "dtensor/dtensor.h"
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
@@ -61,13 +61,13 @@ const Unit& root_of(const Unit& unit) {
 
 }  // namespace
 
-void check_no_late_parameters(const ParamGroup& group) {
+void check_no_late_parameters(const FSDPParamGroup& group) {
   Modules alive;
-  add_outermost(root_of(group.unit()), alive);
+  add_outermost(root_of(group.info().unit()), alive);
   std::vector<torch::nn::Module*> starts;
   for (const auto& module : alive) starts.push_back(module.get());
   const ModuleTree tree(starts);
-  for (size_t i = 0; i < tree.size(); ++i) check_module(tree, i, group.dim().global_rank());
+  for (size_t i = 0; i < tree.size(); ++i) check_module(tree, i, group.info().dim().global_rank());
 }
 
 }  // namespace fsdp::internal

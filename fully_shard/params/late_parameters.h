@@ -5,13 +5,13 @@
 
 namespace fsdp::internal {
 
-class ParamGroup;
+class FSDPParamGroup;
 
 // Throws ValueError for the first trainable parameter that is registered in the modules
 // of any unit below `group`'s root, those without parameters of their own included, and
 // that neither a unit has nor an option ignores: whether or not it got a gradient here,
 // so on all ranks alike. For the end of every backward, once per root: it walks the
 // modules' registries and reads no values. Local.
-void check_no_late_parameters(const ParamGroup& group);
+void check_no_late_parameters(const FSDPParamGroup& group);
 
 }  // namespace fsdp::internal

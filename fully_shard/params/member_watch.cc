@@ -26,7 +26,7 @@ bool MemberWatch::is_lost(const at::Tensor& member, const at::Tensor& entry) con
   });
 }
 
-void check_members_are_held(const ParamGroup& group) {
+void check_members_are_held(const FSDPParamGroup& group) {
   for (const auto& param : group.params()) {
     const auto entry = param.entry();
     const auto* owner = RegistryEntry::of(entry);
@@ -38,7 +38,7 @@ void check_members_are_held(const ParamGroup& group) {
                       "under no_grad (weight.copy_(...)), keep computed weights in a local "
                       "variable, or reassign before fully_shard; where the parameter is meant to "
                       "be unused, freeze its entry with requires_grad_(false) (rank ",
-                      group.dim().global_rank(), ")");
+                      group.info().dim().global_rank(), ")");
   }
 }
 

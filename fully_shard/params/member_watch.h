@@ -21,7 +21,7 @@ class Module;
 
 namespace fsdp::internal {
 
-class ParamGroup;
+class FSDPParamGroup;
 struct RegistrySlot;
 
 class MemberWatch {
@@ -44,6 +44,6 @@ class MemberWatch {
 
 // Throws ValueError for the first parameter of `group` whose member was reassigned; every
 // time, since what follows trains a model that lacks the parameter.
-void check_members_are_held(const ParamGroup& group);
+void check_members_are_held(const FSDPParamGroup& group);
 
 }  // namespace fsdp::internal

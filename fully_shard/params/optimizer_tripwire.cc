@@ -2,10 +2,11 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "fully_shard/params/param_group.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/params/shard_writes.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/gate_key.h"
+#include "on_demand/on_demand_storage.h"
 #include "on_demand/pass.h"
 
 #include <ATen/ops/zeros.h>
@@ -20,8 +21,8 @@ namespace {
 
 class Tripwire final : public Touchable {
  public:
-  Tripwire(ParamGroup& group, std::string name)
-      : group_(c10::intrusive_ptr<ParamGroup>::reclaim_copy(&group)), name_(std::move(name)) {}
+  Tripwire(std::string name, std::weak_ptr<ShardWrites> writes)
+      : name_(std::move(name)), writes_(std::move(writes)) {}
 
   void guard(OnDemandStorage& storage) { storage_ = &storage; }
   bool is_untouched() const { return !zeros_.defined(); }
@@ -29,7 +30,7 @@ class Tripwire final : public Touchable {
   void touch() override {
     if (zeros_.defined()) return;
     if (current_graph_task() != -1) return become_zeros();
-    if (const auto group = group_.lock()) group->forget_writes();
+    if (const auto writes = writes_.lock()) writes->copy_discarded();
     TORCH_CHECK_VALUE(false, "the .grad of the member '", name_,
                       "' was read. Gradients of sharded parameters are on module->parameters(), as "
                       "DTensors; read them there (of the whole: "
@@ -49,8 +50,8 @@ class Tripwire final : public Touchable {
     storage_->fill(zeros_.data_ptr());
   }
 
-  c10::weak_intrusive_ptr<ParamGroup> group_;
   std::string name_;
+  std::weak_ptr<ShardWrites> writes_;
   OnDemandStorage* storage_ = nullptr;
   at::Tensor zeros_;
 };
@@ -65,9 +66,10 @@ const Tripwire* tripwire_of(const at::Tensor& gradient) {
 
 }  // namespace
 
-at::Tensor make_tripwire(const at::Tensor& member, ParamGroup& group, int64_t index) {
+at::Tensor make_tripwire(const at::Tensor& member, const std::string& name,
+                         std::weak_ptr<ShardWrites> writes) {
   const at::Tensor& part = held_part(member);
-  auto tripwire = c10::make_intrusive<Tripwire>(group, group.parameter_name(index));
+  auto tripwire = c10::make_intrusive<Tripwire>(name, std::move(writes));
   auto storage = c10::make_intrusive<OnDemandStorage>(tripwire, static_cast<int64_t>(part.nbytes()),
                                                       member.device());
   tripwire->guard(*storage);

@@ -8,16 +8,18 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <cstdint>
+#include <memory>
+#include <string>
 
 namespace fsdp::internal {
 
-class ParamGroup;
+class ShardWrites;
 
-// Of the shape and dtype of `member`, parameter `index` of `group` (not kept alive).
-// Touching it outside a backward drops what was written to the group's unsharded copy and
+// Of the shape and dtype of `member`, the parameter `name`. Touching it outside a
+// backward discards what was written to the group's unsharded copy, by `writes`, and
 // throws ValueError. Local.
-at::Tensor make_tripwire(const at::Tensor& member, ParamGroup& group, int64_t index);
+at::Tensor make_tripwire(const at::Tensor& member, const std::string& name,
+                         std::weak_ptr<ShardWrites> writes);
 // A tripwire that no backward has added to.
 bool is_untouched_tripwire(const at::Tensor& gradient);
 

@@ -7,7 +7,7 @@
 
 namespace fsdp::internal {
 
-PostForwardShards::PostForwardShards(const std::vector<ShardedParam>& params,
+PostForwardShards::PostForwardShards(const std::vector<FSDPParam>& params,
                                      std::shared_ptr<Transport> neighbours, GroupAccounts accounts)
     : neighbours_(std::move(neighbours)),
       layout_(member_extents_of(params), neighbours_->shard_count()),

@@ -22,7 +22,7 @@ namespace fsdp::internal {
 class PostForwardShards {
  public:
   // `neighbours`: to the ranks that keep the other parts.
-  PostForwardShards(const std::vector<ShardedParam>& params, std::shared_ptr<Transport> neighbours,
+  PostForwardShards(const std::vector<FSDPParam>& params, std::shared_ptr<Transport> neighbours,
                     GroupAccounts accounts);
   ~PostForwardShards() { drop(); }
   PostForwardShards(const PostForwardShards&) = delete;

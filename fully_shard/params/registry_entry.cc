@@ -1,6 +1,7 @@
 #include "fully_shard/params/registry_entry.h"
 
 #include "dtensor/dtensor.h"
+#include "fully_shard/params/change_dtype.h"
 #include "fully_shard/params/whole_gradient.h"
 #include "on_demand/on_demand_storage.h"
 #include "on_demand/touched_groups.h"
@@ -16,8 +17,8 @@ RegistryEntry* RegistryEntry::of(const at::Tensor& tensor) {
 }
 
 std::string RegistryEntry::description() const {
-  return c10::str("parameter '", group_->parameter_name(index_), "' of unit '", group_->name(),
-                  "' (number ", group_->number(), ")");
+  return c10::str("parameter '", group_->parameter_name(index_), "' of unit '",
+                  group_->info().name(), "' (number ", group_->info().number(), ")");
 }
 
 bool RegistryEntry::shows_all(const at::Tensor& dtensor) const {
@@ -27,8 +28,8 @@ bool RegistryEntry::shows_all(const at::Tensor& dtensor) const {
 
 void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor& from) {
   const auto& name = group_->parameter_name(index_);
-  const auto rank = group_->dim().global_rank();
-  group_->check_has_values();
+  const auto rank = group_->info().dim().global_rank();
+  group_->unsharded().check_has_values();
   TORCH_CHECK_VALUE(group_->params()[static_cast<size_t>(index_)].entry().is_same(dtensor),
                     "set_data on an alias of the registry entry of parameter '", name,
                     "': its data can not be replaced (rank ", rank, ")");
@@ -42,7 +43,7 @@ void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor&
                     "change its dtype; load files "
                     "with the mesh's device; rank ",
                     rank, ")");
-  group_->change_dtype(index_, from);
+  change_dtype(*group_, index_, from);
 }
 
 void RegistryEntry::before_whole_read(const at::Tensor&) {
@@ -64,9 +65,9 @@ ManagedTensor find_managed_tensor(const at::Tensor& tensor) {
   if (const auto* entry = RegistryEntry::of(tensor)) return {entry->group(), entry->index()};
   if (!tensor.defined()) return {};
   const auto* storage = OnDemandStorage::behind(tensor);
-  auto* group = storage == nullptr ? nullptr : dynamic_cast<ParamGroup*>(&storage->group());
+  auto* group = storage == nullptr ? nullptr : dynamic_cast<FSDPParamGroup*>(&storage->group());
   if (group == nullptr) return {};
-  return {c10::intrusive_ptr<ParamGroup>::reclaim_copy(group), storage->index()};
+  return {c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(group), storage->index()};
 }
 
 }  // namespace fsdp::internal

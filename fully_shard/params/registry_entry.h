@@ -4,8 +4,8 @@
 #pragma once
 
 #include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/member_watch.h"
-#include "fully_shard/params/param_group.h"
 #include "on_demand/gate_key.h"
 
 #include <ATen/core/Tensor.h>
@@ -19,7 +19,7 @@ namespace fsdp::internal {
 
 class RegistryEntry final : public DTensorOwner {
  public:
-  RegistryEntry(c10::intrusive_ptr<ParamGroup> group, at::Tensor member, int64_t index)
+  RegistryEntry(c10::intrusive_ptr<FSDPParamGroup> group, at::Tensor member, int64_t index)
       : group_(std::move(group)), member_(std::move(member)), index_(index) {}
 
   // Null unless `tensor` is a registry entry, or a view of one.
@@ -29,11 +29,11 @@ class RegistryEntry final : public DTensorOwner {
   const std::string* parameter_name() const override { return &group_->parameter_name(index_); }
   std::string description() const override;
   bool shows_all(const at::Tensor& dtensor) const override;
-  void before_read(const at::Tensor&) override { group_->before_read(index_); }
-  void before_write(const at::Tensor&) override { group_->before_write(index_); }
-  void before_factors(uint64_t hash) override { group_->before_factors(index_, hash); }
+  void before_read(const at::Tensor&) override { group_->writes().before_read(index_); }
+  void before_write(const at::Tensor&) override { group_->writes().before_write(index_); }
+  void before_factors(uint64_t hash) override { group_->writes().before_factors(index_, hash); }
   void after_overwrite(const at::Tensor& dtensor, const at::Tensor& source) override {
-    if (shows_all(dtensor)) group_->after_overwrite(index_, dtensor, source);
+    if (shows_all(dtensor)) group_->writes().after_overwrite(index_, dtensor, source);
   }
   void before_set_data(const at::Tensor& dtensor, const at::Tensor& from) override;
   void before_whole_read(const at::Tensor& dtensor) override;
@@ -47,14 +47,14 @@ class RegistryEntry final : public DTensorOwner {
     return member_;
   }
 
-  const c10::intrusive_ptr<ParamGroup>& group() const { return group_; }
+  const c10::intrusive_ptr<FSDPParamGroup>& group() const { return group_; }
   const at::Tensor& member() const { return member_; }
   int64_t index() const { return index_; }
   void watch_member(MemberWatch watch) { watch_ = std::move(watch); }
   const MemberWatch& watch() const { return watch_; }
 
  private:
-  c10::intrusive_ptr<ParamGroup> group_;
+  c10::intrusive_ptr<FSDPParamGroup> group_;
   at::Tensor member_;
   int64_t index_;
   MemberWatch watch_;
@@ -63,7 +63,7 @@ class RegistryEntry final : public DTensorOwner {
 // The group behind a member, a registry entry, or a view of either, and the parameter's
 // place there; a null group for any other tensor.
 struct ManagedTensor {
-  c10::intrusive_ptr<ParamGroup> group;
+  c10::intrusive_ptr<FSDPParamGroup> group;
   int64_t index = 0;
 };
 ManagedTensor find_managed_tensor(const at::Tensor& tensor);

@@ -36,15 +36,15 @@ std::string line_of(const at::Tensor& parameter) {
   }
   const auto& entry = *found;
   return c10::str("parameter '", *entry.parameter_name(), "' (number ", entry.index(), " of unit '",
-                  entry.group()->name(), "', which is number ", entry.group()->number(),
-                  " of its ranks' units)\n");
+                  entry.group()->info().name(), "', which is number ",
+                  entry.group()->info().number(), " of its ranks' units)\n");
 }
 
 // The same on all ranks; 0: it is the parameter of no unit, and not tensor-parallel.
 size_t hash_of_parameter(const at::Tensor& parameter) {
   size_t hash = 1;
   if (const auto* const entry = RegistryEntry::of(parameter)) {
-    hash = c10::hash_combine(hash, entry->group()->number());
+    hash = c10::hash_combine(hash, entry->group()->info().number());
     return c10::hash_combine(hash, static_cast<size_t>(entry->index()));
   }
   const auto* const meta = find_meta(parameter);

@@ -4,11 +4,13 @@
 
 #include <ATen/ops/empty.h>
 
+#include <utility>
+
 namespace fsdp::internal {
 namespace {
 
-std::vector<ShardExtent> extents_in(at::ScalarType (ShardedParam::*dtype)() const,
-                                    const std::vector<ShardedParam>& params) {
+std::vector<ShardExtent> extents_in(at::ScalarType (FSDPParam::*dtype)() const,
+                                    const std::vector<FSDPParam>& params) {
   std::vector<ShardExtent> extents;
   extents.reserve(params.size());
   for (const auto& param : params) extents.push_back(param.extent((param.*dtype)()));
@@ -17,26 +19,43 @@ std::vector<ShardExtent> extents_in(at::ScalarType (ShardedParam::*dtype)() cons
 
 }  // namespace
 
-std::vector<ShardExtent> extents_of(const std::vector<ShardedParam>& params) {
-  return extents_in(&ShardedParam::dtype, params);
+std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params) {
+  return extents_in(&FSDPParam::dtype, params);
 }
 
-std::vector<ShardExtent> member_extents_of(const std::vector<ShardedParam>& params) {
-  return extents_in(&ShardedParam::member_dtype, params);
+std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params) {
+  return extents_in(&FSDPParam::member_dtype, params);
 }
 
-ShardBuffer::ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,
+ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, ShardDim& dim, c10::Device device,
                          ShardHome home, GroupAccounts accounts)
     : shard_rank_(dim.shard_rank()),
+      member_device_(device),
+      home_(home),
       layout_(extents_of(params), dim.shard_count()),
       bytes_(memory_at(home, layout_.row_bytes(), device, dim.transport())),
       accounts_(std::move(accounts)) {
   accounts_.add(&Counters::sharded_bytes, held_bytes());
 }
 
-ShardBuffer::~ShardBuffer() { accounts_.add(&Counters::sharded_bytes, -held_bytes()); }
+ShardBuffer::~ShardBuffer() {
+  if (bytes_.defined()) accounts_.add(&Counters::sharded_bytes, -held_bytes());
+}
 
-int64_t ShardBuffer::held_bytes() const { return bytes_.is_meta() ? 0 : bytes_.numel(); }
+ShardBuffer::ShardBuffer(ShardBuffer&& other) noexcept = default;
+
+// What was here goes with `other`.
+ShardBuffer& ShardBuffer::operator=(ShardBuffer&& other) noexcept {
+  std::swap(shard_rank_, other.shard_rank_);
+  std::swap(member_device_, other.member_device_);
+  std::swap(home_, other.home_);
+  std::swap(layout_, other.layout_);
+  std::swap(bytes_, other.bytes_);
+  std::swap(accounts_, other.accounts_);
+  return *this;
+}
+
+int64_t ShardBuffer::held_bytes() const { return has_values() ? bytes_.numel() : 0; }
 
 char* ShardBuffer::data(int64_t index) const {
   return static_cast<char*>(bytes_.data_ptr()) + layout_.chunk(index).offset;
@@ -50,15 +69,15 @@ bool ShardBuffer::has_part_of(int64_t index, const void* whole) const {
   return is_packed_part(data(index), whole, layout_.chunk(index).part(shard_rank_));
 }
 
-at::Tensor ShardBuffer::elements(int64_t index, const ShardedParam& param) const {
+at::Tensor ShardBuffer::elements(int64_t index, const FSDPParam& param) const {
   return bytes_.narrow(0, layout_.chunk(index).offset, length(index)).view(param.dtype());
 }
 
-std::vector<int64_t> ShardBuffer::shape(int64_t index, const ShardedParam& param) const {
+std::vector<int64_t> ShardBuffer::shape(int64_t index, const FSDPParam& param) const {
   return param.shape_with_rows(layout_.chunk(index).rows(shard_rank_));
 }
 
-at::Tensor ShardBuffer::local_view(int64_t index, const ShardedParam& param) const {
+at::Tensor ShardBuffer::local_view(int64_t index, const FSDPParam& param) const {
   auto local = at::empty({0}, bytes_.options().dtype(param.dtype()));
   const auto offset = layout_.chunk(index).offset + bytes_.storage_offset();
   return local.set_(bytes_.storage(), offset / static_cast<int64_t>(local.element_size()),

@@ -3,9 +3,9 @@
 // its registry entry's local tensor. Local.
 #pragma once
 
+#include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/shard_home.h"
-#include "fully_shard/params/sharded_param.h"
 #include "fully_shard/transport/packed_layout.h"
 
 #include <ATen/core/Tensor.h>
@@ -15,21 +15,32 @@
 namespace fsdp::internal {
 
 // In the dtypes of the shards, and of the members.
-std::vector<ShardExtent> extents_of(const std::vector<ShardedParam>& params);
-std::vector<ShardExtent> member_extents_of(const std::vector<ShardedParam>& params);
+std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params);
+std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params);
 
 class ShardBuffer {
  public:
   // Zeros, for parameters as they are; `device`: of the members, and on the meta device
   // nothing but shapes.
-  ShardBuffer(const std::vector<ShardedParam>& params, ShardDim& dim, c10::Device device,
+  ShardBuffer(const std::vector<FSDPParam>& params, ShardDim& dim, c10::Device device,
               ShardHome home, GroupAccounts accounts);
   ~ShardBuffer();
-  ShardBuffer(const ShardBuffer&) = delete;
+  ShardBuffer(ShardBuffer&& other) noexcept;
+  ShardBuffer& operator=(ShardBuffer&& other) noexcept;
+
+  // Zeros for the parameters as they are by now, with members on `device`.
+  ShardBuffer remade(const std::vector<FSDPParam>& params, ShardDim& dim,
+                     c10::Device device) const {
+    return {params, dim, device, home_, accounts_};
+  }
 
   const PackedLayout& layout() const { return layout_; }
   const at::Tensor& bytes() const { return bytes_; }      // uint8, [layout().row_bytes()]
   c10::Device device() const { return bytes_.device(); }  // theirs, not the members'
+  // Where members are, and compute: the meta device while there are no values.
+  c10::Device member_device() const { return member_device_; }
+  bool has_values() const { return !bytes_.is_meta(); }
+  bool is_offloaded() const { return home_ != ShardHome::kWithMembers; }
   char* data(int64_t index) const;
   int64_t length(int64_t index) const { return layout_.chunk(index).length(shard_rank_); }
   // Takes this rank's part from `whole`, the parameter's bytes.
@@ -37,16 +48,18 @@ class ShardBuffer {
   // Whether it holds this rank's part of `whole`. REQUIRES: host memory.
   bool has_part_of(int64_t index, const void* whole) const;
   // Of this rank's part.
-  std::vector<int64_t> shape(int64_t index, const ShardedParam& param) const;
+  std::vector<int64_t> shape(int64_t index, const FSDPParam& param) const;
   // The elements of this rank's part: [n]. A view.
-  at::Tensor elements(int64_t index, const ShardedParam& param) const;
+  at::Tensor elements(int64_t index, const FSDPParam& param) const;
   // This rank's part as a tensor. Each has a version counter of its own.
-  at::Tensor local_view(int64_t index, const ShardedParam& param) const;
+  at::Tensor local_view(int64_t index, const FSDPParam& param) const;
 
  private:
   int64_t held_bytes() const;
 
   int64_t shard_rank_;
+  c10::Device member_device_;
+  ShardHome home_;
   PackedLayout layout_;
   at::Tensor bytes_;
   GroupAccounts accounts_;

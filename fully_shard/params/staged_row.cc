@@ -4,7 +4,7 @@
 
 namespace fsdp::internal {
 
-StagedRow::StagedRow(const std::vector<ShardedParam>& params, Transport& transport,
+StagedRow::StagedRow(const std::vector<FSDPParam>& params, Transport& transport,
                      GroupAccounts accounts)
     : transport_(transport),
       layout_(member_extents_of(params), transport.shard_count()),
@@ -15,7 +15,7 @@ StagedRow::StagedRow(const std::vector<ShardedParam>& params, Transport& transpo
       "on a one-sided transport");
 }
 
-PackedRow StagedRow::stage(const ShardBuffer& shards, const std::vector<ShardedParam>& params,
+PackedRow StagedRow::stage(const ShardBuffer& shards, const std::vector<FSDPParam>& params,
                            c10::Device device) {
   drop();
   bytes_ = transport_.shard_memory(layout_.row_bytes(), device);

@@ -4,9 +4,9 @@
 // members when a gather is issued; the row goes when the gather is over. Local.
 #pragma once
 
+#include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/shard_buffer.h"
-#include "fully_shard/params/sharded_param.h"
 #include "fully_shard/params/unsharded_copy.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "fully_shard/transport/transport.h"
@@ -21,7 +21,7 @@ class StagedRow {
  public:
   // `transport` outlives it. Throws NotImplementedError for a one-sided one, whose other
   // ranks might read a row before it is written.
-  StagedRow(const std::vector<ShardedParam>& params, Transport& transport, GroupAccounts accounts);
+  StagedRow(const std::vector<FSDPParam>& params, Transport& transport, GroupAccounts accounts);
   ~StagedRow() { drop(); }
   StagedRow(const StagedRow&) = delete;
 
@@ -29,7 +29,7 @@ class StagedRow {
   const PackedLayout& layout() const { return layout_; }
   // Copies the shards as they are now to `device`; from another one the host waits for
   // it. Good until drop() or the next call.
-  PackedRow stage(const ShardBuffer& shards, const std::vector<ShardedParam>& params,
+  PackedRow stage(const ShardBuffer& shards, const std::vector<FSDPParam>& params,
                   c10::Device device);
   void drop();
 

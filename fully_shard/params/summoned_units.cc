@@ -39,7 +39,7 @@ class Collection {
   }
 
   std::vector<SummonedUnit> units_;
-  Places<ParamGroup> places_of_units_;
+  Places<FSDPParamGroup> places_of_units_;
   Places<c10::TensorImpl> places_of_params_;  // each in its unit
 };
 
@@ -54,15 +54,16 @@ void check_not_summoned(const Unit& unit, const char* function) {
                     "first; every rank gets this error");
 }
 
-void check_not_held(const ParamGroup& group) {
-  TORCH_CHECK_VALUE(!group.residency().is_held(), "SummonFullParams: unit '", group.name(),
-                    "' is held unsharded already (rank ", group.dim().global_rank(), ")");
+void check_not_held(const FSDPParamGroup& group) {
+  TORCH_CHECK_VALUE(!group.unsharded().residency().is_held(), "SummonFullParams: unit '",
+                    group.info().name(), "' is held unsharded already (rank ",
+                    group.info().dim().global_rank(), ")");
 }
 
 std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Module*>& modules,
                                               bool recurse) {
   const ModuleTree tree(modules);
-  std::set<const ParamGroup*> own;
+  std::set<const FSDPParamGroup*> own;
   for (size_t i = 0; i < tree.size(); ++i) {
     if (!tree.unit(i) || (!recurse && !tree.is_start(i))) continue;
     check_not_summoned(*tree.unit(i), "SummonFullParams");
@@ -74,7 +75,7 @@ std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Modul
       const auto& tensor = registered(slot);
       const auto group = find_managed_tensor(tensor).group;
       if (!group || (!recurse && !own.contains(group.get()))) continue;
-      check_not_summoned(group->unit(), "SummonFullParams");
+      check_not_summoned(group->info().unit(), "SummonFullParams");
       found.add_slot(tensor, std::move(slot));
     }
   }

@@ -1,7 +1,7 @@
 // Which registered parameters a SummonFullParams shows, and where they stand. Local.
 #pragma once
 
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/units/registry_slot.h"
 
@@ -32,7 +32,7 @@ struct SummonedParam {
 };
 
 struct SummonedUnit {
-  c10::intrusive_ptr<ParamGroup> group;
+  c10::intrusive_ptr<FSDPParamGroup> group;
   std::vector<SummonedParam> params;
   std::vector<std::shared_ptr<torch::nn::Module>> modules;  // kept alive for the slots
 };
@@ -45,6 +45,6 @@ std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Modul
 // Throws ValueError, for `function`, for a unit that is summoned.
 void check_not_summoned(const Unit& unit, const char* function);
 // Throws ValueError for a group that is held unsharded.
-void check_not_held(const ParamGroup& group);
+void check_not_held(const FSDPParamGroup& group);
 
 }  // namespace fsdp::internal

@@ -1,6 +1,6 @@
 #include "fully_shard/params/unit_names.h"
 
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 
 #include <charconv>
 #include <string>
@@ -37,7 +37,10 @@ void name_from_above(const FoundUnit& found) {
   for_each_unit_below(*found.unit, [&found](Unit& unit) {
     unit.name = renamed(found, unit.name);
     if (unit.group == nullptr) return;
-    unit.group->rename([&found](const std::string& name) { return renamed(found, name); });
+    for (auto& param : unit.group->params()) {
+      param.rename(renamed(found, param.name()));
+      if (param.storage() != nullptr) param.storage()->renamed();
+    }
   });
 }
 

@@ -44,7 +44,7 @@ void UnshardedCopy::release_gather() {
 }
 
 std::vector<NoticeWords> UnshardedCopy::fill(const PackedLayout& layout,
-                                             const std::vector<ShardedParam>& params,
+                                             const std::vector<FSDPParam>& params,
                                              c10::Device device) {
   GatheredRows rows;
   try {
@@ -92,7 +92,7 @@ void UnshardedCopy::drop_gather() noexcept {
   residency_.gather_dropped();
 }
 
-void UnshardedCopy::empty(const std::vector<ShardedParam>& params) {
+void UnshardedCopy::empty(const std::vector<FSDPParam>& params) {
   residency_.emptied();
   for (const auto& param : params) {
     if (param.storage() != nullptr) param.storage()->empty();

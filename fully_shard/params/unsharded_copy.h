@@ -6,9 +6,9 @@
 // the number of ranks.
 #pragma once
 
+#include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/residency.h"
-#include "fully_shard/params/sharded_param.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "fully_shard/transport/transport.h"
 
@@ -43,14 +43,14 @@ class UnshardedCopy {
   // Waits for the gather and fills the members' storages; `layout`: of all shards, in the
   // members' dtypes. Returns the ranks' words. After a failure the group is
   // sharded again.
-  std::vector<NoticeWords> fill(const PackedLayout& layout, const std::vector<ShardedParam>& params,
+  std::vector<NoticeWords> fill(const PackedLayout& layout, const std::vector<FSDPParam>& params,
                                 c10::Device device);
   // Waits for a gather in flight, and throws if it failed; what it brought is dropped
   // either way.
   void await_and_drop();
   // The same, and no failure shows.
   void drop_gather() noexcept;
-  void empty(const std::vector<ShardedParam>& params);
+  void empty(const std::vector<FSDPParam>& params);
   // Test mode: the bytes read 0xff from now on, even through pointers that were kept.
   void poison();
 

@@ -11,7 +11,7 @@
 
 namespace fsdp::internal {
 
-BackwardRun::BackwardRun(Debts<ParamGroup*>& debts, HeldBack& held_back)
+BackwardRun::BackwardRun(Debts<FSDPParamGroup*>& debts, HeldBack& held_back)
     : debts_(debts),
       held_back_(held_back),
       accumulates_everywhere_(internal::accumulates_everywhere()) {}
@@ -24,16 +24,16 @@ void BackwardRun::meet(const std::shared_ptr<Root>& root) {
   if (!roots_.insert(root).second || !accumulates_everywhere_) return;
   const auto owing = debts_.in_order();
   for (auto group = owing.rbegin(); group != owing.rend(); ++group) {
-    if ((*group)->unit().root == root && (*group)->gradients().reduces()) order_.add(*group);
+    if ((*group)->info().unit().root == root && (*group)->gradients().reduces()) order_.add(*group);
   }
   for (const auto& [unit, group] : root->groups) {
-    if (group->unit().policy.reduce_unused_params && group->gradients().reduces())
+    if (group->info().unit().policy.reduce_unused_params && group->gradients().reduces())
       order_.add(group);
   }
 }
 
-void BackwardRun::touched(ParamGroup& group) {
-  meet(group.unit().root);
+void BackwardRun::touched(FSDPParamGroup& group) {
+  meet(group.info().unit().root);
   if (!part_takers_.insert(&group).second) return;
   if (!group.gradients().synchronizes()) {
     group.gradients().keep_unsynchronized();
@@ -42,7 +42,7 @@ void BackwardRun::touched(ParamGroup& group) {
   }
   if (group.gradients().stays_here() || !accumulates_everywhere_ || !group.gradients().reduces())
     return;
-  if (group.unit().children.empty()) {
+  if (group.info().unit().children.empty()) {
     order_.touched(&group);
   } else {
     order_.add(&group);  // that an ancestor is used says nothing of the units before it
@@ -50,16 +50,16 @@ void BackwardRun::touched(ParamGroup& group) {
   send_ready();
 }
 
-void BackwardRun::gradient_arrived(ParamGroup& group, int64_t index) {
+void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
   touched(group);
   auto& gradients = group.gradients();
   gradients.receive(index);
-  if (!gradients.synchronizes()) return gradients.keep_pending(index);
+  if (!gradients.synchronizes()) return gradients.accumulate(index);
   if (gradients.stays_here()) return gradients.pack(index);
   if (!accumulates_everywhere_) order_.touched(&group);
   if (order_.has_left(&group)) {
     late_ = Late::kSome;
-    return gradients.keep_pending(index);
+    return gradients.accumulate(index);
   }
   gradients.pack(index);
   send_ready();
@@ -68,7 +68,7 @@ void BackwardRun::gradient_arrived(ParamGroup& group, int64_t index) {
 void BackwardRun::send_ready() {
   if (in_flight_) in_flight_->progress();
   while (auto* const* group =
-             order_.next([](ParamGroup* each) { return each->gradients().complete(); })) {
+             order_.next([](FSDPParamGroup* each) { return each->gradients().complete(); })) {
     send(**group);
   }
 }
@@ -80,15 +80,15 @@ void BackwardRun::prefetch_after_gradients(Root& root) const {
   if (group != root.groups.end() && order_.has_left(group->second)) prefetch_put_off(root);
 }
 
-int64_t BackwardRun::send(ParamGroup& group) {
+int64_t BackwardRun::send(FSDPParamGroup& group) {
   const RuntimeMode runtime_mode;
   auto& gradients = group.gradients();
   gradients.open();  // zeros where no gradient arrived: on another rank some may have
-  gradients.collect_pending();
+  gradients.pack_accumulated();
   auto buffers = gradients.take();
   for (auto& buffer : buffers) {
     receive_in_flight();
-    in_flight_.emplace(c10::intrusive_ptr<ParamGroup>::reclaim_copy(&group), std::move(buffer));
+    in_flight_.emplace(c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(&group), std::move(buffer));
     in_flight_->send(late_);
   }
   return static_cast<int64_t>(buffers.size());
@@ -130,8 +130,9 @@ bool BackwardRun::is_late_anywhere() const {
   const bool some_go_on =
       std::any_of(received_.begin(), received_.end(),
                   [](const auto& reduction) { return reduction.is_over_replicas(); });
-  if (!some_go_on || last.is_over_replicas() || last.group().replicas() == nullptr) return late;
-  const auto told = last.group().words_of_replicas(late);
+  if (!some_go_on || last.is_over_replicas() || last.group().info().replicas() == nullptr)
+    return late;
+  const auto told = last.group().info().words_of_replicas(late);
   return std::find(told.begin(), told.end(), uint64_t{true}) != told.end();
 }
 
@@ -140,12 +141,12 @@ bool BackwardRun::is_late_anywhere() const {
 void BackwardRun::send_late() {
   // A backward of some inputs only sends what it has, so nothing was announced.
   const bool announced = accumulates_everywhere_ && !received_.empty() &&
-                         received_.back().group().dim().transport().reads_flags();
+                         received_.back().group().info().dim().transport().reads_flags();
   const bool some = announced ? is_late_anywhere() : late_ == Late::kSome;
   if (!some) return;
   late_ = Late::kNone;
   for (auto* group : order_.groups()) {
-    group->accounts().add(&Counters::late_reduce_scatters, send(*group));
+    group->info().accounts().add(&Counters::late_reduce_scatters, send(*group));
   }
   receive_last();
 }
@@ -157,7 +158,7 @@ void BackwardRun::settle_debts() {
     if (accumulates_everywhere_ && group->gradients().synchronizes()) debts_.paid(group);
   }
   debts_.backward_ended();
-  for (auto* group : part_takers_) group->writes().graph_done();
+  for (auto* group : part_takers_) group->unsharded().writes().graph_done();
   for (auto* group : order_.groups()) {
     if (group->gradients().keeps_gradients()) debts_.left_unpaid(group);
   }
@@ -165,7 +166,7 @@ void BackwardRun::settle_debts() {
 
 void BackwardRun::publish() {
   for (auto& reduction : std::exchange(received_, {})) {
-    const auto root = reduction.group().unit().root;
+    const auto root = reduction.group().info().unit().root;
     if (auto row = std::move(reduction).result()) held_back_[root].push_back(std::move(*row));
   }
   for (const auto& root : roots_) {
@@ -180,11 +181,11 @@ void BackwardRun::end_roots() {
   for (const auto& root : roots_) {
     prefetch_put_off(*root);
     const auto decision = root->schedule.backward_ended(root->is_last_backward);
-    for (const auto unit : decision.discard) root->groups.at(unit)->drop_gather();
+    for (const auto unit : decision.discard) root->groups.at(unit)->unsharded().drop_gather();
     for (const auto unit : decision.evict) root->groups.at(unit)->reshard();
     for (const auto& [unit, group] : root->groups) {
-      group->gather_count().backward_ended();
-      if (root->is_last_backward) group->drop_post_forward_shards();
+      group->unsharded().gather_count().backward_ended();
+      if (root->is_last_backward) group->unsharded().drop_post_forward_shards();
       group->unsettle();
     }
   }
@@ -193,7 +194,7 @@ void BackwardRun::end_roots() {
 void BackwardRun::check_afterwards() const {
   for (const auto& root : roots_) {
     for (const auto& [unit, group] : root->groups) {
-      root->raw_writes.raise(group->dim().global_rank());
+      root->raw_writes.raise(group->info().dim().global_rank());
       check_members_are_held(*group);
     }
     if (!root->groups.empty()) check_no_late_parameters(*root->groups.begin()->second);
@@ -207,9 +208,9 @@ void BackwardRun::abort() noexcept {
     held_back_.erase(root);
     for (const auto& [unit, group] : root->groups) {
       group->gradients().drop();
-      if (part_takers_.contains(group)) group->gradients().drop_pending();
-      group->writes().graph_done();
-      group->drop_gather();
+      if (part_takers_.contains(group)) group->gradients().drop_accumulated();
+      group->unsharded().writes().graph_done();
+      group->unsharded().drop_gather();
       group->reshard();
       if (!group->gradients().keeps_gradients()) debts_.paid(group);
     }
@@ -218,7 +219,7 @@ void BackwardRun::abort() noexcept {
   }
 }
 
-void BackwardRun::remove(ParamGroup& group) {
+void BackwardRun::remove(FSDPParamGroup& group) {
   order_.remove(&group);
   part_takers_.erase(&group);
 }

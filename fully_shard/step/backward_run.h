@@ -17,7 +17,7 @@
 // thread at a time.
 #pragma once
 
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/step/debts.h"
 #include "fully_shard/step/reduction.h"
 #include "fully_shard/step/reduction_order.h"
@@ -36,24 +36,24 @@ class BackwardRun {
   // `debts`: kept and written, groups that leave are taken off. `held_back`: what earlier
   // backwards brought that were not the last.
   using HeldBack = std::map<std::shared_ptr<Root>, std::vector<ReducedRow>>;
-  BackwardRun(Debts<ParamGroup*>& debts, HeldBack& held_back);
+  BackwardRun(Debts<FSDPParamGroup*>& debts, HeldBack& held_back);
   ~BackwardRun();
   BackwardRun(const BackwardRun&) = delete;
 
   // A group was touched, or received a gradient.
-  void touched(ParamGroup& group);
-  void gradient_arrived(ParamGroup& group, int64_t index);
+  void touched(FSDPParamGroup& group);
+  void gradient_arrived(FSDPParamGroup& group, int64_t index);
   // Gathers what a unit of `root` put off, if its gradients have left.
   void prefetch_after_gradients(Root& root) const;
   // The backward is done.
   void finish();
-  void remove(ParamGroup& group);
+  void remove(FSDPParamGroup& group);
 
  private:
   using Late = GradientBuffer::Late;
   void meet(const std::shared_ptr<Root>& root);
   void send_ready();
-  int64_t send(ParamGroup& group);  // how many reductions: one for each dtype
+  int64_t send(FSDPParamGroup& group);  // how many reductions: one for each dtype
   void receive_in_flight();
   void receive_last();
   bool is_late_anywhere() const;
@@ -64,12 +64,12 @@ class BackwardRun {
   void check_afterwards() const;
   void abort() noexcept;
 
-  Debts<ParamGroup*>& debts_;
+  Debts<FSDPParamGroup*>& debts_;
   HeldBack& held_back_;
   bool accumulates_everywhere_;            // neither autograd::grad, nor backward with inputs
   std::set<std::shared_ptr<Root>> roots_;  // met so far
-  std::set<ParamGroup*> part_takers_;      // touched, or with a gradient
-  ReductionOrder<ParamGroup*> order_;
+  std::set<FSDPParamGroup*> part_takers_;  // touched, or with a gradient
+  ReductionOrder<FSDPParamGroup*> order_;
   std::optional<Reduction> in_flight_;  // one at a time bounds the memory
   std::vector<Reduction> received_;     // all settled but the last
   Late late_ = Late::kNone;             // on this rank

@@ -1,7 +1,7 @@
 #include "fully_shard/step/order_changes.h"
 
 #include "device_mesh/debug.h"
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 
 #include <c10/util/Exception.h>
 
@@ -12,7 +12,7 @@ namespace {
 
 std::string name_of(const Root& root, UnitId unit) {
   const auto found = root.groups.find(unit);
-  return found == root.groups.end() ? "a unit that died" : "'" + found->second->name() + "'";
+  return found == root.groups.end() ? "a unit that died" : "'" + found->second->info().name() + "'";
 }
 
 }  // namespace

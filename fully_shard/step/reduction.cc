@@ -28,7 +28,7 @@ void divide(const at::Tensor& row, double divisor) {
 
 }  // namespace
 
-Reduction::Reduction(c10::intrusive_ptr<ParamGroup> group, GradientBuffer buffer)
+Reduction::Reduction(c10::intrusive_ptr<FSDPParamGroup> group, GradientBuffer buffer)
     : group_(std::move(group)), buffer_(std::move(buffer)) {}
 
 Reduction::~Reduction() {
@@ -40,20 +40,20 @@ template <class Stage>
 std::unique_ptr<PendingReduction> Reduction::take_pending() {
   auto* const stage = std::get_if<Stage>(&stage_);
   if (stage == nullptr || !stage->pending) return nullptr;
-  group_->accounts().add(&Counters::staging_bytes, -stage->staging_bytes);
+  group_->info().accounts().add(&Counters::staging_bytes, -stage->staging_bytes);
   return std::move(stage->pending);
 }
 
 template <class Stage>
 void Reduction::put_in_flight(std::unique_ptr<PendingReduction> pending) {
   const auto bytes = pending->staging_bytes();
-  group_->accounts().add(&Counters::staging_bytes, bytes);
+  group_->info().accounts().add(&Counters::staging_bytes, bytes);
   stage_.emplace<Stage>(Stage{std::move(pending), bytes});
 }
 
 template <class Stage>
 at::Tensor Reduction::wait_for() {
-  const WaitClock clock(group_->accounts());
+  const WaitClock clock(group_->info().accounts());
   const auto pending = take_pending<Stage>();
   auto row = pending->wait();
   words_ = pending->words();
@@ -61,14 +61,14 @@ at::Tensor Reduction::wait_for() {
 }
 
 void Reduction::send(GradientBuffer::Late late) {
-  RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->name() + ")", {});
+  RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->info().name() + ")", {});
   const auto bytes = buffer_.nbytes();
-  const auto issue = group_->issue({}, &group_->unit().custom.reduce_scatter);
+  const auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
   put_in_flight<Sent>(
-      group_->dim().transport().reduce(buffer_.release_rows(late), buffer_.dtype(), issue));
-  const auto ranks = group_->dim().shard_count();
-  group_->accounts().count(&Counters::reduce_scatters);
-  group_->accounts().add(&Counters::reduce_scatter_bytes, bytes / ranks * (ranks - 1));
+      group_->info().dim().transport().reduce(buffer_.release_rows(late), buffer_.dtype(), issue));
+  const auto ranks = group_->info().dim().shard_count();
+  group_->info().accounts().count(&Counters::reduce_scatters);
+  group_->info().accounts().add(&Counters::reduce_scatter_bytes, bytes / ranks * (ranks - 1));
 }
 
 void Reduction::progress() { std::get<Sent>(stage_).pending->progress(); }
@@ -77,14 +77,14 @@ void Reduction::receive() {
   const RuntimeMode runtime_mode;
   auto row = wait_for<Sent>();
   auto& gradients = group_->gradients();
-  if (group_->replicas() == nullptr) {
+  if (group_->info().replicas() == nullptr) {
     receive_whole(std::move(row));
   } else if (gradients.reduces_over_replicas()) {
-    RECORD_FUNCTION("fsdp::all_reduce(" + group_->name() + ")", {});
+    RECORD_FUNCTION("fsdp::all_reduce(" + group_->info().name() + ")", {});
     gradients.add_shard_sums(buffer_, row);
-    put_in_flight<Shared>(
-        group_->replicas()->all_reduce(std::move(row), group_->issue(group_->word_for_replicas())));
-    group_->accounts().count(&Counters::all_reduces);
+    put_in_flight<Shared>(group_->info().replicas()->all_reduce(
+        std::move(row), group_->info().issue(group_->agreement().word_for_replicas())));
+    group_->info().accounts().count(&Counters::all_reduces);
   } else {
     keep(row);
     stage_.emplace<Received>(Received{std::move(row), Received::Use::kKept});
@@ -112,11 +112,12 @@ void Reduction::keep(const at::Tensor& row) {
 }
 
 bool Reduction::is_over_replicas() const {
-  return group_->replicas() != nullptr && std::get<Received>(stage_).use == Received::Use::kPublish;
+  return group_->info().replicas() != nullptr &&
+         std::get<Received>(stage_).use == Received::Use::kPublish;
 }
 
 void Reduction::check_replica_writes() {
-  if (is_over_replicas()) group_->check_replica_writes(words_);
+  if (is_over_replicas()) group_->agreement().check_replica_writes(words_);
 }
 
 bool Reduction::announces_late() const { return buffer_.late(std::get<Received>(stage_).row); }
@@ -124,7 +125,7 @@ bool Reduction::announces_late() const { return buffer_.late(std::get<Received>(
 std::optional<ReducedRow> Reduction::result() && {
   auto [row, use] = std::exchange(std::get<Received>(stage_), {});
   if (use == Received::Use::kKept) return std::nullopt;
-  return std::optional<ReducedRow>(std::in_place, group_->unit().shared_from_this(),
+  return std::optional<ReducedRow>(std::in_place, group_->info().unit().shared_from_this(),
                                    std::move(buffer_), std::move(row));
 }
 
@@ -134,7 +135,7 @@ ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Te
 void ReducedRow::publish() {
   auto row = std::exchange(row_, {});
   if (unit_->group == nullptr) return;
-  const auto group = c10::intrusive_ptr<ParamGroup>::reclaim_copy(unit_->group);
+  const auto group = c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(unit_->group);
   auto& gradients = group->gradients();
   const auto& params = buffer_.params();
   const auto used =

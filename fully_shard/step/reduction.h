@@ -9,12 +9,12 @@
 // the entries' .grad.
 //
 // Where the unit does not reduce over its replicas, the received row is kept for a later
-// reduction instead (GroupGradients::keep_shard_sum), and nothing is published.
+// reduction instead (AccumulatedGrads::keep_shard_sum), and nothing is published.
 // Destroying it in between drops it; what was sent is waited for. Collective over the
 // group's mesh, in one order on all ranks.
 #pragma once
 
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 
 #include <memory>
 #include <optional>
@@ -42,7 +42,7 @@ class ReducedRow {
 
 class Reduction {
  public:
-  Reduction(c10::intrusive_ptr<ParamGroup> group, GradientBuffer buffer);
+  Reduction(c10::intrusive_ptr<FSDPParamGroup> group, GradientBuffer buffer);
   ~Reduction();
   Reduction(Reduction&&) noexcept = default;
 
@@ -64,7 +64,7 @@ class Reduction {
   // What is to be published; nothing where the row is kept. REQUIRES: settled.
   std::optional<ReducedRow> result() &&;
 
-  ParamGroup& group() const { return *group_; }
+  FSDPParamGroup& group() const { return *group_; }
 
  private:
   struct Packed {};
@@ -89,7 +89,7 @@ class Reduction {
   void keep(const at::Tensor& row);
   void receive_whole(at::Tensor row);
 
-  c10::intrusive_ptr<ParamGroup> group_;
+  c10::intrusive_ptr<FSDPParamGroup> group_;
   GradientBuffer buffer_;
   std::variant<Packed, Sent, Shared, Received> stage_;
   std::vector<NoticeWords> words_;  // of the ranks, with what was waited for last

@@ -79,29 +79,29 @@ std::shared_ptr<Transport> Runtime::neighbours(const DeviceMesh& mesh, int64_t c
   return transport;
 }
 
-void Runtime::touched(ParamGroup& group) {
+void Runtime::touched(FSDPParamGroup& group) {
   const ExclusiveUse use(dim_->user());
   const auto pass = current_pass();
-  auto& root = *group.unit().root;
-  group.check_shards_are_announced();
+  auto& root = *group.info().unit().root;
+  group.writes().check_shards_are_announced();
   root.raw_writes.raise(dim_->global_rank());
-  group.check_graph_is_current(pass);
+  group.writes().check_graph_is_current(pass);
   if (in_backward(pass)) touched_in_backward(group);
   if (owes_reduction(pass)) touched_in_training(group);
   if (records_gradients(pass)) group.graph_recorded();
-  group.empty_if_stale();
-  const bool is_current = group.residency().is_resident() &&
-                          last_root_.lock() == group.unit().root &&
-                          root.schedule.is_current(group.unit().id, pass);
+  group.unsharded().empty_if_stale();
+  const bool is_current = group.unsharded().residency().is_resident() &&
+                          last_root_.lock() == group.info().unit().root &&
+                          root.schedule.is_current(group.info().unit().id, pass);
   if (!is_current) enter(group, pass);
   settle(group, pass);
-  tell_unit_observer(&UnitObserver::touched, group.unit(), pass);
+  tell_unit_observer(&UnitObserver::touched, group.info().unit(), pass);
 }
 
 // From here on a touch of this group needs nothing, until another one is touched.
-void Runtime::settle(ParamGroup& group, Pass pass) {
+void Runtime::settle(FSDPParamGroup& group, Pass pass) {
   if (debug_options().write_checks) return;  // every touch looks for writes that nothing announced
-  auto& root = *group.unit().root;
+  auto& root = *group.info().unit().root;
   for (auto* before : {settled_, root.settled}) {
     if (before != nullptr) before->unsettle();
   }
@@ -109,32 +109,32 @@ void Runtime::settle(ParamGroup& group, Pass pass) {
   group.settle(pass);
 }
 
-void Runtime::touched_in_training(ParamGroup& group) {
+void Runtime::touched_in_training(FSDPParamGroup& group) {
   debts_.touched(&group);
-  group.settle_member_writes();
+  group.writes().settle_member_writes();
 }
 
-void Runtime::touched_in_backward(ParamGroup& group) {
+void Runtime::touched_in_backward(FSDPParamGroup& group) {
   begin_graph_task(current_graph_task());
   run_->touched(group);
 }
 
-void Runtime::enter(ParamGroup& group, Pass pass) {
+void Runtime::enter(FSDPParamGroup& group, Pass pass) {
   const RuntimeMode runtime_mode;
-  auto& root = *group.unit().root;
+  auto& root = *group.info().unit().root;
   if (const auto last = last_root_.lock()) prefetch_put_off(*last);
-  group.issue_gather();
-  const auto decision = root.schedule.touched(group.unit().id, pass);
+  group.issue_unshard();
+  const auto decision = root.schedule.touched(group.info().unit().id, pass);
   warn_of_order_change(root, dim_->global_rank());
   apply(root, decision, pass);
-  leave_other_roots(group.unit().root, pass);
-  group.fill();
+  leave_other_roots(group.info().unit().root, pass);
+  group.wait_unshard();
   prefetch(root, decision.prefetch);
   root.raw_writes.raise(dim_->global_rank());  // what apply() found
 }
 
 void Runtime::apply(Root& root, const Decision& decision, Pass pass) {
-  for (const auto unit : decision.discard) root.groups.at(unit)->drop_gather();
+  for (const auto unit : decision.discard) root.groups.at(unit)->unsharded().drop_gather();
   for (const auto unit : decision.evict) {
     auto& group = *root.groups.at(unit);
     in_backward(pass) ? group.reshard() : group.reshard_after_forward();
@@ -149,9 +149,10 @@ void Runtime::leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass)
   last_root_ = entered;
 }
 
-void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
+void Runtime::gradient_arrived(FSDPParamGroup& group, int64_t index) {
   // What is refused must not wait on the member for the next backward.
-  if (c10::GradMode::is_enabled() || group.unit().is_summoned()) group.gradients().drop_pending();
+  if (c10::GradMode::is_enabled() || group.info().unit().is_summoned())
+    group.gradients().drop_accumulated();
   TORCH_CHECK_VALUE(
       !c10::GradMode::is_enabled(), "backward(create_graph=true) reached sharded parameter '",
       group.parameter_name(index),
@@ -159,7 +160,8 @@ void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
       "differentiated again, take them as values with fsdp::grad(outputs, inputs, ..., "
       "create_graph=true), and run backward() without create_graph (rank ",
       dim_->global_rank(), ")");
-  TORCH_CHECK_VALUE(!group.unit().is_summoned(), "backward through unit '", group.name(),
+  TORCH_CHECK_VALUE(!group.info().unit().is_summoned(), "backward through unit '",
+                    group.info().name(),
                     "' while a SummonFullParams shows its full parameters in the registry: close "
                     "it first (parameter '",
                     group.parameter_name(index), "', rank ", dim_->global_rank(), ")");
@@ -167,8 +169,8 @@ void Runtime::gradient_arrived(ParamGroup& group, int64_t index) {
   const RuntimeMode runtime_mode;
   begin_graph_task(current_graph_task());
   run_->gradient_arrived(group, index);
-  run_->prefetch_after_gradients(*group.unit().root);
-  tell_unit_observer(&UnitObserver::gradient_arrived, group.unit());
+  run_->prefetch_after_gradients(*group.info().unit().root);
+  tell_unit_observer(&UnitObserver::gradient_arrived, group.info().unit());
 }
 
 void Runtime::begin_graph_task(int task) {
@@ -205,14 +207,19 @@ void Runtime::abort_graph_task(int task) noexcept {
   if (graph_tasks_.empty()) tell_unit_observer(&UnitObserver::backward_aborted);
 }
 
-void Runtime::destroyed(ParamGroup& group) noexcept {
+void Runtime::unsharded_by_hand(Unit& unit) { unit.root->schedule.unsharded_by_hand(unit.id); }
+
+void Runtime::resharded(Unit& unit) noexcept { unit.root->schedule.emptied(unit.id); }
+
+void Runtime::destroyed(FSDPParamGroup& group) noexcept {
+  resharded(group.info().unit());
   debts_.paid(&group);
   for (auto& [root, rows] : held_back_)
-    std::erase_if(rows, [&](const ReducedRow& row) { return row.is_of(group.unit()); });
+    std::erase_if(rows, [&](const ReducedRow& row) { return row.is_of(group.info().unit()); });
   std::erase_if(held_back_, [](const auto& item) { return item.second.empty(); });
   if (run_) run_->remove(group);
   if (settled_ == &group) settled_ = nullptr;
-  auto& settled = group.unit().root->settled;
+  auto& settled = group.info().unit().root->settled;
   if (settled == &group) settled = nullptr;
 }
 

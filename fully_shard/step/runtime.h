@@ -27,9 +27,11 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   explicit Runtime(const DeviceMesh& mesh);
 
   // GroupDriver.
-  void touched(ParamGroup& group) override;
-  void gradient_arrived(ParamGroup& group, int64_t index) override;
-  void destroyed(ParamGroup& group) noexcept override;
+  void touched(FSDPParamGroup& group) override;
+  void gradient_arrived(FSDPParamGroup& group, int64_t index) override;
+  void unsharded_by_hand(Unit& unit) override;
+  void resharded(Unit& unit) noexcept override;
+  void destroyed(FSDPParamGroup& group) noexcept override;
 
   const std::shared_ptr<ShardDim>& dim() const { return dim_; }
   // To the ranks of the mesh with the same shards; null where there are none. Collective
@@ -42,10 +44,10 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
  private:
   class GraphTaskEnd;
 
-  void settle(ParamGroup& group, Pass pass);
-  void touched_in_training(ParamGroup& group);
-  void touched_in_backward(ParamGroup& group);
-  void enter(ParamGroup& group, Pass pass);
+  void settle(FSDPParamGroup& group, Pass pass);
+  void touched_in_training(FSDPParamGroup& group);
+  void touched_in_backward(FSDPParamGroup& group);
+  void enter(FSDPParamGroup& group, Pass pass);
   void leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass);
   void apply(Root& root, const Decision& decision, Pass pass);
   void begin_graph_task(int task);
@@ -55,12 +57,12 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   std::shared_ptr<ShardDim> dim_;
   std::map<const void*, std::shared_ptr<Transport>> replicas_;  // by process group
   std::map<std::pair<const void*, int64_t>, std::shared_ptr<Transport>> neighbours_;
-  Debts<ParamGroup*> debts_;
+  Debts<FSDPParamGroup*> debts_;
   std::vector<int> graph_tasks_;    // outermost first
   std::optional<BackwardRun> run_;  // of the outermost
   BackwardRun::HeldBack held_back_;
-  std::weak_ptr<Root> last_root_;  // of the last touch
-  ParamGroup* settled_ = nullptr;  // the group whose touches need nothing
+  std::weak_ptr<Root> last_root_;      // of the last touch
+  FSDPParamGroup* settled_ = nullptr;  // the group whose touches need nothing
 };
 
 }  // namespace fsdp::internal

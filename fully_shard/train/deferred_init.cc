@@ -7,6 +7,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/full_params.h"
+#include "fully_shard/params/group_builder.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
@@ -29,10 +30,10 @@ namespace fsdp {
 namespace {
 
 using internal::DeferredStorage;
+using internal::FSDPParamGroup;
 using internal::held_part;
 using internal::ModuleTree;
-using internal::ParamGroup;
-using GroupPtr = c10::intrusive_ptr<ParamGroup>;
+using GroupPtr = c10::intrusive_ptr<FSDPParamGroup>;
 
 c10::DispatchKey ready_gate() {
   internal::install_gate();
@@ -94,7 +95,7 @@ class WithoutValues {
   }
 
   std::set<const c10::TensorImpl*> seen_;
-  std::set<const ParamGroup*> known_groups_;
+  std::set<const FSDPParamGroup*> known_groups_;
 };
 
 at::Tensor value_of(const at::Tensor& without_values) {
@@ -148,7 +149,8 @@ void materialize(ModuleRef module, const std::function<void(torch::nn::Module&)>
                     "'. Build the model in fsdp::deferred_init, or give a function that "
                     "initialises modules");
   const at::NoGradGuard no_grad;
-  for (const auto& group : found.groups) group->materialize(group->unit().device, value_of);
+  for (const auto& group : found.groups)
+    internal::materialize(*group, group->info().unit().device, value_of);
   materialize_plain(found.plain);
   if (!found.to_initialise.empty()) {
     apply_unsharded(root, [&](torch::nn::Module& each) {

@@ -17,7 +17,7 @@ struct Event;
 
 namespace fsdp::internal {
 
-class ParamGroup;
+class FSDPParamGroup;
 
 class Root {
  public:
@@ -27,8 +27,8 @@ class Root {
   RawWrites raw_writes;
   bool told_of_order_change = false;
   std::shared_ptr<c10::Event> after_optimizer;  // the next gather waits for it; null: nothing
-  ParamGroup* settled = nullptr;  // the one whose touches need nothing, if it is in this tree
-  std::map<UnitId, ParamGroup*> groups;  // of the units that have one; they take themselves off
+  FSDPParamGroup* settled = nullptr;  // the one whose touches need nothing, if it is in this tree
+  std::map<UnitId, FSDPParamGroup*> groups;  // of the units that have one; they take themselves off
 
   void absorb(Root& other) {
     schedule.absorb(std::move(other.schedule));

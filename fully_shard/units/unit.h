@@ -24,7 +24,7 @@ class Module;
 
 namespace fsdp::internal {
 
-class ParamGroup;
+class FSDPParamGroup;
 class Root;
 
 // What the user sends in the transport's place; empty: the transport.
@@ -51,7 +51,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   std::vector<std::weak_ptr<torch::nn::Module>> modules;  // what fully_shard was applied to
   std::weak_ptr<Unit> parent;  // the nearest enclosing unit; none for a root
   std::vector<std::weak_ptr<Unit>> children;
-  ParamGroup* group =
+  FSDPParamGroup* group =
       nullptr;  // owned by the parameters; null without parameters or once they died
 
   UnitPolicy policy;

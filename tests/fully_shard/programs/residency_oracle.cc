@@ -1,6 +1,6 @@
 #include "tests/fully_shard/programs/residency_oracle.h"
 
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 
 #include <sstream>
 #include <utility>
@@ -142,7 +142,8 @@ int64_t ResidencyOracle::unused_prefetches() const { return counters(mesh_).unus
 std::set<int> ResidencyOracle::on_the_way() const {
   std::set<int> units;
   for (const auto& [unit, number] : numbers_) {
-    if (unit->group != nullptr && unit->group->residency().is_gathering()) units.insert(number);
+    if (unit->group != nullptr && unit->group->unsharded().residency().is_gathering())
+      units.insert(number);
   }
   return units;
 }

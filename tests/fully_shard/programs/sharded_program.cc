@@ -1,8 +1,8 @@
 #include "tests/fully_shard/programs/sharded_program.h"
 
 #include "fully_shard/deferred_init.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/optimizer_tripwire.h"
-#include "fully_shard/params/param_group.h"
 #include "tests/fully_shard/programs/program_optimizer.h"
 
 #include <algorithm>

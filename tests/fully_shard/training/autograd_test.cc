@@ -1,5 +1,5 @@
 // Gradients as values, optimizers built too early, announced and unannounced writes.
-#include "fully_shard/params/param_group.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/transport/exclusive_use.h"
 #include "tests/fully_shard/decoder.h"
 #include "tests/fully_shard/write_checks.h"
@@ -152,7 +152,7 @@ TEST(ExclusiveUse, IsTakenByTouchesAndByGathersByHand) {
     torch::nn::Linear linear(3, 5);
     fully_shard(linear, mesh);
     auto unit = get_fsdp_module(*linear);
-    const internal::ExclusiveUse first(internal::unit_of(unit)->group->dim().user());
+    const internal::ExclusiveUse first(internal::unit_of(unit)->group->info().dim().user());
     std::string by_touch, by_hand;
     std::thread([&] {
       by_touch = message_of([&] { linear(torch::ones({1, 3})); });

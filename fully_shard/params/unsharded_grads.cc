@@ -1,7 +1,7 @@
-#include "fully_shard/params/pending_gradients.h"
+#include "fully_shard/params/unsharded_grads.h"
 
 #include "fully_shard/params/optimizer_tripwire.h"
-#include "fully_shard/params/param_group.h"
+#include "on_demand/on_demand_storage.h"
 
 #include <c10/util/Exception.h>
 
@@ -26,19 +26,19 @@ at::Tensor gradient_on(const at::Tensor& member) {
 
 }  // namespace
 
-PendingGradients::PendingGradients(ParamGroup& group, std::vector<ShardedParam>& params,
-                                   GroupAccounts accounts)
-    : group_(group),
+UnshardedGrads::UnshardedGrads(const GroupInfo& info, std::vector<FSDPParam>& params,
+                               std::weak_ptr<ShardWrites> writes)
+    : info_(info),
       params_(params),
-      accounts_(std::move(accounts)),
+      writes_(std::move(writes)),
       sums_(params.size()),
       bytes_(params.size(), 0) {}
 
-PendingGradients::~PendingGradients() {
-  for (const auto bytes : bytes_) accounts_.add(&Counters::gradient_bytes, -bytes);
+UnshardedGrads::~UnshardedGrads() {
+  for (const auto bytes : bytes_) info_.accounts().add(&Counters::gradient_bytes, -bytes);
 }
 
-void PendingGradients::count(int64_t index) {
+void UnshardedGrads::count(int64_t index) {
   const auto on_member = gradient_on(param(index).member());
   const auto& sum = sums_[static_cast<size_t>(index)];
   int64_t bytes = sum.defined() ? static_cast<int64_t>(held_part(sum).nbytes()) : 0;
@@ -48,17 +48,17 @@ void PendingGradients::count(int64_t index) {
   set_counted(index, bytes);
 }
 
-void PendingGradients::set_counted(int64_t index, int64_t bytes) {
+void UnshardedGrads::set_counted(int64_t index, int64_t bytes) {
   const auto before = std::exchange(bytes_[static_cast<size_t>(index)], bytes);
-  if (bytes != before) accounts_.add(&Counters::gradient_bytes, bytes - before);
+  if (bytes != before) info_.accounts().add(&Counters::gradient_bytes, bytes - before);
 }
 
-bool PendingGradients::waits(int64_t index) const {
+bool UnshardedGrads::waits(int64_t index) const {
   return sums_[static_cast<size_t>(index)].defined() ||
          gradient_on(params_[static_cast<size_t>(index)].member()).defined();
 }
 
-void PendingGradients::keep(int64_t index, at::ScalarType dtype) {
+void UnshardedGrads::keep(int64_t index, at::ScalarType dtype) {
   const auto on_member = gradient_on(param(index).member());
   if (on_member.defined() && on_member.scalar_type() != dtype) {
     const auto gradient = take_from_member(index);
@@ -72,7 +72,7 @@ void PendingGradients::keep(int64_t index, at::ScalarType dtype) {
   count(index);
 }
 
-at::Tensor PendingGradients::take(int64_t index) {
+at::Tensor UnshardedGrads::take(int64_t index) {
   const auto gradient = take_from_member(index);
   auto sum = std::exchange(sums_[static_cast<size_t>(index)], {});
   set_counted(index, 0);
@@ -81,28 +81,28 @@ at::Tensor PendingGradients::take(int64_t index) {
   return sum;
 }
 
-at::Tensor PendingGradients::take_from_member(int64_t index) {
-  const auto gradient = param(index).take_gradient(group_, index);
+at::Tensor UnshardedGrads::take_from_member(int64_t index) {
+  const auto gradient = param(index).take_gradient(writes_);
   if (!gradient.defined()) return {};
   has_left_tripwires_ = true;
   check_layout(gradient, index);
   return owned(gradient);
 }
 
-void PendingGradients::remove_tripwires() {
+void UnshardedGrads::remove_tripwires() {
   if (!std::exchange(has_left_tripwires_, false)) return;
   for (auto& param : params_) param.remove_tripwire();
 }
 
-void PendingGradients::check_layout(const at::Tensor& gradient, int64_t index) const {
+void UnshardedGrads::check_layout(const at::Tensor& gradient, int64_t index) const {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      gradient.layout() == at::kStrided, "parameter '", group_.parameter_name(index),
+      gradient.layout() == at::kStrided, "parameter '", params_[static_cast<size_t>(index)].name(),
       "' has a gradient of layout ", gradient.layout(),
-      "; sharded parameters take strided gradients only (use sparse=false; rank ",
-      group_.dim().global_rank(), ")");
+      "; sharded parameters take strided gradients only (use sparse=false; rank ", info_.rank(),
+      ")");
 }
 
-void PendingGradients::drop(int64_t index) {
+void UnshardedGrads::drop(int64_t index) {
   param(index).drop_gradient();
   sums_[static_cast<size_t>(index)].reset();
   set_counted(index, 0);

@@ -15,6 +15,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -22,7 +23,7 @@
 
 namespace fsdp::internal {
 
-class ParamGroup;
+class ShardWrites;
 
 // Over what a unit shards its parameters.
 struct UnitMesh {
@@ -30,14 +31,14 @@ struct UnitMesh {
   std::optional<DeviceMesh> members{};  // of the tensor-parallel parameters, if there are
 };
 
-class ShardedParam {
+class FSDPParam {
  public:
   // `tensor`, plain or tensor-parallel, becomes the member; its dimension `sharded_dim`,
   // not negative, is sharded over the unit's mesh. With `param_dtype` a floating member
   // has that dtype, and the entry keeps the tensor's. Throws ValueError where the mesh
   // and a tensor-parallel member's own are not slices of a common one.
-  ShardedParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
-               const UnitMesh& mesh, std::optional<at::ScalarType> param_dtype);
+  FSDPParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim, const UnitMesh& mesh,
+            std::optional<at::ScalarType> param_dtype);
 
   const std::string& name() const { return name_; }
   // Of the entry: over the dimensions of the tensor-parallel mesh, then those of the
@@ -88,13 +89,12 @@ class ShardedParam {
   // Of the entry's gradients. REQUIRES: the entry lives.
   const Label& gradient_label();
 
-  // Takes the full gradient off the member, and leaves a tripwire there; undefined for
-  // none.
-  at::Tensor take_gradient(ParamGroup& group, int64_t index);
+  // Takes the full gradient off the member, and leaves a tripwire there
+  // (optimizer_tripwire.h); undefined for none.
+  at::Tensor take_gradient(const std::weak_ptr<ShardWrites>& writes);
   void drop_gradient();
   // The tripwire goes before a forward whose backward brings the next gradient.
   void remove_tripwire();
-  void release_tripwire() { tripwire_.reset(); }
 
   // With DebugOptions::write_checks: throws for a write through an alias of the local
   // tensor, which no operator on the entry announced.
@@ -123,5 +123,8 @@ class ShardedParam {
   at::Tensor tripwire_;  // made for the first gradient, as the label
   Label gradient_label_;
 };
+
+// Mixed precision: members have a dtype of their own.
+bool any_is_cast(const std::vector<FSDPParam>& params);
 
 }  // namespace fsdp::internal

@@ -1,10 +1,9 @@
-#include "fully_shard/params/group_gradients.h"
+#include "fully_shard/params/accumulated_grads.h"
 
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/home_placement.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/entry_gradient.h"
-#include "fully_shard/params/param_group.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -19,7 +18,7 @@ namespace {
 at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
   return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
 }
-bool is_replicated(const ShardedParam& param) {
+bool is_replicated(const FSDPParam& param) {
   const auto& member = param.member_spec();
   return member && member->placements()[0].is_replicate() && member->mesh().size() > 1;
 }
@@ -38,59 +37,59 @@ at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
 
 }  // namespace
 
-GroupGradients::GroupGradients(ParamGroup& group, std::vector<ShardedParam>& params,
-                               GroupAccounts accounts)
-    : group_(group),
+AccumulatedGrads::AccumulatedGrads(const GroupInfo& info, std::vector<FSDPParam>& params,
+                                   const ShardBuffer& shards, std::weak_ptr<ShardWrites> writes)
+    : info_(info),
       params_(params),
-      accounts_(std::move(accounts)),
+      shards_(shards),
       unsynchronized_(params.size(), false),
-      pending_(group, params, accounts_),
+      accumulated_(info, params, std::move(writes)),
       shard_sums_(params.size()),
       has_replicated_members_(std::any_of(params.begin(), params.end(), is_replicated)) {}
 
-GroupGradients::~GroupGradients() {
+AccumulatedGrads::~AccumulatedGrads() {
   drop();
   for (size_t i = 0; i < params_.size(); ++i) forget_shard_sum(static_cast<int64_t>(i));
 }
 
-double GroupGradients::divisor() const {
-  const auto copies = group_.replicas() == nullptr ? 1 : group_.replicas()->shard_count();
-  const auto ranks = static_cast<double>(group_.dim().shard_count() * copies);
-  return group_.unit().policy.gradient_divide_factor.value_or(ranks);
+double AccumulatedGrads::divisor() const {
+  const auto copies = info_.replicas() == nullptr ? 1 : info_.replicas()->shard_count();
+  const auto ranks = static_cast<double>(info_.dim().shard_count() * copies);
+  return info_.unit().policy.gradient_divide_factor.value_or(ranks);
 }
 
-bool GroupGradients::publishes_unused() const {
-  return hook_ || group_.unit().policy.reduce_unused_params;
+bool AccumulatedGrads::publishes_unused() const {
+  return hook_ || info_.unit().policy.reduce_unused_params;
 }
 
-void GroupGradients::run_hook(const GradientBuffer& buffer, const at::Tensor& row) const {
+void AccumulatedGrads::run_hook(const GradientBuffer& buffer, const at::Tensor& row) const {
   if (hook_) hook_(buffer.elements(row));
 }
 
-bool GroupGradients::stays_here() const {
-  return group_.is_alone() && !hook_ && !has_replicated_members_;
+bool AccumulatedGrads::stays_here() const {
+  return info_.is_alone() && !hook_ && !has_replicated_members_;
 }
 
-at::ScalarType GroupGradients::reduce_dtype(int64_t index) const {
+at::ScalarType AccumulatedGrads::reduce_dtype(int64_t index) const {
   const auto own = params_[static_cast<size_t>(index)].member_dtype();
   return at::isFloatingType(own) ? reduce_dtype_.value_or(own) : own;
 }
 
-bool GroupGradients::synchronizes() const { return group_.unit().policy.synchronize_gradients; }
+bool AccumulatedGrads::synchronizes() const { return info_.unit().policy.synchronize_gradients; }
 
-bool GroupGradients::is_reduced(size_t index) {
+bool AccumulatedGrads::is_reduced(size_t index) {
   const bool owes = unsynchronized_[index] || shard_sums_[index].defined();
   return owes || params_[index].is_trainable();
 }
 
-bool GroupGradients::reduces_any() {
+bool AccumulatedGrads::reduces_any() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (is_reduced(i)) return true;
   }
   return false;
 }
 
-std::vector<int64_t> GroupGradients::reduced_params() {
+std::vector<int64_t> AccumulatedGrads::reduced_params() {
   std::vector<int64_t> indices;
   indices.reserve(params_.size());
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -99,21 +98,21 @@ std::vector<int64_t> GroupGradients::reduced_params() {
   return indices;
 }
 
-bool GroupGradients::reduces() { return synchronizes() && reduces_any(); }
+bool AccumulatedGrads::reduces() { return synchronizes() && reduces_any(); }
 
-void GroupGradients::keep_unsynchronized() {
+void AccumulatedGrads::keep_unsynchronized() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (params_[i].is_trainable()) unsynchronized_[i] = true;
   }
 }
 
-bool GroupGradients::keeps_gradients() const {
+bool AccumulatedGrads::keeps_gradients() const {
   return std::find(unsynchronized_.begin(), unsynchronized_.end(), true) != unsynchronized_.end() ||
          std::any_of(shard_sums_.begin(), shard_sums_.end(),
                      [](const auto& kept) { return kept.defined(); });
 }
 
-void GroupGradients::open() {
+void AccumulatedGrads::open() {
   if (!buffers_.empty() || !synchronizes() || stays_here()) return;
   std::vector<at::ScalarType> dtypes;
   const auto indices = reduced_params();
@@ -127,15 +126,16 @@ void GroupGradients::open() {
     for (const auto index : indices) {
       if (reduce_dtype(index) == dtype) {
         const auto& each = param(index);
-        members.push_back({index, each.extent(dtype), group_.shards().shape(index, each)});
+        members.push_back({index, each.extent(dtype), shards_.shape(index, each)});
       }
     }
-    buffers_.emplace_back(std::move(members), dtype, group_.dim().transport(), group_.device());
-    accounts_.add(&Counters::gradient_bytes, buffers_.back().nbytes());
+    buffers_.emplace_back(std::move(members), dtype, info_.dim().transport(),
+                          shards_.member_device());
+    info_.accounts().add(&Counters::gradient_bytes, buffers_.back().nbytes());
   }
 }
 
-void GroupGradients::receive(int64_t index) {
+void AccumulatedGrads::receive(int64_t index) {
   const auto member = param(index).member();
   if (param(index).member_spec() || !member.defined() || !is_dtensor(member.grad())) return;
   const auto& spec = spec_of(member.grad());
@@ -144,12 +144,12 @@ void GroupGradients::receive(int64_t index) {
                     ": a plain tensor that was computed from it met a DTensor, and what other "
                     "ranks have of its gradient would be lost. Let the parameter itself meet the "
                     "DTensor, or compute with the DTensor's full_tensor() (collective; rank ",
-                    group_.dim().global_rank(), ")");
+                    info_.rank(), ")");
   member.mutable_grad() = local_of(member.grad());
 }
 
-void GroupGradients::pack(int64_t index) {
-  const auto gradient = pending_.take(index);
+void AccumulatedGrads::pack(int64_t index) {
+  const auto gradient = accumulated_.take(index);
   if (!gradient.defined()) return;
   const auto& home = param(index).member_spec();
   if (!home) return pack_whole(index, gradient);
@@ -157,7 +157,7 @@ void GroupGradients::pack(int64_t index) {
   pack_whole(index, local_at_home(gradient, *home));
 }
 
-void GroupGradients::pack_whole(int64_t index, const at::Tensor& gradient) {
+void AccumulatedGrads::pack_whole(int64_t index, const at::Tensor& gradient) {
   if (stays_here()) return publish_here(index, gradient);
   open();
   for (auto& buffer : buffers_) {
@@ -166,22 +166,22 @@ void GroupGradients::pack_whole(int64_t index, const at::Tensor& gradient) {
   }
 }
 
-void GroupGradients::keep_terms(int64_t index, const at::Tensor& gradient) {
+void AccumulatedGrads::keep_terms(int64_t index, const at::Tensor& gradient) {
   open();
   const auto own = in_dtype(local_of(gradient), reduce_dtype(index));
   for (auto& each : terms_) {
     if (each.index == index) return void(local_of(each.gradient).add_(own));
   }
-  accounts_.add(&Counters::gradient_bytes, static_cast<int64_t>(own.nbytes()));
+  info_.accounts().add(&Counters::gradient_bytes, static_cast<int64_t>(own.nbytes()));
   terms_.push_back({index, make_dtensor(own, spec_of(gradient))});
 }
 
-bool GroupGradients::has_terms(int64_t index) const {
+bool AccumulatedGrads::has_terms(int64_t index) const {
   return std::any_of(terms_.begin(), terms_.end(),
                      [index](const Terms& each) { return each.index == index; });
 }
 
-void GroupGradients::pack_terms() {
+void AccumulatedGrads::pack_terms() {
   std::vector<at::Tensor> gradients;
   for (const auto& each : terms_) gradients.push_back(each.gradient);
   const auto sums = sum_terms(gradients);
@@ -189,30 +189,30 @@ void GroupGradients::pack_terms() {
   drop_terms();
 }
 
-void GroupGradients::drop_terms() {
+void AccumulatedGrads::drop_terms() {
   for (const auto& [index, gradient] : std::exchange(terms_, {})) {
-    accounts_.add(&Counters::gradient_bytes, -static_cast<int64_t>(local_of(gradient).nbytes()));
+    info_.accounts().add(&Counters::gradient_bytes,
+                         -static_cast<int64_t>(local_of(gradient).nbytes()));
   }
 }
 
 // As a reduction over one rank would.
-void GroupGradients::publish_here(int64_t index, const at::Tensor& gradient) {
+void AccumulatedGrads::publish_here(int64_t index, const at::Tensor& gradient) {
   const auto sum = in_dtype(gradient, reduce_dtype(index));
   const auto mean = divisor() != 1 ? sum.div(divisor()) : sum;
-  publish(index, on_device(mean, group_.shards().device()));
+  publish(index, on_device(mean, shards_.device()));
 }
 
-void GroupGradients::publish_zeros_here() {
+void AccumulatedGrads::publish_zeros_here() {
   for (const auto index : reduced_params()) {
     const auto entry = param(index).entry();
     if (!entry.defined() || entry.grad().defined()) continue;
-    const auto options =
-        at::TensorOptions().dtype(param(index).dtype()).device(group_.shards().device());
+    const auto options = at::TensorOptions().dtype(param(index).dtype()).device(shards_.device());
     publish(index, at::zeros(param(index).shape(), options));
   }
 }
 
-bool GroupGradients::complete() {
+bool AccumulatedGrads::complete() {
   if (!synchronizes()) return true;
   if (buffers_.empty()) return !reduces_any();
   return std::all_of(buffers_.begin(), buffers_.end(), [this](const auto& buffer) {
@@ -220,7 +220,7 @@ bool GroupGradients::complete() {
   });
 }
 
-void GroupGradients::collect_pending() {
+void AccumulatedGrads::pack_accumulated() {
   if (!synchronizes()) return;
   for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
   pack_terms();
@@ -228,40 +228,41 @@ void GroupGradients::collect_pending() {
   unsynchronized_.assign(params_.size(), false);
 }
 
-void GroupGradients::drop_pending() {
+void AccumulatedGrads::drop_accumulated() {
   unsynchronized_.assign(params_.size(), false);
   for (size_t i = 0; i < params_.size(); ++i) {
-    pending_.drop(static_cast<int64_t>(i));
+    accumulated_.drop(static_cast<int64_t>(i));
     forget_shard_sum(static_cast<int64_t>(i));
   }
 }
 
-std::vector<GradientBuffer> GroupGradients::take() {
-  for (const auto& buffer : buffers_) accounts_.add(&Counters::gradient_bytes, -buffer.nbytes());
+std::vector<GradientBuffer> AccumulatedGrads::take() {
+  for (const auto& buffer : buffers_)
+    info_.accounts().add(&Counters::gradient_bytes, -buffer.nbytes());
   return std::exchange(buffers_, {});
 }
 
-bool GroupGradients::reduces_over_replicas() const {
-  return group_.replicas() != nullptr && group_.unit().policy.all_reduce_gradients;
+bool AccumulatedGrads::reduces_over_replicas() const {
+  return info_.replicas() != nullptr && info_.unit().policy.all_reduce_gradients;
 }
 
-void GroupGradients::keep_shard_sum(int64_t index, const at::Tensor& part) {
+void AccumulatedGrads::keep_shard_sum(int64_t index, const at::Tensor& part) {
   auto& kept = shard_sums_[static_cast<size_t>(index)];
   if (kept.defined()) {
     kept.add_(part);
     return;
   }
   kept = part.clone();
-  accounts_.add(&Counters::gradient_bytes, static_cast<int64_t>(kept.nbytes()));
+  info_.accounts().add(&Counters::gradient_bytes, static_cast<int64_t>(kept.nbytes()));
 }
 
-void GroupGradients::forget_shard_sum(int64_t index) {
+void AccumulatedGrads::forget_shard_sum(int64_t index) {
   const auto kept = std::exchange(shard_sums_[static_cast<size_t>(index)], {});
   if (kept.defined())
-    accounts_.add(&Counters::gradient_bytes, -static_cast<int64_t>(kept.nbytes()));
+    info_.accounts().add(&Counters::gradient_bytes, -static_cast<int64_t>(kept.nbytes()));
 }
 
-void GroupGradients::add_shard_sums(const GradientBuffer& buffer, at::Tensor& row) {
+void AccumulatedGrads::add_shard_sums(const GradientBuffer& buffer, at::Tensor& row) {
   for (size_t i = 0; i < buffer.params().size(); ++i) {
     const auto index = buffer.params()[i].index;
     const auto& kept = shard_sums_[static_cast<size_t>(index)];
@@ -271,9 +272,8 @@ void GroupGradients::add_shard_sums(const GradientBuffer& buffer, at::Tensor& ro
   }
 }
 
-void GroupGradients::publish(int64_t index, const at::Tensor& part) {
-  add_to_entry_gradient(param(index), in_dtype(part, param(index).dtype()),
-                        group_.dim().global_rank());
+void AccumulatedGrads::publish(int64_t index, const at::Tensor& part) {
+  add_to_entry_gradient(param(index), in_dtype(part, param(index).dtype()), info_.rank());
 }
 
 }  // namespace fsdp::internal

@@ -1,12 +1,13 @@
-// A group's gradients in full size: pending, while synchronisation is off or after the
-// group's reduction left (pending_gradients.h), packed into the rows of a reduction, and
-// as a reduced part on its way into the registry entry's .grad. Local.
+// The gradients of a group in full size: accumulated, while synchronisation is off or
+// after the group's reduction left (unsharded_grads.h), packed into the rows of a
+// reduction, and as a reduced part on its way into the registry entry's .grad. Local.
 #pragma once
 
+#include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/gradient_buffer.h"
-#include "fully_shard/params/group_accounts.h"
-#include "fully_shard/params/pending_gradients.h"
-#include "fully_shard/params/sharded_param.h"
+#include "fully_shard/params/group_info.h"
+#include "fully_shard/params/shard_buffer.h"
+#include "fully_shard/params/unsharded_grads.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -17,12 +18,13 @@
 
 namespace fsdp::internal {
 
-class GroupGradients {
+class AccumulatedGrads {
  public:
-  // All but `accounts` outlive it.
-  GroupGradients(ParamGroup& group, std::vector<ShardedParam>& params, GroupAccounts accounts);
-  ~GroupGradients();
-  GroupGradients(const GroupGradients&) = delete;
+  // All but `writes` outlive it; `writes`: of the group, for tripwires.
+  AccumulatedGrads(const GroupInfo& info, std::vector<FSDPParam>& params, const ShardBuffer& shards,
+                   std::weak_ptr<ShardWrites> writes);
+  ~AccumulatedGrads();
+  AccumulatedGrads(const AccumulatedGrads&) = delete;
 
   // Gradients are added up, over backwards and over the ranks, in `dtype` instead of the
   // members' own; complex ones stay what they are.
@@ -52,23 +54,23 @@ class GroupGradients {
   // been added to gradients of this rank alone (on_demand/replicated_members.h).
   void receive(int64_t index);
   // Parameter `index` has a gradient that waits for a later reduction.
-  void keep_pending(int64_t index) { pending_.keep(index, reduce_dtype(index)); }
-  bool has_pending(int64_t index) const { return pending_.waits(index); }
+  void accumulate(int64_t index) { accumulated_.keep(index, reduce_dtype(index)); }
+  bool has_accumulated(int64_t index) const { return accumulated_.waits(index); }
   // What taken gradients left on the members (optimizer_tripwire.h).
-  bool has_left_tripwires() const { return pending_.has_left_tripwires(); }
-  void remove_tripwires() { pending_.remove_tripwires(); }
+  bool has_left_tripwires() const { return accumulated_.has_left_tripwires(); }
+  void remove_tripwires() { accumulated_.remove_tripwires(); }
 
   // Makes room for a backward's gradients, if that was not done.
   void open();
-  // Packs the gradient of parameter `index` and what was pending, if any. Where it stays
-  // here it is published. That of a tensor-parallel member is brought to where this lies,
-  // which is collective over its mesh if data moves; terms of one that lies whole are
-  // packed by collect_pending(), all at once.
+  // Packs the gradient of parameter `index` and what was accumulated, if any. Where it
+  // stays here it is published. That of a tensor-parallel member is brought to where this
+  // lies, which is collective over its mesh if data moves; terms of one that lies whole
+  // are packed by pack_accumulated(), all at once.
   void pack(int64_t index);
-  // Packs all that is pending. Collective over the meshes of tensor-parallel members
+  // Packs all that is accumulated. Collective over the meshes of tensor-parallel members
   // whose gradients are terms.
-  void collect_pending();
-  void drop_pending();
+  void pack_accumulated();
+  void drop_accumulated();
   std::vector<GradientBuffer> take();
   void drop() {
     drop_terms();
@@ -110,13 +112,13 @@ class GroupGradients {
   at::ScalarType reduce_dtype(int64_t index) const;
   void publish_here(int64_t index, const at::Tensor& gradient);
   void publish_zeros_here();
-  ShardedParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
+  FSDPParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
 
-  ParamGroup& group_;
-  std::vector<ShardedParam>& params_;
-  GroupAccounts accounts_;
+  const GroupInfo& info_;
+  std::vector<FSDPParam>& params_;
+  const ShardBuffer& shards_;
   std::vector<bool> unsynchronized_;  // trained without synchronisation since its last reduction
-  PendingGradients pending_;
+  UnshardedGrads accumulated_;
   std::vector<at::Tensor> shard_sums_;   // by parameter; undefined for none
   bool has_replicated_members_;          // tensor-parallel ones
   std::vector<Terms> terms_;             // of a running backward

@@ -1,24 +1,26 @@
-// Full gradients of one group that wait for a later reduction: on the members, as
-// autograd leaves them, or here, where they are added up in another dtype than the
-// member's. Local.
+// Unsharded gradients of one group that are accumulated for a later reduction (PyTorch's
+// unsharded_accumulated_grad): on the members, as autograd leaves them, or here, where
+// they are added up in another dtype than the member's. Local.
 #pragma once
 
-#include "fully_shard/params/group_accounts.h"
-#include "fully_shard/params/sharded_param.h"
+#include "fully_shard/params/fsdp_param.h"
+#include "fully_shard/params/group_info.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace fsdp::internal {
 
-class PendingGradients {
+class UnshardedGrads {
  public:
-  // `group` and `params` outlive it.
-  PendingGradients(ParamGroup& group, std::vector<ShardedParam>& params, GroupAccounts accounts);
-  ~PendingGradients();
-  PendingGradients(const PendingGradients&) = delete;
+  // `info` and `params` outlive it. `writes`: of the group, for tripwires.
+  UnshardedGrads(const GroupInfo& info, std::vector<FSDPParam>& params,
+                 std::weak_ptr<ShardWrites> writes);
+  ~UnshardedGrads();
+  UnshardedGrads(const UnshardedGrads&) = delete;
 
   // What autograd left on the member of parameter `index` waits, to be added up in
   // `dtype`.
@@ -38,11 +40,11 @@ class PendingGradients {
   void check_layout(const at::Tensor& gradient, int64_t index) const;
   void count(int64_t index);
   void set_counted(int64_t index, int64_t bytes);
-  ShardedParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
+  FSDPParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
 
-  ParamGroup& group_;
-  std::vector<ShardedParam>& params_;
-  GroupAccounts accounts_;
+  const GroupInfo& info_;
+  std::vector<FSDPParam>& params_;
+  std::weak_ptr<ShardWrites> writes_;
   std::vector<at::Tensor> sums_;  // by parameter; undefined for none
   std::vector<int64_t> bytes_;    // by parameter, as counted
   bool has_left_tripwires_ = false;

@@ -1,16 +1,16 @@
-#include "fully_shard/params/sharded_param.h"
+#include "fully_shard/params/fsdp_param.h"
 
 #include "device_mesh/debug.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/optimizer_tripwire.h"
-#include "fully_shard/params/param_group.h"
 #include "fully_shard/transport/mesh_dims.h"
 #include "on_demand/gate_key.h"
 
 #include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -38,8 +38,8 @@ DTensorSpec entry_spec(const at::Tensor& tensor, int64_t sharded_dim, const Unit
 
 }  // namespace
 
-ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
-                           const UnitMesh& mesh, std::optional<at::ScalarType> param_dtype)
+FSDPParam::FSDPParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
+                     const UnitMesh& mesh, std::optional<at::ScalarType> param_dtype)
     : name_(std::move(name)),
       member_(tensor.getIntrusivePtr()),
       entry_(tensor.getIntrusivePtr()),
@@ -50,11 +50,11 @@ ShardedParam::ShardedParam(std::string name, const at::Tensor& tensor, int64_t s
       param_dtype_(param_dtype),
       requires_grad_(tensor.requires_grad()) {}
 
-int64_t ShardedParam::sharded_dim() const {
+int64_t FSDPParam::sharded_dim() const {
   return spec_.placements()[static_cast<size_t>(shard_dim_of(spec_.mesh()))].shard_dim();
 }
 
-ShardExtent ShardedParam::extent(at::ScalarType dtype) const {
+ShardExtent FSDPParam::extent(at::ScalarType dtype) const {
   const auto cut = static_cast<size_t>(sharded_dim());
   ShardExtent extent{shape_[cut], static_cast<int64_t>(c10::elementSize(dtype))};
   for (size_t dim = 0; dim < cut; ++dim) extent.blocks *= shape_[dim];
@@ -62,34 +62,32 @@ ShardExtent ShardedParam::extent(at::ScalarType dtype) const {
   return extent;
 }
 
-std::vector<int64_t> ShardedParam::shape_with_rows(int64_t rows) const {
+std::vector<int64_t> FSDPParam::shape_with_rows(int64_t rows) const {
   auto shape = shape_;
   shape[static_cast<size_t>(sharded_dim())] = rows;
   return shape;
 }
 
-at::ScalarType ShardedParam::member_dtype() const {
+at::ScalarType FSDPParam::member_dtype() const {
   return at::isFloatingType(dtype_) ? param_dtype_.value_or(dtype_) : dtype_;
 }
 
-void ShardedParam::set_param_dtype(std::optional<at::ScalarType> dtype) {
+void FSDPParam::set_param_dtype(std::optional<at::ScalarType> dtype) {
   param_dtype_ = dtype;
   remove_tripwire();  // of the old dtype
-  release_tripwire();
+  tripwire_.reset();
 }
 
-void ShardedParam::set_dtype(at::ScalarType dtype) {
+void FSDPParam::set_dtype(at::ScalarType dtype) {
   dtype_ = dtype;
   remove_tripwire();  // of the old dtype
-  release_tripwire();
+  tripwire_.reset();
 }
 
-void ShardedParam::set_entry(const at::Tensor& entry) {
-  entry_ = WeakTensor(entry.getIntrusivePtr());
-}
+void FSDPParam::set_entry(const at::Tensor& entry) { entry_ = WeakTensor(entry.getIntrusivePtr()); }
 
-void ShardedParam::make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t index,
-                               int64_t capacity, c10::Device device) {
+void FSDPParam::make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t index,
+                            int64_t capacity, c10::Device device) {
   const auto tensor = member(), part = held_part(tensor);
   auto storage = c10::make_intrusive<OnDemandStorage>(std::move(group), index, capacity, device);
   storage_ = storage.get();
@@ -110,15 +108,15 @@ void ShardedParam::make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t 
   if (registered.defined()) storage_->watch_requires_grad(tensor, registered);
 }
 
-void ShardedParam::storage_destroyed(const OnDemandStorage* storage) noexcept {
+void FSDPParam::storage_destroyed(const OnDemandStorage* storage) noexcept {
   if (storage_ == storage) storage_ = nullptr;
 }
 
-void ShardedParam::synchronize_requires_grad() {
+void FSDPParam::synchronize_requires_grad() {
   synchronize_requires_grad(member_.lock(), entry_.lock());
 }
 
-void ShardedParam::synchronize_requires_grad(const TensorPtr& member, const TensorPtr& entry) {
+void FSDPParam::synchronize_requires_grad(const TensorPtr& member, const TensorPtr& entry) {
   if (!member || !entry || member->requires_grad() == entry->requires_grad()) {
     if (member) requires_grad_ = member->requires_grad();
     return;
@@ -128,7 +126,7 @@ void ShardedParam::synchronize_requires_grad(const TensorPtr& member, const Tens
   entry->set_requires_grad(requires_grad_);
 }
 
-const Label& ShardedParam::gradient_label() {
+const Label& FSDPParam::gradient_label() {
   if (!gradient_label_) {
     gradient_label_ =
         std::make_shared<const std::string>("the gradient of " + description_of(entry()));
@@ -136,32 +134,32 @@ const Label& ShardedParam::gradient_label() {
   return gradient_label_;
 }
 
-bool ShardedParam::is_trainable() {
+bool FSDPParam::is_trainable() {
   const auto member = member_.lock(), entry = entry_.lock();
   synchronize_requires_grad(member, entry);
   const auto& deciding = entry ? entry : member;
   return deciding && deciding->requires_grad();
 }
 
-at::Tensor ShardedParam::take_gradient(ParamGroup& group, int64_t index) {
+at::Tensor FSDPParam::take_gradient(const std::weak_ptr<ShardWrites>& writes) {
   const auto tensor = member();
   if (!tensor.defined() || !tensor.grad().defined()) return {};
   if (is_untouched_tripwire(tensor.grad())) return {};
-  if (!is_untouched_tripwire(tripwire_)) tripwire_ = make_tripwire(tensor, group, index);
+  if (!is_untouched_tripwire(tripwire_)) tripwire_ = make_tripwire(tensor, name_, writes);
   return std::exchange(tensor.mutable_grad(), tripwire_);
 }
 
-void ShardedParam::drop_gradient() {
+void FSDPParam::drop_gradient() {
   const auto tensor = member();
   if (tensor.defined()) tensor.mutable_grad().reset();
 }
 
-void ShardedParam::remove_tripwire() {
+void FSDPParam::remove_tripwire() {
   const auto tensor = member();
   if (tensor.defined() && is_untouched_tripwire(tensor.grad())) tensor.mutable_grad().reset();
 }
 
-void ShardedParam::check_shard_is_announced(int64_t global_rank) {
+void FSDPParam::check_shard_is_announced(int64_t global_rank) {
   if (!debug_options().write_checks) return;
   const auto handle = entry();
   if (!handle.defined()) return;
@@ -172,6 +170,10 @@ void ShardedParam::check_shard_is_announced(int64_t global_rank) {
               "copies are stale. Write through the registry entry, or call "
               "fsdp::mark_shard_written(parameter) on every rank (rank ",
               global_rank, ")");
+}
+
+bool any_is_cast(const std::vector<FSDPParam>& params) {
+  return std::any_of(params.begin(), params.end(), [](const auto& each) { return each.is_cast(); });
 }
 
 }  // namespace fsdp::internal

@@ -1,0 +1,118 @@
+#include "fully_shard/params/fsdp_param_group.h"
+
+#include "fully_shard/params/gradient_share.h"
+#include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/units/root.h"
+#include "on_demand/pass.h"
+
+#include <ATen/record_function.h>
+
+#include <utility>
+
+namespace fsdp::internal {
+
+FSDPParamGroup::FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c10::Device device)
+    : info_(std::move(info)),
+      params_(std::move(params)),
+      shards_(params_, info_.dim(), device,
+              home_of_shards(info_.unit().offload, info_.mesh().device_type()), info_.accounts()),
+      unsharded_(info_, params_, shards_, *this),
+      agreement_(info_, params_, shards_),
+      writes_(info_, params_, shards_, unsharded_, agreement_, *this),
+      gradients_(info_, params_, shards_, unsharded_.weak_writes()) {
+  info_.unit().group = this;
+  info_.unit().root->groups[info_.unit().id] = this;
+}
+
+FSDPParamGroup::~FSDPParamGroup() {
+  info_.unit().group = nullptr;
+  info_.unit().root->groups.erase(info_.unit().id);
+  info_.driver().destroyed(*this);
+}
+
+void FSDPParamGroup::touch() {
+  unsharded_.check_has_values();
+  if (!unsharded_.residency().is_borrowed()) return info_.driver().touched(*this);
+  // As graph_recorded(): a backward would add to them, and tensor-parallel ranks send for
+  // it.
+  if (gradients_.has_left_tripwires() && records_gradients(current_pass()))
+    gradients_.remove_tripwires();
+}
+
+void FSDPParamGroup::synchronize_metadata(int64_t index, c10::TensorImpl* impl) {
+  if (is_member(index, impl)) params_[static_cast<size_t>(index)].synchronize_requires_grad();
+}
+
+bool FSDPParamGroup::is_member(int64_t index, const c10::TensorImpl* impl) const {
+  return params_[static_cast<size_t>(index)].is_member(impl);
+}
+
+const std::string& FSDPParamGroup::parameter_name(int64_t index) const {
+  return params_[static_cast<size_t>(index)].name();
+}
+
+at::Tensor FSDPParamGroup::gradient_share(int64_t, const at::Tensor& gradient) const {
+  return internal::gradient_share(gradient, info_.mesh());
+}
+
+void FSDPParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* storage) noexcept {
+  params_[static_cast<size_t>(index)].storage_destroyed(storage);
+}
+
+void FSDPParamGroup::issue_unshard() {
+  if (!unsharded_.residency().is_sharded()) return;
+  unsharded_.check_has_values();
+  if (evict_after_every_operator() && !pinned()) return;  // a prefetch: that mode is about touches
+  RECORD_FUNCTION("fsdp::all_gather(" + info_.name() + ")", {});
+  const RuntimeMode runtime_mode;
+  unsharded_.issue(agreement_.words());
+  info_.accounts().count(&Counters::all_gathers);
+  if (!pinned()) info_.accounts().count(&Counters::prefetched_all_gathers);
+}
+
+void FSDPParamGroup::wait_unshard() {
+  if (!unsharded_.residency().is_gathering()) return;
+  RECORD_FUNCTION("fsdp::all_gather_copy_out(" + info_.name() + ")", {});
+  const auto gathered = unsharded_.wait();
+  try {
+    agreement_.check(gathered);
+  } catch (...) {
+    unsharded_.empty();
+    throw;
+  }
+}
+
+void FSDPParamGroup::reshard() {
+  if (unsharded_.residency().is_sharded()) unsharded_.drop_post_forward_shards();
+  empty();
+}
+
+void FSDPParamGroup::reshard_after_forward() {
+  unsharded_.keep_post_forward_shards();
+  empty();
+}
+
+void FSDPParamGroup::empty() {
+  if (!unsharded_.may_be_emptied()) return;
+  writes_.note_raw_writes();
+  writes_.write_back();
+  unsharded_.empty();
+  info_.accounts().count(&Counters::reshards);
+}
+
+void FSDPParamGroup::evict_and_poison() {
+  if (!unsharded_.may_be_emptied()) return;
+  writes_.note_raw_writes();
+  writes_.write_back();
+  unsharded_.poison();
+  unsharded_.empty();
+  info_.accounts().count(&Counters::reshards);
+}
+
+void FSDPParamGroup::graph_recorded() {
+  unsharded_.writes().graph_recorded();
+  agreement_.used_in_training();
+  gradients_.remove_tripwires();
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,95 @@
+// The parameters of one unit, which are unsharded, resharded and reduced together
+// (PyTorch's FSDPParamGroup). A group is a composition of what its parts know; when
+// something is to happen is decided above it (group_driver.h).
+//
+//   GroupInfo         its unit and ranks
+//   FSDPParam         one parameter: handles, shape, requires_grad
+//   ShardBuffer       this rank's shards
+//   UnshardedState    the gather and the full parameters
+//   RankAgreement     what all ranks must have alike
+//   WriteCoherence    what is written to members and registry entries
+//   AccumulatedGrads  full gradients, waiting and packed
+//
+// Ownership:
+//   member -> on-demand storage -> group -> shard buffer        (strong)
+//   registry entry -> owner -> group, member                    (strong)
+//   group -> members, entries, storages                         (weak)
+//
+// Made and remade by group_builder.h and change_dtype.h; held by hand by
+// unshard_by_hand.h.
+#pragma once
+
+#include "fully_shard/params/accumulated_grads.h"
+#include "fully_shard/params/fsdp_param.h"
+#include "fully_shard/params/group_info.h"
+#include "fully_shard/params/rank_agreement.h"
+#include "fully_shard/params/shard_buffer.h"
+#include "fully_shard/params/unsharded_state.h"
+#include "fully_shard/params/write_coherence.h"
+#include "on_demand/on_demand_storage.h"
+#include "on_demand/touchable.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <string>
+#include <vector>
+
+namespace fsdp::internal {
+
+class FSDPParamGroup final : public OnDemandGroup {
+ public:
+  // `device`: of the members; on the meta device there are no values yet. See
+  // group_builder.h.
+  FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c10::Device device);
+  ~FSDPParamGroup() override;
+
+  // OnDemandGroup. touch() is collective over the mesh unless the group is resident and
+  // current.
+  void touch() override;
+  void synchronize_metadata(int64_t index, c10::TensorImpl* impl) override;
+  bool is_member(int64_t index, const c10::TensorImpl* impl) const override;
+  void mark_written(int64_t index) override { writes_.member_written(index); }
+  void announce_write(int64_t index) override { writes_.before_member_write(index); }
+  void evict_and_poison() override;
+  void storage_destroyed(int64_t index, const OnDemandStorage* storage) noexcept override;
+  at::Tensor gradient_share(int64_t index, const at::Tensor& gradient) const override;
+  const std::string& parameter_name(int64_t index) const override;
+
+  // Issues the gather; does not block; nothing unless sharded. Collective.
+  void issue_unshard();
+  // Waits for it, fills the members and checks that all ranks agree; nothing unless
+  // gathering.
+  void wait_unshard();
+  // Local. Writes back what was written; nothing when pinned or held, or not resident.
+  void reshard();
+  // The same, and keeps what the backward is to gather, where the unit asks for that.
+  void reshard_after_forward();
+  // A forward that records gradients begins to use the group.
+  void graph_recorded();
+
+  const GroupInfo& info() const { return info_; }
+  std::vector<FSDPParam>& params() { return params_; }
+  const std::vector<FSDPParam>& params() const { return params_; }
+  ShardBuffer& shards() { return shards_; }
+  const ShardBuffer& shards() const { return shards_; }
+  UnshardedState& unsharded() { return unsharded_; }
+  const UnshardedState& unsharded() const { return unsharded_; }
+  RankAgreement& agreement() { return agreement_; }
+  const RankAgreement& agreement() const { return agreement_; }
+  WriteCoherence& writes() { return writes_; }
+  AccumulatedGrads& gradients() { return gradients_; }
+  const AccumulatedGrads& gradients() const { return gradients_; }
+
+ private:
+  void empty();
+
+  GroupInfo info_;
+  std::vector<FSDPParam> params_;
+  ShardBuffer shards_;
+  UnshardedState unsharded_;
+  RankAgreement agreement_;
+  WriteCoherence writes_;
+  AccumulatedGrads gradients_;
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,43 @@
+#include "fully_shard/params/group_info.h"
+
+#include <ATen/ops/empty.h>
+
+#include <utility>
+
+namespace fsdp::internal {
+
+GroupInfo::GroupInfo(DeviceMesh mesh, std::shared_ptr<ShardDim> dim,
+                     std::shared_ptr<Transport> replicas, std::shared_ptr<Unit> unit,
+                     std::shared_ptr<GroupDriver> driver)
+    : mesh_(std::move(mesh)),
+      dim_(std::move(dim)),
+      replicas_(std::move(replicas)),
+      unit_(std::move(unit)),
+      driver_(std::move(driver)),
+      number_(dim_->next_unit_number()),
+      accounts_(dim_, unit_) {}
+
+const std::string& GroupInfo::name() const {
+  static const std::string root = kRootName;
+  return unit_->name.empty() ? root : unit_->name;
+}
+
+Issue GroupInfo::issue(NoticeWords words, const Communicate* custom) const {
+  return {.unit = number_,
+          .unit_name = name(),
+          .words = words,
+          .custom = custom && *custom ? custom : nullptr};
+}
+
+std::vector<uint64_t> GroupInfo::words_of_replicas(uint64_t word) const {
+  const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
+  return agreements_in(replicas_->gather(nothing, issue({.agreement = word}))->wait().words());
+}
+
+std::vector<uint64_t> agreements_in(const std::vector<NoticeWords>& words) {
+  std::vector<uint64_t> agreements;
+  for (const auto& each : words) agreements.push_back(each.agreement);
+  return agreements;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,59 @@
+// What the parts of a parameter group know in common: its unit, the ranks over which it
+// is sharded and replicated (PyTorch's FSDPMeshInfo), what its collectives are issued as,
+// and the counters that they go to.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/group_driver.h"
+#include "fully_shard/transport/shard_dim.h"
+#include "fully_shard/transport/transport.h"
+#include "fully_shard/units/unit.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal {
+
+class GroupInfo {
+ public:
+  // `replicas`: to the ranks with the same shards; null where there are none.
+  GroupInfo(DeviceMesh mesh, std::shared_ptr<ShardDim> dim, std::shared_ptr<Transport> replicas,
+            std::shared_ptr<Unit> unit, std::shared_ptr<GroupDriver> driver);
+
+  const DeviceMesh& mesh() const { return mesh_; }
+  ShardDim& dim() const { return *dim_; }
+  Transport* replicas() const { return replicas_.get(); }
+  Unit& unit() const { return *unit_; }
+  GroupDriver& driver() const { return *driver_; }
+  const GroupAccounts& accounts() const { return accounts_; }
+
+  const std::string& name() const;
+  // Of the unit on its process group, the same on every rank.
+  uint32_t number() const { return number_; }
+  int64_t rank() const { return dim_->global_rank(); }
+  // One rank: nothing is ever sent, and members borrow the shards, unless these are of
+  // another dtype or on another device.
+  bool is_alone() const { return dim_->shard_count() == 1 && !replicas_; }
+  // What a collective of this group is issued as; with the user's own function, if there
+  // is one.
+  Issue issue(NoticeWords words, const Communicate* custom = nullptr) const;
+  // The words that the replicas tell each other here, by replica. Blocks. REQUIRES:
+  // replicas(). Collective over them.
+  std::vector<uint64_t> words_of_replicas(uint64_t word) const;
+
+ private:
+  DeviceMesh mesh_;
+  std::shared_ptr<ShardDim> dim_;
+  std::shared_ptr<Transport> replicas_;
+  std::shared_ptr<Unit> unit_;
+  std::shared_ptr<GroupDriver> driver_;
+  uint32_t number_;
+  GroupAccounts accounts_;
+};
+
+std::vector<uint64_t> agreements_in(const std::vector<NoticeWords>& words);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,64 @@
+// What the ranks of a group must have alike, and how they find that they differ: the
+// values that all were given (agreed_values.h), the writes to shards between two gathers
+// (write_runs.h), and those of replicas between two sums of gradients (replica_writes.h).
+// Words of it travel with gathers and sums, so nothing is sent for it unless ranks
+// differ.
+#pragma once
+
+#include "fully_shard/params/agreed_values.h"
+#include "fully_shard/params/group_info.h"
+#include "fully_shard/params/replica_writes.h"
+#include "fully_shard/params/shard_buffer.h"
+#include "fully_shard/params/unsharded_state.h"
+#include "fully_shard/params/write_runs.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace fsdp::internal {
+
+class RankAgreement {
+ public:
+  // All outlive it.
+  RankAgreement(const GroupInfo& info, const std::vector<FSDPParam>& params,
+                const ShardBuffer& shards);
+  RankAgreement(const RankAgreement&) = delete;
+
+  AgreedValues& values() { return values_; }
+  // This rank's shard of parameter `index` is written, as an operation on all ranks.
+  void shard_written(int64_t index);
+  // The shards lie otherwise now.
+  void shards_replaced();
+  // A forward that records gradients computes with the newest values.
+  void used_in_training() { replica_writes_.used(); }
+
+  // What travels with the next gather, and with a sum of gradients over the replicas.
+  NoticeWords words() const;
+  NoticeWords word_for_replicas() const { return {.writing = replica_writes_.word()}; }
+  // Throws ValueError, on all ranks alike, where the ranks that were gathered from, or
+  // the replicas, differ. Collective where they do; over the replicas, too, where all
+  // ranks have something to compare.
+  void check(const UnshardedState::Gathered& gathered);
+  // Throws ValueError, on all ranks alike, where one replica wrote the shards since the
+  // last such sum and another did not. of_replicas: the words of all, by replica.
+  void check_replica_writes(const std::vector<NoticeWords>& of_replicas);
+
+ private:
+  void check_values(const std::vector<NoticeWords>& of_shards);
+  void check_writes(const std::vector<NoticeWords>& of_shards);
+  std::string difference_along(int64_t mesh_dim);
+  [[noreturn]] void report_difference(const std::string& what) const;
+  [[noreturn]] void report_difference_in(int64_t replica) const;
+  const std::string& first_name() const { return params_.front().name(); }
+
+  const GroupInfo& info_;
+  const std::vector<FSDPParam>& params_;
+  const ShardBuffer& shards_;
+  AgreedValues values_;
+  WriteRuns write_runs_;
+  ReplicaWrites replica_writes_;
+  std::vector<Holders> holders_;  // by parameter
+};
+
+}  // namespace fsdp::internal

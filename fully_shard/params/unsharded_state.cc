@@ -1,0 +1,157 @@
+#include "fully_shard/params/unsharded_state.h"
+
+#include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/units/root.h"
+
+#include <c10/core/Event.h>
+#include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/Exception.h>
+#include <c10/util/StringUtil.h>
+
+#include <string>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+bool are_staged(const std::vector<FSDPParam>& params, const ShardBuffer& shards) {
+  return shards.is_offloaded() || any_is_cast(params);
+}
+
+}  // namespace
+
+UnshardedState::UnshardedState(const GroupInfo& info, std::vector<FSDPParam>& params,
+                               const ShardBuffer& shards, Touchable& users)
+    : info_(info),
+      params_(params),
+      shards_(shards),
+      users_(users),
+      copy_(info.is_alone() && !are_staged(params, shards) ? Residence::kBorrowed
+                                                           : Residence::kSharded,
+            info.dim().shard_count(), info.accounts()) {
+  open_staged_row();
+}
+
+const PackedLayout& UnshardedState::layout() const {
+  return staged_row_ ? staged_row_->layout() : shards_.layout();
+}
+
+void UnshardedState::check_has_values() const {
+  if (shards_.has_values()) return;
+  std::vector<std::string> names;
+  for (const auto& param : params_) names.push_back(param.name());
+  TORCH_CHECK_VALUE(false, "the parameters of unit '", info_.name(),
+                    "' have no values yet, since fully_shard met them on the meta device: '",
+                    c10::Join("', '", names),
+                    "'. Call fsdp::materialize(model) first, and load files after it (rank ",
+                    info_.rank(), ")");
+}
+
+void UnshardedState::issue(NoticeWords words) {
+  await_optimizer();
+  const auto row = row_to_gather();
+  const bool among_neighbours = &row.transport != &info_.dim().transport();
+  const auto* const custom = among_neighbours ? nullptr : &info_.unit().custom.all_gather;
+  copy_.issue(row, info_.issue(words, custom));
+  gather_count_.gathered();
+}
+
+void UnshardedState::await_optimizer() {
+  const auto event = std::exchange(info_.unit().root->after_optimizer, nullptr);
+  if (!event) return;
+  const auto device = shards_.member_device();
+  event->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
+PackedRow UnshardedState::row_to_gather() {
+  if (post_forward_ && post_forward_->is_kept()) return post_forward_->row();
+  if (staged_row_) return staged_row_->stage(shards_, params_, shards_.member_device());
+  return {info_.dim().transport(), shards_.layout(), shards_.bytes()};
+}
+
+UnshardedState::Gathered UnshardedState::wait() {
+  Gathered gathered{.is_from_all_shards = !post_forward_ || !post_forward_->is_kept()};
+  try {
+    gathered.words = copy_.fill(layout(), params_, shards_.member_device());
+  } catch (...) {
+    drop_staged_row();
+    info_.driver().resharded(info_.unit());
+    throw;
+  }
+  drop_staged_row();
+  writes_->copy_filled();
+  drop_post_forward_shards();
+  return gathered;
+}
+
+void UnshardedState::open_staged_row() {
+  staged_row_ =
+      are_staged(params_, shards_)
+          ? std::make_unique<StagedRow>(params_, info_.dim().transport(), info_.accounts())
+          : nullptr;
+}
+
+void UnshardedState::drop_staged_row() {
+  if (staged_row_) staged_row_->drop();
+}
+
+void UnshardedState::drop_gather() noexcept {
+  if (!residency().is_gathering()) return;
+  copy_.drop_gather();
+  drop_staged_row();
+  info_.accounts().count(&Counters::unused_prefetches);
+  info_.driver().resharded(info_.unit());
+}
+
+void UnshardedState::await_and_drop_gather() {
+  const RuntimeMode runtime_mode;
+  copy_.await_and_drop();
+  drop_staged_row();
+  info_.accounts().count(&Counters::unused_prefetches);
+  info_.driver().resharded(info_.unit());
+}
+
+bool UnshardedState::may_be_emptied() const {
+  return residency().is_resident() && !users_.pinned() && !residency().is_held();
+}
+
+void UnshardedState::empty() {
+  copy_.empty(params_);
+  writes_->copy_emptied();
+  users_.unsettle();
+  info_.driver().resharded(info_.unit());
+}
+
+void UnshardedState::empty_if_stale() {
+  if (residency().is_resident() && !residency().is_held() && writes_->is_stale()) empty();
+}
+
+void UnshardedState::set_neighbours(std::shared_ptr<Transport> neighbours) {
+  drop_gather();
+  post_forward_.reset();
+  if (neighbours)
+    post_forward_ =
+        std::make_unique<PostForwardShards>(params_, std::move(neighbours), info_.accounts());
+}
+
+void UnshardedState::keep_post_forward_shards() {
+  if (!post_forward_ || !may_be_emptied() || writes_->is_dirty() || writes_->is_stale()) return;
+  const RuntimeMode runtime_mode;
+  post_forward_->keep(copy_, layout(), shards_.member_device());
+}
+
+void UnshardedState::drop_post_forward_shards() {
+  if (post_forward_) post_forward_->drop();
+}
+
+void UnshardedState::member_dtypes_changed() {
+  open_staged_row();
+  if (post_forward_) set_neighbours(post_forward_->neighbours());
+}
+
+at::Tensor UnshardedState::elements_of_shard(int64_t index) const {
+  const auto dtype = params_[static_cast<size_t>(index)].member_dtype();
+  return copy_.elements(layout(), index, info_.dim().shard_rank(), dtype);
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,107 @@
+// The unsharded state of a parameter group (PyTorch's unshard and reshard): the gather in
+// flight, the full parameters while they are there, what a forward leaves of them for the
+// backward, and whether they or the shards are newest.
+//
+//   UnshardedCopy      the gather and the full parameters
+//   StagedRow          mixed precision, offloading: the shards as they are gathered
+//   PostForwardShards  to_world(n): a part of the full parameters that a forward leaves
+//   ShardWrites        which of shards and copy is newest
+//
+// Tells the group's driver when the group is sharded again.
+#pragma once
+
+#include "fully_shard/params/gather_count.h"
+#include "fully_shard/params/group_info.h"
+#include "fully_shard/params/post_forward_shards.h"
+#include "fully_shard/params/shard_buffer.h"
+#include "fully_shard/params/shard_writes.h"
+#include "fully_shard/params/staged_row.h"
+#include "fully_shard/params/unsharded_copy.h"
+#include "on_demand/touchable.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <memory>
+#include <vector>
+
+namespace fsdp::internal {
+
+class UnshardedState {
+ public:
+  // All outlive it; `users`: what operators pin and find settled.
+  UnshardedState(const GroupInfo& info, std::vector<FSDPParam>& params, const ShardBuffer& shards,
+                 Touchable& users);
+  UnshardedState(const UnshardedState&) = delete;
+
+  const Residency& residency() const { return copy_.residency(); }
+  // Of all shards in the members' dtypes: as the full parameters lie, too.
+  const PackedLayout& layout() const;
+  GatherCount& gather_count() { return gather_count_; }
+  ShardWrites& writes() const { return *writes_; }
+  // For what may outlive the group.
+  std::weak_ptr<ShardWrites> weak_writes() const { return writes_; }
+  // Throws ValueError with the parameters' names while they are on the meta device.
+  void check_has_values() const;
+
+  // Issues the gather; does not block. `words` travel with it. REQUIRES: sharded.
+  // Collective over the ranks that shard, or those that share what a forward left.
+  void issue(NoticeWords words);
+  struct Gathered {
+    std::vector<NoticeWords> words = {};
+    bool is_from_all_shards = true;  // and not from what a forward left
+  };
+  // Waits for the gather and fills the members. REQUIRES: gathering. After a failure the
+  // group is sharded again.
+  Gathered wait();
+  // Waits for a gather in flight and drops what it brought, failed or not: it was in
+  // vain.
+  void drop_gather() noexcept;
+  // The same, and throws if it failed. REQUIRES: gathering.
+  void await_and_drop_gather();
+
+  // Resident, and neither pinned nor held.
+  bool may_be_emptied() const;
+  // REQUIRES: resident, not held, not dirty.
+  void empty();
+  // Empties a copy that is older than the shards.
+  void empty_if_stale();
+  // Test mode: the bytes read 0xff from now on, even through pointers that were kept.
+  void poison() { copy_.poison(); }
+  // Resident until release(); nests. REQUIRES: resident or borrowed.
+  void hold() { copy_.hold(); }
+  void release() { copy_.release(); }
+
+  // Between forward and backward, one n-th of the parameters stays on each of n
+  // neighbouring ranks; null: only the shards do. Local.
+  void set_neighbours(std::shared_ptr<Transport> neighbours);
+  // Keeps that part of the copy, where it is asked for and may be kept. Local.
+  void keep_post_forward_shards();
+  void drop_post_forward_shards();
+  // The members have other dtypes. REQUIRES: sharded or borrowed.
+  void member_dtypes_changed();
+
+  // What the copy holds of parameter `index`, and this rank's elements of it, in the
+  // members' dtype. REQUIRES: resident.
+  char* data(int64_t index) const { return copy_.data(layout(), index); }
+  at::Tensor elements_of_shard(int64_t index) const;
+  // The shards can not travel as they are, nor members be copied to them byte by byte.
+  bool is_staged() const { return staged_row_ != nullptr; }
+
+ private:
+  void await_optimizer();
+  PackedRow row_to_gather();
+  void open_staged_row();
+  void drop_staged_row();
+
+  const GroupInfo& info_;
+  std::vector<FSDPParam>& params_;
+  const ShardBuffer& shards_;
+  Touchable& users_;
+  UnshardedCopy copy_;
+  std::shared_ptr<ShardWrites> writes_ = std::make_shared<ShardWrites>();
+  std::unique_ptr<StagedRow> staged_row_;            // null: what is gathered are the shards
+  std::unique_ptr<PostForwardShards> post_forward_;  // null: nothing is kept
+  GatherCount gather_count_;
+};
+
+}  // namespace fsdp::internal
