@@ -37,7 +37,7 @@ class SettlingGroup final : public fsdp::internal::OnDemandGroup {
  public:
   void touch() override { settle(fsdp::internal::current_pass()); }
   void synchronize_metadata(int64_t, c10::TensorImpl*) override {}
-  void mark_written(int64_t) override {}
+  void member_written(int64_t) override {}
   void evict_and_poison() override {}
   void storage_destroyed(int64_t, const OnDemandStorage*) noexcept override {}
   const std::string& parameter_name(int64_t) const override { return name_; }

@@ -47,7 +47,7 @@ SaveHandle async_save(const State& state, const std::string& path, SaveOptions o
                       AsyncOptions async) {
   auto saving = std::make_shared<Saving>(path, options);
   saving->begin(state, [&] {
-    BackgroundSave::settle();
+    BackgroundSave::finish_previous();
     TORCH_CHECK_VALUE(async.staging_bytes >= 0, "AsyncOptions::staging_bytes is ",
                       async.staging_bytes, "; it must be 0 or more");
   });

@@ -48,9 +48,9 @@ class Touch {
     });
   }
   void begin() {
-    for (auto* storage : written_) storage->writable_group()->announce_write(storage->index());
+    for (auto* storage : written_) storage->writable_group()->before_member_write(storage->index());
     groups_.fill();
-    for (auto* storage : written_) storage->writable_group()->mark_written(storage->index());
+    for (auto* storage : written_) storage->writable_group()->member_written(storage->index());
   }
   void check_shapes(const c10::OperatorHandle& op) const { members_.check_shapes(op); }
 

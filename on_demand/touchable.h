@@ -64,16 +64,16 @@ class OnDemandGroup : public Touchable {
   // is the parameter itself. Left out where the storage sees that nothing changed
   // (OnDemandStorage::watch_requires_grad).
   virtual void synchronize_metadata(int64_t index, c10::TensorImpl* impl) = 0;
-  // An operator is about to write parameter `index` in place.
-  virtual void mark_written(int64_t index) = 0;
+  // An operator is about to write parameter `index` in place, and the group is readable.
+  virtual void member_written(int64_t index) = 0;
   // Whether `impl` is parameter `index` itself, not a view of it.
   virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
   // The plain tensor that this rank brings to the reduction of parameter `index`, or a
   // view of it, for a gradient that came as the DTensor `gradient`. Collective where it
   // has to move.
   virtual at::Tensor gradient_share(int64_t index, const at::Tensor& gradient) const = 0;
-  // As mark_written(), but before the group is made readable for the operator.
-  virtual void announce_write(int64_t /*index*/) {}
+  // The same, before the group is made readable for the operator.
+  virtual void before_member_write(int64_t /*index*/) {}
 };
 
 }  // namespace fsdp::internal

@@ -50,7 +50,7 @@ std::shared_ptr<BackgroundSave> BackgroundSave::start(std::function<void()> work
   return saves_of_this_rank().last = std::move(save);
 }
 
-void BackgroundSave::settle() {
+void BackgroundSave::finish_previous() {
   if (const auto last = std::exchange(saves_of_this_rank().last, nullptr)) last->finish();
 }
 

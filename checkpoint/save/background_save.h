@@ -16,12 +16,14 @@ namespace fsdp::internal::checkpoint {
 
 class BackgroundSave {
  public:
-  // Starts `work` as the calling rank's save in the background. REQUIRES: settle().
+  // Starts `work` as the calling rank's save in the background. REQUIRES:
+  // finish_previous().
   static std::shared_ptr<BackgroundSave> start(std::function<void()> work);
   // Waits for the calling rank's save in the background, and throws what went wrong in it
   // unless wait() has.
-  static void settle();
-  // The calling rank's, kept from save to save. REQUIRES: settle() before its use.
+  static void finish_previous();
+  // The calling rank's, kept from save to save. REQUIRES: finish_previous() before its
+  // use.
   static StagingBuffer& staging();
 
   explicit BackgroundSave(std::function<void()> work);

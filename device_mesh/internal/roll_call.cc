@@ -76,7 +76,7 @@ void RollCall::agree(const std::string& what, const std::string& value) {
 // The others may be anywhere.
 void RollCall::refuse(const std::string& reason, bool mistake) {
   const auto verdict = c10::str(mistake ? kMistake : kFailure, "rank ", rank(), ": ", reason);
-  for (const auto& topic : {kPresent, kReady, kConnected}) settle(topic, verdict);
+  for (const auto& topic : {kPresent, kReady, kConnected}) conclude(topic, verdict);
   leave_last();
   fail(verdict);
 }
@@ -101,7 +101,7 @@ void RollCall::meet_at(const std::string& topic, const std::string& word) {
   auto& store = *options_.store;
   store.set(member_key(topic, options_.index), bytes_of(word));
   const auto count = store.add(topic + "/count", 1);
-  if (count == static_cast<int64_t>(options_.ranks.size())) settle(topic, kAllThere);
+  if (count == static_cast<int64_t>(options_.ranks.size())) conclude(topic, kAllThere);
   await_verdict(topic);
   const auto verdict = text_of(verdict_key(topic));
   if (verdict == kAllThere) return;
@@ -110,7 +110,7 @@ void RollCall::meet_at(const std::string& topic, const std::string& word) {
 }
 
 // The first verdict stands.
-void RollCall::settle(const std::string& topic, const std::string& verdict) {
+void RollCall::conclude(const std::string& topic, const std::string& verdict) {
   if (options_.store->add(topic + "/settled", 1) == 1)
     options_.store->set(verdict_key(topic), bytes_of(verdict));
 }
@@ -125,8 +125,8 @@ void RollCall::await_verdict(const std::string& topic) {
     std::fflush(stderr);
     if (wait_until(key, options_.deadline)) return;
   }
-  settle(topic,
-         kFailure + describe_missing(topic, "within " + seconds_since(began_)) + options_.advice);
+  conclude(topic,
+           kFailure + describe_missing(topic, "within " + seconds_since(began_)) + options_.advice);
   constexpr auto kNearly = std::chrono::seconds(1);  // another rank is settling it
   wait_until(key, Clock::now() + kNearly);
 }

@@ -87,7 +87,7 @@ class RollCall {
   void meet_at(const std::string& topic, const std::string& word);
   void await_verdict(const std::string& topic);
   bool wait_until(const std::string& key, std::chrono::steady_clock::time_point until) const;
-  void settle(const std::string& topic, const std::string& verdict);
+  void conclude(const std::string& topic, const std::string& verdict);
   void leave_last();
   Missing missing(const std::string& topic) const;
   std::string describe_missing(const std::string& topic, const std::string& since) const;

@@ -38,7 +38,7 @@ void Unsharded::mark_written() {
                     "' is shown by a SummonFullParams with writeback = false, which drops what is "
                     "written meanwhile. Write after that scope, or let it write back (rank ",
                     group->info().dim().global_rank(), ")");
-  group->mark_written(index);
+  group->member_written(index);
 }
 
 void mark_shard_written(const at::Tensor& parameter) {

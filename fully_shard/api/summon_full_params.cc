@@ -194,7 +194,7 @@ class SummonFullParams::Scope {
     if (stays_held(*unit.group)) {
       if (options_.writeback) {
         for (size_t i = 0; i < unit.group->params().size(); ++i)
-          unit.group->mark_written(static_cast<int64_t>(i));
+          unit.group->member_written(static_cast<int64_t>(i));
       } else {
         unit.group->unsharded().writes().copy_discarded();
       }

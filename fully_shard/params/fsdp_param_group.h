@@ -48,8 +48,8 @@ class FSDPParamGroup final : public OnDemandGroup {
   void touch() override;
   void synchronize_metadata(int64_t index, c10::TensorImpl* impl) override;
   bool is_member(int64_t index, const c10::TensorImpl* impl) const override;
-  void mark_written(int64_t index) override { writes_.member_written(index); }
-  void announce_write(int64_t index) override { writes_.before_member_write(index); }
+  void member_written(int64_t index) override { writes_.member_written(index); }
+  void before_member_write(int64_t index) override { writes_.before_member_write(index); }
   void evict_and_poison() override;
   void storage_destroyed(int64_t index, const OnDemandStorage* storage) noexcept override;
   at::Tensor gradient_share(int64_t index, const at::Tensor& gradient) const override;

@@ -56,7 +56,7 @@ void WriteCoherence::member_written(int64_t index) {
   tell_unit_observer(&UnitObserver::member_written, info_.unit());
 }
 
-void WriteCoherence::settle_member_writes() {
+void WriteCoherence::flush_member_writes() {
   if (!writes().is_dirty() || unsharded_.residency().is_held()) return;
   write_back();
   unsharded_.empty();

@@ -32,7 +32,7 @@ class WriteCoherence {
   void member_written(int64_t index);
   // What was written to the members goes to the shards, and the copy is emptied: the next
   // read gathers what every rank wrote. Nothing when nothing was written, or held.
-  void settle_member_writes();
+  void flush_member_writes();
   // What was written to the members goes to the shards; the copy stays.
   void write_back();
   // The same, and what was written need not be alike on all ranks.

@@ -70,12 +70,12 @@ Decision Schedule::touched(UnitId unit, Pass pass) {
   Decision decision;
   if (kind_ != kind_of(pass)) change_kind(kind_of(pass), unit, decision);
   if (current_ != unit) enter(unit, decision);
-  settle_in(unit, pass == Pass::kRecompute ? Turn::kOpen : Turn::kInTurn);
+  set_turn(unit, pass == Pass::kRecompute ? Turn::kOpen : Turn::kInTurn);
   return decision;
 }
 
 // What is expected of it came, or was set aside.
-void Schedule::settle_in(UnitId unit, Turn turn) {
+void Schedule::set_turn(UnitId unit, Turn turn) {
   auto& state = units_.at(unit);
   state.turn = turn;
   state.guess_age.reset();
@@ -176,10 +176,10 @@ void Schedule::unsharded(UnitId unit) {
   if (resident_.insert(unit).second) units_.at(unit).turn = Turn::kWaiting;
 }
 
-void Schedule::unsharded_by_hand(UnitId unit) { settle_in(unit, Turn::kWaiting); }
+void Schedule::unsharded_by_hand(UnitId unit) { set_turn(unit, Turn::kWaiting); }
 
 void Schedule::emptied(UnitId unit) {
-  settle_in(unit, Turn::kNone);
+  set_turn(unit, Turn::kNone);
   resident_.erase(unit);
 }
 

@@ -107,7 +107,7 @@ class Schedule {
   bool is_ancestor(UnitId ancestor, UnitId unit) const;
   bool has_descendants(UnitId unit) const;
   bool reshards(const State& state) const;
-  void settle_in(UnitId unit, Turn turn);
+  void set_turn(UnitId unit, Turn turn);
   void change_kind(PassKind kind, UnitId entered, Decision& decision);
   void enter(UnitId unit, Decision& decision);
   void end_turns(UnitId entered, Decision& decision);

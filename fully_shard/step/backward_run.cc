@@ -99,13 +99,13 @@ void BackwardRun::receive_in_flight() {
   auto reduction = std::move(*in_flight_);
   in_flight_.reset();
   reduction.receive();
-  if (!received_.empty()) received_.back().settle();  // at most one is with the replicas
+  if (!received_.empty()) received_.back().wait_for_replicas();  // at most one is with the replicas
   received_.push_back(std::move(reduction));
 }
 
 void BackwardRun::receive_last() {
   receive_in_flight();
-  if (!received_.empty()) received_.back().settle();
+  if (!received_.empty()) received_.back().wait_for_replicas();
 }
 
 void BackwardRun::finish() {
@@ -115,7 +115,7 @@ void BackwardRun::finish() {
   send_late();
   // Only now, when all that this backward issues has been waited for.
   for (auto& reduction : received_) reduction.check_replica_writes();
-  settle_debts();
+  update_debts();
   publish();
   end_roots();
   state_ = State::kFinished;
@@ -152,7 +152,7 @@ void BackwardRun::send_late() {
 }
 
 // Those whose reductions left owe nothing any more.
-void BackwardRun::settle_debts() {
+void BackwardRun::update_debts() {
   for (auto* group : order_.groups()) debts_.paid(group);
   for (auto* group : part_takers_) {
     if (accumulates_everywhere_ && group->gradients().synchronizes()) debts_.paid(group);

@@ -59,7 +59,7 @@ class BackwardRun {
   bool is_late_anywhere() const;
   void send_late();
   void publish();
-  void settle_debts();
+  void update_debts();
   void end_roots();
   void check_afterwards() const;
   void abort() noexcept;
@@ -71,7 +71,7 @@ class BackwardRun {
   std::set<FSDPParamGroup*> part_takers_;  // touched, or with a gradient
   ReductionOrder<FSDPParamGroup*> order_;
   std::optional<Reduction> in_flight_;  // one at a time bounds the memory
-  std::vector<Reduction> received_;     // all settled but the last
+  std::vector<Reduction> received_;     // all with their replicas' sums but the last
   Late late_ = Late::kNone;             // on this rank
   enum class State { kRunning, kFinished } state_ = State::kRunning;
 };

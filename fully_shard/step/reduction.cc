@@ -91,7 +91,7 @@ void Reduction::receive() {
   }
 }
 
-void Reduction::settle() {
+void Reduction::wait_for_replicas() {
   if (!std::holds_alternative<Shared>(stage_)) return;
   const RuntimeMode runtime_mode;
   receive_whole(wait_for<Shared>());

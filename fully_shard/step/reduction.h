@@ -53,15 +53,18 @@ class Reduction {
   // Throws what went wrong, with the unit's name.
   void receive();
   // Waits for the replicas. REQUIRES: receive() was called.
-  void settle();
+  void wait_for_replicas();
   // Throws ValueError, on all ranks alike, where replicas did not write the shards alike.
-  // Nothing where the row was not added up over them. REQUIRES: settled.
+  // Nothing where the row was not added up over them. REQUIRES: wait_for_replicas() was
+  // called.
   void check_replica_writes();
   // Some rank had gradients that came after their reduction had left: a rank of the
-  // replicas too, where the row was added up over them. REQUIRES: settled.
+  // replicas too, where the row was added up over them. REQUIRES: wait_for_replicas() was
+  // called.
   bool announces_late() const;
   bool is_over_replicas() const;
-  // What is to be published; nothing where the row is kept. REQUIRES: settled.
+  // What is to be published; nothing where the row is kept. REQUIRES: wait_for_replicas()
+  // was called.
   std::optional<ReducedRow> result() &&;
 
   FSDPParamGroup& group() const { return *group_; }

@@ -111,7 +111,7 @@ void Runtime::settle(FSDPParamGroup& group, Pass pass) {
 
 void Runtime::touched_in_training(FSDPParamGroup& group) {
   debts_.touched(&group);
-  group.writes().settle_member_writes();
+  group.writes().flush_member_writes();
 }
 
 void Runtime::touched_in_backward(FSDPParamGroup& group) {

@@ -25,7 +25,7 @@ class SmallGroup final : public internal::OnDemandGroup {
 
   void touch() override;
   void synchronize_metadata(int64_t index, c10::TensorImpl* impl) override;
-  void mark_written(int64_t index) override { written_.push_back(index); }
+  void member_written(int64_t index) override { written_.push_back(index); }
   void evict_and_poison() override;
   void storage_destroyed(int64_t index, const internal::OnDemandStorage*) noexcept override {
     storages_[static_cast<size_t>(index)] = nullptr;
