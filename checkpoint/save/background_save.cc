@@ -2,12 +2,11 @@
 
 #include "checkpoint/ranks/world.h"
 #include "device_mesh/internal/dimension_groups.h"
+#include "device_mesh/internal/weak_registry.h"
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <list>
-#include <optional>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -16,28 +15,18 @@ namespace {
 // What a rank, which may be a thread, keeps between its saves. Known by the default
 // process group, and gone with it.
 struct RankSaves {
-  std::optional<c10::weak_intrusive_ptr<c10d::ProcessGroup>> group;  // none: a world of one
   std::shared_ptr<BackgroundSave> last = nullptr;
   StagingBuffer staging = {};
 };
 
-bool is_of(const RankSaves& saves, const std::shared_ptr<const Group>& group) {
-  if (!group || !saves.group) return !group && !saves.group;
-  return saves.group->_unsafe_get_target() == group->get();
-}
-
 RankSaves& saves_of_this_rank() {
-  static std::mutex mutex;
-  static auto& all = *new std::list<RankSaves>();  // leaked: threads may outlive main
-  const std::lock_guard lock(mutex);
-  all.remove_if([](const RankSaves& each) { return each.group && each.group->expired(); });
+  static auto& of_groups =
+      *new WeakKeyMap<c10::weak_intrusive_ptr<c10d::ProcessGroup>, RankSaves>();
+  static auto& alone = *new RankSaves();  // of a world of one
+  of_groups.sweep();
   const auto group = default_world().group;
-  for (RankSaves& each : all) {
-    if (is_of(each, group)) return each;
-  }
-  RankSaves& added = all.emplace_back();
-  if (group) added.group.emplace(*group);
-  return added;
+  if (!group) return alone;
+  return of_groups.with(*group, [](RankSaves& saves) -> RankSaves& { return saves; });
 }
 
 }  // namespace

@@ -4,11 +4,13 @@
 #include "device_mesh/collectives/last_issued.h"
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/collectives/word_beside.h"
+#include "device_mesh/internal/weak_registry.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <array>
 #include <exception>
 #include <map>
 #include <optional>
@@ -17,44 +19,24 @@
 namespace fsdp::internal {
 namespace {
 
-struct KeptLog {
-  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-  std::shared_ptr<IssueLog> log;
-};
-
 // A group of two backends has a log for host memory and one for its device.
-using LogKey = std::pair<const c10d::ProcessGroup*, bool>;
-
-struct KeptLogs {
-  std::mutex mutex;
-  std::map<LogKey, KeptLog> logs;
-
-  // REQUIRES: the lock is held.
-  const std::shared_ptr<IssueLog>& of(const Group& group, bool on_device) {
-    const LogKey key(group.get(), on_device);
-    if (const auto found = logs.find(key); found != logs.end()) return found->second.log;
-    std::erase_if(logs, [](const auto& item) { return item.second.group.expired(); });
-    KeptLog made{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group),
-                 std::make_shared<IssueLog>(group, on_device)};
-    return logs.emplace(key, std::move(made)).first->second.log;
-  }
-};
+using LogsOfGroup = std::array<std::shared_ptr<IssueLog>, 2>;
 
 std::string failure_of(const std::string& reason) {
   return "an earlier collective of its process group failed (" + reason +
          "). Destroy the process group and start anew on every rank";
 }
 
-KeptLogs& kept_logs() {
-  static auto& instance = *new KeptLogs();  // leaked: groups may die after static destruction began
-  return instance;
-}
-
 }  // namespace
 
 std::shared_ptr<IssueLog> IssueLog::of(const Group& group, c10::DeviceType device_type) {
-  std::lock_guard lock(kept_logs().mutex);
-  return kept_logs().of(group, device_type != c10::kCPU);
+  static auto& kept = *new WeakKeyMap<c10::weak_intrusive_ptr<c10d::ProcessGroup>, LogsOfGroup>();
+  const bool on_device = device_type != c10::kCPU;
+  return kept.with(group, [&](LogsOfGroup& logs) {
+    auto& log = logs[on_device ? 1 : 0];
+    if (!log) log = std::make_shared<IssueLog>(group, on_device);
+    return log;
+  });
 }
 
 struct IssueLog::WeakGroup {
@@ -170,10 +152,8 @@ void IssueLog::Shared::refuse_from_now_on(const std::string& reason) {
 }
 
 void IssueLog::end(const Group& group) {
-  std::lock_guard lock(kept_logs().mutex);
-  for (const bool on_device : {false, true}) {
-    kept_logs()
-        .of(group, on_device)
+  for (const auto device_type : {c10::kCPU, c10::kCUDA}) {
+    of(group, device_type)
         ->shared_->refuse_from_now_on("destroy_process_group() has ended its process group");
   }
 }

@@ -1,28 +1,18 @@
 #include "device_mesh/collectives/ranks_in_job.h"
 
+#include "device_mesh/internal/weak_registry.h"
+
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <map>
-#include <mutex>
 #include <numeric>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-struct KnownGroup {
-  c10::weak_intrusive_ptr<c10d::ProcessGroup> group;
-  std::vector<int64_t> ranks;
-};
-
-struct KnownRanks {
-  std::mutex mutex;
-  std::map<const c10d::ProcessGroup*, KnownGroup> groups;
-};
-
-KnownRanks& known_ranks() {
+auto& known_ranks() {
   static auto& instance =
-      *new KnownRanks();  // leaked: groups may die after static destruction began
+      *new WeakKeyMap<c10::weak_intrusive_ptr<c10d::ProcessGroup>, std::vector<int64_t>>();
   return instance;
 }
 
@@ -30,30 +20,18 @@ KnownRanks& known_ranks() {
 
 void set_ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                       std::vector<int64_t> ranks) {
-  std::lock_guard lock(known_ranks().mutex);
-  auto& groups = known_ranks().groups;
-  std::erase_if(groups, [](const auto& item) { return item.second.group.expired(); });
-  groups.insert_or_assign(
-      group.get(),
-      KnownGroup{c10::weak_intrusive_ptr<c10d::ProcessGroup>(group), std::move(ranks)});
+  known_ranks().with(group, [&](std::vector<int64_t>& known) { known = std::move(ranks); });
 }
 
 void note_ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group,
                        std::vector<int64_t> ranks) {
-  {
-    std::lock_guard lock(known_ranks().mutex);
-    const auto known = known_ranks().groups.find(group.get());
-    if (known != known_ranks().groups.end() && !known->second.group.expired()) return;
-  }
-  set_ranks_in_job(group, std::move(ranks));
+  known_ranks().with(group, [&](std::vector<int64_t>& known) {
+    if (known.empty()) known = std::move(ranks);
+  });
 }
 
 std::vector<int64_t> ranks_in_job(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
-  {
-    std::lock_guard lock(known_ranks().mutex);
-    const auto found = known_ranks().groups.find(group.get());
-    if (found != known_ranks().groups.end()) return found->second.ranks;
-  }
+  if (auto known = known_ranks().find(group)) return *std::move(known);
   std::vector<int64_t> own(static_cast<size_t>(group->getSize()));
   std::iota(own.begin(), own.end(), int64_t{0});
   return own;

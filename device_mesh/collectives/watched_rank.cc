@@ -1,6 +1,7 @@
 #include "device_mesh/collectives/watched_rank.h"
 
 #include "device_mesh/collectives/wait_watch.h"
+#include "device_mesh/internal/weak_registry.h"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -28,17 +29,6 @@ uint64_t next_number() {
 const std::shared_ptr<const uint64_t>& this_thread() {
   thread_local const auto number = std::make_shared<const uint64_t>(next_number());
   return number;
-}
-
-struct KnownWatchedRanks {
-  std::mutex mutex;
-  std::map<std::pair<const c10d::Store*, std::string>, std::weak_ptr<WatchedRank>> ranks;
-};
-
-KnownWatchedRanks& known_watched_ranks() {
-  static auto& instance =
-      *new KnownWatchedRanks();  // leaked: groups may die after static destruction
-  return instance;
 }
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
@@ -117,15 +107,13 @@ WaitScope::~WaitScope() {
 }
 
 std::shared_ptr<WatchedRank> WatchedRank::of(const GroupName& name, int64_t rank) {
-  auto& known = known_watched_ranks();
-  std::lock_guard lock(known.mutex);
-  std::erase_if(known.ranks, [](const auto& item) { return item.second.expired(); });
-  auto& kept = known.ranks[{name.store.get(), name.job + std::to_string(rank)}];
-  if (auto found = kept.lock()) return found;
-  auto made = std::make_shared<WatchedRank>(name, rank);
-  kept = made;
-  watch_waits_of(made);
-  return made;
+  using Key = std::pair<const c10d::Store*, std::string>;
+  static auto& known = *new WeakRegistry<Key, WatchedRank>();
+  return known.find_or_make({name.store.get(), name.job + std::to_string(rank)}, [&] {
+    auto made = std::make_shared<WatchedRank>(name, rank);
+    watch_waits_of(made);
+    return made;
+  });
 }
 
 WatchedRank::WatchedRank(const GroupName& name, int64_t rank)

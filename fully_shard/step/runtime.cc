@@ -1,6 +1,7 @@
 #include "fully_shard/step/runtime.h"
 
 #include "device_mesh/debug.h"
+#include "device_mesh/internal/weak_registry.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/step/order_changes.h"
 #include "fully_shard/step/prefetch.h"
@@ -12,20 +13,13 @@
 #include <torch/csrc/autograd/engine.h>
 
 #include <algorithm>
-#include <map>
-#include <mutex>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-struct Registry {
-  std::mutex mutex;
-  std::map<const void*, std::weak_ptr<Runtime>> runtimes;  // by process group
-};
-
-Registry& registry() {
-  static auto& instance = *new Registry();  // leaked: groups may die after static destruction began
+auto& runtimes() {
+  static auto& instance = *new WeakRegistry<const void*, Runtime>();  // by process group
   return instance;
 }
 
@@ -49,18 +43,13 @@ class Runtime::GraphTaskEnd {
 };
 
 std::shared_ptr<Runtime> Runtime::find(const DeviceMesh& mesh) {
-  std::lock_guard lock(registry().mutex);
-  const auto found = registry().runtimes.find(mesh.group(shard_dim_of(mesh)).get());
-  return found == registry().runtimes.end() ? nullptr : found->second.lock();
+  return runtimes().find(mesh.group(shard_dim_of(mesh)).get());
 }
 
 std::shared_ptr<Runtime> Runtime::of(const DeviceMesh& mesh) {
   if (auto runtime = find(mesh)) return runtime;
-  auto runtime = std::make_shared<Runtime>(mesh);  // collective: not under the lock
-  std::lock_guard lock(registry().mutex);
-  std::erase_if(registry().runtimes, [](const auto& item) { return item.second.expired(); });
-  registry().runtimes[mesh.group(shard_dim_of(mesh)).get()] = runtime;
-  return runtime;
+  const auto made = std::make_shared<Runtime>(mesh);  // collective: not under the lock
+  return runtimes().find_or_make(mesh.group(shard_dim_of(mesh)).get(), [&] { return made; });
 }
 
 Runtime::Runtime(const DeviceMesh& mesh) : dim_(std::make_shared<ShardDim>(mesh)) {}

@@ -1,5 +1,6 @@
 #include "tensor_parallel/internal/gradients_home.h"
 
+#include "device_mesh/internal/weak_registry.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/home_placement.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -13,7 +14,6 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 #include <torch/csrc/autograd/variable.h>
 
-#include <map>
 #include <memory>
 #include <mutex>
 #include <unordered_set>
@@ -77,16 +77,12 @@ class Terms {
 
 // Those of the running backward, which sums them when it ends; a failed one drops them.
 std::shared_ptr<Terms> terms_of_backward() {
-  static std::mutex mutex;
-  static auto& running = *new std::map<int, std::weak_ptr<Terms>>();
-  const std::lock_guard lock(mutex);
-  std::erase_if(running, [](const auto& item) { return item.second.expired(); });
-  std::weak_ptr<Terms>& known = running[current_graph_task()];
-  if (auto terms = known.lock()) return terms;
-  auto terms = std::make_shared<Terms>();
-  known = terms;
-  torch::autograd::Engine::get_default_engine().queue_callback([terms] { terms->sum_all(); });
-  return terms;
+  static auto& running = *new WeakRegistry<int, Terms>();  // by graph task
+  return running.find_or_make(current_graph_task(), [] {
+    auto terms = std::make_shared<Terms>();
+    torch::autograd::Engine::get_default_engine().queue_callback([terms] { terms->sum_all(); });
+    return terms;
+  });
 }
 
 class GradientHome final : public torch::autograd::PostAccumulateGradHook {

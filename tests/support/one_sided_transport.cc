@@ -1,5 +1,6 @@
 #include "tests/support/one_sided_transport.h"
 
+#include "device_mesh/internal/weak_registry.h"
 #include "tests/support/slowdown.h"
 
 #include <ATen/ops/empty.h>
@@ -128,7 +129,7 @@ std::shared_ptr<SharedShards> meet_in(const c10::intrusive_ptr<c10d::ProcessGrou
   struct Generations {
     c10::intrusive_ptr<c10d::Store> store;  // alive, so that no other has its address
     std::map<int64_t, size_t> joined;       // by rank: how often
-    std::map<size_t, std::weak_ptr<SharedShards>> shared;
+    internal::WeakRegistry<size_t, SharedShards> shared;
   };
   static std::mutex mutex;
   static auto& groups = *new std::map<std::pair<const void*, std::string>, Generations>();
@@ -138,11 +139,9 @@ std::shared_ptr<SharedShards> meet_in(const c10::intrusive_ptr<c10d::ProcessGrou
   std::lock_guard lock(mutex);
   auto& generations = groups[{store.get(), group->getGroupName()}];
   generations.store = store;
-  auto& generation = generations.shared[generations.joined[group->getRank()]++];
-  auto shared = generation.lock();
-  if (!shared) shared = std::make_shared<SharedShards>(group->getSize());
-  generation = shared;
-  return shared;
+  return generations.shared.find_or_make(generations.joined[group->getRank()]++, [&] {
+    return std::make_shared<SharedShards>(group->getSize());
+  });
 }
 
 class OneSidedGather final : public internal::Gather {
