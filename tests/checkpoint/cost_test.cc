@@ -4,7 +4,7 @@
 #include "checkpoint/io/tensor_reader.h"
 #include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"
-#include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -25,8 +25,7 @@ uint64_t collectives_of(const std::function<void()>& body) {
 
 TEST(Cost, SavingIsThreeExchangesAndLoadingTwoWhateverThereIsToSave) {
   TemporaryFolder folder;
-  run_ranks(2, [&](int64_t) {
-    const auto mesh = init_device_mesh(torch::kCPU, {2});
+  on_ranks_of(2, [&](const DeviceMesh& mesh) {
     for (const int count : {1, 30}) {
       std::map<std::string, at::Tensor> tensors;
       for (int i = 0; i < count; ++i) {
@@ -56,15 +55,13 @@ TEST(Cost, SavingIsThreeExchangesAndLoadingTwoWhateverThereIsToSave) {
 TEST(Cost, ARankReadsAboutWhatItNeeds) {
   TemporaryFolder folder;
   const auto whole = torch::rand({1024, 1024});  // 4 MiB
-  run_ranks(4, [&](int64_t) {
-    const auto mesh = init_device_mesh(torch::kCPU, {4});
+  on_ranks_of(4, [&](const DeviceMesh& mesh) {
     save({.tensors = {{"w", distribute_tensor(whole, mesh, {Shard{0}})}}}, folder / "saved");
   });
   using namespace internal::checkpoint;
   const auto manifest = read_manifest(folder / "saved").value();
   const auto catalog = catalog_of_item(folder / "saved", manifest, "tensors").value();
-  run_ranks(3, [&](int64_t rank) {
-    const auto mesh = init_device_mesh(torch::kCPU, {3});
+  on_ranks_of(3, [&](int64_t rank, const DeviceMesh& mesh) {
     const auto target = distribute_tensor(torch::zeros({1024, 1024}), mesh, {Shard{0}});
     TensorReader reader(catalog, {.verify = true});
     ASSERT_TRUE(reader.plan("w", "w", target).ok());

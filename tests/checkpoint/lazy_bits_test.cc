@@ -10,6 +10,7 @@
 #include "tests/support/full_value.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -66,8 +67,7 @@ TEST(LazyBits, SavedTensorsAreTheValuesAtAnyWorldAndLayout) {
 // Of which each rank holds a part that carries the bit.
 TEST(LazyBits, DistributedTensorsAreSavedAndGatheredAsTheValues) {
   TemporaryFolder folder;
-  run_ranks(2, [&](int64_t) {
-    const auto mesh = init_device_mesh(torch::kCPU, {2});
+  on_ranks_of(2, [&](const DeviceMesh& mesh) {
     Tensors lazy;
     for (const auto& [name, value] : lazy_tensors()) {
       const auto whole = name == "conj" ? complex_values() : torch::imag(complex_values());
@@ -104,8 +104,7 @@ TEST(LazyBits, BroadcastValuesOfADictAreTheValues) {
 }
 
 TEST(LazyBits, RedistributionSendsTheValues) {
-  run_ranks(2, [](int64_t) {
-    const auto mesh = init_device_mesh(torch::kCPU, {2});
+  on_ranks_of(2, [](const DeviceMesh& mesh) {
     const auto values = complex_values();
     const auto part = DTensor(distribute_tensor(values.clone(), mesh, {Shard{0}})).to_local();
     const DTensor lazy(from_local(part.conj(), mesh, {Shard{0}}));
@@ -138,8 +137,7 @@ struct NegatedGradient : torch::autograd::Function<NegatedGradient> {
 };
 
 TEST(LazyBits, GradientsAreReducedAsTheValues) {
-  run_ranks(2, [](int64_t) {
-    const auto mesh = init_device_mesh(torch::kCPU, {2});
+  on_ranks_of(2, [](const DeviceMesh& mesh) {
     torch::nn::Linear model(torch::nn::LinearOptions(3, 4).bias(false));
     torch::nn::init::constant_(model->weight, 0.5);
     fully_shard(model, mesh);

@@ -1,14 +1,18 @@
 // What would take minutes, or longer than a test may, if its time grew with the square of
 // the number of names.
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/optimizer_state_dict.h"
 #include "checkpoint/plan/save_plan.h"
 #include "checkpoint/ranks/unmatched_names.h"
+#include "tests/checkpoint/seconds_of.h"
+#include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <string>
 #include <vector>
@@ -88,6 +92,21 @@ TEST(ManyNames, ThatRanksMissAreCollectedInTheOrderOfTheRanks) {
     std::sort(expected.begin(), expected.end());
     EXPECT_TRUE(all.unexpected == expected) << all.unexpected.size();
   });
+}
+
+TEST(ManyTensors, SavingVerifyingAndLoadingThemIsLinear) {
+  const auto seconds = [](int count) {
+    TemporaryFolder folder(memory_folder());
+    std::map<std::string, at::Tensor> tensors;
+    for (int i = 0; i < count; ++i) tensors["layer." + std::to_string(i)] = torch::ones({2});
+    save({.tensors = tensors}, folder / "saved");
+    return seconds_of([&] {
+      verify_checkpoint(folder / "saved");
+      load({.tensors = tensors}, folder / "saved");
+    });
+  };
+  const double few = std::min(seconds(2000), seconds(2000));
+  EXPECT_LT(seconds(16000), 24 * few);  // eight times the tensors; it was 64 times
 }
 
 }  // namespace

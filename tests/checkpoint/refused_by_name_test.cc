@@ -7,6 +7,7 @@
 #include "tests/support/errors.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -96,8 +97,7 @@ TEST(RefusedByName, MessagesSayThePathOnceAndNoEmptyLists) {
 }
 
 TEST(RefusedByName, DictsThatCannotBeSetAreRefusedByAllRanksBeforeAnythingChanges) {
-  run_ranks(2, [](int64_t rank) {
-    const auto mesh = init_device_mesh(torch::kCPU, {2});
+  on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
     torch::nn::Linear model(2, 2);
     const auto before = model->weight.detach().clone();
     StateDict dict;

@@ -3,7 +3,7 @@
 #include "dtensor/manual_seed.h"
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/pair.h"
+#include "tests/fully_shard/support/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/process_ranks.h"

@@ -1,9 +1,10 @@
 // Profilers see FSDP's ranges by name: fsdp::all_gather(unit),
 // fsdp::all_gather_copy_out(unit), fsdp::reduce_scatter(unit), fsdp::forward(unit).
 #include "fully_shard/forward.h"
-#include "tests/fully_shard/decoder.h"
-#include "tests/fully_shard/pair.h"
+#include "tests/fully_shard/support/decoder.h"
+#include "tests/fully_shard/support/pair.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <ATen/record_function.h>
 #include <gmock/gmock.h>
@@ -60,8 +61,7 @@ void step(const Model& model) {
 }
 
 TEST(ProfilerRanges, OfAForwardHoldThoseOfItsGathersInTheirOrder) {
-  run_ranks(2, [&](int64_t) {
-    const auto mesh = init_device_mesh(torch::kCPU, {2});
+  on_ranks_of(2, [&](const DeviceMesh& mesh) {
     auto model = sharded(Pair(), mesh);
     const Ranges ranges;
     forward(model, torch::ones({2, 4}));
@@ -77,8 +77,7 @@ TEST(ProfilerRanges, OfAForwardHoldThoseOfItsGathersInTheirOrder) {
 // root's.
 TEST(ProfilerRanges, NameEveryCollectiveOfEveryUnitOfATrainingStep) {
   for (const int64_t world : {2, 3}) {
-    run_ranks(world, [&](int64_t) {
-      const auto mesh = init_device_mesh(torch::kCPU, {world});
+    on_ranks_of(world, [&](const DeviceMesh& mesh) {
       const auto model = build_seeded([] { return decoder_model(4, 2); });
       shard_decoder(*model.module, mesh);
       Ranges ranges;
@@ -123,8 +122,7 @@ TEST(ProfilerRanges, OfHybridShardingReduceOverTheShardsBeforeTheReplicas) {
 }
 
 TEST(ProfilerRanges, AWorldOfOneHasNone) {
-  run_ranks(1, [](int64_t) {
-    const auto mesh = init_device_mesh(torch::kCPU, {1});
+  on_ranks_of(1, [](const DeviceMesh& mesh) {
     const auto model = build_seeded([] { return decoder_model(4, 2); });
     shard_decoder(*model.module, mesh);
     Ranges ranges;

@@ -2,7 +2,8 @@
 //
 //   class Training : public Worlds {};
 //   TEST_P(Training, Converges) {
-//     on_ranks([&](int64_t rank, const DeviceMesh& mesh) { EXPECT_EQ(mesh.size(), world()); });
+//     on_ranks([&](int64_t rank, const DeviceMesh& mesh) { EXPECT_EQ(mesh.rank(), rank); });
+//     on_ranks([&](const DeviceMesh& mesh) { EXPECT_EQ(mesh.size(), world()); });
 //   }
 //   INSTANTIATE_WORLDS(Training, 1, 2, 3);
 #pragma once
@@ -24,15 +25,21 @@ inline void on_ranks_of(int64_t world,
                         const std::function<void(int64_t rank, const DeviceMesh& mesh)>& body) {
   run_ranks(world, [&](int64_t rank) { body(rank, init_device_mesh(c10::kCPU, {world})); });
 }
+inline void on_ranks_of(int64_t world, const std::function<void(const DeviceMesh& mesh)>& body) {
+  on_ranks_of(world, [&](int64_t, const DeviceMesh& mesh) { body(mesh); });
+}
 
 inline void on_one_rank(const std::function<void(const DeviceMesh& mesh)>& body) {
-  on_ranks_of(1, [&](int64_t, const DeviceMesh& mesh) { body(mesh); });
+  on_ranks_of(1, body);
 }
 
 class Worlds : public ::testing::TestWithParam<int64_t> {
  protected:
   int64_t world() const { return GetParam(); }
   void on_ranks(const std::function<void(int64_t rank, const DeviceMesh& mesh)>& body) const {
+    on_ranks_of(world(), body);
+  }
+  void on_ranks(const std::function<void(const DeviceMesh& mesh)>& body) const {
     on_ranks_of(world(), body);
   }
 };

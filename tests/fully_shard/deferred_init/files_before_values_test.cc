@@ -1,7 +1,7 @@
 // Files that are loaded into a model whose tensors have no values yet: an error that says
 // what to do, whatever was on the way, and nothing is changed by it.
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/pair.h"
+#include "tests/fully_shard/support/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"

@@ -1,7 +1,7 @@
 // Building models from LibTorch's default generator, which ranks that are threads share.
 #pragma once
 
-#include "tests/fully_shard/deferred_init/default_generator.h"
+#include "tests/support/default_generator.h"
 
 #include <ATen/CPUGeneratorImpl.h>
 #include <torch/torch.h>

@@ -1,7 +1,7 @@
 // Ranks that do not do the same, or die: real processes, since the transport may end
 // them.
 #include "device_mesh/process_group.h"
-#include "tests/fully_shard/decoder.h"
+#include "tests/fully_shard/support/decoder.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/slowdown.h"
 

@@ -1,10 +1,9 @@
 // Every collective of a step fails once on every rank: all ranks say which one, soon, and
 // go on after a new start.
 #include "device_mesh/process_group.h"
-#include "tests/fully_shard/decoder.h"
+#include "tests/fully_shard/support/decoder.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/process_ranks.h"
-#include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -37,10 +36,10 @@ std::string step_with_fault(const DeviceMesh& mesh, const std::shared_ptr<Fault>
   }
 }
 
-class FaultInjection : public ::testing::TestWithParam<int64_t> {};
+class FaultInjection : public Worlds {};
 
 TEST_P(FaultInjection, AFailureAtAnyCollectiveOfAnyRankIsNamedOnAllRanksAndTheNextStartIsClean) {
-  const auto world = GetParam();
+  const auto world = this->world();
   int64_t collectives = 0;
   run_ranks(world, [&](int64_t rank) {
     const auto none = std::make_shared<Fault>();
@@ -68,10 +67,9 @@ TEST_P(FaultInjection, AFailureAtAnyCollectiveOfAnyRankIsNamedOnAllRanksAndTheNe
 }
 
 TEST_P(FaultInjection, ADelayAtAnyCollectiveChangesNoNumber) {
-  const auto world = GetParam();
+  const auto world = this->world();
   for (int64_t at = 0; at < 9; at += 2) {
-    run_ranks(world, [&](int64_t rank) {
-      const auto mesh = init_device_mesh(torch::kCPU, {world});
+    on_ranks_of(world, [&](int64_t rank, const DeviceMesh& mesh) {
       auto plain = build_seeded([] { return decoder_model(4, 1); });
       auto sharded = build_seeded([] { return decoder_model(4, 1); });
       shard_decoder(*sharded.module, mesh);

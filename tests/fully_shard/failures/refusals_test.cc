@@ -1,4 +1,5 @@
-// What is refused beyond errors_test.cc, and that a refusal leaves everything usable.
+// What is refused beyond error_messages_test.cc, and that a refusal leaves everything
+// usable.
 #include "fully_shard/fully_shard.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
@@ -18,12 +19,7 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::nn::Linear;
 
-class Refusals : public Worlds {
- protected:
-  void on_ranks(const std::function<void(const DeviceMesh&)>& body) const {
-    Worlds::on_ranks([&](int64_t, const DeviceMesh& mesh) { body(mesh); });
-  }
-};
+class Refusals : public Worlds {};
 
 void expect_trains(Linear& layer) {
   layer->zero_grad();

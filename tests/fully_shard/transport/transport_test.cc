@@ -6,6 +6,7 @@
 #include "fully_shard/transport/c10d_transport.h"
 #include "tests/support/one_sided_transport.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/worlds.h"
 
 #include <ATen/ATen.h>
 #include <ATen/ops/arange.h>
@@ -164,8 +165,7 @@ INSTANTIATE_TEST_SUITE_P(All, Transports,
                          });
 
 TEST(OneSidedTransport, AGatherNeedsNobodyElse) {
-  run_ranks(2, [](int64_t rank) {
-    const auto mesh = init_device_mesh(c10::kCPU, {2});
+  on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
     const auto transport = testing::make_one_sided_transport(mesh, 0);
     const auto shards = transport->shard_memory(64, c10::kCPU);
     fill(shards, rank);
@@ -179,8 +179,7 @@ TEST(OneSidedTransport, AGatherNeedsNobodyElse) {
 }
 
 TEST(TransportFactory, ReplacesTheTransportOfEveryMesh) {
-  run_ranks(1, [](int64_t) {
-    const auto mesh = init_device_mesh(c10::kCPU, {1});
+  on_ranks_of(1, [](const DeviceMesh& mesh) {
     EXPECT_FALSE(make_transport(mesh, 0)->one_sided());
     set_transport_factory(testing::make_one_sided_transport);
     EXPECT_TRUE(make_transport(mesh, 0)->one_sided());

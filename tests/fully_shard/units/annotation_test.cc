@@ -47,12 +47,7 @@ ModulePtr buffered() {
   return made;
 }
 
-class Annotations : public Worlds {
- protected:
-  void on_ranks(const std::function<void(const DeviceMesh&)>& body) const {
-    Worlds::on_ranks([&](int64_t, const DeviceMesh& mesh) { body(mesh); });
-  }
-};
+class Annotations : public Worlds {};
 
 TEST_P(Annotations, AreOfEveryModuleOfAUnitButIgnorableOnes) {
   on_ranks([](const DeviceMesh& mesh) {

@@ -2,7 +2,7 @@
 #include "fully_shard/units/managed_modules.h"
 
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/pair.h"
+#include "tests/fully_shard/support/pair.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>

@@ -34,21 +34,16 @@ struct Factor : torch::nn::Module {
   Tensor weight;
 };
 using FactorPtr = std::shared_ptr<Factor>;
-using Children = std::vector<std::pair<std::string, FactorPtr>>;
+using Factors = std::vector<std::pair<std::string, FactorPtr>>;
 
-FactorPtr factor(const Children& children = {}, bool bare = false) {
+FactorPtr factor(const Factors& children = {}, bool bare = false) {
   auto made = std::make_shared<Factor>(bare);
   for (const auto& [name, child] : children) made->register_module(name, child);
   return made;
 }
-FactorPtr plain(const Children& children) { return factor(children, /*bare=*/true); }
+FactorPtr plain(const Factors& children) { return factor(children, /*bare=*/true); }
 
-class NestedUnits : public Worlds {
- protected:
-  void on_ranks(const std::function<void(const DeviceMesh&)>& body) const {
-    Worlds::on_ranks([&](int64_t, const DeviceMesh& mesh) { body(mesh); });
-  }
-};
+class NestedUnits : public Worlds {};
 
 TEST_P(NestedUnits, AreBelowTheRootAtAnyDepthThroughPlainModules) {
   on_ranks([](const DeviceMesh& mesh) {

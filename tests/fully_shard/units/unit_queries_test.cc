@@ -18,12 +18,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-class UnitQueries : public Worlds {
- protected:
-  void on_ranks(const std::function<void(const DeviceMesh&)>& body) const {
-    Worlds::on_ranks([&](int64_t, const DeviceMesh& mesh) { body(mesh); });
-  }
-};
+class UnitQueries : public Worlds {};
 
 TEST_P(UnitQueries, ListUnitsRootsAndGroupsOfAModule) {
   on_ranks([](const DeviceMesh& mesh) {
@@ -109,8 +104,7 @@ TEST(UnitQueriesOfMeshes, TellWhetherAllUnitsBelowShareTheProcessGroups) {
 }
 
 TEST(UnitQueriesOfMeshes, PassOverUnitsWithoutParameters) {
-  run_ranks(2, [](int64_t) {
-    const auto mesh = init_device_mesh(torch::kCPU, {2});
+  on_ranks_of(2, [](const DeviceMesh& mesh) {
     const auto grid = init_device_mesh(torch::kCPU, {2, 1}, {"rows", "columns"});
     const auto a = weighted(), b = weighted(), root = bare({{"a", a}, {"b", b}});
     fully_shard(a, mesh);

@@ -2,7 +2,7 @@
 // mesh makes one set of process groups.
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/fully_shard.h"
-#include "tests/fully_shard/decoder.h"
+#include "tests/fully_shard/support/decoder.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>

@@ -1,0 +1,59 @@
+#include "device_mesh/collectives/backend/row_exchange.h"
+
+#include "device_mesh/process_group.h"
+#include "tests/support/thread_ranks.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/zeros.h>
+#include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+
+namespace fsdp::internal {
+namespace {
+
+using testing::run_ranks;
+
+TEST(RowExchange, GivesTheSumOfThisRanksRowsWithOneSpareRow) {
+  for (int64_t world : {1, 2, 3, 4}) {
+    for (const bool in_background : {false, true}) {
+      run_ranks(world, [&](int64_t rank) {
+        auto rows = at::empty({world, 40}, at::kByte);
+        for (int64_t r = 0; r < world; ++r)
+          rows[r].view(at::kFloat).copy_(at::arange(10).add(100 * rank + r));
+        std::atomic<int> agreed = 0;
+        RowExchange exchange(
+            default_process_group(), rows, at::kFloat,
+            {.what = "sum", .tag = 5, .agree = [&] { ++agreed; }, .in_background = in_background});
+        EXPECT_EQ(exchange.staging_bytes(), (world + 1) * 40);
+        const auto sum = exchange.wait();
+        const auto of_ranks = 100 * world * (world - 1) / 2;
+        EXPECT_TRUE(
+            at::equal(sum, at::arange(10).add(rank).mul(world).add(of_ranks).to(at::kFloat)));
+        EXPECT_EQ(agreed, 1);
+      });
+    }
+  }
+}
+
+TEST(RowExchange, WithoutAgreementNothingIsWaitedFor) {
+  run_ranks(3, [](int64_t rank) {
+    const auto begin = std::chrono::steady_clock::now();
+    RowExchange exchange(default_process_group(), at::zeros({3, 40 + 8 * rank}, at::kByte),
+                         at::kFloat,
+                         {.what = "sum",
+                          .tag = 5 + static_cast<int>(rank),
+                          .agree = [] { throw std::runtime_error("no agreement"); },
+                          .in_background = true});
+    EXPECT_THROW(exchange.wait(), std::runtime_error);
+    EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
+  });
+}
+
+}  // namespace
+}  // namespace fsdp::internal

@@ -1,0 +1,54 @@
+// The counters that no other test of effects looks at.
+#include "tests/fully_shard/support/traffic.h"
+#include "tests/support/worlds.h"
+
+#include <gtest/gtest.h>
+
+namespace fsdp::testing {
+namespace {
+
+class CountersOfSteps : public Worlds {};
+
+TEST_P(CountersOfSteps, EveryUnitThatWasGatheredIsReshardedOnce) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh);
+    for (int64_t step = 1; step <= 3; ++step) {
+      decoder.step();
+      EXPECT_EQ(counters(mesh).all_gathers, step * MeasuredDecoder::kStepGathers);
+      EXPECT_EQ(counters(mesh).reshards, step * MeasuredDecoder::kStepGathers);
+    }
+  });
+}
+
+TEST_P(CountersOfSteps, ThePeakAfterAResetIsWhatIsHeld) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh);
+    decoder.step();
+    EXPECT_GT(counters(mesh).peak_bytes, 0);
+    reset_peak(mesh);
+    EXPECT_EQ(counters(mesh).peak_bytes, 0);
+    decoder.head().unshard();
+    const auto reached = counters(mesh).peak_bytes;
+    EXPECT_GE(reached, decoder.unsharded_bytes());
+    decoder.head().reshard();
+    EXPECT_EQ(counters(mesh).peak_bytes, reached);
+  });
+}
+
+TEST_P(CountersOfSteps, TimeIsSpentWaitingForCollectivesOnly) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh);
+    EXPECT_EQ(counters(mesh).wait_seconds, 0);
+    decoder.head().unshard();
+    const auto waited = counters(mesh).wait_seconds;
+    EXPECT_GT(waited, 0);
+    torch::NoGradGuard no_grad;
+    decoder.model->head(torch::ones({1, MeasuredDecoder::kWidth}));  // it is there
+    EXPECT_EQ(counters(mesh).wait_seconds, waited);
+  });
+}
+
+INSTANTIATE_WORLDS(CountersOfSteps, 2, 3);
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,67 @@
+// A share of the random programs with ranks as processes, whose collectives are Gloo's.
+#include "device_mesh/device_mesh.h"
+#include "device_mesh/process_group.h"
+#include "tests/fully_shard/random_programs/program_run.h"
+#include "tests/fully_shard/random_programs/random_program.h"
+#include "tests/support/number_from_environment.h"
+#include "tests/support/process_ranks.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+#include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <vector>
+
+namespace fsdp::testing {
+namespace {
+
+constexpr uint64_t kDefaultSharedPrograms = 500;
+constexpr uint64_t kShare = 10;  // one of so many programs runs in processes
+
+// Of one world; what empties every group all the time is told process-wide and left out.
+std::vector<Program> programs_of_world(int64_t world) {
+  const auto first = number_from_environment("FSDP_FIRST_SEED", 1);
+  const auto count = number_from_environment("FSDP_PROGRAMS", kDefaultSharedPrograms) / kShare;
+  std::vector<Program> programs;
+  for (uint64_t seed = first; programs.size() < count; ++seed) {
+    auto program = generate(seed);
+    if (program.world == world && !program.evict) programs.push_back(std::move(program));
+  }
+  return programs;
+}
+
+const ChildCase kRunsPrograms("runs_random_programs", [] {
+  at::set_num_threads(1);
+  const auto world = launch_environment().world_size;
+  std::map<int, DeviceMesh> meshes;  // by replicas
+  for (const auto& program : programs_of_world(world)) {
+    auto found = meshes.find(program.replicas);
+    if (found == meshes.end()) {
+      std::vector<int64_t> shape{shards_of(program)};
+      if (program.replicas > 1) shape.insert(shape.begin(), program.replicas);
+      found = meshes.emplace(program.replicas, init_device_mesh(c10::kCPU, shape)).first;
+    }
+    const auto difference = run_program(program, found->second.rank(), found->second);
+    TORCH_CHECK(!difference, "seed ", program.seed, ": ", *difference, "\n", to_string(program));
+  }
+  meshes.clear();
+  destroy_process_group();
+  return 0;
+});
+
+class ProcessPrograms : public ::testing::TestWithParam<int64_t> {};
+
+TEST_P(ProcessPrograms, HaveTheUnshardedNumbersOverGloo) {
+  const auto programs = number_from_environment("FSDP_PROGRAMS", kDefaultSharedPrograms) / kShare;
+  const std::chrono::seconds deadline(120 + programs);
+  const auto ends = run_processes("runs_random_programs", GetParam(), deadline);
+  for (size_t rank = 0; rank < ends.size(); ++rank)
+    EXPECT_EQ(ends[rank].exit_code, 0) << "rank " << rank << ": " << ends[rank].output;
+}
+
+INSTANTIATE_TEST_SUITE_P(Worlds, ProcessPrograms, ::testing::Values(2, 3));
+
+}  // namespace
+}  // namespace fsdp::testing

@@ -1,0 +1,121 @@
+#include "tests/fully_shard/random_programs/program_worlds.h"
+
+#include "on_demand/on_demand_storage.h"
+#include "tests/fully_shard/random_programs/program_shrink.h"
+#include "tests/support/errors.h"
+#include "tests/support/thread_ranks.h"
+#include "tests/support/write_checks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <chrono>
+#include <map>
+#include <mutex>
+#include <tuple>
+#include <utility>
+
+namespace fsdp::testing {
+namespace {
+
+constexpr size_t kProgramsPerWorld = 50;
+constexpr size_t kFailuresShrunk = 3;
+
+struct Outcome {
+  size_t ended = 0;  // programs that this world ran: all, unless an exception broke it
+  std::map<size_t, std::string> failures;  // by position
+};
+
+// Runs programs of one world and mode one after another on one world of thread ranks.
+Outcome run_in_one_world(const std::vector<Program>& programs, const ProgramWorlds& worlds) {
+  Outcome outcome{.ended = programs.size()};
+  std::mutex mutex;
+  const auto fail = [&](size_t position, int64_t rank, const std::string& text) {
+    // That another rank has gone explains least.
+    auto& told = outcome.failures[position];
+    if (told.empty() || told.find("a rank left the group") != std::string::npos)
+      told = "rank " + std::to_string(rank) + ", " + text;
+  };
+  const MeshInMemory memory = worlds.memory(programs.front());
+  const auto body = [&](int64_t rank) {
+    const auto mesh = memory.join();
+    for (size_t i = 0; i < programs.size(); ++i) {
+      try {
+        const auto difference = worlds.run(programs[i], mesh);
+        std::lock_guard lock(mutex);
+        if (difference) fail(i, rank, *difference);
+      } catch (const std::exception& error) {
+        std::lock_guard lock(mutex);
+        outcome.ended = std::min(outcome.ended, i + 1);
+        fail(i, rank, text_of(error));
+        return;  // the other ranks fail alike, or because this one is gone
+      }
+    }
+  };
+  // In the one mode every touch does all it can, in the other as little.
+  internal::set_evict_after_every_operator(programs.front().evict);
+  const WriteChecks checks(programs.front().evict);
+  run_ranks(memory.size(), body, std::chrono::minutes(5));
+  internal::set_evict_after_every_operator(false);
+  outcome.failures.erase(outcome.failures.lower_bound(outcome.ended), outcome.failures.end());
+  return outcome;
+}
+
+using Failures = std::vector<std::pair<Program, std::string>>;
+
+// A fresh world after every program that broke one.
+void run_all(std::vector<Program> programs, const ProgramWorlds& worlds, Failures& failures) {
+  while (!programs.empty()) {
+    const auto count = static_cast<int64_t>(std::min(programs.size(), kProgramsPerWorld));
+    const auto outcome = run_in_one_world({programs.begin(), programs.begin() + count}, worlds);
+    for (const auto& [position, text] : outcome.failures)
+      failures.emplace_back(programs[position], text);
+    programs.erase(programs.begin(), programs.begin() + static_cast<int64_t>(outcome.ended));
+  }
+}
+
+// The first line of a failure without its numbers: shrinking must not drift from one
+// failure to another.
+std::string kind_of(const std::string& failure) {
+  auto kind = failure.substr(0, std::min(failure.find('\n'), size_t{60}));
+  std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
+  return kind;
+}
+
+std::string failure_of(const Program& program, const ProgramWorlds& worlds) {
+  const auto outcome = run_in_one_world({program}, worlds);
+  return outcome.failures.empty() ? "" : outcome.failures.begin()->second;
+}
+
+void report(const Failures& failures, const ProgramWorlds& worlds) {
+  for (size_t i = 0; i < failures.size(); ++i) {
+    const auto& [program, text] = failures[i];
+    if (i >= kFailuresShrunk) {
+      ADD_FAILURE() << "seed " << program.seed << ": " << text;
+      continue;
+    }
+    const auto small = shrink(program, [&, kind = kind_of(text)](const Program& p) {
+      return kind_of(failure_of(p, worlds)) == kind;
+    });
+    ADD_FAILURE() << "seed " << program.seed << ": " << text << "\nshrunk to " << to_string(small)
+                  << failure_of(small, worlds);
+  }
+}
+
+// Programs of one world and mode have the same.
+auto world_of(const Program& program) {
+  return std::tuple(program.sharded, program.world, program.replicas, program.tensor_ranks,
+                    program.evict);
+}
+
+}  // namespace
+
+void expect_no_difference(const std::vector<Program>& programs, const ProgramWorlds& worlds) {
+  std::map<decltype(world_of({})), std::vector<Program>> by_world;
+  for (const Program& program : programs) by_world[world_of(program)].push_back(program);
+  Failures failures;
+  for (auto& [world, of_world] : by_world) run_all(std::move(of_world), worlds, failures);
+  report(failures, worlds);
+}
+
+}  // namespace fsdp::testing

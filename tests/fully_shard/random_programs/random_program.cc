@@ -1,0 +1,76 @@
+#include "tests/fully_shard/random_programs/random_program.h"
+
+#include "tests/fully_shard/random_programs/draw_actions.h"
+#include "tests/fully_shard/random_programs/draw_model.h"
+#include "tests/fully_shard/random_programs/draw_options.h"
+
+namespace fsdp::testing {
+
+Program generate(uint64_t seed) {
+  Draws draws(seed);
+  Program program{.seed = seed};
+  program.world = draws.pick({1, 2, 2, 2, 2, 3, 3, 4});
+  program.evict = draws.chance(20);
+  program.width = draws.between(1, 9);
+  program.optimizer =
+      draws.pick({Optimizer::kSgd, Optimizer::kMomentum, Optimizer::kAdam, Optimizer::kAdamW});
+  const auto size = draw_model(draws, program);
+  draw_actions(draws, size, program);
+  draw_options(draws, program);
+  return program;
+}
+
+void for_each_node(const Node& root, const std::function<void(const Node&)>& visit) {
+  visit(root);
+  for (const auto& child : root.children) for_each_node(child, visit);
+}
+
+void for_each_node(Node& root, const std::function<void(Node&)>& visit) {
+  visit(root);
+  for (auto& child : root.children) for_each_node(child, visit);
+}
+
+const ParamSpec* find_param(const Program& program, int id) {
+  const ParamSpec* found = nullptr;
+  for_each_node(program.root, [&](const Node& node) {
+    for (const auto& param : node.params) {
+      if (param.id == id) found = &param;
+    }
+  });
+  return found;
+}
+
+const ParamSpec& tensor_of(const Program& program, const ParamSpec& param) {
+  const auto* target = param.tied_to >= 0 ? find_param(program, param.tied_to) : nullptr;
+  return target != nullptr ? tensor_of(program, *target) : param;
+}
+
+int64_t sharded_dim(const ParamSpec& param) {
+  return param.by_columns && param.use == Use::kMatmul ? 1 : 0;
+}
+
+int64_t rows_of(const Program& program, const ParamSpec& param) {
+  return param.use == Use::kBias ? program.width : param.rows;
+}
+
+bool runs_backward(ActionKind kind) { return kind <= ActionKind::kEvaluateBeforeBackward; }
+
+bool casts_members(const Program& program) {
+  bool casts = false;
+  for_each_node(program.root, [&casts](const Node& node) {
+    casts |= node.is_unit && node.unit.precision.param_dtype.has_value();
+  });
+  return casts;
+}
+
+int shards_of(const Program& program) { return program.world / program.replicas; }
+
+Dtype computed_in(const PrecisionSpec& precision, Dtype dtype) {
+  return precision.param_dtype.value_or(dtype);
+}
+
+Dtype reduced_in(const PrecisionSpec& precision, Dtype dtype) {
+  return precision.reduce_dtype.value_or(computed_in(precision, dtype));
+}
+
+}  // namespace fsdp::testing

@@ -1,0 +1,71 @@
+// What describe_units() says of every unit.
+#include "fully_shard/fully_shard.h"
+#include "tests/fully_shard/support/pair.h"
+#include "tests/support/worlds.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <string>
+
+namespace fsdp::testing {
+namespace {
+
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+using ::testing::Not;
+
+class DescribeUnits : public Worlds {};
+
+std::string line_of(torch::nn::Module& model, const std::string& unit) {
+  const auto text = describe_units(model);
+  const auto begin = text.find(unit + ": ");
+  EXPECT_NE(begin, std::string::npos) << text;
+  return text.substr(begin, text.find('\n', begin) - begin);
+}
+
+TEST_P(DescribeUnits, SaysWhereEachStands) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto model = sharded(Pair(4, 6, 3), mesh, {.reshard_after_forward = false});
+    EXPECT_THAT(line_of(*model, "first"),
+                AllOf(HasSubstr("sharded, 2 parameters"), HasSubstr("last: none"),
+                      Not(HasSubstr("reshards after forward"))));
+    EXPECT_THAT(line_of(*model, "(root)"), HasSubstr("no parameters of its own"));
+    auto first = get_fsdp_module(*model->first);
+    first.unshard();
+    EXPECT_THAT(line_of(*model, "first"),
+                AllOf(HasSubstr("resident"), HasSubstr("last: all-gather 2")));
+    {
+      const SummonFullParams full(first);
+      EXPECT_THAT(line_of(*model, "first"), HasSubstr("resident and held"));
+    }
+    EXPECT_THAT(line_of(*model, "second"), HasSubstr("last: none"));
+    {
+      const NoSyncGuard no_sync(get_fsdp_module(*model));
+      model->forward(torch::ones({2, 4})).sum().backward();
+    }
+    EXPECT_THAT(line_of(*model, "second"), HasSubstr("gradients waiting"));
+    EXPECT_THAT(describe_units(*model),
+                AllOf(HasSubstr("collectives issued last by rank " + std::to_string(rank)),
+                      HasSubstr("2: all-gather of unit 'first', ")));
+  });
+}
+
+TEST_P(DescribeUnits, CountsBytes) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto model = deferred_init([] { return Pair(4, 6, 3); });
+    fully_shard(model, mesh);
+    EXPECT_THAT(line_of(*model, "(root)"), HasSubstr("without values, 4 parameters"));
+    materialize(*model);
+    EXPECT_THAT(line_of(*model, "(root)"),
+                HasSubstr(std::to_string(counters(mesh).sharded_bytes) + " bytes of shards"));
+    get_fsdp_module(*model).unshard();
+    EXPECT_THAT(line_of(*model, "(root)"),
+                HasSubstr(std::to_string(counters(mesh).unsharded_bytes) + " unsharded"));
+  });
+}
+
+INSTANTIATE_WORLDS(DescribeUnits, 2, 3);
+
+}  // namespace
+}  // namespace fsdp::testing
