@@ -43,7 +43,8 @@ void expect_allowed(const RedistributeMove& move, const Placements& now, const P
   EXPECT_FALSE(cuts_inside(now, move.mesh_dim, move.to));
   if (!move.to.is_partial()) return;
   for (size_t m = 0; m < now.size(); ++m) {
-    if (m != move.mesh_dim) EXPECT_TRUE(!now[m].is_partial() || now[m] == to[m]);
+    if (m == move.mesh_dim) continue;
+    EXPECT_TRUE(!now[m].is_partial() || now[m] == to[m]);
   }
 }
 
