@@ -19,9 +19,7 @@ at::Tensor tensor_or_undefined(const c10::IValue& value) {
 
 PlainArgument dtype_argument(const c10::IValue& value) {
   if (value.isNone()) return {};
-  const at::ScalarType dtype = value.toScalarType();
-  return Dtype{.number = static_cast<int64_t>(dtype),
-               .element_size = static_cast<int64_t>(c10::elementSize(dtype))};
+  return dtype_of(value.toScalarType());
 }
 
 // A complex one has no place on a line.
@@ -121,6 +119,11 @@ std::vector<PlainArgument> ArgumentKinds::plain_of(const OperatorCall& call) con
     if (kinds_[i] == Kind::kReal) plain[i] = real_argument(argument);
   }
   return plain;
+}
+
+Dtype dtype_of(at::ScalarType dtype) {
+  return {.number = static_cast<int64_t>(dtype),
+          .element_size = static_cast<int64_t>(c10::elementSize(dtype))};
 }
 
 PlainArgument plain_argument(const c10::IValue& value) {

@@ -50,6 +50,8 @@ class ArgumentKinds {
   std::optional<size_t> device_ = {};
 };
 
+Dtype dtype_of(at::ScalarType dtype);
+
 // Of a whole number or truth value, or a list of such; none for anything else.
 PlainArgument plain_argument(const c10::IValue& value);
 

@@ -107,8 +107,7 @@ std::vector<c10::IValue> OperatorCall::run() {
 }
 
 void OperatorCall::decompose() {
-  const auto below = c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kDTensorKey);
-  op_.redispatchBoxed(keys_ & below, stack_);
+  op_.redispatchBoxed(keys_below(kDTensorKey, keys_), stack_);
   argument_count_ = 0;
 }
 

@@ -64,8 +64,7 @@ std::vector<Operand> geometry_of(at::TensorList operands) {
     if (!operand.defined()) continue;
     geometry.back() = {.shape = operand.sizes().vec(),
                        .stride = operand.strides().vec(),
-                       .element_size = operand.element_size(),
-                       .dtype = static_cast<int64_t>(operand.scalar_type())};
+                       .dtype = dtype_of(operand.scalar_type())};
   }
   return geometry;
 }

@@ -2,6 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/differentiable.h"
+#include "dtensor/redistribute/movement.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_key.h"
 
@@ -34,10 +35,11 @@ void on_whole(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   const auto arguments = torch::jit::last(*stack, op.schema().arguments().size());
   const auto* const met = std::find_if(arguments.begin(), arguments.end(), &is_dtensor_argument);
   if (met == arguments.end()) {
-    op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFirstKey),
-                       stack);
+    op.redispatchBoxed(keys_below(kFirstKey, keys), stack);
     return;
   }
+  const MovingOperator moving(op.schema().name());
+  const CauseOfMovement cause(MovementCause::kWhole);
   const DTensorSpec replicated = spec_of(met->toTensor()).replicated();
   for (auto argument = stack->end() - arguments.size(); argument != stack->end(); ++argument) {
     if (is_dtensor_argument(*argument)) *argument = whole(argument->toTensor());

@@ -38,14 +38,10 @@ class ReplayingViews {
   bool before_;
 };
 
-c10::DispatchKeySet below(c10::DispatchKeySet keys) {
-  return keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kFirstKey);
-}
-
 // Views are of their first argument.
 void replayed(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::jit::Stack* stack) {
   const ReplayingViews replaying((&*stack->end() - op.schema().arguments().size())->toTensor());
-  op.redispatchBoxed(below(keys), stack);
+  op.redispatchBoxed(keys_below(kFirstKey, keys), stack);
 }
 
 // The views that models take most, without boxed arguments.
@@ -55,7 +51,7 @@ template <class Op, class Result, class... Args>
 struct Replayed<Op, Result(const at::Tensor&, Args...)> {
   static Result call(c10::DispatchKeySet keys, const at::Tensor& self, Args... args) {
     const ReplayingViews replaying(self);
-    return Op::redispatch(below(keys), self, std::forward<Args>(args)...);
+    return Op::redispatch(keys_below(kFirstKey, keys), self, std::forward<Args>(args)...);
   }
 };
 

@@ -25,9 +25,6 @@ int64_t chunk_capacity(int64_t size, int64_t parts);
 // REQUIRES: 0 <= index < parts.
 Chunk chunk_of(int64_t size, int64_t parts, int64_t index);
 
-// Of a mesh dimension that cuts no tensor dimension.
-inline constexpr int64_t kNotSharded = -1;
-
 // What a mesh coordinate holds of a tensor that lies as `placements`, one per mesh
 // dimension, say. REQUIRES: outer * unit divides what earlier cuts left of a dimension.
 std::vector<int64_t> local_shape(std::vector<int64_t> shape, const std::vector<int64_t>& mesh_shape,

@@ -45,7 +45,7 @@ std::vector<ResultGeometry> clone_results(const OpSchema& call) { return {copied
 // _to_copy(self, dtype, layout, device, pin_memory, non_blocking, memory_format)
 std::vector<PlacementStrategy> to_copy_strategy(const OpSchema& call) {
   const Dtype* const dtype = call.dtype(1);
-  const bool rounds = dtype != nullptr && dtype->number != call.operands[0].dtype;
+  const bool rounds = dtype != nullptr && *dtype != call.operands[0].dtype;
   return pointwise_strategy(call, rounds ? Linearity::kNone : Linearity::kAny);
 }
 std::vector<ResultGeometry> to_copy_results(const OpSchema& call) { return {copied(call, 6)}; }

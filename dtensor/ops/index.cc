@@ -74,7 +74,7 @@ struct Indexed {
   // indices have not.
   bool has_masks() const {
     return std::any_of(dims.begin(), dims.end(), [this](int64_t d) {
-      return call.operands[static_cast<size_t>(d) + 1].element_size == 1;
+      return call.operands[static_cast<size_t>(d) + 1].dtype.element_size == 1;
     });
   }
   bool indexes(int64_t dim) const { return std::count(dims.begin(), dims.end(), dim) > 0; }
@@ -219,7 +219,7 @@ std::vector<PlacementStrategy> unfold_backward_strategy(const OpSchema& call) {
 // slice_backward(grad, sizes, dim, start, end, step), as a slice of what it makes.
 OpSchema sliced(const OpSchema& call) {
   const auto none = PlainArgument{};
-  return {.operands = {{.shape = call.numbers(1), .stride = {}, .element_size = 1}},
+  return {.operands = {{.shape = call.numbers(1), .stride = {}, .dtype = {.element_size = 1}}},
           .plain = {none, call.plain[2], call.plain[3], call.plain[4], call.plain[5]}};
 }
 

@@ -283,8 +283,9 @@ std::vector<ResultGeometry> repeat_results(const OpSchema& call) {
 }
 
 OpSchema whole_geometry(const OperatorCall& call, const DTensorSpec& self) {
-  return {.operands = {{.shape = self.shape(), .stride = self.stride(), .element_size = 1}},
-          .plain = ArgumentKinds(call.handle().schema()).plain_of(call)};
+  return {
+      .operands = {{.shape = self.shape(), .stride = self.stride(), .dtype = {.element_size = 1}}},
+      .plain = ArgumentKinds(call.handle().schema()).plain_of(call)};
 }
 
 // Each piece is what this rank has of it: of a piece of which it has nothing too.
@@ -321,7 +322,7 @@ void hand_out_alias(OperatorCall& call, const StrategyKernel*) {
 // are of one size.
 std::vector<PlacementStrategy> view_dtype_strategy(const OpSchema& call) {
   const int64_t ndim = self_of(call).ndim();
-  const bool keeps_last = call.dtype(1)->element_size == self_of(call).element_size;
+  const bool keeps_last = call.dtype(1)->element_size == self_of(call).dtype.element_size;
   const DimMap map = keeps_last ? identity(ndim) : gone_in_place(ndim, ndim - 1);
   return mapped_strategy(map, 1, Terms::kNone);
 }

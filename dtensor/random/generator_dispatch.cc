@@ -49,8 +49,7 @@ c10::IValue* first_argument(const c10::OperatorHandle& op, torch::jit::Stack* st
 
 void run_below_generator_key(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                              torch::jit::Stack* stack) {
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kGeneratorKey),
-                     stack);
+  op.redispatchBoxed(keys_below(kGeneratorKey, keys), stack);
 }
 
 class GivesGenerator final : public c10::OperatorKernel {

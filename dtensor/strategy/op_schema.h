@@ -24,10 +24,9 @@ struct Dtype {
 struct Operand {
   std::vector<int64_t> shape = {};  // of the whole, as stride
   std::vector<int64_t> stride = {};
-  int64_t element_size = 0;  // in bytes; 0 for an optional tensor that is absent
-  int64_t dtype = 0;         // its number
+  Dtype dtype = {};  // its element size is 0 for an optional tensor that is absent
 
-  bool is_present() const { return element_size > 0; }
+  bool is_present() const { return dtype.element_size > 0; }
   int64_t ndim() const { return static_cast<int64_t>(shape.size()); }
   int64_t size(int64_t dim) const;  // a negative `dim` counts from the end
   int64_t bytes() const;

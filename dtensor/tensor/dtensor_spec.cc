@@ -64,14 +64,6 @@ DTensorSpec DTensorSpec::simplified() const {
   return with_placements(std::move(simple));
 }
 
-std::vector<int64_t> shard_dims(const std::vector<Placement>& placements) {
-  std::vector<int64_t> dims;
-  dims.reserve(placements.size());
-  for (const auto& placement : placements)
-    dims.push_back(placement.is_shard() ? placement.shard_dim() : kNotSharded);
-  return dims;
-}
-
 std::vector<Placement> without_partials(std::vector<Placement> placements) {
   for (auto& placement : placements) {
     if (placement.is_partial()) placement = Replicate{};

@@ -54,9 +54,6 @@ class DTensorSpec {
   TensorLayout layout_;
 };
 
-// Which tensor dimension each mesh dimension cuts; kNotSharded for none.
-std::vector<int64_t> shard_dims(const std::vector<Placement>& placements);
-
 // `placements` with every Partial turned into Replicate.
 std::vector<Placement> without_partials(std::vector<Placement> placements);
 

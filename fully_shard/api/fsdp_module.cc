@@ -104,7 +104,7 @@ UnshardHandle FSDPModule::unshard_async() {
 void FSDPModule::reshard() {
   if (unit_->group == nullptr) return;
   unit_->group->reshard();
-  unit_->root->raw_writes.raise(unit_->group->info().dim().global_rank());
+  unit_->root->raw_writes.raise(unit_->group->info().rank());
   internal::tell_unit_observer(&internal::UnitObserver::emptied_by_hand, *unit_);
 }
 

@@ -37,7 +37,7 @@ void Unsharded::mark_written() {
                     "Unsharded::mark_written: parameter '", group->parameter_name(index),
                     "' is shown by a SummonFullParams with writeback = false, which drops what is "
                     "written meanwhile. Write after that scope, or let it write back (rank ",
-                    group->info().dim().global_rank(), ")");
+                    group->info().rank(), ")");
   group->member_written(index);
 }
 

@@ -67,7 +67,7 @@ void check_no_late_parameters(const FSDPParamGroup& group) {
   std::vector<torch::nn::Module*> starts;
   for (const auto& module : alive) starts.push_back(module.get());
   const ModuleTree tree(starts);
-  for (size_t i = 0; i < tree.size(); ++i) check_module(tree, i, group.info().dim().global_rank());
+  for (size_t i = 0; i < tree.size(); ++i) check_module(tree, i, group.info().rank());
 }
 
 }  // namespace fsdp::internal

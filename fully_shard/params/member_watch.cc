@@ -38,7 +38,7 @@ void check_members_are_held(const FSDPParamGroup& group) {
                       "under no_grad (weight.copy_(...)), keep computed weights in a local "
                       "variable, or reassign before fully_shard; where the parameter is meant to "
                       "be unused, freeze its entry with requires_grad_(false) (rank ",
-                      group.info().dim().global_rank(), ")");
+                      group.info().rank(), ")");
   }
 }
 

@@ -28,7 +28,7 @@ bool RegistryEntry::shows_all(const at::Tensor& dtensor) const {
 
 void RegistryEntry::before_set_data(const at::Tensor& dtensor, const at::Tensor& from) {
   const auto& name = group_->parameter_name(index_);
-  const auto rank = group_->info().dim().global_rank();
+  const auto rank = group_->info().rank();
   group_->unsharded().check_has_values();
   TORCH_CHECK_VALUE(group_->params()[static_cast<size_t>(index_)].entry().is_same(dtensor),
                     "set_data on an alias of the registry entry of parameter '", name,

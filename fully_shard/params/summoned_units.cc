@@ -56,8 +56,8 @@ void check_not_summoned(const Unit& unit, const char* function) {
 
 void check_not_held(const FSDPParamGroup& group) {
   TORCH_CHECK_VALUE(!group.unsharded().residency().is_held(), "SummonFullParams: unit '",
-                    group.info().name(), "' is held unsharded already (rank ",
-                    group.info().dim().global_rank(), ")");
+                    group.info().name(), "' is held unsharded already (rank ", group.info().rank(),
+                    ")");
 }
 
 std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Module*>& modules,

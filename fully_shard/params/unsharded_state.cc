@@ -98,14 +98,16 @@ void UnshardedState::drop_staged_row() {
 void UnshardedState::drop_gather() noexcept {
   if (!residency().is_gathering()) return;
   copy_.drop_gather();
-  drop_staged_row();
-  info_.accounts().count(&Counters::unused_prefetches);
-  info_.driver().resharded(info_.unit());
+  gather_was_dropped();
 }
 
 void UnshardedState::await_and_drop_gather() {
   const RuntimeMode runtime_mode;
   copy_.await_and_drop();
+  gather_was_dropped();
+}
+
+void UnshardedState::gather_was_dropped() noexcept {
   drop_staged_row();
   info_.accounts().count(&Counters::unused_prefetches);
   info_.driver().resharded(info_.unit());

@@ -92,6 +92,7 @@ class UnshardedState {
   PackedRow row_to_gather();
   void open_staged_row();
   void drop_staged_row();
+  void gather_was_dropped() noexcept;
 
   const GroupInfo& info_;
   std::vector<FSDPParam>& params_;

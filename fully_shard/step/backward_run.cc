@@ -194,7 +194,7 @@ void BackwardRun::end_roots() {
 void BackwardRun::check_afterwards() const {
   for (const auto& root : roots_) {
     for (const auto& [unit, group] : root->groups) {
-      root->raw_writes.raise(group->info().dim().global_rank());
+      root->raw_writes.raise(group->info().rank());
       check_members_are_held(*group);
     }
     if (!root->groups.empty()) check_no_late_parameters(*root->groups.begin()->second);

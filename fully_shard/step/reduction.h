@@ -9,7 +9,7 @@
 // the entries' .grad.
 //
 // Where the unit does not reduce over its replicas, the received row is kept for a later
-// reduction instead (AccumulatedGrads::keep_shard_sum), and nothing is published.
+// reduction instead (AccumulatedGrads), and nothing is published.
 // Destroying it in between drops it; what was sent is waited for. Collective over the
 // group's mesh, in one order on all ranks.
 #pragma once

@@ -1,6 +1,6 @@
 // Where a unit's tensors are: fully_shard takes a module on the CPU to its mesh's device,
 // unit by unit. Parameters move one at a time, as each becomes a shard
-// (FSDPParamGroup::take_start_value), then buffers. Local.
+// (params/group_builder.h), then buffers. Local.
 #pragma once
 
 #include "device_mesh/device_mesh.h"

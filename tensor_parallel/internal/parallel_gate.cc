@@ -110,8 +110,7 @@ void run_below_parallel_gate(const c10::OperatorHandle& op, c10::DispatchKeySet 
   std::optional<c10::impl::ExcludeDispatchKeyGuard> excluded;
   // What is no operator of LibTorch may have a body that mixes tensors anew.
   if (std::string_view(op.schema().name()).starts_with("aten::")) excluded.emplace(kParallelKey);
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParallelKey),
-                     stack);
+  op.redispatchBoxed(keys_below(kParallelKey, keys), stack);
 }
 
 bool computes_derivative() {

@@ -47,8 +47,7 @@ bool compatible_at_parallel_gate(c10::DispatchKeySet keys, const at::Tensor& sel
     check_takes(self, from);
     set_style(from, meta_of(self).style);
   }
-  return op.redispatch(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kParallelKey),
-                       self, from);
+  return op.redispatch(keys_below(kParallelKey, keys), self, from);
 }
 
 }  // namespace

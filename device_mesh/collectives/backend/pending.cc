@@ -111,9 +111,6 @@ c10::intrusive_ptr<c10d::Work> Pending::release() {
 }
 
 bool Pending::in_flight() const { return work_.defined() || failure_ != nullptr; }
-void Pending::throw_if_not_issued(const std::string& what) {
-  if (failure_) wait(what);
-}
 
 bool Pending::finished() const { return !work_ || work_->isCompleted(); }
 

@@ -31,8 +31,6 @@ class Pending {
   // Of a message: the group rank at the other end, for what is told of a long wait.
   Pending& with_peer(int64_t group_rank);
   bool in_flight() const;
-  // What wait() would throw for a collective that could not be issued; otherwise nothing.
-  void throw_if_not_issued(const std::string& what);
   // wait() would not block: nothing is in flight, or the backend has finished.
   bool finished() const;
   // Throws c10::DistBackendError that carries `what` (operation and unit), the rank, the

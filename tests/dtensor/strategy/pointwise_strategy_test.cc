@@ -14,7 +14,7 @@ OpSchema elementwise(const std::vector<std::vector<int64_t>>& shapes) {
   OpSchema call;
   for (const auto& shape : shapes) {
     call.operands.push_back(
-        {.shape = shape, .stride = contiguous(shape).stride, .element_size = 4});
+        {.shape = shape, .stride = contiguous(shape).stride, .dtype = {.element_size = 4}});
   }
   return call;
 }

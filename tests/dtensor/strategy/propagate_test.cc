@@ -15,8 +15,8 @@ std::vector<PlacementStrategy> product_strategy(const OpSchema&) {
 }
 
 OpSchema call_of(std::vector<int64_t> a, std::vector<int64_t> b) {
-  return {.operands = {{.shape = std::move(a), .element_size = 4},
-                       {.shape = std::move(b), .element_size = 4}},
+  return {.operands = {{.shape = std::move(a), .dtype = {.element_size = 4}},
+                       {.shape = std::move(b), .dtype = {.element_size = 4}}},
           .plain = std::vector<PlainArgument>(2)};
 }
 
