@@ -2,7 +2,8 @@
 // optimizers and those written with its serialization macros.
 //
 //   auto state = fsdp::get_optimizer_state_dict(*model, optimizer, {.full_state_dict = true});
-//   fsdp::set_optimizer_state_dict(*model, other, state, {.full_state_dict = true});
+//   fsdp::set_optimizer_state_dict(*sharded_model, sharded_optimizer, state,
+//                                  {.full_state_dict = true});
 //
 //   auto by_id = fsdp::rekey(state, fsdp::KeyType::kId, *model, optimizer);   // for unsharded code
 //   fsdp::StateDict flat = fsdp::flatten(state);   // "state.first.weight.exp_avg", ...

@@ -4,7 +4,7 @@
 //   fsdp::StateDict values = fsdp::get_model_state_dict(*model);              // as distributed
 //   fsdp::StateDict whole =
 //       fsdp::get_model_state_dict(*model, {.full_state_dict = true, .cpu_offload = true});
-//   fsdp::set_model_state_dict(*other, whole,
+//   fsdp::set_model_state_dict(*sharded_model, whole,
 //                              {.full_state_dict = true, .broadcast_from_rank0 = true});
 //
 // Parameters and buffers; a tied one under each of its names. Where a call is collective,

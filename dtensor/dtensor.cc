@@ -1,8 +1,8 @@
 #include "dtensor/dtensor.h"
 
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/differentiable.h"
-#include "dtensor/redistribute/movement.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_spec.h"
@@ -126,7 +126,7 @@ at::Tensor full_tensor(const at::Tensor& tensor) {
 }
 
 at::Tensor DTensor::full_tensor(const ToLocalOptions& options) const {
-  const internal::CauseOfMovement cause(internal::MovementCause::kRequest);
+  const internal::CommCauseScope cause(internal::CommCause::kRequest);
   const std::vector<Placement> whole(placements().size(), Replicate{});
   const at::Tensor replicated = internal::differentiable_redistribute(*this, whole);
   return internal::differentiable_to_local(replicated,
@@ -134,7 +134,7 @@ at::Tensor DTensor::full_tensor(const ToLocalOptions& options) const {
 }
 
 DTensor DTensor::redistribute(std::vector<Placement> placements) const {
-  const internal::CauseOfMovement cause(internal::MovementCause::kRequest);
+  const internal::CommCauseScope cause(internal::CommCause::kRequest);
   placements = without_negative_dims(std::move(placements), dim());
   // Throws before anything is sent.
   const DTensorSpec target =

@@ -1,9 +1,9 @@
 // A DTensor is an at::Tensor of global shape of which each rank of a mesh holds a part.
 //
 //   auto weight = fsdp::distribute_tensor(full, mesh, {fsdp::Shard{0}});
-//   weight.sizes();              // the global shape
-//   weight.to_local();           // this rank's rows
-//   weight.full_tensor();        // everything, on every rank
+//   weight.sizes();                              // the global shape
+//   at::Tensor rows = weight.to_local();         // this rank's
+//   at::Tensor whole = weight.full_tensor();     // everything, on every rank
 //
 // Operators work on DTensors (docs/design/dtensor_operators.md lists what happens): on
 // parts where a placement strategy fits, else on the whole value. A plain tensor beside a

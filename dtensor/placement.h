@@ -20,8 +20,8 @@ namespace fsdp {
 // atoms of `unit` elements: of every block each coordinate has torch.chunk of the atoms,
 // whole. Their product divides the dimension.
 //
-//   Shard{.dim = 0, .unit = 8}    // 7 heads of 8 rows on two ranks: 4 heads and 3
-//   Shard{.dim = 0, .outer = 3}   // query, key and value in one matrix: a part of each
+//   fsdp::Shard heads{.dim = 0, .unit = 8};   // 7 heads of 8 rows on two ranks: 4 heads and 3
+//   fsdp::Shard qkv{.dim = 0, .outer = 3};    // query, key and value in one: a part of each
 struct Shard {
   int64_t dim = 0;
   int64_t outer = 1;

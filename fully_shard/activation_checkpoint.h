@@ -2,7 +2,7 @@
 // for backward is kept but its inputs; backward runs the region again.
 //
 //   auto y = fsdp::checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
-//   auto [a, b] = fsdp::checkpoint([&](auto x, auto mask) { return attend(x, mask); }, x, m);
+//   auto [a, b] = fsdp::checkpoint([&](auto x, auto mask) { return attend(x, mask); }, x, mask);
 //   auto z = fsdp::checkpoint(block, x);   // a ModuleHolder, or a shared_ptr to a module
 //
 // A unit inside a region is gathered once in forward and once when the region runs again;

@@ -1,8 +1,8 @@
 // What the runtime has done and holds: numbers for progress lines, benchmarks and tests.
 //
-//   auto counters = fsdp::counters(mesh);
-//   counters.all_gathers;         // issued by this rank since the start
-//   counters.peak_bytes;          // high-water mark of bytes beyond the shards
+//   const auto counters = fsdp::counters(mesh);
+//   std::cout << counters.all_gathers    // issued by this rank since the start
+//             << counters.peak_bytes;    // high-water mark of bytes beyond the shards
 #pragma once
 
 #include "device_mesh/api.h"

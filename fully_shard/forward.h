@@ -13,6 +13,10 @@
 // Tensors are found in vectors, arrays, optionals, pairs, tuples, std::map and its kin,
 // torch::OrderedDict, and in structs whose fields are listed once:
 //
+//   struct Batch {
+//     torch::Tensor tokens;
+//     std::vector<torch::Tensor> masks;
+//   };
 //   template <>
 //   struct fsdp::TensorFields<Batch> {
 //     static auto of(Batch& batch) { return std::tie(batch.tokens, batch.masks); }

@@ -1,10 +1,12 @@
 // TorchScript modules as parts of a model, so that their parameters are sharded and
 // trained like all others.
 //
-//   torch::jit::Module backbone = torch::jit::load("backbone.pt");
-//   register_module("backbone", fsdp::adopt(backbone));   // in the module that calls it
-//   ...
-//   auto y = backbone.forward({x}).toTensor();            // as before
+//   struct Classifier : torch::nn::Module {
+//     Classifier() { register_module("backbone", fsdp::adopt(backbone)); }
+//     torch::Tensor forward(const torch::Tensor& x) { return backbone.forward({x}).toTensor(); }
+//
+//     torch::jit::Module backbone = torch::jit::load("backbone.pt");
+//   };
 //
 // A torch::jit::Module that is a plain member of a torch::nn::Module is invisible:
 // parameters() does not list what it holds, and where that is trained, the ranks' copies

@@ -1,9 +1,9 @@
 // Which modules become units: what auto_shard() and plan_units() ask about each module.
 //
-//   fsdp::by_type<Block>()                        // every Block
-//   fsdp::by_fn([&](torch::nn::Module& module) { return &module == model->head.get(); })
-//   fsdp::by_size(10'000'000)                     // whatever has ten million elements left
-//   fsdp::by_any({fsdp::by_type<Block>(), fsdp::by_size(10'000'000)})
+//   auto blocks = fsdp::by_type<Block>();           // every Block
+//   auto head = fsdp::by_fn([&](torch::nn::Module& module) { return &module == model->head.get(); });
+//   auto large = fsdp::by_size(10'000'000);         // whatever has ten million elements left
+//   fsdp::auto_shard(model, fsdp::by_any({blocks, head, large}), mesh);
 //
 // A policy is asked twice of a module: before the modules below it whether to look for
 // units there, and after them whether it is a unit itself. "No" to the first answers the
@@ -75,12 +75,12 @@ class FSDP_API WrapPolicy {
 // The modules for which it answers with options. It gets the root's, and gives them back
 // as they are, or changed for this unit:
 //
-//   by_fn([](torch::nn::Module& module, fsdp::FullyShardOptions options)
-//             -> std::optional<fsdp::FullyShardOptions> {
+//   auto policy = fsdp::by_fn([](torch::nn::Module& module, fsdp::FullyShardOptions options)
+//                                 -> std::optional<fsdp::FullyShardOptions> {
 //     if (!module.as<Block>()) return std::nullopt;
 //     options.reshard_after_forward = false;
 //     return options;
-//   })
+//   });
 //
 // What the root ignores stays ignored whatever it answers. Both forms throw ValueError
 // for an empty function; a function of another form does not compile.
@@ -136,7 +136,8 @@ template <class... Blocks>
 // stay, its inputs are cast to, and its gradients are reduced in fp32. For normalisation,
 // before the policy that chooses the other units (FSDP1 exempts batch norms unasked):
 //
-//   by_any({fsdp::in_full_precision<torch::nn::LayerNorm>(), fsdp::by_type<Block>()})
+//   auto policy =
+//       fsdp::by_any({fsdp::in_full_precision<torch::nn::LayerNorm>(), fsdp::by_type<Block>()});
 template <class... Classes>
 [[nodiscard]] WrapPolicy in_full_precision() {
   static_assert(sizeof...(Classes) > 0, "in_full_precision needs at least one class of modules");

@@ -1,6 +1,6 @@
 #include "on_demand/entry_substitution.h"
 
-#include "dtensor/dispatch/plain_beside.h"
+#include "dtensor/dispatch/implicit_replication.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 

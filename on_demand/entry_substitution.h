@@ -10,7 +10,7 @@ namespace fsdp::internal {
 //
 //   under grad mode, of entries that require grad: their members
 //   of entries and views of them that are left and meet a plain tensor, or a DTensor on
-//   another mesh (dtensor/dispatch/plain_beside.h): the member (entry), or the value
+//   another mesh (dtensor/dispatch/implicit_replication.h): the member (entry), or the value
 //   gathered for this operator (view, and what else lies on that mesh)
 //
 // so a module computes with entries (ParameterList, named_parameters()["w"], a custom

@@ -1,6 +1,6 @@
 #include "on_demand/replicated_members.h"
 
-#include "dtensor/dispatch/plain_beside.h"
+#include "dtensor/dispatch/implicit_replication.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/on_demand_storage.h"

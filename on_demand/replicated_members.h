@@ -1,6 +1,6 @@
 // Members that meet DTensors of the user's own in operators that record gradients, as in
 // (weight - reference).pow(2) with a reference from distribute_tensor. What comes from a
-// parameter is none of them: it is gathered (dtensor/dispatch/plain_beside.h).
+// parameter is none of them: it is gathered (dtensor/dispatch/implicit_replication.h).
 #pragma once
 
 #include "on_demand/gate_arguments.h"

@@ -1,7 +1,7 @@
 #include "tensor_parallel/communication_log.h"
 
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/differentiable.h"
-#include "dtensor/redistribute/movement.h"
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/Exception.h>
@@ -13,23 +13,23 @@ namespace fsdp {
 namespace {
 
 using internal::CollectiveKind;
-using internal::Movement;
-using internal::MovementCause;
+using internal::CommCause;
+using internal::CommEvent;
 
-CommunicationCause public_cause(MovementCause cause) {
+CommunicationCause public_cause(CommCause cause) {
   switch (cause) {
-    case MovementCause::kRule:
-    case MovementCause::kWhole:
+    case CommCause::kRule:
+    case CommCause::kWhole:
       return CommunicationCause::kRule;
-    case MovementCause::kExchange:
+    case CommCause::kExchange:
       return CommunicationCause::kExchange;
-    case MovementCause::kStyle:
+    case CommCause::kStyle:
       return CommunicationCause::kStyle;
-    case MovementCause::kGradient:
+    case CommCause::kGradient:
       return CommunicationCause::kGradient;
-    case MovementCause::kBoundary:
+    case CommCause::kBoundary:
       return CommunicationCause::kBoundary;
-    case MovementCause::kRequest:
+    case CommCause::kRequest:
       return CommunicationCause::kRequest;
   }
   return CommunicationCause::kRule;
@@ -74,25 +74,25 @@ std::string name_of_dim(const DeviceMesh& mesh, int64_t dim) {
                                   : mesh.dim_names()[static_cast<size_t>(dim)];
 }
 
-Communication communication(const Movement& movement) {
-  return {.operator_name = movement.operator_name,
-          .collective = name_of(movement.kind),
-          .mesh_dim = name_of_dim(movement.mesh, movement.mesh_dim),
-          .from = movement.from,
-          .to = movement.to,
-          .shape = movement.shape,
-          .bytes = movement.bytes,
-          .cause = public_cause(movement.cause),
+Communication communication(const CommEvent& event) {
+  return {.operator_name = event.operator_name,
+          .collective = name_of(event.kind),
+          .mesh_dim = name_of_dim(event.mesh, event.mesh_dim),
+          .from = event.from,
+          .to = event.to,
+          .shape = event.shape,
+          .bytes = event.bytes,
+          .cause = public_cause(event.cause),
           .in_backward = internal::inside_backward()};
 }
 
-void forbid_what_nobody_asked_for(const Movement& movement) {
-  const auto cause = public_cause(movement.cause);
+void forbid_what_nobody_asked_for(const CommEvent& event) {
+  const auto cause = public_cause(event.cause);
   const bool unasked = cause == CommunicationCause::kRule || cause == CommunicationCause::kBoundary;
   TORCH_CHECK_VALUE(!unasked, "RedistributionPolicy: explicit, but ",
-                    to_string(communication(movement)),
+                    to_string(communication(event)),
                     ". Give the plan a style that moves it, or call redistribute() before (rank ",
-                    movement.mesh.rank(), "; every rank of the mesh sees this error)");
+                    event.mesh.rank(), "; every rank of the mesh sees this error)");
 }
 
 }  // namespace
@@ -108,8 +108,8 @@ std::string to_string(const Communication& each) {
 
 struct CommunicationLog::State {
   std::vector<Communication> entries = {};
-  internal::MovementListener listener{
-      [this](const Movement& movement) { entries.push_back(communication(movement)); }};
+  internal::CommListener listener{
+      [this](const CommEvent& event) { entries.push_back(communication(event)); }};
 };
 
 CommunicationLog::CommunicationLog() : state_(std::make_unique<State>()) {}
@@ -143,7 +143,7 @@ std::string CommunicationLog::text() const {
 }
 
 struct RedistributionPolicy::Guard {
-  internal::MovementListener listener{forbid_what_nobody_asked_for};
+  internal::CommListener listener{forbid_what_nobody_asked_for};
 };
 
 RedistributionPolicy::RedistributionPolicy(Redistribution allowed)

@@ -69,7 +69,6 @@ class Pickle {
   size_t bytes() const { return bytes_; }
 
  private:
-  friend class PickleParser;
   std::deque<Pickled> nodes_;  // all, so that neither depth nor cycles matter
   const Pickled* root_ = nullptr;
   size_t bytes_ = 0;

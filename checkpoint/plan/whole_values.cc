@@ -3,7 +3,7 @@
 #include "checkpoint/io/staging_buffer.h"
 #include "checkpoint/ranks/tensor_values.h"
 #include "device_mesh/collectives/tensor_bytes.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/layout/shard_layout.h"
 #include "dtensor/tensor/dtensor_impl.h"

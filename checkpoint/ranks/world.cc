@@ -1,7 +1,7 @@
 #include "checkpoint/ranks/world.h"
 
 #include "device_mesh/collectives/agreement.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "device_mesh/process_group.h"
 
 #include <ATen/ops/zeros.h>

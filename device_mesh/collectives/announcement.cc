@@ -4,10 +4,10 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/collectives/backend/point_to_point.h"
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/collectives/piggybacked_word.h"
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/collectives/watched_rank.h"
-#include "device_mesh/collectives/word_beside.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>
@@ -135,7 +135,7 @@ std::vector<NoticeWords> Announcement::wait() {
     std::vector<NoticeWords> words;
     for (int64_t peer = 0; peer < group_size(group_); ++peer)
       words.push_back(peer == rank_ ? mine_.words : read(peer).words);
-    if (auto* const beside = WordBeside::current()) beside->heard(words);
+    if (auto* const beside = PiggybackedWord::current()) beside->heard(words);
     return words;
   });
 }

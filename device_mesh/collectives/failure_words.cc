@@ -1,6 +1,6 @@
 #include "device_mesh/collectives/failure_words.h"
 
-#include "device_mesh/internal/within.h"
+#include "device_mesh/internal/deadline.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -24,7 +24,7 @@ struct Heard {
   std::map<int64_t, std::optional<std::string>> words;
 };
 
-// Owns what it uses (within.h).
+// Owns what it uses (deadline.h).
 struct Exchange {
   c10::intrusive_ptr<c10d::Store> store;
   std::string topic;
@@ -69,7 +69,7 @@ void exchange_failure_words(
   const auto heard = std::make_shared<Heard>();
   std::exception_ptr gone;
   try {
-    within(kGrace + kAnswer, Exchange{store, topic, own, word, ranks, heard});
+    call_with_deadline(kGrace + kAnswer, Exchange{store, topic, own, word, ranks, heard});
   } catch (const std::exception&) {
     gone = std::current_exception();
   }

@@ -2,8 +2,8 @@
 
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/last_issued.h"
+#include "device_mesh/collectives/piggybacked_word.h"
 #include "device_mesh/collectives/ranks_in_job.h"
-#include "device_mesh/collectives/word_beside.h"
 #include "device_mesh/internal/weak_registry.h"
 
 #include <c10/util/Exception.h>
@@ -100,7 +100,7 @@ bool IssueLog::carries(int64_t bytes) const {
 }
 
 Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tensor& riders) {
-  const auto* const beside = WordBeside::current();
+  const auto* const beside = PiggybackedWord::current();
   Notice notice = {.stamp = record(operation),
                    .words = beside == nullptr ? operation.words : beside->mine(),
                    .global_rank = global_rank_,

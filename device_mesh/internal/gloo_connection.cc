@@ -1,8 +1,8 @@
 #include "device_mesh/internal/gloo_connection.h"
 
+#include "device_mesh/internal/deadline.h"
 #include "device_mesh/internal/network.h"
 #include "device_mesh/internal/roll_call.h"
-#include "device_mesh/internal/within.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -153,8 +153,8 @@ GlooGroup connect_gloo(const GlooRequest& request) {
                                 request.ranks[static_cast<size_t>(request.index)], "): ");
   std::optional<GlooGroup> made;
   try {
-    made = within(std::max(left, std::chrono::milliseconds(0)) + kAnswer,
-                  Connection(request, progress));
+    made = call_with_deadline(std::max(left, std::chrono::milliseconds(0)) + kAnswer,
+                              Connection(request, progress));
   } catch (const c10::DistNetworkError& error) {
     C10_THROW_ERROR(DistNetworkError,
                     c10::str(refused,

@@ -1,6 +1,6 @@
 // What this host knows of its network: its interfaces, by which of its addresses others
 // reach it, and who takes its connections. Local. What takes the name of a host asks the
-// resolver, and takes as long as that one does (within.h).
+// resolver, and takes as long as that one does (deadline.h).
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 #include "device_mesh/internal/store_connection.h"
 
+#include "device_mesh/internal/deadline.h"
 #include "device_mesh/internal/network.h"
 #include "device_mesh/internal/rendezvous.h"
-#include "device_mesh/internal/within.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -25,12 +25,12 @@ bool contains(const std::string& text, const char* part) {
 constexpr auto kLook = std::chrono::seconds(1);  // for each thing that may not answer either
 
 std::string why_unresolved(const std::string& host) {
-  const auto error = within(kLook, [host] { return resolve_error(host); });
+  const auto error = call_with_deadline(kLook, [host] { return resolve_error(host); });
   return error ? *error : "its name server does not answer";
 }
 
 bool takes_connections(const LaunchEnvironment& here) {
-  const auto taken = within(kLook, [host = here.master_addr, port = here.master_port] {
+  const auto taken = call_with_deadline(kLook, [host = here.master_addr, port = here.master_port] {
     return accepts_connections(host, port);
   });
   return taken.value_or(false);
@@ -52,8 +52,8 @@ StorePtr connect(const LaunchEnvironment& here, const c10d::TCPStoreOptions& opt
   constexpr auto kAnswer = std::chrono::seconds(2);
   StoreFailure failure{.here = here, .serves = options.isServer};
   try {
-    const auto store =
-        within(options.timeout + kAnswer, [address = here.master_addr, options]() -> StorePtr {
+    const auto store = call_with_deadline(
+        options.timeout + kAnswer, [address = here.master_addr, options]() -> StorePtr {
           return c10::make_intrusive<c10d::TCPStore>(address, options);
         });
     if (store) return *store;

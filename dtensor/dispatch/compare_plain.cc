@@ -3,7 +3,7 @@
 
 #include "device_mesh/debug.h"
 #include "device_mesh/internal/mesh_layout.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/value_hash.h"
 

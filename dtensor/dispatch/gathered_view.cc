@@ -2,8 +2,8 @@
 
 #include "dtensor/dispatch/wrap_results.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/differentiable.h"
-#include "dtensor/redistribute/movement.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -143,7 +143,7 @@ at::Tensor counted_with(const at::Tensor& view, const at::Tensor& base) {
 at::Tensor gathered_for_view(const at::Tensor& self, const std::vector<Placement>& to) {
   // Forward had the value whole, and an operator took a part of it, so its gradient comes
   // cut: it goes where the value lay.
-  const CauseOfMovement cause(inside_backward() ? MovementCause::kGradient : MovementCause::kWhole);
+  const CommCauseScope cause(inside_backward() ? CommCause::kGradient : CommCause::kWhole);
   const at::Tensor copy = redistribute_dtensor(self, to);
   // With the keys of `self`: autograd takes views of it, in inference mode too.
   const at::Tensor shown = make_dtensor_view(self, local_of(copy), spec_of(copy));

@@ -5,7 +5,7 @@
 #include "dtensor/dispatch/run_on_whole.h"
 #include "dtensor/dispatch/wrap_results.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -32,17 +32,17 @@ void set_part_arguments(OperatorCall& call, const OutputSharding& sharding) {
 }
 
 // Where no part stays, no strategy fitted.
-MovementCause cause_of(const OutputSharding& sharding) {
+CommCause cause_of(const OutputSharding& sharding) {
   const bool keeps_parts =
       std::any_of(sharding.targets.begin(), sharding.targets.end(), [](const auto& placements) {
         return std::any_of(placements.begin(), placements.end(),
                            [](const auto& placement) { return !placement.is_replicate(); });
       });
-  return keeps_parts ? MovementCause::kRule : MovementCause::kWhole;
+  return keeps_parts ? CommCause::kRule : CommCause::kWhole;
 }
 
 Operands placed_operands(at::TensorList operands, const OutputSharding& sharding) {
-  const CauseOfMovement cause(cause_of(sharding));
+  const CommCauseScope cause(cause_of(sharding));
   return place_operands(operands, sharding.targets);
 }
 

@@ -4,7 +4,7 @@
 #include "dtensor/dispatch/place_operands.h"
 #include "dtensor/dispatch/wrap_results.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -60,7 +60,7 @@ void hand_back(OperatorCall& call, const torch::jit::Stack& given, const DeviceM
 }  // namespace
 
 void run_on_whole(OperatorCall& call) {
-  const CauseOfMovement cause(MovementCause::kWhole);
+  const CommCauseScope cause(CommCause::kWhole);
   const ArgumentKinds kinds(call.handle().schema());
   const torch::jit::Stack given = call.arguments();
   const auto operands = kinds.operands_of(call);

@@ -1,8 +1,8 @@
 #include "dtensor/kernels/composites_on_whole.h"
 
 #include "dtensor/dtensor.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/differentiable.h"
-#include "dtensor/redistribute/movement.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_key.h"
 
@@ -38,8 +38,8 @@ void on_whole(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
     op.redispatchBoxed(keys_below(kFirstKey, keys), stack);
     return;
   }
-  const MovingOperator moving(op.schema().name());
-  const CauseOfMovement cause(MovementCause::kWhole);
+  const CommOperatorScope moving(op.schema().name());
+  const CommCauseScope cause(CommCause::kWhole);
   const DTensorSpec replicated = spec_of(met->toTensor()).replicated();
   for (auto argument = stack->end() - arguments.size(); argument != stack->end(); ++argument) {
     if (is_dtensor_argument(*argument)) *argument = whole(argument->toTensor());

@@ -1,9 +1,9 @@
 #include "dtensor/kernels/dispatch.h"
 
-#include "dtensor/dispatch/numbers_met.h"
-#include "dtensor/dispatch/plain_beside.h"
+#include "dtensor/dispatch/implicit_replication.h"
 #include "dtensor/dispatch/run_by_strategy.h"
 #include "dtensor/dispatch/run_on_whole.h"
+#include "dtensor/dispatch/scalar_arguments.h"
 #include "dtensor/dispatch/tensor_arguments.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/kernels/composites_on_whole.h"
@@ -11,7 +11,7 @@
 #include "dtensor/kernels/view_replay.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/random/generator_dispatch.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_key.h"
 
@@ -113,7 +113,7 @@ template <class Body>
 void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
               torch::jit::Stack* stack, const Body& body) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const MovingOperator moving(op.schema().name());
+  const CommOperatorScope moving(op.schema().name());
   OperatorCall call(op, traits, keys, stack);
   TensorArguments arguments(op, *stack);
   const TensorsMet met(arguments);
@@ -131,12 +131,12 @@ void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::
   // A parameter keeps no numbers, and what is copied into it is hashed after_overwrite().
   const bool are_kept = overwritten.empty() || !overwritten.front().source.defined() ||
                         TensorArguments::is_list(arguments[0]);
-  const Numbers numbers =
-      met.from_parameter && are_kept ? numbers_met(traits, arguments) : Numbers();
+  const ScalarHash scalars =
+      met.from_parameter && are_kept ? scalar_hash_of(traits, arguments) : ScalarHash();
   const Written copies = tell_owners(call);
-  const NewFromParameter origin(met.from_parameter, numbers);
+  const NewFromParameter origin(met.from_parameter, scalars);
   body(call);
-  for (const at::Tensor& dtensor : written) set_numbers(dtensor, numbers);
+  for (const at::Tensor& dtensor : written) set_scalar_hash(dtensor, scalars);
   for (const at::Tensor& copy : copies) tell_written(copy);
   for (const auto& [parameter, source] : overwritten)
     owner_of(parameter)->after_overwrite(parameter, source);

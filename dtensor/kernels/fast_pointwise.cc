@@ -1,9 +1,9 @@
 #include "dtensor/kernels/fast_pointwise.h"
 
 #include "dtensor/dispatch/compare_plain.h"
-#include "dtensor/dispatch/numbers_met.h"
+#include "dtensor/dispatch/scalar_arguments.h"
 #include "dtensor/kernels/dispatch.h"
-#include "dtensor/ops/alike.h"
+#include "dtensor/ops/same_placements.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_key.h"
 
@@ -38,12 +38,12 @@ const Argument& local_argument(const Argument& argument) {
 }
 
 template <class Argument>
-void look_at(const Argument& argument, Alike& operands) {
+void look_at(const Argument& argument, SamePlacements& operands) {
   if constexpr (kIsTensor<Argument>) operands.look(argument);
 }
 
 template <class Argument>
-void meet(const Argument& argument, NumbersMet& met) {
+void meet(const Argument& argument, ScalarArguments& met) {
   if constexpr (kIsTensor<Argument>) {
     met.meet(argument);
   } else {
@@ -52,8 +52,8 @@ void meet(const Argument& argument, NumbersMet& met) {
 }
 
 template <class... Args>
-Numbers numbers_of(const char* op, const Args&... args) {
-  NumbersMet met;
+ScalarHash numbers_of(const char* op, const Args&... args) {
+  ScalarArguments met;
   (meet(args, met), ...);
   return met.of(op);
 }
@@ -71,9 +71,9 @@ Result by_strategy(c10::DispatchKeySet keys, Args... args) {
   return kernel.template call<Result, Args...>(op, keys, std::forward<Args>(args)...);
 }
 
-void set_origin(const at::Tensor& dtensor, const Numbers& numbers) {
+void set_origin(const at::Tensor& dtensor, const ScalarHash& scalars) {
   set_from_parameter(dtensor);
-  set_numbers(dtensor, numbers);
+  set_scalar_hash(dtensor, scalars);
 }
 
 template <class Op, class Schema = typename Op::schema>
@@ -83,7 +83,7 @@ struct FastPointwise;
 template <class Op, class... Args>
 struct FastPointwise<Op, at::Tensor(Args...)> {
   static at::Tensor call(c10::DispatchKeySet keys, Args... args) {
-    Alike operands;
+    SamePlacements operands;
     (look_at(args, operands), ...);
     if (!operands.alike() || !operands.is_dense() || operands.has_own_number() || compares_plain())
       return by_strategy<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
@@ -99,7 +99,7 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
 template <class Op, class... Args>
 struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
   static at::Tensor& call(c10::DispatchKeySet keys, at::Tensor& self, Args... args) {
-    Alike operands;
+    SamePlacements operands;
     operands.look(self);
     (look_at(args, operands), ...);
     const DTensorMeta* const meta = find_meta(self);  // its owner may give it another below

@@ -5,8 +5,8 @@
 #include "dtensor/ops/activations.h"
 
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/along_strategy.h"
 #include "dtensor/strategy/pointwise_strategy.h"
+#include "dtensor/strategy/whole_dim_strategy.h"
 
 #include <optional>
 #include <utility>

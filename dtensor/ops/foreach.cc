@@ -5,8 +5,8 @@
 #include "dtensor/dispatch/place_operands.h"
 #include "dtensor/dispatch/sharding_propagator.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/ops/alike.h"
 #include "dtensor/ops/op_table.h"
+#include "dtensor/ops/same_placements.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/strategy/pointwise_strategy.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -37,9 +37,10 @@ struct WrittenElsewhere {
 };
 
 bool lie_alike(at::TensorList operands, std::optional<size_t> written) {
-  Alike alike;
-  for (const at::Tensor& operand : operands) alike.look(operand);
-  return alike.alike() && alike.is_dense() && (!written || is_dtensor(operands[*written]));
+  SamePlacements operands_met;
+  for (const at::Tensor& operand : operands) operands_met.look(operand);
+  return operands_met.alike() && operands_met.is_dense() &&
+         (!written || is_dtensor(operands[*written]));
 }
 
 // As the elementwise operator has them. Collective where one must move.

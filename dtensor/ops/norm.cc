@@ -3,9 +3,9 @@
 // is added up at once (collective) and the result is whole.
 #include "dtensor/ops/norm.h"
 
-#include "dtensor/ops/exchange.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/along_strategy.h"
+#include "dtensor/ops/row_statistics.h"
+#include "dtensor/strategy/whole_dim_strategy.h"
 
 #include <ATen/ops/full.h>
 #include <ATen/ops/linalg_vector_norm.h>

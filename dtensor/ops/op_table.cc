@@ -1,10 +1,8 @@
 #include "dtensor/ops/op_table.h"
 
 #include "dtensor/ops/activations.h"
-#include "dtensor/ops/along.h"
 #include "dtensor/ops/attention.h"
 #include "dtensor/ops/batch_norm.h"
-#include "dtensor/ops/candidates.h"
 #include "dtensor/ops/convolution.h"
 #include "dtensor/ops/copy.h"
 #include "dtensor/ops/elementwise_loss.h"
@@ -15,6 +13,7 @@
 #include "dtensor/ops/fused_optimizers.h"
 #include "dtensor/ops/group_norm.h"
 #include "dtensor/ops/index.h"
+#include "dtensor/ops/item.h"
 #include "dtensor/ops/join.h"
 #include "dtensor/ops/layer_norm.h"
 #include "dtensor/ops/matmul.h"
@@ -27,10 +26,11 @@
 #include "dtensor/ops/scatter.h"
 #include "dtensor/ops/softmax.h"
 #include "dtensor/ops/spatial.h"
-#include "dtensor/ops/value.h"
+#include "dtensor/ops/topk.h"
 #include "dtensor/ops/variance.h"
 #include "dtensor/ops/view.h"
 #include "dtensor/ops/view_in_place.h"
+#include "dtensor/ops/whole_dim.h"
 
 #include <c10/util/Exception.h>
 

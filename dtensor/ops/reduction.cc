@@ -4,7 +4,7 @@
 #include "dtensor/ops/reduction.h"
 
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/along_strategy.h"
+#include "dtensor/strategy/whole_dim_strategy.h"
 
 #include <ATen/Dispatch.h>
 #include <ATen/ops/full.h>

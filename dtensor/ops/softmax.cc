@@ -4,9 +4,9 @@
 // normalizer calculation for softmax, 2018, has how such sums are joined.)
 #include "dtensor/ops/softmax.h"
 
-#include "dtensor/ops/exchange.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/along_strategy.h"
+#include "dtensor/ops/row_statistics.h"
+#include "dtensor/strategy/whole_dim_strategy.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/stack.h>

@@ -2,9 +2,9 @@
 // then the squared distances. Each is one all-reduce of a number per row.
 #include "dtensor/ops/variance.h"
 
-#include "dtensor/ops/exchange.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/along_strategy.h"
+#include "dtensor/ops/row_statistics.h"
+#include "dtensor/strategy/whole_dim_strategy.h"
 
 #include <ATen/ops/sum.h>
 #include <c10/util/Exception.h>

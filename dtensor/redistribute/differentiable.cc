@@ -1,7 +1,7 @@
 #include "dtensor/redistribute/differentiable.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -39,7 +39,7 @@ DTensorSpec gradient_spec(const DTensorSpec& spec) { return spec.without_partial
 // A gradient that arrives as `grad`, placed as `spec`. Collective where it must move.
 at::Tensor placed_gradient(const at::Tensor& grad, const DTensorSpec& spec) {
   if (!is_dtensor(grad)) return make_dtensor(local_part(grad, spec), spec);
-  const CauseOfMovement cause(MovementCause::kGradient);
+  const CommCauseScope cause(CommCause::kGradient);
   return differentiable_redistribute(grad, spec.placements());
 }
 

@@ -1,8 +1,8 @@
 #include "dtensor/redistribute/redistribute.h"
 
-#include "dtensor/redistribute/atoms.h"
-#include "dtensor/redistribute/numbers_moved.h"
+#include "dtensor/redistribute/interleaved_shards.h"
 #include "dtensor/redistribute/redistribute_step.h"
+#include "dtensor/redistribute/scalar_agreement.h"
 #include "dtensor/strategy/redistribute_plan.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -36,15 +36,15 @@ at::Tensor redistribute(const at::Tensor& local, const DTensorSpec& from,
   if (from.placements() == to) return local;
   // Bytes are sent, which are not the values while a conjugation or negation waits.
   at::Tensor part = local.resolve_conj().resolve_neg();
-  NumbersMoved numbers(NumbersOfMove::current(), part.numel() > 0);
+  ScalarAgreement scalars(ScalarHashScope::current(), part.numel() > 0);
   auto placements = from.placements();
   for (const auto& move : redistribute_plan(placements, to)) {
     RedistributeStep step(from.mesh(), static_cast<int64_t>(move.mesh_dim),
-                          shape_without_cut(move.mesh_dim, placements, from), moved, numbers);
+                          shape_without_cut(move.mesh_dim, placements, from), moved, scalars);
     part = step.run(part, move.from, move.to);
     placements[move.mesh_dim] = move.to;
   }
-  numbers.check(from.mesh());
+  scalars.check(from.mesh());
   return in_memory_order(part, memory_order(from.shape(), from.stride()));
 }
 
@@ -83,7 +83,7 @@ at::Tensor redistribute_local(const at::Tensor& local, const DTensorSpec& from,
 }
 
 at::Tensor moved_part(const at::Tensor& dtensor, const std::vector<Placement>& to) {
-  const NumbersOfMove numbers(meta_of(dtensor).numbers);
+  const ScalarHashScope scalars(meta_of(dtensor).scalars);
   return redistribute(local_of(dtensor), spec_of(dtensor), to, &dtensor);
 }
 
@@ -102,7 +102,7 @@ at::Tensor redistribute_dtensor(const at::Tensor& dtensor, const std::vector<Pla
                            dtensor.is_non_overlapping_and_dense()
                                ? from.stride()
                                : dense_strides(from.shape(), from.stride()));
-  const NewFromParameter origin(meta_of(dtensor).from_parameter, meta_of(dtensor).numbers);
+  const NewFromParameter origin(meta_of(dtensor).from_parameter, meta_of(dtensor).scalars);
   return make_dtensor(moved_part(dtensor, to), target);
 }
 

@@ -14,7 +14,7 @@
 // here is differentiable.
 //
 // What comes from sharded parameters must have come of the same numbers on all ranks that
-// a move brings together (numbers.h): ValueError on all of them otherwise.
+// a move brings together (scalar_hash.h): ValueError on all of them otherwise.
 #pragma once
 
 #include "dtensor/layout/shard_layout.h"

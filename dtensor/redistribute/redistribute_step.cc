@@ -1,8 +1,8 @@
 #include "dtensor/redistribute/redistribute_step.h"
 
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/layout/shard_layout.h"
-#include "dtensor/redistribute/atoms.h"
+#include "dtensor/redistribute/interleaved_shards.h"
 #include "dtensor/redistribute/reduction_dtype.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -62,7 +62,7 @@ Placement along_atoms(const Placement& placement, int64_t dim) {
 // for aten::norm)", or less. `moved`: null where only a local tensor is known.
 std::string what_moves(const at::Tensor* moved) {
   std::string text = moved == nullptr ? std::string() : description_of(*moved);
-  const std::string mover = MovingOperator::current();
+  const std::string mover = CommOperatorScope::current();
   if (!mover.empty()) text += (text.empty() ? "for " : ", for ") + mover;
   return text.empty() ? text : " (" + text + ")";
 }
@@ -71,9 +71,9 @@ std::string what_moves(const at::Tensor* moved) {
 
 RedistributeStep::RedistributeStep(const DeviceMesh& mesh, int64_t mesh_dim,
                                    std::vector<int64_t> unsharded_shape, const at::Tensor* moved,
-                                   NumbersMoved& numbers)
+                                   ScalarAgreement& scalars)
     : mesh_(mesh),
-      numbers_(numbers),
+      scalars_(scalars),
       mesh_dim_(mesh_dim),
       collectives_(collectives_of(mesh, mesh_dim)),
       parts_(mesh.size(mesh_dim)),
@@ -176,7 +176,7 @@ at::Tensor RedistributeStep::gather(const at::Tensor& local, int64_t dim) const 
   const at::Tensor output = at::empty(rows, input.options());
   if (output.numel() > 0) {
     tell(CollectiveKind::kAllGather, input);
-    numbers_.send(
+    scalars_.send(
         [&] { collectives_.all_gather({.output = output, .input = input, .what = what_}); });
   }
   return output.narrow(0, 0, shape_[dim]).movedim(0, dim).contiguous();
@@ -186,7 +186,7 @@ at::Tensor RedistributeStep::reduce(const at::Tensor& local, Partial::Op op) con
   at::Tensor sum = local.clone(at::MemoryFormat::Contiguous);
   if (sum.numel() > 0) {
     tell(CollectiveKind::kAllReduce, sum);
-    numbers_.send(
+    scalars_.send(
         [&] { collectives_.all_reduce({.tensor = sum, .what = what_, .op = reduce_op(op)}); });
   }
   return averaged(std::move(sum), op, parts_);
@@ -201,7 +201,7 @@ at::Tensor RedistributeStep::reduce_shard(const at::Tensor& local, Partial::Op o
   const at::Tensor output = at::empty(rows, input.options());
   if (output.numel() > 0) {
     tell(CollectiveKind::kReduceScatter, input);
-    numbers_.send([&] {
+    scalars_.send([&] {
       collectives_.reduce_scatter(
           {.output = output, .input = input, .what = what_, .op = reduce_op(op)});
     });
@@ -219,7 +219,7 @@ at::Tensor RedistributeStep::all_to_all_shards(const at::Tensor& local, int64_t 
   const at::Tensor output = at::empty_like(input);
   if (output.numel() > 0) {
     tell(CollectiveKind::kAllToAll, input);
-    numbers_.send(
+    scalars_.send(
         [&] { collectives_.all_to_all({.output = output, .input = input, .what = what_}); });
   }
   return output.movedim(0, from)
@@ -230,16 +230,16 @@ at::Tensor RedistributeStep::all_to_all_shards(const at::Tensor& local, int64_t 
 }
 
 void RedistributeStep::tell(CollectiveKind kind, const at::Tensor& input) const {
-  if (!is_movement_heard()) return;
-  note_movement({.operator_name = MovingOperator::current(),
-                 .cause = CauseOfMovement::current(),
-                 .kind = kind,
-                 .mesh = mesh_,
-                 .mesh_dim = mesh_dim_,
-                 .from = from_,
-                 .to = to_,
-                 .shape = shape_,
-                 .bytes = static_cast<int64_t>(input.nbytes())});
+  if (!has_comm_listener()) return;
+  note_comm_event({.operator_name = CommOperatorScope::current(),
+                   .cause = CommCauseScope::current(),
+                   .kind = kind,
+                   .mesh = mesh_,
+                   .mesh_dim = mesh_dim_,
+                   .from = from_,
+                   .to = to_,
+                   .shape = shape_,
+                   .bytes = static_cast<int64_t>(input.nbytes())});
 }
 
 }  // namespace fsdp::internal

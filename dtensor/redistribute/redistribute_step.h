@@ -5,8 +5,8 @@
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/placement.h"
-#include "dtensor/redistribute/movement.h"
-#include "dtensor/redistribute/numbers_moved.h"
+#include "dtensor/redistribute/comm_listener.h"
+#include "dtensor/redistribute/scalar_agreement.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -21,7 +21,7 @@ class RedistributeStep {
   // `unsharded_shape`: the local shape once this mesh dimension's cut is undone. `moved`:
   // the DTensor, or null where only a local tensor is known. All outlive it.
   RedistributeStep(const DeviceMesh& mesh, int64_t mesh_dim, std::vector<int64_t> unsharded_shape,
-                   const at::Tensor* moved, NumbersMoved& numbers);
+                   const at::Tensor* moved, ScalarAgreement& scalars);
 
   // This rank's part afterwards. Collective over the mesh dimension, but from Replicate
   // and where nothing changes.
@@ -45,7 +45,7 @@ class RedistributeStep {
   void tell(CollectiveKind kind, const at::Tensor& input) const;
 
   const DeviceMesh& mesh_;
-  NumbersMoved& numbers_;
+  ScalarAgreement& scalars_;
   int64_t mesh_dim_;
   Placement from_ = Replicate{}, to_ = Replicate{};  // of the whole step
   Collectives collectives_;

@@ -107,7 +107,7 @@ at::Tensor make_dtensor(const at::Tensor& local, DTensorSpec spec,
   impl->set_sizes_and_strides(spec.shape(), spec.stride());
   impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(
       local, std::move(spec), std::move(owner), DTensorStylePtr(),
-      made.from_parameter || is_of_parameter, is_of_parameter ? Numbers() : made.numbers));
+      made.from_parameter || is_of_parameter, is_of_parameter ? ScalarHash() : made.scalars));
   return at::Tensor(std::move(impl));
 }
 
@@ -115,7 +115,7 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   auto* const source = base.unsafeGetTensorImpl();
   const DTensorMeta& meta = meta_of(base);
   if (local.scalar_type() != base.scalar_type()) {
-    const NewFromParameter origin(meta.from_parameter, meta.numbers);
+    const NewFromParameter origin(meta.from_parameter, meta.scalars);
     at::Tensor view = make_dtensor(local, std::move(spec), meta.owner);
     view.unsafeGetTensorImpl()->set_version_counter(source->version_counter());
     return view;
@@ -125,7 +125,7 @@ at::Tensor make_dtensor_view(const at::Tensor& base, const at::Tensor& local, DT
   impl->set_sizes_and_strides(spec.shape(), spec.stride());
   impl->set_backend_meta(c10::make_intrusive<DTensorMeta>(local, std::move(spec), meta.owner,
                                                           meta.style, meta.from_parameter,
-                                                          meta.numbers, meta.label));
+                                                          meta.scalars, meta.label));
   return at::Tensor(std::move(impl));
 }
 
@@ -147,7 +147,7 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::Disp
   auto* const impl = dtensor.unsafeGetTensorImpl();
   const auto& meta = meta_of(dtensor);
   const KeysOfNewDTensors all(without_backends(impl->key_set()) | keys);
-  const NewFromParameter origin(meta.from_parameter, meta.numbers);
+  const NewFromParameter origin(meta.from_parameter, meta.scalars);
   const at::Tensor becomes = make_dtensor(local, meta.spec, meta.owner);
   set_style(becomes, meta.style);
   set_label(becomes, meta.label);
@@ -156,9 +156,9 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::Disp
 
 void set_from_parameter(const at::Tensor& dtensor) { changed_meta(dtensor).from_parameter = true; }
 
-void set_numbers(const at::Tensor& dtensor, const Numbers& numbers) {
+void set_scalar_hash(const at::Tensor& dtensor, const ScalarHash& scalars) {
   DTensorMeta& meta = changed_meta(dtensor);
-  if (!meta.is_of_parameter()) meta.numbers = numbers;
+  if (!meta.is_of_parameter()) meta.scalars = scalars;
 }
 
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style) {

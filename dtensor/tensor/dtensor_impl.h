@@ -6,7 +6,7 @@
 
 #include "dtensor/tensor/dtensor_key.h"
 #include "dtensor/tensor/dtensor_spec.h"
-#include "dtensor/tensor/numbers.h"
+#include "dtensor/tensor/scalar_hash.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DispatchKeySet.h>
@@ -41,7 +41,7 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   // Of a parameter: whether `dtensor`, which is it or a view of it, shows all of it.
   virtual bool shows_all(const at::Tensor& /*dtensor*/) const { return false; }
   // Of a parameter: called before an operator writes it with plain tensors without
-  // dimensions, such as a learning rate, whose numbers have this hash (numbers.h).
+  // dimensions, such as a learning rate, whose numbers have this hash (scalar_hash.h).
   virtual void before_factors(uint64_t /*hash*/) {}
   // Of a parameter: called after an operator put other values in the place of those of
   // `dtensor` (copy_, fill_, zero_, set_). `source` is the plain tensor that they are of,
@@ -79,13 +79,13 @@ using Label = std::shared_ptr<const std::string>;
 struct DTensorMeta final : c10::BackendMeta {
   DTensorMeta(at::Tensor local_tensor, DTensorSpec spec_ptr,
               c10::intrusive_ptr<DTensorOwner> owner_ptr, DTensorStylePtr style_ptr,
-              bool is_from_parameter, const Numbers& numbers_taken, Label label_given = {})
+              bool is_from_parameter, const ScalarHash& scalars_taken, Label label_given = {})
       : local(std::move(local_tensor)),
         spec(std::move(spec_ptr)),
         owner(std::move(owner_ptr)),
         style(std::move(style_ptr)),
         from_parameter(is_from_parameter),
-        numbers(numbers_taken),
+        scalars(scalars_taken),
         label(std::move(label_given)) {}
 
   // A registry entry, or a view of one.
@@ -97,9 +97,9 @@ struct DTensorMeta final : c10::BackendMeta {
   DTensorStylePtr style;                   // null for none
   // Whether it is the registry entry of a parameter, a view of one, or was made or
   // written by an operator that met one or what comes from one: beside it a plain tensor
-  // is this rank's own (plain_beside.h).
+  // is this rank's own (implicit_replication.h).
   bool from_parameter;
-  Numbers numbers;  // that went into it, where it comes from a parameter
+  ScalarHash scalars;  // that went into it, where it comes from a parameter
   Label label;
 };
 
@@ -107,7 +107,7 @@ struct DTensorMeta final : c10::BackendMeta {
 struct NewDTensors {
   c10::DispatchKeySet keys;
   bool from_parameter = false;
-  Numbers numbers;
+  ScalarHash scalars;
 
   static NewDTensors& current();
 };
@@ -131,22 +131,22 @@ class KeysOfNewDTensors {
 // from these numbers, too.
 class NewFromParameter {
  public:
-  NewFromParameter(bool from_parameter, const Numbers& numbers)
+  NewFromParameter(bool from_parameter, const ScalarHash& scalars)
       : before_(NewDTensors::current().from_parameter),
-        numbers_before_(NewDTensors::current().numbers) {
+        scalars_before_(NewDTensors::current().scalars) {
     NewDTensors::current().from_parameter = before_ || from_parameter;
-    NewDTensors::current().numbers.join(numbers);
+    NewDTensors::current().scalars.join(scalars);
   }
   ~NewFromParameter() {
     NewDTensors::current().from_parameter = before_;
-    NewDTensors::current().numbers = numbers_before_;
+    NewDTensors::current().scalars = scalars_before_;
   }
   NewFromParameter(const NewFromParameter&) = delete;
   NewFromParameter& operator=(const NewFromParameter&) = delete;
 
  private:
   bool before_;
-  Numbers numbers_before_;
+  ScalarHash scalars_before_;
 };
 
 // Null for a plain tensor, and an undefined one. An optimizer's step asks a dozen times
@@ -189,7 +189,7 @@ void replace_local(const at::Tensor& dtensor, const at::Tensor& local, c10::Disp
 // detached aliases do.
 void set_from_parameter(const at::Tensor& dtensor);
 // Those that went into what was written. Entries have none.
-void set_numbers(const at::Tensor& dtensor, const Numbers& numbers);
+void set_scalar_hash(const at::Tensor& dtensor, const ScalarHash& scalars);
 void set_style(const at::Tensor& dtensor, DTensorStylePtr style);
 void set_label(const at::Tensor& dtensor, Label label);
 // Null for none. Not the keys that the owner gives.

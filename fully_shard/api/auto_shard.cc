@@ -22,8 +22,8 @@
 namespace fsdp {
 namespace {
 
+using internal::ErrorContext;
 using internal::ModuleTree;
-using internal::Speaker;
 
 // Not handles: a parameter's are counted when it is sharded (member_watch.h).
 using ParamSet = std::unordered_set<const c10::TensorImpl*>;
@@ -55,27 +55,27 @@ ParamSet params_below(torch::nn::Module& module) {
   return params;
 }
 
-void refuse_units(torch::nn::Module& root, const Speaker& speaker) {
+void refuse_units(torch::nn::Module& root, const ErrorContext& context) {
   const ModuleTree tree({&root});
   for (size_t i = 0; i < tree.size(); ++i) {
-    TORCH_CHECK_VALUE(tree.unit(i) == nullptr, speaker.caller, ": ",
+    TORCH_CHECK_VALUE(tree.unit(i) == nullptr, context.caller, ": ",
                       describe(tree.module(i), tree.path(i)),
                       " is a unit already; allowed is a model without units. Let the policy choose "
                       "this one as well, or apply fully_shard by hand throughout",
-                      speaker.rank);
+                      context.rank);
   }
 }
 
 // Asks the policy about a tree, once, and notes what it chooses. Changes nothing.
 class Planner {
  public:
-  Planner(const WrapPolicy& policy, const FullyShardOptions& options, const Speaker& speaker)
-      : policy_(policy), options_(options), speaker_(speaker) {
+  Planner(const WrapPolicy& policy, const FullyShardOptions& options, const ErrorContext& context)
+      : policy_(policy), options_(options), context_(context) {
     for (const auto& tensor : options.ignored_params) ignored_.insert(tensor.unsafeGetTensorImpl());
   }
 
   std::vector<Choice> plan(torch::nn::Module& root) {
-    refuse_units(root, speaker_);
+    refuse_units(root, context_);
     visited_.insert(&root);
     if (policy_.looks_below(root, numel_left(params_below(root)))) visit_children(root, "");
     take(root, "", options_);
@@ -134,11 +134,11 @@ class Planner {
   }
 
   void take(torch::nn::Module& module, const std::string& path, FullyShardOptions options) {
-    TORCH_CHECK_VALUE(!internal::is_container_without_forward(module), speaker_.caller, ": ",
+    TORCH_CHECK_VALUE(!internal::is_container_without_forward(module), context_.caller, ": ",
                       describe(module, path),
                       " is a container without forward, and cannot be a unit; choose its elements, "
                       "or the module around it",
-                      speaker_.rank);
+                      context_.rank);
     auto params = params_below(module);
     auto managed = params;
     for (const auto& tensor : options.ignored_params) managed.erase(tensor.unsafeGetTensorImpl());
@@ -170,16 +170,16 @@ class Planner {
                            const std::string& second) const {
     internal::for_each_registered(module, [&](const std::string& key, const at::Tensor& tensor) {
       TORCH_CHECK_VALUE(!tensor.defined() || ignored_.contains(tensor.unsafeGetTensorImpl()),
-                        speaker_.caller, ": parameter '", key, "' of a shared module (",
+                        context_.caller, ": parameter '", key, "' of a shared module (",
                         internal::module_type_name(module), ") would be in unit '",
                         display_name(first), "' and in unit '", display_name(second),
-                        "'; let the policy choose the shared module as well", speaker_.rank);
+                        "'; let the policy choose the shared module as well", context_.rank);
     });
   }
 
   const WrapPolicy& policy_;
   const FullyShardOptions& options_;
-  const Speaker& speaker_;
+  const ErrorContext& context_;
   ParamSet ignored_;
   ParamSet taken_;  // by the units chosen so far
   std::unordered_set<const torch::nn::Module*> visited_, chosen_;
@@ -220,9 +220,9 @@ void validate_units(torch::nn::Module& root, const std::vector<Choice>& units,
 
 UnitPlan plan_units(ModuleRef root, const WrapPolicy& policy, const FullyShardOptions& options) {
   UnitPlan plan;
-  const Speaker speaker{"plan_units", ""};
+  const ErrorContext context{"plan_units", ""};
   for (const auto& unit :
-       Planner(policy, options, speaker).plan(internal::given_module("plan_units", root)))
+       Planner(policy, options, context).plan(internal::given_module("plan_units", root)))
     plan.units.push_back({unit.path, internal::module_type_name(*unit.module), unit.numel});
   return plan;
 }
@@ -230,8 +230,8 @@ UnitPlan plan_units(ModuleRef root, const WrapPolicy& policy, const FullyShardOp
 FSDPModule auto_shard(ModuleRef root, const WrapPolicy& policy, const DeviceMesh& mesh,
                       FullyShardOptions options) {
   auto& whole = internal::given_module("auto_shard", root);
-  const Speaker speaker{"auto_shard", c10::str(" (rank ", mesh.rank(), ")")};
-  auto units = Planner(policy, options, speaker).plan(whole);
+  const ErrorContext context{"auto_shard", c10::str(" (rank ", mesh.rank(), ")")};
+  auto units = Planner(policy, options, context).plan(whole);
   validate_units(whole, units, mesh);
   for (auto& unit : units) {
     internal::separate_from_others(*unit.module);  // slices of one storage of the whole model

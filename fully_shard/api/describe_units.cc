@@ -2,7 +2,7 @@
 
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/internal/given_module.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/transport/transport.h"
@@ -62,15 +62,15 @@ void advise(std::ostream& out, FSDPParamGroup& group) {
 
 void describe_unit(std::ostream& out, const Unit& unit) {
   out << unit.display_name() << ": ";
-  if (unit.group == nullptr) {
+  if (unit.group() == nullptr) {
     out << "no parameters of its own\n";
     return;
   }
-  describe_group(out, *unit.group);
+  describe_group(out, *unit.group());
   out << (unit.policy.reshard_after_forward.value_or(!unit.is_root()) ? ", reshards after forward"
                                                                       : "")
-      << "; last: " << last_operation(*unit.group);
-  advise(out, *unit.group);
+      << "; last: " << last_operation(*unit.group());
+  advise(out, *unit.group());
   out << "\n";
 }
 
@@ -82,8 +82,8 @@ std::string describe_units(ModuleRef module) {
   for (const auto& handle : fsdp_modules(internal::given_module("describe_units", module))) {
     const auto& unit = *internal::unit_of(handle);
     describe_unit(out, unit);
-    if (unit.group == nullptr) continue;
-    for (auto& log : logs_of(*unit.group)) {
+    if (unit.group() == nullptr) continue;
+    for (auto& log : logs_of(*unit.group())) {
       if (std::find(logs.begin(), logs.end(), log) == logs.end()) logs.push_back(std::move(log));
     }
   }

@@ -45,18 +45,18 @@ FSDPModule internal::handle_of(std::shared_ptr<internal::Unit> unit) {
 void UnshardHandle::wait() {
   const auto unit = unit_.lock();
   unit_.reset();
-  if (!unit || unit->group == nullptr) return;
-  internal::unshard(*unit->group);
+  if (!unit || unit->group() == nullptr) return;
+  internal::unshard(*unit->group());
   internal::tell_unit_observer(&internal::UnitObserver::unsharded_by_hand, *unit);
 }
 
-Counters FSDPModule::counters() const { return unit_->root->accounts.counters(); }
+Counters FSDPModule::counters() const { return unit_->root()->accounts().counters(); }
 const std::string& FSDPModule::name() const { return unit_->name; }
 bool FSDPModule::is_root() const { return unit_->is_root(); }
 
 std::vector<std::shared_ptr<torch::nn::Module>> FSDPModule::modules() const {
   std::vector<std::shared_ptr<torch::nn::Module>> alive;
-  for (const auto& weak : unit_->modules) {
+  for (const auto& weak : unit_->modules()) {
     if (auto module = weak.lock()) alive.push_back(std::move(module));
   }
   return alive;
@@ -64,8 +64,8 @@ std::vector<std::shared_ptr<torch::nn::Module>> FSDPModule::modules() const {
 
 std::vector<at::Tensor> FSDPModule::parameters() const {
   std::vector<at::Tensor> entries;
-  if (unit_->group == nullptr) return entries;
-  for (const auto& param : unit_->group->params()) {
+  if (unit_->group() == nullptr) return entries;
+  for (const auto& param : unit_->group()->params()) {
     if (auto entry = param.entry(); entry.defined()) entries.push_back(std::move(entry));
   }
   return entries;
@@ -75,8 +75,8 @@ bool FSDPModule::spans_single_mesh() const {
   std::optional<std::vector<const c10d::ProcessGroup*>> first;
   bool same = true;
   internal::for_each_unit_below(*unit_, [&](internal::Unit& unit) {
-    if (unit.group == nullptr) return;
-    const auto groups = process_groups(unit.group->info().mesh());
+    if (unit.group() == nullptr) return;
+    const auto groups = process_groups(unit.group()->info().mesh());
     if (!first) first = groups;
     same &= groups == *first;
   });
@@ -94,17 +94,17 @@ void FSDPModule::for_each_unit(bool recurse, const std::function<void(internal::
 void FSDPModule::unshard() { unshard_async().wait(); }
 
 UnshardHandle FSDPModule::unshard_async() {
-  if (unit_->group != nullptr) {
-    internal::unshard_async(*unit_->group);
+  if (unit_->group() != nullptr) {
+    internal::unshard_async(*unit_->group());
     internal::tell_unit_observer(&internal::UnitObserver::unshard_issued, *unit_);
   }
   return UnshardHandle(unit_);
 }
 
 void FSDPModule::reshard() {
-  if (unit_->group == nullptr) return;
-  unit_->group->reshard();
-  unit_->root->raw_writes.raise(unit_->group->info().rank());
+  if (unit_->group() == nullptr) return;
+  unit_->group()->reshard();
+  unit_->root()->raw_writes().raise(unit_->group()->info().rank());
   internal::tell_unit_observer(&internal::UnitObserver::emptied_by_hand, *unit_);
 }
 
@@ -119,7 +119,7 @@ void FSDPModule::set_requires_all_reduce(bool requires_all_reduce, bool recurse)
 }
 
 void FSDPModule::set_is_last_backward(bool is_last_backward) {
-  unit_->root->is_last_backward = is_last_backward;
+  unit_->root()->set_is_last_backward(is_last_backward);
 }
 
 void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_forward,
@@ -131,11 +131,11 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_for
   };
   std::vector<Change> changes;  // all that may throw comes before the first
   for_each_unit(recurse, [&](auto& unit) {
-    if (unit.group == nullptr) {
+    if (unit.group() == nullptr) {
       changes.push_back({unit, reshard_after_forward.reshards(), nullptr});
       return;
     }
-    const auto& mesh = unit.group->info().mesh();
+    const auto& mesh = unit.group()->info().mesh();
     const auto after =
         internal::after_forward("set_reshard_after_forward", reshard_after_forward, mesh);
     auto neighbours = after.neighbours
@@ -145,8 +145,8 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_for
   });
   for (auto& change : changes) {
     change.unit.policy.reshard_after_forward = change.reshards;
-    if (change.unit.group)
-      change.unit.group->unsharded().set_neighbours(std::move(change.neighbours));
+    if (change.unit.group())
+      change.unit.group()->unsharded().set_neighbours(std::move(change.neighbours));
   }
 }
 
@@ -171,24 +171,24 @@ void FSDPModule::set_full_precision(bool full_precision, bool recurse) {
     if (unit.policy.full_precision != full_precision) units.push_back(&unit);
   });
   for (auto* unit : units) {
-    if (unit->group && unit->precision.param_dtype)
-      internal::check_members_may_change(*unit->group);
+    if (unit->group() && unit->precision.param_dtype)
+      internal::check_members_may_change(*unit->group());
   }
   for (auto* unit : units) {
     unit->policy.full_precision = full_precision;
     unit->cast_buffers();
-    if (!unit->group || !unit->precision.param_dtype) continue;
-    internal::set_param_dtype(*unit->group,
+    if (!unit->group() || !unit->precision.param_dtype) continue;
+    internal::set_param_dtype(*unit->group(),
                               full_precision ? std::nullopt : unit->precision.param_dtype);
   }
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
-  unit_->root->schedule.set_prefetch_list(unit_->id, /*backward=*/false, ids_of(modules));
+  unit_->root()->schedule().set_prefetch_list(unit_->id, /*backward=*/false, ids_of(modules));
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
-  unit_->root->schedule.set_prefetch_list(unit_->id, /*backward=*/true, ids_of(modules));
+  unit_->root()->schedule().set_prefetch_list(unit_->id, /*backward=*/true, ids_of(modules));
 }
 
 void FSDPModule::ignore(const std::vector<at::Tensor>& parameters) {
@@ -208,11 +208,11 @@ void FSDPModule::ignore(const std::vector<at::Tensor>& parameters) {
 
 void FSDPModule::zero_pending_gradients(bool recurse) {
   for_each_unit(recurse, [](auto& unit) {
-    if (unit.group != nullptr) unit.group->gradients().drop_accumulated();
+    if (unit.group() != nullptr) unit.group()->gradients().drop_accumulated();
   });
 }
 
-void FSDPModule::reset_lazy_init() { unit_->root->schedule.forget(); }
+void FSDPModule::reset_lazy_init() { unit_->root()->schedule().forget(); }
 
 void FSDPModule::set_reduce_scatter_unused_params(bool enable, bool recurse) {
   for_each_unit(recurse, [=](auto& unit) { unit.policy.reduce_unused_params = enable; });

@@ -14,7 +14,7 @@ namespace {
 
 void check_takes_custom(const internal::Unit& unit, const char* method) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      unit.group == nullptr || !unit.group->info().dim().transport().one_sided(),
+      unit.group() == nullptr || !unit.group()->info().dim().transport().one_sided(),
       "FSDPModule::", method,
       ": ranks of this mesh read each other's "
       "memory, so there is no collective to replace");
@@ -29,7 +29,7 @@ void FSDPModule::set_gradient_divide_factor(double factor) {
 }
 
 void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {
-  if (unit_->group != nullptr) unit_->group->gradients().set_hook(std::move(hook));
+  if (unit_->group() != nullptr) unit_->group()->gradients().settings().set_hook(std::move(hook));
 }
 
 void FSDPModule::set_force_sum_reduction_for_comms(bool) {}
@@ -45,13 +45,13 @@ void FSDPModule::set_custom_reduce_scatter(Communicate reduce_scatter) {
 }
 
 void FSDPModule::set_post_optim_event(std::shared_ptr<c10::Event> event) {
-  if (event && unit_->group != nullptr) {
-    const auto device = unit_->group->info().mesh().device_type();
+  if (event && unit_->group() != nullptr) {
+    const auto device = unit_->group()->info().mesh().device_type();
     TORCH_CHECK_VALUE(event->device_type() == device, "set_post_optim_event: the event is of ",
                       event->device_type(), " but the mesh of ", device, " (rank ",
-                      unit_->group->info().mesh().rank(), ")");
+                      unit_->group()->info().mesh().rank(), ")");
   }
-  unit_->root->after_optimizer = std::move(event);
+  unit_->root()->gather_after(std::move(event));
 }
 
 }  // namespace fsdp

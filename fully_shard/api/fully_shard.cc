@@ -71,7 +71,7 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
   const auto sharing = neighbours ? runtime->neighbours(mesh, *neighbours) : nullptr;
   const auto entries = internal::build_group({mesh, runtime->dim(), replicas, unit, runtime},
                                              params, unit->precision);
-  unit->group->unsharded().set_neighbours(sharing);
+  unit->group()->unsharded().set_neighbours(sharing);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
 

@@ -1,6 +1,6 @@
 #include "fully_shard/summon_full_params.h"
 
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -53,7 +53,7 @@ at::Tensor copy_of(const at::Tensor& entry) {
 enum class Gradient : int64_t { kNone, kWhole, kWaits };
 
 Gradient gradient_of(const SummonedUnit& unit, const SummonedParam& param) {
-  if (unit.group->gradients().has_accumulated(RegistryEntry::of(param.entry)->index()))
+  if (unit.group->gradients().unsharded().waits(RegistryEntry::of(param.entry)->index()))
     return Gradient::kWaits;
   return param.entry.grad().defined() ? Gradient::kWhole : Gradient::kNone;
 }
@@ -231,7 +231,7 @@ SummonFullParams::SummonFullParams(ModuleRef module, SummonOptions options)
 SummonFullParams::SummonFullParams(const FSDPModule& unit, SummonOptions options) {
   std::vector<std::shared_ptr<torch::nn::Module>> alive;
   std::vector<torch::nn::Module*> modules;
-  for (const auto& weak : internal::unit_of(unit)->modules) {
+  for (const auto& weak : internal::unit_of(unit)->modules()) {
     auto module = weak.lock();
     TORCH_CHECK_VALUE(module, "SummonFullParams: a module of unit '", unit.name(), "' died");
     modules.push_back(module.get());

@@ -2,7 +2,7 @@
 #include "fully_shard/params/agreed_values.h"
 
 #include "device_mesh/device_mesh.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/transport/mesh_dims.h"
 
 #include <xxhash.h>

@@ -1,6 +1,5 @@
 #include "fully_shard/params/fsdp_param.h"
 
-#include "device_mesh/debug.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/optimizer_tripwire.h"
@@ -43,43 +42,18 @@ FSDPParam::FSDPParam(std::string name, const at::Tensor& tensor, int64_t sharded
     : name_(std::move(name)),
       member_(tensor.getIntrusivePtr()),
       entry_(tensor.getIntrusivePtr()),
-      member_spec_(is_dtensor(tensor) ? std::optional(spec_of(tensor)) : std::nullopt),
       spec_(entry_spec(tensor, sharded_dim, mesh)),
-      shape_(held_part(tensor).sizes().vec()),
-      dtype_(tensor.scalar_type()),
-      param_dtype_(param_dtype),
+      meta_(tensor, sharded_dim, param_dtype),
       requires_grad_(tensor.requires_grad()) {}
 
-int64_t FSDPParam::sharded_dim() const {
-  return spec_.placements()[static_cast<size_t>(shard_dim_of(spec_.mesh()))].shard_dim();
-}
-
-ShardExtent FSDPParam::extent(at::ScalarType dtype) const {
-  const auto cut = static_cast<size_t>(sharded_dim());
-  ShardExtent extent{shape_[cut], static_cast<int64_t>(c10::elementSize(dtype))};
-  for (size_t dim = 0; dim < cut; ++dim) extent.blocks *= shape_[dim];
-  for (size_t dim = cut + 1; dim < shape_.size(); ++dim) extent.row_bytes *= shape_[dim];
-  return extent;
-}
-
-std::vector<int64_t> FSDPParam::shape_with_rows(int64_t rows) const {
-  auto shape = shape_;
-  shape[static_cast<size_t>(sharded_dim())] = rows;
-  return shape;
-}
-
-at::ScalarType FSDPParam::member_dtype() const {
-  return at::isFloatingType(dtype_) ? param_dtype_.value_or(dtype_) : dtype_;
-}
-
 void FSDPParam::set_param_dtype(std::optional<at::ScalarType> dtype) {
-  param_dtype_ = dtype;
+  meta_.set_param_dtype(dtype);
   remove_tripwire();  // of the old dtype
   tripwire_.reset();
 }
 
 void FSDPParam::set_dtype(at::ScalarType dtype) {
-  dtype_ = dtype;
+  meta_.set_dtype(dtype);
   remove_tripwire();  // of the old dtype
   tripwire_.reset();
 }
@@ -91,13 +65,13 @@ void FSDPParam::make_member(c10::intrusive_ptr<OnDemandGroup> group, int64_t ind
   const auto tensor = member(), part = held_part(tensor);
   auto storage = c10::make_intrusive<OnDemandStorage>(std::move(group), index, capacity, device);
   storage_ = storage.get();
-  if (casts_inputs_ && is_cast()) storage->cast_inputs();
+  if (casts_inputs_ && meta_.is_cast()) storage->cast_inputs();
+  const auto dtype = meta_.member_dtype();
   const auto keys =
-      c10::DispatchKeySet(c10::computeDispatchKey(member_dtype(), c10::kStrided, device))
-          .add(kGateKey);
+      c10::DispatchKeySet(c10::computeDispatchKey(dtype, c10::kStrided, device)).add(kGateKey);
   auto impl = c10::make_intrusive<c10::TensorImpl>(
       c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(std::move(storage))), keys,
-      c10::scalarTypeToTypeMeta(member_dtype()));
+      c10::scalarTypeToTypeMeta(dtype));
   impl->set_sizes_and_strides(part.sizes(), part.strides(), 0);
   if (is_dtensor(tensor)) {
     replace_local(tensor, at::Tensor(std::move(impl)), c10::DispatchKeySet(kGateKey));
@@ -159,21 +133,9 @@ void FSDPParam::remove_tripwire() {
   if (tensor.defined() && is_untouched_tripwire(tensor.grad())) tensor.mutable_grad().reset();
 }
 
-void FSDPParam::check_shard_is_announced(int64_t global_rank) {
-  if (!debug_options().write_checks) return;
-  const auto handle = entry();
-  if (!handle.defined()) return;
-  const auto version = local_version_of(handle);
-  const auto seen = std::exchange(shard_version_, version);
-  TORCH_CHECK(!seen || *seen == version, "the shard of parameter '", name_,
-              "' was written through an alias (to_local()), which nothing announced, so unsharded "
-              "copies are stale. Write through the registry entry, or call "
-              "fsdp::mark_shard_written(parameter) on every rank (rank ",
-              global_rank, ")");
-}
-
 bool any_is_cast(const std::vector<FSDPParam>& params) {
-  return std::any_of(params.begin(), params.end(), [](const auto& each) { return each.is_cast(); });
+  return std::any_of(params.begin(), params.end(),
+                     [](const auto& each) { return each.meta().is_cast(); });
 }
 
 }  // namespace fsdp::internal

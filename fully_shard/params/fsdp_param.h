@@ -1,5 +1,5 @@
-// One parameter of a group: its member and registry entry (both known weakly), its shape
-// and dtypes, the member's on-demand storage, and what was noted of its gradient.
+// One parameter of a group (PyTorch's FSDPParam): its member and registry entry, both
+// known weakly, the member's on-demand storage, and what was noted of its gradient.
 //
 //   member.requires_grad and entry.requires_grad mean the same: whichever was changed since both
 //   were last seen gives the other its value (synchronize_requires_grad).
@@ -9,7 +9,7 @@
 
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_spec.h"
-#include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/params/param_meta.h"
 #include "on_demand/on_demand_storage.h"
 
 #include <ATen/core/Tensor.h>
@@ -45,24 +45,12 @@ class FSDPParam {
   // unit's own, since the order of cuts is the order of mesh dimensions. A plain
   // parameter beside tensor-parallel ones is the same on all their ranks.
   const DTensorSpec& spec() const { return spec_; }
-  // What the member is without this unit: where it lies over its own mesh; null where it
-  // is plain.
-  const std::optional<DTensorSpec>& member_spec() const { return member_spec_; }
-  // Of what the unit shards: the member, or this rank's part of a tensor-parallel one.
-  const std::vector<int64_t>& shape() const { return shape_; }
-  at::ScalarType dtype() const { return dtype_; }  // of the entry and the shards
-  at::ScalarType member_dtype() const;
-  // Whether the member may have a dtype of its own.
-  bool is_cast() const { return param_dtype_.has_value(); }
+  const ParamMeta& meta() const { return meta_; }
   // From the next make_member() on; unset: the member has the entry's dtype.
   void set_param_dtype(std::optional<at::ScalarType> dtype);
   // Operators get their floating inputs in the member's dtype, where it is one of its
   // own. REQUIRES: no member yet.
   void cast_inputs() { casts_inputs_ = true; }
-  int64_t sharded_dim() const;
-  ShardExtent extent(at::ScalarType dtype) const;
-  // Of a part that has so many indices of the sharded dimension.
-  std::vector<int64_t> shape_with_rows(int64_t rows) const;
   at::Tensor member() const { return at::Tensor(member_.lock()); }  // undefined once it died
   at::Tensor entry() const { return at::Tensor(entry_.lock()); }
   bool is_member(const c10::TensorImpl* impl) const { return member_._unsafe_get_target() == impl; }
@@ -96,11 +84,6 @@ class FSDPParam {
   // The tripwire goes before a forward whose backward brings the next gradient.
   void remove_tripwire();
 
-  // With DebugOptions::write_checks: throws for a write through an alias of the local
-  // tensor, which no operator on the entry announced.
-  void check_shard_is_announced(int64_t global_rank);
-  void note_shard_written() { shard_version_.reset(); }
-
  private:
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
   using TensorPtr = c10::intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
@@ -111,14 +94,10 @@ class FSDPParam {
   std::string name_;
   WeakTensor member_, entry_;
   OnDemandStorage* storage_ = nullptr;
-  std::optional<DTensorSpec> member_spec_;
   DTensorSpec spec_;
-  std::vector<int64_t> shape_;
-  at::ScalarType dtype_;
-  std::optional<at::ScalarType> param_dtype_;
+  ParamMeta meta_;
   bool casts_inputs_ = false;
-  bool requires_grad_;                     // of both handles, when last seen
-  std::optional<uint32_t> shard_version_;  // of the local tensor when last seen; none after a write
+  bool requires_grad_;  // of both handles, when last seen
   at::Tensor without_values_;
   at::Tensor tripwire_;  // made for the first gradient, as the label
   Label gradient_label_;

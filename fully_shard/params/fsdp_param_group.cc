@@ -15,18 +15,17 @@ FSDPParamGroup::FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c1
     : info_(std::move(info)),
       params_(std::move(params)),
       shards_(params_, info_.dim(), device,
-              home_of_shards(info_.unit().offload, info_.mesh().device_type()), info_.accounts()),
+              location_of_shards(info_.unit().offload, info_.mesh().device_type()),
+              info_.accounts()),
       unsharded_(info_, params_, shards_, *this),
       agreement_(info_, params_, shards_),
       writes_(info_, params_, shards_, unsharded_, agreement_, *this),
       gradients_(info_, params_, shards_, unsharded_.weak_writes()) {
-  info_.unit().group = this;
-  info_.unit().root->groups[info_.unit().id] = this;
+  info_.unit().attach(*this);
 }
 
 FSDPParamGroup::~FSDPParamGroup() {
-  info_.unit().group = nullptr;
-  info_.unit().root->groups.erase(info_.unit().id);
+  info_.unit().detach_group();
   info_.driver().destroyed(*this);
 }
 
@@ -35,8 +34,8 @@ void FSDPParamGroup::touch() {
   if (!unsharded_.residency().is_borrowed()) return info_.driver().touched(*this);
   // As graph_recorded(): a backward would add to them, and tensor-parallel ranks send for
   // it.
-  if (gradients_.has_left_tripwires() && records_gradients(current_pass()))
-    gradients_.remove_tripwires();
+  if (gradients_.unsharded().has_left_tripwires() && records_gradients(current_pass()))
+    gradients_.unsharded().remove_tripwires();
 }
 
 void FSDPParamGroup::synchronize_metadata(int64_t index, c10::TensorImpl* impl) {
@@ -112,7 +111,7 @@ void FSDPParamGroup::evict_and_poison() {
 void FSDPParamGroup::graph_recorded() {
   unsharded_.writes().graph_recorded();
   agreement_.used_in_training();
-  gradients_.remove_tripwires();
+  gradients_.unsharded().remove_tripwires();
 }
 
 }  // namespace fsdp::internal

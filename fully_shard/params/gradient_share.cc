@@ -1,6 +1,6 @@
 #include "fully_shard/params/gradient_share.h"
 
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -61,7 +61,7 @@ at::Tensor at_its_place(const at::Tensor& part, const DTensorSpec& spec) {
 }  // namespace
 
 at::Tensor gradient_share(const at::Tensor& gradient, const DeviceMesh& unit_mesh) {
-  const CauseOfMovement cause(MovementCause::kGradient);
+  const CommCauseScope cause(CommCause::kGradient);
   const auto share = share_of(gradient, unit_mesh);
   const auto part = redistribute_local(local_of(gradient), spec_of(gradient), share.placements);
   return at_its_place(share.times == 1 ? part : part.mul(share.times),

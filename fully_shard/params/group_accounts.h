@@ -19,7 +19,7 @@ class GroupAccounts {
   template <class Number>
   void add(Number Counters::*counter, Number amount) const {
     dim_->accounts().add(counter, amount);
-    unit_->root->accounts.add(counter, amount);
+    unit_->root()->accounts().add(counter, amount);
   }
   void count(int64_t Counters::*counter) const { add(counter, int64_t{1}); }
 

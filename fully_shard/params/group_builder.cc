@@ -1,7 +1,6 @@
 #include "fully_shard/params/group_builder.h"
 
 #include "dtensor/tensor/dtensor_impl.h"
-#include "fully_shard/params/gradient_hook.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/unit_device.h"
@@ -41,7 +40,7 @@ void take_start_value(FSDPParamGroup& group, const ShardBuffer& shards, int64_t 
   const auto& param = group.params()[static_cast<size_t>(index)];
   if (!group.info().is_alone())
     group.agreement().values().note_start(static_cast<size_t>(index), param.name(), whole,
-                                          param.sharded_dim());
+                                          param.meta().sharded_dim());
   shards.take_part(index, whole.to(shards.device()).const_data_ptr());
 }
 
@@ -60,7 +59,7 @@ at::Tensor adopt(const GroupPtr& group, int64_t index, const at::Tensor& tensor)
   entry.set_requires_grad(tensor.requires_grad());
   param.set_entry(entry);
   make_member(*group, index);
-  set_gradient_hook(tensor, group, index);
+  group->info().driver().watch_gradient(tensor, *group, index);
   return entry;
 }
 
@@ -84,7 +83,7 @@ std::vector<at::Tensor> build_group(GroupInfo info, const std::vector<NewParam>&
   auto of_group = sharded(params, info.mesh(), precision);
   const auto group =
       c10::make_intrusive<FSDPParamGroup>(std::move(info), std::move(of_group), device);
-  group->gradients().set_reduce_dtype(precision.reduce_dtype);
+  group->gradients().settings().set_dtype(precision.reduce_dtype);
   std::vector<at::Tensor> entries;
   for (size_t i = 0; i < params.size(); ++i)
     entries.push_back(adopt(group, static_cast<int64_t>(i), params[i].tensor));

@@ -3,6 +3,8 @@
 // step/runtime.h; a group and its parts only tell it. One thread at a time.
 #pragma once
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 
 namespace fsdp::internal {
@@ -16,6 +18,9 @@ class GroupDriver {
   // An operator is about to use the group, which must be unsharded and current when this
   // returns. Collective unless it is.
   virtual void touched(FSDPParamGroup& group) = 0;
+  // `member` is parameter `index` of the group: gradient_arrived() is to be called for
+  // it, as long as the group lives.
+  virtual void watch_gradient(const at::Tensor& member, FSDPParamGroup& group, int64_t index) = 0;
   // Autograd has left the full gradient of parameter `index` on its member.
   virtual void gradient_arrived(FSDPParamGroup& group, int64_t index) = 0;
   // `unit` was unsharded by hand: it waits for its next turn, resident before or not.

@@ -44,18 +44,16 @@ using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
 // The outermost modules at and below `unit` that are alive.
 void add_outermost(const Unit& unit, Modules& modules) {
   const auto before = modules.size();
-  for (const auto& weak : unit.modules) {
+  for (const auto& weak : unit.modules()) {
     if (auto module = weak.lock()) modules.push_back(std::move(module));
   }
   if (modules.size() != before) return;
-  for (const auto& weak : unit.children) {
-    if (const auto child = weak.lock()) add_outermost(*child, modules);
-  }
+  for (const auto& child : unit.children()) add_outermost(*child, modules);
 }
 
 const Unit& root_of(const Unit& unit) {
   const auto* root = &unit;
-  while (const auto enclosing = root->parent.lock()) root = enclosing.get();
+  while (const auto enclosing = root->parent()) root = enclosing.get();
   return *root;
 }
 

@@ -9,26 +9,26 @@
 namespace fsdp::internal {
 namespace {
 
-std::vector<ShardExtent> extents_in(at::ScalarType (FSDPParam::*dtype)() const,
+std::vector<ShardExtent> extents_in(at::ScalarType (ParamMeta::*dtype)() const,
                                     const std::vector<FSDPParam>& params) {
   std::vector<ShardExtent> extents;
   extents.reserve(params.size());
-  for (const auto& param : params) extents.push_back(param.extent((param.*dtype)()));
+  for (const auto& param : params) extents.push_back(param.meta().extent((param.meta().*dtype)()));
   return extents;
 }
 
 }  // namespace
 
 std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params) {
-  return extents_in(&FSDPParam::dtype, params);
+  return extents_in(&ParamMeta::dtype, params);
 }
 
 std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params) {
-  return extents_in(&FSDPParam::member_dtype, params);
+  return extents_in(&ParamMeta::member_dtype, params);
 }
 
 ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, ShardDim& dim, c10::Device device,
-                         ShardHome home, GroupAccounts accounts)
+                         ShardLocation home, GroupAccounts accounts)
     : shard_rank_(dim.shard_rank()),
       member_device_(device),
       home_(home),
@@ -70,15 +70,15 @@ bool ShardBuffer::has_part_of(int64_t index, const void* whole) const {
 }
 
 at::Tensor ShardBuffer::elements(int64_t index, const FSDPParam& param) const {
-  return bytes_.narrow(0, layout_.chunk(index).offset, length(index)).view(param.dtype());
+  return bytes_.narrow(0, layout_.chunk(index).offset, length(index)).view(param.meta().dtype());
 }
 
 std::vector<int64_t> ShardBuffer::shape(int64_t index, const FSDPParam& param) const {
-  return param.shape_with_rows(layout_.chunk(index).rows(shard_rank_));
+  return param.meta().shape_with_rows(layout_.chunk(index).rows(shard_rank_));
 }
 
 at::Tensor ShardBuffer::local_view(int64_t index, const FSDPParam& param) const {
-  auto local = at::empty({0}, bytes_.options().dtype(param.dtype()));
+  auto local = at::empty({0}, bytes_.options().dtype(param.meta().dtype()));
   const auto offset = layout_.chunk(index).offset + bytes_.storage_offset();
   return local.set_(bytes_.storage(), offset / static_cast<int64_t>(local.element_size()),
                     shape(index, param));

@@ -5,7 +5,7 @@
 
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
-#include "fully_shard/params/shard_home.h"
+#include "fully_shard/params/shard_offload.h"
 #include "fully_shard/transport/packed_layout.h"
 
 #include <ATen/core/Tensor.h>
@@ -23,7 +23,7 @@ class ShardBuffer {
   // Zeros, for parameters as they are; `device`: of the members, and on the meta device
   // nothing but shapes.
   ShardBuffer(const std::vector<FSDPParam>& params, ShardDim& dim, c10::Device device,
-              ShardHome home, GroupAccounts accounts);
+              ShardLocation home, GroupAccounts accounts);
   ~ShardBuffer();
   ShardBuffer(ShardBuffer&& other) noexcept;
   ShardBuffer& operator=(ShardBuffer&& other) noexcept;
@@ -40,7 +40,7 @@ class ShardBuffer {
   // Where members are, and compute: the meta device while there are no values.
   c10::Device member_device() const { return member_device_; }
   bool has_values() const { return !bytes_.is_meta(); }
-  bool is_offloaded() const { return home_ != ShardHome::kWithMembers; }
+  bool is_offloaded() const { return home_ != ShardLocation::kWithMembers; }
   char* data(int64_t index) const;
   int64_t length(int64_t index) const { return layout_.chunk(index).length(shard_rank_); }
   // Takes this rank's part from `whole`, the parameter's bytes.
@@ -59,7 +59,7 @@ class ShardBuffer {
 
   int64_t shard_rank_;
   c10::Device member_device_;
-  ShardHome home_;
+  ShardLocation home_;
   PackedLayout layout_;
   at::Tensor bytes_;
   GroupAccounts accounts_;

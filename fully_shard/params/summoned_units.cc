@@ -67,7 +67,7 @@ std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Modul
   for (size_t i = 0; i < tree.size(); ++i) {
     if (!tree.unit(i) || (!recurse && !tree.is_start(i))) continue;
     check_not_summoned(*tree.unit(i), "SummonFullParams");
-    own.insert(tree.unit(i)->group);
+    own.insert(tree.unit(i)->group());
   }
   Collection found;
   for (size_t i = 0; i < tree.size(); ++i) {

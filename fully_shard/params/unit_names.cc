@@ -16,7 +16,7 @@ std::string join(const std::string& path, std::string_view rest) {
 
 // The path that stands for "[i]": where the i-th module was met, or the first one.
 const std::string& path_of_module(const FoundUnit& found, size_t index) {
-  const auto& modules = found.unit->modules;
+  const auto& modules = found.unit->modules();
   const auto module = index < modules.size() ? modules[index].lock() : nullptr;
   const auto met = found.paths.find(module.get());
   return met == found.paths.end() ? found.path : met->second;
@@ -36,8 +36,8 @@ std::string renamed(const FoundUnit& found, std::string_view name) {
 void name_from_above(const FoundUnit& found) {
   for_each_unit_below(*found.unit, [&found](Unit& unit) {
     unit.name = renamed(found, unit.name);
-    if (unit.group == nullptr) return;
-    for (auto& param : unit.group->params()) {
+    if (unit.group() == nullptr) return;
+    for (auto& param : unit.group()->params()) {
       param.rename(renamed(found, param.name()));
       if (param.storage() != nullptr) param.storage()->renamed();
     }

@@ -18,6 +18,12 @@ bool are_staged(const std::vector<FSDPParam>& params, const ShardBuffer& shards)
   return shards.is_offloaded() || any_is_cast(params);
 }
 
+// Whoever asked for it: what its stream writes to the shards is gathered.
+void await_optimizer(Root& root, c10::Device device) {
+  const auto event = root.take_gather_after();
+  if (event) event->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+}
+
 }  // namespace
 
 UnshardedState::UnshardedState(const GroupInfo& info, std::vector<FSDPParam>& params,
@@ -29,11 +35,11 @@ UnshardedState::UnshardedState(const GroupInfo& info, std::vector<FSDPParam>& pa
       copy_(info.is_alone() && !are_staged(params, shards) ? Residence::kBorrowed
                                                            : Residence::kSharded,
             info.dim().shard_count(), info.accounts()) {
-  open_staged_row();
+  make_all_gather_input();
 }
 
 const PackedLayout& UnshardedState::layout() const {
-  return staged_row_ ? staged_row_->layout() : shards_.layout();
+  return all_gather_input_ ? all_gather_input_->layout() : shards_.layout();
 }
 
 void UnshardedState::check_has_values() const {
@@ -48,7 +54,7 @@ void UnshardedState::check_has_values() const {
 }
 
 void UnshardedState::issue(NoticeWords words) {
-  await_optimizer();
+  await_optimizer(*info_.unit().root(), shards_.member_device());
   const auto row = row_to_gather();
   const bool among_neighbours = &row.transport != &info_.dim().transport();
   const auto* const custom = among_neighbours ? nullptr : &info_.unit().custom.all_gather;
@@ -56,16 +62,9 @@ void UnshardedState::issue(NoticeWords words) {
   gather_count_.gathered();
 }
 
-void UnshardedState::await_optimizer() {
-  const auto event = std::exchange(info_.unit().root->after_optimizer, nullptr);
-  if (!event) return;
-  const auto device = shards_.member_device();
-  event->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
-}
-
 PackedRow UnshardedState::row_to_gather() {
   if (post_forward_ && post_forward_->is_kept()) return post_forward_->row();
-  if (staged_row_) return staged_row_->stage(shards_, params_, shards_.member_device());
+  if (all_gather_input_) return all_gather_input_->stage(shards_, params_, shards_.member_device());
   return {info_.dim().transport(), shards_.layout(), shards_.bytes()};
 }
 
@@ -74,25 +73,25 @@ UnshardedState::Gathered UnshardedState::wait() {
   try {
     gathered.words = copy_.fill(layout(), params_, shards_.member_device());
   } catch (...) {
-    drop_staged_row();
+    drop_all_gather_input();
     info_.driver().resharded(info_.unit());
     throw;
   }
-  drop_staged_row();
+  drop_all_gather_input();
   writes_->copy_filled();
   drop_post_forward_shards();
   return gathered;
 }
 
-void UnshardedState::open_staged_row() {
-  staged_row_ =
+void UnshardedState::make_all_gather_input() {
+  all_gather_input_ =
       are_staged(params_, shards_)
-          ? std::make_unique<StagedRow>(params_, info_.dim().transport(), info_.accounts())
+          ? std::make_unique<AllGatherInput>(params_, info_.dim().transport(), info_.accounts())
           : nullptr;
 }
 
-void UnshardedState::drop_staged_row() {
-  if (staged_row_) staged_row_->drop();
+void UnshardedState::drop_all_gather_input() {
+  if (all_gather_input_) all_gather_input_->drop();
 }
 
 void UnshardedState::drop_gather() noexcept {
@@ -108,7 +107,7 @@ void UnshardedState::await_and_drop_gather() {
 }
 
 void UnshardedState::gather_was_dropped() noexcept {
-  drop_staged_row();
+  drop_all_gather_input();
   info_.accounts().count(&Counters::unused_prefetches);
   info_.driver().resharded(info_.unit());
 }
@@ -147,13 +146,16 @@ void UnshardedState::drop_post_forward_shards() {
 }
 
 void UnshardedState::member_dtypes_changed() {
-  open_staged_row();
+  make_all_gather_input();
   if (post_forward_) set_neighbours(post_forward_->neighbours());
 }
 
-at::Tensor UnshardedState::elements_of_shard(int64_t index) const {
-  const auto dtype = params_[static_cast<size_t>(index)].member_dtype();
-  return copy_.elements(layout(), index, info_.dim().shard_rank(), dtype);
+void UnshardedState::copy_to_shard(int64_t index) const {
+  if (!all_gather_input_) return shards_.take_part(index, data(index));
+  const auto& param = params_[static_cast<size_t>(index)];
+  const auto part =
+      copy_.elements(layout(), index, info_.dim().shard_rank(), param.meta().member_dtype());
+  shards_.elements(index, param).view(part.sizes()).copy_(part);
 }
 
 }  // namespace fsdp::internal

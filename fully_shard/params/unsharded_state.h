@@ -3,19 +3,19 @@
 // backward, and whether they or the shards are newest.
 //
 //   UnshardedCopy      the gather and the full parameters
-//   StagedRow          mixed precision, offloading: the shards as they are gathered
+//   AllGatherInput          mixed precision, offloading: the shards as they are gathered
 //   PostForwardShards  to_world(n): a part of the full parameters that a forward leaves
 //   ShardWrites        which of shards and copy is newest
 //
 // Tells the group's driver when the group is sharded again.
 #pragma once
 
+#include "fully_shard/params/all_gather_input.h"
 #include "fully_shard/params/gather_count.h"
 #include "fully_shard/params/group_info.h"
 #include "fully_shard/params/post_forward_shards.h"
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/shard_writes.h"
-#include "fully_shard/params/staged_row.h"
 #include "fully_shard/params/unsharded_copy.h"
 #include "on_demand/touchable.h"
 
@@ -80,18 +80,15 @@ class UnshardedState {
   // The members have other dtypes. REQUIRES: sharded or borrowed.
   void member_dtypes_changed();
 
-  // What the copy holds of parameter `index`, and this rank's elements of it, in the
-  // members' dtype. REQUIRES: resident.
+  // What the copy holds of parameter `index`, in the member's dtype. REQUIRES: resident.
   char* data(int64_t index) const { return copy_.data(layout(), index); }
-  at::Tensor elements_of_shard(int64_t index) const;
-  // The shards can not travel as they are, nor members be copied to them byte by byte.
-  bool is_staged() const { return staged_row_ != nullptr; }
+  // This rank's part of that replaces its shard. REQUIRES: resident.
+  void copy_to_shard(int64_t index) const;
 
  private:
-  void await_optimizer();
   PackedRow row_to_gather();
-  void open_staged_row();
-  void drop_staged_row();
+  void make_all_gather_input();
+  void drop_all_gather_input();
   void gather_was_dropped() noexcept;
 
   const GroupInfo& info_;
@@ -100,8 +97,8 @@ class UnshardedState {
   Touchable& users_;
   UnshardedCopy copy_;
   std::shared_ptr<ShardWrites> writes_ = std::make_shared<ShardWrites>();
-  std::unique_ptr<StagedRow> staged_row_;            // null: what is gathered are the shards
-  std::unique_ptr<PostForwardShards> post_forward_;  // null: nothing is kept
+  std::unique_ptr<AllGatherInput> all_gather_input_;  // null: the shards travel as they are
+  std::unique_ptr<PostForwardShards> post_forward_;   // null: nothing is kept
   GatherCount gather_count_;
 };
 

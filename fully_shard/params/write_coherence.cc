@@ -2,6 +2,7 @@
 
 #include "device_mesh/debug.h"
 #include "dtensor/dispatch/compare_plain.h"
+#include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/value_hash.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/root.h"
@@ -11,6 +12,8 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
+#include <optional>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -41,7 +44,8 @@ WriteCoherence::WriteCoherence(const GroupInfo& info, std::vector<FSDPParam>& pa
       shards_(shards),
       unsharded_(unsharded),
       agreement_(agreement),
-      users_(users) {}
+      users_(users),
+      shard_versions_(params.size()) {}
 
 // Start values need not be alike where the first thing done to them is a write. A gather
 // in flight compares what it was issued with.
@@ -62,12 +66,6 @@ void WriteCoherence::flush_member_writes() {
   unsharded_.empty();
 }
 
-void WriteCoherence::copy_to_shard(int64_t index) {
-  if (!unsharded_.is_staged()) return shards_.take_part(index, unsharded_.data(index));
-  const auto part = unsharded_.elements_of_shard(index);
-  shards_.elements(index, param(index)).view(part.sizes()).copy_(part);
-}
-
 void WriteCoherence::write_back() {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (!writes().is_dirty(i)) continue;
@@ -84,7 +82,7 @@ void WriteCoherence::write_back_own_parts() {
   const RuntimeMode runtime_mode;
   info_.dim().transport().before_shard_write();
   for (const auto i : writes().write_back()) {
-    copy_to_shard(static_cast<int64_t>(i));
+    unsharded_.copy_to_shard(static_cast<int64_t>(i));
     agreement_.shard_written(static_cast<int64_t>(i));
     const auto entry = params_[i].entry();
     if (entry.defined()) entry.unsafeGetTensorImpl()->bump_version();
@@ -98,7 +96,7 @@ void WriteCoherence::note_raw_writes() {
     if (writes().is_dirty(i) || params_[i].storage() == nullptr) continue;
     const auto index = static_cast<int64_t>(i);
     if (!shards_.has_part_of(index, unsharded_.data(index)))
-      info_.unit().root->raw_writes.note(params_[i].name());
+      info_.unit().root()->raw_writes().note(params_[i].name());
   }
 }
 
@@ -107,7 +105,7 @@ void WriteCoherence::before_read(int64_t index) {
   if (!writes().is_dirty(static_cast<size_t>(index)) || unsharded_.residency().is_held()) return;
   const RuntimeMode runtime_mode;
   info_.dim().transport().before_shard_write();
-  copy_to_shard(index);
+  unsharded_.copy_to_shard(index);
 }
 
 void WriteCoherence::before_write(int64_t index) {
@@ -119,7 +117,7 @@ void WriteCoherence::before_write(int64_t index) {
       "' while its unit is held unsharded (SummonFullParams, Unsharded): write to the "
       "member instead, or end that scope first (rank ",
       info_.rank(), ")");
-  param(index).note_shard_written();
+  shard_versions_[static_cast<size_t>(index)].reset();
   const auto member = param(index).member();
   if (member.defined()) member.unsafeGetTensorImpl()->bump_version();
   if (residency.is_borrowed()) return;
@@ -150,7 +148,7 @@ void WriteCoherence::after_overwrite(int64_t index, const at::Tensor& written,
 void WriteCoherence::remade(int64_t index, const at::Tensor& whole) {
   values().note_overwrite(static_cast<size_t>(index));
   note_copy(index, whole);
-  for (auto& param : params_) param.note_shard_written();
+  std::fill(shard_versions_.begin(), shard_versions_.end(), std::nullopt);
   agreement_.shard_written(index);
   writes().shard_written();
 }
@@ -160,7 +158,7 @@ void WriteCoherence::remade(int64_t index, const at::Tensor& whole) {
 void WriteCoherence::note_copy(int64_t index, const at::Tensor& whole) {
   const bool is_plain = counts_as_replicated(whole) && OnDemandStorage::behind(whole) == nullptr;
   if (info_.is_alone() || !is_plain || !shards_.member_device().is_cpu() || !whole.is_cpu()) return;
-  values().note_copy(static_cast<size_t>(index), hash_in_dtype(whole, param(index).dtype()));
+  values().note_copy(static_cast<size_t>(index), hash_in_dtype(whole, param(index).meta().dtype()));
 }
 
 void WriteCoherence::check_graph_is_current(Pass pass) const {
@@ -172,7 +170,18 @@ void WriteCoherence::check_graph_is_current(Pass pass) const {
 }
 
 void WriteCoherence::check_shards_are_announced() {
-  for (auto& param : params_) param.check_shard_is_announced(info_.rank());
+  if (!debug_options().write_checks) return;
+  for (size_t i = 0; i < params_.size(); ++i) {
+    const auto entry = params_[i].entry();
+    if (!entry.defined()) continue;
+    const auto version = local_version_of(entry);
+    const auto seen = std::exchange(shard_versions_[i], version);
+    TORCH_CHECK(!seen || *seen == version, "the shard of parameter '", params_[i].name(),
+                "' was written through an alias (to_local()), which nothing announced, so "
+                "unsharded copies are stale. Write through the registry entry, or call "
+                "fsdp::mark_shard_written(parameter) on every rank (rank ",
+                info_.rank(), ")");
+  }
 }
 
 }  // namespace fsdp::internal

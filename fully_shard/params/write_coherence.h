@@ -13,6 +13,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 namespace fsdp::internal {
@@ -66,7 +67,6 @@ class WriteCoherence {
   void check_shards_are_announced();
 
  private:
-  void copy_to_shard(int64_t index);
   void note_copy(int64_t index, const at::Tensor& whole);
   FSDPParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
   ShardWrites& writes() const { return unsharded_.writes(); }
@@ -78,6 +78,8 @@ class WriteCoherence {
   UnshardedState& unsharded_;
   RankAgreement& agreement_;
   Touchable& users_;
+  // Of the local tensors when last seen; none after a write that was announced.
+  std::vector<std::optional<uint32_t>> shard_versions_;
 };
 
 }  // namespace fsdp::internal

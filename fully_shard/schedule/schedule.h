@@ -1,7 +1,7 @@
-// When the units of one root are emptied and what is gathered ahead: decisions that cost
-// time when wrong, never values. Pure: no torch header, no tensors, no ranks. They depend
-// on the sequence of events only, so every rank decides alike. See
-// docs/design/schedule.md.
+// The schedule of one root's FSDP units: when each is resharded, and which are
+// prefetched. Its decisions cost time when wrong, never values. Pure: no torch header, no
+// tensors, no ranks. They depend on the sequence of events only, so every rank decides
+// alike. See docs/design/schedule.md.
 //
 //   const Decision decision = schedule.touched(unit, Pass::kTraining);
 //   for (UnitId other : decision.evict) ...        // empty it, then schedule.emptied(other)
@@ -12,13 +12,15 @@
 // operator touches it), or over. A turn ends when a unit of the same root that is neither
 // ancestor nor descendant is touched. There are no pass boundaries to rely on
 // (evaluation, generation, recomputation): what is expected next comes from what followed
-// before (successors.h).
+// before (prefetching.h).
 #pragma once
 
 #include "fully_shard/schedule/pass_kind.h"
-#include "fully_shard/schedule/successors.h"
+#include "fully_shard/schedule/pass_position.h"
+#include "fully_shard/schedule/prefetching.h"
 #include "fully_shard/schedule/unit_id.h"
 #include "fully_shard/schedule/unit_policy.h"
+#include "fully_shard/schedule/unit_tree.h"
 
 #include <array>
 #include <cstdint>
@@ -38,20 +40,12 @@ struct Decision {
   bool operator==(const Decision&) const = default;
 };
 
-// What followed a unit in a training forward, where it was another one the time before.
-// That forwards begin again there or end is none: there may be several before a backward.
-struct OrderChange {
-  UnitId unit, before, now;
-
-  bool operator==(const OrderChange&) const = default;
-};
-
 class Schedule {
  public:
   // `policy` must outlive the unit here. REQUIRES: `parent`, if any, is a unit of this
   // schedule.
   void add(UnitId unit, const UnitPolicy& policy);
-  void set_parent(UnitId unit, UnitId parent);
+  void set_parent(UnitId unit, UnitId parent) { tree_.set_parent(unit, parent); }
   void remove(UnitId unit);
   // Takes over another root's units as they are, when that root gets an ancestor.
   void absorb(Schedule&& other);
@@ -67,10 +61,12 @@ class Schedule {
   Decision backward_ended(bool is_last);
   // The unit whose turn it is in a backward, and which gathers ahead only when its
   // gradients have left (prefetch_after_gradients); none, or nothing put off.
-  std::optional<UnitId> put_off_by() const { return puts_off_ ? current_ : std::nullopt; }
+  std::optional<UnitId> put_off_by() const {
+    return prefetching_.puts_off() ? at_.current : std::nullopt;
+  }
   // What it put off: to be gathered now. Ranks may differ in when gradients leave, so
   // also before any other gather of theirs, and before backward_ended().
-  std::vector<UnitId> take_put_off();
+  std::vector<UnitId> take_put_off() { return prefetching_.take_put_off(at_, resident_); }
   // A unit's gather was issued as decided.
   void unsharded(UnitId unit);
   // A unit was asked for by hand: it waits for its next turn, resident before or not.
@@ -79,9 +75,11 @@ class Schedule {
 
   // The units to gather when `unit` is entered, instead of the expected one; none: no
   // list.
-  void set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId> units);
+  void set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId> units) {
+    prefetching_.set_list(unit, backward, std::move(units));
+  }
   // The first since the last call, if there was one.
-  std::optional<OrderChange> take_order_change() { return std::exchange(order_change_, {}); }
+  std::optional<OrderChange> take_order_change() { return prefetching_.take_order_change(); }
   // Forgets what was learned; residency stays.
   void forget();
 
@@ -95,38 +93,23 @@ class Schedule {
   };
   struct State {
     const UnitPolicy* policy;
-    std::optional<UnitId> parent = {};
     Turn turn = Turn::kNone;
-    std::optional<int64_t> guess_age = {};  // entered units since it was gathered ahead by a guess
-    bool listed = false;                    // gathered ahead by a list
-    std::array<Visits, 3> visits = {};      // by kind
-    std::vector<UnitId> forward_list = {}, backward_list = {};
+    std::array<Visits, 3> visits = {};  // by kind
   };
 
-  bool is_related(UnitId a, UnitId b) const;
-  bool is_ancestor(UnitId ancestor, UnitId unit) const;
-  bool has_descendants(UnitId unit) const;
-  bool reshards(const State& state) const;
+  bool reshards(UnitId unit, const UnitPolicy& policy) const;
   void set_turn(UnitId unit, Turn turn);
   void change_kind(PassKind kind, UnitId entered, Decision& decision);
   void enter(UnitId unit, Decision& decision);
   void end_turns(UnitId entered, Decision& decision);
   void count_visit(UnitId unit);
-  void age_guesses(UnitId entered, Decision& decision);
-  void discard_listed(UnitId entered, Decision& decision);
-  void choose_prefetch(Decision& decision);
-  std::optional<UnitId> expected_successor() const;
-  void learn(std::optional<UnitId> next);
   void end_pass();
 
+  UnitTree tree_;
+  Prefetching prefetching_;
   std::map<UnitId, State> units_;
   std::set<UnitId> resident_;  // whose turn is not kNone: few of many, and looked at often
-  Successors successors_;
-  std::optional<OrderChange> order_change_;
-  std::optional<PassKind> kind_;
-  std::optional<UnitId> current_, previous_;
-  bool puts_off_ = false;        // the current unit's prefetch has not been chosen yet
-  std::optional<UnitId> first_;  // entered first since the kind changed
+  PassPosition at_;
 };
 
 }  // namespace fsdp::internal

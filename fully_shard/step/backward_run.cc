@@ -11,8 +11,8 @@
 
 namespace fsdp::internal {
 
-BackwardRun::BackwardRun(Debts<FSDPParamGroup*>& debts, HeldBack& held_back)
-    : debts_(debts),
+BackwardRun::BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back)
+    : owed_(owed),
       held_back_(held_back),
       accumulates_everywhere_(internal::accumulates_everywhere()) {}
 
@@ -22,27 +22,29 @@ BackwardRun::~BackwardRun() {
 
 void BackwardRun::meet(const std::shared_ptr<Root>& root) {
   if (!roots_.insert(root).second || !accumulates_everywhere_) return;
-  const auto owing = debts_.in_order();
+  const auto owing = owed_.in_order();
   for (auto group = owing.rbegin(); group != owing.rend(); ++group) {
-    if ((*group)->info().unit().root == root && (*group)->gradients().reduces()) order_.add(*group);
+    if ((*group)->info().unit().root() == root && (*group)->gradients().reduces())
+      order_.add(*group);
   }
-  for (const auto& [unit, group] : root->groups) {
+  for (const auto& [unit, group] : root->groups()) {
     if (group->info().unit().policy.reduce_unused_params && group->gradients().reduces())
       order_.add(group);
   }
 }
 
 void BackwardRun::touched(FSDPParamGroup& group) {
-  meet(group.info().unit().root);
+  meet(group.info().unit().root());
   if (!part_takers_.insert(&group).second) return;
-  if (!group.gradients().synchronizes()) {
+  if (!group.gradients().settings().synchronizes()) {
     group.gradients().keep_unsynchronized();
-    debts_.left_unpaid(&group);
+    owed_.left_unreduced(&group);
     return;
   }
-  if (group.gradients().stays_here() || !accumulates_everywhere_ || !group.gradients().reduces())
+  if (group.gradients().settings().stays_here() || !accumulates_everywhere_ ||
+      !group.gradients().reduces())
     return;
-  if (group.info().unit().children.empty()) {
+  if (!group.info().unit().has_children()) {
     order_.touched(&group);
   } else {
     order_.add(&group);  // that an ancestor is used says nothing of the units before it
@@ -54,8 +56,8 @@ void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
   touched(group);
   auto& gradients = group.gradients();
   gradients.receive(index);
-  if (!gradients.synchronizes()) return gradients.accumulate(index);
-  if (gradients.stays_here()) return gradients.pack(index);
+  if (!gradients.settings().synchronizes()) return gradients.accumulate(index);
+  if (gradients.settings().stays_here()) return gradients.pack(index);
   if (!accumulates_everywhere_) order_.touched(&group);
   if (order_.has_left(&group)) {
     late_ = Late::kSome;
@@ -74,10 +76,10 @@ void BackwardRun::send_ready() {
 }
 
 void BackwardRun::prefetch_after_gradients(Root& root) const {
-  const auto by = root.schedule.put_off_by();
+  const auto by = root.schedule().put_off_by();
   if (!by) return;
-  const auto group = root.groups.find(*by);
-  if (group != root.groups.end() && order_.has_left(group->second)) prefetch_put_off(root);
+  auto* const group = root.group_of(*by);
+  if (group != nullptr && order_.has_left(group)) prefetch_put_off(root);
 }
 
 int64_t BackwardRun::send(FSDPParamGroup& group) {
@@ -153,24 +155,25 @@ void BackwardRun::send_late() {
 
 // Those whose reductions left owe nothing any more.
 void BackwardRun::update_debts() {
-  for (auto* group : order_.groups()) debts_.paid(group);
+  for (auto* group : order_.groups()) owed_.reduced(group);
   for (auto* group : part_takers_) {
-    if (accumulates_everywhere_ && group->gradients().synchronizes()) debts_.paid(group);
+    if (accumulates_everywhere_ && group->gradients().settings().synchronizes())
+      owed_.reduced(group);
   }
-  debts_.backward_ended();
+  owed_.backward_ended();
   for (auto* group : part_takers_) group->unsharded().writes().graph_done();
   for (auto* group : order_.groups()) {
-    if (group->gradients().keeps_gradients()) debts_.left_unpaid(group);
+    if (group->gradients().keeps_gradients()) owed_.left_unreduced(group);
   }
 }
 
 void BackwardRun::publish() {
   for (auto& reduction : std::exchange(received_, {})) {
-    const auto root = reduction.group().info().unit().root;
+    const auto root = reduction.group().info().unit().root();
     if (auto row = std::move(reduction).result()) held_back_[root].push_back(std::move(*row));
   }
   for (const auto& root : roots_) {
-    if (!root->is_last_backward) continue;
+    if (!root->is_last_backward()) continue;
     auto results = held_back_.extract(root);
     if (results.empty()) continue;
     for (auto& row : results.mapped()) row.publish();
@@ -180,12 +183,12 @@ void BackwardRun::publish() {
 void BackwardRun::end_roots() {
   for (const auto& root : roots_) {
     prefetch_put_off(*root);
-    const auto decision = root->schedule.backward_ended(root->is_last_backward);
-    for (const auto unit : decision.discard) root->groups.at(unit)->unsharded().drop_gather();
-    for (const auto unit : decision.evict) root->groups.at(unit)->reshard();
-    for (const auto& [unit, group] : root->groups) {
+    const auto decision = root->schedule().backward_ended(root->is_last_backward());
+    for (const auto unit : decision.discard) root->groups().at(unit)->unsharded().drop_gather();
+    for (const auto unit : decision.evict) root->groups().at(unit)->reshard();
+    for (const auto& [unit, group] : root->groups()) {
       group->unsharded().gather_count().backward_ended();
-      if (root->is_last_backward) group->unsharded().drop_post_forward_shards();
+      if (root->is_last_backward()) group->unsharded().drop_post_forward_shards();
       group->unsettle();
     }
   }
@@ -193,11 +196,11 @@ void BackwardRun::end_roots() {
 
 void BackwardRun::check_afterwards() const {
   for (const auto& root : roots_) {
-    for (const auto& [unit, group] : root->groups) {
-      root->raw_writes.raise(group->info().rank());
+    for (const auto& [unit, group] : root->groups()) {
+      root->raw_writes().raise(group->info().rank());
       check_members_are_held(*group);
     }
-    if (!root->groups.empty()) check_no_late_parameters(*root->groups.begin()->second);
+    if (!root->groups().empty()) check_no_late_parameters(*root->groups().begin()->second);
   }
 }
 
@@ -206,16 +209,16 @@ void BackwardRun::abort() noexcept {
   received_.clear();
   for (const auto& root : roots_) {
     held_back_.erase(root);
-    for (const auto& [unit, group] : root->groups) {
+    for (const auto& [unit, group] : root->groups()) {
       group->gradients().drop();
       if (part_takers_.contains(group)) group->gradients().drop_accumulated();
       group->unsharded().writes().graph_done();
       group->unsharded().drop_gather();
       group->reshard();
-      if (!group->gradients().keeps_gradients()) debts_.paid(group);
+      if (!group->gradients().keeps_gradients()) owed_.reduced(group);
     }
-    root->schedule.backward_ended(/*is_last=*/true);
-    for (const auto& [unit, group] : root->groups) group->unsettle();
+    root->schedule().backward_ended(/*is_last=*/true);
+    for (const auto& [unit, group] : root->groups()) group->unsettle();
   }
 }
 

@@ -18,8 +18,8 @@
 #pragma once
 
 #include "fully_shard/params/fsdp_param_group.h"
-#include "fully_shard/step/debts.h"
-#include "fully_shard/step/reduction.h"
+#include "fully_shard/params/reduction.h"
+#include "fully_shard/step/owed_reductions.h"
 #include "fully_shard/step/reduction_order.h"
 #include "fully_shard/units/root.h"
 
@@ -33,10 +33,10 @@ namespace fsdp::internal {
 
 class BackwardRun {
  public:
-  // `debts`: kept and written, groups that leave are taken off. `held_back`: what earlier
+  // `owed`: kept and written, groups that leave are taken off. `held_back`: what earlier
   // backwards brought that were not the last.
   using HeldBack = std::map<std::shared_ptr<Root>, std::vector<ReducedRow>>;
-  BackwardRun(Debts<FSDPParamGroup*>& debts, HeldBack& held_back);
+  BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back);
   ~BackwardRun();
   BackwardRun(const BackwardRun&) = delete;
 
@@ -64,7 +64,7 @@ class BackwardRun {
   void check_afterwards() const;
   void abort() noexcept;
 
-  Debts<FSDPParamGroup*>& debts_;
+  OwedReductions<FSDPParamGroup*>& owed_;
   HeldBack& held_back_;
   bool accumulates_everywhere_;            // neither autograd::grad, nor backward with inputs
   std::set<std::shared_ptr<Root>> roots_;  // met so far

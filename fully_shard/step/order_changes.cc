@@ -11,16 +11,15 @@ namespace fsdp::internal {
 namespace {
 
 std::string name_of(const Root& root, UnitId unit) {
-  const auto found = root.groups.find(unit);
-  return found == root.groups.end() ? "a unit that died" : "'" + found->second->info().name() + "'";
+  const auto* const group = root.group_of(unit);
+  return group == nullptr ? "a unit that died" : "'" + group->info().name() + "'";
 }
 
 }  // namespace
 
 void warn_of_order_change(Root& root, int64_t global_rank) {
-  const auto change = root.schedule.take_order_change();
-  if (!change || root.told_of_order_change || !debug_options().order_changes) return;
-  root.told_of_order_change = true;
+  const auto change = root.schedule().take_order_change();
+  if (!change || !debug_options().order_changes || !root.tell_of_order_change()) return;
   TORCH_WARN("the order of units changed: in a training forward unit ", name_of(root, change->unit),
              " was followed by ", name_of(root, change->before), " the time before and by ",
              name_of(root, change->now),

@@ -6,14 +6,13 @@ namespace fsdp::internal {
 
 void prefetch(Root& root, const std::vector<UnitId>& units) {
   for (const auto unit : units) {
-    const auto found = root.groups.find(unit);
-    if (found == root.groups.end()) continue;
-    auto& group = *found->second;
-    group.issue_unshard();
-    if (group.unsharded().residency().is_gathering()) root.schedule.unsharded(unit);
+    auto* const group = root.group_of(unit);
+    if (group == nullptr) continue;
+    group->issue_unshard();
+    if (group->unsharded().residency().is_gathering()) root.schedule().unsharded(unit);
   }
 }
 
-void prefetch_put_off(Root& root) { prefetch(root, root.schedule.take_put_off()); }
+void prefetch_put_off(Root& root) { prefetch(root, root.schedule().take_put_off()); }
 
 }  // namespace fsdp::internal

@@ -3,6 +3,7 @@
 #include "device_mesh/debug.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/step/gradient_hook.h"
 #include "fully_shard/step/order_changes.h"
 #include "fully_shard/step/prefetch.h"
 #include "fully_shard/transport/mesh_dims.h"
@@ -71,17 +72,17 @@ std::shared_ptr<Transport> Runtime::neighbours(const DeviceMesh& mesh, int64_t c
 void Runtime::touched(FSDPParamGroup& group) {
   const ExclusiveUse use(dim_->user());
   const auto pass = current_pass();
-  auto& root = *group.info().unit().root;
+  auto& root = *group.info().unit().root();
   group.writes().check_shards_are_announced();
-  root.raw_writes.raise(dim_->global_rank());
+  root.raw_writes().raise(dim_->global_rank());
   group.writes().check_graph_is_current(pass);
   if (in_backward(pass)) touched_in_backward(group);
   if (owes_reduction(pass)) touched_in_training(group);
   if (records_gradients(pass)) group.graph_recorded();
   group.unsharded().empty_if_stale();
   const bool is_current = group.unsharded().residency().is_resident() &&
-                          last_root_.lock() == group.info().unit().root &&
-                          root.schedule.is_current(group.info().unit().id, pass);
+                          last_root_.lock() == group.info().unit().root() &&
+                          root.schedule().is_current(group.info().unit().id, pass);
   if (!is_current) enter(group, pass);
   settle(group, pass);
   tell_unit_observer(&UnitObserver::touched, group.info().unit(), pass);
@@ -90,16 +91,17 @@ void Runtime::touched(FSDPParamGroup& group) {
 // From here on a touch of this group needs nothing, until another one is touched.
 void Runtime::settle(FSDPParamGroup& group, Pass pass) {
   if (debug_options().write_checks) return;  // every touch looks for writes that nothing announced
-  auto& root = *group.info().unit().root;
-  for (auto* before : {settled_, root.settled}) {
+  auto& root = *group.info().unit().root();
+  for (auto* before : {settled_, root.settled()}) {
     if (before != nullptr) before->unsettle();
   }
-  settled_ = root.settled = &group;
+  settled_ = &group;
+  root.set_settled(group);
   group.settle(pass);
 }
 
 void Runtime::touched_in_training(FSDPParamGroup& group) {
-  debts_.touched(&group);
+  owed_.touched(&group);
   group.writes().flush_member_writes();
 }
 
@@ -110,22 +112,22 @@ void Runtime::touched_in_backward(FSDPParamGroup& group) {
 
 void Runtime::enter(FSDPParamGroup& group, Pass pass) {
   const RuntimeMode runtime_mode;
-  auto& root = *group.info().unit().root;
+  auto& root = *group.info().unit().root();
   if (const auto last = last_root_.lock()) prefetch_put_off(*last);
   group.issue_unshard();
-  const auto decision = root.schedule.touched(group.info().unit().id, pass);
+  const auto decision = root.schedule().touched(group.info().unit().id, pass);
   warn_of_order_change(root, dim_->global_rank());
   apply(root, decision, pass);
-  leave_other_roots(group.info().unit().root, pass);
+  leave_other_roots(group.info().unit().root(), pass);
   group.wait_unshard();
   prefetch(root, decision.prefetch);
-  root.raw_writes.raise(dim_->global_rank());  // what apply() found
+  root.raw_writes().raise(dim_->global_rank());  // what apply() found
 }
 
 void Runtime::apply(Root& root, const Decision& decision, Pass pass) {
-  for (const auto unit : decision.discard) root.groups.at(unit)->unsharded().drop_gather();
+  for (const auto unit : decision.discard) root.groups().at(unit)->unsharded().drop_gather();
   for (const auto unit : decision.evict) {
-    auto& group = *root.groups.at(unit);
+    auto& group = *root.groups().at(unit);
     in_backward(pass) ? group.reshard() : group.reshard_after_forward();
   }
 }
@@ -134,8 +136,12 @@ void Runtime::apply(Root& root, const Decision& decision, Pass pass) {
 void Runtime::leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass) {
   const auto last = last_root_.lock();
   if (last == entered) return;
-  if (last) apply(*last, last->schedule.touched_elsewhere(), pass);
+  if (last) apply(*last, last->schedule().touched_elsewhere(), pass);
   last_root_ = entered;
+}
+
+void Runtime::watch_gradient(const at::Tensor& member, FSDPParamGroup& group, int64_t index) {
+  set_gradient_hook(member, c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(&group), index);
 }
 
 void Runtime::gradient_arrived(FSDPParamGroup& group, int64_t index) {
@@ -158,7 +164,7 @@ void Runtime::gradient_arrived(FSDPParamGroup& group, int64_t index) {
   const RuntimeMode runtime_mode;
   begin_graph_task(current_graph_task());
   run_->gradient_arrived(group, index);
-  run_->prefetch_after_gradients(*group.info().unit().root);
+  run_->prefetch_after_gradients(*group.info().unit().root());
   tell_unit_observer(&UnitObserver::gradient_arrived, group.info().unit());
 }
 
@@ -170,7 +176,7 @@ void Runtime::begin_graph_task(int task) {
         "parameters() gives); pass members (linear->weight), whose gradients are reduced into the "
         "entries' .grad, or take gradients of entries as values with fsdp::grad (rank ",
         dim_->global_rank(), ")");
-    run_.emplace(debts_, held_back_);
+    run_.emplace(owed_, held_back_);
   }
   if (std::find(graph_tasks_.begin(), graph_tasks_.end(), task) != graph_tasks_.end()) return;
   auto end = std::make_shared<GraphTaskEnd>(shared_from_this(), task);
@@ -196,20 +202,18 @@ void Runtime::abort_graph_task(int task) noexcept {
   if (graph_tasks_.empty()) tell_unit_observer(&UnitObserver::backward_aborted);
 }
 
-void Runtime::unsharded_by_hand(Unit& unit) { unit.root->schedule.unsharded_by_hand(unit.id); }
+void Runtime::unsharded_by_hand(Unit& unit) { unit.root()->schedule().unsharded_by_hand(unit.id); }
 
-void Runtime::resharded(Unit& unit) noexcept { unit.root->schedule.emptied(unit.id); }
+void Runtime::resharded(Unit& unit) noexcept { unit.root()->schedule().emptied(unit.id); }
 
 void Runtime::destroyed(FSDPParamGroup& group) noexcept {
   resharded(group.info().unit());
-  debts_.paid(&group);
+  owed_.reduced(&group);
   for (auto& [root, rows] : held_back_)
     std::erase_if(rows, [&](const ReducedRow& row) { return row.is_of(group.info().unit()); });
   std::erase_if(held_back_, [](const auto& item) { return item.second.empty(); });
   if (run_) run_->remove(group);
   if (settled_ == &group) settled_ = nullptr;
-  auto& settled = group.info().unit().root->settled;
-  if (settled == &group) settled = nullptr;
 }
 
 }  // namespace fsdp::internal

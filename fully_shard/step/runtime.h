@@ -28,6 +28,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
 
   // GroupDriver.
   void touched(FSDPParamGroup& group) override;
+  void watch_gradient(const at::Tensor& member, FSDPParamGroup& group, int64_t index) override;
   void gradient_arrived(FSDPParamGroup& group, int64_t index) override;
   void unsharded_by_hand(Unit& unit) override;
   void resharded(Unit& unit) noexcept override;
@@ -57,7 +58,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   std::shared_ptr<ShardDim> dim_;
   std::map<const void*, std::shared_ptr<Transport>> replicas_;  // by process group
   std::map<std::pair<const void*, int64_t>, std::shared_ptr<Transport>> neighbours_;
-  Debts<FSDPParamGroup*> debts_;
+  OwedReductions<FSDPParamGroup*> owed_;
   std::vector<int> graph_tasks_;    // outermost first
   std::optional<BackwardRun> run_;  // of the outermost
   BackwardRun::HeldBack held_back_;

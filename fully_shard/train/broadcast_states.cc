@@ -2,7 +2,7 @@
 #include "fully_shard/broadcast_states.h"
 
 #include "device_mesh/internal/given_module.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/transport/tensor_broadcast.h"

@@ -1,6 +1,6 @@
 #include "fully_shard/clip_grad_norm.h"
 
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"

@@ -1,6 +1,6 @@
 #include "fully_shard/grad_scaler.h"
 
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/same_parameters.h"
 

@@ -2,7 +2,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/scratch_memory.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

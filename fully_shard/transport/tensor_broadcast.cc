@@ -2,7 +2,7 @@
 
 #include "device_mesh/collectives/tensor_bytes.h"
 #include "device_mesh/internal/mesh_layout.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/transport/broadcast_buckets.h"
 
 #include <ATen/ops/empty.h>

@@ -1,6 +1,7 @@
-// What belongs to one root and the units below it: the schedule, the counters, and
-// whether the next backward is the last before the gradients are wanted. When a root gets
-// an ancestor, the ancestor's Root takes all over. Used by one thread at a time.
+// What belongs to one root and the units below it: the schedule, the counters, the
+// groups, and whether the next backward is the last before the gradients are wanted
+// (PyTorch's FSDPStateContext). When a root gets an ancestor, the ancestor's Root takes
+// all over. Used by one thread at a time.
 #pragma once
 
 #include "fully_shard/schedule/schedule.h"
@@ -21,21 +22,44 @@ class FSDPParamGroup;
 
 class Root {
  public:
-  Schedule schedule;
-  Accounts accounts;
-  bool is_last_backward = true;
-  RawWrites raw_writes;
-  bool told_of_order_change = false;
-  std::shared_ptr<c10::Event> after_optimizer;  // the next gather waits for it; null: nothing
-  FSDPParamGroup* settled = nullptr;  // the one whose touches need nothing, if it is in this tree
-  std::map<UnitId, FSDPParamGroup*> groups;  // of the units that have one; they take themselves off
+  using Groups = std::map<UnitId, FSDPParamGroup*>;
 
-  void absorb(Root& other) {
-    schedule.absorb(std::move(other.schedule));
-    accounts.absorb(other.accounts);
-    groups.merge(other.groups);
-    if (other.after_optimizer) after_optimizer = std::move(other.after_optimizer);
-  }
+  Schedule& schedule() { return schedule_; }
+  Accounts& accounts() { return accounts_; }
+  RawWrites& raw_writes() { return raw_writes_; }
+
+  // Of the units that have one.
+  const Groups& groups() const { return groups_; }
+  FSDPParamGroup* group_of(UnitId unit) const;  // null where it has none
+  void add_group(UnitId unit, FSDPParamGroup& group) { groups_[unit] = &group; }
+  void remove_group(UnitId unit) noexcept;
+
+  bool is_last_backward() const { return is_last_backward_; }
+  void set_is_last_backward(bool is_last) { is_last_backward_ = is_last; }
+
+  // The group whose touches need nothing; null for none, or one of another tree.
+  FSDPParamGroup* settled() const { return settled_; }
+  void set_settled(FSDPParamGroup& group) { settled_ = &group; }
+
+  // The next gather waits for `event`.
+  void gather_after(std::shared_ptr<c10::Event> event) { gather_after_ = std::move(event); }
+  // What the coming gather waits for; null for nothing.
+  std::shared_ptr<c10::Event> take_gather_after() { return std::exchange(gather_after_, nullptr); }
+
+  // True at the first call: a change of order is told once.
+  bool tell_of_order_change() { return !std::exchange(told_of_order_change_, true); }
+
+  void absorb(Root& other);
+
+ private:
+  Schedule schedule_;
+  Accounts accounts_;
+  RawWrites raw_writes_;
+  Groups groups_;
+  FSDPParamGroup* settled_ = nullptr;
+  bool is_last_backward_ = true;
+  bool told_of_order_change_ = false;
+  std::shared_ptr<c10::Event> gather_after_;
 };
 
 }  // namespace fsdp::internal

@@ -154,41 +154,41 @@ bool StorageUsers::are_all(const at::Tensor& tensor) const {
 
 // Disjoint slices of one storage share nothing that matters: each becomes shards of its
 // own. (cuDNN's weights of an RNN lie so, and those of loaders that read one file.)
-void StorageUsers::check_overlaps(const FoundParam& param, const Speaker& speaker) const {
+void StorageUsers::check_overlaps(const FoundParam& param, const ErrorContext& context) const {
   const auto users = by_storage_.find(storage_of(held_part(param.tensor)));
   const auto* const other =
       users == by_storage_.end() ? nullptr : users->second->overlapping(param.tensor);
   TORCH_CHECK_VALUE(
-      other == nullptr, speaker.caller, ": parameter '", param.path, "' and ", *other,
+      other == nullptr, context.caller, ": parameter '", param.path, "' and ", *other,
       " share memory without being one tensor; register the same tensor twice to tie them, or "
       "clone one",
-      speaker.rank);
+      context.rank);
 }
 
-void StorageUsers::check(const FoundParam& param, const Speaker& speaker) const {
-  check_overlaps(param, speaker);
+void StorageUsers::check(const FoundParam& param, const ErrorContext& context) const {
+  check_overlaps(param, context);
   if (const auto* shared = OnDemandStorage::behind(param.tensor)) {
-    TORCH_CHECK_VALUE(false, speaker.caller, ": parameter '", param.path, "' shares the memory of ",
+    TORCH_CHECK_VALUE(false, context.caller, ": parameter '", param.path, "' shares the memory of ",
                       "parameter '", shared->parameter_name(),
                       "' of another unit without being one tensor; register the same tensor "
                       "twice to tie them, or clone one before sharding either",
-                      speaker.rank);
+                      context.rank);
   }
   TORCH_CHECK_VALUE(
-      !is_in_graph(param.tensor) && are_all(param.tensor), speaker.caller,
+      !is_in_graph(param.tensor) && are_all(param.tensor), context.caller,
       ": something else uses the memory of parameter '", param.path,
       "', and would go on with its old values: a graph that is still alive (a loss or an output "
       "of an earlier forward), a view that the model keeps (weight.t(), weight.detach()), or a "
       "parameter or buffer outside of this module. Release it first, or make the view anew in "
       "every forward; where a loader gave all parameters slices of one tensor, call "
       "fsdp::separate_storages(model) with the whole model first",
-      speaker.rank);
+      context.rank);
 }
 
 void validate_storages(const StorageUsers& users, const std::vector<const FoundParam*>& fresh,
-                       const Speaker& speaker) {
+                       const ErrorContext& context) {
   for (const auto* param : fresh) {
-    if (held_part(param->tensor).numel() > 0) users.check(*param, speaker);
+    if (held_part(param->tensor).numel() > 0) users.check(*param, context);
   }
 }
 
@@ -202,13 +202,13 @@ void separate_from_others(torch::nn::Module& module) {
   copy_apart(sliced);
 }
 
-void separate_slices(torch::nn::Module& module, const Speaker& speaker) {
+void separate_slices(torch::nn::Module& module, const ErrorContext& context) {
   const StorageUsers users({&module});
   const auto managed = find_managed({&module}, {});
   std::vector<at::Tensor> sliced;
   for (const auto& param : managed.params) {
     if (!is_plain(param.tensor) || handles_of_storage(param.tensor) == 1) continue;
-    users.check(param, speaker);
+    users.check(param, context);
     sliced.push_back(param.tensor);
   }
   copy_apart(sliced);

@@ -4,8 +4,8 @@
 // that have no element in common share nothing. Local.
 #pragma once
 
+#include "fully_shard/units/error_context.h"
 #include "fully_shard/units/managed_modules.h"
-#include "fully_shard/units/speaker.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -30,11 +30,11 @@ class StorageUsers {
   // naming both; that belongs to a graph that is alive; or whose storage has a handle
   // that is none of theirs: a view that the model keeps, or a parameter or buffer
   // elsewhere, disjoint or not. Reads no values.
-  void check(const FoundParam& param, const Speaker& speaker) const;
+  void check(const FoundParam& param, const ErrorContext& context) const;
 
  private:
   class Users;
-  void check_overlaps(const FoundParam& param, const Speaker& speaker) const;
+  void check_overlaps(const FoundParam& param, const ErrorContext& context) const;
 
   std::unordered_map<const c10::StorageImpl*, std::unique_ptr<Users>> by_storage_;
 };
@@ -42,12 +42,12 @@ class StorageUsers {
 // Checks `fresh`, the parameters to be sharded. Throws for the first that users.check()
 // throws for.
 void validate_storages(const StorageUsers& users, const std::vector<const FoundParam*>& fresh,
-                       const Speaker& speaker);
+                       const ErrorContext& context);
 
 // The parameters at and below `module` that tensors elsewhere share a storage with get
 // memory of their own, in place.
 void separate_from_others(torch::nn::Module& module);
 // As separate_storages().
-void separate_slices(torch::nn::Module& module, const Speaker& speaker);
+void separate_slices(torch::nn::Module& module, const ErrorContext& context);
 
 }  // namespace fsdp::internal

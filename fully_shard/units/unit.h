@@ -1,5 +1,6 @@
 // One fully_shard call: what was asked for, and where it stands among the other units.
-// Fourteen data members: it is a node of a tree with what was asked for beside it.
+// Its place in the tree and its group are kept consistent here; what was asked for are
+// plain fields, which FSDPModule's setters change.
 #pragma once
 
 #include "fully_shard/communicate.h"
@@ -45,15 +46,25 @@ class Unit : public std::enable_shared_from_this<Unit> {
   static void adopt(const std::shared_ptr<Unit>& child, const std::shared_ptr<Unit>& parent);
 
   const UnitId id;
-  std::shared_ptr<Root> root;  // shared with all units of the tree that this one is in
+  // Shared with all units of the tree that this one is in.
+  const std::shared_ptr<Root>& root() const { return root_; }
+  // The nearest enclosing unit; null for a root.
+  std::shared_ptr<Unit> parent() const { return parent_.lock(); }
+  std::vector<std::shared_ptr<Unit>> children() const;  // that live
+  bool has_children() const { return !children_.empty(); }
+
+  // What fully_shard was applied to.
+  using Modules = std::vector<std::weak_ptr<torch::nn::Module>>;
+  const Modules& modules() const { return modules_; }
+  void add_module(std::weak_ptr<torch::nn::Module> module);
+
+  // Owned by the parameters; null without parameters or once they died.
+  FSDPParamGroup* group() const { return group_; }
+  // The group is the unit's from now on, and in its root's list.
+  void attach(FSDPParamGroup& group);
+  void detach_group() noexcept;
 
   std::string name;  // path of its first module from the outermost unit; "" for a root
-  std::vector<std::weak_ptr<torch::nn::Module>> modules;  // what fully_shard was applied to
-  std::weak_ptr<Unit> parent;  // the nearest enclosing unit; none for a root
-  std::vector<std::weak_ptr<Unit>> children;
-  FSDPParamGroup* group =
-      nullptr;  // owned by the parameters; null without parameters or once they died
-
   UnitPolicy policy;
   c10::Device device = c10::kCPU;  // where its modules compute
   MixedPrecisionPolicy precision = {};
@@ -79,6 +90,12 @@ class Unit : public std::enable_shared_from_this<Unit> {
  private:
   void join(const std::shared_ptr<Root>& joined);
   using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+
+  std::shared_ptr<Root> root_;
+  std::weak_ptr<Unit> parent_;
+  std::vector<std::weak_ptr<Unit>> children_;
+  Modules modules_;
+  FSDPParamGroup* group_ = nullptr;
   std::unordered_map<const c10::TensorImpl*, WeakTensor> ignored_;  // whose addresses it keeps
 };
 

@@ -52,7 +52,7 @@ std::shared_ptr<Unit> find_unit(const torch::nn::Module& module) {
 void attach_unit(torch::nn::Module& module, std::shared_ptr<Unit> unit) {
   std::lock_guard lock(table().mutex);
   table().sweep();
-  unit->modules.push_back(module.weak_from_this());
+  unit->add_module(module.weak_from_this());
   auto& place = table().units[&module];
   if (place.unit && place.module.expired()) table().displaced.push_back(std::move(place));
   place = {module.weak_from_this(), std::move(unit), std::this_thread::get_id()};

@@ -4,7 +4,7 @@
 #include "deferred_init/deferred_storage.h"
 #include "deferred_init/fingerprint.h"
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/tensor/value_hash.h"
 
 #include <c10/util/Exception.h>

@@ -65,7 +65,7 @@ void compare_first_inputs(const c10::OperatorHandle& op, const GateArguments& ar
 // computed on a mesh. Only where autograd records that, and nothing plain is written:
 // what a rank looks at by itself (under no_grad, of detach()) is no collective, and
 // neither is what it does with to_local(). Nor is anything compared beside what comes
-// from a parameter of fully_shard (plain_beside.h), or where
+// from a parameter of fully_shard (implicit_replication.h), or where
 // DebugOptions::check_replicated compares all. So the ranks of a mesh compare alike if
 // they run the same operators. Names the operator, the operand and the coordinates.
 void compare_beside_activations(const c10::OperatorHandle& op, const GateArguments& arguments);

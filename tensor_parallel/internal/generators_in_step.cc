@@ -1,6 +1,6 @@
 #include "tensor_parallel/internal/generators_in_step.h"
 
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/random/thread_generators.h"
 
 #include <ATen/Context.h>

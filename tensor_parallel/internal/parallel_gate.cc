@@ -1,8 +1,8 @@
 #include "tensor_parallel/internal/parallel_gate.h"
 
 #include "dtensor/dtensor.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/differentiable.h"
-#include "dtensor/redistribute/movement.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/entry_substitution.h"
 #include "on_demand/gate_arguments.h"
@@ -10,8 +10,8 @@
 #include "on_demand/touched_groups.h"
 #include "tensor_parallel/internal/first_inputs.h"
 #include "tensor_parallel/internal/parallel_set_data.h"
+#include "tensor_parallel/internal/parallel_style_operators.h"
 #include "tensor_parallel/internal/placed_input.h"
-#include "tensor_parallel/internal/styled_operators.h"
 
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -46,7 +46,7 @@ bool writes_plain(const GateArguments& arguments) {
 
 at::Tensor whole(const at::Tensor& tensor) {
   if (!is_dtensor(tensor)) return {};
-  const CauseOfMovement cause(MovementCause::kBoundary);
+  const CommCauseScope cause(CommCause::kBoundary);
   const auto everywhere = spec_of(tensor).replicated().placements();
   return differentiable_to_local(differentiable_redistribute(tensor, everywhere));
 }

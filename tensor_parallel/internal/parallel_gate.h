@@ -1,6 +1,6 @@
 // What runs first, above autograd, in every operator that meets a tensor-parallel member
 // or a DTensor computed from one: plain tensors and DTensors come to one kind, with the
-// edges that autograd needs, and styles act (styled_operators.h).
+// edges that autograd needs, and styles act (parallel_style_operators.h).
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

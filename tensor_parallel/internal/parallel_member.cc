@@ -3,7 +3,7 @@
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/deferred_part.h"
-#include "tensor_parallel/internal/gradients_home.h"
+#include "tensor_parallel/internal/gradient_placement.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 
 #include <ATen/core/grad_mode.h>

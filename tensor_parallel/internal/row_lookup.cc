@@ -2,7 +2,7 @@
 
 #include "dtensor/dispatch/cut_indices.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
@@ -40,7 +40,7 @@ LookupPtr saved(AutogradContext* context) {
 // Of every index, on this rank.
 at::Tensor whole_gradient(const at::Tensor& grad) {
   if (!is_dtensor(grad)) return grad;
-  const CauseOfMovement cause(MovementCause::kGradient);
+  const CommCauseScope cause(CommCause::kGradient);
   return whole_value(grad);
 }
 

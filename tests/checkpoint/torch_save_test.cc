@@ -1,6 +1,6 @@
 // LibTorch's own torch::save and torch::load of sharded models and optimizers.
 #include "checkpoint/optimizer_state_dict.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/summon_full_params.h"
 #include "tests/support/errors.h"
@@ -150,7 +150,7 @@ TEST(TorchLoad, OfAnUnshardedRunsModelAndOptimizerStepsOn) {
 // How often a step of the optimizer moves data between ranks.
 int64_t movements_of_step(torch::optim::Optimizer& optimizer) {
   int64_t count = 0;
-  const internal::MovementListener listener([&](const internal::Movement&) { ++count; });
+  const internal::CommListener listener([&](const internal::CommEvent&) { ++count; });
   optimizer.step();
   return count;
 }

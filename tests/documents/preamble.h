@@ -1,4 +1,5 @@
-// What the blocks of C++ in README.md and docs/ use without declaring it.
+// What the examples in README.md, docs/ and the comments of public headers use without
+// declaring it.
 #pragma once
 
 #include "checkpoint/async_save.h"
@@ -9,10 +10,14 @@
 #include "tensor_parallel/communication_log.h"
 #include "tensor_parallel/parallelize_module.h"
 
+#include <torch/script.h>
 #include <torch/torch.h>
 
+#include <cstdio>
 #include <iostream>
 #include <string>
+#include <tuple>
+#include <vector>
 
 namespace {
 
@@ -21,17 +26,34 @@ using examples::Transformer;
 
 examples::TransformerConfig config;
 Transformer model{nullptr}, sharded_model{nullptr};
+torch::nn::TransformerEncoderLayer block{nullptr};  // forward(x) and forward(x, mask)
+torch::nn::Linear linear{nullptr}, layer{nullptr};
 fsdp::DeviceMesh mesh = fsdp::init_device_mesh(torch::kCPU, {1});
 torch::optim::AdamW optimizer{std::vector<torch::Tensor>{}};
 torch::optim::AdamW sharded_optimizer{std::vector<torch::Tensor>{}};
 torch::optim::StepLR scheduler{optimizer, 1};
 fsdp::ParallelPlan plan;
-torch::Tensor tokens, targets;
+torch::Tensor tokens, targets, x, mask, full;
+std::vector<torch::Tensor> batches;
+fsdp::DTensor weight = fsdp::distribute_tensor(full, mesh, {fsdp::Shard{0}});
+std::string path;
 int64_t step, world_size, nodes, ranks_per_node, head_width;
+bool interrupted;
 
-template <class... Tensors>
-torch::Tensor loss(const Tensors&... tensors) {
-  return (tensors + ...);
+// The loss, and the function that computes it.
+struct Loss : torch::Tensor {
+  template <class... Tensors>
+  torch::Tensor operator()(const Tensors&... tensors) const {
+    return (tensors + ...);
+  }
+};
+Loss loss;
+
+[[maybe_unused]] std::tuple<torch::Tensor, torch::Tensor> attend(const torch::Tensor& x,
+                                                                 const torch::Tensor& mask) {
+  return {x, mask};
 }
+
+[[maybe_unused]] void my_kernel(float*) {}
 
 }  // namespace

@@ -1,7 +1,7 @@
 // Offloading: on a CPU mesh the parameters are where they should be already. The test
 // mode that offloads from there too shows everything but the copies between two devices,
 // which tests/fully_shard/cuda_test.cc has.
-#include "fully_shard/params/shard_home.h"
+#include "fully_shard/params/shard_offload.h"
 #include "tests/fully_shard/support/traffic.h"
 #include "tests/support/default_generator.h"
 #include "tests/support/full_value.h"
@@ -15,8 +15,8 @@
 namespace fsdp::testing {
 namespace {
 
-using internal::home_of_shards;
-using internal::ShardHome;
+using internal::location_of_shards;
+using internal::ShardLocation;
 
 class OffloadPolicyOnCpu : public Worlds {};
 
@@ -43,12 +43,12 @@ INSTANTIATE_WORLDS(OffloadPolicyOnCpu, 1, 2);
 
 TEST(HomeOfShards, IsTheHostWhereMembersAreOnADeviceAndThePolicySaysSo) {
   for (const auto device : {c10::kCUDA, c10::kXPU, c10::kPrivateUse1}) {
-    EXPECT_EQ(home_of_shards({}, device), ShardHome::kWithMembers);
-    EXPECT_EQ(home_of_shards({.offload_to_cpu = true}, device), ShardHome::kPinnedHost);
-    EXPECT_EQ(home_of_shards({.offload_to_cpu = true, .pin_memory = false}, device),
-              ShardHome::kHost);
+    EXPECT_EQ(location_of_shards({}, device), ShardLocation::kWithMembers);
+    EXPECT_EQ(location_of_shards({.offload_to_cpu = true}, device), ShardLocation::kPinnedHost);
+    EXPECT_EQ(location_of_shards({.offload_to_cpu = true, .pin_memory = false}, device),
+              ShardLocation::kHost);
   }
-  EXPECT_EQ(home_of_shards({.offload_to_cpu = true}, c10::kCPU), ShardHome::kWithMembers);
+  EXPECT_EQ(location_of_shards({.offload_to_cpu = true}, c10::kCPU), ShardLocation::kWithMembers);
 }
 
 class Offloaded : public Worlds {

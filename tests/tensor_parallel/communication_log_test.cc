@@ -2,7 +2,7 @@
 #include "tensor_parallel/communication_log.h"
 
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/dtensor.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"

@@ -3,7 +3,7 @@
 
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/device_mesh.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "tests/tensor_parallel/issued_collectives.h"
 
 #include <cstdint>

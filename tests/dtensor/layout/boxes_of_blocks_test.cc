@@ -14,19 +14,20 @@
 namespace fsdp::internal {
 namespace {
 
-using Numbers = std::vector<int64_t>;
+using ScalarHash = std::vector<int64_t>;
 
 constexpr int64_t kMostRanks = 8, kLargest = 24;
 
-at::Tensor box_of(const at::Tensor& tensor, const Numbers& begin, const std::vector<Chunk>& box) {
+at::Tensor box_of(const at::Tensor& tensor, const ScalarHash& begin,
+                  const std::vector<Chunk>& box) {
   at::Tensor part = tensor;
   for (size_t dim = 0; dim < box.size(); ++dim)
     part = part.narrow(static_cast<int64_t>(dim), begin[dim], box[dim].length);
   return part;
 }
 
-Numbers begin_of(const std::vector<Chunk>& box) {
-  Numbers begin;
+ScalarHash begin_of(const std::vector<Chunk>& box) {
+  ScalarHash begin;
   for (const Chunk& chunk : box) begin.push_back(chunk.offset);
   return begin;
 }
@@ -50,8 +51,8 @@ void expect_boxes_tile(const TensorLayout& layout, int64_t copies) {
   const auto& mesh = layout.mesh_shape();
   const int64_t inner = mesh.size() > 1 ? mesh[1] : 1;
   for (int64_t rank = 0; rank < mesh[0] * inner; ++rank) {
-    const Numbers coordinate =
-        mesh.size() > 1 ? Numbers{rank / inner, rank % inner} : Numbers{rank};
+    const ScalarHash coordinate =
+        mesh.size() > 1 ? ScalarHash{rank / inner, rank % inner} : ScalarHash{rank};
     for (const LocalBox& own : layout.local_boxes(coordinate))
       box_of(seen, begin_of(own.box), own.box).add_(1);
   }
@@ -59,7 +60,7 @@ void expect_boxes_tile(const TensorLayout& layout, int64_t copies) {
 }
 
 void expect_exact(const DeviceMesh& mesh, const std::vector<Placement>& placements,
-                  const Numbers& shape) {
+                  const ScalarHash& shape) {
   const DTensorSpec spec(mesh, placements, shape);
   int64_t copies = 1, numel = 1;
   for (size_t m = 0; m < placements.size(); ++m)
@@ -85,7 +86,7 @@ void on_meshes(bool flat, const std::function<void(const DeviceMesh&)>& body) {
     for (int64_t second = 1; first * second <= kMostRanks; ++second) {
       if (flat && second > 1) break;
       testing::run_ranks(first * second, [&](int64_t) {
-        body(init_device_mesh(c10::kCPU, flat ? Numbers{first} : Numbers{first, second}));
+        body(init_device_mesh(c10::kCPU, flat ? ScalarHash{first} : ScalarHash{first, second}));
       });
     }
   }

@@ -1,7 +1,7 @@
 // Cuts in blocks and of atoms: heads, flattened batches, packed matrices. Nothing moves
 // where Megatron moves nothing.
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
 #include "tests/support/thread_ranks.h"
@@ -25,7 +25,7 @@ using Tensors = std::vector<at::Tensor>;
 
 int count_moves(const std::function<void()>& body) {
   int moves = 0;
-  const internal::MovementListener listener([&](const internal::Movement&) { ++moves; });
+  const internal::CommListener listener([&](const internal::CommEvent&) { ++moves; });
   body();
   return moves;
 }

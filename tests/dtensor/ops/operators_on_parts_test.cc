@@ -1,7 +1,7 @@
 // Losses and layers of images that run on parts: values and gradients are those of one
 // device, and nothing moves.
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
 
@@ -47,8 +47,8 @@ void expect_on_parts(const OnOneTensor& test, const at::Tensor& values, const De
   const at::Tensor leaf = distribute_tensor(values, mesh, {placement}).set_requires_grad(true);
   std::string moved;
   const auto found = [&] {
-    const internal::MovementListener listener(
-        [&](const internal::Movement& movement) { moved += movement.operator_name + " "; });
+    const internal::CommListener listener(
+        [&](const internal::CommEvent& event) { moved += event.operator_name + " "; });
     at::Tensor result = test.function(leaf);
     weighted_sum(result).backward();
     return result;

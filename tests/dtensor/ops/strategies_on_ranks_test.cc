@@ -1,7 +1,7 @@
 // Functions of models on DTensors in all placements, on real ranks: values and gradients
 // are those of plain tensors, and what moves on the way is noted.
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
 #include "tests/support/thread_ranks.h"
@@ -234,8 +234,8 @@ TEST(StrategiesOnRanks, ExtremaMoveANumberOrTwoPerRow) {
     const auto columns = distribute_tensor(waves({4, 100}), mesh, {Shard{1}});
     const auto bytes_of = [&](const std::function<void()>& body) {
       int64_t bytes = 0;
-      const internal::MovementListener listener(
-          [&](const internal::Movement& movement) { bytes += movement.bytes; });
+      const internal::CommListener listener(
+          [&](const internal::CommEvent& event) { bytes += event.bytes; });
       body();
       return bytes;
     };
@@ -265,10 +265,10 @@ TEST(StrategiesOnRanks, OperatorsWithoutARuleGather) {
 // What an operator moves, as "operator: from -> to (whole)".
 std::vector<std::string> moves_of(const std::function<void()>& body) {
   std::vector<std::string> moves;
-  const internal::MovementListener listener([&moves](const internal::Movement& movement) {
-    const bool whole = movement.cause == internal::MovementCause::kWhole;
-    moves.push_back(movement.operator_name + ": " + to_string(movement.from) + " -> " +
-                    to_string(movement.to) + (whole ? " (whole)" : ""));
+  const internal::CommListener listener([&moves](const internal::CommEvent& event) {
+    const bool whole = event.cause == internal::CommCause::kWhole;
+    moves.push_back(event.operator_name + ": " + to_string(event.from) + " -> " +
+                    to_string(event.to) + (whole ? " (whole)" : ""));
   });
   body();
   return moves;

@@ -1,7 +1,7 @@
 // A model whose vocabulary is cut: rows of the embedding, columns of the logits. Nothing
 // of the vocabulary's size moves.
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/dtensor.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"

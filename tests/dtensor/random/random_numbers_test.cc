@@ -2,7 +2,7 @@
 // generator was seeded alike: equal bit for bit, wherever the operands lie.
 #include "dtensor/dtensor.h"
 #include "dtensor/manual_seed.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/partial_values.h"
 #include "tests/support/errors.h"
@@ -315,7 +315,7 @@ TEST(RandomNumbers, AMaskMovesNothing) {
     manual_seed(9, mesh);
     const auto t = distribute_tensor(at::ones({40}), mesh, {Shard{0}});
     int moves = 0;
-    const internal::MovementListener heard([&moves](const internal::Movement&) { ++moves; });
+    const internal::CommListener heard([&moves](const internal::CommEvent&) { ++moves; });
     at::dropout(t, 0.5, true);
     at::native_dropout(t, 0.5, true);
     EXPECT_EQ(moves, 0);

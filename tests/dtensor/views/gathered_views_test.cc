@@ -1,7 +1,7 @@
 // Views that can not keep a cut: gathered copies with the right numbers and gradients,
 // and one noted redistribution each. Written: written_views_test.cc.
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "tests/dtensor/compare_with_plain.h"
 #include "tests/dtensor/random_placements.h"
 #include "tests/support/thread_ranks.h"
@@ -94,11 +94,11 @@ std::vector<std::string> noted(const Placement& placement,
                                const std::function<void(const at::Tensor&)>& body) {
   const at::Tensor t = distribute_tensor(waves({4, 6}), two_ranks(), {placement});
   std::vector<std::string> notes;
-  const internal::MovementListener listener([&](const internal::Movement& movement) {
-    EXPECT_EQ(movement.cause, internal::MovementCause::kWhole);
-    EXPECT_EQ(movement.from, placement);
-    EXPECT_EQ(movement.to, Placement(Replicate{}));
-    notes.push_back(movement.operator_name);
+  const internal::CommListener listener([&](const internal::CommEvent& event) {
+    EXPECT_EQ(event.cause, internal::CommCause::kWhole);
+    EXPECT_EQ(event.from, placement);
+    EXPECT_EQ(event.to, Placement(Replicate{}));
+    notes.push_back(event.operator_name);
   });
   body(t);
   return notes;

@@ -3,7 +3,7 @@
 // was viewed. FSDP_VIEWS and FSDP_FIRST_SEED in the environment choose how many and
 // which.
 #include "dtensor/dtensor.h"
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "tests/dtensor/views/random_view.h"
 #include "tests/support/errors.h"
 #include "tests/support/mesh_in_memory.h"
@@ -104,7 +104,7 @@ class ViewOnRank {
     const auto before = DTensor(found_).placements();
     int moves = 0;
     {
-      const internal::MovementListener listener([&](const internal::Movement&) { ++moves; });
+      const internal::CommListener listener([&](const internal::CommEvent&) { ++moves; });
       found_ = step.apply(found_);
       plain_ = step.apply(plain_);
     }

@@ -1,6 +1,6 @@
 // C++ numbers of a rank's own beside what is computed from registry entries where no
 // gradients are recorded: every rank would compute its part with another one.
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "tests/fully_shard/no_grad/sharded_layer.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
@@ -131,7 +131,7 @@ TEST_P(OwnNumbers, MayGoIntoWhatNeverBecomesWhole) {
     for (int64_t again = 0; again < rank; ++again) average.mul_(s).add_(weight, s);
     EXPECT_TRUE(full_value(average.zero_()).equal(torch::zeros({5, 16})));
     int64_t moved = 0;
-    const internal::MovementListener listener([&](const internal::Movement&) { ++moved; });
+    const internal::CommListener listener([&](const internal::CommEvent&) { ++moved; });
     full_value(weight * 2);
     EXPECT_EQ(moved, mesh.size() == 1 ? 0 : 1);
   });

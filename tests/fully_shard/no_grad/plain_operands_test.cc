@@ -283,14 +283,14 @@ void expect_in_evaluation(const DeviceMesh& mesh, const Expressions& expressions
   expect_plain_values(expressions, pair, data_of(mesh.rank()));
 }
 
-class PlainBesideEntries : public Worlds {};
+class ImplicitReplicationOfEntries : public Worlds {};
 
-TEST_P(PlainBesideEntries, IsTheRanksOwnBesideWhatIsComputedFromThem) {
+TEST_P(ImplicitReplicationOfEntries, IsTheRanksOwnBesideWhatIsComputedFromThem) {
   on_ranks(
       [](int64_t, const DeviceMesh& mesh) { expect_in_evaluation(mesh, results_of_entries()); });
 }
 
-TEST_P(PlainBesideEntries, IsTheRanksOwnInInferenceModeToo) {
+TEST_P(ImplicitReplicationOfEntries, IsTheRanksOwnInInferenceModeToo) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
     const PlainAndSharded pair(mesh);
     c10::InferenceMode inference;
@@ -298,11 +298,11 @@ TEST_P(PlainBesideEntries, IsTheRanksOwnInInferenceModeToo) {
   });
 }
 
-TEST_P(PlainBesideEntries, IsTheRanksOwnBesideViewsThatTheCutDoesNotAllow) {
+TEST_P(ImplicitReplicationOfEntries, IsTheRanksOwnBesideViewsThatTheCutDoesNotAllow) {
   on_ranks([](int64_t, const DeviceMesh& mesh) { expect_in_evaluation(mesh, views_of_entries()); });
 }
 
-TEST_P(PlainBesideEntries, IsTheRanksOwnBesideFrozenOnesInTraining) {
+TEST_P(ImplicitReplicationOfEntries, IsTheRanksOwnBesideFrozenOnesInTraining) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
     const PlainAndSharded pair(mesh);
     for (const auto& module : {pair.plain, pair.sharded})
@@ -311,7 +311,7 @@ TEST_P(PlainBesideEntries, IsTheRanksOwnBesideFrozenOnesInTraining) {
   });
 }
 
-TEST_P(PlainBesideEntries, IsTheRanksOwnWhereParametersAreCutElsewhere) {
+TEST_P(ImplicitReplicationOfEntries, IsTheRanksOwnWhereParametersAreCutElsewhere) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
     const PlainAndSharded pair(
         mesh, {.shard_placement_fn = [](const std::string&, const Tensor& parameter) {
@@ -322,9 +322,9 @@ TEST_P(PlainBesideEntries, IsTheRanksOwnWhereParametersAreCutElsewhere) {
   });
 }
 
-INSTANTIATE_WORLDS(PlainBesideEntries, 1, 2, 3);
+INSTANTIATE_WORLDS(ImplicitReplicationOfEntries, 1, 2, 3);
 
-TEST(PlainBesideEntriesOfReplicas, IsTheRanksOwn) {
+TEST(ImplicitReplicationOfEntriesOfReplicas, IsTheRanksOwn) {
   run_ranks(4, [](int64_t rank) {
     const PlainAndSharded pair(init_device_mesh(torch::kCPU, {2, 2}, {"replicate", "shard"}));
     torch::NoGradGuard no_grad;

@@ -1,7 +1,7 @@
 // What is written where registry entries meet plain tensors: targets and averages that
 // are plain take the whole value; what is sharded stays so and keeps its part of what
 // ranks have alike.
-#include "dtensor/redistribute/movement.h"
+#include "dtensor/redistribute/comm_listener.h"
 #include "fully_shard/counters.h"
 #include "tests/fully_shard/no_grad/sharded_layer.h"
 #include "tests/fully_shard/support/parity.h"
@@ -27,7 +27,7 @@ using Tensors = std::vector<Tensor>;
 int64_t moved_in(const DeviceMesh& mesh, const std::function<void()>& body) {
   const auto before = counters(mesh).all_gathers;
   int64_t moved = 0;
-  const internal::MovementListener listener([&](const internal::Movement&) { ++moved; });
+  const internal::CommListener listener([&](const internal::CommEvent&) { ++moved; });
   body();
   return moved + counters(mesh).all_gathers - before;
 }

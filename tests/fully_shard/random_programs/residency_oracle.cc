@@ -142,7 +142,7 @@ int64_t ResidencyOracle::unused_prefetches() const { return counters(mesh_).unus
 std::set<int> ResidencyOracle::on_the_way() const {
   std::set<int> units;
   for (const auto& [unit, number] : numbers_) {
-    if (unit->group != nullptr && unit->group->unsharded().residency().is_gathering())
+    if (unit->group() != nullptr && unit->group()->unsharded().residency().is_gathering())
       units.insert(number);
   }
   return units;
@@ -177,8 +177,8 @@ void ResidencyOracle::gradient_arrived(const internal::Unit& unit) {
   if (number < 0) return;
   model_.gradient_arrived(number);
   // Its gradients are nowhere: the reduction has taken them.
-  const auto& gradients = unit.group->gradients();
-  if (!turns_.empty() && turns_.back().unit == number && gradients.synchronizes() &&
+  const auto& gradients = unit.group()->gradients();
+  if (!turns_.empty() && turns_.back().unit == number && gradients.settings().synchronizes() &&
       gradients.empty()) {
     turns_.back().on_the_way_after_gradients = on_the_way();
   }

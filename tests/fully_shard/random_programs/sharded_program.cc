@@ -186,7 +186,7 @@ std::optional<Reduction> ShardedProgram::reduction_of(int id, const std::set<int
       });
   const auto& left = model_.tensors.at(id).member.grad();
   const bool waits = (left.defined() && !internal::is_untouched_tripwire(left)) ||
-                     internal::unit_of(unit.module)->group->gradients().keeps_gradients();
+                     internal::unit_of(unit.module)->group()->gradients().keeps_gradients();
   const double factor = unit.nodes.front()->unit.divide_factor;
   const bool reduces = unit.synchronize && (unit.all_reduce || program_.replicas == 1);
   return Reduction{reduces && (meets_root || !waits),

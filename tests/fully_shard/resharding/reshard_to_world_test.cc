@@ -1,7 +1,7 @@
 // ReshardAfterForward::to_world(n): between forward and backward, n neighbouring ranks
 // keep one n-th of the parameters each.
 #include "device_mesh/collectives/watched_rank.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "device_mesh/process_group.h"
 #include "tests/fully_shard/support/row_bytes.h"
 #include "tests/fully_shard/support/traffic.h"

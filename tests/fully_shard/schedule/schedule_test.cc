@@ -259,7 +259,7 @@ TEST(Schedule, KeepsAndEvictsByTheRulesInRandomSequencesUnderAllPolicies) {
     Pass pass = Pass::kTraining;
     for (int i = 0; i < 24; ++i) {
       const auto unit = static_cast<UnitId>(draw(static_cast<int>(tree.parents.size())));
-      if (draw(4) == 0) pass = kPasses[draw(4)];
+      if (draw(4) == 0) pass = kPasses[draw(5)];
       const int kind = draw(12);
       if (kind == 0) {
         events.push_back({kNone, std::nullopt});

@@ -3,7 +3,7 @@
 #include "fully_shard/transport/c10d_transport.h"
 
 #include "device_mesh/device_mesh.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "tests/support/errors.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/worlds.h"

@@ -2,7 +2,7 @@
 #include "fully_shard/transport/transport.h"
 
 #include "device_mesh/device_mesh.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/transport/c10d_transport.h"
 #include "tests/support/one_sided_transport.h"
 #include "tests/support/thread_ranks.h"

@@ -94,7 +94,7 @@ std::vector<FSDPModule> units_of_a_dropped_model(const DeviceMesh& mesh, bool is
   get_fsdp_module(*model.module).set_is_last_backward(is_last_backward);
   model.loss(make_data(1)).backward();
   auto units = fsdp_modules(*model.module);
-  for (const auto& unit : units) EXPECT_NE(internal::unit_of(unit)->group, nullptr);
+  for (const auto& unit : units) EXPECT_NE(internal::unit_of(unit)->group(), nullptr);
   EXPECT_GT(counters(mesh).sharded_bytes, 0);
   return units;
 }
@@ -104,7 +104,7 @@ TEST_P(Lifetime, AModelThatIsDroppedBeforeItsLastBackwardIsFreed) {
     for (const bool is_last_backward : {true, false}) {
       SCOPED_TRACE(is_last_backward ? "after the last backward" : "before the last backward");
       for (const auto& unit : units_of_a_dropped_model(mesh, is_last_backward))
-        EXPECT_EQ(internal::unit_of(unit)->group, nullptr) << unit.name();
+        EXPECT_EQ(internal::unit_of(unit)->group(), nullptr) << unit.name();
       // No unit lives on the mesh, so nothing is counted; nor is it when one comes.
       EXPECT_EQ(counters(mesh).sharded_bytes, 0);
       EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
@@ -127,7 +127,7 @@ TEST_P(Lifetime, AModelThatIsDroppedBeforeItsLastBackwardLeavesAnotherAsItWas) {
     fully_shard(witness, mesh);
     const auto before = counters(mesh);
     for (const auto& unit : units_of_a_dropped_model(mesh, /*is_last_backward=*/false))
-      EXPECT_EQ(internal::unit_of(unit)->group, nullptr) << unit.name();
+      EXPECT_EQ(internal::unit_of(unit)->group(), nullptr) << unit.name();
     EXPECT_EQ(counters(mesh).sharded_bytes, before.sharded_bytes);
     EXPECT_EQ(counters(mesh).unsharded_bytes, before.unsharded_bytes);
     EXPECT_EQ(counters(mesh).gradient_bytes, 0);

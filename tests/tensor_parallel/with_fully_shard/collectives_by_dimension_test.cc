@@ -1,7 +1,7 @@
 // What fully_shard of tensor-parallel members moves, by dimension of the mesh. The first
 // step compares the ranks' inputs, too (../first_inputs_test.cc).
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/on_mesh/collectives_of.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/counters.h"
 #include "tests/tensor_parallel/sharded_pair.h"
 

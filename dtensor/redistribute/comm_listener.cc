@@ -1,0 +1,50 @@
+#include "dtensor/redistribute/comm_listener.h"
+
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+thread_local const CommListener* last_listener = nullptr;
+thread_local CommCause current_cause = CommCause::kRule;
+thread_local const std::string* current_operator = nullptr;
+
+}  // namespace
+
+CommListener::CommListener(Listener listener)
+    : listener_(std::move(listener)), before_(std::exchange(last_listener, this)) {}
+
+CommListener::~CommListener() { last_listener = before_; }
+
+void CommListener::hear(const CommEvent& event) const {
+  if (before_ != nullptr) before_->hear(event);
+  listener_(event);
+}
+
+CommCauseScope::CommCauseScope(CommCause cause) : before_(std::exchange(current_cause, cause)) {}
+
+CommCauseScope::~CommCauseScope() { current_cause = before_; }
+
+CommCause CommCauseScope::current() { return current_cause; }
+
+// An operator within a request moves by its own rules.
+CommOperatorScope::CommOperatorScope(const std::string& name)
+    : before_(std::exchange(current_operator, &name)),
+      cause_before_(std::exchange(current_cause, CommCause::kRule)) {}
+
+CommOperatorScope::~CommOperatorScope() {
+  current_operator = before_;
+  current_cause = cause_before_;
+}
+
+std::string CommOperatorScope::current() {
+  return current_operator == nullptr ? std::string() : *current_operator;
+}
+
+bool has_comm_listener() { return last_listener != nullptr; }
+
+void note_comm_event(const CommEvent& event) {
+  if (last_listener != nullptr) last_listener->hear(event);
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,57 @@
+// The check that all ranks used the same scalars (scalar_hash.h) in what one
+// redistribution brings together.
+//
+//   ScalarAgreement moved(scalars, local.numel() > 0);
+//   moved.send([&] { collectives.all_gather(...); });   // once per collective of the move
+//   moved.check(mesh);
+#pragma once
+
+#include "device_mesh/collectives/piggybacked_word.h"
+#include "device_mesh/device_mesh.h"
+#include "dtensor/tensor/scalar_hash.h"
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace fsdp::internal {
+
+class ScalarAgreement {
+ public:
+  // A rank whose part has no elements has computed nothing, and may have left that out.
+  ScalarAgreement(const ScalarHash& scalars, bool has_elements);
+
+  template <class Collective>
+  void send(const Collective& collective) {
+    const PiggybackedWord beside(word_);
+    collective();
+    compare(beside.words());
+  }
+  // Throws ValueError where they differ, on all ranks that the move brings together.
+  // Local.
+  void check(const DeviceMesh& mesh) const;
+
+ private:
+  void compare(const std::vector<NoticeWords>& words);
+
+  std::array<const char*, 3> taken_by_;
+  uint64_t word_;
+};
+
+// The scalars of what this thread redistributes while one lives. Where there is none,
+// what an operator moves has those of the results that it makes.
+class ScalarHashScope {
+ public:
+  explicit ScalarHashScope(const ScalarHash& scalars);
+  ~ScalarHashScope();
+  ScalarHashScope(const ScalarHashScope&) = delete;
+  ScalarHashScope& operator=(const ScalarHashScope&) = delete;
+
+  static const ScalarHash& current();
+
+ private:
+  ScalarHash scalars_;
+  const ScalarHash* before_;
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,45 @@
+// The all-gather's input where it is not the shards themselves (PyTorch's
+// all_gather_inputs): the members have
+// another dtype (MixedPrecisionPolicy::param_dtype), or are on a device while the shards
+// are on the CPU (OffloadPolicy). This rank's shards are copied into a row like the
+// members when a gather is issued; the row goes when the gather is over. Local.
+#pragma once
+
+#include "fully_shard/params/fsdp_param.h"
+#include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/shard_buffer.h"
+#include "fully_shard/params/unsharded_copy.h"
+#include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/transport.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <vector>
+
+namespace fsdp::internal {
+
+class AllGatherInput {
+ public:
+  // `transport` outlives it. Throws NotImplementedError for a one-sided one, whose other
+  // ranks might read a row before it is written.
+  AllGatherInput(const std::vector<FSDPParam>& params, Transport& transport,
+                 GroupAccounts accounts);
+  ~AllGatherInput() { drop(); }
+  AllGatherInput(const AllGatherInput&) = delete;
+
+  // Of every rank's row, in the members' dtypes.
+  const PackedLayout& layout() const { return layout_; }
+  // Copies the shards as they are now to `device`; from another one the host waits for
+  // it. Good until drop() or the next call.
+  PackedRow stage(const ShardBuffer& shards, const std::vector<FSDPParam>& params,
+                  c10::Device device);
+  void drop();
+
+ private:
+  Transport& transport_;
+  PackedLayout layout_;
+  GroupAccounts accounts_;
+  at::Tensor bytes_;  // memory of the transport; undefined: no gather is under way
+};
+
+}  // namespace fsdp::internal

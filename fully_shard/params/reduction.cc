@@ -1,0 +1,152 @@
+#include "fully_shard/params/reduction.h"
+
+#include "fully_shard/params/runtime_mode.h"
+
+#include <ATen/Dispatch.h>
+#include <ATen/record_function.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// As div_() does, which takes longer to begin than a small row takes to divide.
+void divide(const at::Tensor& row, double divisor) {
+  constexpr int64_t kSmall = 32 << 10;  // elements; more are worth several threads
+  const bool is_real = row.scalar_type() == at::kFloat || row.scalar_type() == at::kDouble;
+  if (!row.is_cpu() || !row.is_contiguous() || row.numel() > kSmall || !is_real) {
+    row.div_(divisor);
+    return;
+  }
+  AT_DISPATCH_FLOATING_TYPES(row.scalar_type(), "division of gradients", [&] {
+    auto* const first = row.mutable_data_ptr<scalar_t>();
+    const auto by = static_cast<scalar_t>(divisor);
+    std::for_each(first, first + row.numel(), [by](scalar_t& value) { value /= by; });
+  });
+}
+
+}  // namespace
+
+Reduction::Reduction(c10::intrusive_ptr<FSDPParamGroup> group, GradientBuffer buffer)
+    : group_(std::move(group)), buffer_(std::move(buffer)) {}
+
+Reduction::~Reduction() {
+  take_pending<Sent>();
+  take_pending<Shared>();
+}
+
+template <class Stage>
+std::unique_ptr<PendingReduction> Reduction::take_pending() {
+  auto* const stage = std::get_if<Stage>(&stage_);
+  if (stage == nullptr || !stage->pending) return nullptr;
+  group_->info().accounts().add(&Counters::staging_bytes, -stage->staging_bytes);
+  return std::move(stage->pending);
+}
+
+template <class Stage>
+void Reduction::put_in_flight(std::unique_ptr<PendingReduction> pending) {
+  const auto bytes = pending->staging_bytes();
+  group_->info().accounts().add(&Counters::staging_bytes, bytes);
+  stage_.emplace<Stage>(Stage{std::move(pending), bytes});
+}
+
+template <class Stage>
+at::Tensor Reduction::wait_for() {
+  const WaitClock clock(group_->info().accounts());
+  const auto pending = take_pending<Stage>();
+  auto row = pending->wait();
+  words_ = pending->words();
+  return row;
+}
+
+void Reduction::send(GradientBuffer::Late late) {
+  RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->info().name() + ")", {});
+  const auto bytes = buffer_.nbytes();
+  const auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
+  put_in_flight<Sent>(
+      group_->info().dim().transport().reduce(buffer_.release_rows(late), buffer_.dtype(), issue));
+  const auto ranks = group_->info().dim().shard_count();
+  group_->info().accounts().count(&Counters::reduce_scatters);
+  group_->info().accounts().add(&Counters::reduce_scatter_bytes, bytes / ranks * (ranks - 1));
+}
+
+void Reduction::progress() { std::get<Sent>(stage_).pending->progress(); }
+
+void Reduction::receive() {
+  const RuntimeMode runtime_mode;
+  auto row = wait_for<Sent>();
+  auto& gradients = group_->gradients();
+  if (group_->info().replicas() == nullptr) {
+    receive_whole(std::move(row));
+  } else if (gradients.settings().reduces_over_replicas()) {
+    RECORD_FUNCTION("fsdp::all_reduce(" + group_->info().name() + ")", {});
+    gradients.partial_output().add_to(buffer_, row);
+    put_in_flight<Shared>(group_->info().replicas()->all_reduce(
+        std::move(row), group_->info().issue(group_->agreement().word_for_replicas())));
+    group_->info().accounts().count(&Counters::all_reduces);
+  } else {
+    keep(row);
+    stage_.emplace<Received>(Received{std::move(row), Received::Use::kKept});
+  }
+}
+
+void Reduction::wait_for_replicas() {
+  if (!std::holds_alternative<Shared>(stage_)) return;
+  const RuntimeMode runtime_mode;
+  receive_whole(wait_for<Shared>());
+}
+
+void Reduction::receive_whole(at::Tensor row) {
+  group_->gradients().settings().run_hook(buffer_, row);
+  stage_.emplace<Received>(Received{std::move(row), Received::Use::kPublish});
+}
+
+void Reduction::keep(const at::Tensor& row) {
+  const auto used = buffer_.used(row);
+  for (size_t i = 0; i < used.size(); ++i) {
+    const auto position = static_cast<int64_t>(i);
+    if (!used[i]) continue;
+    group_->gradients().partial_output().keep(buffer_.params()[i].index,
+                                              buffer_.part(row, position));
+  }
+}
+
+bool Reduction::is_over_replicas() const {
+  return group_->info().replicas() != nullptr &&
+         std::get<Received>(stage_).use == Received::Use::kPublish;
+}
+
+void Reduction::check_replica_writes() {
+  if (is_over_replicas()) group_->agreement().check_replica_writes(words_);
+}
+
+bool Reduction::announces_late() const { return buffer_.late(std::get<Received>(stage_).row); }
+
+std::optional<ReducedRow> Reduction::result() && {
+  auto [row, use] = std::exchange(std::get<Received>(stage_), {});
+  if (use == Received::Use::kKept) return std::nullopt;
+  return std::optional<ReducedRow>(std::in_place, group_->info().unit().shared_from_this(),
+                                   std::move(buffer_), std::move(row));
+}
+
+ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Tensor row)
+    : unit_(std::move(unit)), buffer_(std::move(buffer)), row_(std::move(row)) {}
+
+void ReducedRow::publish() {
+  auto row = std::exchange(row_, {});
+  if (unit_->group() == nullptr) return;
+  const auto group = c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(unit_->group());
+  auto& gradients = group->gradients();
+  const auto& params = buffer_.params();
+  const auto used = gradients.settings().publishes_unused() ? std::vector<bool>(params.size(), true)
+                                                            : buffer_.used(row);
+  if (gradients.settings().divisor() != 1) divide(row, gradients.settings().divisor());
+  const auto home = group->shards().device();
+  if (row.device() != home) row = row.to(home);  // the host waits: an optimizer may step on it
+  for (size_t i = 0; i < params.size(); ++i) {
+    if (used[i]) gradients.publish(params[i].index, buffer_.part(row, static_cast<int64_t>(i)));
+  }
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,101 @@
+// One reduction of one group on its way, stage by stage:
+//
+//   packed    full gradients in rows, one per rank
+//   sent      the transport adds the rows up (16-bit types in float)
+//   shared    hybrid sharding: this rank's row is added up over the replicas as well
+//   received  this rank's row, summed
+//
+// Then its ReducedRow is published: divided, cast to the parameters' dtype and added into
+// the entries' .grad.
+//
+// Where the unit does not reduce over its replicas, the received row is kept for a later
+// reduction instead (PartialReduceOutput), and nothing is published.
+// Destroying it in between drops it; what was sent is waited for. Collective over the
+// group's mesh, in one order on all ranks.
+#pragma once
+
+#include "fully_shard/params/fsdp_param_group.h"
+
+#include <memory>
+#include <optional>
+#include <variant>
+#include <vector>
+
+namespace fsdp::internal {
+
+// What a reduction brought. It may wait for the last of several backwards, and the
+// group's driver keeps it meanwhile: it does not keep the group (not even a weak pointer,
+// which would keep it from being destroyed).
+class ReducedRow {
+ public:
+  ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Tensor row);
+  // Divides, casts and adds into the entries' .grad. Nothing where the group is gone. At
+  // most once.
+  void publish();
+  bool is_of(const Unit& unit) const { return unit_.get() == &unit; }
+
+ private:
+  std::shared_ptr<Unit> unit_;  // knows its group as long as there is one
+  GradientBuffer buffer_;
+  at::Tensor row_;  // [elements], of sum_dtype
+};
+
+class Reduction {
+ public:
+  Reduction(c10::intrusive_ptr<FSDPParamGroup> group, GradientBuffer buffer);
+  ~Reduction();
+  Reduction(Reduction&&) noexcept = default;
+
+  void send(GradientBuffer::Late late);
+  // Starts what can be started by now; does not block. REQUIRES: sent.
+  void progress();
+  // Waits for the sum over the shards, and shares it with the replicas. REQUIRES: sent.
+  // Throws what went wrong, with the unit's name.
+  void receive();
+  // Waits for the replicas. REQUIRES: receive() was called.
+  void wait_for_replicas();
+  // Throws ValueError, on all ranks alike, where replicas did not write the shards alike.
+  // Nothing where the row was not added up over them. REQUIRES: wait_for_replicas() was
+  // called.
+  void check_replica_writes();
+  // Some rank had gradients that came after their reduction had left: a rank of the
+  // replicas too, where the row was added up over them. REQUIRES: wait_for_replicas() was
+  // called.
+  bool announces_late() const;
+  bool is_over_replicas() const;
+  // What is to be published; nothing where the row is kept. REQUIRES: wait_for_replicas()
+  // was called.
+  std::optional<ReducedRow> result() &&;
+
+  FSDPParamGroup& group() const { return *group_; }
+
+ private:
+  struct Packed {};
+  struct Sent {
+    std::unique_ptr<PendingReduction> pending;
+    int64_t staging_bytes;
+  };
+  struct Shared {
+    std::unique_ptr<PendingReduction> pending;
+    int64_t staging_bytes;
+  };
+  struct Received {
+    at::Tensor row;  // [elements], of sum_dtype
+    enum class Use { kPublish, kKept } use;
+  };
+  template <class Stage>
+  std::unique_ptr<PendingReduction> take_pending();
+  template <class Stage>
+  void put_in_flight(std::unique_ptr<PendingReduction> pending);
+  template <class Stage>
+  at::Tensor wait_for();
+  void keep(const at::Tensor& row);
+  void receive_whole(at::Tensor row);
+
+  c10::intrusive_ptr<FSDPParamGroup> group_;
+  GradientBuffer buffer_;
+  std::variant<Packed, Sent, Shared, Received> stage_;
+  std::vector<NoticeWords> words_;  // of the ranks, with what was waited for last
+};
+
+}  // namespace fsdp::internal
