@@ -1,8 +1,9 @@
 // Which modules become units: what auto_shard() and plan_units() ask about each module.
 //
-//   auto blocks = fsdp::by_type<Block>();           // every Block
-//   auto head = fsdp::by_fn([&](torch::nn::Module& module) { return &module == model->head.get(); });
-//   auto large = fsdp::by_size(10'000'000);         // whatever has ten million elements left
+//   auto blocks = fsdp::by_type<Block>();      // every Block
+//   auto head = fsdp::by_fn(
+//       [&](torch::nn::Module& module) { return &module == model->head.get(); });
+//   auto large = fsdp::by_size(10'000'000);    // whatever has ten million elements left
 //   fsdp::auto_shard(model, fsdp::by_any({blocks, head, large}), mesh);
 //
 // A policy is asked twice of a module: before the modules below it whether to look for

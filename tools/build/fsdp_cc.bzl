@@ -45,7 +45,14 @@ def _one_source_per_folder(name, srcs, testonly):
     return together
 
 def fsdp_cc_library(name, srcs = [], copts = [], testonly = False, **kwargs):
-    """A library. It is always linked whole: its dispatcher kernels are registered by static initialisers."""
+    """A library. It is always linked whole: its dispatcher kernels are registered by static initialisers. Its headers, as
+    files, are name_headers."""
+    native.filegroup(
+        name = name + "_headers",
+        testonly = testonly,
+        srcs = kwargs.get("hdrs", []),
+        visibility = kwargs.get("visibility"),
+    )
     cc_library(
         name = name,
         testonly = testonly,
