@@ -200,18 +200,18 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
 
 using Handles = std::vector<c10::RegistrationHandleRAII>;
 
-// Null for none, and for operators that are not LibTorch's.
-const OpEntry* entry_of(const c10::OperatorName& name) {
+// "add.Tensor", as the table has it; empty for operators that are not LibTorch's.
+std::string name_in_table(const c10::OperatorName& name) {
   constexpr std::string_view kLibTorch = "aten::";
-  if (!name.name.starts_with(kLibTorch)) return nullptr;
-  return op_table().find(name.name.substr(kLibTorch.size()) + "." + name.overload_name);
+  if (!name.name.starts_with(kLibTorch)) return {};
+  return name.name.substr(kLibTorch.size()) + "." + name.overload_name;
 }
 
 void register_operators(Handles& handles) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
-    if (!op || !op->hasSchema() || has_fast_pointwise(name)) continue;
+    if (!op || !op->hasSchema() || op_table().is_unboxed(name_in_table(name))) continue;
     auto kernel = kernel_of(*op);
     if (!kernel.has_value()) continue;
     handles.push_back(dispatcher.registerImpl(name, kDTensorKey, std::move(*kernel), std::nullopt,
@@ -223,7 +223,7 @@ void register_operators(Handles& handles) {
 
 std::optional<c10::KernelFunction> kernel_of(const c10::OperatorHandle& op) {
   using c10::KernelFunction;
-  const auto* const entry = entry_of(op.operator_name());
+  const auto* const entry = op_table().find(name_in_table(op.operator_name()));
   if (entry != nullptr)
     return KernelFunction::makeFromBoxedFunctor(std::make_unique<TableKernel>(*entry, op));
   const bool composite = op.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd);

@@ -3,6 +3,7 @@
 #include "dtensor/dispatch/compare_plain.h"
 #include "dtensor/dispatch/scalar_arguments.h"
 #include "dtensor/kernels/dispatch.h"
+#include "dtensor/ops/op_table.h"
 #include "dtensor/ops/same_placements.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_key.h"
@@ -16,7 +17,11 @@
 #include <ATen/ops/mul_ops.h>
 #include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/sub_ops.h>
+#include <c10/util/Exception.h>
 
+#include <set>
+#include <string>
+#include <string_view>
 #include <type_traits>
 #include <utility>
 
@@ -130,8 +135,10 @@ struct Operators {
          std::nullopt, nullptr, "fsdp DTensor")),
      ...);
   }
-  static bool contain(const c10::OperatorName& name) {
-    return ((name == c10::OperatorName(Ops::name, Ops::overload_name)) || ...);
+  static bool are(const std::set<std::string>& names) {
+    constexpr size_t kNamespace = std::string_view("aten::").size();
+    return names == std::set<std::string>{std::string(Ops::name).substr(kNamespace) + "." +
+                                          Ops::overload_name...};
   }
 };
 
@@ -144,9 +151,8 @@ using Fast = Operators<ops::add_Tensor, ops::add__Tensor, ops::add__Scalar, ops:
 }  // namespace
 
 void register_fast_pointwise(std::vector<c10::RegistrationHandleRAII>& handles) {
+  TORCH_INTERNAL_ASSERT(Fast::are(op_table().unboxed()));
   Fast::register_all(handles);
 }
-
-bool has_fast_pointwise(const c10::OperatorName& name) { return Fast::contain(name); }
 
 }  // namespace fsdp::internal

@@ -10,8 +10,8 @@
 
 namespace fsdp::internal {
 
-// Appends the registrations.
+// Appends the registrations: of the operators that OpTable::unboxed() lists, and no
+// others.
 void register_fast_pointwise(std::vector<c10::RegistrationHandleRAII>& handles);
-bool has_fast_pointwise(const c10::OperatorName& name);
 
 }  // namespace fsdp::internal

@@ -65,7 +65,7 @@ void hand_out_equal(OperatorCall& call, const StrategyKernel*) {
 
 }  // namespace
 
-void add_value(OpTable& table) {
+void add_item(OpTable& table) {
   table.add("_local_scalar_dense", {.handler = hand_out_item});
   table.add("equal", {.handler = hand_out_equal});
   for (const char* name :

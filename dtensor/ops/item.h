@@ -6,6 +6,6 @@ namespace fsdp::internal {
 
 class OpTable;
 
-void add_value(OpTable& table);
+void add_item(OpTable& table);
 
 }  // namespace fsdp::internal

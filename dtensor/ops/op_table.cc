@@ -51,6 +51,11 @@ void OpTable::add_with_in_place(const std::string& name, const OpEntry& entry) {
   add(in_place, entry);
 }
 
+void OpTable::add_unboxed(const std::string& name) {
+  TORCH_CHECK(find(name) != nullptr, "operator '", name, "' has no entry");
+  unboxed_.insert(name);
+}
+
 const OpEntry* OpTable::find(const std::string& name) const {
   auto found = entries_.find(name);
   if (found == entries_.end()) found = entries_.find(name.substr(0, name.find('.')));
@@ -61,10 +66,10 @@ const OpTable& op_table() {
   static const auto* const table = [] {
     auto* const all = new OpTable;  // leaked: operators run until the process ends
     add_activations(*all);
-    add_along(*all);
+    add_whole_dim(*all);
     add_attention(*all);
     add_batch_norm(*all);
-    add_candidates(*all);
+    add_topk(*all);
     add_convolution(*all);
     add_copy(*all);
     add_elementwise_loss(*all);
@@ -87,7 +92,7 @@ const OpTable& op_table() {
     add_scatter(*all);
     add_softmax(*all);
     add_spatial(*all);
-    add_value(*all);
+    add_item(*all);
     add_variance(*all);
     add_view(*all);
     add_view_in_place(*all);

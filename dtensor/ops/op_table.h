@@ -14,6 +14,7 @@
 #include "dtensor/strategy/op_strategy.h"
 
 #include <functional>
+#include <set>
 #include <string>
 #include <unordered_map>
 
@@ -41,12 +42,20 @@ class OpTable {
   // Under `name` and under its in-place form, "add.Tensor" and "add_.Tensor".
   void add_with_in_place(const std::string& name, const OpEntry& entry);
 
+  // `name`, which has an entry and stands here with its overload, has an unboxed kernel
+  // for its common case, too (kernels/fast_pointwise.h). Throws c10::Error for one
+  // without an entry.
+  void add_unboxed(const std::string& name);
+  bool is_unboxed(const std::string& name) const { return unboxed_.contains(name); }
+  const std::set<std::string>& unboxed() const { return unboxed_; }
+
   // Null for none. `name` with its overload.
   const OpEntry* find(const std::string& name) const;
   const std::unordered_map<std::string, OpEntry>& entries() const { return entries_; }
 
  private:
   std::unordered_map<std::string, OpEntry> entries_;
+  std::set<std::string> unboxed_;
 };
 
 // That of the process, with all families.

@@ -143,6 +143,15 @@ void add_number(OperatorCall& call, const StrategyKernel* by_strategy) {
   by_strategy->run(call);
 }
 
+// What optimizers call once per parameter and step.
+void add_unboxed_pointwise(OpTable& table) {
+  for (const char* name :
+       {"add.Tensor", "add_.Tensor", "add_.Scalar", "sub_.Tensor", "mul.Tensor", "mul.Scalar",
+        "mul_.Tensor", "mul_.Scalar", "div.Tensor", "div.Scalar", "div_.Tensor", "div_.Scalar",
+        "addcmul_.", "addcdiv_.", "lerp_.Scalar", "sqrt."})
+    table.add_unboxed(name);
+}
+
 }  // namespace
 
 void add_pointwise(OpTable& table) {
@@ -165,6 +174,7 @@ void add_pointwise(OpTable& table) {
   table.add_with_in_place("masked_fill.Scalar", {.strategy = masked_fill});
   table.add_with_in_place("fill", {.strategy = pointwise(Linearity::kIdempotent)});
   table.add_with_in_place("zero", {.strategy = pointwise(Linearity::kAny)});
+  add_unboxed_pointwise(table);
 }
 
 }  // namespace fsdp::internal

@@ -194,7 +194,7 @@ std::vector<PlacementStrategy> topk_strategy(const OpSchema& call) {
 
 }  // namespace
 
-void add_candidates(OpTable& table) {
+void add_topk(OpTable& table) {
   table.add("argmax.",
             {.strategy = extremum_strategy<1>(), .local_kernel = extremum_of_part<true, false>});
   table.add("argmin.",

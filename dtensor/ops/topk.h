@@ -5,6 +5,6 @@ namespace fsdp::internal {
 
 class OpTable;
 
-void add_candidates(OpTable& table);
+void add_topk(OpTable& table);
 
 }  // namespace fsdp::internal

@@ -15,7 +15,7 @@ Along matrices(const OpSchema& call) {
 
 }  // namespace
 
-void add_along(OpTable& table) {
+void add_whole_dim(OpTable& table) {
   for (const char* name : {"cumsum.", "cumprod."})
     table.add_with_in_place(name, {.strategy = along(kept<1>)});
   for (const char* name : {"logcumsumexp.", "flip."}) table.add(name, {.strategy = along(kept<1>)});

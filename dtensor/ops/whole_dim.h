@@ -6,6 +6,6 @@ namespace fsdp::internal {
 
 class OpTable;
 
-void add_along(OpTable& table);
+void add_whole_dim(OpTable& table);
 
 }  // namespace fsdp::internal
