@@ -44,7 +44,9 @@ SaveItem read_item(const std::string& name, const Catalog& catalog, const std::s
   std::vector<std::string> left;
   for (const auto& [other, each] : catalog.unread)
     left.push_back("'" + other + "' is " + each.what);
-  if (!left.empty()) TORCH_WARN(what, ": left out, since it is not read: ", list_of(left));
+  if (!left.empty()) {
+    TORCH_WARN(what, ": left out, since it is not read: ", list_of(left));
+  }
   return item;
 }
 

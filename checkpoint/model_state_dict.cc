@@ -185,7 +185,7 @@ class ModelSetting {
   }
 
   void write(const Step& step, const Described& offered) const {
-    c10::NoGradGuard no_grad;
+    const c10::NoGradGuard no_grad;
     const at::Tensor* const mine = values_.find(step.source);
     const at::Tensor value =
         options_.broadcast_from_rank0

@@ -141,8 +141,8 @@ class Recording {
   // Puts what the meta device can run with in the place of `value`.
   void take(c10::IValue& value, const std::string& name) {
     if (value.isTensor()) {
-      std::visit([this](auto&& each) { step_.arguments.emplace_back(std::move(each)); },
-                 recorded(value));
+      auto argument = recorded(value);
+      std::visit([this](auto& each) { step_.arguments.emplace_back(std::move(each)); }, argument);
     } else if (is_list(value)) {
       take_list(value);
     } else {
@@ -166,7 +166,7 @@ class Recording {
       on_meta.set(i, element);
     }
     step_.arguments.emplace_back(std::move(list));
-    value = std::move(on_meta);
+    value = on_meta;
   }
 
   OneArgument recorded(c10::IValue& value) {

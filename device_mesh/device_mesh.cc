@@ -62,7 +62,7 @@ void check_device_type(const Group& group, c10::DeviceType device_type, int64_t 
 void check_shape(const Indices& shape, int64_t size, const char* size_is, int64_t rank) {
   TORCH_CHECK_VALUE(!shape.empty(), "DeviceMesh: shape is empty (rank ", rank, ")");
   int64_t product = 1;
-  for (int64_t extent : shape) {
+  for (const int64_t extent : shape) {
     TORCH_CHECK_VALUE(extent >= 1, "DeviceMesh: shape ", c10::IntArrayRef(shape),
                       ": every dimension must be at least 1 (rank ", rank, ")");
     product *= extent;
@@ -161,7 +161,7 @@ struct DeviceMesh::State {
         world && last < world->group()->getSize() && world->group()->getRank() == rank,
         "DeviceMesh: ", caller,
         " needs a default process group that contains the mesh's ranks (rank ", rank, ")");
-    std::lock_guard<std::mutex> lock(family->mutex);
+    const std::lock_guard<std::mutex> lock(family->mutex);
     auto& groups = family->made[members];
     if (!groups) groups = make_groups(members, along, caller, name);
     return groups;
@@ -259,7 +259,7 @@ DeviceMesh DeviceMesh::operator[](const Names& dim_names) const {
   slice.layout = state_->layout.along(dims, state_->coordinate);
   slice.dim_names = dim_names;
   slice.family = state_->family;
-  for (int64_t dim : dims) {
+  for (const int64_t dim : dims) {
     slice.coordinate.push_back(state_->coordinate[static_cast<size_t>(dim)]);
     slice.dims.push_back(state_->dims[static_cast<size_t>(dim)]);
   }
@@ -379,7 +379,7 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, Indices shape, Names di
 
 DeviceMesh init_hybrid_mesh(c10::DeviceType device_type, int64_t ranks_per_node) {
   if (!is_process_group_initialized()) init_process_group();
-  const auto group = default_process_group();
+  const auto& group = default_process_group();
   const int64_t world_size = group->getSize();
   TORCH_CHECK_VALUE(ranks_per_node > 0 && world_size % ranks_per_node == 0,
                     "init_hybrid_mesh: ranks_per_node is ", ranks_per_node,

@@ -59,7 +59,7 @@ void select_cuda_device(int64_t local_rank) {
 
 std::shared_ptr<DimensionGroups> current_default() {
   if (thread_default) return thread_default;
-  std::lock_guard<std::mutex> lock(process_default_mutex);
+  const std::lock_guard<std::mutex> lock(process_default_mutex);
   return process_default();
 }
 
@@ -114,13 +114,13 @@ void init_process_group(ProcessGroupOptions options) {
     return;
   }
   {
-    std::lock_guard<std::mutex> lock(process_default_mutex);
+    const std::lock_guard<std::mutex> lock(process_default_mutex);
     TORCH_CHECK_VALUE(
         !process_default(), "init_process_group: this process has a default group already (rank ",
         process_default()->group()->getRank(), "); call destroy_process_group() first");
   }
   auto made = make_default(options);
-  std::lock_guard<std::mutex> lock(process_default_mutex);
+  const std::lock_guard<std::mutex> lock(process_default_mutex);
   process_default() = std::move(made);
 }
 
@@ -137,7 +137,7 @@ void destroy_process_group() {
   std::shared_ptr<DimensionGroups> leaving = std::move(thread_default);
   thread_default = nullptr;
   if (!leaving) {
-    std::lock_guard<std::mutex> lock(process_default_mutex);
+    const std::lock_guard<std::mutex> lock(process_default_mutex);
     leaving = std::move(process_default());
     process_default() = nullptr;
   }

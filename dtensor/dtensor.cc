@@ -64,8 +64,8 @@ std::vector<int64_t> fingerprint(const at::Tensor& local, const DTensorSpec& spe
   std::vector<int64_t> numbers{fits ? 1 : 0, static_cast<int64_t>(local.scalar_type()),
                                static_cast<int64_t>(spec.shape().size())};
   size_t hash = 0;
-  for (int64_t size : spec.shape()) hash = hash * 1000003 ^ static_cast<size_t>(size);
-  for (int64_t stride : spec.stride()) hash = hash * 1000003 ^ static_cast<size_t>(stride);
+  for (const int64_t size : spec.shape()) hash = hash * 1000003 ^ static_cast<size_t>(size);
+  for (const int64_t stride : spec.stride()) hash = hash * 1000003 ^ static_cast<size_t>(stride);
   for (const auto& placement : spec.placements()) hash = hash * 1000003 ^ placement.hash();
   numbers.push_back(static_cast<int64_t>(hash));
   return numbers;
@@ -166,7 +166,7 @@ DTensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh,
   DTensorSpec spec =
       DTensorSpec(mesh, std::move(placements), tensor.sizes().vec(), tensor.strides().vec())
           .simplified();
-  at::NoGradGuard no_grad;
+  const at::NoGradGuard no_grad;
   const at::Tensor local = internal::local_part(tensor.detach(), spec).clone();
   at::Tensor result = internal::make_dtensor(local, std::move(spec));
   return DTensor(result.set_requires_grad(tensor.requires_grad()));

@@ -72,7 +72,7 @@ at::Tensor value_of(const at::Tensor& tensor) {
 
 bool substitute_entries(GateArguments& arguments) {
   if (!has_entries(arguments) || keeps_entries(arguments)) return false;
-  bool substituted = c10::GradMode::is_enabled() && arguments.replace_each(member_of_trained);
+  const bool substituted = c10::GradMode::is_enabled() && arguments.replace_each(member_of_trained);
   if (!needs_whole_values(arguments)) return substituted;
   make_whole(arguments, value_of);
   return true;

@@ -53,7 +53,7 @@ bool compatible_at_gate(const at::Tensor& self, const at::Tensor& from) {
     tell_read(from);
     owner->before_set_data(self, from);
   }
-  c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
+  const c10::impl::ExcludeDispatchKeyGuard excluded(kGateKey);
   return compatible_operator().call(self, from);
 }
 

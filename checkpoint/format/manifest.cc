@@ -194,9 +194,9 @@ std::string format_manifest(const Manifest& manifest) {
   }
   for (const auto& layout : manifest.layouts) layouts.push_back(layout_json(layout));
   for (const auto& [name, item] : manifest.items) items[name] = item_json(item);
-  json["files"] = std::move(files);
-  json["layouts"] = std::move(layouts);
-  json["items"] = std::move(items);
+  json["files"] = files;
+  json["layouts"] = layouts;
+  json["items"] = items;
   json["values"] = manifest.values;
   json["scheduler"] = manifest.scheduler;
   json["per_rank"] = manifest.per_rank;

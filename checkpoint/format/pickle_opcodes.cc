@@ -296,7 +296,7 @@ const std::map<unsigned char, void (*)(Machine&)> kOpcodes = {
 }  // namespace
 
 void run_opcodes(PickleInput& input, PickleStack& stack) {
-  Machine machine{input, stack};
+  Machine machine{input, stack};  // NOLINT(misc-const-correctness): opcodes change it
   for (;;) {
     const auto opcode = input.number<unsigned char>();
     if (opcode == kStop) return;

@@ -59,7 +59,7 @@ absl::StatusOr<ShardWriter> ShardWriter::create(const std::string& path, std::ve
 }
 
 absl::Status ShardWriter::write(const at::Tensor& value) {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const Entry& entry = entries_[next_++];
   if (entry.begin == entry.end) return absl::OkStatus();
   TORCH_INTERNAL_ASSERT(value.sizes() == c10::IntArrayRef(lengths_of(entry.box)), entry.name);

@@ -22,7 +22,7 @@ void StagingBuffer::restart(int64_t bytes) {
 }
 
 at::Tensor StagingBuffer::copy(const at::Tensor& value, c10::ScalarType dtype) {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const int64_t bytes = value.numel() * static_cast<int64_t>(c10::elementSize(dtype));
   const int64_t size = staged_size(bytes);
   at::Tensor target;

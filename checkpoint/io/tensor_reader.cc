@@ -93,7 +93,7 @@ absl::Status TensorReader::find_pieces(const std::string& stored_name, const Sto
 }
 
 absl::Status TensorReader::plan(const std::string& stored_name, const std::string& name,
-                                at::Tensor target) {
+                                const at::Tensor& target) {
   const StoredTensor& stored = catalog_.tensors.at(stored_name);
   const Offered offered{stored.dtype, stored.shape, "in the file", "LoadOptions::cast allows it"};
   if (auto fits = check_fits(name, target, offered, rules_.cast); !fits.ok()) return fits;
@@ -202,7 +202,7 @@ absl::Status TensorReader::read_by_strides(const Target& target, const at::Tenso
 }
 
 absl::Status TensorReader::read() {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   std::stable_sort(targets_.begin(), targets_.end(), [](const Target& a, const Target& b) {
     const auto first = [](const Target& target) {
       return target.pieces.empty()

@@ -38,7 +38,8 @@ class TensorReader {
   // That `target` is to receive the stored tensor `stored_name`. Refuses another shape, a
   // lossy dtype unless cast, and boxes that do not cover the target's exactly once. Opens
   // the files it needs. kInvalidArgument: the tensors do not fit; else: the files.
-  absl::Status plan(const std::string& stored_name, const std::string& name, at::Tensor target);
+  absl::Status plan(const std::string& stored_name, const std::string& name,
+                    const at::Tensor& target);
   // The same of a new tensor, in this process's memory, of the stored shape and dtype. It
   // is allocated when the files are known to have every element: not for what a file
   // claims. kResourceExhausted: there is no such memory.

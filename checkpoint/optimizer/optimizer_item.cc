@@ -51,7 +51,7 @@ void add_field(OptimizerTensors& saved, const std::string& name, const c10::IVal
     const auto list = value.toTensorList();
     saved.details["lists"][name] = list.size();
     for (size_t i = 0; i < list.size(); ++i) {
-      const at::Tensor element = list.get(i);
+      const at::Tensor& element = list.get(i);
       if (!element.defined()) {  // scratch that was never filled
         saved.details["lists"].erase(name);
         return;

@@ -48,7 +48,7 @@ void check_set_options(const StateDictOptions& options, const std::string& call)
 
 at::Tensor dict_value(const at::Tensor& tensor, const StateDictOptions& options, bool gets_values,
                       WholeValues& whole_values) {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   if (options.local) {
     const at::Tensor part = local_value(tensor);
     return options.cpu_offload ? part.cpu() : part;
@@ -71,7 +71,7 @@ void check_comes_to(const std::string& name, const at::Tensor& target, const at:
 
 at::Tensor part_for(const std::string& name, const at::Tensor& target, const at::Tensor& value,
                     bool local) {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   if (!is_dtensor(value)) {
     return local || !is_dtensor(target) ? value : local_part(value.detach(), spec_of(target));
   }
@@ -81,7 +81,7 @@ at::Tensor part_for(const std::string& name, const at::Tensor& target, const at:
 
 at::Tensor distributed_like(const std::string& name, const at::Tensor& like,
                             const at::Tensor& value, bool local) {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const at::Tensor part = part_for(name, like, value, local).detach();
   at::Tensor copy = at::empty(part.sizes(), part.options().device(like.device()));
   copy.copy_(part);
@@ -90,7 +90,7 @@ at::Tensor distributed_like(const std::string& name, const at::Tensor& like,
 
 at::Tensor broadcast_value(const World& world, const at::Tensor& value, c10::ScalarType dtype,
                            const std::vector<int64_t>& shape, c10::Device device) {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto options = at::TensorOptions(dtype).device(device);
   at::Tensor sent = world.rank == 0
                         ? value.detach().resolve_conj().resolve_neg().to(options).contiguous()

@@ -14,7 +14,7 @@ namespace fsdp::internal::checkpoint {
 namespace {
 
 // Smaller copies all go to the first rank: readers open its file anyway.
-constexpr int64_t kSmallBytes = 64 * 1024;
+constexpr int64_t kSmallBytes = int64_t{64} * 1024;
 
 size_t index_of(std::vector<SavedLayout>& layouts, const SavedLayout& layout) {
   const auto found = std::find(layouts.begin(), layouts.end(), layout);

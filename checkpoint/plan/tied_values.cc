@@ -21,7 +21,7 @@ at::Tensor as_bytes(const at::Tensor& plain) {
 }  // namespace
 
 bool have_same_values(const at::Tensor& a, const at::Tensor& b) {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   if (a.is_same(b)) return true;
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
   if (is_dtensor(a) != is_dtensor(b)) return false;

@@ -70,7 +70,7 @@ at::Tensor bytes_of(const at::Tensor& value) {
 }  // namespace
 
 at::Tensor WholeValues::next() {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   if (next_ == end_) bring();
   const at::Tensor tensor = std::exchange(tensors_[next_++].tensor, at::Tensor());
   if (!rows_.defined()) return whole_value(tensor, world_);

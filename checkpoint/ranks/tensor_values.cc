@@ -20,7 +20,7 @@ bool every_rank_has_all(const at::Tensor& dtensor) {
 }  // namespace
 
 at::Tensor whole_value(const at::Tensor& tensor, const World& world) {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   if (is_dtensor(tensor)) {
     if (every_rank_has_all(tensor)) return local_value(tensor);
     return DTensor(tensor.detach()).full_tensor();

@@ -38,7 +38,7 @@ std::vector<SaveItem> items_of(const State& state) {
   std::vector<SaveItem> items;
   std::map<std::string, ModelTensors> models;
   for (const auto& [item, module] : models_of(state)) {
-    ModelTensors& tensors = models[item] = tensors_of(*module);
+    const ModelTensors& tensors = models[item] = tensors_of(*module);
     items.push_back({item, "model", in_own_dtypes(tensors.tensors), tensors.ties});
   }
   for (const auto& [item, each] : optimizers_of(state)) {

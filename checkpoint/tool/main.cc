@@ -79,9 +79,9 @@ int main(int argc, char** argv) {
   try {
     return run({words.begin() + 1, words.end()});
   } catch (const c10::Error& error) {
-    std::cerr << error.what_without_backtrace() << std::endl;
+    std::cerr << error.what_without_backtrace() << '\n';
   } catch (const std::exception& error) {
-    std::cerr << error.what() << std::endl;
+    std::cerr << error.what() << '\n';
   }
   return 1;
 }

@@ -55,7 +55,7 @@ struct Exchange {
       const auto bytes = store->get(key(rank));
       text.emplace(bytes.begin(), bytes.end());
     }
-    std::lock_guard lock(heard->mutex);
+    const std::lock_guard lock(heard->mutex);
     heard->words.emplace(rank, std::move(text));
   }
 };
@@ -73,7 +73,7 @@ void exchange_failure_words(
   } catch (const std::exception&) {
     gone = std::current_exception();
   }
-  std::lock_guard lock(heard->mutex);
+  const std::lock_guard lock(heard->mutex);
   TORCH_CHECK_WITH(DistNetworkError, gone || !heard->words.empty(), "the store does not answer");
   for (const auto rank : ranks) {
     const auto found = heard->words.find(rank);

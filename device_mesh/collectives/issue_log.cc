@@ -74,23 +74,23 @@ std::shared_ptr<IssueLog> IssueLog::beside(const Group& side) const {
 }
 
 void IssueLog::check_usable(const std::string& what) {
-  std::lock_guard lock(shared_->mutex);
+  const std::lock_guard lock(shared_->mutex);
   TORCH_CHECK(shared_->failure.empty(), "the ", what, " can not go on: ", shared_->failure,
               " (rank ", global_rank_, ")");
 }
 
 Stamp IssueLog::record(const IssuedOperation& operation) {
   check_usable(operation.what);
-  std::lock_guard lock(order_mutex_);
+  const std::lock_guard lock(order_mutex_);
   const auto stamp = order_.next(operation.unit, operation.kind, operation.bytes);
   record_issued(operation.what, stamp.sequence(), global_rank_);
-  std::lock_guard record_lock(shared_->mutex);
+  const std::lock_guard record_lock(shared_->mutex);
   shared_->record.add({lane_, stamp.sequence(), operation.what, operation.bytes});
   return stamp;
 }
 
 std::vector<RecordedOperation> IssueLog::recent_operations() const {
-  std::lock_guard lock(shared_->mutex);
+  const std::lock_guard lock(shared_->mutex);
   return shared_->record.operations();
 }
 
@@ -122,7 +122,7 @@ void IssueLog::note_failure(const std::exception& error) {
 void IssueLog::add_word_of_others(c10::Error& error) {
   const auto group = group_->pointer.lock();
   {
-    std::lock_guard lock(shared_->mutex);
+    const std::lock_guard lock(shared_->mutex);
     if (!shared_->failure.empty() || !shared_->store || !group) return;
   }
   const std::string text = error.what_without_backtrace();
@@ -147,7 +147,7 @@ void IssueLog::add_word_of_others(c10::Error& error) {
 }
 
 void IssueLog::Shared::refuse_from_now_on(const std::string& reason) {
-  std::lock_guard lock(mutex);
+  const std::lock_guard lock(mutex);
   if (failure.empty()) failure = reason;
 }
 

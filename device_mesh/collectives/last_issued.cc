@@ -36,7 +36,7 @@ LastIssued& last_issued() {
 
 void record_issued(const std::string& what, uint32_t sequence, int64_t global_rank) {
   auto& last = last_issued();
-  std::lock_guard lock(last.mutex);
+  const std::lock_guard lock(last.mutex);
   static const bool installed = (last.previous = std::set_terminate(&print_and_terminate), true);
   static_cast<void>(installed);
   last.what = what;

@@ -19,16 +19,16 @@ class SlowWaitWatch {
   }
 
   void enter(SlowWait& wait) {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     waits_.insert(&wait);
     if (!std::exchange(running_, true)) std::thread([this] { run(); }).detach();
   }
   void leave(SlowWait& wait) {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     waits_.erase(&wait);
   }
   void set_threshold(std::chrono::milliseconds threshold) {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     threshold_ = threshold;
     changed_.notify_all();
   }

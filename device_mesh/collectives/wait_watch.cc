@@ -24,13 +24,13 @@ class WaitWatch {
   }
 
   void add(const std::shared_ptr<WatchedRank>& rank) {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     std::erase_if(ranks_, [](const auto& each) { return each.expired(); });
     ranks_.push_back(rank);
     if (!std::exchange(running_, true)) std::thread([this] { run(); }).detach();
   }
   void set(std::chrono::milliseconds patience, std::chrono::milliseconds interval) {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     patience_ = patience;
     interval_ = interval;
     changed_.notify_all();

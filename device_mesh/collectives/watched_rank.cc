@@ -67,13 +67,13 @@ AwaitedOperation::AwaitedOperation(std::shared_ptr<WatchedLane> lane, uint64_t n
 AwaitedOperation::~AwaitedOperation() = default;
 
 void AwaitedOperation::await(int64_t rank, c10::intrusive_ptr<c10d::Work> work) {
-  std::lock_guard lock(lane_->rank_->mutex_);
+  const std::lock_guard lock(lane_->rank_->mutex_);
   waiting_->for_rank = rank;
   waiting_->work.swap(work);
 }
 
 std::string AwaitedOperation::verdict() const {
-  std::lock_guard lock(lane_->rank_->mutex_);
+  const std::lock_guard lock(lane_->rank_->mutex_);
   return waiting_->verdict;
 }
 
@@ -85,7 +85,7 @@ WatchedLane::WatchedLane(std::shared_ptr<WatchedRank> rank, std::string name,
       refuse_(std::move(refuse)) {}
 
 std::shared_ptr<AwaitedOperation> WatchedLane::issue(std::string what) {
-  std::lock_guard lock(rank_->mutex_);
+  const std::lock_guard lock(rank_->mutex_);
   issuers_->add_this_thread();
   rank_->issuers_.add_this_thread();
   return std::make_shared<AwaitedOperation>(shared_from_this(), ++issued_, std::move(what));
@@ -95,14 +95,14 @@ WaitScope::WaitScope(std::shared_ptr<AwaitedOperation> operation)
     : operation_(std::move(operation)), number_(operation_ ? next_number() : 0) {
   if (!operation_) return;
   auto& rank = *operation_->lane_->rank_;
-  std::lock_guard lock(rank.mutex_);
+  const std::lock_guard lock(rank.mutex_);
   rank.waits_.emplace(number_, WatchedRank::Wait{*this_thread(), operation_});
 }
 
 WaitScope::~WaitScope() {
   if (!operation_) return;
   auto& rank = *operation_->lane_->rank_;
-  std::lock_guard lock(rank.mutex_);
+  const std::lock_guard lock(rank.mutex_);
   rank.waits_.erase(number_);
 }
 
@@ -127,7 +127,7 @@ std::shared_ptr<WatchedLane> WatchedRank::add_lane(std::string name,
                                             std::move(refuse));
   std::string refused;
   {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     std::erase_if(lanes_, [](const auto& each) { return each.expired(); });
     lanes_.push_back(lane);
     if (verdict_.covers(lane->name_)) refused = verdict_.text;
@@ -174,7 +174,7 @@ bool WatchedRank::has_old(const RankWaits& now, std::chrono::milliseconds patien
 void WatchedRank::look(std::chrono::milliseconds patience) {
   RankWaits now;
   {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     if (waits_.empty() && verdict_.lanes.empty() && !is_told_) return;
     now = snapshot();
   }
@@ -252,7 +252,7 @@ void WatchedRank::condemn(const ThreadWait& wait, Verdict verdict) {
   if (!verdict.covers(wait.lane)) verdict.lanes.push_back(wait.lane);
   std::vector<std::shared_ptr<WatchedLane>> refused;
   {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     verdict_.text = verdict.text;
     for (const auto& lane : verdict.lanes) {
       if (!verdict_.covers(lane)) verdict_.lanes.push_back(lane);
@@ -283,7 +283,7 @@ bool WatchedRank::others_know(const Watched& watched) {
 void WatchedRank::release(uint64_t wait) {
   c10::intrusive_ptr<c10d::Work> work;
   {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     const auto found = waits_.find(wait);
     if (found == waits_.end()) return;
     work = found->second.operation->waiting_->work;

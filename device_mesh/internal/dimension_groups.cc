@@ -24,7 +24,7 @@ void DimensionGroups::announce(const std::string& what) const {
 }
 
 DimensionGroups::Group DimensionGroups::side_group(const std::string& purpose) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   const auto known = side_groups_.find(purpose);
   if (known != side_groups_.end()) return known->second;
   announce("making of the group for " + purpose);
@@ -37,23 +37,23 @@ DimensionGroups::Group DimensionGroups::side_group(const std::string& purpose) {
 std::shared_ptr<DimensionGroups> DimensionGroups::make_subset(
     const std::vector<int64_t>& group_ranks, const std::string& purpose) {
   auto subset = std::make_shared<DimensionGroups>(make_subgroup(group_, group_ranks, purpose));
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   subsets_.push_back(subset);
   return subset;
 }
 
 std::shared_ptr<const void> DimensionGroups::held_mesh() {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   return mesh_.lock();
 }
 
 void DimensionGroups::remember_mesh(std::weak_ptr<const void> mesh) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   mesh_ = std::move(mesh);
 }
 
 void DimensionGroups::before_shut_down(const std::string& purpose, std::function<void()> finish) {
-  std::lock_guard<std::mutex> lock(mutex_);
+  const std::lock_guard<std::mutex> lock(mutex_);
   finishes_[purpose] = std::move(finish);
 }
 
@@ -72,7 +72,7 @@ std::exception_ptr DimensionGroups::finish() {
 void DimensionGroups::shut_down() {
   const std::exception_ptr error = finish();  // it may need the lock for groups
   {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     for (auto& weak : subsets_) {
       if (auto subset = weak.lock()) subset->shut_down();
     }

@@ -24,11 +24,11 @@ using StorePtr = c10::intrusive_ptr<c10d::Store>;
 class Progress {
  public:
   void set(std::string text) {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     text_ = std::move(text);
   }
   std::string text() {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     return text_;
   }
 
@@ -42,8 +42,8 @@ class Progress {
 // Owns what it uses, since its thread may be abandoned.
 class Connection {
  public:
-  Connection(GlooRequest request, std::shared_ptr<Progress> progress)
-      : request_(std::move(request)), progress_(std::move(progress)) {}
+  Connection(const GlooRequest& request, std::shared_ptr<Progress> progress)
+      : request_(request), progress_(std::move(progress)) {}
 
   GlooGroup operator()() {
     const auto instance = open_key_space(*request_.store, request_.key_space, request_.opener);

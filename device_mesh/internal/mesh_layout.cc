@@ -79,7 +79,7 @@ Indices MeshLayout::positions() const {
   for (const Dimension& dim : dims_) {
     Indices next;
     next.reserve(all.size() * static_cast<size_t>(extent(dim)));
-    for (int64_t position : all) {
+    for (const int64_t position : all) {
       for (int64_t index = 0; index < extent(dim); ++index)
         next.push_back(position + offset(dim, index));
     }
@@ -103,7 +103,7 @@ std::optional<Indices> MeshLayout::coordinate_of(int64_t position) const {
 
 MeshLayout MeshLayout::along(const Indices& dims, const Indices& coordinate) const {
   std::vector<Dimension> kept;
-  for (int64_t d : dims) kept.push_back(dims_[static_cast<size_t>(d)]);
+  for (const int64_t d : dims) kept.push_back(dims_[static_cast<size_t>(d)]);
   int64_t base = base_;
   for (size_t d = 0; d < dims_.size(); ++d) {
     if (!contains(dims, static_cast<int64_t>(d))) base += offset(dims_[d], coordinate[d]);
@@ -145,7 +145,7 @@ int64_t MeshLayout::merged_position(const Indices& dims) const {
 
 MeshLayout MeshLayout::merged(const Indices& dims) const {
   Dimension joined;
-  for (int64_t d : dims) {
+  for (const int64_t d : dims) {
     for (const Step& step : dims_[static_cast<size_t>(d)]) append(joined, step);
   }
   std::vector<Dimension> result;

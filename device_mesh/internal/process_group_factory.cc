@@ -98,7 +98,7 @@ Group assemble(const std::string& backend, const GlooRequest& request) {
 // Short for any number of ranks, and different for different lists (64-bit FNV-1a).
 std::string digest(const std::vector<int64_t>& ranks) {
   uint64_t hash = 14695981039346656037ull;
-  for (int64_t rank : ranks) hash = (hash ^ static_cast<uint64_t>(rank)) * 1099511628211ull;
+  for (const int64_t rank : ranks) hash = (hash ^ static_cast<uint64_t>(rank)) * 1099511628211ull;
   return c10::str(ranks.front(), "+", ranks.size(), ":", hash);
 }
 
@@ -165,7 +165,7 @@ Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_rank
   made.key_space = purpose + "@" + digest(parent_ranks);
   made.opener = parent->getRank();
   made.name = purpose;
-  for (int64_t rank : parent_ranks) made.ranks.push_back(names.at(static_cast<size_t>(rank)));
+  for (const int64_t rank : parent_ranks) made.ranks.push_back(names.at(static_cast<size_t>(rank)));
   made.index = self - parent_ranks.begin();
   made.timeout = parent->getDefaultBackend()->getBackendOptions()->timeout;
   made.deadline = std::chrono::steady_clock::now() + made.timeout;

@@ -110,7 +110,7 @@ RendezvousStore connect_rendezvous_store(const LaunchEnvironment& here,
   // never repeat.
   static auto* connected = new std::map<std::pair<std::string, int64_t>, RendezvousStore>();
   static std::mutex mutex;
-  std::lock_guard<std::mutex> lock(mutex);
+  const std::lock_guard<std::mutex> lock(mutex);
   RendezvousStore& kept = (*connected)[{here.master_addr, here.master_port}];
   if (kept.store) return kept;
 

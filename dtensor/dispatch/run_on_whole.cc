@@ -66,15 +66,15 @@ void run_on_whole(OperatorCall& call) {
   const auto operands = kinds.operands_of(call);
   const DeviceMesh mesh = common_mesh(call, operands);
   const auto written = written_dtensors(call, kinds, operands);
-  for (size_t i : written) check_keeps_its_shape(call, spec_of(operands[i]));
+  for (const size_t i : written) check_keeps_its_shape(call, spec_of(operands[i]));
   const std::vector<TensorPlacements> targets(operands.size(), replicated_on(mesh));
   auto wholes = place_operands(operands, targets);
-  for (size_t i : written) {
+  for (const size_t i : written) {
     if (wholes[i].is_same(local_of(operands[i]))) wholes[i] = wholes[i].clone();
   }
   kinds.replace_operands(call, wholes);
   call.run_in_place();
-  for (size_t i : written) keep_part(call, operands[i], wholes[i]);
+  for (const size_t i : written) keep_part(call, operands[i], wholes[i]);
   hand_back(call, given, mesh);
 }
 

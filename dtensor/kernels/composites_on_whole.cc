@@ -41,7 +41,8 @@ void on_whole(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   const CommOperatorScope moving(op.schema().name());
   const CommCauseScope cause(CommCause::kWhole);
   const DTensorSpec replicated = spec_of(met->toTensor()).replicated();
-  for (auto argument = stack->end() - arguments.size(); argument != stack->end(); ++argument) {
+  for (auto argument = stack->end() - static_cast<std::ptrdiff_t>(arguments.size());
+       argument != stack->end(); ++argument) {
     if (is_dtensor_argument(*argument)) *argument = whole(argument->toTensor());
   }
   op.callBoxed(stack);

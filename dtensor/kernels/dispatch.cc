@@ -112,7 +112,7 @@ OverwrittenParameters overwritten_parameters(const TensorArguments& arguments) {
 template <class Body>
 void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::DispatchKeySet keys,
               torch::jit::Stack* stack, const Body& body) {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const CommOperatorScope moving(op.schema().name());
   OperatorCall call(op, traits, keys, stack);
   TensorArguments arguments(op, *stack);

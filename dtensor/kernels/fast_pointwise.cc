@@ -92,7 +92,7 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
     (look_at(args, operands), ...);
     if (!operands.alike() || !operands.is_dense() || operands.has_own_number() || compares_plain())
       return by_strategy<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);
     at::Tensor result = make_dtensor(Op::call(local_argument(args)...), operands.spec());
     if (operands.from_parameter()) set_origin(result, numbers_of(Op::name, args...));
@@ -113,7 +113,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
         (operands.has_own_number() && (!operands.spec().has_shard() || is_of_parameter)))
       return by_strategy<Op, at::Tensor&, at::Tensor&, Args...>(keys, self,
                                                                 std::forward<Args>(args)...);
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
     tell_write(self);
     (tell_read_of(args), ...);
     // A parameter has the mark, and keeps no numbers.

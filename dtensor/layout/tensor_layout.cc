@@ -17,7 +17,7 @@ size_t hash_of(const Facts& facts) {
   const auto mix = [&hash](size_t value) { hash = hash * 1000003 ^ value; };
   for (const auto& placement : facts.placements) mix(placement.hash());
   for (const auto* const numbers : {&facts.mesh_shape, &facts.shape, &facts.stride}) {
-    for (int64_t number : *numbers) mix(static_cast<size_t>(number));
+    for (const int64_t number : *numbers) mix(static_cast<size_t>(number));
   }
   return hash;
 }
@@ -171,7 +171,7 @@ std::string to_string(const TensorLayout& layout) {
   std::ostringstream out;
   out << "shape [";
   const char* separator = "";
-  for (int64_t size : layout.shape()) out << std::exchange(separator, ", ") << size;
+  for (const int64_t size : layout.shape()) out << std::exchange(separator, ", ") << size;
   out << "] placed (";
   separator = "";
   for (const auto& placement : layout.placements())

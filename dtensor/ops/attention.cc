@@ -62,7 +62,7 @@ std::vector<PlacementStrategy> attention_strategy(const OpSchema& call, size_t q
   const Operand& q = call.operands[query];
   if (q.ndim() != kNdim) return {};
   std::vector<PlacementStrategy> strategies;
-  for (int64_t dim : dims_that_may_be_cut(q, call.operands[query + 1], call.parts))
+  for (const int64_t dim : dims_that_may_be_cut(q, call.operands[query + 1], call.parts))
     strategies.push_back(cut_along_strategy(call, query, results, dim));
   strategies.push_back(whole_keys_strategy(call, query, results, terms));
   return strategies;
@@ -90,7 +90,7 @@ std::vector<PlacementStrategy> flash_backward_strategy(const OpSchema& call) {
 
 std::vector<ResultGeometry> flash_backward_results(const OpSchema& call) {
   std::vector<ResultGeometry> results;
-  for (size_t i : {1, 2, 3}) results.push_back(transposed(call.operands[i].shape, 1, 2));
+  for (const size_t i : {1, 2, 3}) results.push_back(transposed(call.operands[i].shape, 1, 2));
   return results;
 }
 

@@ -16,7 +16,8 @@ namespace {
 
 using Op = Partial::Op;
 
-std::vector<PlacementStrategy> strategies_of_terms(size_t operands, std::vector<Op> reductions) {
+std::vector<PlacementStrategy> strategies_of_terms(size_t operands,
+                                                   const std::vector<Op>& reductions) {
   std::vector<PlacementStrategy> strategies;
   for (const Op op : reductions) {
     PlacementStrategy strategy = replicated_strategy(1, operands);

@@ -62,7 +62,7 @@ std::vector<PlacementStrategy> norm_strategy(const OpSchema& call) {
   const Placement across = across_ranks(p == nullptr ? 2.0 : *p);
   const Along along = norm_along(call);
   auto strategies = along_strategy(call, along, 1);
-  for (int64_t dim : along.dims) {
+  for (const int64_t dim : along.dims) {
     strategies.push_back(
         {.results = {across}, .operands = {Shard{dim}}, .asks_other_ranks = across.is_replicate()});
   }
@@ -77,7 +77,7 @@ std::vector<ResultGeometry> norm_results(const OpSchema& call) {
 at::Tensor norm_of(const at::Tensor& local, const NormArguments& arguments,
                    const PlacedOnMesh& placed) {
   int64_t count = 1;
-  for (int64_t dim : arguments.dims) count *= local.size(dim);
+  for (const int64_t dim : arguments.dims) count *= local.size(dim);
   if (count == 0 && (std::isinf(arguments.p) || arguments.p < 0)) {
     const auto shape = placed.result(0).local_shape(placed.mesh().coordinate());
     auto options = local.options();

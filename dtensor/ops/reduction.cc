@@ -29,7 +29,7 @@ struct ReducedTerms {
 std::vector<PlacementStrategy> reduction_strategy(const OpSchema& call, const Along& along,
                                                   const std::vector<ReducedTerms>& results) {
   auto strategies = along_strategy(call, along, results.size());
-  for (int64_t dim : along.dims) {
+  for (const int64_t dim : along.dims) {
     PlacementStrategy strategy{.results = {}, .operands = {Shard{dim}}};
     for (const ReducedTerms& result : results) strategy.results.push_back(Partial{result.across});
     strategies.push_back(std::move(strategy));
@@ -39,7 +39,7 @@ std::vector<PlacementStrategy> reduction_strategy(const OpSchema& call, const Al
   return strategies;
 }
 
-OpStrategy reduction(AlongOf along_of, std::vector<ReducedTerms> results) {
+OpStrategy reduction(AlongOf along_of, const std::vector<ReducedTerms>& results) {
   return {
       .strategies =
           [=](const OpSchema& call) { return reduction_strategy(call, along_of(call), results); },
@@ -74,7 +74,7 @@ bool is_one_cut(const DTensorSpec& spec, const std::vector<int64_t>& dims) {
 
 int64_t count_along(at::IntArrayRef shape, const std::vector<int64_t>& dims) {
   int64_t count = 1;
-  for (int64_t dim : dims) count *= shape[static_cast<size_t>(dim)];
+  for (const int64_t dim : dims) count *= shape[static_cast<size_t>(dim)];
   return count;
 }
 

@@ -20,9 +20,9 @@ using Shape = std::vector<int64_t>;
 Shape asked_shape(const OpSchema& call) {
   Shape shape = call.numbers(1);
   int64_t known = 1;
-  for (int64_t size : shape) known *= size == -1 ? 1 : size;
+  for (const int64_t size : shape) known *= size == -1 ? 1 : size;
   int64_t elements = 1;
-  for (int64_t size : call.operands[0].shape) elements *= size;
+  for (const int64_t size : call.operands[0].shape) elements *= size;
   for (int64_t& size : shape) {
     if (size == -1) size = known == 0 ? 0 : elements / known;
   }

@@ -98,7 +98,7 @@ std::vector<c10::IValue> run_backward_on_cut_rows(OperatorCall& call, const Plac
 
 // `place`: of the argument that names the dimension.
 template <size_t place>
-OpEntry along_rows(LocalKernel local_kernel) {
+OpEntry along_rows(const LocalKernel& local_kernel) {
   return {.strategy = with_more_strategies(along(kept<place>), cut_rows_strategy<place>),
           .local_kernel = std::move(local_kernel)};
 }

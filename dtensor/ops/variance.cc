@@ -29,7 +29,7 @@ OpStrategy variance_strategy(size_t results) {
                 const Along along = variance_along(call);
                 auto strategies = along_strategy(call, along, results);
                 const std::vector<Placement> whole(results, Replicate{});
-                for (int64_t dim : along.dims) {
+                for (const int64_t dim : along.dims) {
                   strategies.push_back(
                       {.results = whole, .operands = {Shard{dim}}, .asks_other_ranks = true});
                 }
@@ -53,7 +53,8 @@ Moments moments(const OperatorCall& call, const DTensorSpec& self,
                               ": complex numbers over a dimension that is cut across ranks. Call "
                               ".redistribute({Replicate()}) first (collective).");
   double count = 1;
-  for (int64_t dim : dims) count *= static_cast<double>(self.shape()[static_cast<size_t>(dim)]);
+  for (const int64_t dim : dims)
+    count *= static_cast<double>(self.shape()[static_cast<size_t>(dim)]);
   const bool keepdim = call.argument(3).toBool();
   const at::Tensor mean =
       summed_across(at::sum(local, dims, /*keepdim=*/true), self, dims).div_(count);

@@ -93,7 +93,7 @@ DimMap squeeze_map(const OpSchema& call) {
   if (call.plain.size() > 1) {
     if (const auto* const dim = std::get_if<int64_t>(&call.plain[1])) ask_for(*dim);
     if (const auto* const dims = std::get_if<std::vector<int64_t>>(&call.plain[1]))
-      for (int64_t dim : *dims) ask_for(dim);
+      for (const int64_t dim : *dims) ask_for(dim);
   }
   DimMap map;
   int64_t next = 0;
@@ -135,7 +135,7 @@ DimMap expand_map(const OpSchema& call) {
 // The sizes of dimensions that stay are those of the part.
 std::vector<PartArgument> expand_part(const OpSchema& call, const PlacedCall&) {
   auto size = call.numbers(1);
-  for (int64_t to : expand_map(call)) {
+  for (const int64_t to : expand_map(call)) {
     if (to != kGone) size[static_cast<size_t>(to)] = -1;
   }
   return {{1, std::move(size)}};
@@ -240,7 +240,7 @@ std::vector<Range> split_ranges(const OpSchema& call) {
   std::vector<Range> ranges;
   if (const auto* const sizes = std::get_if<std::vector<int64_t>>(&call.plain[1])) {
     int64_t start = 0;
-    for (int64_t length : *sizes) {
+    for (const int64_t length : *sizes) {
       ranges.push_back({.start = start, .length = length});
       start += length;
     }

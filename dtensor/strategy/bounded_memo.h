@@ -18,7 +18,8 @@ using MemoKey = std::vector<int64_t>;
 struct MemoKeyHash {
   size_t operator()(const MemoKey& key) const {
     uint64_t hash = key.size();
-    for (int64_t number : key) hash = (hash ^ static_cast<uint64_t>(number)) * 0x9E3779B97F4A7C15U;
+    for (const int64_t number : key)
+      hash = (hash ^ static_cast<uint64_t>(number)) * 0x9E3779B97F4A7C15U;
     return hash ^ (hash >> 32);
   }
 };
@@ -30,14 +31,14 @@ class BoundedMemo {
 
   // Null when it is not known.
   std::shared_ptr<const Value> find(const MemoKey& key) const {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     const auto it = values_.find(key);
     return it == values_.end() ? nullptr : it->second;
   }
 
   std::shared_ptr<const Value> remember(MemoKey key, Value value) {
     auto shared = std::make_shared<const Value>(std::move(value));
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     if (values_.size() >= capacity_) values_.clear();
     values_.insert_or_assign(std::move(key), shared);
     return shared;

@@ -12,7 +12,7 @@ int64_t Operand::size(int64_t dim) const {
 
 int64_t Operand::bytes() const {
   int64_t bytes = dtype.element_size;
-  for (int64_t size : shape) bytes *= size;
+  for (const int64_t size : shape) bytes *= size;
   return bytes;
 }
 

@@ -30,7 +30,7 @@ DTensorSpec::DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements,
       layout_(layout_on(mesh_, std::move(placements), std::move(shape), std::move(stride))) {}
 
 DTensorSpec::DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements,
-                         std::vector<int64_t> shape)
+                         const std::vector<int64_t>& shape)
     : DTensorSpec(std::move(mesh), std::move(placements), shape, contiguous_strides(shape)) {}
 
 DTensorSpec DTensorSpec::with_placements(std::vector<Placement> placements) const {
@@ -43,7 +43,8 @@ DTensorSpec DTensorSpec::with_geometry(std::vector<int64_t> shape,
 }
 
 DTensorSpec DTensorSpec::with_shape(std::vector<int64_t> shape) const {
-  return {mesh_, placements(), std::move(shape)};
+  auto stride = contiguous_strides(shape);
+  return with_geometry(std::move(shape), std::move(stride));
 }
 
 DTensorSpec DTensorSpec::without_partials() const {

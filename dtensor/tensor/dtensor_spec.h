@@ -18,7 +18,8 @@ class DTensorSpec {
   DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements, std::vector<int64_t> shape,
               std::vector<int64_t> stride);
   // Contiguous.
-  DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements, std::vector<int64_t> shape);
+  DTensorSpec(DeviceMesh mesh, std::vector<Placement> placements,
+              const std::vector<int64_t>& shape);
   // REQUIRES: the layout is over a mesh of that shape.
   DTensorSpec(DeviceMesh mesh, TensorLayout layout)
       : mesh_(std::move(mesh)), layout_(std::move(layout)) {}

@@ -108,7 +108,7 @@ void for_each_full_param(
   for (size_t begin = 0, end = 0; begin < params.size(); begin = end) {
     const auto& group = params[begin].group;
     while (end < params.size() && params[end].group == group) ++end;
-    c10::NoGradGuard no_grad;
+    const c10::NoGradGuard no_grad;
     const bool casts = group && internal::any_is_cast(group->params());
     const Window window(casts ? GroupPtr() : group,
                         end < params.size() ? params[end].group.get() : nullptr);

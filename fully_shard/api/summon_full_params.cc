@@ -98,8 +98,8 @@ class SummonFullParams::Scope {
       : units_(std::move(units)), options_(options) {
     check_options(options_);
     for (const auto& unit : units_) internal::check_not_held(*unit.group);
-    c10::InferenceMode no_inference(false);
-    c10::NoGradGuard no_grad;
+    const c10::InferenceMode no_inference(false);
+    const c10::NoGradGuard no_grad;
     for (const auto& unit : units_)
       if (options_.with_grads) agree_on_gradients(unit);
     try {
@@ -161,8 +161,8 @@ class SummonFullParams::Scope {
   }
 
   void close() noexcept {
-    c10::InferenceMode no_inference(false);
-    c10::NoGradGuard no_grad;
+    const c10::InferenceMode no_inference(false);
+    const c10::NoGradGuard no_grad;
     while (opened_ > 0) close(units_[--opened_]);
   }
 

@@ -82,6 +82,7 @@ WrapPolicy every_module() {
       [](torch::nn::Module& module) { return !internal::is_container_without_forward(module); });
 }
 
+// NOLINTNEXTLINE(performance-unnecessary-value-param): the lambda keeps a copy
 WrapPolicy by_any(std::vector<WrapPolicy> policies) {
   TORCH_CHECK_VALUE(!policies.empty(), "by_any: the list of policies is empty");
   const auto looks_below = [policies](torch::nn::Module& module, int64_t numel_left) {

@@ -48,7 +48,7 @@ std::vector<NoticeWords> UnshardedCopy::fill(const PackedLayout& layout,
                                              c10::Device device) {
   GatheredRows rows;
   try {
-    WaitClock clock(accounts_);
+    const WaitClock clock(accounts_);
     rows = gather_->wait();
   } catch (...) {
     drop_gather();
@@ -77,7 +77,7 @@ std::vector<NoticeWords> UnshardedCopy::fill(const PackedLayout& layout,
 
 void UnshardedCopy::await_and_drop() {
   try {
-    WaitClock clock(accounts_);
+    const WaitClock clock(accounts_);
     gather_->wait();
   } catch (...) {
     drop_gather();
@@ -86,6 +86,8 @@ void UnshardedCopy::await_and_drop() {
   drop_gather();
 }
 
+// What may throw below is a broken invariant, which ends the process here.
+// NOLINTNEXTLINE(bugprone-exception-escape)
 void UnshardedCopy::drop_gather() noexcept {
   if (!residency_.is_gathering()) return;
   release_gather();

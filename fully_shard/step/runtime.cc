@@ -190,7 +190,8 @@ void Runtime::end_graph_task(int task) {
   struct EndOfRun {
     std::optional<BackwardRun>& run;
     ~EndOfRun() { run.reset(); }  // aborts unless it finished
-  } end{run_};
+  };
+  const EndOfRun end{run_};
   run_->finish();
   dim_->transport().end_of_backward();
   tell_unit_observer(&UnitObserver::backward_ended);

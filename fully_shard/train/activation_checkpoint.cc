@@ -130,7 +130,7 @@ class Recompute final : public torch::autograd::Node {
   }
 
   variable_list apply(variable_list&& gradients) override {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     check_backward_is_plain();
     const auto inputs = detached(unpacked());
     const auto outputs = run_again(inputs);
@@ -151,7 +151,7 @@ class Recompute final : public torch::autograd::Node {
   }
 
   void release_variables() override {
-    std::lock_guard lock(mutex_);
+    const std::lock_guard lock(mutex_);
     inputs_.clear();
     region_ = nullptr;
   }

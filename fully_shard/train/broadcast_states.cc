@@ -126,7 +126,7 @@ void agree_on(const Report& mine, const DeviceMesh& mesh) {
 }  // namespace
 
 void broadcast_states(ModuleRef module, const DeviceMesh& mesh, int64_t src) {
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const auto states = states_of(internal::given_module("broadcast_states", module));
   agree_on(report_of(states, mesh, src), mesh);
   internal::broadcast_tensors(states, mesh, src, kBucketBytes);

@@ -315,7 +315,7 @@ at::Tensor clip_grad_norm_(const std::vector<at::Tensor>& params, double max_nor
                     "; it must be a number that is not negative");
   TORCH_CHECK_VALUE(norm_type > 0, "clip_grad_norm_: norm_type is ", norm_type,
                     "; it must be positive or inf");
-  c10::NoGradGuard no_grad;
+  const c10::NoGradGuard no_grad;
   const Gradients gradients({norm_type}, max_norm, params);
   const auto norm = gradients.norm();
   TORCH_CHECK(!error_if_nonfinite || std::isfinite(norm.item().toDouble()),

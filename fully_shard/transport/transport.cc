@@ -16,7 +16,7 @@ TransportFactory& installed_factory() {
 }
 
 TransportFactory current_factory() {
-  std::lock_guard lock(factory_mutex);
+  const std::lock_guard lock(factory_mutex);
   return installed_factory();
 }
 
@@ -34,7 +34,7 @@ std::unique_ptr<Transport> make_transport(const DeviceMesh& mesh, int64_t dim) {
 }
 
 void set_transport_factory(TransportFactory factory) {
-  std::lock_guard lock(factory_mutex);
+  const std::lock_guard lock(factory_mutex);
   installed_factory() = std::move(factory);
 }
 

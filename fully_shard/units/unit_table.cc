@@ -43,14 +43,14 @@ Table& table() {
 }  // namespace
 
 std::shared_ptr<Unit> find_unit(const torch::nn::Module& module) {
-  std::lock_guard lock(table().mutex);
+  const std::lock_guard lock(table().mutex);
   const auto found = table().units.find(&module);
   if (found == table().units.end() || found->second.module.expired()) return nullptr;
   return found->second.unit;
 }
 
 void attach_unit(torch::nn::Module& module, std::shared_ptr<Unit> unit) {
-  std::lock_guard lock(table().mutex);
+  const std::lock_guard lock(table().mutex);
   table().sweep();
   unit->add_module(module.weak_from_this());
   auto& place = table().units[&module];

@@ -91,7 +91,7 @@ class GradientHome final : public torch::autograd::PostAccumulateGradHook {
 
   void operator()(const at::Tensor& member) override {
     const at::NoGradGuard no_grad;
-    const at::Tensor grad = member.grad();
+    const at::Tensor& grad = member.grad();
     const DTensorSpec& home = spec_of(member);
     if (auto* const style = style_of(member)) style->steps->saw_backward();
     if (is_dtensor(grad) && spec_of(grad).placements() == home.placements()) return;

@@ -86,7 +86,7 @@ void check_all_to_all(const Group& group, const at::Tensor& output, const at::Te
                     "all_to_all: tensors must be contiguous (rank ", group->getRank(), ")");
 }
 
-Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
+Pending all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input) {
   check_gather(group, output, input);
   if (input.numel() == 0) return {};
   const BelowAutograd below_autograd;
@@ -95,7 +95,8 @@ Pending all_gather(const Group& group, at::Tensor output, at::Tensor input) {
   return issue(group, [&] { return ((*group).*kAllGather)(to, from, {}); });
 }
 
-Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op) {
+Pending reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                       ReduceOp op) {
   check_reduce_scatter(group, output, input);
   if (output.numel() == 0) return {};
   const BelowAutograd below_autograd;
@@ -115,7 +116,7 @@ Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
   return issue(group, [&] { return group->allreduce(tensors, options); });
 }
 
-Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank) {
+Pending broadcast(const Group& group, const at::Tensor& tensor, int64_t root_group_rank) {
   check_broadcast(group, root_group_rank);
   if (tensor.numel() == 0) return {};
   const BelowAutograd below_autograd;
@@ -125,7 +126,7 @@ Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank
   return issue(group, [&] { return group->broadcast(tensors, options); });
 }
 
-Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input) {
+Pending all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input) {
   check_all_to_all(group, output, input);
   if (input.numel() == 0) return {};
   const BelowAutograd below_autograd;

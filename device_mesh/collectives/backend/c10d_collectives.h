@@ -20,13 +20,14 @@
 namespace fsdp::internal {
 
 // output: group_size * input.numel(), rank-major.
-Pending all_gather(const Group& group, at::Tensor output, at::Tensor input);
+Pending all_gather(const Group& group, const at::Tensor& output, const at::Tensor& input);
 // input: group_size rows; output: one row, the reduction over ranks of row `rank`.
-Pending reduce_scatter(const Group& group, at::Tensor output, at::Tensor input, ReduceOp op);
+Pending reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                       ReduceOp op);
 Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op);
-Pending broadcast(const Group& group, at::Tensor tensor, int64_t root_group_rank);
+Pending broadcast(const Group& group, const at::Tensor& tensor, int64_t root_group_rank);
 // Row i of `input` goes to rank i; row i of `output` comes from rank i. Equal rows.
-Pending all_to_all(const Group& group, at::Tensor output, at::Tensor input);
+Pending all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input);
 Pending barrier(const Group& group);
 
 // What these throw, ValueError, for sizes, strides, dtypes or roots that are wrong.
