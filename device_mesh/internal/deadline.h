@@ -1,7 +1,8 @@
 // A deadline for what has none of its own: store calls and connections that block in a
 // socket until the other host answers, which one behind a dead link never does.
 //
-//   auto answer = call_with_deadline(std::chrono::seconds(2), [store, key] { return store->check({key}); });
+//   const auto look = [store, key] { return store->check({key}); };
+//   const auto answer = call_with_deadline(std::chrono::seconds(2), look);
 //   if (!answer) ...   // it has not come back; its thread is left alone
 #pragma once
 

@@ -14,9 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <functional>
-#include <optional>
-#include <utility>
+#include <memory>
 #include <vector>
 
 namespace fsdp::internal {

@@ -117,7 +117,7 @@ void BackwardRun::finish() {
   send_late();
   // Only now, when all that this backward issues has been waited for.
   for (auto& reduction : received_) reduction.check_replica_writes();
-  update_debts();
+  update_owed();
   publish();
   end_roots();
   state_ = State::kFinished;
@@ -154,7 +154,7 @@ void BackwardRun::send_late() {
 }
 
 // Those whose reductions left owe nothing any more.
-void BackwardRun::update_debts() {
+void BackwardRun::update_owed() {
   for (auto* group : order_.groups()) owed_.reduced(group);
   for (auto* group : part_takers_) {
     if (accumulates_everywhere_ && group->gradients().settings().synchronizes())

@@ -59,7 +59,7 @@ class BackwardRun {
   bool is_late_anywhere() const;
   void send_late();
   void publish();
-  void update_debts();
+  void update_owed();
   void end_roots();
   void check_afterwards() const;
   void abort() noexcept;
