@@ -44,9 +44,9 @@ class Mutation:
         return subprocess.run(["git", "apply", *options, str(self.path)]).returncode == 0
 
 
-def build(target, config):
+def build(target):
     quiet = ["--noshow_progress", "--ui_event_filters=-info", "--show_result=0"]
-    command = ["bazel", "build", *config, *quiet, f"//tests:{target}"]
+    command = ["bazel", "build", *quiet, f"//tests:{target}"]
     return subprocess.run(command).returncode == 0
 
 
@@ -68,12 +68,12 @@ def run(mutation):
     return "passes" if done.returncode == 0 else "fails"
 
 
-def try_one(mutation, config):
+def try_one(mutation):
     """'caught' where the test notices; else why it did not, or was not asked."""
     if not mutation.apply():
         return "does not apply"
     try:
-        if not build(mutation.target, config):
+        if not build(mutation.target):
             return "does not build"
         said = run(mutation)
     finally:
@@ -103,7 +103,6 @@ def main():
     parser.add_argument("names", nargs="*")
     parser.add_argument("--part")
     parser.add_argument("--sample", type=int)
-    parser.add_argument("--config")
     parser.add_argument("--check", action="store_true")
     arguments = parser.parse_args()
     mutations = chosen(arguments)
@@ -115,7 +114,7 @@ def main():
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that a mutation is taken back
     caught = 0
     for mutation in mutations:
-        said = try_one(mutation, [f"--config={arguments.config}"] if arguments.config else [])
+        said = try_one(mutation)
         caught += said == "caught"
         print(f"{said}: {mutation.name}: {mutation.what} ({mutation.test})", flush=True)
     print(f"{caught} caught, {len(mutations) - caught} not")

@@ -4,6 +4,7 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
+#include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
@@ -170,6 +171,22 @@ TEST(ClipGradNorm, IsOneAllGather) {
     const auto before = announced();
     clip_grad_norm_(parameters, 1);
     EXPECT_EQ(announced(), before + 1);
+  });
+}
+
+// A mesh of two dimensions would be gathered over once for each of them.
+TEST(ClipGradNorm, OverAMeshOfAllRanksGathersOverTheDefaultGroup) {
+  on_four_ranks([](const DeviceMesh& mesh, const DeviceMesh&) {
+    const auto parameter = placed(values(1), mesh, {Shard{0}, Shard{1}});
+    const auto everyone = DeviceMesh::from_group(default_process_group(), torch::kCPU);
+    const auto announced = [](const DeviceMesh& of, int64_t dim) {
+      return internal::collectives_of(of, dim).log()->recent_operations().size();
+    };
+    const auto of_mesh = [&] { return announced(mesh, 0) + announced(mesh, 1); };
+    const auto before = of_mesh(), before_of_everyone = announced(everyone, 0);
+    EXPECT_NEAR(clip_grad_norm_({parameter}, 1).item<double>(), norm_of({values(1)}, 2), 1e-9);
+    EXPECT_EQ(of_mesh(), before);
+    EXPECT_EQ(announced(everyone, 0), before_of_everyone + 1);
   });
 }
 
