@@ -12,6 +12,12 @@ enum class Part : int64_t { kAbsent, kPlain, kDTensor, kNothing, kNumber, kNumbe
 
 void append(Part part, MemoKey& key) { key.push_back(static_cast<int64_t>(part)); }
 
+// In one number with the dtype: a key is made and hashed for each call.
+void append(Part part, at::ScalarType dtype, MemoKey& key) {
+  constexpr int64_t kParts = 16;
+  key.push_back(static_cast<int64_t>(part) + kParts * static_cast<int64_t>(dtype));
+}
+
 void append_numbers(at::IntArrayRef numbers, MemoKey& key) {
   key.push_back(static_cast<int64_t>(numbers.size()));
   key.insert(key.end(), numbers.begin(), numbers.end());
@@ -20,14 +26,13 @@ void append_numbers(at::IntArrayRef numbers, MemoKey& key) {
 void append_operand(const at::Tensor& operand, MemoKey& key) {
   if (!operand.defined()) return append(Part::kAbsent, key);
   if (const auto* const meta = find_meta(operand)) {
-    append(Part::kDTensor, key);
+    append(Part::kDTensor, operand.scalar_type(), key);
     key.push_back(reinterpret_cast<int64_t>(meta->spec.layout().id()));
   } else {
-    append(Part::kPlain, key);
+    append(Part::kPlain, operand.scalar_type(), key);
     append_numbers(operand.sizes(), key);
     key.insert(key.end(), operand.strides().begin(), operand.strides().end());
   }
-  key.push_back(static_cast<int64_t>(operand.scalar_type()));
 }
 
 // REQUIRES: of whole numbers or truth values.
