@@ -2,13 +2,13 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/ranks_in_job.h"
+#include "device_mesh/internal/device_types.h"
 #include "device_mesh/internal/dimension_groups.h"
 #include "device_mesh/internal/mesh_layout.h"
 #include "device_mesh/internal/process_group_factory.h"
 #include "device_mesh/process_group.h"
 
-#include <ATen/Context.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
+#include <ATen/DeviceAccelerator.h>
 #include <c10/util/Exception.h>
 #include <c10/util/hash.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -51,9 +51,9 @@ bool serves(const Group& group, c10::DeviceType device_type) {
 }
 
 void check_device_type(const Group& group, c10::DeviceType device_type, int64_t rank) {
-  TORCH_CHECK_VALUE(device_type == c10::kCPU || device_type == c10::kCUDA,
-                    "DeviceMesh: device_type ", device_type, ": allowed are cpu and cuda (rank ",
-                    rank, ")");
+  TORCH_CHECK_VALUE(device_type == c10::kCPU || at::accelerator::isAccelerator(device_type),
+                    "DeviceMesh: device_type ", device_type,
+                    ": allowed are cpu and accelerators, such as cuda (rank ", rank, ")");
   TORCH_CHECK_VALUE(serves(group, device_type) || group->getDeviceTypes().empty(),
                     "DeviceMesh: device_type ", device_type, ", but the process group's backend '",
                     internal::group_backend(group), "' does not serve it (rank ", rank, ")");
@@ -86,7 +86,7 @@ void check_names(const Names& names, size_t ndim, int64_t rank) {
 }  // namespace
 
 struct DeviceMesh::State {
-  c10::DeviceType device_type = c10::kCPU;
+  c10::Device device = c10::kCPU;  // of this rank
   MeshLayout layout = MeshLayout::row_major({});
   Names dim_names;
   Indices coordinate;
@@ -219,7 +219,7 @@ DeviceMesh DeviceMesh::from_groups(std::vector<Group> groups, c10::DeviceType de
                     "DeviceMesh::from_groups: ranks ", c10::IntArrayRef(ranks),
                     " are not unique (rank ", rank, ")");
   check_names(dim_names, shape.size(), rank);
-  state.device_type = device_type;
+  state.device = internal::current_device(device_type);
   state.dim_names = std::move(dim_names);
   state.family = std::make_shared<Family>();
   state.family->ranks = std::move(ranks);
@@ -227,7 +227,7 @@ DeviceMesh DeviceMesh::from_groups(std::vector<Group> groups, c10::DeviceType de
   return DeviceMesh(std::move(state).complete());
 }
 
-c10::DeviceType DeviceMesh::device_type() const { return state_->device_type; }
+c10::DeviceType DeviceMesh::device_type() const { return state_->device.type(); }
 int64_t DeviceMesh::ndim() const { return state_->layout.ndim(); }
 int64_t DeviceMesh::size() const { return state_->layout.size(); }
 int64_t DeviceMesh::size(int64_t dim) const { return shape()[state_->index_of(dim)]; }
@@ -255,7 +255,7 @@ DeviceMesh DeviceMesh::operator[](const std::string& dim_name) const {
 DeviceMesh DeviceMesh::operator[](const Names& dim_names) const {
   const Indices dims = state_->indices_of(dim_names);
   State slice;
-  slice.device_type = state_->device_type;
+  slice.device = state_->device;
   slice.layout = state_->layout.along(dims, state_->coordinate);
   slice.dim_names = dim_names;
   slice.family = state_->family;
@@ -290,7 +290,7 @@ DeviceMesh DeviceMesh::flatten(const Names& dim_names, std::string name) const {
   const Indices dims = state_->indices_of(dim_names);
   if (name.empty()) name = join(dim_names, "_");
   State flat;
-  flat.device_type = state_->device_type;
+  flat.device = state_->device;
   flat.layout = state_->layout.merged(dims);
   flat.coordinate = state_->merged_coordinate(dims);
   flat.family = state_->family;
@@ -317,7 +317,7 @@ DeviceMesh DeviceMesh::neighbours(int64_t dim, int64_t n) const {
                     index, " of ", to_string(*this), " (rank ", rank(), ")");
   const auto coordinate = *split->coordinate_of(state_->layout.position_of(state_->coordinate));
   State block;
-  block.device_type = state_->device_type;
+  block.device = state_->device;
   block.layout = split->along({index + 1}, coordinate);
   block.coordinate = {coordinate[static_cast<size_t>(index) + 1]};
   block.family = state_->family;
@@ -347,7 +347,7 @@ DeviceMesh init_device_mesh(c10::DeviceType device_type, Indices shape, Names di
   check_names(dim_names, shape.size(), rank);
 
   DeviceMesh::State state;
-  state.device_type = device_type;
+  state.device = internal::current_device(device_type);
   state.layout = MeshLayout::row_major(shape);
   state.coordinate = *state.layout.coordinate_of(rank);
   state.family = std::make_shared<Family>();
@@ -394,16 +394,14 @@ DeviceMesh default_mesh() {
   const auto world = internal::default_dimension();
   if (const auto held = std::static_pointer_cast<const DeviceMesh::State>(world->held_mesh()))
     return DeviceMesh(held);
-  const bool on_cuda = at::globalContext().hasCUDA() && serves(world->group(), c10::kCUDA);
-  auto mesh = init_device_mesh(on_cuda ? c10::kCUDA : c10::kCPU, {world->group()->getSize()});
+  const auto accelerator = internal::visible_accelerator();
+  const bool on_device = accelerator && serves(world->group(), *accelerator);
+  auto mesh = init_device_mesh(on_device ? *accelerator : c10::kCPU, {world->group()->getSize()});
   world->remember_mesh(mesh.state_);
   return mesh;
 }
 
-c10::Device local_device(const DeviceMesh& mesh) {
-  const auto type = mesh.device_type();
-  return type == c10::kCPU ? c10::Device(type) : c10::impl::VirtualGuardImpl(type).getDevice();
-}
+c10::Device local_device(const DeviceMesh& mesh) { return mesh.state_->device; }
 
 std::string to_string(const DeviceMesh& mesh) {
   std::ostringstream text;

@@ -109,6 +109,7 @@ class FSDP_API DeviceMesh {
   friend DeviceMesh init_device_mesh(c10::DeviceType, std::vector<int64_t>,
                                      std::vector<std::string>);
   friend DeviceMesh default_mesh();
+  friend c10::Device local_device(const DeviceMesh&);
   friend std::string to_string(const DeviceMesh&);
 
   std::shared_ptr<const State> state_;
@@ -130,13 +131,15 @@ FSDP_API bool operator==(const DeviceMesh& a, const DeviceMesh& b);
 [[nodiscard]] FSDP_API DeviceMesh init_hybrid_mesh(c10::DeviceType device_type,
                                                    int64_t ranks_per_node);
 
-// 1-D over the default group, on CUDA if available, else CPU. Initialises the default
+// 1-D over the default group, on the accelerator that the process sees and the group
+// serves, else CPU. Initialises the default
 // group when nobody has: collective then, local else. The same mesh for as long as
 // someone holds it, not another one per call.
 FSDP_API DeviceMesh default_mesh();
 
-// Where this rank's tensors are to be: the CPU, or the calling thread's current device of
-// the mesh's type, with its index. Local.
+// Where this rank's tensors are to be: the CPU, or the device of the mesh's type that was
+// the calling thread's current one when the mesh was made, with its index. The same on
+// all threads, and of all slices of the mesh. Local.
 [[nodiscard]] FSDP_API c10::Device local_device(const DeviceMesh& mesh);
 
 FSDP_API std::string to_string(const DeviceMesh& mesh);

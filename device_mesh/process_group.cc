@@ -1,5 +1,7 @@
 #include "device_mesh/process_group.h"
 
+#include "device_mesh/internal/backend_table.h"
+#include "device_mesh/internal/device_types.h"
 #include "device_mesh/internal/dimension_groups.h"
 #include "device_mesh/internal/process_group_factory.h"
 #include "device_mesh/internal/process_settings.h"
@@ -48,13 +50,20 @@ LaunchEnvironment locate(const ProcessGroupOptions& options) {
   return here;
 }
 
-// One GPU per local rank.
-void select_cuda_device(int64_t local_rank) {
-  const auto* guard = c10::impl::getDeviceGuardImpl(c10::kCUDA);
-  const int64_t count = guard->deviceCount();
-  TORCH_CHECK_VALUE(count > 0, "backend 'nccl': no CUDA device is visible to local rank ",
-                    local_rank);
-  guard->setDevice(c10::Device(c10::kCUDA, static_cast<c10::DeviceIndex>(local_rank % count)));
+// One device for each local rank, of the type that the backend is for.
+void select_device(const std::string& backend, int64_t local_rank) {
+  const auto* const entry = internal::find_backend(backend);
+  if (entry == nullptr || !entry->is_for_devices()) return;
+  for (const auto type : entry->device_types) {
+    const int64_t count = internal::visible_devices(type);
+    if (count == 0) continue;
+    const auto index = static_cast<c10::DeviceIndex>(local_rank % count);
+    c10::impl::getDeviceGuardImpl(type)->setDevice(c10::Device(type, index));
+    return;
+  }
+  TORCH_CHECK_VALUE(false, "backend '", backend, "': no ",
+                    c10::DeviceTypeName(entry->device_types.front()),
+                    " device is visible to local rank ", local_rank);
 }
 
 std::shared_ptr<DimensionGroups> current_default() {
@@ -90,7 +99,7 @@ std::shared_ptr<DimensionGroups> make_default(const ProcessGroupOptions& options
         "whether all have MASTER_ADDR=",
         here.master_addr, ", MASTER_PORT=", here.master_port, " and WORLD_SIZE=", here.world_size);
   }
-  if (request.backend == "nccl" && !options.store) select_cuda_device(here.local_rank);
+  if (!options.store) select_device(request.backend, here.local_rank);
   return std::make_shared<DimensionGroups>(internal::make_world_group(request));
 }
 

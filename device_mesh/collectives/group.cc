@@ -3,6 +3,8 @@
 #include <ATen/core/Tensor.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <algorithm>
+
 namespace fsdp::internal {
 
 using c10d::ProcessGroup;
@@ -17,7 +19,11 @@ std::string group_backend(const Group& group) {
 
 bool has_gloo(const Group& group) {
   const auto type = group->getBackendType();
-  return type == ProcessGroup::GLOO || type == ProcessGroup::NCCL;
+  if (type == ProcessGroup::GLOO || type == ProcessGroup::NCCL) return true;
+  const auto served = group->getDeviceTypes();
+  const bool serves_cpu = std::any_of(served.begin(), served.end(),
+                                      [](const c10::Device& device) { return device.is_cpu(); });
+  return serves_cpu && group->getBackend(c10::kCPU)->getBackendName() == "gloo";
 }
 
 bool through_gloo(const Group& group, const at::Tensor& tensor) {

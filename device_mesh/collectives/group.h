@@ -21,7 +21,7 @@ using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 int64_t group_rank(const Group& group);
 int64_t group_size(const Group& group);
 std::string group_backend(const Group& group);  // "gloo", "nccl", "fake", ...
-// Whether CPU tensors travel through Gloo: in an "nccl" group too.
+// Whether CPU tensors travel through Gloo: in groups of a device's backend too.
 bool has_gloo(const Group& group);
 // Whether `tensor` does.
 bool through_gloo(const Group& group, const at::Tensor& tensor);

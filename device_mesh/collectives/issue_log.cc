@@ -30,8 +30,11 @@ std::string failure_of(const std::string& reason) {
 }  // namespace
 
 std::shared_ptr<IssueLog> IssueLog::of(const Group& group, c10::DeviceType device_type) {
+  return log_of(group, device_type != c10::kCPU);
+}
+
+std::shared_ptr<IssueLog> IssueLog::log_of(const Group& group, bool on_device) {
   static auto& kept = *new WeakKeyMap<c10::weak_intrusive_ptr<c10d::ProcessGroup>, LogsOfGroup>();
-  const bool on_device = device_type != c10::kCPU;
   return kept.with(group, [&](LogsOfGroup& logs) {
     auto& log = logs[on_device ? 1 : 0];
     if (!log) log = std::make_shared<IssueLog>(group, on_device);
@@ -152,8 +155,8 @@ void IssueLog::Shared::refuse_from_now_on(const std::string& reason) {
 }
 
 void IssueLog::end(const Group& group) {
-  for (const auto device_type : {c10::kCPU, c10::kCUDA}) {
-    of(group, device_type)
+  for (const bool on_device : {false, true}) {
+    log_of(group, on_device)
         ->shared_->refuse_from_now_on("destroy_process_group() has ended its process group");
   }
 }

@@ -114,6 +114,7 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
     void refuse_from_now_on(const std::string& reason);  // unless it does already
   };
   IssueLog(const Group& group, bool tells, std::shared_ptr<Shared> shared);
+  static std::shared_ptr<IssueLog> log_of(const Group& group, bool on_device);
   Stamp record(const IssuedOperation& operation);
   std::shared_ptr<WatchedLane> watched(const Group& group) const;
   void add_word_of_others(c10::Error& error);

@@ -1,16 +1,12 @@
 #include "device_mesh/internal/process_group_factory.h"
 
-#include "device_mesh/internal/fake_process_group.h"
+#include "device_mesh/collectives/group.h"
+#include "device_mesh/internal/backend_table.h"
+#include "device_mesh/internal/device_types.h"
 #include "device_mesh/internal/gloo_connection.h"
 
-#include <ATen/Context.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
-#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
-#ifdef USE_C10D_NCCL
-#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
-#endif
 
 #include <algorithm>
 #include <numeric>
@@ -23,73 +19,41 @@ using c10d::ProcessGroup;
 using c10d::ProcessGroupGloo;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
 
-// What all backends of one new group share.
-struct Membership {
-  StorePtr store;  // the group's own key space
-  int rank;
-  int size;
-  std::chrono::milliseconds timeout;
-  std::string name;
-  std::vector<uint64_t> global_ranks;
-};
-
-Membership membership(const GlooRequest& request, StorePtr store) {
-  return {std::move(store),
-          static_cast<int>(request.index),
-          static_cast<int>(request.ranks.size()),
-          request.timeout,
-          request.name,
-          {request.ranks.begin(), request.ranks.end()}};
+GroupMember member_of(const GlooRequest& request, StorePtr store) {
+  GroupMember member;
+  member.store = std::move(store);
+  member.rank = static_cast<int>(request.index);
+  member.size = static_cast<int>(request.ranks.size());
+  member.timeout = request.timeout;
+  member.name = request.name;
+  member.global_ranks = {request.ranks.begin(), request.ranks.end()};
+  return member;
 }
 
-#ifdef USE_C10D_NCCL
-void add_nccl(ProcessGroup& group, const Membership& members) {
-  auto options = c10d::ProcessGroupNCCL::Options::create();
-  options->timeout = members.timeout;
-  options->group_name = members.name;
-  options->global_ranks_in_group = members.global_ranks;
-  auto store = c10::make_intrusive<c10d::PrefixStore>("nccl", members.store);
-  auto backend =
-      c10::make_intrusive<c10d::ProcessGroupNCCL>(store, members.rank, members.size, options);
-  group.setBackend(c10::kCUDA, ProcessGroup::BackendType::NCCL, backend);
-}
-#else
-void add_nccl(ProcessGroup&, const Membership&) {
-  TORCH_CHECK_NOT_IMPLEMENTED(false,
-                              "backend 'nccl': this build has no NCCL; allowed: 'gloo', 'fake'");
-}
-#endif
-
-void add_fake(ProcessGroup& group, const Membership& members) {
-  auto backend =
-      make_fake_backend(members.rank, members.size, members.timeout, members.global_ranks);
-  group.setBackend(c10::kCPU, ProcessGroup::BackendType::CUSTOM, backend);
-  group.setBackend(c10::kCUDA, ProcessGroup::BackendType::CUSTOM, backend);
-}
-
-Group make_fake(const GlooRequest& request) {
+// Where ranks that do not meet in Gloo would meet.
+GlooGroup unconnected(const GlooRequest& request) {
   const auto instance = open_key_space(*request.store, request.key_space, request.opener);
-  const auto members = membership(request, key_space(request.store, request.key_space, instance));
-  auto group = c10::make_intrusive<ProcessGroup>(members.store, members.rank, members.size);
-  add_fake(*group, members);
-  group->setDefaultBackend(ProcessGroup::BackendType::CUSTOM);
-  return group;
+  return {key_space(request.store, request.key_space, instance), {}};
 }
 
-// With NCCL beside it where that is the backend.
-Group make_with_gloo(const std::string& backend, const GlooRequest& request) {
-  auto gloo = connect_gloo(request);
-  const auto members = membership(request, gloo.store);
-  auto group = c10::make_intrusive<ProcessGroup>(members.store, members.rank, members.size);
-  if (backend == "nccl") add_nccl(*group, members);
-  group->setBackend(c10::kCPU, ProcessGroup::BackendType::GLOO, gloo.backend);
-  group->setDefaultBackend(backend == "nccl" ? ProcessGroup::BackendType::NCCL
-                                             : ProcessGroup::BackendType::GLOO);
-  return group;
+void check_is_in_this_build(const std::string& name, const BackendEntry& entry, int64_t rank) {
+  TORCH_CHECK_NOT_IMPLEMENTED(entry.is_in_this_build(), "backend '", name,
+                              "': this build does not have it; all are ", names_of_backends(),
+                              " (rank ", rank, ")");
 }
 
-Group assemble(const std::string& backend, const GlooRequest& request) {
-  auto group = backend == "fake" ? make_fake(request) : make_with_gloo(backend, request);
+Group assemble(const std::string& name, const BackendEntry& entry, const GlooRequest& request) {
+  check_is_in_this_build(name, entry, request.opener);
+  const auto gloo = entry.has_gloo ? connect_gloo(request) : unconnected(request);
+  const auto member = member_of(request, gloo.store);
+  auto group = c10::make_intrusive<ProcessGroup>(member.store, member.rank, member.size);
+  const auto type = ProcessGroup::strToBackendType(name);
+  if (entry.make) {
+    const auto backend = entry.make(member);
+    for (const auto device_type : entry.device_types) group->setBackend(device_type, type, backend);
+  }
+  if (gloo.backend) group->setBackend(c10::kCPU, ProcessGroup::BackendType::GLOO, gloo.backend);
+  group->setDefaultBackend(type);
   group->setGroupName(request.name);
   group->setGroupDesc(request.name);
   return group;
@@ -107,37 +71,20 @@ GlooDevices gloo_devices_of(const Group& parent) {
   return c10::static_intrusive_pointer_cast<ProcessGroupGloo>(backend)->getOptions()->devices;
 }
 
-std::string backend_of(const Group& group) {
-  switch (group->getBackendType()) {
-    case ProcessGroup::BackendType::GLOO:
-      return "gloo";
-    case ProcessGroup::BackendType::NCCL:
-      return "nccl";
-    default:
-      break;
-  }
-  const std::string name = group->getDefaultBackend()->getBackendName();
-  TORCH_CHECK_NOT_IMPLEMENTED(name == "fake", "a group of backend '", name,
-                              "' cannot make further groups; allowed: 'gloo', 'nccl', 'fake'");
-  return name;
-}
-
 }  // namespace
 
 GroupRequest::GroupRequest() = default;
 GroupRequest::~GroupRequest() = default;
 
 std::string preferred_backend() {
-#ifdef USE_C10D_NCCL
-  if (at::globalContext().hasCUDA()) return "nccl";
-#endif
-  return "gloo";
+  const auto accelerator = visible_accelerator();
+  return accelerator ? backend_for(*accelerator) : "gloo";
 }
 
 Group make_world_group(const GroupRequest& request) {
-  const std::string& backend = request.backend;
-  TORCH_CHECK_VALUE(backend == "gloo" || backend == "nccl" || backend == "fake", "backend '",
-                    backend, "': allowed are 'gloo', 'nccl' and 'fake' (rank ", request.rank, ")");
+  const auto* const entry = find_backend(request.backend);
+  TORCH_CHECK_VALUE(entry != nullptr, "backend '", request.backend, "': allowed are ",
+                    names_of_backends(), " (rank ", request.rank, ")");
   GlooRequest made;
   made.store = request.store;
   made.key_space = "world";
@@ -150,12 +97,15 @@ Group make_world_group(const GroupRequest& request) {
   made.deadline = request.deadline;
   made.advice = request.advice;
   made.serves_store = request.serves_store;
-  return assemble(backend, made);
+  return assemble(request.backend, *entry, made);
 }
 
 Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_ranks,
                     const std::string& purpose) {
-  const std::string backend = backend_of(parent);
+  const auto backend = group_backend(parent);
+  const auto* const entry = find_backend(backend);
+  TORCH_CHECK_NOT_IMPLEMENTED(entry != nullptr, "a group of backend '", backend,
+                              "' cannot make further groups; allowed are ", names_of_backends());
   const auto self = std::find(parent_ranks.begin(), parent_ranks.end(), parent->getRank());
   TORCH_INTERNAL_ASSERT(self != parent_ranks.end(), "rank ", parent->getRank(),
                         " is not in the new group");
@@ -172,16 +122,12 @@ Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_rank
   made.advice =
       ". All ranks of a group make it, in one order with their other groups: look what these do "
       "instead";
-  if (backend != "fake") made.devices = gloo_devices_of(parent);
-  return assemble(backend, made);
+  if (entry->has_gloo) made.devices = gloo_devices_of(parent);
+  return assemble(backend, *entry, made);
 }
 
 std::vector<int64_t> global_ranks(const Group& group) {
-  const auto type = group->getBackendType();
-  const bool ours = type == ProcessGroup::BackendType::GLOO ||
-                    type == ProcessGroup::BackendType::NCCL ||
-                    group->getDefaultBackend()->getBackendName() == "fake";
-  if (ours) {
+  if (find_backend(group_backend(group)) != nullptr) {
     const auto& told = group->getDefaultBackend()->getBackendOptions()->global_ranks_in_group;
     if (!told.empty()) return {told.begin(), told.end()};
   }
@@ -191,7 +137,8 @@ std::vector<int64_t> global_ranks(const Group& group) {
 }
 
 void shut_down(const Group& group) {
-  if (group->getBackendType() == ProcessGroup::BackendType::NCCL) group->waitForPendingWorks();
+  const auto* const entry = find_backend(group_backend(group));
+  if (entry != nullptr && entry->is_for_devices()) group->waitForPendingWorks();
   group->shutdown();
 }
 

@@ -1,4 +1,5 @@
-// Makes c10d process groups. The only place that knows how the backends are constructed.
+// The making of c10d process groups of the backends that are in the table
+// (backend_table.h), which tensors on CPU pass through Gloo in, but for "fake".
 //
 // Every function that makes a group is collective over the ranks of the new group, and
 // over no others: its name in the store follows from the ranks, and from how often this
@@ -21,11 +22,12 @@ namespace fsdp::internal {
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 
-// "nccl" where this build has it and a GPU is visible, else "gloo".
+// What this build has for the accelerator that the process sees: "nccl" for CUDA; "gloo"
+// where there is none.
 std::string preferred_backend();
 
 struct GroupRequest {
-  std::string backend;  // "gloo"; "nccl", which serves CPU tensors through gloo; "fake"
+  std::string backend;  // its name in the table
   c10::intrusive_ptr<c10d::Store> store;
   int64_t rank = 0;
   int64_t world_size = 1;
@@ -45,7 +47,7 @@ Group make_world_group(const GroupRequest& request);
 // A group over `parent_ranks` (ranks within `parent`, in the order of the new group),
 // with the parent's backend and timeout, also for making it. The calling rank must be
 // among them. `purpose` tells groups over the same ranks apart and is printed in errors.
-// Throws NotImplementedError when the parent's backend is not one of ours, and what
+// Throws NotImplementedError when the parent's backend is not in the table, and what
 // connect_gloo() throws.
 Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_ranks,
                     const std::string& purpose);

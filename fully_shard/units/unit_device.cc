@@ -22,7 +22,10 @@ void move_buffers(const std::vector<at::Tensor>& buffers, c10::Device device) {
   if (device.is_cpu()) return;
   const at::NoGradGuard no_grad;
   for (const auto& buffer : buffers) {
-    if (buffer.is_cpu() && !is_dtensor(buffer)) buffer.set_data(buffer.to(device));
+    if (!buffer.is_cpu() || is_dtensor(buffer)) continue;
+    // As parameters are moved: set_data() knows the way from the CPU to CUDA only.
+    const auto moved = buffer.detach().to(device);
+    buffer.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
   }
 }
 

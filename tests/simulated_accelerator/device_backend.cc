@@ -1,3 +1,4 @@
+#include "device_mesh/internal/backend_table.h"
 #include "tests/simulated_accelerator/current_stream.h"
 #include "tests/simulated_accelerator/exchange.h"
 #include "tests/simulated_accelerator/host_view.h"
@@ -11,6 +12,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <optional>
 #include <string>
@@ -122,7 +124,7 @@ class DeviceBackend final : public c10d::Backend {
     options_->global_ranks_in_group = member_.global_ranks;
   }
 
-  const std::string getBackendName() const override { return "nccl"; }
+  const std::string getBackendName() const override { return member_.backend; }
   c10::intrusive_ptr<Options> getBackendOptions() override { return options_; }
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   void setSequenceNumberForGroup() override {}  // counted from the start
@@ -220,6 +222,17 @@ c10::intrusive_ptr<c10d::Backend> make_lone_backend(Membership member, World::Wa
   auto name = member.name;
   return c10::make_intrusive<DeviceBackend>(std::make_unique<NoPeers>(wait), std::move(member),
                                             std::move(name));
+}
+
+std::string backend_of(std::shared_ptr<World> world) {
+  static std::atomic<int> worlds = 0;
+  const auto name = "simulated " + std::to_string(++worlds);
+  const auto make = [world = std::move(world), name](const internal::GroupMember& member) {
+    return make_backend(
+        world, {member.name, member.rank, member.size, member.global_ranks, member.timeout, name});
+  };
+  internal::add_backend(name, {.device_types = {kDeviceType}, .make = make});
+  return name;
 }
 
 void serve_device(const c10::intrusive_ptr<c10d::ProcessGroup>& group,

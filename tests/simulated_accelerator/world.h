@@ -38,6 +38,7 @@ struct Membership {
   int size;
   std::vector<uint64_t> global_ranks;
   std::chrono::milliseconds timeout;
+  std::string backend = "nccl";  // what the backend calls itself
 };
 
 // Where the ranks of a world meet that are threads of one process.
@@ -89,6 +90,14 @@ c10::intrusive_ptr<c10d::Backend> make_backend(std::shared_ptr<World> world, Mem
 // of all items is the schedule's alone.
 c10::intrusive_ptr<c10d::Backend> make_lone_backend(
     Membership member, World::Wait wait = World::Wait::kMakesStreamWait);
+
+// A new name in the library's table of backends, "simulated 1" or the like. Groups of
+// that backend meet in `world`, their side groups too.
+//
+//   run_ranks_over(backend_of(world), 2, [&](int64_t rank) {
+//     const c10::DeviceGuard guard(device(rank));
+//     const auto mesh = init_device_mesh(kDeviceType, {2});
+std::string backend_of(std::shared_ptr<World> world);
 
 // From now on the device's collectives of `group` go through `world`; those of tensors on
 // CPU stay what they are. Local.

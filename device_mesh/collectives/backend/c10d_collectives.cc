@@ -1,9 +1,9 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 
 #include "device_mesh/collectives/tensor_bytes.h"
+#include "device_mesh/internal/device_types.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -142,9 +142,12 @@ Pending barrier(const Group& group) {
   // Not ProcessGroup::barrier: it keeps its tensor in a function-level static, which
   // ranks that are threads would share.
   c10d::BarrierOptions options;
-  if (group->getBackendType() == ProcessGroup::NCCL) {
-    options.device = c10::impl::getDeviceGuardImpl(c10::kCUDA)->getDevice();
-    options.device_ids = {options.device->index()};
+  for (const auto& served : group->getDeviceTypes()) {
+    const auto device = current_device(served.type());
+    if (!device.has_index()) continue;
+    options.device = device;
+    options.device_ids = {device.index()};
+    break;
   }
   return issue(group, [&] { return group->getDefaultBackend()->barrier(options); });
 }

@@ -1,0 +1,25 @@
+#include "device_mesh/internal/nccl_backend.h"
+
+#ifdef USE_C10D_NCCL
+#include <torch/csrc/distributed/c10d/PrefixStore.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp>
+#endif
+
+namespace fsdp::internal {
+
+#ifdef USE_C10D_NCCL
+MakeBackend nccl_factory() {
+  return [](const GroupMember& member) {
+    auto options = c10d::ProcessGroupNCCL::Options::create();
+    options->timeout = member.timeout;
+    options->group_name = member.name;
+    options->global_ranks_in_group = member.global_ranks;
+    auto store = c10::make_intrusive<c10d::PrefixStore>("nccl", member.store);
+    return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, member.rank, member.size, options);
+  };
+}
+#else
+MakeBackend nccl_factory() { return {}; }
+#endif
+
+}  // namespace fsdp::internal

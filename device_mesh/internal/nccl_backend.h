@@ -1,0 +1,11 @@
+// How an NCCL backend is made. The only place that includes what needs CUDA's headers.
+#pragma once
+
+#include "device_mesh/internal/backend_table.h"
+
+namespace fsdp::internal {
+
+// Null where this build has no NCCL.
+MakeBackend nccl_factory();
+
+}  // namespace fsdp::internal
