@@ -46,8 +46,9 @@ class FSDP_API StoreHandle {
 };
 
 struct ProcessGroupOptions {
-  std::string backend =
-      {};  // "gloo", "nccl" or "fake"; empty: nccl where CUDA is available, else gloo
+  // "gloo", "nccl" or "fake"; empty: that of the accelerator which the process sees, nccl
+  // for CUDA, else gloo.
+  std::string backend = {};
   StoreHandle store = {};  // explicit rendezvous; the group then belongs to the calling thread
   int64_t rank =
       -1;  // with `world_size`: replaces what the environment says; required with a store

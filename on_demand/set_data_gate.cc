@@ -1,6 +1,7 @@
 #include "on_demand/set_data_gate.h"
 
 #include "deferred_init/deferred_storage.h"
+#include "device_mesh/internal/device_types.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/gate_key.h"
@@ -79,7 +80,9 @@ void register_set_data_kernels() {
       name, kGateKey, c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_at_gate),
       std::nullopt, nullptr, "fsdp"));
   // Not under the alias Autograd, before which the composite kernel would win.
-  for (const auto key : {c10::DispatchKey::AutogradCPU, c10::DispatchKey::AutogradCUDA}) {
+  auto keys = accelerator_keys(c10::DispatchKey::AutogradFunctionality);
+  keys.push_back(c10::DispatchKey::AutogradCPU);
+  for (const auto key : keys) {
     handles.push_back(dispatcher.registerImpl(
         name, key, c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_at_autograd),
         std::nullopt, nullptr, "fsdp"));

@@ -4,6 +4,7 @@
 #include "checkpoint/format/ivalue_json.h"
 #include "checkpoint/io/tensor_reader.h"
 #include "checkpoint/plan/savable.h"
+#include "device_mesh/internal/device_types.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/random/thread_generators.h"
@@ -21,11 +22,13 @@
 namespace fsdp::internal::checkpoint {
 namespace {
 
-// LibTorch's default generators, and those of manual_seed.
-constexpr const char* kCpuGenerator = "rng.cpu";
-constexpr const char* kCudaGenerator = "rng.cuda";
 constexpr const char* kThreadGenerators = "rng.manual_seed";
 constexpr const char* kValues = "values";
+
+// LibTorch's default generator of the device type: "rng.cpu", "rng.cuda" and their like.
+std::string generator_name(c10::DeviceType type) {
+  return "rng." + c10::DeviceTypeName(type, /*lower_case=*/true);
+}
 
 // A group of a thread is not another thread's.
 bool ranks_are_threads(const World& world) {
@@ -37,10 +40,8 @@ bool ranks_are_threads(const World& world) {
   return !shared;
 }
 
-bool uses_cuda() { return at::hasCUDA() && at::globalContext().hasCUDA(); }
-
 at::Generator default_generator(c10::DeviceType type) {
-  return at::globalContext().defaultGenerator(c10::Device(type));
+  return at::globalContext().defaultGenerator(current_device(type));
 }
 
 using Dict = c10::impl::GenericDict;
@@ -50,7 +51,8 @@ Dict saved(ThreadGenerators& generators) {
   dict.insert("seed", static_cast<int64_t>(generators.seed()));
   dict.insert("ranks", generators.ranks());
   dict.insert("cpu", generator_state(generators.on(c10::kCPU)));
-  if (uses_cuda()) dict.insert("cuda", generator_state(generators.on(c10::kCUDA)));
+  if (const auto type = visible_accelerator())
+    dict.insert(c10::DeviceTypeName(*type, true), generator_state(generators.on(*type)));
   return dict;
 }
 
@@ -58,8 +60,10 @@ ThreadGeneratorsPtr restored(const Dict& dict) {
   auto generators = std::make_shared<ThreadGenerators>(
       static_cast<uint64_t>(dict.at("seed").toInt()), dict.at("ranks").toIntVector());
   set_generator_state(generators->on(c10::kCPU), dict.at("cpu").toTensor());
-  if (dict.contains("cuda") && uses_cuda())
-    set_generator_state(generators->on(c10::kCUDA), dict.at("cuda").toTensor());
+  const auto type = visible_accelerator();
+  const auto name = type ? c10::DeviceTypeName(*type, true) : "";
+  if (type && dict.contains(name))
+    set_generator_state(generators->on(*type), dict.at(name).toTensor());
   return generators;
 }
 
@@ -75,23 +79,29 @@ PerRank generator_states(const World& world) {
                       "with fsdp::manual_seed each has its own");
     return states;
   }
-  states.emplace(kCpuGenerator, generator_state(default_generator(c10::kCPU)));
-  if (uses_cuda()) states.emplace(kCudaGenerator, generator_state(default_generator(c10::kCUDA)));
+  states.emplace(generator_name(c10::kCPU), generator_state(default_generator(c10::kCPU)));
+  if (const auto type = visible_accelerator())
+    states.emplace(generator_name(*type), generator_state(default_generator(*type)));
   return states;
 }
 
 void restore_generators(PerRank& values) {
+  const auto accelerator = visible_accelerator();
   const auto own = values.extract(kThreadGenerators);
-  const auto cpu = values.extract(kCpuGenerator), cuda = values.extract(kCudaGenerator);
+  const auto cpu = values.extract(generator_name(c10::kCPU));
+  const auto device =
+      accelerator ? values.extract(generator_name(*accelerator)) : PerRank::node_type();
+  forget_generators(values);  // those of accelerators that are not here
   if (own || cpu)
     exchange_thread_generators(own ? restored(own.mapped().toGenericDict()) : nullptr);
   if (cpu) set_generator_state(default_generator(c10::kCPU), cpu.mapped().toTensor());
-  if (cuda && uses_cuda())
-    set_generator_state(default_generator(c10::kCUDA), cuda.mapped().toTensor());
+  if (device) set_generator_state(default_generator(*accelerator), device.mapped().toTensor());
 }
 
 void forget_generators(PerRank& values) {
-  for (const char* name : {kCpuGenerator, kCudaGenerator, kThreadGenerators}) values.erase(name);
+  values.erase(kThreadGenerators);
+  values.erase(generator_name(c10::kCPU));
+  for (const auto type : accelerator_types()) values.erase(generator_name(type));
 }
 
 FileToWrite per_rank_file(int64_t rank, const PerRank& values) {

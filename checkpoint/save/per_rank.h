@@ -18,9 +18,9 @@ namespace fsdp::internal::checkpoint {
 using PerRank = std::map<std::string, c10::IValue>;
 
 // This thread's view of the generators: "rng.manual_seed", where that holds, and
-// LibTorch's default ones, "rng.cpu" and, where CUDA is in use, "rng.cuda". Those are
-// left out where the ranks are threads, which share them; ValueError where there is
-// nothing else.
+// LibTorch's default ones, "rng.cpu" and that of the accelerator that the process sees,
+// "rng.cuda" or its like. Those are left out where the ranks are threads, which share
+// them; ValueError where there is nothing else.
 PerRank generator_states(const World& world);
 // Takes the generators' entries out of `values` and sets them. Where default ones were
 // saved alone, manual_seed no longer holds.

@@ -1,6 +1,7 @@
 #include "device_mesh/internal/device_types.h"
 
 #include <ATen/DeviceAccelerator.h>
+#include <c10/core/TensorOptions.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
 namespace fsdp::internal {
@@ -12,6 +13,16 @@ std::vector<c10::DeviceType> accelerator_types() {
     if (at::accelerator::isAccelerator(type)) types.push_back(type);
   }
   return types;
+}
+
+std::vector<c10::DispatchKey> accelerator_keys(c10::DispatchKey functionality) {
+  std::vector<c10::DispatchKey> keys;
+  for (const auto type : accelerator_types()) {
+    const auto dense = c10::computeDispatchKey(c10::kFloat, c10::kStrided, c10::Device(type));
+    keys.push_back(
+        c10::toRuntimePerBackendFunctionalityKey(functionality, c10::toBackendComponent(dense)));
+  }
+  return keys;
 }
 
 int64_t visible_devices(c10::DeviceType type) {

@@ -4,6 +4,7 @@
 
 #include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
+#include <c10/core/DispatchKey.h>
 
 #include <cstdint>
 #include <optional>
@@ -13,6 +14,8 @@ namespace fsdp::internal {
 
 // Every type that LibTorch calls an accelerator, whether there are such devices or not.
 std::vector<c10::DeviceType> accelerator_types();
+// The dispatch keys of those types for Dense, or for AutogradFunctionality.
+std::vector<c10::DispatchKey> accelerator_keys(c10::DispatchKey functionality);
 // How many devices of this type the process sees; 0 too where the build lacks them.
 int64_t visible_devices(c10::DeviceType type);
 // What LibTorch takes for the accelerator of this process; none where it sees no device.

@@ -1,5 +1,6 @@
 #include "dtensor/random/generator_dispatch.h"
 
+#include "device_mesh/internal/device_types.h"
 #include "dtensor/random/default_generator_as.h"
 #include "dtensor/random/thread_generators.h"
 
@@ -83,8 +84,10 @@ void lend_generator(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
 
 // A kernel that draws on a device, rather than calling operators that do.
 bool draws_by_itself(const c10::OperatorHandle& op) {
+  static const auto& keys = *new auto(accelerator_keys(c10::DispatchKey::Dense));
   return op.hasTag(at::Tag::nondeterministic_seeded) &&
-         op.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+         std::any_of(keys.begin(), keys.end(),
+                     [&](c10::DispatchKey key) { return op.hasKernelForDispatchKey(key); });
 }
 
 std::optional<c10::KernelFunction> generator_kernel_of(const c10::OperatorHandle& op) {
