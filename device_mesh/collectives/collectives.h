@@ -6,10 +6,10 @@
 //   const auto collectives = Collectives::of(mesh.group(dim), mesh.device_type());
 //   collectives.all_gather({.output = all, .input = own, .what = "all-gather of 'weight'"});
 //
-// A value. Every method but the local ones is collective over the
-// group: all its ranks call in one order, with the same sizes. Those that return nothing
-// return when the values are there; on CUDA, ordered after the current stream, which then
-// waits without blocking the host. Tensors are contiguous, need no graph, and must not be
+// A value. Every method but the local ones is collective over the group: all its ranks
+// call in one order, with the same sizes. Those that return nothing return when the
+// values are there; on a device, ordered after the current stream, which then waits
+// without blocking the host. Tensors are contiguous, need no graph, and must not be
 // touched meanwhile. They throw DistBackendError that names `what`, this rank and the
 // ranks that did not come, when the backend fails, and an error that names the operations
 // of both where ranks issued different ones; after either the group is refused. Wrong
