@@ -7,7 +7,6 @@
 #include <ATen/core/jit_type.h>
 
 #include <sstream>
-#include <string_view>
 #include <utility>
 
 namespace fsdp::internal {
@@ -35,14 +34,6 @@ bool is_number(const c10::Type& type) {
   return type.kind() == c10::TypeKind::NumberType || type.kind() == c10::TypeKind::FloatType;
 }
 
-bool overwrites_self(std::string_view name) {
-  for (const std::string_view other : {"aten::copy_", "aten::fill_", "aten::zero_", "aten::set_",
-                                       "aten::_foreach_copy_", "aten::_foreach_zero_"}) {
-    if (name == other) return true;
-  }
-  return false;
-}
-
 bool has_argument(const c10::FunctionSchema& schema, const char* name) {
   return schema.argumentIndexWithName(name).has_value();
 }
@@ -51,7 +42,6 @@ bool has_argument(const c10::FunctionSchema& schema, const char* name) {
 
 OperatorTraits::OperatorTraits(const c10::OperatorHandle& op)
     : draws_random_numbers(op.hasTag(at::Tag::nondeterministic_seeded)),
-      overwrites(overwrites_self(op.schema().name())),
       indexes_self(has_argument(op.schema(), "self") &&
                    (has_argument(op.schema(), "index") || has_argument(op.schema(), "indices"))) {
   const auto& schema = op.schema();

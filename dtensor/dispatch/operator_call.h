@@ -21,8 +21,8 @@ struct OperatorTraits {
       returned_argument;        // per return: the written argument it hands back
   std::vector<size_t> numbers;  // arguments that are real numbers, or lists of such
   bool draws_random_numbers;
-  bool overwrites;    // what it writes has nothing of what it was
-  bool indexes_self;  // reads or writes `self` at indices, which may be plain tensors
+  bool overwrites = false;  // OpEntry::overwrites, and it writes in place
+  bool indexes_self;        // reads or writes `self` at indices, which may be plain tensors
 };
 
 class OperatorCall {

@@ -157,6 +157,7 @@ class TableKernel final : public c10::OperatorKernel {
  public:
   TableKernel(const OpEntry& entry, const c10::OperatorHandle& op)
       : handler_(entry.handler), traits_(op) {
+    traits_.overwrites = entry.overwrites && !traits_.written.empty();
     if (entry.strategy.any()) by_strategy_.emplace(entry.strategy, op, entry.local_kernel);
   }
 

@@ -105,8 +105,8 @@ void add_copy(OpTable& table) {
   table.add("clone.", {.strategy = {.strategies = clone_strategy, .results = clone_results}});
   table.add("_to_copy.",
             {.strategy = {.strategies = to_copy_strategy, .results = to_copy_results}});
-  table.add("copy_", {.handler = copy_into});
-  table.add("set_.source_Tensor", {.handler = set_by_copy});
+  table.add("copy_", {.handler = copy_into, .overwrites = true});
+  table.add("set_.source_Tensor", {.handler = set_by_copy, .overwrites = true});
 }
 
 }  // namespace fsdp::internal

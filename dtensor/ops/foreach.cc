@@ -203,8 +203,9 @@ void add_foreach(OpTable& table) {
   add("mul", foreach_elementwise(Linearity::kProduct));
   add("div", foreach_elementwise(Linearity::kScale));
   add("neg", foreach_elementwise(Linearity::kUnary));
-  add("zero", foreach_elementwise(Linearity::kAny));
-  table.add("_foreach_copy_", {.handler = copy_each});
+  table.add_with_in_place("_foreach_zero",
+                          {.handler = foreach_elementwise(Linearity::kAny), .overwrites = true});
+  table.add("_foreach_copy_", {.handler = copy_each, .overwrites = true});
   table.add("_foreach_max.", {.handler = max_of_each});
 }
 

@@ -31,6 +31,8 @@ struct OpEntry {
   // Instead of running by its strategy: what hands out a C++ value, draws, or looks at
   // values.
   OpHandler handler = nullptr;
+  // What it writes has nothing of what it was: copy_, fill_.
+  bool overwrites = false;
 };
 
 class OpTable {

@@ -172,8 +172,9 @@ void add_pointwise(OpTable& table) {
   masked_fill.strategies = masked_fill_strategy;
   masked_fill.reals = {2};
   table.add_with_in_place("masked_fill.Scalar", {.strategy = masked_fill});
-  table.add_with_in_place("fill", {.strategy = pointwise(Linearity::kIdempotent)});
-  table.add_with_in_place("zero", {.strategy = pointwise(Linearity::kAny)});
+  table.add_with_in_place("fill",
+                          {.strategy = pointwise(Linearity::kIdempotent), .overwrites = true});
+  table.add_with_in_place("zero", {.strategy = pointwise(Linearity::kAny), .overwrites = true});
   add_unboxed_pointwise(table);
 }
 
