@@ -46,6 +46,12 @@ BackendTable& backend_table() {
   return table;
 }
 
+// Not what reaches it through the Gloo beside it.
+bool is_made_for(const BackendEntry& entry, c10::DeviceType type) {
+  const auto& types = entry.device_types;
+  return std::find(types.begin(), types.end(), type) != types.end();
+}
+
 }  // namespace
 
 GroupMember::GroupMember() = default;
@@ -53,8 +59,7 @@ GroupMember::GroupMember(const GroupMember&) = default;
 GroupMember::~GroupMember() = default;
 
 bool BackendEntry::serves(c10::DeviceType type) const {
-  return (type == c10::kCPU && has_gloo) ||
-         std::find(device_types.begin(), device_types.end(), type) != device_types.end();
+  return (type == c10::kCPU && has_gloo) || is_made_for(*this, type);
 }
 
 void add_backend(const std::string& name, BackendEntry entry) {
@@ -88,7 +93,7 @@ std::string backend_for(c10::DeviceType type) {
   auto& table = backend_table();
   const std::lock_guard lock(table.mutex);
   for (const auto& [name, entry] : table.backends) {
-    if (entry.is_for_devices() && entry.is_in_this_build() && entry.serves(type)) return name;
+    if (entry.has_gloo && entry.is_in_this_build() && is_made_for(entry, type)) return name;
   }
   return "gloo";
 }
