@@ -25,10 +25,10 @@ namespace {
 constexpr const char* kThreadGenerators = "rng.manual_seed";
 constexpr const char* kValues = "values";
 
-// LibTorch's default generator of the device type: "rng.cpu", "rng.cuda" and their like.
-std::string generator_name(c10::DeviceType type) {
-  return "rng." + c10::DeviceTypeName(type, /*lower_case=*/true);
-}
+// "cpu", "cuda" and their like.
+std::string name_of(c10::DeviceType type) { return c10::DeviceTypeName(type, /*lower_case=*/true); }
+// LibTorch's default generator of the device type.
+std::string generator_name(c10::DeviceType type) { return "rng." + name_of(type); }
 
 // A group of a thread is not another thread's.
 bool ranks_are_threads(const World& world) {
@@ -52,7 +52,7 @@ Dict saved(ThreadGenerators& generators) {
   dict.insert("ranks", generators.ranks());
   dict.insert("cpu", generator_state(generators.on(c10::kCPU)));
   if (const auto type = visible_accelerator())
-    dict.insert(c10::DeviceTypeName(*type, true), generator_state(generators.on(*type)));
+    dict.insert(name_of(*type), generator_state(generators.on(*type)));
   return dict;
 }
 
@@ -61,9 +61,8 @@ ThreadGeneratorsPtr restored(const Dict& dict) {
       static_cast<uint64_t>(dict.at("seed").toInt()), dict.at("ranks").toIntVector());
   set_generator_state(generators->on(c10::kCPU), dict.at("cpu").toTensor());
   const auto type = visible_accelerator();
-  const auto name = type ? c10::DeviceTypeName(*type, true) : "";
-  if (type && dict.contains(name))
-    set_generator_state(generators->on(*type), dict.at(name).toTensor());
+  if (type && dict.contains(name_of(*type)))
+    set_generator_state(generators->on(*type), dict.at(name_of(*type)).toTensor());
   return generators;
 }
 

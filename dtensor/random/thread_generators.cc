@@ -1,10 +1,10 @@
 #include "dtensor/random/thread_generators.h"
 
+#include "device_mesh/internal/device_types.h"
 #include "dtensor/random/generator_dispatch.h"
 
 #include <ATen/Context.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 
 #include <algorithm>
 #include <utility>
@@ -18,8 +18,7 @@ ThreadGeneratorsPtr& current_generators() {
 }
 
 c10::Device with_index(c10::Device device) {
-  if (device.is_cpu() || device.has_index()) return device;
-  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+  return device.has_index() ? device : current_device(device.type());
 }
 
 at::Generator made_like_default(c10::Device device, uint64_t seed) {

@@ -158,19 +158,21 @@ TEST(ClipGradNorm, ExpertsAreRefusedOnAllRanksAndNothingIsScaled) {
   });
 }
 
+// Collectives over dimension `dim` of the mesh, so far.
+size_t announced(const DeviceMesh& mesh, int64_t dim = 0) {
+  return internal::collectives_of(mesh, dim).log()->recent_operations().size();
+}
+
 TEST(ClipGradNorm, IsOneAllGather) {
   on_four_ranks([](const DeviceMesh& mesh, const DeviceMesh& world) {
     const std::vector<Tensor> parameters = {placed(values(1), mesh["dp"], {Shard{0}}),
                                             placed(values(2), world, {Shard{0}}), plain(values(3))};
-    const auto announced = [&] {
-      size_t count = 0;
-      for (const auto& of : {world, mesh["dp"], mesh["pp"]})
-        count += internal::collectives_of(of, 0).log()->recent_operations().size();
-      return count;
+    const auto of_all = [&] {
+      return announced(world) + announced(mesh["dp"]) + announced(mesh["pp"]);
     };
-    const auto before = announced();
+    const auto before = of_all();
     clip_grad_norm_(parameters, 1);
-    EXPECT_EQ(announced(), before + 1);
+    EXPECT_EQ(of_all(), before + 1);
   });
 }
 
@@ -179,14 +181,11 @@ TEST(ClipGradNorm, OverAMeshOfAllRanksGathersOverTheDefaultGroup) {
   on_four_ranks([](const DeviceMesh& mesh, const DeviceMesh&) {
     const auto parameter = placed(values(1), mesh, {Shard{0}, Shard{1}});
     const auto everyone = DeviceMesh::from_group(default_process_group(), torch::kCPU);
-    const auto announced = [](const DeviceMesh& of, int64_t dim) {
-      return internal::collectives_of(of, dim).log()->recent_operations().size();
-    };
     const auto of_mesh = [&] { return announced(mesh, 0) + announced(mesh, 1); };
-    const auto before = of_mesh(), before_of_everyone = announced(everyone, 0);
+    const auto before = of_mesh(), before_of_everyone = announced(everyone);
     EXPECT_NEAR(clip_grad_norm_({parameter}, 1).item<double>(), norm_of({values(1)}, 2), 1e-9);
     EXPECT_EQ(of_mesh(), before);
-    EXPECT_EQ(announced(everyone, 0), before_of_everyone + 1);
+    EXPECT_EQ(announced(everyone), before_of_everyone + 1);
   });
 }
 

@@ -11,7 +11,6 @@
 #include "tests/simulated_accelerator/install.h"
 #include "tests/simulated_accelerator/run.h"
 #include "tests/simulated_accelerator/world.h"
-#include "tests/support/thread_ranks.h"
 
 #include <c10/core/DeviceGuard.h>
 #include <gmock/gmock.h>
@@ -41,10 +40,7 @@ class MeshOnAccelerator : public ::testing::Test {
 // A rank for each device, in the schedule that runs everything late.
 void on_devices(int64_t ranks, const std::function<void(int64_t rank)>& body) {
   simulated::run_in({.schedule = simulated::kLate}, [&] {
-    run_ranks_over(simulated::backend_of(std::make_shared<World>()), ranks, [&](int64_t rank) {
-      const c10::DeviceGuard guard(simulated::device(rank));
-      body(rank);
-    });
+    simulated::run_ranks_on_devices(ranks, std::make_shared<World>(), body);
   });
 }
 

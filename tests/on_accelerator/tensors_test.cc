@@ -8,10 +8,8 @@
 #include "tests/simulated_accelerator/run.h"
 #include "tests/simulated_accelerator/world.h"
 #include "tests/support/errors.h"
-#include "tests/support/thread_ranks.h"
 
 #include <ATen/ops/native_dropout.h>
-#include <c10/core/DeviceGuard.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -36,10 +34,8 @@ class TensorsOnAccelerator : public ::testing::Test {
 
   static void on_rank(const std::function<void(const DeviceMesh& mesh)>& body) {
     simulated::run_in({.schedule = simulated::kLate}, [&] {
-      run_ranks_over(simulated::backend_of(std::make_shared<World>()), 2, [&](int64_t rank) {
-        const c10::DeviceGuard guard(simulated::device(rank));
-        body(init_device_mesh(kDeviceType, {2}));
-      });
+      simulated::run_ranks_on_devices(2, std::make_shared<World>(),
+                                      [&](int64_t) { body(init_device_mesh(kDeviceType, {2})); });
     });
   }
 };

@@ -8,7 +8,6 @@
 #include "tests/simulated_accelerator/world.h"
 #include "tests/support/thread_ranks.h"
 
-#include <c10/core/DeviceGuard.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -114,8 +113,7 @@ ResultsOfRanks train_on_cpu(int64_t ranks) {
 
 ResultsOfRanks train_on_devices(int64_t ranks, const std::shared_ptr<World>& world) {
   ResultsOfRanks results(static_cast<size_t>(ranks));
-  run_ranks_over(simulated::backend_of(world), ranks, [&](int64_t rank) {
-    const c10::DeviceGuard guard(simulated::device(rank));
+  simulated::run_ranks_on_devices(ranks, world, [&](int64_t rank) {
     const auto mesh = init_device_mesh(simulated::kDeviceType, {ranks});
     results[static_cast<size_t>(rank)] = train_rank(rank, mesh);
   });

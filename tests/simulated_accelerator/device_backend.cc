@@ -3,7 +3,9 @@
 #include "tests/simulated_accelerator/exchange.h"
 #include "tests/simulated_accelerator/host_view.h"
 #include "tests/simulated_accelerator/machine.h"
+#include "tests/simulated_accelerator/run.h"
 #include "tests/simulated_accelerator/world.h"
+#include "tests/support/thread_ranks.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/core/DeviceGuard.h>
@@ -233,6 +235,14 @@ std::string backend_of(std::shared_ptr<World> world) {
   };
   internal::add_backend(name, {.device_types = {kDeviceType}, .make = make});
   return name;
+}
+
+void run_ranks_on_devices(int64_t ranks, std::shared_ptr<World> world,
+                          const std::function<void(int64_t rank)>& body) {
+  run_ranks_over(backend_of(std::move(world)), ranks, [&](int64_t rank) {
+    const c10::DeviceGuard guard(device(rank));
+    body(rank);
+  });
 }
 
 void serve_device(const c10::intrusive_ptr<c10d::ProcessGroup>& group,

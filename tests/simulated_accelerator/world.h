@@ -17,6 +17,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -93,11 +94,14 @@ c10::intrusive_ptr<c10d::Backend> make_lone_backend(
 
 // A new name in the library's table of backends, "simulated 1" or the like. Groups of
 // that backend meet in `world`, their side groups too.
-//
-//   run_ranks_over(backend_of(world), 2, [&](int64_t rank) {
-//     const c10::DeviceGuard guard(device(rank));
-//     const auto mesh = init_device_mesh(kDeviceType, {2});
 std::string backend_of(std::shared_ptr<World> world);
+
+// run_ranks() over such a backend, each rank on the device of its number.
+//
+//   run_ranks_on_devices(2, world, [](int64_t rank) {
+//     const auto mesh = init_device_mesh(kDeviceType, {2});
+void run_ranks_on_devices(int64_t ranks, std::shared_ptr<World> world,
+                          const std::function<void(int64_t rank)>& body);
 
 // From now on the device's collectives of `group` go through `world`; those of tensors on
 // CPU stay what they are. Local.
