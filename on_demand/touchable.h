@@ -28,7 +28,8 @@ class OnDemandStorage;
 // Storages that are made readable together. One thread at a time drives it.
 class Touchable : public c10::intrusive_ptr_target {
  public:
-  // Makes the storages readable, or throws. May be collective. Not called while settled.
+  // Makes the storages readable, for the calling thread's stream, or throws. May be
+  // collective. Not called while settled.
   virtual void touch() = 0;
   virtual const std::string& parameter_name(int64_t index) const = 0;
   // `storage` belonged to this, and may be followed by another one by now.
@@ -43,6 +44,14 @@ class Touchable : public c10::intrusive_ptr_target {
   bool settled(Pass pass) const {
     return settled_.load(std::memory_order_acquire) == mark_of(pass);
   }
+  // The same on a device, where the calling thread's stream may be another one each time:
+  // touch() is called all the same, and has nothing but that to look at.
+  void settle_but_for_stream(Pass pass) {
+    settled_.store(mark_of(pass) | kStreamMatters, std::memory_order_release);
+  }
+  bool settled_but_for_stream(Pass pass) const {
+    return settled_.load(std::memory_order_acquire) == (mark_of(pass) | kStreamMatters);
+  }
 
   // A pinned group is not emptied.
   void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }
@@ -51,6 +60,7 @@ class Touchable : public c10::intrusive_ptr_target {
 
  private:
   static constexpr uint8_t kUnsettled = 0;
+  static constexpr uint8_t kStreamMatters = 0x80;
   static constexpr uint8_t mark_of(Pass pass) { return static_cast<uint8_t>(pass) + 1; }
 
   std::atomic<int64_t> pins_{0};

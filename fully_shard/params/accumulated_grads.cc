@@ -26,6 +26,10 @@ bool is_whole_everywhere(const DTensorSpec& spec) {
   return true;
 }
 
+DeviceStream current_stream(const ShardBuffer& shards) {
+  return DeviceStream::current(shards.member_device());
+}
+
 at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
   return tensor.device() == device ? tensor : tensor.to(device);
 }
@@ -79,6 +83,11 @@ bool AccumulatedGrads::keeps_gradients() const {
          partial_output_.has_any();
 }
 
+void AccumulatedGrads::accumulate(int64_t index) {
+  unsharded_.keep(index, settings_.dtype_of(param(index)));
+  accumulated_on_.add(current_stream(shards_));
+}
+
 void AccumulatedGrads::open() {
   if (!buffers_.empty() || !settings_.synchronizes() || settings_.stays_here()) return;
   std::vector<at::ScalarType> dtypes;
@@ -87,6 +96,7 @@ void AccumulatedGrads::open() {
     const auto dtype = settings_.dtype_of(param(index));
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
   }
+  const auto on_reduce_stream = info_.dim().reduce_stream(shards_.member_device()).allocating();
   for (const auto dtype : dtypes) {
     std::vector<TrainableParam> members;
     members.reserve(indices.size());
@@ -122,6 +132,7 @@ void AccumulatedGrads::pack(int64_t index) {
   if (!home) return pack_whole(index, gradient);
   if (is_sum_of_terms(gradient, *home)) {
     open();
+    accumulated_on_.add(current_stream(shards_));
     return terms_.keep(index, gradient, settings_.dtype_of(param(index)));
   }
   pack_whole(index, local_at_home(gradient, *home));
@@ -134,6 +145,7 @@ void AccumulatedGrads::pack_whole(int64_t index, const at::Tensor& gradient) {
     const auto position = buffer.position(index);
     if (position >= 0) buffer.add(position, in_dtype(gradient, buffer.dtype()));
   }
+  accumulated_on_.wait_for(current_stream(shards_), StreamWait::kPackAccumulated);
 }
 
 // As a reduction over one rank would.
@@ -163,13 +175,17 @@ bool AccumulatedGrads::complete() {
 
 void AccumulatedGrads::pack_accumulated() {
   if (!settings_.synchronizes()) return;
+  const auto accumulated_on = std::exchange(accumulated_on_, {});
+  accumulated_on.are_awaited_by(current_stream(shards_), StreamWait::kPackAccumulated);
   for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
   for (const auto& [index, sum] : terms_.take_sums()) pack_whole(index, sum);
+  accumulated_on.wait_for(current_stream(shards_), StreamWait::kPackAccumulated);
   if (settings_.stays_here() && settings_.publishes_unused()) publish_zeros_here();
   unsynchronized_.assign(params_.size(), false);
 }
 
 void AccumulatedGrads::drop_accumulated() {
+  accumulated_on_.clear();
   unsynchronized_.assign(params_.size(), false);
   for (size_t i = 0; i < params_.size(); ++i) {
     unsharded_.drop(static_cast<int64_t>(i));

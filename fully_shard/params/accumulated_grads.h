@@ -11,6 +11,7 @@
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/tensor_parallel_terms.h"
 #include "fully_shard/params/unsharded_grads.h"
+#include "fully_shard/transport/stream_set.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -49,7 +50,7 @@ class AccumulatedGrads {
   // been added to gradients of this rank alone (on_demand/replicated_members.h).
   void receive(int64_t index);
   // Parameter `index` has a gradient that waits for a later reduction.
-  void accumulate(int64_t index) { unsharded_.keep(index, settings_.dtype_of(param(index))); }
+  void accumulate(int64_t index);
 
   // Makes room for a backward's gradients, if that was not done.
   void open();
@@ -90,6 +91,7 @@ class AccumulatedGrads {
   UnshardedGrads unsharded_;
   PartialReduceOutput partial_output_;
   TensorParallelTerms terms_;
+  StreamSet accumulated_on_;             // whose memory the waiting gradients may be
   std::vector<GradientBuffer> buffers_;  // one per dtype, while a backward fills them
 };
 

@@ -30,8 +30,13 @@ FSDPParamGroup::~FSDPParamGroup() {
 }
 
 void FSDPParamGroup::touch() {
+  const bool is_on_device = !shards_.member_device().is_cpu();
+  if (is_on_device && settled_but_for_stream(current_pass())) return unsharded_.use();
   unsharded_.check_has_values();
-  if (!unsharded_.residency().is_borrowed()) return info_.driver().touched(*this);
+  if (!unsharded_.residency().is_borrowed()) {
+    info_.driver().touched(*this);
+    return unsharded_.use();
+  }
   // As graph_recorded(): a backward would add to them, and tensor-parallel ranks send for
   // it.
   if (gradients_.unsharded().has_left_tripwires() && records_gradients(current_pass()))

@@ -55,7 +55,13 @@ GradientBuffer::GradientBuffer(std::vector<TrainableParam> params, at::ScalarTyp
       dtype_(dtype),
       rows_(transport.row_memory(layout_.row_bytes() + align_up(flag_count() * bytes_of(dtype)),
                                  device)),
-      arrived_(params_.size(), false) {}
+      arrived_(params_.size(), false) {
+  memory_.ready(DeviceStream::current(device));
+}
+
+GradientBuffer::~GradientBuffer() {
+  if (rows_.defined()) memory_.free();
+}
 
 int64_t GradientBuffer::position(int64_t index) const {
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -65,6 +71,7 @@ int64_t GradientBuffer::position(int64_t index) const {
 }
 
 void GradientBuffer::add(int64_t position, const at::Tensor& gradient) {
+  memory_.use(DeviceStream::current(rows_.device()));
   const auto& chunk = layout_.chunk(position);
   const bool is_lazy = gradient.is_conj() || gradient.is_neg();  // its bytes are not its values
   const auto dense = (is_lazy ? gradient.resolve_conj().resolve_neg() : gradient).contiguous();
@@ -94,6 +101,7 @@ void GradientBuffer::write_flags(Late late) {
 }
 
 at::Tensor GradientBuffer::release_rows(Late late) {
+  memory_.free();
   for (size_t i = 0; i < params_.size(); ++i) {
     if (arrived_[i]) continue;
     const auto& chunk = layout_.chunk(static_cast<int64_t>(i));

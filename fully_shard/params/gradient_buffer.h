@@ -4,11 +4,15 @@
 //
 //   row r, sent to rank r:  | chunk r of parameter 0 | chunk r of parameter 1 | ... | flags |
 //
+// The rows are memory of the stream that is current when the buffer is made. Each
+// gradient is packed on the stream that is current then.
+//
 // Flags add up to the number of ranks that raised them: one per parameter that was used,
 // and one for gradients that came after their reduction had left.
 #pragma once
 
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/stream_memory.h"
 #include "fully_shard/transport/transport.h"
 
 #include <ATen/core/Tensor.h>
@@ -30,6 +34,9 @@ class GradientBuffer {
 
   GradientBuffer(std::vector<TrainableParam> params, at::ScalarType dtype, Transport& transport,
                  c10::Device device);
+  ~GradientBuffer();
+  GradientBuffer(GradientBuffer&&) = default;
+  GradientBuffer& operator=(GradientBuffer&&) = default;
 
   at::ScalarType dtype() const { return dtype_; }
   int64_t nbytes() const { return static_cast<int64_t>(rows_.nbytes()); }
@@ -50,7 +57,7 @@ class GradientBuffer {
   // REQUIRES: `gradient` is full size and of this dtype. Adds to what arrived before.
   void add(int64_t position, const at::Tensor& gradient);
   // Fills what has not arrived with zeros and hands the rows over (uint8, [ranks, row
-  // bytes]).
+  // bytes]), packed. REQUIRES: the stream they belong to is current.
   at::Tensor release_rows(Late late);
 
   // Of a reduced row, this rank's, of any dtype: its part of parameter `position`, in the
@@ -78,6 +85,7 @@ class GradientBuffer {
   PackedLayout layout_;
   at::ScalarType dtype_;
   at::Tensor rows_;
+  StreamMemory memory_{StreamWait::kPackAfterAllocation, StreamWait::kReduceAfterPacking};
   std::vector<bool> arrived_;
   int64_t arrived_count_ = 0;
 };

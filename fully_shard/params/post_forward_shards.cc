@@ -13,9 +13,9 @@ PostForwardShards::PostForwardShards(const std::vector<FSDPParam>& params,
       layout_(member_extents_of(params), neighbours_->shard_count()),
       accounts_(std::move(accounts)) {}
 
-void PostForwardShards::keep(const UnshardedCopy& copy, const PackedLayout& layout,
-                             c10::Device device) {
+void PostForwardShards::keep(UnshardedCopy& copy, const PackedLayout& layout, c10::Device device) {
   drop();
+  copy.use();
   bytes_ = neighbours_->shard_memory(layout_.row_bytes(), device);
   accounts_.add(&Counters::post_forward_bytes, bytes_.numel());
   neighbours_->before_shard_write();
@@ -25,11 +25,13 @@ void PostForwardShards::keep(const UnshardedCopy& copy, const PackedLayout& layo
     const auto& chunk = layout_.chunk(index);
     pack_part(row + chunk.offset, copy.data(layout, index), chunk.part(rank), device);
   }
+  memory_.ready(DeviceStream::current(device));
 }
 
 void PostForwardShards::drop() {
   if (!bytes_.defined()) return;
   accounts_.add(&Counters::post_forward_bytes, -bytes_.numel());
+  memory_.free();
   bytes_.reset();
 }
 

@@ -10,6 +10,7 @@
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/unsharded_copy.h"
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/stream_memory.h"
 #include "fully_shard/transport/transport.h"
 
 #include <ATen/core/Tensor.h>
@@ -29,10 +30,13 @@ class PostForwardShards {
 
   const std::shared_ptr<Transport>& neighbours() const { return neighbours_; }
   // Takes this rank's part of a resident copy, which lies as `layout` says.
-  void keep(const UnshardedCopy& copy, const PackedLayout& layout, c10::Device device);
+  void keep(UnshardedCopy& copy, const PackedLayout& layout, c10::Device device);
   bool is_kept() const { return bytes_.defined(); }
-  // REQUIRES: is_kept().
-  PackedRow row() const { return {*neighbours_, layout_, bytes_}; }
+  // To be gathered by the calling thread's stream. REQUIRES: is_kept().
+  PackedRow row() {
+    memory_.use(DeviceStream::current(bytes_.device()));
+    return {*neighbours_, layout_, bytes_};
+  }
   void drop();
 
  private:
@@ -40,6 +44,7 @@ class PostForwardShards {
   PackedLayout layout_;
   GroupAccounts accounts_;
   at::Tensor bytes_;  // memory of the transport; undefined: nothing is kept
+  StreamMemory memory_{StreamWait::kUseAfterFill, StreamWait::kFreeAfterUse};  // bytes_
 };
 
 }  // namespace fsdp::internal

@@ -31,7 +31,13 @@ void divide(const at::Tensor& row, double divisor) {
 Reduction::Reduction(c10::intrusive_ptr<FSDPParamGroup> group, GradientBuffer buffer)
     : group_(std::move(group)), buffer_(std::move(buffer)) {}
 
+ReduceStream& Reduction::reduce_stream() const {
+  return group_->info().dim().reduce_stream(group_->shards().member_device());
+}
+
 Reduction::~Reduction() {
+  if (!group_) return;  // was moved
+  const CurrentStream on_reduce_stream(reduce_stream().stream());
   take_pending<Sent>();
   take_pending<Shared>();
 }
@@ -61,6 +67,7 @@ at::Tensor Reduction::wait_for() {
 }
 
 void Reduction::send(GradientBuffer::Late late) {
+  const CurrentStream on_reduce_stream(reduce_stream().stream());
   RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->info().name() + ")", {});
   const auto bytes = buffer_.nbytes();
   const auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
@@ -75,6 +82,7 @@ void Reduction::progress() { std::get<Sent>(stage_).pending->progress(); }
 
 void Reduction::receive() {
   const RuntimeMode runtime_mode;
+  const CurrentStream on_reduce_stream(reduce_stream().stream());
   auto row = wait_for<Sent>();
   auto& gradients = group_->gradients();
   if (group_->info().replicas() == nullptr) {
@@ -94,6 +102,7 @@ void Reduction::receive() {
 void Reduction::wait_for_replicas() {
   if (!std::holds_alternative<Shared>(stage_)) return;
   const RuntimeMode runtime_mode;
+  const CurrentStream on_reduce_stream(reduce_stream().stream());
   receive_whole(wait_for<Shared>());
 }
 
@@ -138,6 +147,7 @@ void ReducedRow::publish() {
   if (unit_->group() == nullptr) return;
   const auto group = c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(unit_->group());
   auto& gradients = group->gradients();
+  group->info().dim().reduce_stream(row.device()).await_results();
   const auto& params = buffer_.params();
   const auto used = gradients.settings().publishes_unused() ? std::vector<bool>(params.size(), true)
                                                             : buffer_.used(row);

@@ -10,7 +10,8 @@
 //
 // Where the unit does not reduce over its replicas, the received row is kept for a later
 // reduction instead (PartialReduceOutput), and nothing is published.
-// Destroying it in between drops it; what was sent is waited for. Collective over the
+// Destroying it in between drops it; what was sent is waited for. Everything runs on the
+// reduce stream (transport/reduce_stream.h), but what publish() does. Collective over the
 // group's mesh, in one order on all ranks.
 #pragma once
 
@@ -29,8 +30,8 @@ namespace fsdp::internal {
 class ReducedRow {
  public:
   ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Tensor row);
-  // Divides, casts and adds into the entries' .grad. Nothing where the group is gone. At
-  // most once.
+  // Divides, casts and adds into the entries' .grad, on the calling thread's stream.
+  // Nothing where the group is gone. At most once.
   void publish();
   bool is_of(const Unit& unit) const { return unit_.get() == &unit; }
 
@@ -83,6 +84,7 @@ class Reduction {
     at::Tensor row;  // [elements], of sum_dtype
     enum class Use { kPublish, kKept } use;
   };
+  ReduceStream& reduce_stream() const;
   template <class Stage>
   std::unique_ptr<PendingReduction> take_pending();
   template <class Stage>

@@ -14,6 +14,7 @@ UnshardedCopy::UnshardedCopy(Residence start, int64_t shard_count, GroupAccounts
 
 UnshardedCopy::~UnshardedCopy() {
   drop_gather();
+  memory_.free();
   if (full_.defined()) accounts_.add(&Counters::unsharded_bytes, -full_.numel());
 }
 
@@ -28,7 +29,19 @@ at::Tensor UnshardedCopy::elements(const PackedLayout& layout, int64_t index, in
   return view_of_part(whole.view(dtype), chunk.part(rank));
 }
 
+void UnshardedCopy::use_for_shards() {
+  const auto here = DeviceStream::current(full_.device());
+  memory_.use_after_others(here, StreamWait::kWriteBackAfterWrites);
+  wrote_shards_.add(here);
+}
+
+void UnshardedCopy::await_what_went_to_shards(const DeviceStream& issuer) {
+  wrote_shards_.are_awaited_by(issuer, StreamWait::kGatherAfterWriteBack);
+  wrote_shards_.clear();
+}
+
 void UnshardedCopy::issue(const PackedRow& own, const Issue& issue) {
+  issuer_ = DeviceStream::current(own.bytes.device());
   gather_ = own.transport.gather(own.bytes, issue);
   gathered_layout_ = &own.layout;
   gathered_rows_ = own.transport.shard_count();
@@ -38,7 +51,9 @@ void UnshardedCopy::issue(const PackedRow& own, const Issue& issue) {
   accounts_.add(&Counters::staging_bytes, staging_bytes_);
 }
 
+// What is not waited for by now makes the current stream wait.
 void UnshardedCopy::release_gather() {
+  const CurrentStream on_issuer(*issuer_);
   gather_.reset();
   accounts_.add(&Counters::staging_bytes, -std::exchange(staging_bytes_, 0));
 }
@@ -68,6 +83,9 @@ std::vector<NoticeWords> UnshardedCopy::fill(const PackedLayout& layout,
     }
     storage->fill(whole);
   }
+  memory_.ready(DeviceStream::current(device));
+  if (*issuer_ != DeviceStream::current(device))
+    make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, memory_.when_ready());
   residency_.filled();
   auto words = rows.words();
   rows = {};
@@ -75,10 +93,16 @@ std::vector<NoticeWords> UnshardedCopy::fill(const PackedLayout& layout,
   return words;
 }
 
+// The stream that issued the gather owns its rows.
+void UnshardedCopy::wait_and_tell_issuer() {
+  gather_->wait();
+  make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, DeviceStream::current(issuer_->device()));
+}
+
 void UnshardedCopy::await_and_drop() {
   try {
     const WaitClock clock(accounts_);
-    gather_->wait();
+    wait_and_tell_issuer();
   } catch (...) {
     drop_gather();
     throw;
@@ -90,12 +114,18 @@ void UnshardedCopy::await_and_drop() {
 // NOLINTNEXTLINE(bugprone-exception-escape)
 void UnshardedCopy::drop_gather() noexcept {
   if (!residency_.is_gathering()) return;
+  try {  // whoever drops it may write the shards that it reads
+    if (*issuer_ != DeviceStream::current(issuer_->device())) wait_and_tell_issuer();
+  } catch (const std::exception&) {
+    // What it brought no longer matters.
+  }
   release_gather();
   residency_.gather_dropped();
 }
 
 void UnshardedCopy::empty(const std::vector<FSDPParam>& params) {
   residency_.emptied();
+  memory_.free();
   for (const auto& param : params) {
     if (param.storage() != nullptr) param.storage()->empty();
   }

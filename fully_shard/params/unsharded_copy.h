@@ -3,18 +3,21 @@
 // is Residency's business (residency.h); an illegal step is a std::logic_error.
 //
 // In the memory of the copy parameter i is contiguous, at the offset of its chunk times
-// the number of ranks.
+// the number of ranks. It is memory of the stream that filled it; the gather's rows are
+// memory of the one that issued it.
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/residency.h"
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/stream_memory.h"
 #include "fully_shard/transport/transport.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace fsdp::internal {
@@ -45,6 +48,12 @@ class UnshardedCopy {
   // sharded again.
   std::vector<NoticeWords> fill(const PackedLayout& layout, const std::vector<FSDPParam>& params,
                                 c10::Device device);
+  // The calling thread's stream is about to use the copy. REQUIRES: resident.
+  void use() { memory_.use(DeviceStream::current(full_.device())); }
+  // The same, to copy what operators on any stream have written to it to the shards.
+  void use_for_shards();
+  // `issuer` of a gather waits for that.
+  void await_what_went_to_shards(const DeviceStream& issuer);
   // Waits for a gather in flight, and throws if it failed; what it brought is dropped
   // either way.
   void await_and_drop();
@@ -63,16 +72,20 @@ class UnshardedCopy {
 
  private:
   void release_gather();
+  void wait_and_tell_issuer();
 
   Residency residency_;
   GroupAccounts accounts_;
   int64_t shard_count_;
   std::unique_ptr<Gather> gather_;
+  std::optional<DeviceStream> issuer_;             // of the gather
   const PackedLayout* gathered_layout_ = nullptr;  // of the gather's rows
   int64_t gathered_rows_ = 0;
   int64_t staging_bytes_ = 0;  // of the gather
   at::Tensor full_;            // uint8, while resident
-  at::Tensor poisoned_;        // test mode: what was emptied last
+  StreamMemory memory_{StreamWait::kUseAfterFill, StreamWait::kFreeAfterUse};  // full_
+  StreamSet wrote_shards_;  // since the last gather was issued
+  at::Tensor poisoned_;     // test mode: what was emptied last
 };
 
 }  // namespace fsdp::internal

@@ -1,10 +1,9 @@
 #include "fully_shard/params/unsharded_state.h"
 
+#include "device_mesh/internal/device_stream.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/root.h"
 
-#include <c10/core/Event.h>
-#include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
@@ -19,9 +18,9 @@ bool are_staged(const std::vector<FSDPParam>& params, const ShardBuffer& shards)
 }
 
 // Whoever asked for it: what its stream writes to the shards is gathered.
-void await_optimizer(Root& root, c10::Device device) {
+void await_optimizer(Root& root, const DeviceStream& issuer) {
   const auto event = root.take_gather_after();
-  if (event) event->block(c10::impl::VirtualGuardImpl(device.type()).getStream(device));
+  if (event) issuer.wait(*event);
 }
 
 }  // namespace
@@ -54,7 +53,9 @@ void UnshardedState::check_has_values() const {
 }
 
 void UnshardedState::issue(NoticeWords words) {
-  await_optimizer(*info_.unit().root(), shards_.member_device());
+  const auto here = DeviceStream::current(shards_.member_device());
+  await_optimizer(*info_.unit().root(), here);
+  copy_.await_what_went_to_shards(here);
   const auto row = row_to_gather();
   const bool among_neighbours = &row.transport != &info_.dim().transport();
   const auto* const custom = among_neighbours ? nullptr : &info_.unit().custom.all_gather;
@@ -73,11 +74,11 @@ UnshardedState::Gathered UnshardedState::wait() {
   try {
     gathered.words = copy_.fill(layout(), params_, shards_.member_device());
   } catch (...) {
-    drop_all_gather_input();
+    if (all_gather_input_) all_gather_input_->drop();
     info_.driver().resharded(info_.unit());
     throw;
   }
-  drop_all_gather_input();
+  if (all_gather_input_) all_gather_input_->drop();
   writes_->copy_filled();
   drop_post_forward_shards();
   return gathered;
@@ -88,10 +89,6 @@ void UnshardedState::make_all_gather_input() {
       are_staged(params_, shards_)
           ? std::make_unique<AllGatherInput>(params_, info_.dim().transport(), info_.accounts())
           : nullptr;
-}
-
-void UnshardedState::drop_all_gather_input() {
-  if (all_gather_input_) all_gather_input_->drop();
 }
 
 void UnshardedState::drop_gather() noexcept {
@@ -107,7 +104,7 @@ void UnshardedState::await_and_drop_gather() {
 }
 
 void UnshardedState::gather_was_dropped() noexcept {
-  drop_all_gather_input();
+  if (all_gather_input_) all_gather_input_->drop();
   info_.accounts().count(&Counters::unused_prefetches);
   info_.driver().resharded(info_.unit());
 }
@@ -150,7 +147,8 @@ void UnshardedState::member_dtypes_changed() {
   if (post_forward_) set_neighbours(post_forward_->neighbours());
 }
 
-void UnshardedState::copy_to_shard(int64_t index) const {
+void UnshardedState::copy_to_shard(int64_t index) {
+  copy_.use_for_shards();
   if (!all_gather_input_) return shards_.take_part(index, data(index));
   const auto& param = params_[static_cast<size_t>(index)];
   const auto part =

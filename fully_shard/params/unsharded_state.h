@@ -53,6 +53,8 @@ class UnshardedState {
   // Waits for the gather and fills the members. REQUIRES: gathering. After a failure the
   // group is sharded again.
   Gathered wait();
+  // The calling thread's stream is about to use the full parameters. REQUIRES: resident.
+  void use() { copy_.use(); }
   // Waits for a gather in flight and drops what it brought, failed or not: it was in
   // vain.
   void drop_gather() noexcept;
@@ -83,12 +85,11 @@ class UnshardedState {
   // What the copy holds of parameter `index`, in the member's dtype. REQUIRES: resident.
   char* data(int64_t index) const { return copy_.data(layout(), index); }
   // This rank's part of that replaces its shard. REQUIRES: resident.
-  void copy_to_shard(int64_t index) const;
+  void copy_to_shard(int64_t index);
 
  private:
   PackedRow row_to_gather();
   void make_all_gather_input();
-  void drop_all_gather_input();
   void gather_was_dropped() noexcept;
 
   const GroupInfo& info_;

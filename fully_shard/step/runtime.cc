@@ -53,7 +53,8 @@ std::shared_ptr<Runtime> Runtime::of(const DeviceMesh& mesh) {
   return runtimes().find_or_make(mesh.group(shard_dim_of(mesh)).get(), [&] { return made; });
 }
 
-Runtime::Runtime(const DeviceMesh& mesh) : dim_(std::make_shared<ShardDim>(mesh)) {}
+Runtime::Runtime(const DeviceMesh& mesh)
+    : dim_(std::make_shared<ShardDim>(mesh)), is_on_device_(mesh.device_type() != c10::kCPU) {}
 
 std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh) {
   const auto dim = replicate_dim_of(mesh);
@@ -97,7 +98,7 @@ void Runtime::settle(FSDPParamGroup& group, Pass pass) {
   }
   settled_ = &group;
   root.set_settled(group);
-  group.settle(pass);
+  is_on_device_ ? group.settle_but_for_stream(pass) : group.settle(pass);
 }
 
 void Runtime::touched_in_training(FSDPParamGroup& group) {

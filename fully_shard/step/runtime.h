@@ -61,6 +61,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   OwedReductions<FSDPParamGroup*> owed_;
   std::vector<int> graph_tasks_;    // outermost first
   std::optional<BackwardRun> run_;  // of the outermost
+  bool is_on_device_;
   BackwardRun::HeldBack held_back_;
   std::weak_ptr<Root> last_root_;      // of the last touch
   FSDPParamGroup* settled_ = nullptr;  // the group whose touches need nothing

@@ -2,9 +2,17 @@
 
 #include "fully_shard/transport/mesh_dims.h"
 
+#include <c10/util/Exception.h>
+
 namespace fsdp::internal {
 
 ShardDim::ShardDim(const DeviceMesh& mesh)
     : transport_(make_transport(mesh, shard_dim_of(mesh))), global_rank_(mesh.rank()) {}
+
+ReduceStream& ShardDim::reduce_stream(c10::Device device) {
+  if (!reduce_stream_) reduce_stream_.emplace(device);
+  TORCH_INTERNAL_ASSERT(reduce_stream_->device() == device);
+  return *reduce_stream_;
+}
 
 }  // namespace fsdp::internal

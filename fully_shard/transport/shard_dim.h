@@ -1,15 +1,17 @@
 // What the groups of one rank on one mesh dimension share: the transport, who may use it,
-// the numbers of units, and the counters. Lives as long as a group does. Used by one
-// thread at a time.
+// the stream of reductions, the numbers of units, and the counters. Lives as long as a
+// group does. Used by one thread at a time.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/transport/accounts.h"
 #include "fully_shard/transport/exclusive_use.h"
+#include "fully_shard/transport/reduce_stream.h"
 #include "fully_shard/transport/transport.h"
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 
 namespace fsdp::internal {
 
@@ -26,6 +28,8 @@ class ShardDim {
   uint32_t next_unit_number() { return unit_number_++; }
   User& user() { return user_; }
   Accounts& accounts() { return accounts_; }
+  // Of the device of the groups, which is one for all.
+  ReduceStream& reduce_stream(c10::Device device);
 
  private:
   std::unique_ptr<Transport> transport_;
@@ -33,6 +37,7 @@ class ShardDim {
   uint32_t unit_number_ = 0;
   User user_;
   Accounts accounts_;
+  std::optional<ReduceStream> reduce_stream_;  // made when it is first asked for
 };
 
 }  // namespace fsdp::internal

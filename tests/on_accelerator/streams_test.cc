@@ -1,0 +1,30 @@
+// Programs that use a second stream: the bits of the CPU in every schedule, no access
+// that nothing orders, and no host that waits.
+#include "tests/on_accelerator/stream_programs.h"
+#include "tests/simulated_accelerator/install.h"
+
+#include <gtest/gtest.h>
+
+namespace fsdp::testing {
+namespace {
+
+class StreamPrograms : public ::testing::TestWithParam<NamedProgram> {
+ protected:
+  static void SetUpTestSuite() { simulated::install(); }
+};
+
+TEST_P(StreamPrograms, HaveTheBitsOfCpuInEverySchedule) {
+  const auto& program = GetParam().program;
+  const auto expected = run_on_cpu(program, 2);
+  for (const auto& schedule : schedules_of_programs()) {
+    SCOPED_TRACE(to_string(schedule));
+    const auto run = run_on_devices(program, 2, schedule);
+    EXPECT_EQ(faults_of(run, expected), "");
+  }
+}
+
+INSTANTIATE_TEST_SUITE_P(All, StreamPrograms, ::testing::ValuesIn(stream_programs()),
+                         [](const auto& info) { return info.param.name; });
+
+}  // namespace
+}  // namespace fsdp::testing
