@@ -48,6 +48,7 @@ class Touch {
     });
   }
   void begin() {
+    if (!written_.empty()) groups_.await_failed_backwards();
     for (auto* storage : written_) storage->writable_group()->before_member_write(storage->index());
     groups_.fill();
     for (auto* storage : written_) storage->writable_group()->member_written(storage->index());

@@ -6,6 +6,7 @@
 //   void reshard() { unsettle(); free(); }
 #pragma once
 
+#include "on_demand/open_backward.h"
 #include "on_demand/pass.h"
 
 #include <c10/util/intrusive_ptr.h>
@@ -53,10 +54,24 @@ class Touchable : public c10::intrusive_ptr_target {
     return settled_.load(std::memory_order_acquire) == (mark_of(pass) | kStreamMatters);
   }
 
+  // A backward that failed and whose end, on another thread, empties what is not pinned:
+  // nothing may be pinned, or looked at, before that. Null for none, and on the CPU.
+  OpenBackward* failed_backward() const {
+    return backward_ != nullptr && backward_->has_failed() ? backward_ : nullptr;
+  }
+  // For those who look at it without a touch. Waits for that end.
+  void await_failed_backward() const {
+    if (auto* const failed = failed_backward()) failed->await_end();
+  }
+
   // A pinned group is not emptied.
   void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }
   void unpin() { pins_.fetch_sub(1, std::memory_order_relaxed); }
   bool pinned() const { return pins_.load(std::memory_order_relaxed) != 0; }
+
+ protected:
+  // `backward`: which uses this; outlives it. Null where it ends on the caller's thread.
+  explicit Touchable(OpenBackward* backward = nullptr) : backward_(backward) {}
 
  private:
   static constexpr uint8_t kUnsettled = 0;
@@ -65,11 +80,13 @@ class Touchable : public c10::intrusive_ptr_target {
 
   std::atomic<int64_t> pins_{0};
   std::atomic<uint8_t> settled_{kUnsettled};
+  OpenBackward* backward_;
 };
 
 // The parameters that are filled and emptied together, and that operators may write.
 class OnDemandGroup : public Touchable {
  public:
+  explicit OnDemandGroup(OpenBackward* backward = nullptr) : Touchable(backward) {}
   // Brings what autograd reads of parameter `index` (requires_grad) up to date, if `impl`
   // is the parameter itself. Left out where the storage sees that nothing changed
   // (OnDemandStorage::watch_requires_grad).

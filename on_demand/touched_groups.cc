@@ -2,6 +2,20 @@
 
 namespace fsdp::internal {
 
+void TouchedGroups::await_end_unpinned(OpenBackward& backward) {
+  struct Unpinned {
+    explicit Unpinned(TouchedGroups& groups) : groups(groups) {
+      for (auto* each : groups.groups_) each->unpin();
+    }
+    ~Unpinned() {
+      for (auto* each : groups.groups_) each->pin();
+    }
+    TouchedGroups& groups;
+  };
+  const Unpinned unpinned(*this);
+  backward.await_end();
+}
+
 void TouchedGroups::evict_if_outermost() {
   if (OuterOperator::is_running()) return;
   for (auto* group : groups_) group->evict_and_poison();

@@ -36,11 +36,23 @@ class TouchedGroups {
     if (groups_.empty()) return;
     const Pass pass = current_pass();
     for (auto* group : groups_) {
-      if (!group->settled(pass)) group->touch();
+      if (!group->settled(pass)) touch(*group);
     }
+  }
+  // What fill() begins with. For those who look at a group before that.
+  void await_failed_backwards() {
+    for (auto* group : groups_) await_failed_backward(*group);
   }
 
  private:
+  void touch(Touchable& group) {
+    await_failed_backward(group);
+    group.touch();
+  }
+  void await_failed_backward(Touchable& group) {
+    if (auto* const failed = group.failed_backward()) await_end_unpinned(*failed);
+  }
+  void await_end_unpinned(OpenBackward& backward);
   void evict_if_outermost();
 
   c10::SmallVector<Touchable*, 8> groups_;

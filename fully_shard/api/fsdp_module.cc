@@ -103,6 +103,7 @@ UnshardHandle FSDPModule::unshard_async() {
 
 void FSDPModule::reshard() {
   if (unit_->group() == nullptr) return;
+  unit_->group()->await_failed_backward();
   unit_->group()->reshard();
   unit_->root()->raw_writes().raise(unit_->group()->info().rank());
   internal::tell_unit_observer(&internal::UnitObserver::emptied_by_hand, *unit_);
@@ -208,7 +209,9 @@ void FSDPModule::ignore(const std::vector<at::Tensor>& parameters) {
 
 void FSDPModule::zero_pending_gradients(bool recurse) {
   for_each_unit(recurse, [](auto& unit) {
-    if (unit.group() != nullptr) unit.group()->gradients().drop_accumulated();
+    if (unit.group() == nullptr) return;
+    unit.group()->await_failed_backward();
+    unit.group()->gradients().drop_accumulated();
   });
 }
 

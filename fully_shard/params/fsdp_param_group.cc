@@ -12,7 +12,8 @@
 namespace fsdp::internal {
 
 FSDPParamGroup::FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c10::Device device)
-    : info_(std::move(info)),
+    : OnDemandGroup(info.driver().open_backward()),
+      info_(std::move(info)),
       params_(std::move(params)),
       shards_(params_, info_.dim(), device,
               location_of_shards(info_.unit().offload, info_.mesh().device_type()),

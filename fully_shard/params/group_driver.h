@@ -3,6 +3,8 @@
 // step/runtime.h; a group and its parts only tell it. One thread at a time.
 #pragma once
 
+#include "on_demand/open_backward.h"
+
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
@@ -28,6 +30,9 @@ class GroupDriver {
   // `unit` is sharded again: its full parameters were freed, or a gather was dropped.
   virtual void resharded(Unit& unit) noexcept = 0;
   virtual void destroyed(FSDPParamGroup& group) noexcept = 0;
+  // The backward of these groups, which may end on another thread than the caller's; null
+  // on the CPU, where it does not.
+  virtual OpenBackward* open_backward() = 0;
 };
 
 }  // namespace fsdp::internal

@@ -28,6 +28,7 @@ void asked_by_hand(FSDPParamGroup& group) {
 
 void unshard_async(FSDPParamGroup& group) {
   if (is_borrowed(group)) return;
+  group.await_failed_backward();
   const ExclusiveUse use(group.info().dim().user());
   group.unsharded().empty_if_stale();
   group.issue_unshard();
@@ -36,6 +37,7 @@ void unshard_async(FSDPParamGroup& group) {
 
 void unshard(FSDPParamGroup& group) {
   if (is_borrowed(group)) return;
+  group.await_failed_backward();
   const ExclusiveUse use(group.info().dim().user());
   const RuntimeMode runtime_mode;
   {

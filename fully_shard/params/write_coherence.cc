@@ -101,6 +101,7 @@ void WriteCoherence::note_raw_writes() {
 }
 
 void WriteCoherence::before_read(int64_t index) {
+  users_.await_failed_backward();
   unsharded_.check_has_values();
   if (!writes().is_dirty(static_cast<size_t>(index)) || unsharded_.residency().is_held()) return;
   const RuntimeMode runtime_mode;
@@ -109,6 +110,7 @@ void WriteCoherence::before_read(int64_t index) {
 }
 
 void WriteCoherence::before_write(int64_t index) {
+  users_.await_failed_backward();
   unsharded_.check_has_values();
   const auto& residency = unsharded_.residency();
   TORCH_CHECK_VALUE(

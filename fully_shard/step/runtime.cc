@@ -54,7 +54,9 @@ std::shared_ptr<Runtime> Runtime::of(const DeviceMesh& mesh) {
 }
 
 Runtime::Runtime(const DeviceMesh& mesh)
-    : dim_(std::make_shared<ShardDim>(mesh)), is_on_device_(mesh.device_type() != c10::kCPU) {}
+    : dim_(std::make_shared<ShardDim>(mesh)),
+      open_backward_(mesh.rank()),
+      is_on_device_(mesh.device_type() != c10::kCPU) {}
 
 std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh) {
   const auto dim = replicate_dim_of(mesh);
@@ -178,6 +180,7 @@ void Runtime::begin_graph_task(int task) {
         "entries' .grad, or take gradients of entries as values with fsdp::grad (rank ",
         dim_->global_rank(), ")");
     run_.emplace(owed_, held_back_);
+    open_backward_.begin();
   }
   if (std::find(graph_tasks_.begin(), graph_tasks_.end(), task) != graph_tasks_.end()) return;
   auto end = std::make_shared<GraphTaskEnd>(shared_from_this(), task);
@@ -189,10 +192,10 @@ void Runtime::end_graph_task(int task) {
   std::erase(graph_tasks_, task);
   if (!graph_tasks_.empty() || !run_) return;
   struct EndOfRun {
-    std::optional<BackwardRun>& run;
-    ~EndOfRun() { run.reset(); }  // aborts unless it finished
+    Runtime& runtime;
+    ~EndOfRun() { runtime.end_run(); }  // aborts unless it finished
   };
-  const EndOfRun end{run_};
+  const EndOfRun end{*this};
   run_->finish();
   dim_->transport().end_of_backward();
   tell_unit_observer(&UnitObserver::backward_ended);
@@ -200,8 +203,14 @@ void Runtime::end_graph_task(int task) {
 
 void Runtime::abort_graph_task(int task) noexcept {
   std::erase(graph_tasks_, task);
+  const bool is_outermost = graph_tasks_.empty();
+  end_run();
+  if (is_outermost) tell_unit_observer(&UnitObserver::backward_aborted);
+}
+
+void Runtime::end_run() noexcept {
   run_.reset();
-  if (graph_tasks_.empty()) tell_unit_observer(&UnitObserver::backward_aborted);
+  open_backward_.end();
 }
 
 void Runtime::unsharded_by_hand(Unit& unit) { unit.root()->schedule().unsharded_by_hand(unit.id); }

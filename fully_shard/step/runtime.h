@@ -7,6 +7,7 @@
 #include "fully_shard/params/group_driver.h"
 #include "fully_shard/step/backward_run.h"
 #include "fully_shard/transport/shard_dim.h"
+#include "on_demand/open_backward.h"
 
 #include <map>
 #include <memory>
@@ -33,6 +34,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void unsharded_by_hand(Unit& unit) override;
   void resharded(Unit& unit) noexcept override;
   void destroyed(FSDPParamGroup& group) noexcept override;
+  OpenBackward* open_backward() override { return is_on_device_ ? &open_backward_ : nullptr; }
 
   const std::shared_ptr<ShardDim>& dim() const { return dim_; }
   // To the ranks of the mesh with the same shards; null where there are none. Collective
@@ -54,6 +56,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void begin_graph_task(int task);
   void end_graph_task(int task);
   void abort_graph_task(int task) noexcept;
+  void end_run() noexcept;
 
   std::shared_ptr<ShardDim> dim_;
   std::map<const void*, std::shared_ptr<Transport>> replicas_;  // by process group
@@ -61,6 +64,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   OwedReductions<FSDPParamGroup*> owed_;
   std::vector<int> graph_tasks_;    // outermost first
   std::optional<BackwardRun> run_;  // of the outermost
+  OpenBackward open_backward_;      // while there is a run_
   bool is_on_device_;
   BackwardRun::HeldBack held_back_;
   std::weak_ptr<Root> last_root_;      // of the last touch
