@@ -279,18 +279,18 @@ void train_with_backward_on_a_thread(ProgramRank& rank) {
 
 std::vector<NamedProgram> stream_programs() {
   return {{"OneStream", train_on_one_stream},
-          {"SecondBranch", train_with_a_second_branch},
-          {"SecondUseOnTheSide", train_with_the_second_use_on_the_side},
-          {"FirstUseOnTheSide", train_with_the_first_use_on_the_side},
+          {"SecondBranch", train_with_a_second_branch, Gradients::kChangeStreams},
+          {"SecondUseOnTheSide", train_with_the_second_use_on_the_side, Gradients::kChangeStreams},
+          {"FirstUseOnTheSide", train_with_the_first_use_on_the_side, Gradients::kChangeStreams},
           {"EvaluationWithTheSecondUseOnTheSide", evaluate_with_the_second_use_on_the_side},
           {"EvaluationWithTheFirstUseOnTheSide", evaluate_with_the_first_use_on_the_side},
-          {"OneUnitOnTwoStreams", train_one_unit_on_two_streams},
-          {"UnitOnTheSide", train_a_unit_on_the_side},
+          {"OneUnitOnTwoStreams", train_one_unit_on_two_streams, Gradients::kChangeStreams},
+          {"UnitOnTheSide", train_a_unit_on_the_side, Gradients::kChangeStreams},
           {"EvaluationOfAUnitOnTheSide", evaluate_a_unit_on_the_side},
           {"GatheredHereAndUsedOnTheSide", gather_here_and_use_on_the_side},
           {"ReshardedWhileTheSideReads", reshard_by_hand_while_the_side_reads},
           {"WriteOnTheSide", write_on_the_side},
-          {"AccumulationOnTheSide", accumulate_on_the_side},
+          {"AccumulationOnTheSide", accumulate_on_the_side, Gradients::kChangeStreams},
           {"EvaluationOnTheSide", evaluate_on_the_side},
           {"BackwardOnAThread", train_with_backward_on_a_thread}};
 }

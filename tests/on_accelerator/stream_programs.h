@@ -10,9 +10,13 @@
 
 namespace fsdp::testing {
 
+// Whether autograd hands gradients from one stream to another.
+enum class Gradients { kStayOnTheirStream, kChangeStreams };
+
 struct NamedProgram {
   std::string name;
   Program program;
+  Gradients gradients = Gradients::kStayOnTheirStream;
 };
 
 // One stream.
