@@ -44,17 +44,11 @@ std::string join(const Names& names, const char* separator) {
   return text.str();
 }
 
-bool serves(const Group& group, c10::DeviceType device_type) {
-  const auto devices = group->getDeviceTypes();
-  return std::any_of(devices.begin(), devices.end(),
-                     [&](c10::Device d) { return d.type() == device_type; });
-}
-
 void check_device_type(const Group& group, c10::DeviceType device_type, int64_t rank) {
   TORCH_CHECK_VALUE(device_type == c10::kCPU || at::accelerator::isAccelerator(device_type),
                     "DeviceMesh: device_type ", device_type,
                     ": allowed are cpu and accelerators, such as cuda (rank ", rank, ")");
-  TORCH_CHECK_VALUE(serves(group, device_type) || group->getDeviceTypes().empty(),
+  TORCH_CHECK_VALUE(internal::serves(group, device_type) || group->getDeviceTypes().empty(),
                     "DeviceMesh: device_type ", device_type, ", but the process group's backend '",
                     internal::group_backend(group), "' does not serve it (rank ", rank, ")");
 }
@@ -395,7 +389,7 @@ DeviceMesh default_mesh() {
   if (const auto held = std::static_pointer_cast<const DeviceMesh::State>(world->held_mesh()))
     return DeviceMesh(held);
   const auto accelerator = internal::visible_accelerator();
-  const bool on_device = accelerator && serves(world->group(), *accelerator);
+  const bool on_device = accelerator && internal::serves(world->group(), *accelerator);
   auto mesh = init_device_mesh(on_device ? *accelerator : c10::kCPU, {world->group()->getSize()});
   world->remember_mesh(mesh.state_);
   return mesh;

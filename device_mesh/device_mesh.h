@@ -132,9 +132,8 @@ FSDP_API bool operator==(const DeviceMesh& a, const DeviceMesh& b);
                                                    int64_t ranks_per_node);
 
 // 1-D over the default group, on the accelerator that the process sees and the group
-// serves, else CPU. Initialises the default
-// group when nobody has: collective then, local else. The same mesh for as long as
-// someone holds it, not another one per call.
+// serves, else CPU. Initialises the default group when nobody has: collective then, local
+// else. The same mesh for as long as someone holds it, not another one per call.
 FSDP_API DeviceMesh default_mesh();
 
 // Where this rank's tensors are to be: the CPU, or the device of the mesh's type that was

@@ -17,13 +17,16 @@ std::string group_backend(const Group& group) {
   return group->getDefaultBackend()->getBackendName();
 }
 
+bool serves(const Group& group, c10::DeviceType device_type) {
+  const auto served = group->getDeviceTypes();
+  return std::any_of(served.begin(), served.end(),
+                     [&](const c10::Device& device) { return device.type() == device_type; });
+}
+
 bool has_gloo(const Group& group) {
   const auto type = group->getBackendType();
   if (type == ProcessGroup::GLOO || type == ProcessGroup::NCCL) return true;
-  const auto served = group->getDeviceTypes();
-  const bool serves_cpu = std::any_of(served.begin(), served.end(),
-                                      [](const c10::Device& device) { return device.is_cpu(); });
-  return serves_cpu && group->getBackend(c10::kCPU)->getBackendName() == "gloo";
+  return serves(group, c10::kCPU) && group->getBackend(c10::kCPU)->getBackendName() == "gloo";
 }
 
 bool through_gloo(const Group& group, const at::Tensor& tensor) {

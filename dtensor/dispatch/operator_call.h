@@ -12,7 +12,7 @@
 
 namespace fsdp::internal {
 
-// What an operator's schema says, worked out once.
+// What an operator's schema, and its entry of the table, say of it. Worked out once.
 struct OperatorTraits {
   explicit OperatorTraits(const c10::OperatorHandle& op);
 

@@ -4,7 +4,6 @@
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ops/full.h>
-#include <c10/core/DeviceGuard.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
@@ -120,13 +119,12 @@ ProgramRun run_on_devices(const Program& program, int64_t ranks,
                           const simulated::Schedule& schedule) {
   auto run = empty_run(ranks);
   const auto world = std::make_shared<World>();
-  const auto body = [&](int64_t rank) {
-    const c10::DeviceGuard guard(simulated::device(rank));
+  const auto body = [&](int64_t) {
     run_rank(program, ProgramRank(init_device_mesh(simulated::kDeviceType, {ranks})), run);
   };
   run.report = simulated::run_in({.schedule = schedule}, [&] {
     try {
-      run_ranks_over(simulated::backend_of(world), ranks, body);
+      simulated::run_ranks_on_devices(ranks, world, body);
     } catch (const std::exception& error) {
       run.error = error.what();
     }
