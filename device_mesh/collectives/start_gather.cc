@@ -96,8 +96,9 @@ class BackendGather final : public Gather {
         announcement_(std::move(announcement)),
         what_(std::move(what)),
         rows_(scratch_memory({group_size(group), row.numel()}, row.scalar_type(), row.device())),
-        pending_(custom ? issue(group, [&] { return (*custom)(rows_.view({-1}), row); })
-                        : all_gather(group, rows_, row)) {}
+        pending_(
+            custom ? issue_on(row.device(), group, [&] { return (*custom)(rows_.view({-1}), row); })
+                   : all_gather(group, rows_, row)) {}
 
   int64_t staging_bytes() const override { return rows_.numel(); }
 

@@ -36,7 +36,8 @@ class BackendReduction final : public PendingReduction {
         dtype_(dtype),
         rows_(summands_of(rows, dtype)),
         sum_(scratch_memory({rows_.size(1)}, rows_.scalar_type(), rows_.device())),
-        pending_(custom ? issue(group, [&] { return (*custom)(sum_, rows_.view({-1})); })
+        pending_(custom ? issue_on(rows_.device(), group,
+                                   [&] { return (*custom)(sum_, rows_.view({-1})); })
                         : reduce_scatter(group, sum_, rows_, ReduceOp::kSum)) {}
 
   int64_t staging_bytes() const override {

@@ -11,6 +11,8 @@ namespace fsdp::internal {
 MakeBackend nccl_factory() {
   return [](const GroupMember& member) {
     auto options = c10d::ProcessGroupNCCL::Options::create();
+    // Kernels of collectives get their place beside those that fill the device.
+    options->is_high_priority_stream = true;
     options->timeout = member.timeout;
     options->group_name = member.name;
     options->global_ranks_in_group = member.global_ranks;

@@ -30,6 +30,7 @@ struct Counters {
   Tally launches;            // of kernels and copies
   Tally collectives;         // by kind
   Tally host_syncs;          // by what the host waits for
+  Tally queries;             // whether an event or a stream is done: not in a captured graph
   Tally run_on_true_values;  // operators whose shape neither zeros nor ones gave: see shapes.h
   int64_t record_streams = 0;
   int64_t allocations = 0;

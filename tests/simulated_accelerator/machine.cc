@@ -61,6 +61,7 @@ void Machine::make_wait(size_t queue, const Mark& mark) {
 
 bool Machine::has_finished(const Mark& mark) {
   Lock lock(mutex_);
+  counters_of(queues_.at(mark.last.queue).device).queries.add("query", place());
   if (!queues_.is_finished(mark.last)) {
     queues_.step(lock, mark.last.queue, Queues::Patience::kReturns);
   }

@@ -31,6 +31,7 @@ TEST(Events, ThatArePolledAreReachedInTheEnd) {
     int polls = 0;
     while (!done.query()) ++polls;
     EXPECT_GT(polls, 1);
+    EXPECT_EQ(counters_now(kDevice).queries.total, polls + 1);
     EXPECT_EQ(counters_now(kDevice).host_syncs.total, 0);
   });
 }

@@ -92,7 +92,7 @@ Pending all_gather(const Group& group, const at::Tensor& output, const at::Tenso
   const BelowAutograd below_autograd;
   at::Tensor to = tensor_bytes(output);
   at::Tensor from = tensor_bytes(input);
-  return issue(group, [&] { return ((*group).*kAllGather)(to, from, {}); });
+  return issue_on(to.device(), group, [&] { return ((*group).*kAllGather)(to, from, {}); });
 }
 
 Pending reduce_scatter(const Group& group, const at::Tensor& output, const at::Tensor& input,
@@ -104,7 +104,8 @@ Pending reduce_scatter(const Group& group, const at::Tensor& output, const at::T
   options.reduceOp = to_c10d(op);
   at::Tensor flat_output = flat(output);
   at::Tensor flat_input = flat(input);
-  return issue(group, [&] { return ((*group).*kReduceScatter)(flat_output, flat_input, options); });
+  return issue_on(output.device(), group,
+                  [&] { return ((*group).*kReduceScatter)(flat_output, flat_input, options); });
 }
 
 Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
@@ -113,7 +114,7 @@ Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op) {
   c10d::AllreduceOptions options;
   options.reduceOp = to_c10d(op);
   std::vector<at::Tensor> tensors{std::move(tensor)};
-  return issue(group, [&] { return group->allreduce(tensors, options); });
+  return issue_on(tensors[0].device(), group, [&] { return group->allreduce(tensors, options); });
 }
 
 Pending broadcast(const Group& group, const at::Tensor& tensor, int64_t root_group_rank) {
@@ -123,7 +124,7 @@ Pending broadcast(const Group& group, const at::Tensor& tensor, int64_t root_gro
   c10d::BroadcastOptions options;
   options.rootRank = root_group_rank;
   std::vector<at::Tensor> tensors{tensor_bytes(tensor)};
-  return issue(group, [&] { return group->broadcast(tensors, options); });
+  return issue_on(tensor.device(), group, [&] { return group->broadcast(tensors, options); });
 }
 
 Pending all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input) {
@@ -133,7 +134,7 @@ Pending all_to_all(const Group& group, const at::Tensor& output, const at::Tenso
   at::Tensor output_rows = tensor_bytes(output).view({group->getSize(), -1});
   at::Tensor input_rows = tensor_bytes(input).view({group->getSize(), -1});
   std::vector<int64_t> equal_rows;
-  return issue(group, [&] {
+  return issue_on(output.device(), group, [&] {
     return ((*group).*kAllToAll)(output_rows, input_rows, equal_rows, equal_rows, {});
   });
 }

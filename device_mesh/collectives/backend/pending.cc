@@ -74,6 +74,7 @@ Pending& Pending::operator=(Pending&& other) noexcept {
   std::swap(failure_, taken.failure_);
   std::swap(completion_, taken.completion_);
   std::swap(peer_, taken.peer_);
+  std::swap(awaited_by_, taken.awaited_by_);
   return *this;  // what was in flight here is waited for by `taken`
 }
 
@@ -88,6 +89,11 @@ Pending::~Pending() {
 
 Pending::Pending(Group group, std::exception_ptr failure)
     : group_(std::move(group)), failure_(std::move(failure)) {}
+
+Pending& Pending::awaited_by_stream() {
+  awaited_by_ = AwaitedBy::kStream;
+  return *this;
+}
 
 Pending& Pending::with_peer(int64_t group_rank) {
   peer_ = group_rank;
@@ -130,7 +136,8 @@ bool Pending::wait_unless_aborted(const std::string& what) {
   try {
     if (failure) std::rethrow_exception(failure);
     std::optional<SlowWait> slow;
-    if (!work->isCompleted()) slow.emplace([&] { return describe_wait(group, what); });
+    if (awaited_by_ == AwaitedBy::kHost && !work->isCompleted())
+      slow.emplace([&] { return describe_wait(group, what); });
     finished = work->wait();
   } catch (const std::exception& error) {
     throw_failure(group, what, backend_message(error));

@@ -3,6 +3,7 @@
 
 #include "device_mesh/collectives/group.h"
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
@@ -28,6 +29,10 @@ class Pending {
   ~Pending();
   // A collective that could not even be issued: wait() tells.
   Pending(Group group, std::exception_ptr failure);
+  // Of tensors on a device: wait() makes the current stream wait and not the host, so
+  // there is no long wait to tell, and the backend is not asked whether it has finished,
+  // which no graph that is being captured allows.
+  Pending& awaited_by_stream();
   // Of a message: the group rank at the other end, for what is told of a long wait.
   Pending& with_peer(int64_t group_rank);
   bool in_flight() const;
@@ -56,6 +61,7 @@ class Pending {
   std::exception_ptr failure_;
   std::function<void()> completion_;
   int64_t peer_ = -1;
+  enum class AwaitedBy { kHost, kStream } awaited_by_ = AwaitedBy::kHost;
 };
 
 // Runs `call`, which gives a c10d::Work. What the backend throws at once is told by
@@ -67,6 +73,13 @@ Pending issue(const Group& group, const Call& call, std::function<void()> comple
   } catch (const std::exception&) {
     return {group, std::current_exception()};
   }
+}
+// The same of a collective of tensors on `device`.
+template <class Call>
+Pending issue_on(c10::Device device, const Group& group, const Call& call) {
+  auto pending = issue(group, call);
+  if (!device.is_cpu()) pending.awaited_by_stream();
+  return pending;
 }
 
 }  // namespace fsdp::internal
