@@ -25,14 +25,16 @@ using torch::autograd::SavedVariable;
 using torch::autograd::variable_list;
 
 // What a region's result depends on besides its inputs: the generators that it draws from
-// and autocast, on the CPU and the inputs' devices.
+// and, if it is to draw the same again, their states; and autocast, on the CPU and the
+// inputs' devices.
 class Surroundings {
  public:
-  static Surroundings now(const std::vector<c10::Device>& devices) {
+  static Surroundings now(const std::vector<c10::Device>& devices,
+                          const CheckpointOptions& options) {
     Surroundings now;
     for (const auto device : devices) {
       auto generator = generator_of_thread(device);
-      auto state = generator_state(generator);
+      auto state = options.preserve_rng_state ? generator_state(generator) : at::Tensor();
       now.states_.push_back({device.type(), std::move(generator), std::move(state),
                              at::autocast::is_autocast_enabled(device.type()),
                              at::autocast::get_autocast_dtype(device.type())});
@@ -42,7 +44,7 @@ class Surroundings {
 
   void restore() const {
     for (const auto& state : states_) {
-      set_generator_state(state.generator, state.random);
+      if (state.random.defined()) set_generator_state(state.generator, state.random);
       at::autocast::set_autocast_enabled(state.type, state.autocast);
       at::autocast::set_autocast_dtype(state.type, state.autocast_dtype);
     }
@@ -54,7 +56,7 @@ class Surroundings {
   struct OnDevice {
     c10::DeviceType type;
     at::Generator generator;
-    at::Tensor random;
+    at::Tensor random;  // undefined: not kept
     bool autocast;
     at::ScalarType autocast_dtype;
   };
@@ -66,8 +68,9 @@ class Surroundings {
 // longer than an outer scope of autocast: the parameters are written between steps.
 class SurroundingsGuard {
  public:
-  SurroundingsGuard(const Surroundings& then, const std::vector<c10::Device>& devices)
-      : drawn_from_(then.generators()), before_(Surroundings::now(devices)) {
+  SurroundingsGuard(const Surroundings& then, const std::vector<c10::Device>& devices,
+                    const CheckpointOptions& options)
+      : drawn_from_(then.generators()), before_(Surroundings::now(devices, options)) {
     at::autocast::increment_nesting();
     then.restore();
   }
@@ -105,11 +108,13 @@ using NodePtr = std::remove_cvref_t<decltype(std::declval<const at::Tensor&>().g
 // The node of a region in autograd's graph: its inputs are the region's outputs.
 class Recompute final : public torch::autograd::Node {
  public:
-  Recompute(CheckpointRegion region, const std::vector<at::Tensor>& inputs)
+  Recompute(CheckpointRegion region, const std::vector<at::Tensor>& inputs,
+            const CheckpointOptions& options)
       : Node(torch::autograd::collect_next_edges(inputs)),
         region_(std::move(region)),
+        options_(options),
         devices_(devices_of(inputs)),
-        surroundings_(Surroundings::now(devices_)) {
+        surroundings_(Surroundings::now(devices_, options)) {
     for (const auto& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
   }
 
@@ -176,13 +181,14 @@ class Recompute final : public torch::autograd::Node {
   }
 
   std::vector<at::Tensor> run_again(const std::vector<at::Tensor>& inputs) const {
-    const SurroundingsGuard guard(surroundings_, devices_);
+    const SurroundingsGuard guard(surroundings_, devices_, options_);
     const at::AutoGradMode record(true);
     return region_(inputs);
   }
 
   std::mutex mutex_;
   CheckpointRegion region_;  // null once the graph was freed
+  CheckpointOptions options_;
   std::vector<c10::Device> devices_;
   Surroundings surroundings_;
   std::vector<SavedVariable> inputs_;
@@ -191,22 +197,25 @@ class Recompute final : public torch::autograd::Node {
 // As LibTorch keeps nodes: until 2.15 by a shared_ptr of its own way to delete.
 #if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
 std::shared_ptr<Recompute> make_node(const CheckpointRegion& region,
-                                     const std::vector<at::Tensor>& inputs) {
-  return {new Recompute(region, inputs), torch::autograd::deleteNode};
+                                     const std::vector<at::Tensor>& inputs,
+                                     const CheckpointOptions& options) {
+  return {new Recompute(region, inputs, options), torch::autograd::deleteNode};
 }
 #else
 c10::intrusive_ptr<Recompute> make_node(const CheckpointRegion& region,
-                                        const std::vector<at::Tensor>& inputs) {
-  return c10::make_intrusive<Recompute>(region, inputs);
+                                        const std::vector<at::Tensor>& inputs,
+                                        const CheckpointOptions& options) {
+  return c10::make_intrusive<Recompute>(region, inputs, options);
 }
 #endif
 
 }  // namespace
 
 std::vector<at::Tensor> run_checkpointed(CheckpointRegion region,
-                                         const std::vector<at::Tensor>& inputs) {
+                                         const std::vector<at::Tensor>& inputs,
+                                         const CheckpointOptions& options) {
   if (!c10::GradMode::is_enabled()) return region(inputs);
-  const auto node = make_node(region, inputs);
+  const auto node = make_node(region, inputs, options);
   std::vector<at::Tensor> outputs;
   {
     const at::AutoGradMode do_not_record(false);

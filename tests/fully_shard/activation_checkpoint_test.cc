@@ -233,6 +233,30 @@ TEST(ActivationCheckpointAlone, RunsAgainWithTheSameRandomNumbersAndLeavesTheLat
   EXPECT_TRUE(torch::equal(at::detail::getDefaultCPUGenerator().get_state(), state));
 }
 
+TEST(ActivationCheckpointAlone, DrawsOtherNumbersIfTheStateIsNotPreserved) {
+  const auto x = torch::ones({1000}, torch::requires_grad());
+  const auto drop = [](const Tensor& in) { return torch::dropout(in, 0.5, true); };
+  torch::manual_seed(3);
+  const auto y = checkpoint({.preserve_rng_state = false}, drop, x);
+  y.sum().backward();
+  torch::manual_seed(3);
+  EXPECT_TRUE(drop(torch::ones({1000})).equal(y.detach()));
+  EXPECT_TRUE(drop(torch::ones({1000})).equal(x.grad())) << "the mask that came next";
+}
+
+TEST(ActivationCheckpointAlone, TakesOptionsBeforeARegionAndAModule) {
+  const CheckpointOptions options = {.preserve_rng_state = false};
+  const torch::nn::Linear layer(3, 3);
+  const auto x = torch::ones({2, 3});
+  const auto expected = torch::nn::Linear(layer)(x);
+  EXPECT_TRUE(checkpoint(options, layer, x).equal(expected));
+  EXPECT_TRUE(checkpoint(options, layer.ptr(), x).equal(expected));
+  EXPECT_TRUE(checkpoint({.preserve_rng_state = true}, layer.ptr(), x).equal(expected));
+  EXPECT_TRUE(checkpoint(options, [&] {
+                return torch::linear(x, layer->weight, layer->bias);
+              }).equal(expected));
+}
+
 TEST(ActivationCheckpointAlone, RunsAgainUnderTheSameAutocast) {
   const auto weight = torch::ones({4, 4}, torch::requires_grad());
   std::vector<at::ScalarType> seen;

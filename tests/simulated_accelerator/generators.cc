@@ -15,10 +15,27 @@ class DeviceGenerator final : public at::CPUGeneratorImpl {
   explicit DeviceGenerator(c10::DeviceIndex index) { device_ = c10::Device(kDeviceType, index); }
   DeviceGenerator* clone_impl() const override {
     auto* const made = new DeviceGenerator(device().index());
-    made->set_state(*at::CPUGeneratorImpl::get_state());
+    made->set_state_in_kernel(*state_in_kernel());
     return made;
   }
+  c10::intrusive_ptr<c10::TensorImpl> get_state() const override {
+    Machine::instance().refuse_in_capture(device().index(), "the state of a generator");
+    return state_in_kernel();
+  }
+  void set_state(const c10::TensorImpl& state) override {
+    Machine::instance().refuse_in_capture(device().index(), "the state of a generator");
+    set_state_in_kernel(state);
+  }
+
+  c10::intrusive_ptr<c10::TensorImpl> state_in_kernel() const {
+    return at::CPUGeneratorImpl::get_state();
+  }
+  void set_state_in_kernel(const c10::TensorImpl& state) { at::CPUGeneratorImpl::set_state(state); }
 };
+
+DeviceGenerator& impl_of(const at::Generator& generator) {
+  return static_cast<DeviceGenerator&>(*generator.unsafeGetGeneratorImpl());
+}
 
 c10::DeviceIndex known_index(c10::DeviceIndex device) {
   return device < 0 ? current_device() : device;
@@ -42,12 +59,13 @@ at::Generator new_generator(c10::DeviceIndex device) {
 
 at::Generator cpu_generator_like(const at::Generator& device_generator) {
   auto generator = at::make_generator<at::CPUGeneratorImpl>();
-  generator.set_state(device_generator.get_state());
+  generator.unsafeGetGeneratorImpl()->set_state(*impl_of(device_generator).state_in_kernel());
   return generator;
 }
 
-void advance(at::Generator device_generator, const at::Generator& cpu_generator) {
-  device_generator.set_state(cpu_generator.get_state());
+void advance(const at::Generator& device_generator, const at::Generator& cpu_generator) {
+  impl_of(device_generator)
+      .set_state_in_kernel(*cpu_generator.unsafeGetGeneratorImpl()->get_state());
 }
 
 }  // namespace fsdp::testing::simulated

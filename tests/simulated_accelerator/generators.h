@@ -13,6 +13,6 @@ at::Generator new_generator(c10::DeviceIndex device);
 // The same state as a generator that CPU kernels take, and back. The caller holds the
 // lock of the device's generator.
 at::Generator cpu_generator_like(const at::Generator& device_generator);
-void advance(at::Generator device_generator, const at::Generator& cpu_generator);
+void advance(const at::Generator& device_generator, const at::Generator& cpu_generator);
 
 }  // namespace fsdp::testing::simulated

@@ -2,6 +2,8 @@
 
 #include "tests/support/errors.h"
 
+#include <c10/util/Exception.h>
+
 #include <algorithm>
 #include <cstring>
 #include <utility>
@@ -61,7 +63,9 @@ void Machine::make_wait(size_t queue, const Mark& mark) {
 
 bool Machine::has_finished(const Mark& mark) {
   Lock lock(mutex_);
-  counters_of(queues_.at(mark.last.queue).device).queries.add("query", place());
+  const auto device = queues_.at(mark.last.queue).device;
+  check_is_not_captured(device, "a query");
+  counters_of(device).queries.add("query", place());
   if (!queues_.is_finished(mark.last)) {
     queues_.step(lock, mark.last.queue, Queues::Patience::kReturns);
   }
@@ -70,6 +74,7 @@ bool Machine::has_finished(const Mark& mark) {
 
 void Machine::wait(Lock& lock, const Mark& mark, const std::string& reason) {
   const auto device = queues_.at(mark.last.queue).device;
+  check_is_not_captured(device, reason);
   counters_of(device).host_syncs.add(reason, place());
   queues_.run_until(lock, mark.last);
   host_[static_cast<size_t>(device)].join(mark.known);
@@ -128,9 +133,31 @@ void Machine::append(Lock& lock, size_t index, Item item, const std::vector<Acce
   if (settings_.items == Settings::Items::kRecorded) {
     seen_.items.push_back({queue.device, {position, item.name, queue.stream}, queue.known});
   }
+  captures_.note(queue.device, {position, item.name, queue.stream}, queue.known);
   queue.known.add(position);
   queues_.append(index, std::move(item));
   if (settings_.schedule.runs_at_once(queue.stream)) queues_.run_until(lock, position);
+}
+
+void Machine::begin_capture(size_t queue) {
+  Lock lock(mutex_);
+  append(lock, queue, {.name = "begin of a graph"}, {});
+  captures_.begin(queues_.at(queue).device, {queue, queues_.at(queue).issued});
+}
+
+std::vector<std::string> Machine::end_capture(size_t queue) {
+  const Lock lock(mutex_);
+  return captures_.end(queues_.at(queue).device, queues_.at(queue).known);
+}
+
+void Machine::check_is_not_captured(c10::DeviceIndex device, const std::string& what) const {
+  TORCH_CHECK(!captures_.is_open(device), what,
+              " can not be part of a graph, which is being captured on device ", int{device});
+}
+
+void Machine::refuse_in_capture(c10::DeviceIndex device, const std::string& what) {
+  const Lock lock(mutex_);
+  check_is_not_captured(device, what);
 }
 
 void Machine::note(const Queue& queue, const ItemName& item, const Access& access) {
@@ -221,6 +248,7 @@ void Machine::reset(const Settings& settings) {
   finish(lock);
   queues_.clear();
   memory_.forget_accesses();
+  captures_.clear();
   restart_counters();
   seen_.unordered.clear();
   seen_.items.clear();

@@ -3,6 +3,7 @@
 // guard, hooks, allocator and kernels of install.h; tests through run.h.
 #pragma once
 
+#include "tests/simulated_accelerator/captures.h"
 #include "tests/simulated_accelerator/clock.h"
 #include "tests/simulated_accelerator/counters.h"
 #include "tests/simulated_accelerator/memory.h"
@@ -111,6 +112,12 @@ class Machine {
   void record_stream(Block* block);
   c10::DeviceIndex device_at(const void* address, c10::DeviceIndex otherwise);
 
+  // A graph of what `queue` is given from now on.
+  void begin_capture(size_t queue);
+  std::vector<std::string> end_capture(size_t queue);
+  // Throws where a graph of `device` is being captured: `what` can not be part of one.
+  void refuse_in_capture(c10::DeviceIndex device, const std::string& what);
+
   Counters counters(c10::DeviceIndex device);
   void forget_peak(c10::DeviceIndex device);
 
@@ -124,6 +131,7 @@ class Machine {
 
   Counters& counters_of(c10::DeviceIndex device);
   void append(Lock& lock, size_t queue, Item item, const std::vector<Access>& accesses);
+  void check_is_not_captured(c10::DeviceIndex device, const std::string& what) const;
   void note(const Queue& queue, const ItemName& item, const Access& access);
   void wait(Lock& lock, const Mark& mark, const std::string& reason);
   void poison(Lock& lock, Block& block, const char* reason);
@@ -135,6 +143,7 @@ class Machine {
   Settings settings_;
   Queues queues_;
   Memory memory_;
+  Captures captures_;
   std::vector<Clock> host_;  // by device: what its host threads have waited for
   Report seen_;
 };

@@ -14,6 +14,8 @@
 #include <c10/core/Stream.h>
 
 #include <functional>
+#include <string>
+#include <vector>
 
 namespace fsdp::testing::simulated {
 
@@ -30,6 +32,14 @@ inline const c10::Device kDevice = device(0);
 // Of the calling thread. Streams that are opened have the numbers 1, 2, ... of Schedule.
 c10::Stream current_stream(c10::Device device);
 c10::Stream open_stream(c10::Device device);
+
+// What the calling thread's current stream of `device` is given in between is a graph,
+// with what streams that wait for it are given. It runs as ever, but what CUDA allows in
+// no graph throws: hosts that wait or query, and who reads or sets a generator's state.
+// The end gives what else is wrong: work on streams that are not part of it, or that
+// nothing waits for.
+void begin_capture(c10::Device device);
+std::vector<std::string> end_capture(c10::Device device);
 
 // What was counted on `device` since the run began.
 Counters counters_now(c10::Device device);
