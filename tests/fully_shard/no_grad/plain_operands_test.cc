@@ -1,5 +1,6 @@
 // A rank's own plain tensors beside what is computed from registry entries where no
 // gradients are recorded: each rank gets what the plain module gives it.
+#include "dtensor/dtensor.h"
 #include "tests/fully_shard/support/parity.h"
 #include "tests/support/full_value.h"
 #include "tests/support/worlds.h"
@@ -319,6 +320,19 @@ TEST_P(ImplicitReplicationOfEntries, IsTheRanksOwnWhereParametersAreCutElsewhere
         }});
     torch::NoGradGuard no_grad;
     expect_all_plain_values(pair, rank);
+  });
+}
+
+TEST_P(ImplicitReplicationOfEntries, IsTheRanksOwnBesideWhatTheyWereWrittenTo) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    const PlainAndSharded pair(mesh);
+    const auto number = own_number(data_of(rank));
+    const torch::NoGradGuard no_grad;
+    const auto expected = pair.plain->w * number;
+    const auto zeros = [&] { return distribute_tensor(torch::zeros({5, 16}), mesh, {Shard{0}}); };
+    const auto sum = zeros().add_(pair.sharded->w), copy = zeros().copy_(pair.sharded->w);
+    EXPECT_TRUE(full_value(sum * number).equal(expected));
+    EXPECT_TRUE(full_value(copy * number).equal(expected));
   });
 }
 
