@@ -60,7 +60,9 @@ class ReshardAfterForward {
 struct MixedPrecisionPolicy {
   // What modules compute with, and what is gathered; shards keep their dtype.
   std::optional<at::ScalarType> param_dtype = {};
-  // What gradients are added up in, over backwards and ranks; unset: param_dtype.
+  // What gradients are added up in, over backwards and ranks; unset: param_dtype. Over
+  // ranks on CPU, 16-bit types are added in Float; on devices the backend, such as NCCL,
+  // adds in this dtype.
   std::optional<at::ScalarType> reduce_dtype = {};
   // What buffers become, in place, when fully_shard is applied; unset: they stay. Those
   // of the unit's modules, but not of units below; one that two units share goes to the
