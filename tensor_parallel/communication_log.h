@@ -8,7 +8,8 @@
 //   fsdp::RedistributionPolicy policy(fsdp::Redistribution::kExplicit);
 //   model->forward(tokens);       // throws where an operator would move data on its own
 //
-// Both are of the thread that made them, on which forwards run, and backwards on CPUs.
+// Both are of the thread that made them and of the backwards that it starts, which on
+// devices run on threads of autograd's.
 // What fully_shard sends for units is not a DTensor's: fsdp::counters() has it.
 #pragma once
 
@@ -47,7 +48,8 @@ struct Communication {
 // style, forward"
 FSDP_API std::string to_string(const Communication& communication);
 
-// Collects what this thread's DTensors send while it lives. Nests: each has all. Local.
+// Collects what DTensors of this thread and its backwards send while it lives. Nests:
+// each has all. Local.
 class [[nodiscard]] FSDP_API CommunicationLog {
  public:
   [[nodiscard]] CommunicationLog();
@@ -71,9 +73,9 @@ enum class Redistribution {
   kExplicit,  // only styles, gradients, requests, and what operators exchange
 };
 
-// While it lives, this thread's DTensors move data only as `allowed` says; what else
-// would move throws ValueError instead, on all ranks alike, and tells what and why.
-// Nests: the strictest counts. Local.
+// While it lives, DTensors of this thread and its backwards move data only as `allowed`
+// says; what else would move throws ValueError instead, on all ranks alike, and tells
+// what and why. Nests: the strictest counts. Local.
 class [[nodiscard]] FSDP_API RedistributionPolicy {
  public:
   [[nodiscard]] explicit RedistributionPolicy(Redistribution allowed);

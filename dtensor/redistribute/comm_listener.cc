@@ -5,16 +5,19 @@
 namespace fsdp::internal {
 namespace {
 
-thread_local const CommListener* last_listener = nullptr;
 thread_local CommCause current_cause = CommCause::kRule;
 thread_local const std::string* current_operator = nullptr;
+
+const CommListener* last_listener() {
+  return static_cast<const CommListener*>(inherited(Inherited::kCommListener));
+}
 
 }  // namespace
 
 CommListener::CommListener(Listener listener)
-    : listener_(std::move(listener)), before_(std::exchange(last_listener, this)) {}
-
-CommListener::~CommListener() { last_listener = before_; }
+    : listener_(std::move(listener)),
+      before_(last_listener()),
+      scope_(Inherited::kCommListener, this) {}
 
 void CommListener::hear(const CommEvent& event) const {
   if (before_ != nullptr) before_->hear(event);
@@ -41,10 +44,10 @@ std::string CommOperatorScope::current() {
   return current_operator == nullptr ? std::string() : *current_operator;
 }
 
-bool has_comm_listener() { return last_listener != nullptr; }
+bool has_comm_listener() { return last_listener() != nullptr; }
 
 void note_comm_event(const CommEvent& event) {
-  if (last_listener != nullptr) last_listener->hear(event);
+  if (const auto* const listener = last_listener()) listener->hear(event);
 }
 
 }  // namespace fsdp::internal

@@ -4,6 +4,7 @@
 
 #include "device_mesh/collectives/stamp.h"
 #include "device_mesh/device_mesh.h"
+#include "device_mesh/internal/inherited.h"
 #include "dtensor/placement.h"
 
 #include <cstdint>
@@ -35,15 +36,15 @@ struct CommEvent {
   int64_t bytes;               // that this rank gives to the collective
 };
 
-// While it lives, `listener` hears of every event of this thread, before it happens;
-// those that were there before hear of it first. What it throws forbids the collective:
-// it must do so on every rank of the mesh, or on none. Local.
+// While it lives, `listener` hears of every event of this thread and of the backwards
+// that it starts, before it happens; those that were there before hear of it first. What
+// it throws forbids the collective: it must do so on every rank of the mesh, or on none.
+// Local.
 class CommListener {
  public:
   using Listener = std::function<void(const CommEvent&)>;
 
   explicit CommListener(Listener listener);
-  ~CommListener();
   CommListener(const CommListener&) = delete;
   CommListener& operator=(const CommListener&) = delete;
 
@@ -53,6 +54,7 @@ class CommListener {
 
   Listener listener_;
   const CommListener* before_;
+  InheritedScope scope_;
 };
 
 // Why this thread moves data while one lives; the innermost counts. Rules, where there is

@@ -1,17 +1,16 @@
 // What happens to units, for tests that compare it with a model of their own: one
-// observer per thread, none by default.
+// observer for a thread and the backwards that it starts, none by default.
 //
 //   struct Log : UnitObserver { void touched(const Unit& unit, Pass pass) override { ... } };
 //   Log log;
-//   auto* before = set_unit_observer(&log);
-//   ...
-//   set_unit_observer(before);
+//   const ObserveUnits observe(log);
 //
 // Events come on the thread that runs the operator or call, on CPU that of the rank, each
 // after what it tells of was done. In a world of one, where nothing is gathered, touches
 // and writes are not told.
 #pragma once
 
+#include "device_mesh/internal/inherited.h"
 #include "on_demand/pass.h"
 
 namespace fsdp::internal {
@@ -46,8 +45,14 @@ class UnitObserver {
   virtual void backward_aborted() = 0;
 };
 
-// Returns the one before; null: none.
-UnitObserver* set_unit_observer(UnitObserver* observer);
+// Until the end of the scope `observer` is the calling thread's, which it outlives.
+class ObserveUnits {
+ public:
+  explicit ObserveUnits(UnitObserver& observer) : scope_(Inherited::kUnitObserver, &observer) {}
+
+ private:
+  InheritedScope scope_;
+};
 
 // Tells the running thread's observer, if it has one:
 //   tell_unit_observer(&UnitObserver::touched, unit, pass);

@@ -22,10 +22,7 @@ class BackwardProgress : public Worlds {};
 // The reductions that had left when each backward of this thread ended.
 class EndLog final : public internal::UnitObserver {
  public:
-  explicit EndLog(const DeviceMesh& mesh)
-      : mesh_(mesh), before_(internal::set_unit_observer(this)) {}
-  ~EndLog() override { internal::set_unit_observer(before_); }
-  EndLog(const EndLog&) = delete;
+  explicit EndLog(const DeviceMesh& mesh) : mesh_(mesh) {}
 
   std::vector<int64_t> reductions_at_ends;
 
@@ -44,7 +41,7 @@ class EndLog final : public internal::UnitObserver {
 
  private:
   DeviceMesh mesh_;
-  internal::UnitObserver* before_;
+  internal::ObserveUnits observe_{*this};
 };
 
 TEST_P(BackwardProgress, EndsOnceAfterTheLastReductionHoweverManyUnitsAndModels) {

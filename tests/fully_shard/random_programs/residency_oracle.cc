@@ -39,15 +39,13 @@ const char* name_of(internal::Pass pass) {
 }  // namespace
 
 ResidencyOracle::ResidencyOracle(const DeviceMesh& mesh, const std::vector<ObservedUnit>& units)
-    : mesh_(mesh), start_(counters(mesh)), before_(internal::set_unit_observer(this)) {
+    : mesh_(mesh), start_(counters(mesh)) {
   for (const auto& unit : units) {
     numbers_[unit.unit] = model_.add_unit(unit.spec);
     units_.push_back(unit);
     bytes_.push_back(-1);
   }
 }
-
-ResidencyOracle::~ResidencyOracle() { internal::set_unit_observer(before_); }
 
 int ResidencyOracle::note(const char* event, const internal::Unit& unit) {
   const auto found = numbers_.find(&unit);

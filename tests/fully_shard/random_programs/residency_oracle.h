@@ -37,7 +37,6 @@ class ResidencyOracle final : public internal::UnitObserver {
   // Of all units of the mesh's process group that are used while it lives; parents by
   // position. Local.
   ResidencyOracle(const DeviceMesh& mesh, const std::vector<ObservedUnit>& units);
-  ~ResidencyOracle() override;
   ResidencyOracle(const ResidencyOracle&) = delete;
   ResidencyOracle& operator=(const ResidencyOracle&) = delete;
 
@@ -73,7 +72,7 @@ class ResidencyOracle final : public internal::UnitObserver {
 
   DeviceMesh mesh_;
   Counters start_;
-  internal::UnitObserver* before_;
+  internal::ObserveUnits observe_{*this};
   ResidencyModel model_;
   std::map<const internal::Unit*, int> numbers_;
   std::vector<ObservedUnit> units_;

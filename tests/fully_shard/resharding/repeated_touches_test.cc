@@ -14,10 +14,6 @@ class SettledTouches : public Worlds {};
 // Counts the touches that reached the runtime on this thread.
 class TouchLog final : public internal::UnitObserver {
  public:
-  TouchLog() : before_(internal::set_unit_observer(this)) {}
-  ~TouchLog() override { internal::set_unit_observer(before_); }
-  TouchLog(const TouchLog&) = delete;
-
   int64_t touches = 0;
 
   void touched(const internal::Unit&, internal::Pass) override { ++touches; }
@@ -31,7 +27,7 @@ class TouchLog final : public internal::UnitObserver {
   void backward_aborted() override {}
 
  private:
-  internal::UnitObserver* before_;
+  internal::ObserveUnits observe_{*this};
 };
 
 torch::nn::Linear sharded_layer(const DeviceMesh& mesh) {
