@@ -147,9 +147,6 @@ std::string faults_of(const ProgramRun& run, const ProgramRun& expected) {
     const auto syncs = run.host_syncs_of_last_step[rank];
     if (syncs != 0) faults << syncs << " host syncs on rank " << rank << "\n";
   }
-  for (const auto& device : run.report.devices) {
-    if (device.queries.total != 0) faults << "queries: " << simulated::places(device.queries);
-  }
   for (const auto& pair : run.report.unordered) faults << "unordered: " << pair << "\n";
   for (const auto& failure : run.report.failures) faults << "failure: " << failure << "\n";
   if (!run.same_order) faults << "ranks issued collectives in different orders\n";

@@ -1,5 +1,5 @@
 // Programs that use a second stream: the bits of the CPU in every schedule, no access
-// that nothing orders, and no host that waits.
+// that nothing orders, and no host that waits or asks whether something is done.
 #include "tests/on_accelerator/stream_programs.h"
 #include "tests/simulated_accelerator/install.h"
 
@@ -20,6 +20,7 @@ TEST_P(StreamPrograms, HaveTheBitsOfCpuInEverySchedule) {
     SCOPED_TRACE(to_string(schedule));
     const auto run = run_on_devices(program, 2, schedule);
     EXPECT_EQ(faults_of(run, expected), "");
+    for (const auto& device : run.report.devices) EXPECT_EQ(device.queries.total, 0);
     // LibTorch's engine calls it for gradients that go from one stream to another.
     if (GetParam().gradients == Gradients::kStayOnTheirStream) {
       for (const auto& device : run.report.devices) EXPECT_EQ(device.record_streams, 0);
