@@ -10,8 +10,7 @@
 
 namespace fsdp::testing::simulated {
 
-// Bytes of the device that an item reads or writes. Strided tensors count from their
-// first to their last byte.
+// Bytes of the device that an item reads or writes.
 struct Access {
   const char* first = nullptr;
   const char* end = nullptr;

@@ -19,9 +19,7 @@ at::Tensor take_tensor(const at::Tensor& tensor, bool is_output, Arguments& argu
   }
   arguments.device = tensor.device();
   arguments.has_empty_output |= is_output && tensor.numel() == 0;
-  if (tensor.numel() > 0) {
-    arguments.accesses.push_back(is_output ? writes(tensor) : reads(tensor));
-  }
+  add(arguments.accesses, is_output ? writes(tensor) : reads(tensor));
   return host_view(tensor);
 }
 

@@ -168,7 +168,7 @@ class BoxedCall {
       if (output.sizes() == shape) continue;
       output.resize_(shape);
       arguments_.on_host[i] = host_view(output);
-      arguments_.accesses.push_back(writes(output));
+      add(arguments_.accesses, writes(output));
     }
   }
 
@@ -182,7 +182,7 @@ class BoxedCall {
       stack_.push_back(with_tensors(results_.at(r), [this](const at::Tensor& result) {
         auto made = at::empty_strided(result.sizes(), result.strides(),
                                       result.options().device(arguments_.device));
-        if (made.numel() > 0) arguments_.accesses.push_back(writes(made));
+        add(arguments_.accesses, writes(made));
         outputs_.push_back(host_view(made));
         return made;
       }));

@@ -36,9 +36,9 @@ at::Tensor copy_from(const at::Tensor& self, const at::Tensor& target, bool non_
   const c10::DeviceGuard guard(device);
   const bool runs_later =
       non_blocking && is_pinned((reads_device ? target : self).storage().data());
-  std::vector<Access> accesses;
-  if (reads_device) accesses.push_back(reads(self));
-  if (writes_device) accesses.push_back(writes(target));
+  Accesses accesses;
+  if (reads_device) add(accesses, reads(self));
+  if (writes_device) add(accesses, writes(target));
   const auto from = reads_device || runs_later ? on_host(self) : copy_of_host_value(self);
   const auto copy = [from, to = on_host(target)] {
     const PlainKernels plain;
@@ -60,7 +60,7 @@ at::Tensor copy_from_and_resize(const at::Tensor& self, const at::Tensor& target
 at::Scalar read_number(const at::Tensor& self) {
   const auto queue = current_queue(self.device().index());
   auto number = std::make_shared<at::Scalar>();
-  Machine::instance().launch(queue, {"item", {reads(self)}, [number, view = host_view(self)] {
+  Machine::instance().launch(queue, {"item", reads(self), [number, view = host_view(self)] {
                                        const PlainKernels plain;
                                        *number = view.item();
                                      }});

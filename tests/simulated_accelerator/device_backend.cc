@@ -205,9 +205,10 @@ WorkPtr DeviceBackend::issue(const std::string& kind, const Parts& tensors, bool
   ready.block(runs_on);
   auto rendezvous = peers_->meet(member_, {unique_name_, issued_++, kind, tensors.output.nbytes()},
                                  operand, exchange);
-  Machine::instance().take_part(
-      queue_of(runs_on),
-      {kind, unique_name_, {reads(tensors.input), writes(tensors.output)}, std::move(rendezvous)});
+  auto accesses = reads(tensors.input);
+  add(accesses, writes(tensors.output));
+  Machine::instance().take_part(queue_of(runs_on),
+                                {kind, unique_name_, std::move(accesses), std::move(rendezvous)});
   const Tensors kept = is_async ? Tensors{tensors.input, tensors.output} : Tensors{};
   return c10::make_intrusive<DeviceWork>(peers_->wait(), runs_on, kept);
 }

@@ -10,6 +10,7 @@
 
 #include <mutex>
 #include <tuple>
+#include <utility>
 
 namespace fsdp::testing::simulated {
 namespace {
@@ -36,10 +37,12 @@ std::tuple<at::Tensor, at::Tensor> native_dropout(const at::Tensor& input, doubl
   const auto noise = draw_noise(input, train.value_or(true) ? p : 0);
   auto output = at::empty_like(input);
   auto mask = at::empty_like(input, input.options().dtype(c10::kBool));
+  auto accesses = reads(input);
+  add(accesses, writes(output));
+  add(accesses, writes(mask));
   Machine::instance().launch(
       current_queue(input.device().index()),
-      {"aten::native_dropout",
-       {reads(input), writes(output), writes(mask)},
+      {"aten::native_dropout", std::move(accesses),
        [noise, from = host_view(input), to = host_view(output), kept = host_view(mask)] {
          const PlainKernels plain;
          to.copy_(from.mul(noise));

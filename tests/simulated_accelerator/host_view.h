@@ -8,6 +8,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <functional>
+#include <vector>
 
 namespace fsdp::testing::simulated {
 
@@ -26,8 +27,13 @@ class PlainKernels {
 // not.
 at::Tensor host_view(const at::Tensor& tensor);
 
-Access reads(const at::Tensor& tensor);
-Access writes(const at::Tensor& tensor);
+// Of a tensor that is rows of something larger, row by row, since other streams may be at
+// what is between them; of one that is strided otherwise, from its first to its last
+// byte.
+using Accesses = std::vector<Access>;
+Accesses reads(const at::Tensor& tensor);
+Accesses writes(const at::Tensor& tensor);
+void add(Accesses& to, const Accesses& more);
 
 // A copy of a value that the host holds. Numbers wrapped as tensors stay that: types are
 // promoted by it.
