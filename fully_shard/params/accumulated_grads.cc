@@ -143,7 +143,7 @@ void AccumulatedGrads::pack_whole(int64_t index, const at::Tensor& gradient) {
   open();
   for (auto& buffer : buffers_) {
     const auto position = buffer.position(index);
-    if (position >= 0) buffer.add(position, in_dtype(gradient, buffer.dtype()));
+    if (position >= 0) buffer.add(position, gradient);
   }
   accumulated_on_.wait_for(current_stream(shards_), StreamWait::kPackAccumulated);
 }

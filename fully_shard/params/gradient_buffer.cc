@@ -73,27 +73,19 @@ int64_t GradientBuffer::position(int64_t index) const {
 void GradientBuffer::add(int64_t position, const at::Tensor& gradient) {
   memory_.use(DeviceStream::current(rows_.device()));
   const auto& chunk = layout_.chunk(position);
-  const bool is_lazy = gradient.is_conj() || gradient.is_neg();  // its bytes are not its values
-  const auto dense = (is_lazy ? gradient.resolve_conj().resolve_neg() : gradient).contiguous();
-  const auto stride = rows_.stride(0);
-  if (arrived_[static_cast<size_t>(position)]) {
-    add_to_rows(dense, row_data(), stride, chunk, shard_count_);
-    return;
-  }
-  copy_to_rows(dense.const_data_ptr(), row_data(), stride, chunk, shard_count_, rows_.device());
+  const RowsToReduce rows{rows_, dtype_};
+  if (arrived_[static_cast<size_t>(position)]) return add_to_rows(gradient, rows, chunk);
+  copy_to_rows(gradient, rows, chunk);
   arrived_[static_cast<size_t>(position)] = true;
   ++arrived_count_;
 }
 
 void GradientBuffer::write_flags(Late late) {
+  if (!reads_flags_) return;
   const auto bytes = flag_count() * bytes_of(dtype_);
-  if (!reads_flags_) {  // nobody looks, and writing them would make the host wait
-    rows_.narrow(1, layout_.row_bytes(), bytes).zero_();
-    return;
-  }
   auto raised = arrived_;
   raised.push_back(late == Late::kSome);
-  auto* const first = row_data() + layout_.row_bytes();
+  auto* const first = static_cast<char*>(rows_.data_ptr()) + layout_.row_bytes();
   AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES_AND2(at::kHalf, at::kBFloat16, dtype_, "gradient flags",
                                               [&] { write_raised<scalar_t>(raised, first); });
   for (int64_t row = 1; row < shard_count_; ++row)

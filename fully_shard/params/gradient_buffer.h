@@ -8,7 +8,8 @@
 // gradient is packed on the stream that is current then.
 //
 // Flags add up to the number of ranks that raised them: one per parameter that was used,
-// and one for gradients that came after their reduction had left.
+// and one for gradients that came after their reduction had left. Where the transport
+// reads none (Transport::reads_flags) the rows have none.
 #pragma once
 
 #include "fully_shard/transport/packed_layout.h"
@@ -54,7 +55,7 @@ class GradientBuffer {
   // Position of group parameter `index` here, or -1.
   int64_t position(int64_t index) const;
 
-  // REQUIRES: `gradient` is full size and of this dtype. Adds to what arrived before.
+  // Casts `gradient`, which is full size, to this dtype. Adds to what arrived before.
   void add(int64_t position, const at::Tensor& gradient);
   // Fills what has not arrived with zeros and hands the rows over (uint8, [ranks, row
   // bytes]), packed. REQUIRES: the stream they belong to is current.
@@ -73,9 +74,8 @@ class GradientBuffer {
   bool late(const at::Tensor& row) const;
 
  private:
-  char* row_data() { return static_cast<char*>(rows_.data_ptr()); }
   void write_flags(Late late);
-  int64_t flag_count() const { return static_cast<int64_t>(params_.size()) + 1; }
+  int64_t flag_count() const { return reads_flags_ ? static_cast<int64_t>(params_.size()) + 1 : 0; }
   // Whether each flag of the row is raised by some rank.
   std::vector<bool> read_flags(const at::Tensor& row) const;
 

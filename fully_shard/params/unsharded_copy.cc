@@ -72,16 +72,10 @@ std::vector<NoticeWords> UnshardedCopy::fill(const PackedLayout& layout,
   const auto bytes = shard_count_ * layout.row_bytes();
   accounts_.add(&Counters::unsharded_bytes, bytes);
   full_ = scratch_memory({bytes}, at::kByte, device);
+  unpack_rows({rows, *gathered_layout_, gathered_rows_}, {full_, layout, shard_count_});
   for (size_t i = 0; i < params.size(); ++i) {
     auto* const storage = params[i].storage();
-    if (storage == nullptr) continue;
-    const auto index = static_cast<int64_t>(i);
-    const auto& chunk = gathered_layout_->chunk(index);
-    auto* const whole = data(layout, index);
-    for (int64_t rank = 0; rank < gathered_rows_; ++rank) {
-      unpack_part(whole, rows.row(rank) + chunk.offset, chunk.part(rank), device);
-    }
-    storage->fill(whole);
+    if (storage != nullptr) storage->fill(data(layout, static_cast<int64_t>(i)));
   }
   memory_.ready(DeviceStream::current(device));
   if (*issuer_ != DeviceStream::current(device))

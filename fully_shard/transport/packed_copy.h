@@ -1,7 +1,11 @@
-// Moves bytes between whole tensors and the rows of a packed collective buffer. Local. On
-// CUDA the copies are ordered on the current stream, one for each part.
+// Moves bytes between whole tensors and the rows of a packed collective buffer. Local.
+//
+// On the CPU each run is a memcpy, which nothing beats there. On a device every copy is a
+// launch, which costs the host more than most copies cost the device: there all ranks'
+// parts go at once, ordered on the current stream.
 #pragma once
 
+#include "device_mesh/collectives/gather.h"
 #include "fully_shard/transport/packed_layout.h"
 
 #include <ATen/core/Tensor.h>
@@ -23,13 +27,41 @@ bool is_packed_part(const void* packed, const void* whole, const ShardPart& part
 // run]. A view.
 at::Tensor view_of_part(const at::Tensor& whole, const ShardPart& part);
 
-// Rank r's part of `whole` goes to row r at the chunk's offset; the unused tail of a
-// smaller part becomes zero.
-void copy_to_rows(const void* whole, char* rows, int64_t row_stride, const PackedChunk& chunk,
-                  int64_t world, c10::Device device);
-// As copy_to_rows, adding elements of `whole` (contiguous, any shape) to what the rows
-// hold.
-void add_to_rows(const at::Tensor& whole, char* rows, int64_t row_stride, const PackedChunk& chunk,
-                 int64_t world);
+// The rows of a gather, all of one layout.
+struct RowsOfRanks {
+  const GatheredRows& rows;
+  const PackedLayout& layout;
+  int64_t ranks;
+};
+
+// Memory of whole parameters: parameter i begins at `ranks` times the offset of its chunk
+// in `layout`, and has that much room.
+struct RoomOfParameters {
+  const at::Tensor& bytes;  // uint8
+  const PackedLayout& layout;
+  int64_t ranks;
+
+  int64_t offset(int64_t index) const { return ranks * layout.chunk(index).offset; }
+};
+
+// Every parameter of the rows becomes whole; what is left of its room may be written,
+// too. On a device one launch does it for all that are cut along dimension 0, and one or
+// two more for each that is not. REQUIRES: the rows are of the same parameters, over as
+// many ranks or a divisor of that.
+void unpack_rows(const RowsOfRanks& from, const RoomOfParameters& to);
+
+// Rows of a reduction: uint8, [ranks, bytes], that hold elements of `dtype`.
+struct RowsToReduce {
+  const at::Tensor& bytes;
+  at::ScalarType dtype;
+};
+
+// Rank r's part of `whole`, of any dtype and shape, is cast and goes to row r at the
+// chunk's offset. The unused tail of a smaller part becomes zero on the CPU, and stays as
+// it is on a device, where this is one launch, and a second one if the parts differ in
+// size.
+void copy_to_rows(const at::Tensor& whole, const RowsToReduce& rows, const PackedChunk& chunk);
+// The same, adding to what the rows hold.
+void add_to_rows(const at::Tensor& whole, const RowsToReduce& rows, const PackedChunk& chunk);
 
 }  // namespace fsdp::internal
