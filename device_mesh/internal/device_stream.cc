@@ -30,4 +30,10 @@ void DeviceEvent::record(const DeviceStream& stream) {
   event_->record(stream.stream_);
 }
 
+void DeviceEvent::await_on_host() const {
+  if (event_) event_->synchronize();
+}
+
+bool DeviceEvent::has_passed() const { return !event_ || event_->query(); }
+
 }  // namespace fsdp::internal

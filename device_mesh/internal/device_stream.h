@@ -51,6 +51,10 @@ class DeviceEvent {
  public:
   // After all that `stream` was given so far.
   void record(const DeviceStream& stream);
+  // The host waits for it. Nothing where it was not recorded.
+  void await_on_host() const;
+  // Whether the device is there; true where it was not recorded.
+  bool has_passed() const;
 
  private:
   friend class DeviceStream;

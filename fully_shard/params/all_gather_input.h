@@ -29,13 +29,18 @@ class AllGatherInput {
 
   // Of every rank's row, in the members' dtypes.
   const PackedLayout& layout() const { return layout_; }
-  // Copies the shards as they are now to `device`; from another one the host waits for
-  // it. Good until drop() or the next call.
+  // Copies the shards as they are now to `device`, on the current stream. Good until
+  // drop() or the next call.
   PackedRow stage(const ShardBuffer& shards, const std::vector<FSDPParam>& params,
                   c10::Device device);
   void drop();
 
  private:
+  void copy_each(const ShardBuffer& shards, const std::vector<FSDPParam>& params);
+  void copy_at_once(const ShardBuffer& shards, const std::vector<FSDPParam>& params);
+  // Of this rank's part of parameter `index` in the row: [n]. A view.
+  at::Tensor place_of(int64_t index, const FSDPParam& param) const;
+
   Transport& transport_;
   PackedLayout layout_;
   GroupAccounts accounts_;

@@ -142,18 +142,32 @@ std::optional<ReducedRow> Reduction::result() && {
 ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Tensor row)
     : unit_(std::move(unit)), buffer_(std::move(buffer)), row_(std::move(row)) {}
 
+// Null where it is gone.
+c10::intrusive_ptr<FSDPParamGroup> ReducedRow::group() const {
+  if (unit_->group() == nullptr) return {};
+  return c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(unit_->group());
+}
+
+void ReducedRow::bring_home(CopiesToHost& copies) {
+  const auto group = this->group();
+  if (!group) return;
+  group->info().dim().reduce_stream(row_.device()).await_results();
+  const auto divisor = group->gradients().settings().divisor();
+  if (divisor != 1) divide(row_, divisor);
+  const auto& shards = group->shards();
+  if (row_.device() == shards.device()) return;
+  row_ = copies.add(
+      row_, shards.is_pinned() ? CopiesToHost::Memory::kPinned : CopiesToHost::Memory::kPageable);
+}
+
 void ReducedRow::publish() {
-  auto row = std::exchange(row_, {});
-  if (unit_->group() == nullptr) return;
-  const auto group = c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(unit_->group());
+  const auto row = std::exchange(row_, {});
+  const auto group = this->group();
+  if (!group) return;
   auto& gradients = group->gradients();
-  group->info().dim().reduce_stream(row.device()).await_results();
   const auto& params = buffer_.params();
   const auto used = gradients.settings().publishes_unused() ? std::vector<bool>(params.size(), true)
                                                             : buffer_.used(row);
-  if (gradients.settings().divisor() != 1) divide(row, gradients.settings().divisor());
-  const auto home = group->shards().device();
-  if (row.device() != home) row = row.to(home);  // the host waits: an optimizer may step on it
   for (size_t i = 0; i < params.size(); ++i) {
     if (used[i]) gradients.publish(params[i].index, buffer_.part(row, static_cast<int64_t>(i)));
   }

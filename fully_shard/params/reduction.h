@@ -5,17 +5,18 @@
 //   shared    hybrid sharding: this rank's row is added up over the replicas as well
 //   received  this rank's row, summed
 //
-// Then its ReducedRow is published: divided, cast to the parameters' dtype and added into
-// the entries' .grad.
+// Then its ReducedRow is divided, brought to where the shards are, and published: cast to
+// the parameters' dtype and added into the entries' .grad.
 //
 // Where the unit does not reduce over its replicas, the received row is kept for a later
-// reduction instead (PartialReduceOutput), and nothing is published.
-// Destroying it in between drops it; what was sent is waited for. Everything runs on the
-// reduce stream (transport/reduce_stream.h), but what publish() does. Collective over the
-// group's mesh, in one order on all ranks.
+// reduction instead (PartialReduceOutput), and nothing is published. Destroying it in
+// between drops it; what was sent is waited for. Everything runs on the reduce stream
+// (transport/reduce_stream.h), but what a ReducedRow does. Collective over the group's
+// mesh, in one order on all ranks.
 #pragma once
 
 #include "fully_shard/params/fsdp_param_group.h"
+#include "fully_shard/transport/copies_to_host.h"
 
 #include <memory>
 #include <optional>
@@ -30,12 +31,17 @@ namespace fsdp::internal {
 class ReducedRow {
  public:
   ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Tensor row);
-  // Divides, casts and adds into the entries' .grad, on the calling thread's stream.
-  // Nothing where the group is gone. At most once.
+  // Divides it on the calling thread's stream; where the shards are in host memory, its
+  // copy goes there, to be waited for. Nothing where the group is gone. At most once.
+  void bring_home(CopiesToHost& copies);
+  // Casts and adds into the entries' .grad, on the calling thread's stream. Nothing where
+  // the group is gone. At most once. REQUIRES: at home, and waited for.
   void publish();
   bool is_of(const Unit& unit) const { return unit_.get() == &unit; }
 
  private:
+  c10::intrusive_ptr<FSDPParamGroup> group() const;
+
   std::shared_ptr<Unit> unit_;  // knows its group as long as there is one
   GradientBuffer buffer_;
   at::Tensor row_;  // [elements], of sum_dtype

@@ -39,6 +39,7 @@ ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, ShardDim& dim, c1
 }
 
 ShardBuffer::~ShardBuffer() {
+  await_copies();
   if (bytes_.defined()) accounts_.add(&Counters::sharded_bytes, -held_bytes());
 }
 
@@ -52,10 +53,16 @@ ShardBuffer& ShardBuffer::operator=(ShardBuffer&& other) noexcept {
   std::swap(layout_, other.layout_);
   std::swap(bytes_, other.bytes_);
   std::swap(accounts_, other.accounts_);
+  std::swap(copied_, other.copied_);
   return *this;
 }
 
 int64_t ShardBuffer::held_bytes() const { return has_values() ? bytes_.numel() : 0; }
+
+void ShardBuffer::copy_to(const at::Tensor& target) const {
+  target.copy_(bytes_, /*non_blocking=*/true);
+  if (is_offloaded()) copied_.record(DeviceStream::current(target.device()));
+}
 
 char* ShardBuffer::data(int64_t index) const {
   return static_cast<char*>(bytes_.data_ptr()) + layout_.chunk(index).offset;
@@ -69,8 +76,9 @@ bool ShardBuffer::has_part_of(int64_t index, const void* whole) const {
   return is_packed_part(data(index), whole, layout_.chunk(index).part(shard_rank_));
 }
 
-at::Tensor ShardBuffer::elements(int64_t index, const FSDPParam& param) const {
-  return bytes_.narrow(0, layout_.chunk(index).offset, length(index)).view(param.meta().dtype());
+at::Tensor ShardBuffer::elements_in(const at::Tensor& bytes, int64_t index,
+                                    const FSDPParam& param) const {
+  return bytes.narrow(0, layout_.chunk(index).offset, length(index)).view(param.meta().dtype());
 }
 
 std::vector<int64_t> ShardBuffer::shape(int64_t index, const FSDPParam& param) const {

@@ -3,6 +3,7 @@
 // its registry entry's local tensor. Local.
 #pragma once
 
+#include "device_mesh/internal/device_stream.h"
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/shard_offload.h"
@@ -37,10 +38,18 @@ class ShardBuffer {
   const PackedLayout& layout() const { return layout_; }
   const at::Tensor& bytes() const { return bytes_; }      // uint8, [layout().row_bytes()]
   c10::Device device() const { return bytes_.device(); }  // theirs, not the members'
+  // Copies all bytes to `target`, memory of the members' device, on the current stream.
+  void copy_to(const at::Tensor& target) const;
+  // Before the shards are written: the host waits where they lie there and copies of them
+  // are still to be made. After a backward they have been.
+  void await_copies() const {
+    if (!copied_.has_passed()) copied_.await_on_host();
+  }
   // Where members are, and compute: the meta device while there are no values.
   c10::Device member_device() const { return member_device_; }
   bool has_values() const { return !bytes_.is_meta(); }
   bool is_offloaded() const { return home_ != ShardLocation::kWithMembers; }
+  bool is_pinned() const { return home_ == ShardLocation::kPinnedHost; }
   char* data(int64_t index) const;
   int64_t length(int64_t index) const { return layout_.chunk(index).length(shard_rank_); }
   // Takes this rank's part from `whole`, the parameter's bytes.
@@ -49,8 +58,12 @@ class ShardBuffer {
   bool has_part_of(int64_t index, const void* whole) const;
   // Of this rank's part.
   std::vector<int64_t> shape(int64_t index, const FSDPParam& param) const;
-  // The elements of this rank's part: [n]. A view.
-  at::Tensor elements(int64_t index, const FSDPParam& param) const;
+  // The elements of this rank's part: [n]. A view. The second one of `bytes`, a copy of
+  // all of them.
+  at::Tensor elements(int64_t index, const FSDPParam& param) const {
+    return elements_in(bytes_, index, param);
+  }
+  at::Tensor elements_in(const at::Tensor& bytes, int64_t index, const FSDPParam& param) const;
   // This rank's part as a tensor. Each has a version counter of its own.
   at::Tensor local_view(int64_t index, const FSDPParam& param) const;
 
@@ -63,6 +76,7 @@ class ShardBuffer {
   PackedLayout layout_;
   at::Tensor bytes_;
   GroupAccounts accounts_;
+  mutable DeviceEvent copied_;  // last, from host memory
 };
 
 }  // namespace fsdp::internal

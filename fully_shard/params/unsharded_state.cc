@@ -148,6 +148,7 @@ void UnshardedState::member_dtypes_changed() {
 }
 
 void UnshardedState::copy_to_shard(int64_t index) {
+  shards_.await_copies();
   copy_.use_for_shards();
   if (!all_gather_input_) return shards_.take_part(index, data(index));
   const auto& param = params_[static_cast<size_t>(index)];

@@ -125,6 +125,7 @@ void WriteCoherence::before_write(int64_t index) {
   if (residency.is_borrowed()) return;
   if (residency.is_gathering()) unsharded_.await_and_drop_gather();
   unsharded_.drop_post_forward_shards();
+  shards_.await_copies();
   info_.dim().transport().before_shard_write();
   if (writes().is_dirty()) write_back();
   values().note_write(static_cast<size_t>(index));

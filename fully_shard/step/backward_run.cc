@@ -7,6 +7,7 @@
 #include "on_demand/pass.h"
 
 #include <algorithm>
+#include <iterator>
 #include <utility>
 
 namespace fsdp::internal {
@@ -172,12 +173,17 @@ void BackwardRun::publish() {
     const auto root = reduction.group().info().unit().root();
     if (auto row = std::move(reduction).result()) held_back_[root].push_back(std::move(*row));
   }
+  std::vector<ReducedRow> rows;
   for (const auto& root : roots_) {
     if (!root->is_last_backward()) continue;
     auto results = held_back_.extract(root);
-    if (results.empty()) continue;
-    for (auto& row : results.mapped()) row.publish();
+    if (!results.empty())
+      std::move(results.mapped().begin(), results.mapped().end(), std::back_inserter(rows));
   }
+  CopiesToHost copies;
+  for (auto& row : rows) row.bring_home(copies);
+  copies.wait();  // the only wait of the host in a step, with OffloadPolicy
+  for (auto& row : rows) row.publish();
 }
 
 void BackwardRun::end_roots() {

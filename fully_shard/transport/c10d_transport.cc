@@ -31,6 +31,9 @@ class C10dTransport final : public Transport {
   at::Tensor shard_memory(int64_t bytes, c10::Device device) override {
     return at::zeros({bytes}, bytes_on(device));
   }
+  at::Tensor staging_memory(int64_t bytes, c10::Device device) override {
+    return on_cpu_ ? shard_memory(bytes, device) : scratch_memory({bytes}, at::kByte, device);
+  }
   at::Tensor row_memory(int64_t row_bytes, c10::Device device) override {
     return scratch_memory({shard_count(), row_bytes}, at::kByte, device);
   }

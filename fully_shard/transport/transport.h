@@ -59,7 +59,13 @@ class Transport {
   // uint8 [shard_count, row_bytes], contiguous per row (the row stride may be larger),
   // not initialised.
   virtual at::Tensor row_memory(int64_t row_bytes, c10::Device device) = 0;
-  // `shards` from shard_memory(), whole; not written until waited for.
+  // Of shards that are copied to be gathered once: as shard_memory(), but what is not
+  // written may have any value.
+  virtual at::Tensor staging_memory(int64_t bytes, c10::Device device) {
+    return shard_memory(bytes, device);
+  }
+  // `shards` from shard_memory() or staging_memory(), whole; not written until waited
+  // for.
   virtual std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue) = 0;
   // `rows` from row_memory(), elements of `dtype`: row r goes to rank r. Overwritten.
   virtual std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,

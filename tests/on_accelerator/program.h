@@ -93,7 +93,8 @@ ProgramRun run_on_devices(const Program& program, int64_t ranks,
 std::vector<simulated::Schedule> schedules_of_programs();
 
 // What is wrong with a run; empty for nothing: values that differ from `expected` in a
-// bit, accesses that nothing orders, hosts that waited, errors.
-std::string faults_of(const ProgramRun& run, const ProgramRun& expected);
+// bit, accesses that nothing orders, hosts that did not wait as often in the last step,
+// errors.
+std::string faults_of(const ProgramRun& run, const ProgramRun& expected, int64_t host_syncs = 0);
 
 }  // namespace fsdp::testing
