@@ -5,6 +5,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/same_parameters.h"
+#include "fully_shard/train/tensor_lists.h"
 
 #include <ATen/ops/amax.h>
 #include <ATen/ops/cat.h>
@@ -44,8 +45,10 @@ struct NormKind {
   bool is_largest() const { return std::isinf(p); }
   at::Tensor term(const at::Tensor& values) const {
     const auto norm = at::linalg_vector_norm(values, p, std::nullopt, false, norm_dtype(values));
-    const auto wide = norm.to(at::kDouble);
-    return is_largest() || p == 1 ? wide : wide.pow(p);
+    return term_of_norm(norm.to(at::kDouble));
+  }
+  at::Tensor term_of_norm(const at::Tensor& norm) const {
+    return is_largest() || p == 1 ? norm : norm.pow(p);
   }
   at::Tensor joined(const at::Tensor& a, const at::Tensor& b) const {
     return is_largest() ? at::maximum(a, b) : a.add(b);
@@ -117,16 +120,51 @@ void check_requests(const at::Tensor& rows, const DeviceMesh& mesh) {
   }
 }
 
-// This rank's term of the gradients that lie on one mesh.
+// This rank's term of some gradients. Those on the CPU are joined one by one, as they
+// come; those on devices at once.
+class Term {
+ public:
+  explicit Term(NormKind kind) : kind_(kind) {}
+
+  bool is_met() const { return device_.has_value(); }
+  void meet(c10::Device device) {
+    if (!device_) device_ = device;
+  }
+  void add(const at::Tensor& local) {
+    if (local.numel() == 0) return;  // the largest of nothing has no value
+    if (!local.is_cpu()) return on_devices_.add(local);
+    const auto before = joined_.defined() ? joined_ : zero();
+    joined_ = kind_.joined(before, kind_.term(local).to(*device_));
+  }
+  // A number on the device that was met first. REQUIRES: met.
+  at::Tensor value() const {
+    if (on_devices_.empty()) return joined_.defined() ? joined_ : zero();
+    const auto of_devices = kind_.joined(kind_.term_of_norm(on_devices_.norms(kind_.p)));
+    const auto here = of_devices.to(*device_);
+    return joined_.defined() ? kind_.joined(joined_, here) : here;
+  }
+
+ private:
+  at::Tensor zero() const {
+    return at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(*device_));
+  }
+
+  NormKind kind_;
+  std::optional<c10::Device> device_;
+  at::Tensor joined_;  // of those on the CPU; undefined for none
+  internal::TensorLists on_devices_;
+};
+
+// Of the gradients that lie on one mesh.
 struct MeshTerm {
   DeviceMesh mesh;
-  at::Tensor term;
+  Term term;
 };
 
 class Gradients {
  public:
   Gradients(NormKind kind, double max_norm, const std::vector<at::Tensor>& params)
-      : kind_(kind), request_(max_norm, kind.p) {
+      : kind_(kind), request_(max_norm, kind.p), plain_(kind) {
     std::unordered_set<const c10::TensorImpl*> seen;
     for (const auto& param : params) {
       if (param.defined() && seen.insert(param.unsafeGetTensorImpl()).second) add(param);
@@ -135,7 +173,8 @@ class Gradients {
 
   // Collective over covering_mesh() unless all is plain.
   at::Tensor norm() const {
-    if (meshes_.empty()) return kind_.norm(plain_.defined() ? plain_ : at::zeros({}, at::kDouble));
+    if (meshes_.empty())
+      return kind_.norm(plain_.is_met() ? plain_.value() : at::zeros({}, at::kDouble));
     const auto mesh = covering_mesh();
     const auto all = gather(mesh);
     check_requests(all, mesh);
@@ -158,7 +197,9 @@ class Gradients {
   }
 
   void scale(const at::Tensor& factor) const {
-    for (const auto& local : locals_) local.mul_(factor.to(local.device(), local.scalar_type()));
+    for (const auto& local : locals_on_cpu_)
+      local.mul_(factor.to(local.device(), local.scalar_type()));
+    locals_on_devices_.multiply(factor);
   }
   at::ScalarType norm_dtype() const { return dtype_; }
 
@@ -173,21 +214,22 @@ class Gradients {
     if (is_dtensor(placed)) request_.add(placed);
     same_parameters_.add(param);
     auto& term = is_dtensor(placed) ? term_on(internal::spec_of(placed).mesh()) : plain_;
-    if (!term.defined())
-      term = at::zeros({}, at::TensorOptions().dtype(at::kDouble).device(placed.device()));
+    term.meet(placed.device());
     if (!gradient.defined()) return;
     const auto& local = is_dtensor(gradient) ? internal::local_of(gradient) : gradient;
-    locals_.push_back(local);
-    if (is_dtensor(gradient) && !counts_here(gradient)) return;
-    if (local.numel() > 0)  // the largest of nothing has no value
-      term = kind_.joined(term, kind_.term(local).to(term.device()));
+    if (local.is_cpu()) {
+      locals_on_cpu_.push_back(local);
+    } else if (local.numel() > 0) {
+      locals_on_devices_.add(local);
+    }
+    if (!is_dtensor(gradient) || counts_here(gradient)) term.add(local);
   }
 
-  at::Tensor& term_on(const DeviceMesh& mesh) {
+  Term& term_on(const DeviceMesh& mesh) {
     for (auto& item : meshes_) {
       if (item.mesh == mesh) return item.term;
     }
-    return meshes_.emplace_back(MeshTerm{mesh, {}}).term;
+    return meshes_.emplace_back(MeshTerm{mesh, Term(kind_)}).term;
   }
 
   // A dimension on which a gradient is replicated counts at its first coordinate.
@@ -257,12 +299,14 @@ class Gradients {
   // One row per rank of `mesh`: {what it asks for, which parameters these are, plain,
   // then per mesh met its first rank and the term}.
   at::Tensor gather(const DeviceMesh& mesh) const {
-    const auto options = meshes_.front().term.options();
-    std::vector<at::Tensor> row = {plain_.defined() ? plain_.to(options.device())
-                                                    : at::zeros({}, options)};
-    for (const auto& [of, term] : meshes_) {
+    const auto first = meshes_.front().term.value();
+    const auto options = first.options();
+    std::vector<at::Tensor> row = {plain_.is_met() ? plain_.value().to(options.device())
+                                                   : at::zeros({}, options)};
+    for (size_t i = 0; i < meshes_.size(); ++i) {
+      const auto& [of, term] = meshes_[i];
       row.push_back(at::full({}, static_cast<double>(of.ranks().front()), options));
-      row.push_back(term.to(options.device()));
+      row.push_back(i == 0 ? first : term.value().to(options.device()));
     }
     const auto own = at::cat({asked(options), at::stack(row)});
     return internal::rows_of_all(
@@ -302,8 +346,9 @@ class Gradients {
   Request request_;
   internal::SameParameters same_parameters_;
   std::vector<MeshTerm> meshes_;  // in order of appearance
-  at::Tensor plain_;              // this rank's term of the plain gradients
-  std::vector<at::Tensor> locals_;
+  Term plain_;                    // of the plain gradients
+  std::vector<at::Tensor> locals_on_cpu_;
+  internal::TensorLists locals_on_devices_;
   at::ScalarType dtype_ = at::kFloat;
 };
 
