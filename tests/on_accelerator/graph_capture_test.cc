@@ -27,7 +27,7 @@ using ::testing::HasSubstr;
 
 using Forward = std::function<at::Tensor(torch::nn::Sequential& model, const at::Tensor& x)>;
 
-torch::nn::Sequential make_model() {
+torch::nn::Sequential make_sequence() {
   static std::mutex mutex;  // ranks that are threads draw from one generator
   const std::lock_guard lock(mutex);
   torch::manual_seed(1);
@@ -39,7 +39,7 @@ torch::nn::Sequential make_model() {
 // that is replayed needs them.
 Program captured(const Forward& forward, FullyShardOptions options) {
   return [=](ProgramRank& rank) {
-    auto model = make_model();
+    auto model = make_sequence();
     for (const auto& child : model->children()) {
       if (child->as<torch::nn::Linear>() != nullptr) fully_shard(*child, rank.mesh(), options);
     }
@@ -74,15 +74,15 @@ Forward recomputed(CheckpointOptions options) {
   };
 }
 
-struct Setting {
+struct CapturedStep {
   std::string name;
   Forward forward = plainly;
   FullyShardOptions options = {};
 };
 
-void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
+void PrintTo(const CapturedStep& step, std::ostream* out) { *out << step.name; }
 
-std::vector<Setting> settings() {
+std::vector<CapturedStep> captured_steps() {
   return {{.name = "Plain"},
           {.name = "Kept", .options = {.reshard_after_forward = false}},
           {.name = "MixedPrecision",
@@ -90,7 +90,7 @@ std::vector<Setting> settings() {
           {.name = "Recomputed", .forward = recomputed({.preserve_rng_state = false})}};
 }
 
-class GraphCapture : public ::testing::TestWithParam<Setting> {
+class GraphCapture : public ::testing::TestWithParam<CapturedStep> {
  protected:
   static void SetUpTestSuite() { simulated::install(); }
 };
@@ -106,7 +106,7 @@ TEST_P(GraphCapture, OfForwardAndBackwardIsPossible) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(All, GraphCapture, ::testing::ValuesIn(settings()),
+INSTANTIATE_TEST_SUITE_P(All, GraphCapture, ::testing::ValuesIn(captured_steps()),
                          [](const auto& info) { return info.param.name; });
 
 // That the test above can fail.

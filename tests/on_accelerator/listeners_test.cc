@@ -21,7 +21,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr int64_t kRanks = 2;
+constexpr int64_t kListeningRanks = 2;
 
 // What rank 0 heard, on a mesh of the CPU or of devices.
 using Heard = std::vector<std::string>;
@@ -30,14 +30,14 @@ using Listening = std::function<Heard(const DeviceMesh& mesh)>;
 Heard heard_on(c10::DeviceType type, const Listening& listening) {
   Heard heard;
   const auto body = [&](int64_t rank) {
-    auto own = listening(init_device_mesh(type, {kRanks}));
+    auto own = listening(init_device_mesh(type, {kListeningRanks}));
     if (rank == 0) heard = std::move(own);
   };
   if (type == c10::kCPU) {
-    run_ranks(kRanks, body);
+    run_ranks(kListeningRanks, body);
   } else {
     simulated::run_in({}, [&] {
-      simulated::run_ranks_on_devices(kRanks, std::make_shared<simulated::World>(), body);
+      simulated::run_ranks_on_devices(kListeningRanks, std::make_shared<simulated::World>(), body);
     });
   }
   return heard;
@@ -81,6 +81,7 @@ class GradientLog final : public internal::UnitObserver {
 TEST(ListenersOnDevices, ObserversOfUnitsHearOfGradientsAndTheEndOfBackward) {
   expect_the_same([](const DeviceMesh& mesh) {
     torch::nn::Linear layer(4, 4);
+    for (auto& parameter : layer->parameters()) parameter.detach().fill_(0.5);
     fully_shard(layer, mesh);
     GradientLog log;
     const internal::ObserveUnits observe(log);

@@ -19,7 +19,7 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using ::testing::IsEmpty;
 
-const at::TensorOptions kOptions(kDevice);
+const at::TensorOptions kOnDevice(kDevice);
 
 void wait(const c10::Stream& waiter, const c10::Stream& other) {
   c10::Event event(kDeviceType);
@@ -44,7 +44,7 @@ std::vector<std::string> faults_of(const std::function<void()>& work) {
 
 TEST(Captures, TakeWorkOfTheStreamAndOfThoseThatForkAndJoin) {
   EXPECT_THAT(faults_of([] {
-                const auto x = at::ones({4}, kOptions), y = x + x;
+                const auto x = at::ones({4}, kOnDevice), y = x + x;
                 const auto side = open_stream(kDevice);
                 wait(side, current_stream(kDevice));
                 {
@@ -60,7 +60,7 @@ TEST(Captures, TakeWorkOfTheStreamAndOfThoseThatForkAndJoin) {
 TEST(Captures, FindAStreamThatDidNotFork) {
   EXPECT_THAT(faults_of([] {
                 const c10::StreamGuard on_side(open_stream(kDevice));
-                at::ones({4}, kOptions);
+                at::ones({4}, kOnDevice);
               }),
               ElementsAre("allocate (stream 1) is on a stream that is not captured",
                           HasSubstr("(stream 1) is on a stream that is not captured")));
@@ -71,19 +71,19 @@ TEST(Captures, FindAStreamThatNothingWaitsFor) {
                 const auto side = open_stream(kDevice);
                 wait(side, current_stream(kDevice));
                 const c10::StreamGuard on_side(side);
-                at::ones({4}, kOptions);
+                at::ones({4}, kOnDevice);
               }),
               ElementsAre(HasSubstr("(stream 1) was not waited for")));
 }
 
 TEST(Captures, RefuseHostsThatWaitOrQueryAndStatesOfGenerators) {
-  EXPECT_THAT(faults_of([] { at::ones({}, kOptions).item(); }),
+  EXPECT_THAT(faults_of([] { at::ones({}, kOnDevice).item(); }),
               ElementsAre("item can not be part of a graph, which is being captured on device 0"));
   EXPECT_THAT(faults_of([] { current_stream(kDevice).query(); }),
               ElementsAre(HasSubstr("a query can not be part of a graph")));
   EXPECT_THAT(faults_of([] { default_generator(0).get_state(); }),
               ElementsAre(HasSubstr("the state of a generator can not be part of a graph")));
-  EXPECT_THAT(faults_of([] { at::dropout(at::ones({4}, kOptions), 0.5, true); }), IsEmpty());
+  EXPECT_THAT(faults_of([] { at::dropout(at::ones({4}, kOnDevice), 0.5, true); }), IsEmpty());
 }
 
 }  // namespace

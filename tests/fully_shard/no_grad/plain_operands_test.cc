@@ -330,7 +330,8 @@ TEST_P(ImplicitReplicationOfEntries, IsTheRanksOwnBesideWhatTheyWereWrittenTo) {
     const torch::NoGradGuard no_grad;
     const auto expected = pair.plain->w * number;
     const auto zeros = [&] { return distribute_tensor(torch::zeros({5, 16}), mesh, {Shard{0}}); };
-    const auto sum = zeros().add_(pair.sharded->w), copy = zeros().copy_(pair.sharded->w);
+    const auto entry = P(*pair.sharded).w;
+    const auto sum = zeros().add_(entry), copy = zeros().copy_(entry);
     EXPECT_TRUE(full_value(sum * number).equal(expected));
     EXPECT_TRUE(full_value(copy * number).equal(expected));
   });

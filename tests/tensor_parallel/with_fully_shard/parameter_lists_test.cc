@@ -108,6 +108,22 @@ TEST(ShardedEntries, GiveResultsThatAreWholeBesideWhatIsParallel) {
   }
 }
 
+TEST(ShardedEntries, TrainBesidePlainTensorsThatAreWrittenOrRecorded) {
+  for (const auto& plan : {kCopied, kLinearOnly, kListToo}) {
+    on_pairs_with_lists(plan, [](WithListPair& pair) {
+      for (auto* const model : {&pair.plain, &pair.sharded}) {
+        const auto entries = (*model)->tail->list->parameters();
+        auto written = at::ones({3, 6}), recorded = at::ones({3, 6}).requires_grad_();
+        written.addcmul_((*model)->linear->forward(pair.input), entries[0]);
+        written.pow(2).sum().backward();
+        (recorded * entries[0]).matmul(entries[1].t()).pow(2).sum().backward();
+        EXPECT_TRUE(recorded.grad().defined());
+      }
+      expect_same_gradients(*pair.sharded, *pair.plain, kClose);
+    });
+  }
+}
+
 // A view of the member, which is computed of its parts where it lies across its cut.
 TEST(ShardedEntries, HaveTheValuesOfOneDeviceInSlices) {
   const auto slices = [](WithList& model) {
