@@ -2,6 +2,19 @@
 
 namespace fsdp::internal {
 
+void TouchedGroups::touch(Touchable& group) {
+  await_failed_backward(group);
+  group.touch();
+}
+
+void TouchedGroups::await_failed_backwards() {
+  for (auto* group : groups_) await_failed_backward(*group);
+}
+
+void TouchedGroups::await_failed_backward(Touchable& group) {
+  if (auto* const failed = group.failed_backward()) await_end_unpinned(*failed);
+}
+
 void TouchedGroups::await_end_unpinned(OpenBackward& backward) {
   struct Unpinned {
     explicit Unpinned(TouchedGroups& groups) : groups(groups) {

@@ -40,18 +40,12 @@ class TouchedGroups {
     }
   }
   // What fill() begins with. For those who look at a group before that.
-  void await_failed_backwards() {
-    for (auto* group : groups_) await_failed_backward(*group);
-  }
+  void await_failed_backwards();
 
  private:
-  void touch(Touchable& group) {
-    await_failed_backward(group);
-    group.touch();
-  }
-  void await_failed_backward(Touchable& group) {
-    if (auto* const failed = group.failed_backward()) await_end_unpinned(*failed);
-  }
+  // Out of line, so that the way of settled groups stays short in every kernel.
+  void touch(Touchable& group);
+  void await_failed_backward(Touchable& group);
   void await_end_unpinned(OpenBackward& backward);
   void evict_if_outermost();
 
