@@ -1,5 +1,6 @@
 #include "fully_shard/params/accumulated_grads.h"
 
+#include "device_mesh/collectives/sum_in_order.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/grad_placement.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -148,10 +149,12 @@ void AccumulatedGrads::pack_whole(int64_t index, const at::Tensor& gradient) {
   accumulated_on_.wait_for(current_stream(shards_), StreamWait::kPackAccumulated);
 }
 
-// As a reduction over one rank would.
+// As a reduction over one rank would: it divides in the dtype that sums are made in.
 void AccumulatedGrads::publish_here(int64_t index, const at::Tensor& gradient) {
-  const auto sum = in_dtype(gradient, settings_.dtype_of(param(index)));
-  const auto mean = settings_.divisor() != 1 ? sum.div(settings_.divisor()) : sum;
+  const auto dtype = settings_.dtype_of(param(index));
+  const auto sum = in_dtype(gradient, dtype);
+  const auto mean =
+      settings_.divisor() != 1 ? in_dtype(sum, sum_dtype(dtype)).div(settings_.divisor()) : sum;
   publish(index, on_device(mean, shards_.device()));
 }
 

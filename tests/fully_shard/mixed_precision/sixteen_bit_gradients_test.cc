@@ -52,7 +52,19 @@ TEST_P(SixteenBitGradients, OfBfloat16AreNotRoundedAtEveryRank) {
   });
 }
 
-INSTANTIATE_WORLDS(SixteenBitGradients, 2, 3, 4);
+TEST_P(SixteenBitGradients, OfFloatParametersAreDividedInFloat) {
+  on_ranks([&](int64_t, const DeviceMesh& mesh) {
+    auto model = std::make_shared<ScaledWeight>(torch::kFloat);
+    fully_shard(model, mesh, {.mp_policy = {.reduce_dtype = torch::kHalf}});
+    get_fsdp_module(*model).set_gradient_divide_factor(3);
+    model->forward(1).backward();
+    const auto gradient = full_gradient(model->parameters()[0]);
+    EXPECT_TRUE(torch::equal(gradient, torch::full({5, 3}, static_cast<float>(world())) / 3))
+        << gradient;
+  });
+}
+
+INSTANTIATE_WORLDS(SixteenBitGradients, 1, 2, 3, 4);
 
 }  // namespace
 }  // namespace fsdp::testing
