@@ -5,6 +5,7 @@
 #include "dtensor/redistribute/grad_placement.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/sharded_grad.h"
+#include "fully_shard/transport/in_dtype.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -15,10 +16,6 @@
 namespace fsdp::internal {
 namespace {
 
-// As tensor.to(...), which costs the dispatcher where there is nothing to do.
-at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
-}
 bool is_whole_everywhere(const DTensorSpec& spec) {
   for (int64_t dim = 0; dim < spec.mesh().ndim(); ++dim) {
     const bool is_whole = spec.placements()[static_cast<size_t>(dim)].is_replicate();

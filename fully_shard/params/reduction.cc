@@ -153,7 +153,7 @@ void ReducedRow::bring_home(CopiesToHost& copies) {
   if (!group) return;
   group->info().dim().reduce_stream(row_.device()).await_results();
   const auto divisor = group->gradients().settings().divisor();
-  if (divisor != 1) divide(row_, divisor);
+  if (divisor != 1) divide(buffer_.elements(row_), divisor);
   const auto& shards = group->shards();
   if (row_.device() == shards.device()) return;
   row_ = copies.add(

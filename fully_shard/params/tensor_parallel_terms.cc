@@ -2,14 +2,14 @@
 
 #include "dtensor/redistribute/grad_placement.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/transport/in_dtype.h"
 
 #include <algorithm>
 
 namespace fsdp::internal {
 
 void TensorParallelTerms::keep(int64_t index, const at::Tensor& gradient, at::ScalarType dtype) {
-  const auto& local = local_of(gradient);
-  const auto own = local.scalar_type() == dtype ? local : local.to(dtype);
+  const auto own = in_dtype(local_of(gradient), dtype);
   for (auto& each : terms_) {
     if (each.index == index) return void(local_of(each.gradient).add_(own));
   }

@@ -7,11 +7,9 @@
 //   copies.wait();   // what they hold may be read from here on
 #pragma once
 
-#include "device_mesh/internal/device_stream.h"
+#include "fully_shard/transport/stream_set.h"
 
 #include <ATen/core/Tensor.h>
-
-#include <vector>
 
 namespace fsdp::internal {
 
@@ -28,7 +26,7 @@ class CopiesToHost {
   void wait();
 
  private:
-  std::vector<DeviceStream> streams_;  // that copy, each once
+  StreamSet streams_;  // that copy
 };
 
 }  // namespace fsdp::internal

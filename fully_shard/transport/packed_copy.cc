@@ -1,5 +1,7 @@
 #include "fully_shard/transport/packed_copy.h"
 
+#include "fully_shard/transport/in_dtype.h"
+
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/split_with_sizes_copy.h>
 
@@ -50,10 +52,6 @@ void for_each_size_of_part(const at::Tensor& rows, const at::Tensor& whole,
   const auto full = chunk.extent.rows / chunk.capacity_rows;
   visit(parts_of(rows, whole, chunk, 0, full));
   if (chunk.extent.rows % chunk.capacity_rows != 0) visit(parts_of(rows, whole, chunk, full, 1));
-}
-
-at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
-  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
 }
 
 at::Tensor dense(const at::Tensor& tensor) {

@@ -26,6 +26,14 @@ class StreamSet {
   void wait_for(const DeviceStream& other, StreamWait wait) const {
     for (const auto& stream : streams_) make_wait(wait, stream, other);
   }
+  // The host waits for all that each was given so far.
+  void await_on_host() const {
+    for (const auto& stream : streams_) {
+      DeviceEvent given;
+      given.record(stream);
+      given.await_on_host();
+    }
+  }
   void clear() { streams_.clear(); }
 
  private:

@@ -4,6 +4,7 @@
 #include "fully_shard/fully_shard.h"
 #include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
+#include "tests/support/default_generator.h"
 
 #include <gtest/gtest.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -11,7 +12,6 @@
 #include <torch/optim/sgd.h>
 
 #include <memory>
-#include <mutex>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -50,13 +50,7 @@ struct Stack : torch::nn::Module {
 };
 
 std::shared_ptr<Stack> make_stack(const DeviceMesh& mesh) {
-  static std::mutex mutex;
-  std::shared_ptr<Stack> model;
-  {
-    const std::lock_guard lock(mutex);  // of the generator that ranks share
-    torch::manual_seed(1);
-    model = std::make_shared<Stack>();
-  }
+  auto model = drawn_from_seed(1, [] { return std::make_shared<Stack>(); });
   for (auto& layer : model->layers) fully_shard(*layer, mesh);
   fully_shard(*model, mesh);
   return model;

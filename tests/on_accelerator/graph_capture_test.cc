@@ -5,6 +5,7 @@
 #include "fully_shard/fully_shard.h"
 #include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
+#include "tests/support/default_generator.h"
 
 #include <c10/util/StringUtil.h>
 #include <gmock/gmock.h>
@@ -15,7 +16,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -28,11 +28,10 @@ using ::testing::HasSubstr;
 using Forward = std::function<at::Tensor(torch::nn::Sequential& model, const at::Tensor& x)>;
 
 torch::nn::Sequential make_sequence() {
-  static std::mutex mutex;  // ranks that are threads draw from one generator
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(1);
-  return torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::Tanh(),
-                               torch::nn::Linear(16, 16), torch::nn::Linear(16, 4));
+  return drawn_from_seed(1, [] {
+    return torch::nn::Sequential(torch::nn::Linear(8, 16), torch::nn::Tanh(),
+                                 torch::nn::Linear(16, 16), torch::nn::Linear(16, 4));
+  });
 }
 
 // The last of three steps is captured, and its gradients keep their tensors, as a graph

@@ -9,13 +9,13 @@
 #include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
 #include "tests/simulated_accelerator/move_module.h"
+#include "tests/support/default_generator.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/optim/sgd.h>
 
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <ostream>
 #include <string>
@@ -50,10 +50,7 @@ struct TwoBlocks : torch::nn::Module {
 };
 
 std::shared_ptr<TwoBlocks> make_two_blocks() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);  // of the generator that ranks share
-  torch::manual_seed(1);
-  return std::make_shared<TwoBlocks>();
+  return drawn_from_seed(1, [] { return std::make_shared<TwoBlocks>(); });
 }
 
 struct Counted {

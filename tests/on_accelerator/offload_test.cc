@@ -3,22 +3,19 @@
 #include "fully_shard/fully_shard.h"
 #include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
+#include "tests/support/default_generator.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn.h>
 #include <torch/utils.h>
 
 #include <memory>
-#include <mutex>
 
 namespace fsdp::testing {
 namespace {
 
 std::shared_ptr<torch::nn::LinearImpl> make_linear() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);  // of the generator that ranks share
-  torch::manual_seed(1);
-  return std::make_shared<torch::nn::LinearImpl>(8, 8);
+  return drawn_from_seed(1, [] { return std::make_shared<torch::nn::LinearImpl>(8, 8); });
 }
 
 // No backward, at the end of which the host would wait.

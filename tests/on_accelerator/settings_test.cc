@@ -4,6 +4,7 @@
 #include "fully_shard/fully_shard.h"
 #include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
+#include "tests/support/default_generator.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -12,7 +13,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <ostream>
 #include <string>
 #include <vector>
@@ -35,10 +35,7 @@ struct ThreeLayers : torch::nn::Module {
 };
 
 std::shared_ptr<ThreeLayers> make_three_layers() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);  // of the generator that ranks share
-  torch::manual_seed(1);
-  return std::make_shared<ThreeLayers>();
+  return drawn_from_seed(1, [] { return std::make_shared<ThreeLayers>(); });
 }
 
 struct Setting {

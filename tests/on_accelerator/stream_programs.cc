@@ -3,6 +3,7 @@
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/no_sync_guard.h"
+#include "tests/support/default_generator.h"
 
 #include <c10/core/DeviceGuard.h>
 #include <torch/nn.h>
@@ -12,7 +13,6 @@
 
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <thread>
 
 namespace fsdp::testing {
@@ -43,13 +43,9 @@ struct TwoLayers : torch::nn::Module {
   torch::nn::Linear a{16, 16}, b{16, 16};
 };
 
-// Ranks that are threads draw start values from one generator.
 template <class Model>
 std::shared_ptr<Model> make() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(1);
-  return std::make_shared<Model>();
+  return drawn_from_seed(1, [] { return std::make_shared<Model>(); });
 }
 
 std::shared_ptr<Branches> make_branches(const ProgramRank& rank) {

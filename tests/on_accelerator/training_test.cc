@@ -6,6 +6,7 @@
 #include "tests/simulated_accelerator/install.h"
 #include "tests/simulated_accelerator/run.h"
 #include "tests/simulated_accelerator/world.h"
+#include "tests/support/default_generator.h"
 #include "tests/support/thread_ranks.h"
 
 #include <gmock/gmock.h>
@@ -15,7 +16,6 @@
 #include <torch/utils.h>
 
 #include <memory>
-#include <mutex>
 #include <string>
 #include <utility>
 #include <vector>
@@ -51,12 +51,8 @@ struct FiveLayers : torch::nn::Module {
   at::Tensor scale;
 };
 
-// Ranks that are threads draw start values from one generator.
 std::shared_ptr<FiveLayers> make_model() {
-  static std::mutex mutex;
-  const std::lock_guard lock(mutex);
-  torch::manual_seed(1);
-  return std::make_shared<FiveLayers>();
+  return drawn_from_seed(1, [] { return std::make_shared<FiveLayers>(); });
 }
 
 // On the CPU; fully_shard moves the model to the mesh's device.

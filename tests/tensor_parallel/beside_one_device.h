@@ -3,6 +3,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "tensor_parallel/parallelize_module.h"
+#include "tests/support/default_generator.h"
 #include "tests/support/full_value.h"
 
 #include <gtest/gtest.h>
@@ -10,7 +11,6 @@
 
 #include <algorithm>
 #include <functional>
-#include <mutex>
 #include <string>
 
 namespace fsdp::testing {
@@ -18,26 +18,16 @@ namespace fsdp::testing {
 // float64: only rounding differs.
 inline constexpr double kClose = 1e-11;
 
-// Ranks are threads that share the default generator.
-inline std::mutex& drawing() {
-  static std::mutex mutex;
-  return mutex;
-}
-
 // make() with the generator at `seed`.
 template <class Make>
 auto drawn(uint64_t seed, const Make& make, c10::ScalarType dtype = torch::kFloat64) {
-  const std::lock_guard lock(drawing());
-  torch::manual_seed(seed);
-  auto module = make();
+  auto module = drawn_from_seed(seed, make);
   module->to(dtype);
   return module;
 }
 
 inline at::Tensor drawn_tensor(uint64_t seed, at::IntArrayRef shape) {
-  const std::lock_guard lock(drawing());
-  torch::manual_seed(seed);
-  return torch::randn(shape, torch::kFloat64);
+  return drawn_from_seed(seed, [&] { return torch::randn(shape, torch::kFloat64); });
 }
 
 // Largest difference, relative to the largest element.

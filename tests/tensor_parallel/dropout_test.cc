@@ -11,7 +11,6 @@
 #include "tests/tensor_parallel/transformer_plan.h"
 
 #include <array>
-#include <mutex>
 #include <vector>
 
 namespace fsdp::testing {
@@ -84,12 +83,8 @@ TEST_P(TensorParallelDropout, IsThatOfADeviceWithoutManualSeed) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
     DroppingPair pair(mesh, /*cut_sequence=*/false);
     const at::Tensor tokens = some_tokens();
-    SeededStep wanted;
-    {
-      const std::lock_guard lock(drawing());
-      torch::manual_seed(kSeed);
-      wanted = step_of([&] { return loss_of(pair.plain, tokens); });
-    }
+    const SeededStep wanted = drawn_from_seed(
+        kSeed, [&] { return step_of([&] { return loss_of(pair.plain, tokens); }); });
     expect_same_steps(seeded_step(mesh, [&] { return loss_of(pair.parallel, tokens); }), wanted);
   });
 }

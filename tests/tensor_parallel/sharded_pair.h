@@ -31,9 +31,9 @@ struct ShardedPair {
                        transformer_plan(config.width / config.heads, cut_sequence));
     for (auto& block : sharded->blocks) fully_shard(*block, data_mesh(), options);
     fully_shard(*sharded, data_mesh(), options);
-    const std::lock_guard lock(drawing());
-    torch::manual_seed(4);
-    text = torch::randint(config.vocab, {data_mesh().size(), 2, 6});
+    text = drawn_from_seed(4, [&] {
+      return torch::randint(config.vocab, {data_mesh().size(), 2, 6});
+    });
   }
 
   DeviceMesh data_mesh() const { return mesh.ndim() == 3 ? mesh[{"replicate", "dp"}] : mesh["dp"]; }

@@ -22,12 +22,9 @@ void compare(const Shape& shape, const DeviceMesh& mesh, bool cut_sequence) {
   const auto make = [&] { return Transformer(config); };
   auto plain = drawn(3, make), parallel = drawn(3, make);
   parallelize_module(parallel, mesh, transformer_plan(config.width / config.heads, cut_sequence));
-  at::Tensor text;
-  {
-    const std::lock_guard lock(drawing());
-    torch::manual_seed(4);
-    text = torch::randint(config.vocab, {shape.batch, shape.tokens + 1});
-  }
+  const at::Tensor text = drawn_from_seed(4, [&] {
+    return torch::randint(config.vocab, {shape.batch, shape.tokens + 1});
+  });
   const at::Tensor tokens = text.narrow(1, 0, shape.tokens),
                    targets = text.narrow(1, 1, shape.tokens);
   const at::Tensor wanted = transformer_loss(plain->forward(tokens), targets);

@@ -7,7 +7,6 @@
 #include <torch/torch.h>
 
 #include <cstdint>
-#include <mutex>
 
 namespace fsdp::testing {
 
@@ -20,11 +19,11 @@ struct SeededBuild {
 };
 template <class Build>
 auto built_from_seed(uint64_t seed, const Build& build) {
-  const std::scoped_lock lock(default_generator_in_use);
-  torch::manual_seed(seed);
-  auto built = build();
-  return SeededBuild<decltype(built)>{std::move(built),
-                                      at::detail::getDefaultCPUGenerator().get_state()};
+  return drawn_from_seed(seed, [&] {
+    auto built = build();
+    return SeededBuild<decltype(built)>{std::move(built),
+                                        at::detail::getDefaultCPUGenerator().get_state()};
+  });
 }
 
 }  // namespace fsdp::testing

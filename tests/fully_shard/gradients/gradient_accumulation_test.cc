@@ -107,6 +107,18 @@ TEST_P(GradientSyncEffects, GradientsThatWaitAreCounted) {
   });
 }
 
+// Ranks tell each other in the same row which parameters were used.
+TEST_P(GradientSyncEffects, AFactorBeyondTheDtypeLeavesZerosAndNotNothing) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh);
+    decoder.root().set_gradient_divide_factor(1e60);
+    decoder.forward();
+    decoder.backward();
+    const auto gradient = full_gradient(decoder.model->head->named_parameters()["weight"]);
+    EXPECT_TRUE(gradient.equal(torch::zeros_like(gradient)));
+  });
+}
+
 TEST_P(GradientSyncEffects, GradientsThatWaitDieWithTheirModel) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     MeasuredDecoder witness(mesh);
