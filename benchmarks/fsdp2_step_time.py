@@ -17,7 +17,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (
     ColwiseParallel,
@@ -119,7 +119,10 @@ class Transformer(nn.Module):
 def flags():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--implementation", choices=("fsdp2", "beside_plain"), default="fsdp2")
-    parser.add_argument("--backend", choices=("gloo", "fake"), default="gloo", help="fake: nothing is sent")
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu")
+    parser.add_argument("--backend", choices=("gloo", "nccl", "fake"), default="gloo", help="fake: nothing is sent")
+    parser.add_argument("--param_dtype", choices=("f32", "bf16"), default="f32", help="bf16: sums of gradients in f32")
+    parser.add_argument("--no_optimizer", action="store_true", help="steps are forward and backward alone")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32)
@@ -132,8 +135,8 @@ def flags():
 
 
 def start(backend):
-    if backend == "gloo":
-        dist.init_process_group("gloo")
+    if backend != "fake":
+        dist.init_process_group(backend)
         return
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -163,12 +166,14 @@ def parallelize(model, mesh, sequence_parallel):
     parallelize_module(model, mesh, plan)
 
 
-def shard(model, mesh):
-    fully_shard(model.embedding, mesh=mesh)
+def shard(model, mesh, param_dtype):
+    mixed = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    settings = {"mesh": mesh} | ({"mp_policy": mixed} if param_dtype == "bf16" else {})
+    fully_shard(model.embedding, **settings)
     for block in model.blocks:
-        fully_shard(block, mesh=mesh)
-    fully_shard(model.head, mesh=mesh)
-    fully_shard(model, mesh=mesh)
+        fully_shard(block, **settings)
+    fully_shard(model.head, **settings)
+    fully_shard(model, **settings)
 
 
 def text_of(data_rank, batch, tokens):
@@ -182,17 +187,24 @@ def bytes_sent():
     return sum(int(line.split(":")[1].split()[8]) for line in lines if ":" in line)
 
 
-def make_step(model, inputs, targets, cut_logits=False):
+def make_step(model, inputs, targets, cut_logits=False, optimizes=True):
     """Returns a function that makes one training step and returns its seconds and its loss."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, eps=1e-3)  # as in step_time.cc
 
+    def wait_for_device():
+        if inputs.is_cuda:
+            torch.cuda.synchronize()
+
     def step():
+        wait_for_device()
         begin = time.perf_counter()
         optimizer.zero_grad()
         with loss_parallel() if cut_logits else contextlib.nullcontext():
             loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             loss.backward()
-        optimizer.step()
+        if optimizes:
+            optimizer.step()
+        wait_for_device()
         seconds = time.perf_counter() - begin
         return seconds, loss.full_tensor().item() if cut_logits else loss.item()
 
@@ -204,15 +216,18 @@ def main():
     torch.set_num_threads(1)
     start(options.backend)
     size = (options.width, options.blocks, options.tokens)
-    mesh = init_device_mesh("cpu", (dist.get_world_size() // options.tp, options.tp), mesh_dim_names=("dp", "tp"))
+    mesh = init_device_mesh(options.device, (dist.get_world_size() // options.tp, options.tp), mesh_dim_names=("dp", "tp"))
     text = text_of(mesh["dp"].get_local_rank(), options.batch, options.tokens)
-    data = text[:, :-1].contiguous(), text[:, 1:].contiguous()
-    model = Transformer(*size)
+    data = tuple(part.contiguous().to(options.device) for part in (text[:, :-1], text[:, 1:]))
+    model = Transformer(*size).to(options.device)
     if options.tp > 1:
         parallelize(model, mesh["tp"], options.sequence_parallel)
-    shard(model, mesh["dp"])
-    step = make_step(model, *data, cut_logits=options.tp > 1)
-    plain_step = make_step(Transformer(*size), *data) if options.implementation == "beside_plain" else None
+    shard(model, mesh["dp"], options.param_dtype)
+    optimizes = not options.no_optimizer
+    step = make_step(model, *data, cut_logits=options.tp > 1, optimizes=optimizes)
+    plain_step = None
+    if options.implementation == "beside_plain":
+        plain_step = make_step(Transformer(*size).to(options.device), *data, optimizes=optimizes)
 
     seconds, beyond_plain, losses, sent_before = [], [], [], 0
     for i in range(-options.warmup, options.steps):

@@ -35,8 +35,11 @@
 #include <vector>
 
 ABSL_FLAG(std::string, implementation, "sharded", "plain, sharded or beside_plain");
+ABSL_FLAG(std::string, device, "cpu", "cpu or cuda");
 ABSL_FLAG(std::string, backend, "gloo",
           "of the process group; fake: nothing is sent, and this process is the only one");
+ABSL_FLAG(std::string, param_dtype, "f32", "f32, or bf16 with sums of gradients in f32");
+ABSL_FLAG(bool, optimizer, true, "false: steps are forward and backward alone");
 ABSL_FLAG(int64_t, width, 64, "width of the model");
 ABSL_FLAG(int64_t, blocks, 4, "transformer blocks");
 ABSL_FLAG(int64_t, tokens, 32, "tokens per sequence");
@@ -78,6 +81,15 @@ void set_start_weights(torch::nn::Module& model) {
   }
 }
 
+c10::DeviceType device_type() {
+  return absl::GetFlag(FLAGS_device) == "cuda" ? torch::kCUDA : torch::kCPU;
+}
+
+// The host waits for what the device was given, so that clocks read what it took.
+void wait_for_device() {
+  if (device_type() != torch::kCPU) torch::cuda::synchronize();
+}
+
 // int64 [batch, tokens + 1]
 torch::Tensor text_of(int64_t data_rank) {
   const auto rows = torch::arange(absl::GetFlag(FLAGS_batch)).unsqueeze(1);
@@ -91,19 +103,22 @@ class Training {
   // No mesh: the plain module.
   explicit Training(const std::optional<fsdp::DeviceMesh>& mesh) : model_(make_model()) {
     set_start_weights(*model_);
-    if (mesh) shard(*mesh);
+    if (mesh)
+      shard(*mesh);
+    else
+      to_device_plainly();
     // With a smaller eps AdamW divides rounding by rounding, and no two programs agree.
     optimizer_.emplace(model_->parameters(), torch::optim::AdamWOptions(3e-4).eps(1e-3));
     const auto text = text_of(mesh ? (*mesh)["dp"].local_rank() : 0);
-    inputs_ = text.narrow(1, 0, absl::GetFlag(FLAGS_tokens)).contiguous();
-    targets_ = text.narrow(1, 1, absl::GetFlag(FLAGS_tokens)).contiguous();
+    inputs_ = text.narrow(1, 0, absl::GetFlag(FLAGS_tokens)).contiguous().to(device_type());
+    targets_ = text.narrow(1, 1, absl::GetFlag(FLAGS_tokens)).contiguous().to(device_type());
   }
 
   void step() {
     optimizer_->zero_grad();
     loss_ = examples::next_token_loss(model_->forward(inputs_), targets_);
     loss_.backward();
-    optimizer_->step();
+    if (absl::GetFlag(FLAGS_optimizer)) optimizer_->step();
   }
   // Of the last step. Collective.
   double loss() const { return loss_.item<double>(); }
@@ -116,7 +131,15 @@ class Training {
                                     .max_tokens = absl::GetFlag(FLAGS_tokens)});
   }
 
+  void to_device_plainly() {
+    model_->to(device_type());
+    if (absl::GetFlag(FLAGS_param_dtype) == "bf16") model_->to(torch::kBFloat16);
+  }
+
   void shard(const fsdp::DeviceMesh& mesh) {
+    fsdp::FullyShardOptions options;
+    if (absl::GetFlag(FLAGS_param_dtype) == "bf16")
+      options.mp_policy = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
     if (absl::GetFlag(FLAGS_tp) > 1) {
       const int64_t head_width = absl::GetFlag(FLAGS_width) / examples::TransformerConfig().heads;
       fsdp::parallelize_module(
@@ -124,10 +147,10 @@ class Training {
           examples::transformer_plan(head_width, absl::GetFlag(FLAGS_sequence_parallel)));
     }
     const auto data_mesh = mesh["dp"];
-    fsdp::fully_shard(model_->embedding, data_mesh);
-    for (auto& block : model_->blocks) fsdp::fully_shard(block, data_mesh);
-    fsdp::fully_shard(model_->head, data_mesh);
-    fsdp::fully_shard(model_, data_mesh);
+    fsdp::fully_shard(model_->embedding, data_mesh, options);
+    for (auto& block : model_->blocks) fsdp::fully_shard(block, data_mesh, options);
+    fsdp::fully_shard(model_->head, data_mesh, options);
+    fsdp::fully_shard(model_, data_mesh, options);
   }
 
   examples::Transformer model_;
@@ -136,8 +159,10 @@ class Training {
 };
 
 double timed_step(Training& training) {
+  wait_for_device();
   const auto begin = std::chrono::steady_clock::now();
   training.step();
+  wait_for_device();
   return seconds_since(begin);
 }
 
@@ -187,6 +212,11 @@ void run() {
       implementation == "plain" || implementation == "sharded" || implementation == "beside_plain",
       "--implementation: ", implementation, ", allowed are plain, sharded and beside_plain");
   TORCH_CHECK_VALUE(absl::GetFlag(FLAGS_steps) > 0, "--steps must be positive");
+  TORCH_CHECK_VALUE(absl::GetFlag(FLAGS_device) == "cpu" || absl::GetFlag(FLAGS_device) == "cuda",
+                    "--device: ", absl::GetFlag(FLAGS_device), ", allowed are cpu and cuda");
+  TORCH_CHECK_VALUE(
+      absl::GetFlag(FLAGS_param_dtype) == "f32" || absl::GetFlag(FLAGS_param_dtype) == "bf16",
+      "--param_dtype: ", absl::GetFlag(FLAGS_param_dtype), ", allowed are f32 and bf16");
   at::set_num_threads(1);
   const auto place = fsdp::launch_environment();
   std::optional<fsdp::DeviceMesh> mesh;
@@ -195,7 +225,7 @@ void run() {
     options.backend = absl::GetFlag(FLAGS_backend);
     fsdp::init_process_group(options);
     const int64_t tp = absl::GetFlag(FLAGS_tp);
-    mesh = fsdp::init_device_mesh(torch::kCPU, {place.world_size / tp, tp}, {"dp", "tp"});
+    mesh = fsdp::init_device_mesh(device_type(), {place.world_size / tp, tp}, {"dp", "tp"});
   }
   {
     std::optional<Training> plain;

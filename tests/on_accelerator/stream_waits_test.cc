@@ -1,8 +1,9 @@
 // Each wait that the library makes between streams is needed: without it a program is
 // wrong in some schedule.
 #include "fully_shard/transport/stream_wait.h"
-#include "tests/on_accelerator/stream_programs.h"
+#include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
+#include "tests/training_programs/stream_programs.h"
 
 #include <gtest/gtest.h>
 

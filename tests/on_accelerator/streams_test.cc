@@ -1,7 +1,8 @@
 // Programs that use a second stream: the bits of the CPU in every schedule, no access
 // that nothing orders, and no host that waits or asks whether something is done.
-#include "tests/on_accelerator/stream_programs.h"
+#include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
+#include "tests/training_programs/stream_programs.h"
 
 #include <gtest/gtest.h>
 

@@ -1,5 +1,5 @@
 // Parameters on another device than their mesh, before and after fully_shard. The meta
-// device stands for another one here; cuda_test.cc has the real ones.
+// device stands for another one here; tests/on_gpu has the real ones.
 #include "fully_shard/fully_shard.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"

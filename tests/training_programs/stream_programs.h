@@ -3,7 +3,7 @@
 // library does wrong with memory shows only between streams that run apart.
 #pragma once
 
-#include "tests/on_accelerator/program.h"
+#include "tests/training_programs/program_rank.h"
 
 #include <string>
 #include <vector>

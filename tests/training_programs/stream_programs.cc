@@ -1,4 +1,4 @@
-#include "tests/on_accelerator/stream_programs.h"
+#include "tests/training_programs/stream_programs.h"
 
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/fully_shard.h"

@@ -1,12 +1,13 @@
-// What needs CUDA devices; every test says so where there is none.
+// A world of one rank over NCCL: what is moved to the device, offloaded, clipped and
+// drawn there.
 #include "device_mesh/process_group.h"
 #include "dtensor/manual_seed.h"
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/support/pair.h"
+#include "tests/on_gpu/gpu.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
-#include "tests/support/process_ranks.h"
 #include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
 
@@ -17,8 +18,6 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-#include <chrono>
-#include <cstdlib>
 #include <functional>
 #include <memory>
 #include <string>
@@ -30,23 +29,13 @@ using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::nn::Linear;
 
-class Cuda : public ::testing::Test {
- protected:
-  static bool has_devices(int count) { return torch::cuda::device_count() >= count; }
-};
-
-#define SKIP_UNLESS_DEVICES(count)                                                       \
-  if (!has_devices(count))                                                               \
-  GTEST_SKIP() << "NOT SHOWN ON CUDA: this needs " << (count) << " CUDA devices, there " \
-               << "are " << static_cast<int>(torch::cuda::device_count())
-
 // A world of one rank, whose group is of NCCL.
 void run_over_nccl(const std::function<void()>& body) {
   run_ranks_over("nccl", 1, [&body](int64_t) { body(); });
 }
 
-TEST_F(Cuda, AModuleOnTheCpuMovesToTheCurrentDeviceInPlace) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, AModuleOnTheCpuMovesToTheCurrentDeviceInPlace) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     const auto device = local_device(mesh);
@@ -62,8 +51,8 @@ TEST_F(Cuda, AModuleOnTheCpuMovesToTheCurrentDeviceInPlace) {
   });
 }
 
-TEST_F(Cuda, ASharedBufferMovesOnceAndStaysShared) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, ASharedBufferMovesOnceAndStaysShared) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     Pair model;
@@ -76,8 +65,8 @@ TEST_F(Cuda, ASharedBufferMovesOnceAndStaysShared) {
   });
 }
 
-TEST_F(Cuda, IgnoredParametersStayWhereTheyAre) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, IgnoredParametersStayWhereTheyAre) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     Pair model;
@@ -90,8 +79,8 @@ TEST_F(Cuda, IgnoredParametersStayWhereTheyAre) {
 // With a dtype of their own, members of one rank are gathered, too. The optimizer's
 // stream is busy when the step is issued, so a gather that did not wait would find old
 // values.
-TEST_F(Cuda, TheNextGatherWaitsForTheOptimizersEventOnTheDevice) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, TheNextGatherWaitsForTheOptimizersEventOnTheDevice) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     const auto device = local_device(mesh);
@@ -119,8 +108,8 @@ TEST_F(Cuda, TheNextGatherWaitsForTheOptimizersEventOnTheDevice) {
   });
 }
 
-TEST_F(Cuda, AModuleThatIsThereIsNotMoved) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, AModuleThatIsThereIsNotMoved) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     auto layer = make_linear(4, 4);
     const auto scale = layer->register_buffer("scale", torch::ones({2}));
@@ -131,8 +120,8 @@ TEST_F(Cuda, AModuleThatIsThereIsNotMoved) {
   });
 }
 
-TEST_F(Cuda, ForwardBringsInputsToTheDevice) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, ForwardBringsInputsToTheDevice) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     torch::nn::Embedding table(4, 4);
@@ -145,8 +134,8 @@ TEST_F(Cuda, ForwardBringsInputsToTheDevice) {
   });
 }
 
-TEST_F(Cuda, ParametersOnTwoDevicesAreRefusedByName) {
-  SKIP_UNLESS_DEVICES(2);
+TEST(OneRankOnCuda, ParametersOnTwoDevicesAreRefusedByName) {
+  SKIP_UNLESS_CUDA_DEVICES(2);
   run_over_nccl([] {
     auto layer = make_linear(4, 4);
     layer->weight.set_data(layer->weight.to(torch::Device(torch::kCUDA, 0)));
@@ -157,15 +146,15 @@ TEST_F(Cuda, ParametersOnTwoDevicesAreRefusedByName) {
   });
 }
 
-TEST_F(Cuda, TheDefaultMeshIsOfThatDevice) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, TheDefaultMeshIsOfThatDevice) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] { EXPECT_EQ(default_mesh().device_type(), torch::kCUDA); });
 }
 
 const FullyShardOptions kOffloaded{.offload_policy = {.offload_to_cpu = true}};
 
-TEST_F(Cuda, OffloadedShardsGradientsAndStateAreOnTheCpu) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, OffloadedShardsGradientsAndStateAreOnTheCpu) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     auto layer = make_linear(4, 4);
@@ -183,8 +172,8 @@ TEST_F(Cuda, OffloadedShardsGradientsAndStateAreOnTheCpu) {
   });
 }
 
-TEST_F(Cuda, OffloadedGradientsOfTwoBackwardsAddUp) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, OffloadedGradientsOfTwoBackwardsAddUp) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     auto layer = make_linear(4, 4);
@@ -194,8 +183,8 @@ TEST_F(Cuda, OffloadedGradientsOfTwoBackwardsAddUp) {
   });
 }
 
-TEST_F(Cuda, OffloadedParametersThatAreMovedAreNamed) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, OffloadedParametersThatAreMovedAreNamed) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     auto layer = make_linear(4, 4);
     fully_shard(layer, init_device_mesh(torch::kCUDA, {1}), kOffloaded);
@@ -204,8 +193,8 @@ TEST_F(Cuda, OffloadedParametersThatAreMovedAreNamed) {
   });
 }
 
-TEST_F(Cuda, ParametersOnTheCpuMoveToThoseOfTheirUnitOnTheDevice) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, ParametersOnTheCpuMoveToThoseOfTheirUnitOnTheDevice) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     Pair model;
@@ -216,8 +205,8 @@ TEST_F(Cuda, ParametersOnTheCpuMoveToThoseOfTheirUnitOnTheDevice) {
   });
 }
 
-TEST_F(Cuda, SixUnitsNeedTheMemoryOfTwo) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, SixUnitsNeedTheMemoryOfTwo) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     constexpr int64_t kWidth = 1024, kUnitBytes = kWidth * (kWidth + 1) * 4;
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
@@ -240,8 +229,8 @@ TEST_F(Cuda, SixUnitsNeedTheMemoryOfTwo) {
   });
 }
 
-TEST_F(Cuda, ClippingDoesNotMakeTheHostWait) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, ClippingDoesNotMakeTheHostWait) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     auto layer = make_linear(4, 4);
@@ -283,8 +272,8 @@ int train_beside_a_plain_model(const DeviceMesh& mesh, c10::Device device,
   return mesh.rank() != 0 || layer->parameters()[0].is_cpu() ? 0 : 3;
 }
 
-TEST_F(Cuda, OneRankTrainsAsThePlainModel) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, OneRankTrainsAsThePlainModel) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     EXPECT_EQ(train_beside_a_plain_model(mesh, {torch::kCUDA, 0}), 0);
@@ -293,8 +282,8 @@ TEST_F(Cuda, OneRankTrainsAsThePlainModel) {
 }
 
 // The statistics of a LayerNorm are float there, beside weights in 16 bits.
-TEST_F(Cuda, ALayerNormInHalfPrecisionTrains) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, ALayerNormInHalfPrecisionTrains) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({8}));
@@ -310,8 +299,8 @@ TEST_F(Cuda, ALayerNormInHalfPrecisionTrains) {
 
 // Dropout's kernel takes no generator; a region that runs again does so on a thread of
 // autograd's.
-TEST_F(Cuda, RandomNumbersUnderManualSeedAreThoseOfASeededDevice) {
-  SKIP_UNLESS_DEVICES(1);
+TEST(OneRankOnCuda, RandomNumbersUnderManualSeedAreThoseOfASeededDevice) {
+  SKIP_UNLESS_CUDA_DEVICES(1);
   run_over_nccl([] {
     const auto mesh = init_device_mesh(torch::kCUDA, {1});
     const auto on_device = torch::TensorOptions(torch::kCUDA);
@@ -334,32 +323,6 @@ TEST_F(Cuda, RandomNumbersUnderManualSeedAreThoseOfASeededDevice) {
     for (size_t i = 0; i < wanted.size(); ++i) EXPECT_TRUE(found[i].equal(wanted[i])) << i;
     EXPECT_TRUE(at::globalContext().defaultGenerator(torch::kCUDA).get_state().equal(state));
   });
-}
-
-const ChildCase kTrainsOnCuda("trains_on_cuda", [] {
-  const auto rank = launch_environment().rank;
-  // NCCL takes two processes on one device for a mistake, unless they say that they are
-  // on two hosts.
-  const bool share = torch::cuda::device_count() < 2;
-  if (share) {
-    setenv("NCCL_HOSTID", ("rank" + std::to_string(rank)).c_str(), 1);
-    setenv("NCCL_SOCKET_IFNAME", "lo", 1);
-    setenv("LOCAL_RANK", "0", 1);
-  }
-  const c10::Device device(torch::kCUDA, static_cast<c10::DeviceIndex>(share ? 0 : rank));
-  const c10::DeviceGuard guard(device);
-  init_process_group({.backend = "nccl", .timeout = std::chrono::seconds(60)});
-  const auto mesh = init_device_mesh(torch::kCUDA, {2});
-  const auto result = train_beside_a_plain_model(mesh, device);
-  const auto offloaded = train_beside_a_plain_model(mesh, device, kOffloaded);
-  destroy_process_group();
-  return result != 0 ? result : offloaded;
-});
-
-TEST_F(Cuda, TwoRanksTrainAsThePlainModel) {
-  SKIP_UNLESS_DEVICES(1);
-  for (const auto& end : run_processes("trains_on_cuda", 2, std::chrono::seconds(120)))
-    EXPECT_EQ(end.exit_code, 0) << end.output;
 }
 
 }  // namespace
