@@ -126,7 +126,7 @@ UnitWrites::UnitWrites(const std::vector<SaveItem>& items) {
     for (const NamedTensor& each : item.tensors) {
       const auto group = find_managed_tensor(each.tensor).group;
       // Elsewhere gathers end no run of writes (devices), or need nobody else.
-      if (group && group->info().dim().transport().checks_stamps() &&
+      if (group && group->info().comm_context().transport().checks_stamps() &&
           seen.insert(group.get()).second)
         units_.push_back(said_of(*group));
     }

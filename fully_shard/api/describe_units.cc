@@ -43,7 +43,8 @@ std::string last_operation(const FSDPParamGroup& group) {
 }
 
 void describe_group(std::ostream& out, FSDPParamGroup& group) {
-  const auto full = group.info().dim().shard_count() * group.unsharded().layout().row_bytes();
+  const auto full =
+      group.info().comm_context().shard_count() * group.unsharded().layout().row_bytes();
   const auto& residency = group.unsharded().residency();
   out << (group.shards().has_values() ? to_string(residency.state()) : "without values")
       << (residency.is_held() ? " and held" : "") << ", " << group.params().size()

@@ -14,7 +14,7 @@ namespace {
 
 void check_takes_custom(const internal::Unit& unit, const char* method) {
   TORCH_CHECK_NOT_IMPLEMENTED(
-      unit.group() == nullptr || !unit.group()->info().dim().transport().one_sided(),
+      unit.group() == nullptr || !unit.group()->info().comm_context().transport().one_sided(),
       "FSDPModule::", method,
       ": ranks of this mesh read each other's "
       "memory, so there is no collective to replace");

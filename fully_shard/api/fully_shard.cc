@@ -69,8 +69,8 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
   const auto runtime = internal::Runtime::of(mesh);
   const auto replicas = runtime->replicas(mesh);
   const auto sharing = neighbours ? runtime->neighbours(mesh, *neighbours) : nullptr;
-  const auto entries = internal::build_group({mesh, runtime->dim(), replicas, unit, runtime},
-                                             params, unit->precision);
+  const auto entries = internal::build_group(
+      {mesh, runtime->comm_context(), replicas, unit, runtime}, params, unit->precision);
   unit->group()->unsharded().set_neighbours(sharing);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }

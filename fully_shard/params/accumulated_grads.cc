@@ -94,7 +94,8 @@ void AccumulatedGrads::open() {
     const auto dtype = settings_.dtype_of(param(index));
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
   }
-  const auto on_reduce_stream = info_.dim().reduce_stream(shards_.member_device()).allocating();
+  const auto on_reduce_stream =
+      info_.comm_context().reduce_stream(shards_.member_device()).allocating();
   for (const auto dtype : dtypes) {
     std::vector<TrainableParam> members;
     members.reserve(indices.size());
@@ -104,7 +105,7 @@ void AccumulatedGrads::open() {
         members.push_back({index, each.meta().extent(dtype), shards_.shape(index, each)});
       }
     }
-    buffers_.emplace_back(std::move(members), dtype, info_.dim().transport(),
+    buffers_.emplace_back(std::move(members), dtype, info_.comm_context().transport(),
                           shards_.member_device());
     info_.accounts().add(&Counters::gradient_bytes, buffers_.back().nbytes());
   }

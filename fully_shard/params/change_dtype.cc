@@ -56,8 +56,8 @@ void change_dtype(FSDPParamGroup& group, int64_t index, const at::Tensor& from) 
   group.reshard();
   auto& param = group.params()[static_cast<size_t>(index)];
   param.set_dtype(from.scalar_type());
-  auto made =
-      group.shards().remade(group.params(), group.info().dim(), group.shards().member_device());
+  auto made = group.shards().remade(group.params(), group.info().comm_context(),
+                                    group.shards().member_device());
   copy_others(group, index, made);
   group.shards() = std::move(made);
   group.agreement().shards_replaced();

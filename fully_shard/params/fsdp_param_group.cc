@@ -15,7 +15,7 @@ FSDPParamGroup::FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c1
     : OnDemandGroup(info.driver().open_backward()),
       info_(std::move(info)),
       params_(std::move(params)),
-      shards_(params_, info_.dim(), device,
+      shards_(params_, info_.comm_context(), device,
               location_of_shards(info_.unit().offload, info_.mesh().device_type()),
               info_.accounts()),
       unsharded_(info_, params_, shards_, *this),

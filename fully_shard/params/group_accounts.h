@@ -2,7 +2,7 @@
 // root.
 #pragma once
 
-#include "fully_shard/transport/shard_dim.h"
+#include "fully_shard/transport/comm_context.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit.h"
 
@@ -13,18 +13,18 @@ namespace fsdp::internal {
 
 class GroupAccounts {
  public:
-  GroupAccounts(std::shared_ptr<ShardDim> dim, std::shared_ptr<Unit> unit)
-      : dim_(std::move(dim)), unit_(std::move(unit)) {}
+  GroupAccounts(std::shared_ptr<CommContext> comm_context, std::shared_ptr<Unit> unit)
+      : comm_context_(std::move(comm_context)), unit_(std::move(unit)) {}
 
   template <class Number>
   void add(Number Counters::*counter, Number amount) const {
-    dim_->accounts().add(counter, amount);
+    comm_context_->accounts().add(counter, amount);
     unit_->root()->accounts().add(counter, amount);
   }
   void count(int64_t Counters::*counter) const { add(counter, int64_t{1}); }
 
  private:
-  std::shared_ptr<ShardDim> dim_;
+  std::shared_ptr<CommContext> comm_context_;
   std::shared_ptr<Unit> unit_;
 };
 

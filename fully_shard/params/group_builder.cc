@@ -70,7 +70,7 @@ void make_member(FSDPParamGroup& group, int64_t index) {
   const auto& shards = group.shards();
   const auto capacity = group.unsharded().layout().chunk(index).capacity_bytes();
   param.make_member(c10::intrusive_ptr<OnDemandGroup>::reclaim_copy(&group), index,
-                    group.info().dim().shard_count() * capacity, shards.member_device());
+                    group.info().comm_context().shard_count() * capacity, shards.member_device());
   if (group.unsharded().residency().is_borrowed() && shards.has_values())
     param.storage()->fill(shards.data(index));
 }
@@ -94,7 +94,7 @@ void materialize(FSDPParamGroup& group, c10::Device device,
                  const std::function<at::Tensor(const at::Tensor&)>& value_of) {
   if (group.shards().has_values()) return;
   auto& params = group.params();
-  auto made = group.shards().remade(params, group.info().dim(), device);
+  auto made = group.shards().remade(params, group.info().comm_context(), device);
   for (size_t i = 0; i < params.size(); ++i) {
     const auto whole = value_of(params[i].without_values());
     if (whole.defined()) take_start_value(group, made, static_cast<int64_t>(i), whole);

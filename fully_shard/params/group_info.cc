@@ -6,16 +6,16 @@
 
 namespace fsdp::internal {
 
-GroupInfo::GroupInfo(DeviceMesh mesh, std::shared_ptr<ShardDim> dim,
+GroupInfo::GroupInfo(DeviceMesh mesh, std::shared_ptr<CommContext> comm_context,
                      std::shared_ptr<Transport> replicas, std::shared_ptr<Unit> unit,
                      std::shared_ptr<GroupDriver> driver)
     : mesh_(std::move(mesh)),
-      dim_(std::move(dim)),
+      comm_context_(std::move(comm_context)),
       replicas_(std::move(replicas)),
       unit_(std::move(unit)),
       driver_(std::move(driver)),
-      number_(dim_->next_unit_number()),
-      accounts_(dim_, unit_) {}
+      number_(comm_context_->next_unit_number()),
+      accounts_(comm_context_, unit_) {}
 
 const std::string& GroupInfo::name() const {
   static const std::string root = kRootName;

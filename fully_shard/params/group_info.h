@@ -6,7 +6,7 @@
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/group_driver.h"
-#include "fully_shard/transport/shard_dim.h"
+#include "fully_shard/transport/comm_context.h"
 #include "fully_shard/transport/transport.h"
 #include "fully_shard/units/unit.h"
 
@@ -20,11 +20,12 @@ namespace fsdp::internal {
 class GroupInfo {
  public:
   // `replicas`: to the ranks with the same shards; null where there are none.
-  GroupInfo(DeviceMesh mesh, std::shared_ptr<ShardDim> dim, std::shared_ptr<Transport> replicas,
-            std::shared_ptr<Unit> unit, std::shared_ptr<GroupDriver> driver);
+  GroupInfo(DeviceMesh mesh, std::shared_ptr<CommContext> comm_context,
+            std::shared_ptr<Transport> replicas, std::shared_ptr<Unit> unit,
+            std::shared_ptr<GroupDriver> driver);
 
   const DeviceMesh& mesh() const { return mesh_; }
-  ShardDim& dim() const { return *dim_; }
+  CommContext& comm_context() const { return *comm_context_; }
   Transport* replicas() const { return replicas_.get(); }
   Unit& unit() const { return *unit_; }
   GroupDriver& driver() const { return *driver_; }
@@ -33,10 +34,10 @@ class GroupInfo {
   const std::string& name() const;
   // Of the unit on its process group, the same on every rank.
   uint32_t number() const { return number_; }
-  int64_t rank() const { return dim_->global_rank(); }
+  int64_t rank() const { return comm_context_->global_rank(); }
   // One rank: nothing is ever sent, and members borrow the shards, unless these are of
   // another dtype or on another device.
-  bool is_alone() const { return dim_->shard_count() == 1 && !replicas_; }
+  bool is_alone() const { return comm_context_->shard_count() == 1 && !replicas_; }
   // What a collective of this group is issued as; with the user's own function, if there
   // is one.
   Issue issue(NoticeWords words, const Communicate* custom = nullptr) const;
@@ -46,7 +47,7 @@ class GroupInfo {
 
  private:
   DeviceMesh mesh_;
-  std::shared_ptr<ShardDim> dim_;
+  std::shared_ptr<CommContext> comm_context_;
   std::shared_ptr<Transport> replicas_;
   std::shared_ptr<Unit> unit_;
   std::shared_ptr<GroupDriver> driver_;

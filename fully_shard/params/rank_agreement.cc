@@ -41,7 +41,7 @@ RankAgreement::RankAgreement(const GroupInfo& info, const std::vector<FSDPParam>
 void RankAgreement::shards_replaced() {
   holders_.clear();
   for (int64_t i = 0; i < shards_.layout().size(); ++i)
-    holders_.push_back(holders_of(shards_.layout().chunk(i), info_.dim().shard_count()));
+    holders_.push_back(holders_of(shards_.layout().chunk(i), info_.comm_context().shard_count()));
 }
 
 void RankAgreement::shard_written(int64_t index) {

@@ -27,7 +27,7 @@ void ReduceSettings::run_hook(const GradientBuffer& buffer, const at::Tensor& ro
 
 double ReduceSettings::divisor() const {
   const auto copies = info_.replicas() == nullptr ? 1 : info_.replicas()->shard_count();
-  const auto ranks = static_cast<double>(info_.dim().shard_count() * copies);
+  const auto ranks = static_cast<double>(info_.comm_context().shard_count() * copies);
   return info_.unit().policy.gradient_divide_factor.value_or(ranks);
 }
 

@@ -32,7 +32,7 @@ Reduction::Reduction(c10::intrusive_ptr<FSDPParamGroup> group, GradientBuffer bu
     : group_(std::move(group)), buffer_(std::move(buffer)) {}
 
 ReduceStream& Reduction::reduce_stream() const {
-  return group_->info().dim().reduce_stream(group_->shards().member_device());
+  return group_->info().comm_context().reduce_stream(group_->shards().member_device());
 }
 
 Reduction::~Reduction() {
@@ -71,9 +71,9 @@ void Reduction::send(GradientBuffer::Late late) {
   RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->info().name() + ")", {});
   const auto bytes = buffer_.nbytes();
   const auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
-  put_in_flight<Sent>(
-      group_->info().dim().transport().reduce(buffer_.release_rows(late), buffer_.dtype(), issue));
-  const auto ranks = group_->info().dim().shard_count();
+  put_in_flight<Sent>(group_->info().comm_context().transport().reduce(buffer_.release_rows(late),
+                                                                       buffer_.dtype(), issue));
+  const auto ranks = group_->info().comm_context().shard_count();
   group_->info().accounts().count(&Counters::reduce_scatters);
   group_->info().accounts().add(&Counters::reduce_scatter_bytes, bytes / ranks * (ranks - 1));
 }
@@ -151,7 +151,7 @@ c10::intrusive_ptr<FSDPParamGroup> ReducedRow::group() const {
 void ReducedRow::bring_home(CopiesToHost& copies) {
   const auto group = this->group();
   if (!group) return;
-  group->info().dim().reduce_stream(row_.device()).await_results();
+  group->info().comm_context().reduce_stream(row_.device()).await_results();
   const auto divisor = group->gradients().settings().divisor();
   if (divisor != 1) divide(buffer_.elements(row_), divisor);
   const auto& shards = group->shards();

@@ -27,13 +27,13 @@ std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params)
   return extents_in(&ParamMeta::member_dtype, params);
 }
 
-ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, ShardDim& dim, c10::Device device,
-                         ShardLocation home, GroupAccounts accounts)
-    : shard_rank_(dim.shard_rank()),
+ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm_context,
+                         c10::Device device, ShardLocation home, GroupAccounts accounts)
+    : shard_rank_(comm_context.shard_rank()),
       member_device_(device),
       home_(home),
-      layout_(extents_of(params), dim.shard_count()),
-      bytes_(memory_at(home, layout_.row_bytes(), device, dim.transport())),
+      layout_(extents_of(params), comm_context.shard_count()),
+      bytes_(memory_at(home, layout_.row_bytes(), device, comm_context.transport())),
       accounts_(std::move(accounts)) {
   accounts_.add(&Counters::sharded_bytes, held_bytes());
 }

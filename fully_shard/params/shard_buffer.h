@@ -23,16 +23,16 @@ class ShardBuffer {
  public:
   // Zeros, for parameters as they are; `device`: of the members, and on the meta device
   // nothing but shapes.
-  ShardBuffer(const std::vector<FSDPParam>& params, ShardDim& dim, c10::Device device,
+  ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm_context, c10::Device device,
               ShardLocation home, GroupAccounts accounts);
   ~ShardBuffer();
   ShardBuffer(ShardBuffer&& other) noexcept;
   ShardBuffer& operator=(ShardBuffer&& other) noexcept;
 
   // Zeros for the parameters as they are by now, with members on `device`.
-  ShardBuffer remade(const std::vector<FSDPParam>& params, ShardDim& dim,
+  ShardBuffer remade(const std::vector<FSDPParam>& params, CommContext& comm_context,
                      c10::Device device) const {
-    return {params, dim, device, home_, accounts_};
+    return {params, comm_context, device, home_, accounts_};
   }
 
   const PackedLayout& layout() const { return layout_; }

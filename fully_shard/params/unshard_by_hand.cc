@@ -29,7 +29,7 @@ void asked_by_hand(FSDPParamGroup& group) {
 void unshard_async(FSDPParamGroup& group) {
   if (is_borrowed(group)) return;
   group.await_failed_backward();
-  const ExclusiveUse use(group.info().dim().user());
+  const ExclusiveUse use(group.info().comm_context().user());
   group.unsharded().empty_if_stale();
   group.issue_unshard();
   if (!group.unsharded().residency().is_sharded()) asked_by_hand(group);
@@ -38,7 +38,7 @@ void unshard_async(FSDPParamGroup& group) {
 void unshard(FSDPParamGroup& group) {
   if (is_borrowed(group)) return;
   group.await_failed_backward();
-  const ExclusiveUse use(group.info().dim().user());
+  const ExclusiveUse use(group.info().comm_context().user());
   const RuntimeMode runtime_mode;
   {
     const Pinned pinned(group);

@@ -33,7 +33,7 @@ UnshardedState::UnshardedState(const GroupInfo& info, std::vector<FSDPParam>& pa
       users_(users),
       copy_(info.is_alone() && !are_staged(params, shards) ? Residence::kBorrowed
                                                            : Residence::kSharded,
-            info.dim().shard_count(), info.accounts()) {
+            info.comm_context().shard_count(), info.accounts()) {
   make_all_gather_input();
 }
 
@@ -57,7 +57,7 @@ void UnshardedState::issue(NoticeWords words) {
   await_optimizer(*info_.unit().root(), here);
   copy_.await_what_went_to_shards(here);
   const auto row = row_to_gather();
-  const bool among_neighbours = &row.transport != &info_.dim().transport();
+  const bool among_neighbours = &row.transport != &info_.comm_context().transport();
   const auto* const custom = among_neighbours ? nullptr : &info_.unit().custom.all_gather;
   copy_.issue(row, info_.issue(words, custom));
   gather_count_.gathered();
@@ -66,7 +66,7 @@ void UnshardedState::issue(NoticeWords words) {
 PackedRow UnshardedState::row_to_gather() {
   if (post_forward_ && post_forward_->is_kept()) return post_forward_->row();
   if (all_gather_input_) return all_gather_input_->stage(shards_, params_, shards_.member_device());
-  return {info_.dim().transport(), shards_.layout(), shards_.bytes()};
+  return {info_.comm_context().transport(), shards_.layout(), shards_.bytes()};
 }
 
 UnshardedState::Gathered UnshardedState::wait() {
@@ -85,10 +85,10 @@ UnshardedState::Gathered UnshardedState::wait() {
 }
 
 void UnshardedState::make_all_gather_input() {
-  all_gather_input_ =
-      are_staged(params_, shards_)
-          ? std::make_unique<AllGatherInput>(params_, info_.dim().transport(), info_.accounts())
-          : nullptr;
+  all_gather_input_ = are_staged(params_, shards_)
+                          ? std::make_unique<AllGatherInput>(
+                                params_, info_.comm_context().transport(), info_.accounts())
+                          : nullptr;
 }
 
 void UnshardedState::drop_gather() noexcept {
@@ -152,8 +152,8 @@ void UnshardedState::copy_to_shard(int64_t index) {
   copy_.use_for_shards();
   if (!all_gather_input_) return shards_.take_part(index, data(index));
   const auto& param = params_[static_cast<size_t>(index)];
-  const auto part =
-      copy_.elements(layout(), index, info_.dim().shard_rank(), param.meta().member_dtype());
+  const auto part = copy_.elements(layout(), index, info_.comm_context().shard_rank(),
+                                   param.meta().member_dtype());
   shards_.elements(index, param).view(part.sizes()).copy_(part);
 }
 

@@ -80,7 +80,7 @@ void WriteCoherence::write_back() {
 void WriteCoherence::write_back_own_parts() {
   if (!writes().is_dirty()) return;
   const RuntimeMode runtime_mode;
-  info_.dim().transport().before_shard_write();
+  info_.comm_context().transport().before_shard_write();
   for (const auto i : writes().write_back()) {
     unsharded_.copy_to_shard(static_cast<int64_t>(i));
     agreement_.shard_written(static_cast<int64_t>(i));
@@ -105,7 +105,7 @@ void WriteCoherence::before_read(int64_t index) {
   unsharded_.check_has_values();
   if (!writes().is_dirty(static_cast<size_t>(index)) || unsharded_.residency().is_held()) return;
   const RuntimeMode runtime_mode;
-  info_.dim().transport().before_shard_write();
+  info_.comm_context().transport().before_shard_write();
   unsharded_.copy_to_shard(index);
 }
 
@@ -126,7 +126,7 @@ void WriteCoherence::before_write(int64_t index) {
   if (residency.is_gathering()) unsharded_.await_and_drop_gather();
   unsharded_.drop_post_forward_shards();
   shards_.await_copies();
-  info_.dim().transport().before_shard_write();
+  info_.comm_context().transport().before_shard_write();
   if (writes().is_dirty()) write_back();
   values().note_write(static_cast<size_t>(index));
   agreement_.shard_written(index);

@@ -144,7 +144,7 @@ bool BackwardRun::is_late_anywhere() const {
 void BackwardRun::send_late() {
   // A backward of some inputs only sends what it has, so nothing was announced.
   const bool announced = accumulates_everywhere_ && !received_.empty() &&
-                         received_.back().group().info().dim().transport().reads_flags();
+                         received_.back().group().info().comm_context().transport().reads_flags();
   const bool some = announced ? is_late_anywhere() : late_ == Late::kSome;
   if (!some) return;
   late_ = Late::kNone;

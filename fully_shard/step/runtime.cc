@@ -54,7 +54,7 @@ std::shared_ptr<Runtime> Runtime::of(const DeviceMesh& mesh) {
 }
 
 Runtime::Runtime(const DeviceMesh& mesh)
-    : dim_(std::make_shared<ShardDim>(mesh)),
+    : comm_context_(std::make_shared<CommContext>(mesh)),
       open_backward_(mesh.rank()),
       is_on_device_(mesh.device_type() != c10::kCPU) {}
 
@@ -73,11 +73,11 @@ std::shared_ptr<Transport> Runtime::neighbours(const DeviceMesh& mesh, int64_t c
 }
 
 void Runtime::touched(FSDPParamGroup& group) {
-  const ExclusiveUse use(dim_->user());
+  const ExclusiveUse use(comm_context_->user());
   const auto pass = current_pass();
   auto& root = *group.info().unit().root();
   group.writes().check_shards_are_announced();
-  root.raw_writes().raise(dim_->global_rank());
+  root.raw_writes().raise(comm_context_->global_rank());
   group.writes().check_graph_is_current(pass);
   if (in_backward(pass)) touched_in_backward(group);
   if (owes_reduction(pass)) touched_in_training(group);
@@ -119,12 +119,12 @@ void Runtime::enter(FSDPParamGroup& group, Pass pass) {
   if (const auto last = last_root_.lock()) prefetch_put_off(*last);
   group.issue_unshard();
   const auto decision = root.schedule().touched(group.info().unit().id, pass);
-  warn_of_order_change(root, dim_->global_rank());
+  warn_of_order_change(root, comm_context_->global_rank());
   apply(root, decision, pass);
   leave_other_roots(group.info().unit().root(), pass);
   group.wait_unshard();
   prefetch(root, decision.prefetch);
-  root.raw_writes().raise(dim_->global_rank());  // what apply() found
+  root.raw_writes().raise(comm_context_->global_rank());  // what apply() found
 }
 
 void Runtime::apply(Root& root, const Decision& decision, Pass pass) {
@@ -157,13 +157,13 @@ void Runtime::gradient_arrived(FSDPParamGroup& group, int64_t index) {
       "': its .grad is reduced over the ranks and has no graph. For gradients that are "
       "differentiated again, take them as values with fsdp::grad(outputs, inputs, ..., "
       "create_graph=true), and run backward() without create_graph (rank ",
-      dim_->global_rank(), ")");
+      comm_context_->global_rank(), ")");
   TORCH_CHECK_VALUE(!group.info().unit().is_summoned(), "backward through unit '",
                     group.info().name(),
                     "' while a SummonFullParams shows its full parameters in the registry: close "
                     "it first (parameter '",
-                    group.parameter_name(index), "', rank ", dim_->global_rank(), ")");
-  const ExclusiveUse use(dim_->user());
+                    group.parameter_name(index), "', rank ", comm_context_->global_rank(), ")");
+  const ExclusiveUse use(comm_context_->user());
   const RuntimeMode runtime_mode;
   begin_graph_task(current_graph_task());
   run_->gradient_arrived(group, index);
@@ -178,7 +178,7 @@ void Runtime::begin_graph_task(int task) {
         "backward(inputs): one of the inputs is in no graph. Registry entries are not (what "
         "parameters() gives); pass members (linear->weight), whose gradients are reduced into the "
         "entries' .grad, or take gradients of entries as values with fsdp::grad (rank ",
-        dim_->global_rank(), ")");
+        comm_context_->global_rank(), ")");
     run_.emplace(owed_, held_back_);
     open_backward_.begin();
   }
@@ -197,7 +197,7 @@ void Runtime::end_graph_task(int task) {
   };
   const EndOfRun end{*this};
   run_->finish();
-  dim_->transport().end_of_backward();
+  comm_context_->transport().end_of_backward();
   tell_unit_observer(&UnitObserver::backward_ended);
 }
 
@@ -233,11 +233,12 @@ namespace fsdp {
 
 Counters counters(const DeviceMesh& mesh) {
   const auto runtime = internal::Runtime::find(mesh);
-  return runtime ? runtime->dim()->accounts().counters() : Counters{};
+  return runtime ? runtime->comm_context()->accounts().counters() : Counters{};
 }
 
 void reset_peak(const DeviceMesh& mesh) {
-  if (const auto runtime = internal::Runtime::find(mesh)) runtime->dim()->accounts().reset_peak();
+  if (const auto runtime = internal::Runtime::find(mesh))
+    runtime->comm_context()->accounts().reset_peak();
 }
 
 }  // namespace fsdp

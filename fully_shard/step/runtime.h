@@ -6,7 +6,7 @@
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/params/group_driver.h"
 #include "fully_shard/step/backward_run.h"
-#include "fully_shard/transport/shard_dim.h"
+#include "fully_shard/transport/comm_context.h"
 #include "on_demand/open_backward.h"
 
 #include <map>
@@ -36,7 +36,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void destroyed(FSDPParamGroup& group) noexcept override;
   OpenBackward* open_backward() override { return is_on_device_ ? &open_backward_ : nullptr; }
 
-  const std::shared_ptr<ShardDim>& dim() const { return dim_; }
+  const std::shared_ptr<CommContext>& comm_context() const { return comm_context_; }
   // To the ranks of the mesh with the same shards; null where there are none. Collective
   // over them the first time.
   std::shared_ptr<Transport> replicas(const DeviceMesh& mesh);
@@ -58,7 +58,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void abort_graph_task(int task) noexcept;
   void end_run() noexcept;
 
-  std::shared_ptr<ShardDim> dim_;
+  std::shared_ptr<CommContext> comm_context_;
   std::map<const void*, std::shared_ptr<Transport>> replicas_;  // by process group
   std::map<std::pair<const void*, int64_t>, std::shared_ptr<Transport>> neighbours_;
   OwedReductions<FSDPParamGroup*> owed_;

@@ -38,7 +38,8 @@ TEST(ExclusiveUse, IsTakenByTouchesAndByGathersByHand) {
     torch::nn::Linear linear(3, 5);
     fully_shard(linear, mesh);
     auto unit = get_fsdp_module(*linear);
-    const internal::ExclusiveUse first(internal::unit_of(unit)->group()->info().dim().user());
+    const internal::ExclusiveUse first(
+        internal::unit_of(unit)->group()->info().comm_context().user());
     std::string by_touch, by_hand;
     std::thread([&] {
       by_touch = message_of([&] { linear(torch::ones({1, 3})); });

@@ -1,4 +1,4 @@
-#include "fully_shard/transport/shard_dim.h"
+#include "fully_shard/transport/comm_context.h"
 
 #include "fully_shard/transport/mesh_dims.h"
 
@@ -6,10 +6,10 @@
 
 namespace fsdp::internal {
 
-ShardDim::ShardDim(const DeviceMesh& mesh)
+CommContext::CommContext(const DeviceMesh& mesh)
     : transport_(make_transport(mesh, shard_dim_of(mesh))), global_rank_(mesh.rank()) {}
 
-ReduceStream& ShardDim::reduce_stream(c10::Device device) {
+ReduceStream& CommContext::reduce_stream(c10::Device device) {
   if (!reduce_stream_) reduce_stream_.emplace(device);
   TORCH_INTERNAL_ASSERT(reduce_stream_->device() == device);
   return *reduce_stream_;

@@ -1,6 +1,7 @@
-// What the groups of one rank on one mesh dimension share: the transport, who may use it,
-// the stream of reductions, the numbers of units, and the counters. Lives as long as a
-// group does. Used by one thread at a time.
+// What all parameter groups of one rank that shard over one mesh dimension share
+// (PyTorch's FSDPCommContext): the transport, who may use it, the stream of reductions,
+// the numbers of units, and the counters. Lives as long as a group does. Used by one
+// thread at a time.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -15,10 +16,10 @@
 
 namespace fsdp::internal {
 
-class ShardDim {
+class CommContext {
  public:
   // Of the dimension that shards (mesh_dims.h). Collective over it.
-  explicit ShardDim(const DeviceMesh& mesh);
+  explicit CommContext(const DeviceMesh& mesh);
 
   Transport& transport() { return *transport_; }
   int64_t shard_rank() const { return transport_->shard_rank(); }
