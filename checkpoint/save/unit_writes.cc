@@ -31,7 +31,7 @@ int64_t place_in(const DeviceMesh& mesh) {
 
 Json said_of(const FSDPParamGroup& group) {
   const auto& mesh = group.info().mesh();
-  const int64_t shards = mesh.size(shard_dim_of(mesh));
+  const int64_t shards = mesh.size(shard_mesh_dim(mesh));
   return {text_of_mesh(mesh),
           group.info().number(),
           place_in(mesh),

@@ -19,7 +19,7 @@ namespace {
 using internal::Group;
 
 Group group_for(const DeviceMesh& mesh, const std::string& purpose) {
-  return mesh.side_group(internal::shard_dim_of(mesh), purpose);
+  return mesh.side_group(internal::shard_mesh_dim(mesh), purpose);
 }
 
 }  // namespace

@@ -27,8 +27,9 @@ std::vector<internal::UnitId> ids_of(const std::vector<FSDPModule>& modules) {
 
 // Of the dimension that shards and, where there are replicas, of the other.
 std::vector<const c10d::ProcessGroup*> process_groups(const DeviceMesh& mesh) {
-  std::vector<const c10d::ProcessGroup*> groups = {mesh.group(internal::shard_dim_of(mesh)).get()};
-  if (const auto dim = internal::replicate_dim_of(mesh)) groups.push_back(mesh.group(*dim).get());
+  std::vector<const c10d::ProcessGroup*> groups = {
+      mesh.group(internal::shard_mesh_dim(mesh)).get()};
+  if (const auto dim = internal::replicate_mesh_dim(mesh)) groups.push_back(mesh.group(*dim).get());
   return groups;
 }
 

@@ -112,7 +112,7 @@ void AgreedValues::agreed() { params_.assign(params_.size(), Hashes{}); }
 
 std::string AgreedValues::difference(const DeviceMesh& mesh, int64_t dim,
                                      const std::vector<std::string>& names) {
-  const std::string ranks = dim == shard_dim_of(mesh) ? "shard rank " : "replica ";
+  const std::string ranks = dim == shard_mesh_dim(mesh) ? "shard rank " : "replica ";
   static_assert(sizeof(Hashes) == kWords * sizeof(int64_t));
   std::vector<int64_t> words(params_.size() * kWords);
   std::memcpy(words.data(), params_.data(), params_.size() * sizeof(Hashes));

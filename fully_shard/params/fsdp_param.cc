@@ -18,7 +18,7 @@ namespace {
 
 std::vector<Placement> placements_on(const DeviceMesh& mesh, int64_t sharded_dim) {
   std::vector<Placement> placements(static_cast<size_t>(mesh.ndim()), Replicate{});
-  placements[static_cast<size_t>(shard_dim_of(mesh))] = Shard{sharded_dim};
+  placements[static_cast<size_t>(shard_mesh_dim(mesh))] = Shard{sharded_dim};
   return placements;
 }
 

@@ -15,7 +15,7 @@ bool all_are(uint64_t word, const std::vector<uint64_t>& words) {
 }
 
 std::vector<int64_t> ranks_that_shard(const DeviceMesh& mesh) {
-  const auto count = mesh.size(shard_dim_of(mesh));
+  const auto count = mesh.size(shard_mesh_dim(mesh));
   const auto first = mesh.ndim() == 2 ? mesh.coordinate()[0] * count : 0;
   return {mesh.ranks().begin() + first, mesh.ranks().begin() + first + count};
 }
@@ -104,14 +104,14 @@ void RankAgreement::check_values(const std::vector<NoticeWords>& of_shards) {
   const bool asks = replicas && values_.is_of_all_ranks() && replicas->checks_stamps();
   std::string here;
   if (!all_are(values_.word(), agreements_in(of_shards)))
-    here = difference_along(shard_dim_of(info_.mesh()));
+    here = difference_along(shard_mesh_dim(info_.mesh()));
   const uint64_t word = here.empty() ? values_.word() : AgreedValues::kDiffer;
   const auto of_replicas = asks ? info_.words_of_replicas(word) : std::vector<uint64_t>();
   if (!here.empty()) report_difference(here);
   const auto differ = std::find(of_replicas.begin(), of_replicas.end(), AgreedValues::kDiffer);
   if (differ != of_replicas.end()) report_difference_in(differ - of_replicas.begin());
   if (all_are(word, of_replicas)) return;
-  const std::string between = difference_along(*replicate_dim_of(info_.mesh()));
+  const std::string between = difference_along(*replicate_mesh_dim(info_.mesh()));
   if (!between.empty()) report_difference(between);
 }
 

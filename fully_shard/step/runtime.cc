@@ -44,13 +44,13 @@ class Runtime::GraphTaskEnd {
 };
 
 std::shared_ptr<Runtime> Runtime::find(const DeviceMesh& mesh) {
-  return runtimes().find(mesh.group(shard_dim_of(mesh)).get());
+  return runtimes().find(mesh.group(shard_mesh_dim(mesh)).get());
 }
 
 std::shared_ptr<Runtime> Runtime::of(const DeviceMesh& mesh) {
   if (auto runtime = find(mesh)) return runtime;
   const auto made = std::make_shared<Runtime>(mesh);  // collective: not under the lock
-  return runtimes().find_or_make(mesh.group(shard_dim_of(mesh)).get(), [&] { return made; });
+  return runtimes().find_or_make(mesh.group(shard_mesh_dim(mesh)).get(), [&] { return made; });
 }
 
 Runtime::Runtime(const DeviceMesh& mesh)
@@ -59,7 +59,7 @@ Runtime::Runtime(const DeviceMesh& mesh)
       is_on_device_(mesh.device_type() != c10::kCPU) {}
 
 std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh) {
-  const auto dim = replicate_dim_of(mesh);
+  const auto dim = replicate_mesh_dim(mesh);
   if (!dim) return nullptr;
   auto& transport = replicas_[mesh.group(*dim).get()];
   if (!transport) transport = make_transport(mesh, *dim);
@@ -67,8 +67,8 @@ std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh) {
 }
 
 std::shared_ptr<Transport> Runtime::neighbours(const DeviceMesh& mesh, int64_t count) {
-  auto& transport = neighbours_[{mesh.group(shard_dim_of(mesh)).get(), count}];
-  if (!transport) transport = make_transport(mesh.neighbours(shard_dim_of(mesh), count), 0);
+  auto& transport = neighbours_[{mesh.group(shard_mesh_dim(mesh)).get(), count}];
+  if (!transport) transport = make_transport(mesh.neighbours(shard_mesh_dim(mesh), count), 0);
   return transport;
 }
 

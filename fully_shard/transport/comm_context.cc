@@ -7,7 +7,7 @@
 namespace fsdp::internal {
 
 CommContext::CommContext(const DeviceMesh& mesh)
-    : transport_(make_transport(mesh, shard_dim_of(mesh))), global_rank_(mesh.rank()) {}
+    : transport_(make_transport(mesh, shard_mesh_dim(mesh))), global_rank_(mesh.rank()) {}
 
 ReduceStream& CommContext::reduce_stream(c10::Device device) {
   if (!reduce_stream_) reduce_stream_.emplace(device);

@@ -9,10 +9,10 @@
 
 namespace fsdp::internal {
 
-inline int64_t shard_dim_of(const DeviceMesh& mesh) { return mesh.ndim() - 1; }
+inline int64_t shard_mesh_dim(const DeviceMesh& mesh) { return mesh.ndim() - 1; }
 
 // None where nobody has the same shards.
-inline std::optional<int64_t> replicate_dim_of(const DeviceMesh& mesh) {
+inline std::optional<int64_t> replicate_mesh_dim(const DeviceMesh& mesh) {
   return mesh.ndim() == 2 && mesh.size(0) > 1 ? std::optional<int64_t>(0) : std::nullopt;
 }
 

@@ -24,7 +24,7 @@ AfterForward after_forward(const char* caller, const std::optional<ReshardAfterF
   if (!asked) return {};
   const auto n = asked->world();
   if (!n) return {.reshards = asked->reshards()};
-  const auto shards = mesh.size(shard_dim_of(mesh));
+  const auto shards = mesh.size(shard_mesh_dim(mesh));
   TORCH_CHECK_VALUE(*n >= 1 && *n <= shards && shards % *n == 0, caller,
                     ": ReshardAfterForward::to_world(", *n, ") on ", shards,
                     " ranks that shard; allowed are ", c10::IntArrayRef(divisors_of(shards)),
