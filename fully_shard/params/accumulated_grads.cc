@@ -87,7 +87,8 @@ void AccumulatedGrads::accumulate(int64_t index) {
 }
 
 void AccumulatedGrads::open() {
-  if (!buffers_.empty() || !settings_.synchronizes() || settings_.stays_here()) return;
+  if (!reduce_scatter_inputs_.empty() || !settings_.synchronizes() || settings_.stays_here())
+    return;
   std::vector<at::ScalarType> dtypes;
   const auto indices = reduced_params();
   for (const auto index : indices) {
@@ -105,9 +106,9 @@ void AccumulatedGrads::open() {
         members.push_back({index, each.meta().extent(dtype), shards_.shape(index, each)});
       }
     }
-    buffers_.emplace_back(std::move(members), dtype, info_.comm_context().transport(),
-                          shards_.member_device());
-    info_.accounts().add(&Counters::gradient_bytes, buffers_.back().nbytes());
+    reduce_scatter_inputs_.emplace_back(std::move(members), dtype, info_.comm_context().transport(),
+                                        shards_.member_device());
+    info_.accounts().add(&Counters::gradient_bytes, reduce_scatter_inputs_.back().nbytes());
   }
 }
 
@@ -140,9 +141,9 @@ void AccumulatedGrads::pack(int64_t index) {
 void AccumulatedGrads::pack_whole(int64_t index, const at::Tensor& gradient) {
   if (settings_.stays_here()) return publish_here(index, gradient);
   open();
-  for (auto& buffer : buffers_) {
-    const auto position = buffer.position(index);
-    if (position >= 0) buffer.add(position, gradient);
+  for (auto& input : reduce_scatter_inputs_) {
+    const auto position = input.position(index);
+    if (position >= 0) input.add(position, gradient);
   }
   accumulated_on_.wait_for(current_stream(shards_), StreamWait::kPackAccumulated);
 }
@@ -168,10 +169,11 @@ void AccumulatedGrads::publish_zeros_here() {
 
 bool AccumulatedGrads::complete() {
   if (!settings_.synchronizes()) return true;
-  if (buffers_.empty()) return !reduces_any();
-  return std::all_of(buffers_.begin(), buffers_.end(), [this](const auto& buffer) {
-    return buffer.complete_but_for([this](int64_t index) { return terms_.has(index); });
-  });
+  if (reduce_scatter_inputs_.empty()) return !reduces_any();
+  return std::all_of(
+      reduce_scatter_inputs_.begin(), reduce_scatter_inputs_.end(), [this](const auto& input) {
+        return input.complete_but_for([this](int64_t index) { return terms_.has(index); });
+      });
 }
 
 void AccumulatedGrads::pack_accumulated() {
@@ -194,10 +196,10 @@ void AccumulatedGrads::drop_accumulated() {
   }
 }
 
-std::vector<GradientBuffer> AccumulatedGrads::take() {
-  for (const auto& buffer : buffers_)
-    info_.accounts().add(&Counters::gradient_bytes, -buffer.nbytes());
-  return std::exchange(buffers_, {});
+std::vector<ReduceScatterInput> AccumulatedGrads::take() {
+  for (const auto& input : reduce_scatter_inputs_)
+    info_.accounts().add(&Counters::gradient_bytes, -input.nbytes());
+  return std::exchange(reduce_scatter_inputs_, {});
 }
 
 void AccumulatedGrads::publish(int64_t index, const at::Tensor& part) {

@@ -4,9 +4,9 @@
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"
-#include "fully_shard/params/gradient_buffer.h"
 #include "fully_shard/params/group_info.h"
 #include "fully_shard/params/partial_reduce_output.h"
+#include "fully_shard/params/reduce_scatter_input.h"
 #include "fully_shard/params/reduce_settings.h"
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/tensor_parallel_terms.h"
@@ -63,12 +63,12 @@ class AccumulatedGrads {
   // whose gradients are terms.
   void pack_accumulated();
   void drop_accumulated();
-  std::vector<GradientBuffer> take();
+  std::vector<ReduceScatterInput> take();
   void drop() {
     terms_.drop();
     take();
   }
-  bool empty() const { return buffers_.empty(); }
+  bool empty() const { return reduce_scatter_inputs_.empty(); }
 
   // Adds this rank's part of parameter `index`'s reduced gradient to its registry entry's
   // .grad, through the hooks that the user put on the entry.
@@ -91,8 +91,9 @@ class AccumulatedGrads {
   UnshardedGrads unsharded_;
   PartialReduceOutput partial_output_;
   TensorParallelTerms terms_;
-  StreamSet accumulated_on_;             // whose memory the waiting gradients may be
-  std::vector<GradientBuffer> buffers_;  // one per dtype, while a backward fills them
+  StreamSet accumulated_on_;  // whose memory the waiting gradients may be
+  // One per dtype, while a backward fills them.
+  std::vector<ReduceScatterInput> reduce_scatter_inputs_;
 };
 
 }  // namespace fsdp::internal

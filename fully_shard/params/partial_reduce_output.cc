@@ -32,11 +32,11 @@ void PartialReduceOutput::drop(int64_t index) {
     accounts_.add(&Counters::gradient_bytes, -static_cast<int64_t>(kept.nbytes()));
 }
 
-void PartialReduceOutput::add_to(const GradientBuffer& buffer, at::Tensor& row) {
-  for (size_t i = 0; i < buffer.params().size(); ++i) {
-    const auto index = buffer.params()[i].index;
+void PartialReduceOutput::add_to(const ReduceScatterInput& input, at::Tensor& row) {
+  for (size_t i = 0; i < input.params().size(); ++i) {
+    const auto index = input.params()[i].index;
     if (!has(index)) continue;
-    buffer.add_part(row, static_cast<int64_t>(i), parts_[static_cast<size_t>(index)]);
+    input.add_part(row, static_cast<int64_t>(i), parts_[static_cast<size_t>(index)]);
     drop(index);
   }
 }

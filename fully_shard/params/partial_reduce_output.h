@@ -2,8 +2,8 @@
 // the shards (PyTorch's partial_reduce_output), undivided, until one does. Local.
 #pragma once
 
-#include "fully_shard/params/gradient_buffer.h"
 #include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/reduce_scatter_input.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -22,8 +22,8 @@ class PartialReduceOutput {
   void keep(int64_t index, const at::Tensor& part);
   bool has(int64_t index) const { return parts_[static_cast<size_t>(index)].defined(); }
   bool has_any() const;
-  // Adds what was kept to `row`, a received row of `buffer`, and keeps it no longer.
-  void add_to(const GradientBuffer& buffer, at::Tensor& row);
+  // Adds what was kept to `row`, a received row of `input`, and keeps it no longer.
+  void add_to(const ReduceScatterInput& input, at::Tensor& row);
   void drop(int64_t index);
 
  private:

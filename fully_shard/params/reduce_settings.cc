@@ -21,8 +21,8 @@ at::ScalarType ReduceSettings::dtype_of(const FSDPParam& param) const {
   return at::isFloatingType(own) ? dtype_.value_or(own) : own;
 }
 
-void ReduceSettings::run_hook(const GradientBuffer& buffer, const at::Tensor& row) const {
-  if (hook_) hook_(buffer.elements(row));
+void ReduceSettings::run_hook(const ReduceScatterInput& input, const at::Tensor& row) const {
+  if (hook_) hook_(input.elements(row));
 }
 
 double ReduceSettings::divisor() const {

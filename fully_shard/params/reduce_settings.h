@@ -4,8 +4,8 @@
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"
-#include "fully_shard/params/gradient_buffer.h"
 #include "fully_shard/params/group_info.h"
+#include "fully_shard/params/reduce_scatter_input.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -30,8 +30,8 @@ class ReduceSettings {
   // once per reduction and in the same order on all ranks; what it writes is published.
   using Hook = std::function<void(const at::Tensor& sum)>;
   void set_hook(Hook hook) { hook_ = std::move(hook); }
-  // `row`: a received row of `buffer`.
-  void run_hook(const GradientBuffer& buffer, const at::Tensor& row) const;
+  // `row`: a received row of `input`.
+  void run_hook(const ReduceScatterInput& input, const at::Tensor& row) const;
 
   double divisor() const;
   bool synchronizes() const;

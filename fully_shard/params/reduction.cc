@@ -28,8 +28,8 @@ void divide(const at::Tensor& row, double divisor) {
 
 }  // namespace
 
-Reduction::Reduction(c10::intrusive_ptr<FSDPParamGroup> group, GradientBuffer buffer)
-    : group_(std::move(group)), buffer_(std::move(buffer)) {}
+Reduction::Reduction(c10::intrusive_ptr<FSDPParamGroup> group, ReduceScatterInput input)
+    : group_(std::move(group)), input_(std::move(input)) {}
 
 ReduceStream& Reduction::reduce_stream() const {
   return group_->info().comm_context().reduce_stream(group_->shards().member_device());
@@ -66,13 +66,13 @@ at::Tensor Reduction::wait_for() {
   return row;
 }
 
-void Reduction::send(GradientBuffer::Late late) {
+void Reduction::send(ReduceScatterInput::Late late) {
   const CurrentStream on_reduce_stream(reduce_stream().stream());
   RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->info().name() + ")", {});
-  const auto bytes = buffer_.nbytes();
+  const auto bytes = input_.nbytes();
   const auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
-  put_in_flight<Sent>(group_->info().comm_context().transport().reduce(buffer_.release_rows(late),
-                                                                       buffer_.dtype(), issue));
+  put_in_flight<Sent>(group_->info().comm_context().transport().reduce(input_.release_rows(late),
+                                                                       input_.dtype(), issue));
   const auto ranks = group_->info().comm_context().shard_count();
   group_->info().accounts().count(&Counters::reduce_scatters);
   group_->info().accounts().add(&Counters::reduce_scatter_bytes, bytes / ranks * (ranks - 1));
@@ -89,7 +89,7 @@ void Reduction::receive() {
     receive_whole(std::move(row));
   } else if (gradients.settings().reduces_over_replicas()) {
     RECORD_FUNCTION("fsdp::all_reduce(" + group_->info().name() + ")", {});
-    gradients.partial_output().add_to(buffer_, row);
+    gradients.partial_output().add_to(input_, row);
     put_in_flight<Shared>(group_->info().replicas()->all_reduce(
         std::move(row), group_->info().issue(group_->agreement().word_for_replicas())));
     group_->info().accounts().count(&Counters::all_reduces);
@@ -107,17 +107,16 @@ void Reduction::wait_for_replicas() {
 }
 
 void Reduction::receive_whole(at::Tensor row) {
-  group_->gradients().settings().run_hook(buffer_, row);
+  group_->gradients().settings().run_hook(input_, row);
   stage_.emplace<Received>(Received{std::move(row), Received::Use::kPublish});
 }
 
 void Reduction::keep(const at::Tensor& row) {
-  const auto used = buffer_.used(row);
+  const auto used = input_.used(row);
   for (size_t i = 0; i < used.size(); ++i) {
     const auto position = static_cast<int64_t>(i);
     if (!used[i]) continue;
-    group_->gradients().partial_output().keep(buffer_.params()[i].index,
-                                              buffer_.part(row, position));
+    group_->gradients().partial_output().keep(input_.params()[i].index, input_.part(row, position));
   }
 }
 
@@ -130,17 +129,17 @@ void Reduction::check_replica_writes() {
   if (is_over_replicas()) group_->agreement().check_replica_writes(words_);
 }
 
-bool Reduction::announces_late() const { return buffer_.late(std::get<Received>(stage_).row); }
+bool Reduction::announces_late() const { return input_.late(std::get<Received>(stage_).row); }
 
 std::optional<ReducedRow> Reduction::result() && {
   auto [row, use] = std::exchange(std::get<Received>(stage_), {});
   if (use == Received::Use::kKept) return std::nullopt;
   return std::optional<ReducedRow>(std::in_place, group_->info().unit().shared_from_this(),
-                                   std::move(buffer_), std::move(row));
+                                   std::move(input_), std::move(row));
 }
 
-ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Tensor row)
-    : unit_(std::move(unit)), buffer_(std::move(buffer)), row_(std::move(row)) {}
+ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, ReduceScatterInput input, at::Tensor row)
+    : unit_(std::move(unit)), input_(std::move(input)), row_(std::move(row)) {}
 
 // Null where it is gone.
 c10::intrusive_ptr<FSDPParamGroup> ReducedRow::group() const {
@@ -153,7 +152,7 @@ void ReducedRow::bring_home(CopiesToHost& copies) {
   if (!group) return;
   group->info().comm_context().reduce_stream(row_.device()).await_results();
   const auto divisor = group->gradients().settings().divisor();
-  if (divisor != 1) divide(buffer_.elements(row_), divisor);
+  if (divisor != 1) divide(input_.elements(row_), divisor);
   const auto& shards = group->shards();
   if (row_.device() == shards.device()) return;
   row_ = copies.add(
@@ -165,11 +164,11 @@ void ReducedRow::publish() {
   const auto group = this->group();
   if (!group) return;
   auto& gradients = group->gradients();
-  const auto& params = buffer_.params();
+  const auto& params = input_.params();
   const auto used = gradients.settings().publishes_unused() ? std::vector<bool>(params.size(), true)
-                                                            : buffer_.used(row);
+                                                            : input_.used(row);
   for (size_t i = 0; i < params.size(); ++i) {
-    if (used[i]) gradients.publish(params[i].index, buffer_.part(row, static_cast<int64_t>(i)));
+    if (used[i]) gradients.publish(params[i].index, input_.part(row, static_cast<int64_t>(i)));
   }
 }
 

@@ -30,7 +30,7 @@ namespace fsdp::internal {
 // which would keep it from being destroyed).
 class ReducedRow {
  public:
-  ReducedRow(std::shared_ptr<Unit> unit, GradientBuffer buffer, at::Tensor row);
+  ReducedRow(std::shared_ptr<Unit> unit, ReduceScatterInput input, at::Tensor row);
   // Divides it on the calling thread's stream; where the shards are in host memory, its
   // copy goes there, to be waited for. Nothing where the group is gone. At most once.
   void bring_home(CopiesToHost& copies);
@@ -43,17 +43,17 @@ class ReducedRow {
   c10::intrusive_ptr<FSDPParamGroup> group() const;
 
   std::shared_ptr<Unit> unit_;  // knows its group as long as there is one
-  GradientBuffer buffer_;
+  ReduceScatterInput input_;
   at::Tensor row_;  // [elements], of sum_dtype
 };
 
 class Reduction {
  public:
-  Reduction(c10::intrusive_ptr<FSDPParamGroup> group, GradientBuffer buffer);
+  Reduction(c10::intrusive_ptr<FSDPParamGroup> group, ReduceScatterInput input);
   ~Reduction();
   Reduction(Reduction&&) noexcept = default;
 
-  void send(GradientBuffer::Late late);
+  void send(ReduceScatterInput::Late late);
   // Starts what can be started by now; does not block. REQUIRES: sent.
   void progress();
   // Waits for the sum over the shards, and shares it with the replicas. REQUIRES: sent.
@@ -101,7 +101,7 @@ class Reduction {
   void receive_whole(at::Tensor row);
 
   c10::intrusive_ptr<FSDPParamGroup> group_;
-  GradientBuffer buffer_;
+  ReduceScatterInput input_;
   std::variant<Packed, Sent, Shared, Received> stage_;
   std::vector<NoticeWords> words_;  // of the ranks, with what was waited for last
 };

@@ -88,13 +88,13 @@ int64_t BackwardRun::send(FSDPParamGroup& group) {
   auto& gradients = group.gradients();
   gradients.open();  // zeros where no gradient arrived: on another rank some may have
   gradients.pack_accumulated();
-  auto buffers = gradients.take();
-  for (auto& buffer : buffers) {
+  auto inputs = gradients.take();
+  for (auto& input : inputs) {
     receive_in_flight();
-    in_flight_.emplace(c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(&group), std::move(buffer));
+    in_flight_.emplace(c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(&group), std::move(input));
     in_flight_->send(late_);
   }
-  return static_cast<int64_t>(buffers.size());
+  return static_cast<int64_t>(inputs.size());
 }
 
 void BackwardRun::receive_in_flight() {

@@ -50,7 +50,7 @@ class BackwardRun {
   void remove(FSDPParamGroup& group);
 
  private:
-  using Late = GradientBuffer::Late;
+  using Late = ReduceScatterInput::Late;
   void meet(const std::shared_ptr<Root>& root);
   void send_ready();
   int64_t send(FSDPParamGroup& group);  // how many reductions: one for each dtype

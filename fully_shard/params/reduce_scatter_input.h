@@ -1,10 +1,10 @@
-// The full gradients of one group and dtype on their way: each is packed into the rows of
-// the coming reduction as soon as autograd delivers it, so a complete group leaves
-// without another copy.
+// The reduce-scatter input of one group and dtype (PyTorch's reduce_scatter_input): each
+// full gradient is packed into its rows as soon as autograd delivers it, so a complete
+// group leaves without another copy.
 //
 //   row r, sent to rank r:  | chunk r of parameter 0 | chunk r of parameter 1 | ... | flags |
 //
-// The rows are memory of the stream that is current when the buffer is made. Each
+// The rows are memory of the stream that is current when the input is made. Each
 // gradient is packed on the stream that is current then.
 //
 // Flags add up to the number of ranks that raised them: one per parameter that was used,
@@ -29,15 +29,15 @@ struct TrainableParam {
   std::vector<int64_t> shard_shape = {};  // of this rank's part
 };
 
-class GradientBuffer {
+class ReduceScatterInput {
  public:
   enum class Late { kNone, kSome };
 
-  GradientBuffer(std::vector<TrainableParam> params, at::ScalarType dtype, Transport& transport,
-                 c10::Device device);
-  ~GradientBuffer();
-  GradientBuffer(GradientBuffer&&) = default;
-  GradientBuffer& operator=(GradientBuffer&&) = default;
+  ReduceScatterInput(std::vector<TrainableParam> params, at::ScalarType dtype, Transport& transport,
+                     c10::Device device);
+  ~ReduceScatterInput();
+  ReduceScatterInput(ReduceScatterInput&&) = default;
+  ReduceScatterInput& operator=(ReduceScatterInput&&) = default;
 
   at::ScalarType dtype() const { return dtype_; }
   int64_t nbytes() const { return static_cast<int64_t>(rows_.nbytes()); }

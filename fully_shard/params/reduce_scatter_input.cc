@@ -1,4 +1,4 @@
-#include "fully_shard/params/gradient_buffer.h"
+#include "fully_shard/params/reduce_scatter_input.h"
 
 #include "fully_shard/transport/packed_copy.h"
 
@@ -46,8 +46,8 @@ std::vector<bool> read_raised(const void* from, int64_t count) {
 
 }  // namespace
 
-GradientBuffer::GradientBuffer(std::vector<TrainableParam> params, at::ScalarType dtype,
-                               Transport& transport, c10::Device device)
+ReduceScatterInput::ReduceScatterInput(std::vector<TrainableParam> params, at::ScalarType dtype,
+                                       Transport& transport, c10::Device device)
     : params_(std::move(params)),
       shard_count_(transport.shard_count()),
       reads_flags_(transport.reads_flags()),
@@ -59,18 +59,18 @@ GradientBuffer::GradientBuffer(std::vector<TrainableParam> params, at::ScalarTyp
   memory_.ready(DeviceStream::current(device));
 }
 
-GradientBuffer::~GradientBuffer() {
+ReduceScatterInput::~ReduceScatterInput() {
   if (rows_.defined()) memory_.free();
 }
 
-int64_t GradientBuffer::position(int64_t index) const {
+int64_t ReduceScatterInput::position(int64_t index) const {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (params_[i].index == index) return static_cast<int64_t>(i);
   }
   return -1;
 }
 
-void GradientBuffer::add(int64_t position, const at::Tensor& gradient) {
+void ReduceScatterInput::add(int64_t position, const at::Tensor& gradient) {
   memory_.use(DeviceStream::current(rows_.device()));
   const auto& chunk = layout_.chunk(position);
   const RowsToReduce rows{rows_, dtype_};
@@ -80,7 +80,7 @@ void GradientBuffer::add(int64_t position, const at::Tensor& gradient) {
   ++arrived_count_;
 }
 
-void GradientBuffer::write_flags(Late late) {
+void ReduceScatterInput::write_flags(Late late) {
   if (!reads_flags_) return;
   const auto bytes = flag_count() * bytes_of(dtype_);
   auto raised = arrived_;
@@ -92,7 +92,7 @@ void GradientBuffer::write_flags(Late late) {
     std::memcpy(first + row * rows_.stride(0), first, static_cast<size_t>(bytes));
 }
 
-at::Tensor GradientBuffer::release_rows(Late late) {
+at::Tensor ReduceScatterInput::release_rows(Late late) {
   memory_.free();
   for (size_t i = 0; i < params_.size(); ++i) {
     if (arrived_[i]) continue;
@@ -103,21 +103,21 @@ at::Tensor GradientBuffer::release_rows(Late late) {
   return std::move(rows_);
 }
 
-at::Tensor GradientBuffer::part(const at::Tensor& row, int64_t position) const {
+at::Tensor ReduceScatterInput::part(const at::Tensor& row, int64_t position) const {
   return view_of(row, params_[static_cast<size_t>(position)].shard_shape,
                  row.storage_offset() + layout_.chunk(position).offset / bytes_of(dtype_));
 }
 
-at::Tensor GradientBuffer::elements(const at::Tensor& row) const {
+at::Tensor ReduceScatterInput::elements(const at::Tensor& row) const {
   return row.narrow(0, 0, layout_.row_bytes() / bytes_of(dtype_));
 }
 
-void GradientBuffer::add_part(at::Tensor& row, int64_t position, const at::Tensor& part) const {
+void ReduceScatterInput::add_part(at::Tensor& row, int64_t position, const at::Tensor& part) const {
   this->part(row, position).add_(part);
   if (reads_flags_) row.narrow(0, layout_.row_bytes() / bytes_of(dtype_) + position, 1).add_(1);
 }
 
-std::vector<bool> GradientBuffer::read_flags(const at::Tensor& row) const {
+std::vector<bool> ReduceScatterInput::read_flags(const at::Tensor& row) const {
   const auto offset = layout_.row_bytes() / bytes_of(dtype_);
   std::vector<bool> raised;
   AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES_AND2(
@@ -127,14 +127,14 @@ std::vector<bool> GradientBuffer::read_flags(const at::Tensor& row) const {
   return raised;
 }
 
-std::vector<bool> GradientBuffer::used(const at::Tensor& row) const {
+std::vector<bool> ReduceScatterInput::used(const at::Tensor& row) const {
   if (!reads_flags_) return std::vector<bool>(params_.size(), true);
   auto used = read_flags(row);
   used.pop_back();  // of late gradients
   return used;
 }
 
-bool GradientBuffer::late(const at::Tensor& row) const {
+bool ReduceScatterInput::late(const at::Tensor& row) const {
   return reads_flags_ && read_flags(row).back();
 }
 
