@@ -8,7 +8,7 @@
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/shard_buffer.h"
-#include "fully_shard/params/unsharded_copy.h"
+#include "fully_shard/params/unsharded_params.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "fully_shard/transport/transport.h"
 

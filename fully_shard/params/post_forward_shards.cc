@@ -13,9 +13,10 @@ PostForwardShards::PostForwardShards(const std::vector<FSDPParam>& params,
       layout_(member_extents_of(params), neighbours_->shard_count()),
       accounts_(std::move(accounts)) {}
 
-void PostForwardShards::keep(UnshardedCopy& copy, const PackedLayout& layout, c10::Device device) {
+void PostForwardShards::keep(UnshardedParams& unsharded, const PackedLayout& layout,
+                             c10::Device device) {
   drop();
-  copy.use();
+  unsharded.use();
   bytes_ = neighbours_->shard_memory(layout_.row_bytes(), device);
   accounts_.add(&Counters::post_forward_bytes, bytes_.numel());
   neighbours_->before_shard_write();
@@ -23,7 +24,7 @@ void PostForwardShards::keep(UnshardedCopy& copy, const PackedLayout& layout, c1
   const auto rank = neighbours_->shard_rank();
   for (int64_t index = 0; index < layout_.size(); ++index) {
     const auto& chunk = layout_.chunk(index);
-    pack_part(row + chunk.offset, copy.data(layout, index), chunk.part(rank), device);
+    pack_part(row + chunk.offset, unsharded.data(layout, index), chunk.part(rank), device);
   }
   memory_.ready(DeviceStream::current(device));
 }

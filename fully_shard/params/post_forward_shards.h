@@ -2,13 +2,13 @@
 // ReshardAfterForward::to_world(n): every rank one n-th, which a gather over n
 // neighbouring ranks puts together again. The shards stay as they are. Local.
 //
-//   kept.keep(copy);                // before the copy is emptied
-//   copy.issue(kept.row(), ...);    // gathers over the neighbours
-//   kept.drop();                    // the next gather is over all shards again
+//   kept.keep(unsharded);               // before they are emptied
+//   unsharded.issue(kept.row(), ...);   // gathers over the neighbours
+//   kept.drop();                        // the next gather is over all shards again
 #pragma once
 
 #include "fully_shard/params/group_accounts.h"
-#include "fully_shard/params/unsharded_copy.h"
+#include "fully_shard/params/unsharded_params.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "fully_shard/transport/stream_memory.h"
 #include "fully_shard/transport/transport.h"
@@ -29,8 +29,8 @@ class PostForwardShards {
   PostForwardShards(const PostForwardShards&) = delete;
 
   const std::shared_ptr<Transport>& neighbours() const { return neighbours_; }
-  // Takes this rank's part of a resident copy, which lies as `layout` says.
-  void keep(UnshardedCopy& copy, const PackedLayout& layout, c10::Device device);
+  // Takes this rank's part of resident parameters, which lie as `layout` says.
+  void keep(UnshardedParams& unsharded, const PackedLayout& layout, c10::Device device);
   bool is_kept() const { return bytes_.defined(); }
   // To be gathered by the calling thread's stream. REQUIRES: is_kept().
   PackedRow row() {

@@ -31,9 +31,9 @@ UnshardedState::UnshardedState(const GroupInfo& info, std::vector<FSDPParam>& pa
       params_(params),
       shards_(shards),
       users_(users),
-      copy_(info.is_alone() && !are_staged(params, shards) ? Residence::kBorrowed
-                                                           : Residence::kSharded,
-            info.comm_context().shard_count(), info.accounts()) {
+      unsharded_params_(info.is_alone() && !are_staged(params, shards) ? Residence::kBorrowed
+                                                                       : Residence::kSharded,
+                        info.comm_context().shard_count(), info.accounts()) {
   make_all_gather_input();
 }
 
@@ -55,11 +55,11 @@ void UnshardedState::check_has_values() const {
 void UnshardedState::issue(NoticeWords words) {
   const auto here = DeviceStream::current(shards_.member_device());
   await_optimizer(*info_.unit().root(), here);
-  copy_.await_what_went_to_shards(here);
+  unsharded_params_.await_what_went_to_shards(here);
   const auto row = row_to_gather();
   const bool among_neighbours = &row.transport != &info_.comm_context().transport();
   const auto* const custom = among_neighbours ? nullptr : &info_.unit().custom.all_gather;
-  copy_.issue(row, info_.issue(words, custom));
+  unsharded_params_.issue(row, info_.issue(words, custom));
   gather_count_.gathered();
 }
 
@@ -72,7 +72,7 @@ PackedRow UnshardedState::row_to_gather() {
 UnshardedState::Gathered UnshardedState::wait() {
   Gathered gathered{.is_from_all_shards = !post_forward_ || !post_forward_->is_kept()};
   try {
-    gathered.words = copy_.fill(layout(), params_, shards_.member_device());
+    gathered.words = unsharded_params_.fill(layout(), params_, shards_.member_device());
   } catch (...) {
     if (all_gather_input_) all_gather_input_->drop();
     info_.driver().resharded(info_.unit());
@@ -93,13 +93,13 @@ void UnshardedState::make_all_gather_input() {
 
 void UnshardedState::drop_gather() noexcept {
   if (!residency().is_gathering()) return;
-  copy_.drop_gather();
+  unsharded_params_.drop_gather();
   gather_was_dropped();
 }
 
 void UnshardedState::await_and_drop_gather() {
   const RuntimeMode runtime_mode;
-  copy_.await_and_drop();
+  unsharded_params_.await_and_drop();
   gather_was_dropped();
 }
 
@@ -114,7 +114,7 @@ bool UnshardedState::may_be_emptied() const {
 }
 
 void UnshardedState::empty() {
-  copy_.empty(params_);
+  unsharded_params_.empty(params_);
   writes_->copy_emptied();
   users_.unsettle();
   info_.driver().resharded(info_.unit());
@@ -135,7 +135,7 @@ void UnshardedState::set_neighbours(std::shared_ptr<Transport> neighbours) {
 void UnshardedState::keep_post_forward_shards() {
   if (!post_forward_ || !may_be_emptied() || writes_->is_dirty() || writes_->is_stale()) return;
   const RuntimeMode runtime_mode;
-  post_forward_->keep(copy_, layout(), shards_.member_device());
+  post_forward_->keep(unsharded_params_, layout(), shards_.member_device());
 }
 
 void UnshardedState::drop_post_forward_shards() {
@@ -149,11 +149,11 @@ void UnshardedState::member_dtypes_changed() {
 
 void UnshardedState::copy_to_shard(int64_t index) {
   shards_.await_copies();
-  copy_.use_for_shards();
+  unsharded_params_.use_for_shards();
   if (!all_gather_input_) return shards_.take_part(index, data(index));
   const auto& param = params_[static_cast<size_t>(index)];
-  const auto part = copy_.elements(layout(), index, info_.comm_context().shard_rank(),
-                                   param.meta().member_dtype());
+  const auto part = unsharded_params_.elements(layout(), index, info_.comm_context().shard_rank(),
+                                               param.meta().member_dtype());
   shards_.elements(index, param).view(part.sizes()).copy_(part);
 }
 

@@ -2,10 +2,10 @@
 // flight, the full parameters while they are there, what a forward leaves of them for the
 // backward, and whether they or the shards are newest.
 //
-//   UnshardedCopy      the gather and the full parameters
-//   AllGatherInput          mixed precision, offloading: the shards as they are gathered
+//   UnshardedParams    the gather and the full parameters
+//   AllGatherInput     mixed precision, offloading: the shards as they are gathered
 //   PostForwardShards  to_world(n): a part of the full parameters that a forward leaves
-//   ShardWrites        which of shards and copy is newest
+//   ShardWrites        which of shards and unsharded copy is newest
 //
 // Tells the group's driver when the group is sharded again.
 #pragma once
@@ -16,7 +16,7 @@
 #include "fully_shard/params/post_forward_shards.h"
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/shard_writes.h"
-#include "fully_shard/params/unsharded_copy.h"
+#include "fully_shard/params/unsharded_params.h"
 #include "on_demand/touchable.h"
 
 #include <ATen/core/Tensor.h>
@@ -33,7 +33,7 @@ class UnshardedState {
                  Touchable& users);
   UnshardedState(const UnshardedState&) = delete;
 
-  const Residency& residency() const { return copy_.residency(); }
+  const Residency& residency() const { return unsharded_params_.residency(); }
   // Of all shards in the members' dtypes: as the full parameters lie, too.
   const PackedLayout& layout() const;
   GatherCount& gather_count() { return gather_count_; }
@@ -54,7 +54,7 @@ class UnshardedState {
   // group is sharded again.
   Gathered wait();
   // The calling thread's stream is about to use the full parameters. REQUIRES: resident.
-  void use() { copy_.use(); }
+  void use() { unsharded_params_.use(); }
   // Waits for a gather in flight and drops what it brought, failed or not: it was in
   // vain.
   void drop_gather() noexcept;
@@ -68,10 +68,10 @@ class UnshardedState {
   // Empties a copy that is older than the shards.
   void empty_if_stale();
   // Test mode: the bytes read 0xff from now on, even through pointers that were kept.
-  void poison() { copy_.poison(); }
+  void poison() { unsharded_params_.poison(); }
   // Resident until release(); nests. REQUIRES: resident or borrowed.
-  void hold() { copy_.hold(); }
-  void release() { copy_.release(); }
+  void hold() { unsharded_params_.hold(); }
+  void release() { unsharded_params_.release(); }
 
   // Between forward and backward, one n-th of the parameters stays on each of n
   // neighbouring ranks; null: only the shards do. Local.
@@ -83,7 +83,7 @@ class UnshardedState {
   void member_dtypes_changed();
 
   // What the copy holds of parameter `index`, in the member's dtype. REQUIRES: resident.
-  char* data(int64_t index) const { return copy_.data(layout(), index); }
+  char* data(int64_t index) const { return unsharded_params_.data(layout(), index); }
   // This rank's part of that replaces its shard. REQUIRES: resident.
   void copy_to_shard(int64_t index);
 
@@ -96,7 +96,7 @@ class UnshardedState {
   std::vector<FSDPParam>& params_;
   const ShardBuffer& shards_;
   Touchable& users_;
-  UnshardedCopy copy_;
+  UnshardedParams unsharded_params_;
   std::shared_ptr<ShardWrites> writes_ = std::make_shared<ShardWrites>();
   std::unique_ptr<AllGatherInput> all_gather_input_;  // null: the shards travel as they are
   std::unique_ptr<PostForwardShards> post_forward_;   // null: nothing is kept

@@ -1,10 +1,12 @@
-// The full parameters of a group while they are there: the gather that brings them, the
-// memory they lie in, and the storages of the members that show it. What may be done when
-// is Residency's business (residency.h); an illegal step is a std::logic_error.
+// The unsharded parameters of a group while they are there (PyTorch's unsharded_param, of
+// all parameters of a group): the all-gather that brings them, the memory they lie in,
+// and the storages of the members that show it. Other files call them the unsharded copy,
+// as opposed to the shards. What may be done when is Residency's business (residency.h);
+// an illegal step is a std::logic_error.
 //
-// In the memory of the copy parameter i is contiguous, at the offset of its chunk times
-// the number of ranks. It is memory of the stream that filled it; the gather's rows are
-// memory of the one that issued it.
+// In that memory parameter i is contiguous, at the offset of its chunk times the number
+// of ranks. It is memory of the stream that filled it; the gather's rows are memory of
+// the one that issued it.
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"
@@ -29,12 +31,12 @@ struct PackedRow {
   const at::Tensor& bytes;     // memory of the transport
 };
 
-class UnshardedCopy {
+class UnshardedParams {
  public:
   // `start` is kSharded, or kBorrowed for good.
-  UnshardedCopy(Residence start, int64_t shard_count, GroupAccounts accounts);
-  ~UnshardedCopy();
-  UnshardedCopy(const UnshardedCopy&) = delete;
+  UnshardedParams(Residence start, int64_t shard_count, GroupAccounts accounts);
+  ~UnshardedParams();
+  UnshardedParams(const UnshardedParams&) = delete;
 
   const Residency& residency() const { return residency_; }
   void hold() { residency_.hold(); }
@@ -48,7 +50,7 @@ class UnshardedCopy {
   // sharded again.
   std::vector<NoticeWords> fill(const PackedLayout& layout, const std::vector<FSDPParam>& params,
                                 c10::Device device);
-  // The calling thread's stream is about to use the copy. REQUIRES: resident.
+  // The calling thread's stream is about to use the parameters. REQUIRES: resident.
   void use() { memory_.use(DeviceStream::current(full_.device())); }
   // The same, to copy what operators on any stream have written to it to the shards.
   void use_for_shards();

@@ -1,4 +1,4 @@
-#include "fully_shard/params/unsharded_copy.h"
+#include "fully_shard/params/unsharded_params.h"
 
 #include "device_mesh/collectives/scratch_memory.h"
 #include "fully_shard/transport/packed_copy.h"
@@ -9,38 +9,38 @@
 
 namespace fsdp::internal {
 
-UnshardedCopy::UnshardedCopy(Residence start, int64_t shard_count, GroupAccounts accounts)
+UnshardedParams::UnshardedParams(Residence start, int64_t shard_count, GroupAccounts accounts)
     : residency_(start), accounts_(std::move(accounts)), shard_count_(shard_count) {}
 
-UnshardedCopy::~UnshardedCopy() {
+UnshardedParams::~UnshardedParams() {
   drop_gather();
   memory_.free();
   if (full_.defined()) accounts_.add(&Counters::unsharded_bytes, -full_.numel());
 }
 
-char* UnshardedCopy::data(const PackedLayout& layout, int64_t index) const {
+char* UnshardedParams::data(const PackedLayout& layout, int64_t index) const {
   return static_cast<char*>(full_.data_ptr()) + shard_count_ * layout.chunk(index).offset;
 }
 
-at::Tensor UnshardedCopy::elements(const PackedLayout& layout, int64_t index, int64_t rank,
-                                   at::ScalarType dtype) const {
+at::Tensor UnshardedParams::elements(const PackedLayout& layout, int64_t index, int64_t rank,
+                                     at::ScalarType dtype) const {
   const auto& chunk = layout.chunk(index);
   const auto whole = full_.narrow(0, shard_count_ * chunk.offset, chunk.extent.nbytes());
   return view_of_part(whole.view(dtype), chunk.part(rank));
 }
 
-void UnshardedCopy::use_for_shards() {
+void UnshardedParams::use_for_shards() {
   const auto here = DeviceStream::current(full_.device());
   memory_.use_after_others(here, StreamWait::kWriteBackAfterWrites);
   wrote_shards_.add(here);
 }
 
-void UnshardedCopy::await_what_went_to_shards(const DeviceStream& issuer) {
+void UnshardedParams::await_what_went_to_shards(const DeviceStream& issuer) {
   wrote_shards_.are_awaited_by(issuer, StreamWait::kGatherAfterWriteBack);
   wrote_shards_.clear();
 }
 
-void UnshardedCopy::issue(const PackedRow& own, const Issue& issue) {
+void UnshardedParams::issue(const PackedRow& own, const Issue& issue) {
   issuer_ = DeviceStream::current(own.bytes.device());
   gather_ = own.transport.gather(own.bytes, issue);
   gathered_layout_ = &own.layout;
@@ -52,15 +52,15 @@ void UnshardedCopy::issue(const PackedRow& own, const Issue& issue) {
 }
 
 // What is not waited for by now makes the current stream wait.
-void UnshardedCopy::release_gather() {
+void UnshardedParams::release_gather() {
   const CurrentStream on_issuer(*issuer_);
   gather_.reset();
   accounts_.add(&Counters::staging_bytes, -std::exchange(staging_bytes_, 0));
 }
 
-std::vector<NoticeWords> UnshardedCopy::fill(const PackedLayout& layout,
-                                             const std::vector<FSDPParam>& params,
-                                             c10::Device device) {
+std::vector<NoticeWords> UnshardedParams::fill(const PackedLayout& layout,
+                                               const std::vector<FSDPParam>& params,
+                                               c10::Device device) {
   GatheredRows rows;
   try {
     const WaitClock clock(accounts_);
@@ -88,12 +88,12 @@ std::vector<NoticeWords> UnshardedCopy::fill(const PackedLayout& layout,
 }
 
 // The stream that issued the gather owns its rows.
-void UnshardedCopy::wait_and_tell_issuer() {
+void UnshardedParams::wait_and_tell_issuer() {
   gather_->wait();
   make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, DeviceStream::current(issuer_->device()));
 }
 
-void UnshardedCopy::await_and_drop() {
+void UnshardedParams::await_and_drop() {
   try {
     const WaitClock clock(accounts_);
     wait_and_tell_issuer();
@@ -106,7 +106,7 @@ void UnshardedCopy::await_and_drop() {
 
 // What may throw below is a broken invariant, which ends the process here.
 // NOLINTNEXTLINE(bugprone-exception-escape)
-void UnshardedCopy::drop_gather() noexcept {
+void UnshardedParams::drop_gather() noexcept {
   if (!residency_.is_gathering()) return;
   try {  // whoever drops it may write the shards that it reads
     if (*issuer_ != DeviceStream::current(issuer_->device())) wait_and_tell_issuer();
@@ -117,7 +117,7 @@ void UnshardedCopy::drop_gather() noexcept {
   residency_.gather_dropped();
 }
 
-void UnshardedCopy::empty(const std::vector<FSDPParam>& params) {
+void UnshardedParams::empty(const std::vector<FSDPParam>& params) {
   residency_.emptied();
   memory_.free();
   for (const auto& param : params) {
@@ -127,7 +127,7 @@ void UnshardedCopy::empty(const std::vector<FSDPParam>& params) {
   full_.reset();
 }
 
-void UnshardedCopy::poison() {
+void UnshardedParams::poison() {
   if (full_.is_cpu()) std::fill_n(static_cast<char*>(full_.data_ptr()), full_.numel(), '\xff');
   poisoned_ = full_;
 }
