@@ -1,5 +1,6 @@
-// What a parameter on demand costs an operator that finds it resident: time per call over
-// that of the same call on a plain tensor, in nanoseconds, median of interleaved rounds.
+// What a parameter on demand costs an operator that finds it unsharded: time per call
+// over that of the same call on a plain tensor, in nanoseconds, median of interleaved
+// rounds.
 //
 //   touch_cost [--rounds=41] [--calls=2000]
 //
@@ -32,7 +33,7 @@ namespace {
 
 using fsdp::internal::OnDemandStorage;
 
-// Resident for good: a touch settles it for the running pass.
+// Unsharded for good: a touch settles it for the running pass.
 class SettlingGroup final : public fsdp::internal::OnDemandGroup {
  public:
   void touch() override { settle(fsdp::internal::current_pass()); }

@@ -97,7 +97,7 @@ class OnDemandStorage final : public c10::StorageImpl {
 };
 
 // Test mode, process-wide: after every outermost operator that touched a group, empty and
-// poison it. With it a result can not depend on a group being resident by luck.
+// poison it. With it a result can not depend on a group being unsharded by luck.
 void set_evict_after_every_operator(bool enabled);
 bool evict_after_every_operator();
 

@@ -45,9 +45,9 @@ std::string last_operation(const FSDPParamGroup& group) {
 void describe_group(std::ostream& out, FSDPParamGroup& group) {
   const auto full =
       group.info().comm_context().shard_count() * group.unsharded().layout().row_bytes();
-  const auto& residency = group.unsharded().residency();
-  out << (group.shards().has_values() ? to_string(residency.state()) : "without values")
-      << (residency.is_held() ? " and held" : "") << ", " << group.params().size()
+  const auto& sharded_state = group.unsharded().sharded_state();
+  out << (group.shards().has_values() ? to_string(sharded_state.state()) : "without values")
+      << (sharded_state.is_held() ? " and held" : "") << ", " << group.params().size()
       << " parameters, " << group.shards().bytes().numel() << " bytes of shards, " << full
       << " unsharded" << (group.gradients().keeps_gradients() ? ", gradients waiting" : "");
 }

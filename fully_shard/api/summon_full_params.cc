@@ -145,7 +145,7 @@ class SummonFullParams::Scope {
         options_.with_grads && gradient.defined() ? DTensor(gradient).full_tensor() : at::Tensor();
     if (!shown_here(group)) return;
     const bool changes_are_dropped =
-        group.unsharded().residency().is_borrowed() && !options_.writeback;
+        group.unsharded().sharded_state().is_never_sharded() && !options_.writeback;
     if (full_gradient.defined() && changes_are_dropped) full_gradient = full_gradient.clone();
     param.full = value;
     if (options_.offload_to_cpu) {

@@ -19,7 +19,7 @@ void check_member_may_change(const FSDPParamGroup& group, int64_t index, int64_t
                              const char* what) {
   const auto& param = group.params()[static_cast<size_t>(index)];
   const char* in_the_way = nullptr;
-  if (group.unsharded().residency().is_held() || group.info().unit().is_summoned())
+  if (group.unsharded().sharded_state().is_held() || group.info().unit().is_summoned())
     in_the_way = "its unit is held unsharded (SummonFullParams, Unsharded)";
   if (group.pinned() || !group.gradients().empty())
     in_the_way = "an operator or a backward is using its unit";
@@ -40,7 +40,7 @@ void copy_others(FSDPParamGroup& group, int64_t changed, const ShardBuffer& made
     copy_bytes(made.data(index), old.data(index), old.length(index), old.device());
     const auto entry = param.entry();
     if (entry.defined()) replace_local(entry, made.local_view(index, param));
-    if (group.unsharded().residency().is_borrowed() && param.storage() != nullptr)
+    if (group.unsharded().sharded_state().is_never_sharded() && param.storage() != nullptr)
       param.storage()->fill(made.data(index));
   }
 }

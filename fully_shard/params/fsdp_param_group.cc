@@ -34,7 +34,7 @@ void FSDPParamGroup::touch() {
   const bool is_on_device = !shards_.member_device().is_cpu();
   if (is_on_device && settled_but_for_stream(current_pass())) return unsharded_.use();
   unsharded_.check_has_values();
-  if (!unsharded_.residency().is_borrowed()) {
+  if (!unsharded_.sharded_state().is_never_sharded()) {
     info_.driver().touched(*this);
     return unsharded_.use();
   }
@@ -65,7 +65,7 @@ void FSDPParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* sto
 }
 
 void FSDPParamGroup::issue_unshard() {
-  if (!unsharded_.residency().is_sharded()) return;
+  if (!unsharded_.sharded_state().is_sharded()) return;
   unsharded_.check_has_values();
   if (evict_after_every_operator() && !pinned()) return;  // a prefetch: that mode is about touches
   RECORD_FUNCTION("fsdp::all_gather(" + info_.name() + ")", {});
@@ -76,7 +76,7 @@ void FSDPParamGroup::issue_unshard() {
 }
 
 void FSDPParamGroup::wait_unshard() {
-  if (!unsharded_.residency().is_gathering()) return;
+  if (!unsharded_.sharded_state().is_gathering()) return;
   RECORD_FUNCTION("fsdp::all_gather_copy_out(" + info_.name() + ")", {});
   const auto gathered = unsharded_.wait();
   try {
@@ -88,7 +88,7 @@ void FSDPParamGroup::wait_unshard() {
 }
 
 void FSDPParamGroup::reshard() {
-  if (unsharded_.residency().is_sharded()) unsharded_.drop_post_forward_shards();
+  if (unsharded_.sharded_state().is_sharded()) unsharded_.drop_post_forward_shards();
   empty();
 }
 

@@ -43,7 +43,7 @@ class FSDPParamGroup final : public OnDemandGroup {
   FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c10::Device device);
   ~FSDPParamGroup() override;
 
-  // OnDemandGroup. touch() is collective over the mesh unless the group is resident and
+  // OnDemandGroup. touch() is collective over the mesh unless the group is unsharded and
   // current.
   void touch() override;
   void synchronize_metadata(int64_t index, c10::TensorImpl* impl) override;
@@ -60,7 +60,7 @@ class FSDPParamGroup final : public OnDemandGroup {
   // Waits for it, fills the members and checks that all ranks agree; nothing unless
   // gathering.
   void wait_unshard();
-  // Local. Writes back what was written; nothing when pinned or held, or not resident.
+  // Local. Writes back what was written; nothing when pinned or held, or not unsharded.
   void reshard();
   // The same, and keeps what the backward is to gather, where the unit asks for that.
   void reshard_after_forward();

@@ -71,7 +71,7 @@ void make_member(FSDPParamGroup& group, int64_t index) {
   const auto capacity = group.unsharded().layout().chunk(index).capacity_bytes();
   param.make_member(c10::intrusive_ptr<OnDemandGroup>::reclaim_copy(&group), index,
                     group.info().comm_context().shard_count() * capacity, shards.member_device());
-  if (group.unsharded().residency().is_borrowed() && shards.has_values())
+  if (group.unsharded().sharded_state().is_never_sharded() && shards.has_values())
     param.storage()->fill(shards.data(index));
 }
 

@@ -25,7 +25,8 @@ class GroupDriver {
   virtual void watch_gradient(const at::Tensor& member, FSDPParamGroup& group, int64_t index) = 0;
   // Autograd has left the full gradient of parameter `index` on its member.
   virtual void gradient_arrived(FSDPParamGroup& group, int64_t index) = 0;
-  // `unit` was unsharded by hand: it waits for its next turn, resident before or not.
+  // `unit` was unsharded by hand: it waits for its next turn, whether it was unsharded
+  // before or not.
   virtual void unsharded_by_hand(Unit& unit) = 0;
   // `unit` is sharded again: its full parameters were freed, or a gather was dropped.
   virtual void resharded(Unit& unit) noexcept = 0;

@@ -29,7 +29,7 @@ class PostForwardShards {
   PostForwardShards(const PostForwardShards&) = delete;
 
   const std::shared_ptr<Transport>& neighbours() const { return neighbours_; }
-  // Takes this rank's part of resident parameters, which lie as `layout` says.
+  // Takes this rank's part of unsharded parameters, which lie as `layout` says.
   void keep(UnshardedParams& unsharded, const PackedLayout& layout, c10::Device device);
   bool is_kept() const { return bytes_.defined(); }
   // To be gathered by the calling thread's stream. REQUIRES: is_kept().

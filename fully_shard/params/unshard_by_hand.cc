@@ -15,8 +15,8 @@ class Pinned {
   Touchable& group_;
 };
 
-bool is_borrowed(const FSDPParamGroup& group) {
-  return group.unsharded().residency().is_borrowed();
+bool is_never_sharded(const FSDPParamGroup& group) {
+  return group.unsharded().sharded_state().is_never_sharded();
 }
 
 void asked_by_hand(FSDPParamGroup& group) {
@@ -27,16 +27,16 @@ void asked_by_hand(FSDPParamGroup& group) {
 }  // namespace
 
 void unshard_async(FSDPParamGroup& group) {
-  if (is_borrowed(group)) return;
+  if (is_never_sharded(group)) return;
   group.await_failed_backward();
   const ExclusiveUse use(group.info().comm_context().user());
   group.unsharded().empty_if_stale();
   group.issue_unshard();
-  if (!group.unsharded().residency().is_sharded()) asked_by_hand(group);
+  if (!group.unsharded().sharded_state().is_sharded()) asked_by_hand(group);
 }
 
 void unshard(FSDPParamGroup& group) {
-  if (is_borrowed(group)) return;
+  if (is_never_sharded(group)) return;
   group.await_failed_backward();
   const ExclusiveUse use(group.info().comm_context().user());
   const RuntimeMode runtime_mode;
@@ -56,7 +56,7 @@ void hold(FSDPParamGroup& group) {
 
 void release(FSDPParamGroup& group) {
   group.unsharded().release();
-  if (!group.unsharded().residency().is_held()) group.reshard();
+  if (!group.unsharded().sharded_state().is_held()) group.reshard();
 }
 
 void release_own_parts(FSDPParamGroup& group) {

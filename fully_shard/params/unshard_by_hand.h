@@ -11,7 +11,7 @@ void unshard_async(FSDPParamGroup& group);
 // The same, and waits for it. Collective.
 void unshard(FSDPParamGroup& group);
 // Unsharded until release(), whatever the schedule says; nests. Collective unless
-// resident.
+// unsharded.
 void hold(FSDPParamGroup& group);
 // The last one reshards. Local.
 void release(FSDPParamGroup& group);

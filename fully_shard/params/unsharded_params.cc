@@ -9,8 +9,8 @@
 
 namespace fsdp::internal {
 
-UnshardedParams::UnshardedParams(Residence start, int64_t shard_count, GroupAccounts accounts)
-    : residency_(start), accounts_(std::move(accounts)), shard_count_(shard_count) {}
+UnshardedParams::UnshardedParams(ShardedState start, int64_t shard_count, GroupAccounts accounts)
+    : sharded_state_(start), accounts_(std::move(accounts)), shard_count_(shard_count) {}
 
 UnshardedParams::~UnshardedParams() {
   drop_gather();
@@ -46,7 +46,7 @@ void UnshardedParams::issue(const PackedRow& own, const Issue& issue) {
   gathered_layout_ = &own.layout;
   gathered_rows_ = own.transport.shard_count();
   accounts_.add(&Counters::all_gather_bytes, (gathered_rows_ - 1) * own.layout.row_bytes());
-  residency_.gather_issued();
+  sharded_state_.gather_issued();
   staging_bytes_ = gather_->staging_bytes();
   accounts_.add(&Counters::staging_bytes, staging_bytes_);
 }
@@ -80,7 +80,7 @@ std::vector<NoticeWords> UnshardedParams::fill(const PackedLayout& layout,
   memory_.ready(DeviceStream::current(device));
   if (*issuer_ != DeviceStream::current(device))
     make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, memory_.when_ready());
-  residency_.filled();
+  sharded_state_.filled();
   auto words = rows.words();
   rows = {};
   release_gather();
@@ -107,18 +107,18 @@ void UnshardedParams::await_and_drop() {
 // What may throw below is a broken invariant, which ends the process here.
 // NOLINTNEXTLINE(bugprone-exception-escape)
 void UnshardedParams::drop_gather() noexcept {
-  if (!residency_.is_gathering()) return;
+  if (!sharded_state_.is_gathering()) return;
   try {  // whoever drops it may write the shards that it reads
     if (*issuer_ != DeviceStream::current(issuer_->device())) wait_and_tell_issuer();
   } catch (const std::exception&) {
     // What it brought no longer matters.
   }
   release_gather();
-  residency_.gather_dropped();
+  sharded_state_.gather_dropped();
 }
 
 void UnshardedParams::empty(const std::vector<FSDPParam>& params) {
-  residency_.emptied();
+  sharded_state_.emptied();
   memory_.free();
   for (const auto& param : params) {
     if (param.storage() != nullptr) param.storage()->empty();

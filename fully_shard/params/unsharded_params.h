@@ -1,8 +1,8 @@
 // The unsharded parameters of a group while they are there (PyTorch's unsharded_param, of
 // all parameters of a group): the all-gather that brings them, the memory they lie in,
 // and the storages of the members that show it. Other files call them the unsharded copy,
-// as opposed to the shards. What may be done when is Residency's business (residency.h);
-// an illegal step is a std::logic_error.
+// as opposed to the shards. What may be done when is ShardedStateMachine's business
+// (sharded_state.h); an illegal step is a std::logic_error.
 //
 // In that memory parameter i is contiguous, at the offset of its chunk times the number
 // of ranks. It is memory of the stream that filled it; the gather's rows are memory of
@@ -11,7 +11,7 @@
 
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
-#include "fully_shard/params/residency.h"
+#include "fully_shard/params/sharded_state.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "fully_shard/transport/stream_memory.h"
 #include "fully_shard/transport/transport.h"
@@ -33,14 +33,14 @@ struct PackedRow {
 
 class UnshardedParams {
  public:
-  // `start` is kSharded, or kBorrowed for good.
-  UnshardedParams(Residence start, int64_t shard_count, GroupAccounts accounts);
+  // `start` is kSharded, or kNeverSharded for good.
+  UnshardedParams(ShardedState start, int64_t shard_count, GroupAccounts accounts);
   ~UnshardedParams();
   UnshardedParams(const UnshardedParams&) = delete;
 
-  const Residency& residency() const { return residency_; }
-  void hold() { residency_.hold(); }
-  void release() { residency_.release(); }
+  const ShardedStateMachine& sharded_state() const { return sharded_state_; }
+  void hold() { sharded_state_.hold(); }
+  void release() { sharded_state_.release(); }
 
   // Issues the gather of `own` with the other ranks' rows; does not block. Collective
   // over the transport's ranks.
@@ -50,7 +50,7 @@ class UnshardedParams {
   // sharded again.
   std::vector<NoticeWords> fill(const PackedLayout& layout, const std::vector<FSDPParam>& params,
                                 c10::Device device);
-  // The calling thread's stream is about to use the parameters. REQUIRES: resident.
+  // The calling thread's stream is about to use the parameters. REQUIRES: unsharded.
   void use() { memory_.use(DeviceStream::current(full_.device())); }
   // The same, to copy what operators on any stream have written to it to the shards.
   void use_for_shards();
@@ -76,7 +76,7 @@ class UnshardedParams {
   void release_gather();
   void wait_and_tell_issuer();
 
-  Residency residency_;
+  ShardedStateMachine sharded_state_;
   GroupAccounts accounts_;
   int64_t shard_count_;
   std::unique_ptr<Gather> gather_;
@@ -84,7 +84,7 @@ class UnshardedParams {
   const PackedLayout* gathered_layout_ = nullptr;  // of the gather's rows
   int64_t gathered_rows_ = 0;
   int64_t staging_bytes_ = 0;  // of the gather
-  at::Tensor full_;            // uint8, while resident
+  at::Tensor full_;            // uint8, while unsharded
   StreamMemory memory_{StreamWait::kUseAfterFill, StreamWait::kFreeAfterUse};  // full_
   StreamSet wrote_shards_;  // since the last gather was issued
   at::Tensor poisoned_;     // test mode: what was emptied last

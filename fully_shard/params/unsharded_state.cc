@@ -31,8 +31,8 @@ UnshardedState::UnshardedState(const GroupInfo& info, std::vector<FSDPParam>& pa
       params_(params),
       shards_(shards),
       users_(users),
-      unsharded_params_(info.is_alone() && !are_staged(params, shards) ? Residence::kBorrowed
-                                                                       : Residence::kSharded,
+      unsharded_params_(info.is_alone() && !are_staged(params, shards) ? ShardedState::kNeverSharded
+                                                                       : ShardedState::kSharded,
                         info.comm_context().shard_count(), info.accounts()) {
   make_all_gather_input();
 }
@@ -92,7 +92,7 @@ void UnshardedState::make_all_gather_input() {
 }
 
 void UnshardedState::drop_gather() noexcept {
-  if (!residency().is_gathering()) return;
+  if (!sharded_state().is_gathering()) return;
   unsharded_params_.drop_gather();
   gather_was_dropped();
 }
@@ -110,7 +110,7 @@ void UnshardedState::gather_was_dropped() noexcept {
 }
 
 bool UnshardedState::may_be_emptied() const {
-  return residency().is_resident() && !users_.pinned() && !residency().is_held();
+  return sharded_state().is_unsharded() && !users_.pinned() && !sharded_state().is_held();
 }
 
 void UnshardedState::empty() {
@@ -121,7 +121,7 @@ void UnshardedState::empty() {
 }
 
 void UnshardedState::empty_if_stale() {
-  if (residency().is_resident() && !residency().is_held() && writes_->is_stale()) empty();
+  if (sharded_state().is_unsharded() && !sharded_state().is_held() && writes_->is_stale()) empty();
 }
 
 void UnshardedState::set_neighbours(std::shared_ptr<Transport> neighbours) {

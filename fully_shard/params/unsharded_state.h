@@ -33,7 +33,7 @@ class UnshardedState {
                  Touchable& users);
   UnshardedState(const UnshardedState&) = delete;
 
-  const Residency& residency() const { return unsharded_params_.residency(); }
+  const ShardedStateMachine& sharded_state() const { return unsharded_params_.sharded_state(); }
   // Of all shards in the members' dtypes: as the full parameters lie, too.
   const PackedLayout& layout() const;
   GatherCount& gather_count() { return gather_count_; }
@@ -53,7 +53,7 @@ class UnshardedState {
   // Waits for the gather and fills the members. REQUIRES: gathering. After a failure the
   // group is sharded again.
   Gathered wait();
-  // The calling thread's stream is about to use the full parameters. REQUIRES: resident.
+  // The calling thread's stream is about to use the full parameters. REQUIRES: unsharded.
   void use() { unsharded_params_.use(); }
   // Waits for a gather in flight and drops what it brought, failed or not: it was in
   // vain.
@@ -61,15 +61,15 @@ class UnshardedState {
   // The same, and throws if it failed. REQUIRES: gathering.
   void await_and_drop_gather();
 
-  // Resident, and neither pinned nor held.
+  // Unsharded, and neither pinned nor held.
   bool may_be_emptied() const;
-  // REQUIRES: resident, not held, not dirty.
+  // REQUIRES: unsharded, not held, not dirty.
   void empty();
   // Empties a copy that is older than the shards.
   void empty_if_stale();
   // Test mode: the bytes read 0xff from now on, even through pointers that were kept.
   void poison() { unsharded_params_.poison(); }
-  // Resident until release(); nests. REQUIRES: resident or borrowed.
+  // Unsharded until release(); nests. REQUIRES: unsharded or never sharded.
   void hold() { unsharded_params_.hold(); }
   void release() { unsharded_params_.release(); }
 
@@ -79,12 +79,12 @@ class UnshardedState {
   // Keeps that part of the copy, where it is asked for and may be kept. Local.
   void keep_post_forward_shards();
   void drop_post_forward_shards();
-  // The members have other dtypes. REQUIRES: sharded or borrowed.
+  // The members have other dtypes. REQUIRES: sharded or never sharded.
   void member_dtypes_changed();
 
-  // What the copy holds of parameter `index`, in the member's dtype. REQUIRES: resident.
+  // What the copy holds of parameter `index`, in the member's dtype. REQUIRES: unsharded.
   char* data(int64_t index) const { return unsharded_params_.data(layout(), index); }
-  // This rank's part of that replaces its shard. REQUIRES: resident.
+  // This rank's part of that replaces its shard. REQUIRES: unsharded.
   void copy_to_shard(int64_t index);
 
  private:

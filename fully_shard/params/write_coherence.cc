@@ -50,18 +50,18 @@ WriteCoherence::WriteCoherence(const GroupInfo& info, std::vector<FSDPParam>& pa
 // Start values need not be alike where the first thing done to them is a write. A gather
 // in flight compares what it was issued with.
 void WriteCoherence::before_member_write(int64_t index) {
-  if (unsharded_.residency().is_sharded()) values().note_write(static_cast<size_t>(index));
+  if (unsharded_.sharded_state().is_sharded()) values().note_write(static_cast<size_t>(index));
 }
 
 void WriteCoherence::member_written(int64_t index) {
-  if (unsharded_.residency().is_borrowed()) return;
+  if (unsharded_.sharded_state().is_never_sharded()) return;
   writes().copy_written(static_cast<size_t>(index));
   users_.unsettle();
   tell_unit_observer(&UnitObserver::member_written, info_.unit());
 }
 
 void WriteCoherence::flush_member_writes() {
-  if (!writes().is_dirty() || unsharded_.residency().is_held()) return;
+  if (!writes().is_dirty() || unsharded_.sharded_state().is_held()) return;
   write_back();
   unsharded_.empty();
 }
@@ -103,7 +103,8 @@ void WriteCoherence::note_raw_writes() {
 void WriteCoherence::before_read(int64_t index) {
   users_.await_failed_backward();
   unsharded_.check_has_values();
-  if (!writes().is_dirty(static_cast<size_t>(index)) || unsharded_.residency().is_held()) return;
+  if (!writes().is_dirty(static_cast<size_t>(index)) || unsharded_.sharded_state().is_held())
+    return;
   const RuntimeMode runtime_mode;
   info_.comm_context().transport().before_shard_write();
   unsharded_.copy_to_shard(index);
@@ -112,18 +113,18 @@ void WriteCoherence::before_read(int64_t index) {
 void WriteCoherence::before_write(int64_t index) {
   users_.await_failed_backward();
   unsharded_.check_has_values();
-  const auto& residency = unsharded_.residency();
+  const auto& sharded_state = unsharded_.sharded_state();
   TORCH_CHECK_VALUE(
-      !residency.is_held() || residency.is_borrowed(), "write to the registry entry of parameter '",
-      param(index).name(),
+      !sharded_state.is_held() || sharded_state.is_never_sharded(),
+      "write to the registry entry of parameter '", param(index).name(),
       "' while its unit is held unsharded (SummonFullParams, Unsharded): write to the "
       "member instead, or end that scope first (rank ",
       info_.rank(), ")");
   shard_versions_[static_cast<size_t>(index)].reset();
   const auto member = param(index).member();
   if (member.defined()) member.unsafeGetTensorImpl()->bump_version();
-  if (residency.is_borrowed()) return;
-  if (residency.is_gathering()) unsharded_.await_and_drop_gather();
+  if (sharded_state.is_never_sharded()) return;
+  if (sharded_state.is_gathering()) unsharded_.await_and_drop_gather();
   unsharded_.drop_post_forward_shards();
   shards_.await_copies();
   info_.comm_context().transport().before_shard_write();

@@ -21,7 +21,7 @@ void Schedule::add(UnitId unit, const UnitPolicy& policy) {
 
 void Schedule::remove(UnitId unit) {
   units_.erase(unit);
-  resident_.erase(unit);
+  unsharded_.erase(unit);
   tree_.remove(unit);
   prefetching_.remove(unit);
   at_.remove(unit);
@@ -29,7 +29,7 @@ void Schedule::remove(UnitId unit) {
 
 void Schedule::absorb(Schedule&& other) {
   units_.merge(other.units_);
-  resident_.merge(other.resident_);
+  unsharded_.merge(other.unsharded_);
   tree_.absorb(std::move(other.tree_));
   prefetching_.absorb(std::move(other.prefetching_));
 }
@@ -57,11 +57,11 @@ Decision Schedule::touched(UnitId unit, Pass pass) {
 void Schedule::set_turn(UnitId unit, Turn turn) {
   units_.at(unit).turn = turn;
   prefetching_.clear_ahead(unit);
-  resident_.insert(unit);
+  unsharded_.insert(unit);
 }
 
 void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
-  for (const auto id : resident_) {
+  for (const auto id : unsharded_) {
     auto& state = units_.at(id);
     const auto turn = std::exchange(state.turn, Turn::kWaiting);
     if (id == entered || turn == Turn::kWaiting) continue;
@@ -74,7 +74,7 @@ void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
                                   tree_.has_descendants(id);
     if (left_by_inference || left_by_training) decision.evict.push_back(id);
   }
-  prefetching_.discard_listed(entered, resident_, decision.discard);
+  prefetching_.discard_listed(entered, unsharded_, decision.discard);
   if (kind == PassKind::kInference) {
     for (auto& [id, state] : units_) state.visits[index(kind)].end_round();
   }
@@ -86,13 +86,13 @@ void Schedule::enter(UnitId unit, Decision& decision) {
   if (at_.current) prefetching_.learn(at_, unit);
   at_.enter(unit);
   end_turns(unit, decision);
-  prefetching_.age_guesses(unit, resident_, decision.discard);
+  prefetching_.age_guesses(unit, unsharded_, decision.discard);
   count_visit(unit);
-  decision.prefetch = prefetching_.entered(at_, resident_);
+  decision.prefetch = prefetching_.entered(at_, unsharded_);
 }
 
 void Schedule::end_turns(UnitId entered, Decision& decision) {
-  for (const auto id : resident_) {
+  for (const auto id : unsharded_) {
     if (id == entered) continue;
     auto& state = units_.at(id);
     if (state.turn == Turn::kInTurn) {
@@ -116,7 +116,7 @@ void Schedule::count_visit(UnitId unit) {
 Decision Schedule::touched_elsewhere() {
   Decision decision;
   if (!at_.kind) return decision;
-  for (const auto id : resident_) {
+  for (const auto id : unsharded_) {
     if (!tree_.is_root(id)) continue;
     auto& state = units_.at(id);
     if (state.turn == Turn::kInTurn) state.turn = Turn::kOver;
@@ -127,7 +127,7 @@ Decision Schedule::touched_elsewhere() {
 
 Decision Schedule::backward_ended(bool is_last) {
   Decision decision;
-  for (const auto id : resident_) {
+  for (const auto id : unsharded_) {
     auto& state = units_.at(id);
     if (prefetching_.is_ahead(id)) {
       decision.discard.push_back(id);
@@ -145,14 +145,14 @@ Decision Schedule::backward_ended(bool is_last) {
 }
 
 void Schedule::unsharded(UnitId unit) {
-  if (resident_.insert(unit).second) units_.at(unit).turn = Turn::kWaiting;
+  if (unsharded_.insert(unit).second) units_.at(unit).turn = Turn::kWaiting;
 }
 
 void Schedule::unsharded_by_hand(UnitId unit) { set_turn(unit, Turn::kWaiting); }
 
 void Schedule::emptied(UnitId unit) {
   set_turn(unit, Turn::kNone);
-  resident_.erase(unit);
+  unsharded_.erase(unit);
 }
 
 void Schedule::end_pass() {

@@ -7,7 +7,7 @@
 //   for (UnitId other : decision.evict) ...        // empty it, then schedule.emptied(other)
 //   for (UnitId other : decision.prefetch) ...     // issue its gather, then schedule.unsharded(other)
 //
-// A resident unit is waiting (for its turn: gathered by hand, ahead, or kept), in turn
+// An unsharded unit is waiting (for its turn: gathered by hand, ahead, or kept), in turn
 // (touched in the running kind of pass; open: by a recomputation, until a backward
 // operator touches it), or over. A turn ends when a unit of the same root that is neither
 // ancestor nor descendant is touched. There are no pass boundaries to rely on
@@ -50,9 +50,9 @@ class Schedule {
   // Takes over another root's units as they are, when that root gets an ancestor.
   void absorb(Schedule&& other);
 
-  // A resident unit that is touched again: nothing is to be decided.
+  // An unsharded unit that is touched again: nothing is to be decided.
   bool is_current(UnitId unit, Pass pass) const;
-  // A unit is touched, and will be resident.
+  // A unit is touched, and will be unsharded.
   Decision touched(UnitId unit, Pass pass);
   // A unit of another root on the same process group was touched.
   Decision touched_elsewhere();
@@ -66,10 +66,11 @@ class Schedule {
   }
   // What it put off: to be gathered now. Ranks may differ in when gradients leave, so
   // also before any other gather of theirs, and before backward_ended().
-  std::vector<UnitId> take_put_off() { return prefetching_.take_put_off(at_, resident_); }
+  std::vector<UnitId> take_put_off() { return prefetching_.take_put_off(at_, unsharded_); }
   // A unit's gather was issued as decided.
   void unsharded(UnitId unit);
-  // A unit was asked for by hand: it waits for its next turn, resident before or not.
+  // A unit was asked for by hand: it waits for its next turn, whether it was unsharded
+  // before or not.
   void unsharded_by_hand(UnitId unit);
   void emptied(UnitId unit);
 
@@ -80,7 +81,7 @@ class Schedule {
   }
   // The first since the last call, if there was one.
   std::optional<OrderChange> take_order_change() { return prefetching_.take_order_change(); }
-  // Forgets what was learned; residency stays.
+  // Forgets what was learned; what is unsharded stays so.
   void forget();
 
  private:
@@ -108,7 +109,7 @@ class Schedule {
   UnitTree tree_;
   Prefetching prefetching_;
   std::map<UnitId, State> units_;
-  std::set<UnitId> resident_;  // whose turn is not kNone: few of many, and looked at often
+  std::set<UnitId> unsharded_;  // whose turn is not kNone: few of many, and looked at often
   PassPosition at_;
 };
 

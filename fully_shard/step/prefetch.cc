@@ -9,7 +9,7 @@ void prefetch(Root& root, const std::vector<UnitId>& units) {
     auto* const group = root.group_of(unit);
     if (group == nullptr) continue;
     group->issue_unshard();
-    if (group->unsharded().residency().is_gathering()) root.schedule().unsharded(unit);
+    if (group->unsharded().sharded_state().is_gathering()) root.schedule().unsharded(unit);
   }
 }
 

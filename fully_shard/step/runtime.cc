@@ -83,7 +83,7 @@ void Runtime::touched(FSDPParamGroup& group) {
   if (owes_reduction(pass)) touched_in_training(group);
   if (records_gradients(pass)) group.graph_recorded();
   group.unsharded().empty_if_stale();
-  const bool is_current = group.unsharded().residency().is_resident() &&
+  const bool is_current = group.unsharded().sharded_state().is_unsharded() &&
                           last_root_.lock() == group.info().unit().root() &&
                           root.schedule().is_current(group.info().unit().id, pass);
   if (!is_current) enter(group, pass);

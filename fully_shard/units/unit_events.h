@@ -21,16 +21,16 @@ class UnitObserver {
  public:
   virtual ~UnitObserver() = default;
 
-  // An operator is about to use the unit, which is resident. Of equal touches with no
+  // An operator is about to use the unit, which is unsharded. Of equal touches with no
   // event between them only the first need be told.
   virtual void touched(const Unit& unit, Pass pass) = 0;
   // A gradient arrived in a backward, whether or not that touched the unit.
   virtual void gradient_arrived(const Unit& unit) = 0;
 
-  // unshard_async, also as the first half of unshard: the unit is resident, or its gather
-  // was issued.
+  // unshard_async, also as the first half of unshard: the unit is unsharded, or its
+  // gather was issued.
   virtual void unshard_issued(const Unit& unit) = 0;
-  // unshard, or the wait after unshard_async: the unit is resident.
+  // unshard, or the wait after unshard_async: the unit is unsharded.
   virtual void unsharded_by_hand(const Unit& unit) = 0;
   virtual void emptied_by_hand(const Unit& unit) = 0;
 

@@ -14,7 +14,7 @@ import sys
 
 # Header, how the example begins, and why it is not compiled.
 NOT_COMPILED = [
-    ("fully_shard/describe_units.h", "l0: resident, 2 parameters", "It is what the call prints."),
+    ("fully_shard/describe_units.h", "l0: unsharded, 2 parameters", "It is what the call prints."),
 ]
 
 

@@ -187,7 +187,7 @@ TEST_P(InterceptionStorageChange, IsRefusedByName) {
 INSTANTIATE_TEST_SUITE_P(Changes, InterceptionStorageChange, ::testing::ValuesIn(storage_changes()),
                          name_of_refusal);
 
-// Ranks with two units; runs with groups resident as a program would find them.
+// Ranks with two units; runs with groups unsharded as a program would find them.
 void on_two_ranks(const std::function<void(Cells&, FSDPModule)>& body) {
   run_ranks(2, [&](int64_t) {
     Random random;

@@ -148,7 +148,7 @@ INSTANTIATE_TEST_SUITE_P(Members, InterceptionWrites, ::testing::ValuesIn(writes
 
 class InterceptionWritesOnWorlds : public Worlds {
  protected:
-  // With groups left resident, as a program would find them.
+  // With groups left unsharded, as a program would find them.
   void on_ranks(Tensors (*parameters)(Random&),
                 const std::function<void(int64_t, Cells&)>& body) const {
     run_ranks(world(), [&](int64_t rank) {

@@ -28,16 +28,16 @@ TEST_P(DescribeUnits, SaysWhereEachStands) {
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
     auto model = sharded(Pair(4, 6, 3), mesh, {.reshard_after_forward = false});
     EXPECT_THAT(line_of(*model, "first"),
-                AllOf(HasSubstr("sharded, 2 parameters"), HasSubstr("last: none"),
+                AllOf(HasSubstr("first: sharded, 2 parameters"), HasSubstr("last: none"),
                       Not(HasSubstr("reshards after forward"))));
     EXPECT_THAT(line_of(*model, "(root)"), HasSubstr("no parameters of its own"));
     auto first = get_fsdp_module(*model->first);
     first.unshard();
-    EXPECT_THAT(line_of(*model, "first"),
-                AllOf(HasSubstr("resident"), HasSubstr("last: all-gather 2")));
+    EXPECT_THAT(line_of(*model, "first"), AllOf(HasSubstr("first: unsharded, 2 parameters"),
+                                                HasSubstr("last: all-gather 2")));
     {
       const SummonFullParams full(first);
-      EXPECT_THAT(line_of(*model, "first"), HasSubstr("resident and held"));
+      EXPECT_THAT(line_of(*model, "first"), HasSubstr("unsharded and held"));
     }
     EXPECT_THAT(line_of(*model, "second"), HasSubstr("last: none"));
     {
