@@ -6,7 +6,7 @@
 #include "device_mesh/internal/device_stream.h"
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
-#include "fully_shard/params/shard_offload.h"
+#include "fully_shard/params/shard_location.h"
 #include "fully_shard/transport/packed_layout.h"
 
 #include <ATen/core/Tensor.h>

@@ -1,4 +1,4 @@
-#include "fully_shard/params/shard_offload.h"
+#include "fully_shard/params/shard_location.h"
 
 #include <ATen/ops/zeros.h>
 

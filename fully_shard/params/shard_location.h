@@ -1,5 +1,7 @@
-// Where the shards of a group lie between gathers, and with them their gradients and what
-// an optimizer keeps of them (OffloadPolicy). Local.
+// The location of a group's shards between gathers, and with them that of their gradients
+// and of what an optimizer keeps of them: with the members, or on the host
+// (OffloadPolicy). Their copies from host to device are in shard_buffer.h, those of
+// gradients from device to host in transport/copies_to_host.h. Local.
 #pragma once
 
 #include "fully_shard/policies.h"
