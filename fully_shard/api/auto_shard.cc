@@ -2,11 +2,11 @@
 
 #include "device_mesh/internal/given_module.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/units/after_forward.h"
 #include "fully_shard/units/managed_modules.h"
 #include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
+#include "fully_shard/units/reshard_after_forward.h"
 #include "fully_shard/units/shard_placement.h"
 #include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/validation.h"
@@ -193,7 +193,7 @@ void validate_unit(const Choice& unit, const internal::StorageUsers& users, cons
                    std::vector<at::Tensor>& passed_over) {
   const std::vector<torch::nn::Module*> modules = {unit.module};
   internal::validate_request(modules, mesh, unit.options);
-  internal::after_forward("auto_shard", unit.options.reshard_after_forward, mesh);
+  internal::resolve_reshard_after_forward("auto_shard", unit.options.reshard_after_forward, mesh);
   const auto& ignored = unit.options.ignored_params;
   passed_over.insert(passed_over.end(), ignored.begin(), ignored.end());
   auto managed = internal::find_managed(modules, passed_over);

@@ -6,7 +6,7 @@
 #include "fully_shard/params/unshard_by_hand.h"
 #include "fully_shard/step/runtime.h"
 #include "fully_shard/transport/mesh_dims.h"
-#include "fully_shard/units/after_forward.h"
+#include "fully_shard/units/reshard_after_forward.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_events.h"
@@ -138,12 +138,12 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_for
       return;
     }
     const auto& mesh = unit.group()->info().mesh();
-    const auto after =
-        internal::after_forward("set_reshard_after_forward", reshard_after_forward, mesh);
-    auto neighbours = after.neighbours
-                          ? internal::Runtime::of(mesh)->neighbours(mesh, *after.neighbours)
+    const auto resolved = internal::resolve_reshard_after_forward("set_reshard_after_forward",
+                                                                  reshard_after_forward, mesh);
+    auto neighbours = resolved.neighbours
+                          ? internal::Runtime::of(mesh)->neighbours(mesh, *resolved.neighbours)
                           : nullptr;
-    changes.push_back({unit, after.reshards, std::move(neighbours)});
+    changes.push_back({unit, resolved.reshards, std::move(neighbours)});
   });
   for (auto& change : changes) {
     change.unit.policy.reshard_after_forward = change.reshards;

@@ -7,11 +7,11 @@
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/unit_names.h"
 #include "fully_shard/step/runtime.h"
-#include "fully_shard/units/after_forward.h"
 #include "fully_shard/units/managed_modules.h"
 #include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/registry_slot.h"
+#include "fully_shard/units/reshard_after_forward.h"
 #include "fully_shard/units/shard_placement.h"
 #include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit.h"
@@ -83,13 +83,15 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   auto managed = internal::find_managed(modules, options.ignored_params);
   internal::validate_parameters(modules, managed, internal::StorageUsers(modules), mesh, options);
   internal::place_parameters(managed, mesh, options);
-  const auto after = internal::after_forward("fully_shard", options.reshard_after_forward, mesh);
-  auto unit = std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = after.reshards});
+  const auto resolved =
+      internal::resolve_reshard_after_forward("fully_shard", options.reshard_after_forward, mesh);
+  auto unit =
+      std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = resolved.reshards});
   unit->device = internal::device_of_unit(managed, mesh);
   unit->precision = options.mp_policy;
   unit->offload = options.offload_policy;
   unit->ignore(options.ignored_params);
-  shard_parameters(mesh, managed, unit, after.neighbours);
+  shard_parameters(mesh, managed, unit, resolved.neighbours);
   internal::move_buffers(managed.buffers, unit->device);
   if (options.mp_policy.buffer_dtype) unit->buffers.take(managed.buffers);
   unit->cast_buffers();

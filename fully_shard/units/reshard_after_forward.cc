@@ -1,4 +1,4 @@
-#include "fully_shard/units/after_forward.h"
+#include "fully_shard/units/reshard_after_forward.h"
 
 #include "fully_shard/transport/mesh_dims.h"
 
@@ -19,8 +19,8 @@ std::vector<int64_t> divisors_of(int64_t number) {
 
 }  // namespace
 
-AfterForward after_forward(const char* caller, const std::optional<ReshardAfterForward>& asked,
-                           const DeviceMesh& mesh) {
+ResolvedReshardAfterForward resolve_reshard_after_forward(
+    const char* caller, const std::optional<ReshardAfterForward>& asked, const DeviceMesh& mesh) {
   if (!asked) return {};
   const auto n = asked->world();
   if (!n) return {.reshards = asked->reshards()};
