@@ -18,7 +18,7 @@
 #pragma once
 
 #include "fully_shard/params/fsdp_param_group.h"
-#include "fully_shard/params/reduction.h"
+#include "fully_shard/params/gradient_reduction.h"
 #include "fully_shard/step/owed_reductions.h"
 #include "fully_shard/step/reduction_order.h"
 #include "fully_shard/units/root.h"
@@ -70,9 +70,9 @@ class BackwardRun {
   std::set<std::shared_ptr<Root>> roots_;  // met so far
   std::set<FSDPParamGroup*> part_takers_;  // touched, or with a gradient
   ReductionOrder<FSDPParamGroup*> order_;
-  std::optional<Reduction> in_flight_;  // one at a time bounds the memory
-  std::vector<Reduction> received_;     // all with their replicas' sums but the last
-  Late late_ = Late::kNone;             // on this rank
+  std::optional<GradientReduction> in_flight_;  // one at a time bounds the memory
+  std::vector<GradientReduction> received_;     // all with their replicas' sums but the last
+  Late late_ = Late::kNone;                     // on this rank
   enum class State { kRunning, kFinished } state_ = State::kRunning;
 };
 

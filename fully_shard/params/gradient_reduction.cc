@@ -1,4 +1,4 @@
-#include "fully_shard/params/reduction.h"
+#include "fully_shard/params/gradient_reduction.h"
 
 #include "fully_shard/params/runtime_mode.h"
 
@@ -28,14 +28,15 @@ void divide(const at::Tensor& row, double divisor) {
 
 }  // namespace
 
-Reduction::Reduction(c10::intrusive_ptr<FSDPParamGroup> group, ReduceScatterInput input)
+GradientReduction::GradientReduction(c10::intrusive_ptr<FSDPParamGroup> group,
+                                     ReduceScatterInput input)
     : group_(std::move(group)), input_(std::move(input)) {}
 
-ReduceStream& Reduction::reduce_stream() const {
+ReduceStream& GradientReduction::reduce_stream() const {
   return group_->info().comm_context().reduce_stream(group_->shards().member_device());
 }
 
-Reduction::~Reduction() {
+GradientReduction::~GradientReduction() {
   if (!group_) return;  // was moved
   const CurrentStream on_reduce_stream(reduce_stream().stream());
   take_pending<Sent>();
@@ -43,7 +44,7 @@ Reduction::~Reduction() {
 }
 
 template <class Stage>
-std::unique_ptr<PendingReduction> Reduction::take_pending() {
+std::unique_ptr<PendingReduction> GradientReduction::take_pending() {
   auto* const stage = std::get_if<Stage>(&stage_);
   if (stage == nullptr || !stage->pending) return nullptr;
   group_->info().accounts().add(&Counters::staging_bytes, -stage->staging_bytes);
@@ -51,14 +52,14 @@ std::unique_ptr<PendingReduction> Reduction::take_pending() {
 }
 
 template <class Stage>
-void Reduction::put_in_flight(std::unique_ptr<PendingReduction> pending) {
+void GradientReduction::put_in_flight(std::unique_ptr<PendingReduction> pending) {
   const auto bytes = pending->staging_bytes();
   group_->info().accounts().add(&Counters::staging_bytes, bytes);
   stage_.emplace<Stage>(Stage{std::move(pending), bytes});
 }
 
 template <class Stage>
-at::Tensor Reduction::wait_for() {
+at::Tensor GradientReduction::wait_for() {
   const WaitClock clock(group_->info().accounts());
   const auto pending = take_pending<Stage>();
   auto row = pending->wait();
@@ -66,7 +67,7 @@ at::Tensor Reduction::wait_for() {
   return row;
 }
 
-void Reduction::send(ReduceScatterInput::Late late) {
+void GradientReduction::send(ReduceScatterInput::Late late) {
   const CurrentStream on_reduce_stream(reduce_stream().stream());
   RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->info().name() + ")", {});
   const auto bytes = input_.nbytes();
@@ -78,9 +79,9 @@ void Reduction::send(ReduceScatterInput::Late late) {
   group_->info().accounts().add(&Counters::reduce_scatter_bytes, bytes / ranks * (ranks - 1));
 }
 
-void Reduction::progress() { std::get<Sent>(stage_).pending->progress(); }
+void GradientReduction::progress() { std::get<Sent>(stage_).pending->progress(); }
 
-void Reduction::receive() {
+void GradientReduction::receive() {
   const RuntimeMode runtime_mode;
   const CurrentStream on_reduce_stream(reduce_stream().stream());
   auto row = wait_for<Sent>();
@@ -99,19 +100,19 @@ void Reduction::receive() {
   }
 }
 
-void Reduction::wait_for_replicas() {
+void GradientReduction::wait_for_replicas() {
   if (!std::holds_alternative<Shared>(stage_)) return;
   const RuntimeMode runtime_mode;
   const CurrentStream on_reduce_stream(reduce_stream().stream());
   receive_whole(wait_for<Shared>());
 }
 
-void Reduction::receive_whole(at::Tensor row) {
+void GradientReduction::receive_whole(at::Tensor row) {
   group_->gradients().settings().run_hook(input_, row);
   stage_.emplace<Received>(Received{std::move(row), Received::Use::kPublish});
 }
 
-void Reduction::keep(const at::Tensor& row) {
+void GradientReduction::keep(const at::Tensor& row) {
   const auto used = input_.used(row);
   for (size_t i = 0; i < used.size(); ++i) {
     const auto position = static_cast<int64_t>(i);
@@ -120,18 +121,20 @@ void Reduction::keep(const at::Tensor& row) {
   }
 }
 
-bool Reduction::is_over_replicas() const {
+bool GradientReduction::is_over_replicas() const {
   return group_->info().replicas() != nullptr &&
          std::get<Received>(stage_).use == Received::Use::kPublish;
 }
 
-void Reduction::check_replica_writes() {
+void GradientReduction::check_replica_writes() {
   if (is_over_replicas()) group_->agreement().check_replica_writes(words_);
 }
 
-bool Reduction::announces_late() const { return input_.late(std::get<Received>(stage_).row); }
+bool GradientReduction::announces_late() const {
+  return input_.late(std::get<Received>(stage_).row);
+}
 
-std::optional<ReducedRow> Reduction::result() && {
+std::optional<ReducedRow> GradientReduction::result() && {
   auto [row, use] = std::exchange(std::get<Received>(stage_), {});
   if (use == Received::Use::kKept) return std::nullopt;
   return std::optional<ReducedRow>(std::in_place, group_->info().unit().shared_from_this(),

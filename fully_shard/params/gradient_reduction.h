@@ -1,4 +1,5 @@
-// One reduction of one group on its way, stage by stage:
+// Reduce-scatter and, for hybrid sharding, all-reduce of one group's gradients (PyTorch's
+// foreach_reduce), stage by stage:
 //
 //   packed    full gradients in rows, one per rank
 //   sent      the transport adds the rows up (16-bit types in float)
@@ -47,11 +48,11 @@ class ReducedRow {
   at::Tensor row_;  // [elements], of sum_dtype
 };
 
-class Reduction {
+class GradientReduction {
  public:
-  Reduction(c10::intrusive_ptr<FSDPParamGroup> group, ReduceScatterInput input);
-  ~Reduction();
-  Reduction(Reduction&&) noexcept = default;
+  GradientReduction(c10::intrusive_ptr<FSDPParamGroup> group, ReduceScatterInput input);
+  ~GradientReduction();
+  GradientReduction(GradientReduction&&) noexcept = default;
 
   void send(ReduceScatterInput::Late late);
   // Starts what can be started by now; does not block. REQUIRES: sent.
