@@ -16,14 +16,14 @@ void Schedule::Visits::end_round() {
 
 void Schedule::add(UnitId unit, const UnitPolicy& policy) {
   units_.emplace(unit, State{&policy});
-  prefetching_.add(unit, policy);
+  prefetch_policy_.add(unit, policy);
 }
 
 void Schedule::remove(UnitId unit) {
   units_.erase(unit);
   unsharded_.erase(unit);
   tree_.remove(unit);
-  prefetching_.remove(unit);
+  prefetch_policy_.remove(unit);
   at_.remove(unit);
 }
 
@@ -31,7 +31,7 @@ void Schedule::absorb(Schedule&& other) {
   units_.merge(other.units_);
   unsharded_.merge(other.unsharded_);
   tree_.absorb(std::move(other.tree_));
-  prefetching_.absorb(std::move(other.prefetching_));
+  prefetch_policy_.absorb(std::move(other.prefetch_policy_));
 }
 
 // By the policy for the running kind of pass.
@@ -56,7 +56,7 @@ Decision Schedule::touched(UnitId unit, Pass pass) {
 
 void Schedule::set_turn(UnitId unit, Turn turn) {
   units_.at(unit).turn = turn;
-  prefetching_.clear_ahead(unit);
+  prefetch_policy_.clear_ahead(unit);
   unsharded_.insert(unit);
 }
 
@@ -74,7 +74,7 @@ void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
                                   tree_.has_descendants(id);
     if (left_by_inference || left_by_training) decision.evict.push_back(id);
   }
-  prefetching_.discard_listed(entered, unsharded_, decision.discard);
+  prefetch_policy_.discard_listed(entered, unsharded_, decision.discard);
   if (kind == PassKind::kInference) {
     for (auto& [id, state] : units_) state.visits[index(kind)].end_round();
   }
@@ -83,12 +83,12 @@ void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
 }
 
 void Schedule::enter(UnitId unit, Decision& decision) {
-  if (at_.current) prefetching_.learn(at_, unit);
+  if (at_.current) prefetch_policy_.learn(at_, unit);
   at_.enter(unit);
   end_turns(unit, decision);
-  prefetching_.age_guesses(unit, unsharded_, decision.discard);
+  prefetch_policy_.age_guesses(unit, unsharded_, decision.discard);
   count_visit(unit);
-  decision.prefetch = prefetching_.entered(at_, unsharded_);
+  decision.prefetch = prefetch_policy_.entered(at_, unsharded_);
 }
 
 void Schedule::end_turns(UnitId entered, Decision& decision) {
@@ -129,7 +129,7 @@ Decision Schedule::backward_ended(bool is_last) {
   Decision decision;
   for (const auto id : unsharded_) {
     auto& state = units_.at(id);
-    if (prefetching_.is_ahead(id)) {
+    if (prefetch_policy_.is_ahead(id)) {
       decision.discard.push_back(id);
     } else if (is_last && state.policy->reshard_after_backward) {
       decision.evict.push_back(id);
@@ -137,7 +137,7 @@ Decision Schedule::backward_ended(bool is_last) {
       state.turn = Turn::kWaiting;
     }
   }
-  prefetching_.clear_all_ahead();
+  prefetch_policy_.clear_all_ahead();
   for (auto& [id, state] : units_) state.visits[index(PassKind::kTraining)].end_round();
   end_pass();
   at_.kind.reset();
@@ -156,12 +156,12 @@ void Schedule::emptied(UnitId unit) {
 }
 
 void Schedule::end_pass() {
-  if (at_.kind && at_.current) prefetching_.learn(at_, std::nullopt);
+  if (at_.kind && at_.current) prefetch_policy_.learn(at_, std::nullopt);
   at_.leave_units();
 }
 
 void Schedule::forget() {
-  prefetching_.forget();
+  prefetch_policy_.forget();
   for (auto& [id, state] : units_) state.visits = {};
   at_.leave_units();
 }

@@ -12,12 +12,12 @@
 // operator touches it), or over. A turn ends when a unit of the same root that is neither
 // ancestor nor descendant is touched. There are no pass boundaries to rely on
 // (evaluation, generation, recomputation): what is expected next comes from what followed
-// before (prefetching.h).
+// before (prefetch_policy.h).
 #pragma once
 
 #include "fully_shard/schedule/pass_kind.h"
 #include "fully_shard/schedule/pass_position.h"
-#include "fully_shard/schedule/prefetching.h"
+#include "fully_shard/schedule/prefetch_policy.h"
 #include "fully_shard/schedule/unit_id.h"
 #include "fully_shard/schedule/unit_policy.h"
 #include "fully_shard/schedule/unit_tree.h"
@@ -62,11 +62,11 @@ class Schedule {
   // The unit whose turn it is in a backward, and which gathers ahead only when its
   // gradients have left (prefetch_after_gradients); none, or nothing put off.
   std::optional<UnitId> put_off_by() const {
-    return prefetching_.puts_off() ? at_.current : std::nullopt;
+    return prefetch_policy_.puts_off() ? at_.current : std::nullopt;
   }
   // What it put off: to be gathered now. Ranks may differ in when gradients leave, so
   // also before any other gather of theirs, and before backward_ended().
-  std::vector<UnitId> take_put_off() { return prefetching_.take_put_off(at_, unsharded_); }
+  std::vector<UnitId> take_put_off() { return prefetch_policy_.take_put_off(at_, unsharded_); }
   // A unit's gather was issued as decided.
   void unsharded(UnitId unit);
   // A unit was asked for by hand: it waits for its next turn, whether it was unsharded
@@ -77,10 +77,10 @@ class Schedule {
   // The units to gather when `unit` is entered, instead of the expected one; none: no
   // list.
   void set_prefetch_list(UnitId unit, bool backward, std::vector<UnitId> units) {
-    prefetching_.set_list(unit, backward, std::move(units));
+    prefetch_policy_.set_list(unit, backward, std::move(units));
   }
   // The first since the last call, if there was one.
-  std::optional<OrderChange> take_order_change() { return prefetching_.take_order_change(); }
+  std::optional<OrderChange> take_order_change() { return prefetch_policy_.take_order_change(); }
   // Forgets what was learned; what is unsharded stays so.
   void forget();
 
@@ -107,7 +107,7 @@ class Schedule {
   void end_pass();
 
   UnitTree tree_;
-  Prefetching prefetching_;
+  PrefetchPolicy prefetch_policy_;
   std::map<UnitId, State> units_;
   std::set<UnitId> unsharded_;  // whose turn is not kNone: few of many, and looked at often
   PassPosition at_;

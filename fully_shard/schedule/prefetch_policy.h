@@ -6,9 +6,9 @@
 //
 // Where the pass is, and which units are unsharded, is for the caller to say:
 //
-//   prefetching.learn(position, /*next=*/unit);   // before `unit` is entered
+//   prefetch_policy.learn(position, /*next=*/unit);   // before `unit` is entered
 //   position.enter(unit);
-//   for (UnitId other : prefetching.entered(position, unsharded)) ...   // issue its gather
+//   for (UnitId other : prefetch_policy.entered(position, unsharded)) ...   // issue its gather
 //
 // What was chosen is ahead until its unit is touched, emptied or unsharded by hand.
 #pragma once
@@ -35,13 +35,13 @@ struct OrderChange {
   bool operator==(const OrderChange&) const = default;
 };
 
-class Prefetching {
+class PrefetchPolicy {
  public:
   // `policy` must outlive the unit here.
   void add(UnitId unit, const UnitPolicy& policy) { units_.emplace(unit, State{&policy}); }
   void remove(UnitId unit);
   // Takes over another root's units, and what was learned of them.
-  void absorb(Prefetching&& other);
+  void absorb(PrefetchPolicy&& other);
 
   // The explicit prefetches when `unit` is entered, instead of the implicit one; none: no
   // list. Units that were not added are left out.

@@ -1,4 +1,4 @@
-#include "fully_shard/schedule/prefetching.h"
+#include "fully_shard/schedule/prefetch_policy.h"
 
 #include <utility>
 
@@ -10,7 +10,7 @@ constexpr int64_t kDepth = 1;
 
 }  // namespace
 
-void Prefetching::remove(UnitId unit) {
+void PrefetchPolicy::remove(UnitId unit) {
   units_.erase(unit);
   clear_ahead(unit);
   successors_.remove(unit);
@@ -20,39 +20,40 @@ void Prefetching::remove(UnitId unit) {
   }
 }
 
-void Prefetching::absorb(Prefetching&& other) {
+void PrefetchPolicy::absorb(PrefetchPolicy&& other) {
   units_.merge(other.units_);
   listed_.merge(other.listed_);
   guesses_.merge(other.guesses_);
   successors_.absorb(std::move(other.successors_));
 }
 
-void Prefetching::set_list(UnitId unit, bool backward, std::vector<UnitId> units) {
+void PrefetchPolicy::set_list(UnitId unit, bool backward, std::vector<UnitId> units) {
   std::erase_if(units, [&](UnitId other) { return !units_.contains(other) || other == unit; });
   auto& state = units_.at(unit);
   (backward ? state.backward_list : state.forward_list) = std::move(units);
 }
 
-void Prefetching::learn(const PassPosition& at, std::optional<UnitId> next) {
+void PrefetchPolicy::learn(const PassPosition& at, std::optional<UnitId> next) {
   const auto before = successors_.learn(*at.kind, at.previous, *at.current, next);
   if (at.kind != PassKind::kTraining || order_change_ || !before || !*before || !next) return;
   if (*before == at.first || next == at.first) return;
   order_change_ = OrderChange{*at.current, **before, *next};
 }
 
-void Prefetching::forget() {
+void PrefetchPolicy::forget() {
   successors_.forget();
   order_change_.reset();
 }
 
-std::optional<UnitId> Prefetching::expected_successor(const PassPosition& at) const {
+std::optional<UnitId> PrefetchPolicy::expected_successor(const PassPosition& at) const {
   if (const auto* known = successors_.after(*at.kind, at.previous, *at.current)) return *known;
   if (at.kind == PassKind::kBackward) return std::nullopt;
   const auto next = units_.upper_bound(*at.current);
   return next == units_.end() ? std::nullopt : std::optional(next->first);
 }
 
-std::vector<UnitId> Prefetching::choose(const PassPosition& at, const std::set<UnitId>& unsharded) {
+std::vector<UnitId> PrefetchPolicy::choose(const PassPosition& at,
+                                           const std::set<UnitId>& unsharded) {
   std::vector<UnitId> prefetch;
   const bool backward = at.kind == PassKind::kBackward;
   const auto& here = units_.at(*at.current);
@@ -73,32 +74,32 @@ std::vector<UnitId> Prefetching::choose(const PassPosition& at, const std::set<U
   return prefetch;
 }
 
-std::vector<UnitId> Prefetching::entered(const PassPosition& at,
-                                         const std::set<UnitId>& unsharded) {
+std::vector<UnitId> PrefetchPolicy::entered(const PassPosition& at,
+                                            const std::set<UnitId>& unsharded) {
   puts_off_ =
       at.kind == PassKind::kBackward && units_.at(*at.current).policy->prefetch_after_gradients;
   if (puts_off_) return {};
   return choose(at, unsharded);
 }
 
-std::vector<UnitId> Prefetching::take_put_off(const PassPosition& at,
-                                              const std::set<UnitId>& unsharded) {
+std::vector<UnitId> PrefetchPolicy::take_put_off(const PassPosition& at,
+                                                 const std::set<UnitId>& unsharded) {
   if (!std::exchange(puts_off_, false) || !at.current) return {};
   return choose(at, unsharded);
 }
 
-void Prefetching::clear_ahead(UnitId unit) {
+void PrefetchPolicy::clear_ahead(UnitId unit) {
   listed_.erase(unit);
   guesses_.erase(unit);
 }
 
-void Prefetching::clear_all_ahead() {
+void PrefetchPolicy::clear_all_ahead() {
   listed_.clear();
   guesses_.clear();
 }
 
-void Prefetching::age_guesses(UnitId entered, const std::set<UnitId>& unsharded,
-                              std::vector<UnitId>& discard) {
+void PrefetchPolicy::age_guesses(UnitId entered, const std::set<UnitId>& unsharded,
+                                 std::vector<UnitId>& discard) {
   for (auto guess = guesses_.begin(); guess != guesses_.end();) {
     auto& [unit, age] = *guess;
     if (unit == entered || !unsharded.contains(unit) || ++age <= kDepth) {
@@ -110,8 +111,8 @@ void Prefetching::age_guesses(UnitId entered, const std::set<UnitId>& unsharded,
   }
 }
 
-void Prefetching::discard_listed(UnitId entered, const std::set<UnitId>& unsharded,
-                                 std::vector<UnitId>& discard) {
+void PrefetchPolicy::discard_listed(UnitId entered, const std::set<UnitId>& unsharded,
+                                    std::vector<UnitId>& discard) {
   for (const auto unit : listed_) {
     if (unit != entered && unsharded.contains(unit)) discard.push_back(unit);
   }
