@@ -7,6 +7,7 @@
 #include "dtensor/ops/copy.h"
 #include "dtensor/ops/elementwise_loss.h"
 #include "dtensor/ops/embedding.h"
+#include "dtensor/ops/extrema.h"
 #include "dtensor/ops/factory.h"
 #include "dtensor/ops/foreach.h"
 #include "dtensor/ops/foreach_norm.h"
@@ -26,7 +27,6 @@
 #include "dtensor/ops/scatter.h"
 #include "dtensor/ops/softmax.h"
 #include "dtensor/ops/spatial.h"
-#include "dtensor/ops/topk.h"
 #include "dtensor/ops/variance.h"
 #include "dtensor/ops/view.h"
 #include "dtensor/ops/view_in_place.h"
@@ -69,11 +69,11 @@ const OpTable& op_table() {
     add_whole_dim(*all);
     add_attention(*all);
     add_batch_norm(*all);
-    add_topk(*all);
     add_convolution(*all);
     add_copy(*all);
     add_elementwise_loss(*all);
     add_embedding(*all);
+    add_extrema(*all);
     add_factory(*all);
     add_foreach(*all);
     add_foreach_norm(*all);

@@ -1,4 +1,5 @@
-// Sums, means, products and extrema, any and all.
+// Sums, means, products, any and all, and extrema without their places (the others:
+// extrema.h).
 #pragma once
 
 namespace fsdp::internal {

@@ -1,6 +1,6 @@
 // Along a dimension that is cut each rank has candidates, which are gathered, a few
 // numbers per row, and the choice is among them.
-#include "dtensor/ops/topk.h"
+#include "dtensor/ops/extrema.h"
 
 #include "dtensor/dispatch/cut_indices.h"
 #include "dtensor/ops/op_table.h"
@@ -194,7 +194,7 @@ std::vector<PlacementStrategy> topk_strategy(const OpSchema& call) {
 
 }  // namespace
 
-void add_topk(OpTable& table) {
+void add_extrema(OpTable& table) {
   table.add("argmax.",
             {.strategy = extremum_strategy<1>(), .local_kernel = extremum_of_part<true, false>});
   table.add("argmin.",
