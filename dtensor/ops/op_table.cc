@@ -13,8 +13,8 @@
 #include "dtensor/ops/foreach_norm.h"
 #include "dtensor/ops/fused_optimizers.h"
 #include "dtensor/ops/group_norm.h"
+#include "dtensor/ops/host_values.h"
 #include "dtensor/ops/index.h"
-#include "dtensor/ops/item.h"
 #include "dtensor/ops/join.h"
 #include "dtensor/ops/layer_norm.h"
 #include "dtensor/ops/matmul.h"
@@ -79,6 +79,7 @@ const OpTable& op_table() {
     add_foreach_norm(*all);
     add_fused_optimizers(*all);
     add_group_norm(*all);
+    add_host_values(*all);
     add_index(*all);
     add_join(*all);
     add_layer_norm(*all);
@@ -92,7 +93,6 @@ const OpTable& op_table() {
     add_scatter(*all);
     add_softmax(*all);
     add_spatial(*all);
-    add_item(*all);
     add_variance(*all);
     add_view(*all);
     add_view_in_place(*all);

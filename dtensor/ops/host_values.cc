@@ -1,6 +1,6 @@
 // A value is the true one, the same on all ranks; collective over the mesh dimensions
 // along which the tensor is cut or Partial.
-#include "dtensor/ops/item.h"
+#include "dtensor/ops/host_values.h"
 
 #include "dtensor/dtensor.h"
 #include "dtensor/ops/op_table.h"
@@ -65,7 +65,7 @@ void hand_out_equal(OperatorCall& call, const StrategyKernel*) {
 
 }  // namespace
 
-void add_item(OpTable& table) {
+void add_host_values(OpTable& table) {
   table.add("_local_scalar_dense", {.handler = hand_out_item});
   table.add("equal", {.handler = hand_out_equal});
   for (const char* name :
