@@ -3,6 +3,7 @@
 #include "dtensor/ops/activations.h"
 #include "dtensor/ops/attention.h"
 #include "dtensor/ops/batch_norm.h"
+#include "dtensor/ops/cat.h"
 #include "dtensor/ops/convolution.h"
 #include "dtensor/ops/copy.h"
 #include "dtensor/ops/elementwise_loss.h"
@@ -15,7 +16,6 @@
 #include "dtensor/ops/group_norm.h"
 #include "dtensor/ops/host_values.h"
 #include "dtensor/ops/index.h"
-#include "dtensor/ops/join.h"
 #include "dtensor/ops/layer_norm.h"
 #include "dtensor/ops/matmul.h"
 #include "dtensor/ops/nll_loss.h"
@@ -69,6 +69,7 @@ const OpTable& op_table() {
     add_whole_dim(*all);
     add_attention(*all);
     add_batch_norm(*all);
+    add_cat(*all);
     add_convolution(*all);
     add_copy(*all);
     add_elementwise_loss(*all);
@@ -81,7 +82,6 @@ const OpTable& op_table() {
     add_group_norm(*all);
     add_host_values(*all);
     add_index(*all);
-    add_join(*all);
     add_layer_norm(*all);
     add_matmul(*all);
     add_nll_loss(*all);

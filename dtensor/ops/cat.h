@@ -5,6 +5,6 @@ namespace fsdp::internal {
 
 class OpTable;
 
-void add_join(OpTable& table);
+void add_cat(OpTable& table);
 
 }  // namespace fsdp::internal

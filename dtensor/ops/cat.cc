@@ -1,6 +1,6 @@
 // Joined along another dimension tensors stay cut; along a cut one, blocks come to lie
 // behind one another where the cuts go together. Terms stay terms where all parts are.
-#include "dtensor/ops/join.h"
+#include "dtensor/ops/cat.h"
 
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/block_ranges.h"
@@ -103,7 +103,7 @@ std::vector<PlacementStrategy> stack_strategy(const OpSchema& call) {
 
 }  // namespace
 
-void add_join(OpTable& table) {
+void add_cat(OpTable& table) {
   table.add("cat.", {.strategy = {.strategies = cat_strategy}});
   table.add("stack.", {.strategy = {.strategies = stack_strategy}});
 }
