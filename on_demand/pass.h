@@ -1,4 +1,6 @@
-// What the running thread is doing, as far as it matters to sharding.
+// Which pass the calling thread is in: training forward, inference, forward of a
+// checkpointed region, recomputation of that region, or backward. It follows from grad
+// mode, from the graph task that autograd is running, and from CheckpointedForward.
 #pragma once
 
 namespace fsdp::internal {

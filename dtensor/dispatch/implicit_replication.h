@@ -1,13 +1,12 @@
 // What a plain tensor counts as where an operator has DTensors too (PyTorch's
 // implicit_replication): replicated, but beside what comes from sharded parameters. In a
-// model that fully_shard trains every rank
-// has data of its own: a plain tensor that meets a registry entry, or a DTensor that
-// comes from one (DTensorMeta::from_parameter), is this rank's own, where beside any
-// other DTensor it counts as replicated, as in PyTorch. Nothing here depends on values,
-// on numbers of elements, or on anything else that differs between ranks. A number that a
-// caller wrote (a wrapped one) counts as no tensor, and must be the same on all ranks
-// (scalar_hash.h); a tensor without dimensions may be a rank's own loss, and counts as
-// one.
+// model that fully_shard trains every rank has data of its own: a plain tensor that meets
+// a registry entry, or a DTensor that comes from one (DTensorMeta::from_parameter), is
+// this rank's own, where beside any other DTensor it counts as replicated, as in PyTorch.
+// Nothing here depends on values, on numbers of elements, or on anything else that
+// differs between ranks. A number that a caller wrote (a wrapped one) counts as no
+// tensor, and must be the same on all ranks (scalar_hash.h); a tensor without dimensions
+// may be a rank's own loss, and counts as one.
 #pragma once
 
 #include "dtensor/dispatch/operator_call.h"

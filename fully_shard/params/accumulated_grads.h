@@ -1,6 +1,16 @@
-// The gradients of a group in full size: accumulated, while synchronisation is off or
-// after the group's reduction left (unsharded_grads.h), packed into the rows of a
-// reduction, and as a reduced part on its way into the registry entry's .grad. Local.
+// The gradients of a group on their way from autograd to the `.grad` of the registry
+// entries: what has arrived, what waits, and what goes into the next reduction. Each part
+// of the way has a file:
+//
+//   unsharded_grads.h        full gradients that wait for a later reduction
+//   tensor_parallel_terms.h  gradients of replicated tensor-parallel members, to be summed at once
+//   reduce_scatter_input.h   full gradients, packed for the coming reduction
+//   reduce_settings.h        dtype, divisor, hook and ranks of reductions
+//   gradient_reduction.h     the reduction: reduce-scatter, all-reduce, division
+//   partial_reduce_output.h  hybrid sharding: sums over the shards that wait for an all-reduce
+//   sharded_grad.h           a reduced part is added to the `.grad` of its registry entry
+//
+// Local, but where a function says otherwise.
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"

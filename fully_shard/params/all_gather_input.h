@@ -1,8 +1,8 @@
 // The all-gather's input where it is not the shards themselves (PyTorch's
-// all_gather_inputs): the members have
-// another dtype (MixedPrecisionPolicy::param_dtype), or are on a device while the shards
-// are on the CPU (OffloadPolicy). This rank's shards are copied into a row like the
-// members when a gather is issued; the row goes when the gather is over. Local.
+// all_gather_inputs): the members have another dtype (MixedPrecisionPolicy::param_dtype),
+// or are on a device while the shards are on the CPU (OffloadPolicy). This rank's shards
+// are copied into a row like the members when a gather is issued; the row goes when the
+// gather is over. Local.
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"

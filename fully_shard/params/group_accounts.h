@@ -1,5 +1,5 @@
-// The counters that a group's doings go to: those of its mesh dimension, and those of its
-// root.
+// The counters that a group updates (fully_shard/counters.h): those of the mesh dimension
+// that it shards over, and those of its root.
 #pragma once
 
 #include "fully_shard/transport/comm_context.h"

@@ -1,11 +1,11 @@
 // The unsharded state of a parameter group (PyTorch's unshard and reshard): the gather in
 // flight, the full parameters while they are there, what a forward leaves of them for the
-// backward, and whether they or the shards are newest.
+// backward, and which of the full parameters and the shards is newest.
 //
 //   UnshardedParams    the gather and the full parameters
 //   AllGatherInput     mixed precision, offloading: the shards as they are gathered
 //   PostForwardShards  to_world(n): a part of the full parameters that a forward leaves
-//   ShardWrites        which of shards and unsharded copy is newest
+//   ShardWrites        which of the full parameters and the shards is newest
 //
 // Tells the group's driver when the group is sharded again.
 #pragma once

@@ -1,3 +1,5 @@
+// The number by which the schedule knows a unit, so that it needs neither modules nor
+// tensors.
 #pragma once
 
 #include <cstdint>
