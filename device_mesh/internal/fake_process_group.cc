@@ -42,6 +42,11 @@ char* host_row(const at::Tensor& rows, const at::Tensor& row, int64_t index) {
   return static_cast<char*>(rows.data_ptr()) + index * static_cast<int64_t>(row.nbytes());
 }
 
+// Each row as `row`, which may be one of them. One launch on a device where it is not.
+void fill_rows(const at::Tensor& rows, const at::Tensor& row) {
+  rows.copy_(rows.is_alias_of(row) ? row.clone() : row);
+}
+
 class FakeBackend : public c10d::Backend {
  public:
   FakeBackend(int rank, int size, c10::intrusive_ptr<Options> options)
@@ -65,12 +70,12 @@ class FakeBackend : public c10d::Backend {
 
   c10::intrusive_ptr<Work> _allgather_base(at::Tensor& output, at::Tensor& input,
                                            const c10d::AllgatherOptions&) override {
-    for (int64_t i = 0; i < getSize() && input.numel() > 0; ++i) {
-      if (auto* const row = host_row(output, input, i)) {
-        std::memcpy(row, input.const_data_ptr(), input.nbytes());
-      } else {
-        output.view({getSize(), -1}).select(0, i).copy_(input.reshape({-1}));
-      }
+    if (input.numel() == 0) return finished(OpType::_ALLGATHER_BASE, {output});
+    if (host_row(output, input, 0) == nullptr) {
+      fill_rows(output.view({getSize(), -1}), input.reshape({1, -1}));
+    } else {
+      for (int64_t i = 0; i < getSize(); ++i)
+        std::memcpy(host_row(output, input, i), input.const_data_ptr(), input.nbytes());
     }
     return finished(OpType::_ALLGATHER_BASE, {output});
   }

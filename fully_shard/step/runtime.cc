@@ -109,7 +109,7 @@ void Runtime::touched_in_training(FSDPParamGroup& group) {
 }
 
 void Runtime::touched_in_backward(FSDPParamGroup& group) {
-  begin_graph_task(current_graph_task());
+  begin_graph_task(group);
   run_->touched(group);
 }
 
@@ -165,13 +165,14 @@ void Runtime::gradient_arrived(FSDPParamGroup& group, int64_t index) {
                     group.parameter_name(index), "', rank ", comm_context_->global_rank(), ")");
   const ExclusiveUse use(comm_context_->user());
   const RuntimeMode runtime_mode;
-  begin_graph_task(current_graph_task());
+  begin_graph_task(group).has_leaf = true;
   run_->gradient_arrived(group, index);
   run_->prefetch_after_gradients(*group.info().unit().root());
   tell_unit_observer(&UnitObserver::gradient_arrived, group.info().unit());
 }
 
-void Runtime::begin_graph_task(int task) {
+// The calling thread's, with what is done when it ends.
+GraphTask& Runtime::begin_graph_task(const FSDPParamGroup& group) {
   if (!run_) {
     TORCH_CHECK_VALUE(
         !has_unknown_input(),
@@ -182,27 +183,31 @@ void Runtime::begin_graph_task(int task) {
     run_.emplace(owed_, held_back_);
     open_backward_.begin();
   }
-  if (std::find(graph_tasks_.begin(), graph_tasks_.end(), task) != graph_tasks_.end()) return;
-  auto end = std::make_shared<GraphTaskEnd>(shared_from_this(), task);
-  graph_tasks_.push_back(task);
+  const auto id = current_graph_task();
+  if (auto* const task = graph_tasks_.find(id)) return *task;
+  auto end = std::make_shared<GraphTaskEnd>(shared_from_this(), id);
+  auto& task = graph_tasks_.add(id, DeviceStream::current(group.shards().member_device()));
   torch::autograd::Engine::get_default_engine().queue_callback([end] { end->complete(); });
+  return task;
 }
 
-void Runtime::end_graph_task(int task) {
-  std::erase(graph_tasks_, task);
+void Runtime::end_graph_task(int id) {
+  const auto task = graph_tasks_.remove(id);
   if (!graph_tasks_.empty() || !run_) return;
   struct EndOfRun {
     Runtime& runtime;
     ~EndOfRun() { runtime.end_run(); }  // aborts unless it finished
   };
   const EndOfRun end{*this};
+  std::optional<CurrentStream> on_end_stream;
+  if (const auto stream = task ? task->end_stream() : std::nullopt) on_end_stream.emplace(*stream);
   run_->finish();
   comm_context_->transport().end_of_backward();
   tell_unit_observer(&UnitObserver::backward_ended);
 }
 
-void Runtime::abort_graph_task(int task) noexcept {
-  std::erase(graph_tasks_, task);
+void Runtime::abort_graph_task(int id) noexcept {
+  graph_tasks_.remove(id);
   const bool is_outermost = graph_tasks_.empty();
   end_run();
   if (is_outermost) tell_unit_observer(&UnitObserver::backward_aborted);

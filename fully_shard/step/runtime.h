@@ -6,6 +6,7 @@
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/params/group_driver.h"
 #include "fully_shard/step/backward_run.h"
+#include "fully_shard/step/graph_tasks.h"
 #include "fully_shard/transport/comm_context.h"
 #include "on_demand/open_backward.h"
 
@@ -13,7 +14,6 @@
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 namespace fsdp::internal {
 
@@ -53,16 +53,16 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void enter(FSDPParamGroup& group, Pass pass);
   void leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass);
   void apply(Root& root, const Decision& decision, Pass pass);
-  void begin_graph_task(int task);
-  void end_graph_task(int task);
-  void abort_graph_task(int task) noexcept;
+  GraphTask& begin_graph_task(const FSDPParamGroup& group);
+  void end_graph_task(int id);
+  void abort_graph_task(int id) noexcept;
   void end_run() noexcept;
 
   std::shared_ptr<CommContext> comm_context_;
   std::map<const void*, std::shared_ptr<Transport>> replicas_;  // by process group
   std::map<std::pair<const void*, int64_t>, std::shared_ptr<Transport>> neighbours_;
   OwedReductions<FSDPParamGroup*> owed_;
-  std::vector<int> graph_tasks_;    // outermost first
+  GraphTasks graph_tasks_;
   std::optional<BackwardRun> run_;  // of the outermost
   OpenBackward open_backward_;      // while there is a run_
   bool is_on_device_;

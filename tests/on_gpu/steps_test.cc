@@ -201,7 +201,8 @@ TEST(GpuLaunches, DoNotDependOnTheNumberOfRanks) {
   for (const int64_t ranks : {4, 8, 64}) EXPECT_EQ(launches_of(ranks), launches) << ranks;
 }
 
-// Bytes of a step beyond what is there before it, with `units` layers of kWide x kWide.
+// Bytes of a step beyond what is there before it and the sharded gradients, with `units`
+// layers of kWide x kWide.
 constexpr int64_t kWide = 2048, kUnitBytes = kWide * (kWide + 1) * 4;
 int64_t bytes_of_step(int64_t units) {
   constexpr int64_t kRanks = 8;
@@ -220,7 +221,8 @@ int64_t bytes_of_step(int64_t units) {
   allocator->resetPeakStats(device);
   const auto before = bytes().current;
   model->forward(x).sum().backward();
-  return bytes().peak - before;
+  const auto of_new_gradients = units * kUnitBytes / kRanks;
+  return bytes().peak - before - of_new_gradients;
 }
 
 TEST(GpuMemory, OfAStepDoesNotGrowWithDepth) {

@@ -1,5 +1,6 @@
 #include "tests/training_programs/stream_programs.h"
 
+#include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/no_sync_guard.h"
@@ -256,6 +257,24 @@ void evaluate_on_the_side(ProgramRank& rank) {
   rank.keep_parameters(*model);
 }
 
+void train_recomputed_on_the_side(ProgramRank& rank) {
+  const auto model = make_branches(rank);
+  torch::optim::SGD optimizer(model->parameters(), 1e-2);
+  const auto x = input_of(rank);
+  rank.steps(kProgramSteps, [&] {
+    rank.on_side([&] {
+      optimizer.zero_grad();
+      const auto forward = [&](const at::Tensor& in) { return model->forward(in); };
+      const auto loss = checkpoint({.preserve_rng_state = false}, forward, x).pow(2).sum();
+      loss.backward();
+      optimizer.step();
+      rank.keep(rank.hold(loss));
+    });
+    rank.join_side();
+  });
+  rank.keep_parameters(*model);
+}
+
 void train_with_backward_on_a_thread(ProgramRank& rank) {
   const auto model = make_branches(rank);
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
@@ -288,6 +307,7 @@ std::vector<NamedProgram> stream_programs() {
           {"WriteOnTheSide", write_on_the_side},
           {"AccumulationOnTheSide", accumulate_on_the_side, Gradients::kChangeStreams},
           {"EvaluationOnTheSide", evaluate_on_the_side},
+          {"RecomputationOnTheSide", train_recomputed_on_the_side},
           {"BackwardOnAThread", train_with_backward_on_a_thread}};
 }
 

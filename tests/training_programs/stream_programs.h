@@ -46,6 +46,9 @@ void write_on_the_side(ProgramRank& rank);
 // Gradients from the second stream wait for the next backward, which does not use their
 // parameters, while the second stream allocates.
 void accumulate_on_the_side(ProgramRank& rank);
+// All of a step on the second stream, with a forward that runs again in backward: no
+// gradient arrives in the backward's own graph task.
+void train_recomputed_on_the_side(ProgramRank& rank);
 // A thread of the caller's runs backward.
 void train_with_backward_on_a_thread(ProgramRank& rank);
 
