@@ -7,6 +7,7 @@
 #include "tests/training_programs/failing_backwards.h"
 #include "tests/training_programs/stream_programs.h"
 #include "tests/training_programs/training_settings.h"
+#include "tests/training_programs/transformers.h"
 
 #include <c10/core/DeviceGuard.h>
 #include <gtest/gtest.h>
@@ -52,6 +53,7 @@ struct Case {
   std::string name;
   Program program;
   double tolerance = kRounding;
+  Program on_cpu = {};  // empty: the same
 };
 
 // Says which values are wrong; true for none.
@@ -69,7 +71,8 @@ bool has_the_values_of_cpu(const Case& tested, const ProgramHooks& hooks,
 int run_cases(const std::vector<Case>& cases, const std::vector<ProgramHooks>& variants) {
   // Before the world, which ranks that are threads would join.
   std::vector<std::vector<Values>> expected;
-  for (const auto& each : cases) expected.push_back(run_on_cpu(each.program, kRanks));
+  for (const auto& each : cases)
+    expected.push_back(run_on_cpu(each.on_cpu ? each.on_cpu : each.program, kRanks));
   const WorldOfProcesses world;
   int wrong = 0;
   for (size_t i = 0; i < cases.size(); ++i) {
@@ -113,6 +116,24 @@ const ChildCase kSettings("settings_of_two_ranks", [] {
 TEST(TwoRanks, TrainWithEverySettingAsOnTheCpu) {
   SKIP_WITHOUT_TESTED_DEVICE();
   expect_every_rank_ends_well("settings_of_two_ranks");
+}
+
+const ChildCase kTransformers("transformers_of_two_ranks", [] {
+  const auto place = launch_environment();
+  const auto shared = ::testing::TempDir() + "two_ranks_" + std::to_string(place.master_port);
+  const auto own = shared + "_threads_of_" + std::to_string(place.rank);
+  return run_cases({{"transformer", train_transformer},
+                    {"in half", train_transformer_in_half, kRoundingOf16Bits},
+                    {"tensor-parallel", train_tensor_parallel_transformer},
+                    {.name = "resumed",
+                     .program = training_that_is_resumed(shared),
+                     .on_cpu = training_that_is_resumed(own)}},
+                   {{}});
+});
+
+TEST(TwoRanks, TrainTransformersAsOnTheCpu) {
+  SKIP_WITHOUT_TESTED_DEVICE();
+  expect_every_rank_ends_well("transformers_of_two_ranks");
 }
 
 const ChildCase kFailures("failed_backwards_of_two_ranks", [] {

@@ -73,9 +73,12 @@ void ProgramRank::allocate_much() {
   }
 }
 
+void ProgramRank::keep(const at::Tensor& value) {
+  kept_.push_back((is_dtensor(value) ? DTensor(value).full_tensor() : value).detach());
+}
+
 void ProgramRank::keep_parameters(const torch::nn::Module& module) {
-  for (const auto& parameter : module.parameters())
-    keep(is_dtensor(parameter) ? DTensor(parameter).full_tensor() : parameter);
+  for (const auto& parameter : module.parameters()) keep(parameter);
 }
 
 Values ProgramRank::values() {

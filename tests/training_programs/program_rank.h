@@ -63,8 +63,8 @@ class ProgramRank {
   // Takes, writes and gives back memory of many sizes on the current stream.
   void allocate_much();
 
-  // What is compared.
-  void keep(const at::Tensor& value) { kept_.push_back(value.detach()); }
+  // What is compared. Of a DTensor the full value: collective over its mesh.
+  void keep(const at::Tensor& value);
   void keep_parameters(const torch::nn::Module& module);
   // When both streams are done.
   Values values();
