@@ -138,7 +138,6 @@ RACES = {
         Race(MIDDLE),
         Race(LARGE, dtype="bf16"),
         Race(MIDDLE, dtype="bf16"),
-        Race(MIDDLE, optimizes=True),
     ],
     "cpu": [Race(SMALL, steps=5, optimizes=True)],
 }

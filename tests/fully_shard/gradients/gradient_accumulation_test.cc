@@ -111,10 +111,11 @@ TEST_P(GradientSyncEffects, GradientsThatWaitAreCounted) {
 TEST_P(GradientSyncEffects, AFactorBeyondTheDtypeLeavesZerosAndNotNothing) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     MeasuredDecoder decoder(mesh);
-    decoder.root().set_gradient_divide_factor(1e60);
+    decoder.block(1).set_gradient_divide_factor(1e60);
     decoder.forward();
     decoder.backward();
-    const auto gradient = full_gradient(decoder.model->head->named_parameters()["weight"]);
+    const auto weight = decoder.model->blocks[1]->up->named_parameters()["weight"];
+    const auto gradient = full_gradient(weight);
     EXPECT_TRUE(gradient.equal(torch::zeros_like(gradient)));
   });
 }
