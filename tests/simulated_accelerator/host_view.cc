@@ -69,7 +69,7 @@ bool is_on_device(const at::Tensor& tensor) {
 
 PlainKernels::PlainKernels()
     : keys_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
-            c10::default_excluded_set | c10::autograd_dispatch_keyset |
+            c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView |
                 c10::autocast_dispatch_keyset) {}
 
 at::Tensor host_view(const at::Tensor& tensor) {

@@ -4,6 +4,7 @@
 
 #include <ATen/ATen.h>
 #include <ATen/ScalarOps.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/StreamGuard.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -174,6 +175,19 @@ TEST(Kernels, OverListsAreOneLaunch) {
     expect_same(parts[1], rows.cpu().narrow(1, 1, 3));
   });
   EXPECT_EQ(report.devices[0].launches.by_name.at("aten::split_with_sizes_copy.out"), 1);
+}
+
+TEST(Kernels, OfInferenceModeRunOutsideOfIt) {
+  const auto report = run_in({.schedule = kLate}, [] {
+    const auto x = at::ones({4}).to(kDevice);
+    at::Tensor doubled;
+    {
+      const c10::InferenceMode inference;
+      doubled = x * 2;
+    }
+    EXPECT_TRUE(doubled.cpu().equal(at::full({4}, 2.0)));
+  });
+  EXPECT_THAT(report.failures, IsEmpty());
 }
 
 TEST(Kernels, ThatFailTellWhoWaitsNext) {
