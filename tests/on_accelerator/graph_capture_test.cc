@@ -25,7 +25,8 @@ namespace {
 
 using ::testing::HasSubstr;
 
-using Forward = std::function<at::Tensor(torch::nn::Sequential& model, const at::Tensor& x)>;
+using ForwardOfSequence =
+    std::function<at::Tensor(torch::nn::Sequential& model, const at::Tensor& x)>;
 
 torch::nn::Sequential make_sequence() {
   return drawn_from_seed(1, [] {
@@ -36,7 +37,7 @@ torch::nn::Sequential make_sequence() {
 
 // The last of three steps is captured, and its gradients keep their tensors, as a graph
 // that is replayed needs them.
-Program captured(const Forward& forward, FullyShardOptions options) {
+TrainingProgram captured(const ForwardOfSequence& forward, FullyShardOptions options) {
   return [=](ProgramRank& rank) {
     auto model = make_sequence();
     for (const auto& child : model->children()) {
@@ -66,7 +67,7 @@ Program captured(const Forward& forward, FullyShardOptions options) {
 
 at::Tensor plainly(torch::nn::Sequential& model, const at::Tensor& x) { return model->forward(x); }
 
-Forward recomputed(CheckpointOptions options) {
+ForwardOfSequence recomputed(CheckpointOptions options) {
   return [=](torch::nn::Sequential& model, const at::Tensor& x) {
     return checkpoint(
         options, [&](const at::Tensor& in) { return model->forward(in); }, x);
@@ -75,7 +76,7 @@ Forward recomputed(CheckpointOptions options) {
 
 struct CapturedStep {
   std::string name;
-  Forward forward = plainly;
+  ForwardOfSequence forward = plainly;
   FullyShardOptions options = {};
 };
 

@@ -114,7 +114,7 @@ int64_t launches_of_unsharded(const Counted& counted) {
   return launches;
 }
 
-Program counting(const Counted& counted, std::vector<int64_t>& launches) {
+TrainingProgram counting(const Counted& counted, std::vector<int64_t>& launches) {
   return [&counted, &launches](ProgramRank& rank) {
     const auto mesh = init_device_mesh(rank.device().type(), counted.mesh);
     const auto model = make_two_blocks();

@@ -8,7 +8,7 @@ namespace {
 
 using simulated::World;
 
-void run_rank(const Program& program, const DeviceMesh& mesh, ProgramRun& run) {
+void run_rank(const TrainingProgram& program, const DeviceMesh& mesh, ProgramRun& run) {
   const auto device = local_device(mesh);
   ProgramRank rank(
       mesh, {.host_syncs = [=] { return simulated::counters_now(device).host_syncs.total; }});
@@ -16,6 +16,8 @@ void run_rank(const Program& program, const DeviceMesh& mesh, ProgramRun& run) {
   run.values[static_cast<size_t>(rank.rank())] = rank.values();
   run.host_syncs_of_last_step[static_cast<size_t>(rank.rank())] = rank.host_syncs_of_last_step();
 }
+
+}  // namespace
 
 bool is_one_order(World& world) {
   const auto issued = world.issued();
@@ -25,9 +27,7 @@ bool is_one_order(World& world) {
   return true;
 }
 
-}  // namespace
-
-ProgramRun run_on_devices(const Program& program, int64_t ranks,
+ProgramRun run_on_devices(const TrainingProgram& program, int64_t ranks,
                           const simulated::Schedule& schedule) {
   const auto count = static_cast<size_t>(ranks);
   ProgramRun run{.values = std::vector<Values>(count),

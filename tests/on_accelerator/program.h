@@ -23,7 +23,10 @@ struct ProgramRun {
   bool same_order = true;  // all ranks issued all collectives in one order
 };
 
-ProgramRun run_on_devices(const Program& program, int64_t ranks,
+// Whether all ranks issued all collectives in one order.
+bool is_one_order(simulated::World& world);
+
+ProgramRun run_on_devices(const TrainingProgram& program, int64_t ranks,
                           const simulated::Schedule& schedule);
 
 // Of two streams of the program's, one of the library's, and those of groups of a mesh of

@@ -18,7 +18,7 @@ using internal::StreamWait;
 struct Needed {
   const char* name;
   StreamWait wait;
-  Program program;  // that finds it missing
+  TrainingProgram program;  // that finds it missing
 };
 
 void PrintTo(const Needed& needed, std::ostream* out) { *out << needed.name; }

@@ -52,7 +52,7 @@ void occupy_current_stream() {
 
 bool is_current_stream_busy() { return !current_stream().query(); }
 
-Values run_in_fake_world(const Program& program, c10::DeviceType device, int64_t ranks) {
+Values run_in_fake_world(const TrainingProgram& program, c10::DeviceType device, int64_t ranks) {
   init_process_group({.backend = "fake", .rank = 0, .world_size = ranks});
   Values values;
   try {

@@ -32,7 +32,7 @@ void occupy_current_stream();
 bool is_current_stream_busy();
 
 // The values that a program keeps as rank 0 of a world of `ranks` where nothing is sent.
-Values run_in_fake_world(const Program& program, c10::DeviceType device, int64_t ranks);
+Values run_in_fake_world(const TrainingProgram& program, c10::DeviceType device, int64_t ranks);
 
 // Of values that should be those of `expected` but for rounding: the largest difference,
 // relative to the largest element of its tensor; infinity where shapes differ or

@@ -51,7 +51,7 @@ class WorldOfProcesses {
 
 struct Case {
   std::string name;
-  Program program;
+  TrainingProgram program;
   double tolerance = kRounding;
   Program on_cpu = {};  // empty: the same
 };

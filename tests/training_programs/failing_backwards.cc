@@ -64,7 +64,7 @@ void go_on(Stack& model, Next next) {
 
 }  // namespace
 
-Program failing_backwards(int64_t throwing, Next next) {
+TrainingProgram failing_backwards(int64_t throwing, Next next) {
   return [=](ProgramRank& rank) {
     const auto model = make_stack(rank.mesh());
     torch::optim::SGD optimizer(model->parameters(), 1e-1);

@@ -14,6 +14,6 @@ enum class Next { kForward, kUnshardByHand, kWriteEntries, kReshardByHand };
 
 // Steps of SGD; before each one a backward through layer `throwing`, of kFailingLayers,
 // throws.
-Program failing_backwards(int64_t throwing, Next next);
+TrainingProgram failing_backwards(int64_t throwing, Next next);
 
 }  // namespace fsdp::testing

@@ -88,7 +88,7 @@ Values ProgramRank::values() {
   return values;
 }
 
-std::vector<Values> run_on_cpu(const Program& program, int64_t ranks) {
+std::vector<Values> run_on_cpu(const TrainingProgram& program, int64_t ranks) {
   std::vector<Values> values(static_cast<size_t>(ranks));
   run_ranks(ranks, [&](int64_t index) {
     ProgramRank rank(init_device_mesh(c10::kCPU, {ranks}));

@@ -2,7 +2,7 @@
 // the values that they keep, which are compared. A program may use a second stream of its
 // own beside the current one; on the CPU everything runs in the host's order.
 //
-//   const Program program = [](ProgramRank& rank) {
+//   const TrainingProgram program = [](ProgramRank& rank) {
 //     const auto model = make_sharded_model(rank.mesh());
 //     rank.steps(4, [&] {
 //       at::Tensor one = model->forward(x), two;
@@ -82,9 +82,9 @@ class ProgramRank {
   int64_t host_syncs_of_last_step_ = 0;
 };
 
-using Program = std::function<void(ProgramRank& rank)>;
+using TrainingProgram = std::function<void(ProgramRank& rank)>;
 
 // The values that each of `ranks` threads keeps.
-std::vector<Values> run_on_cpu(const Program& program, int64_t ranks);
+std::vector<Values> run_on_cpu(const TrainingProgram& program, int64_t ranks);
 
 }  // namespace fsdp::testing

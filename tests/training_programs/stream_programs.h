@@ -15,7 +15,7 @@ enum class Gradients { kStayOnTheirStream, kChangeStreams };
 
 struct NamedProgram {
   std::string name;
-  Program program;
+  TrainingProgram program;
   Gradients gradients = Gradients::kStayOnTheirStream;
 };
 

@@ -31,7 +31,7 @@ std::shared_ptr<ThreeLayers> make_three_layers() {
 
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
 
-Program training_with(const Setting& setting) {
+TrainingProgram training_with(const Setting& setting) {
   return [setting](ProgramRank& rank) {
     const auto mesh = init_device_mesh(rank.device().type(), setting.mesh);
     const auto model = make_three_layers();

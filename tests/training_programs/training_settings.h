@@ -24,7 +24,7 @@ struct Setting {
 void PrintTo(const Setting& setting, std::ostream* out);
 
 // Steps of SGD on a model of three layers, each of two backwards.
-Program training_with(const Setting& setting);
+TrainingProgram training_with(const Setting& setting);
 
 // Each of four ranks.
 std::vector<Setting> training_settings();
