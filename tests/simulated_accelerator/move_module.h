@@ -10,5 +10,7 @@ namespace fsdp::testing::simulated {
 // Parameters and buffers stay the same objects; gradients are dropped. Before
 // fully_shard().
 void move_to(torch::nn::Module& module, c10::Device device);
+// The same of one parameter or buffer.
+void move_to(at::Tensor& tensor, c10::Device device);
 
 }  // namespace fsdp::testing::simulated

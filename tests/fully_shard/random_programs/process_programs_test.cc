@@ -39,9 +39,8 @@ const ChildCase kRunsPrograms("runs_random_programs", [] {
   for (const auto& program : programs_of_world(world)) {
     auto found = meshes.find(program.replicas);
     if (found == meshes.end()) {
-      std::vector<int64_t> shape{shards_of(program)};
-      if (program.replicas > 1) shape.insert(shape.begin(), program.replicas);
-      found = meshes.emplace(program.replicas, init_device_mesh(c10::kCPU, shape)).first;
+      const auto mesh = init_device_mesh(c10::kCPU, mesh_shape(program));
+      found = meshes.emplace(program.replicas, mesh).first;
     }
     const auto difference = run_program(program, found->second.rank(), found->second);
     TORCH_CHECK(!difference, "seed ", program.seed, ": ", *difference, "\n", to_string(program));

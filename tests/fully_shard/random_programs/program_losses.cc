@@ -8,10 +8,12 @@ namespace fsdp::testing {
 
 using at::Tensor;
 
-Tensor make_input(const Program& program, uint64_t seed, int64_t rank) {
+Tensor make_input(const Program& program, const RandomModel& model, uint64_t seed, int64_t rank) {
   auto generator = at::detail::createCPUGenerator(10 * seed + static_cast<uint64_t>(rank));
-  return at::randn({2, program.width}, generator, scalar_type(program.activations))
-      .set_requires_grad(true);
+  auto input = at::randn({2, program.width}, generator, scalar_type(program.activations));
+  if (!model.device.is_cpu())
+    input = input.pin_memory().to(model.device, input.scalar_type(), /*non_blocking=*/true);
+  return input.set_requires_grad(true);
 }
 
 Losses forward_losses(const Program& program, const RandomModel& model, const Action& action,
@@ -19,7 +21,7 @@ Losses forward_losses(const Program& program, const RandomModel& model, const Ac
   const Forward forward{.rank = rank, .condition = action.condition};
   Losses result;
   const auto run = [&](uint64_t seed) {
-    result.inputs.push_back(make_input(program, seed, rank));
+    result.inputs.push_back(make_input(program, model, seed, rank));
     return model.forward(result.inputs.back(), forward);
   };
   const auto loss = [](const Tensor& output) { return output.pow(2).mean(); };
@@ -43,7 +45,7 @@ Losses forward_losses(const Program& program, const RandomModel& model, const Ac
     case ActionKind::kEvaluateBeforeBackward: {
       result.losses = {loss(run(action.data))};
       at::NoGradGuard no_grad;
-      result.evaluated = model.forward(make_input(program, action.data + 1, rank), forward);
+      result.evaluated = model.forward(make_input(program, model, action.data + 1, rank), forward);
       break;
     }
     default:
@@ -66,7 +68,7 @@ bool throws_as_planned(const Program& program, const RandomModel& model, const A
   (action.kind == ActionKind::kThrowInForward ? forward.throw_at : forward.throw_backward_at) =
       action.target;
   try {
-    const auto output = model.forward(make_input(program, action.data, rank), forward);
+    const auto output = model.forward(make_input(program, model, action.data, rank), forward);
     if (action.kind == ActionKind::kThrowInBackward) output.sum().backward();
   } catch (const PlannedException&) {
     return true;

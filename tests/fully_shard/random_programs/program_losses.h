@@ -11,8 +11,10 @@
 
 namespace fsdp::testing {
 
-// [2, width], the same for the same seed and rank.
-at::Tensor make_input(const Program& program, uint64_t seed, int64_t rank);
+// [2, width] where the model is, the same for the same seed and rank. The host does not
+// wait for it.
+at::Tensor make_input(const Program& program, const RandomModel& model, uint64_t seed,
+                      int64_t rank);
 
 // The losses of one action, to be run backward one after another, and the inputs whose
 // gradients they give.

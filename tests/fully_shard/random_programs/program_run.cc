@@ -144,7 +144,7 @@ class SideBySide {
 
   void evaluate(const Action& action) {
     const Forward forward{.rank = rank_, .condition = action.condition};
-    const auto input = make_input(program_, action.data, rank_);
+    const auto input = make_input(program_, plain_.model(rank_), action.data, rank_);
     const auto both = [&] {
       const auto expected = plain_.model(rank_).forward(input, forward);
       const auto output = sharded_.model().forward(input, forward);

@@ -1,12 +1,9 @@
 #include "tests/fully_shard/random_programs/program_worlds.h"
 
-#include "on_demand/on_demand_storage.h"
-#include "tests/fully_shard/random_programs/program_shrink.h"
+#include "tests/fully_shard/random_programs/program_failures.h"
+#include "tests/fully_shard/random_programs/program_mode.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
-#include "tests/support/write_checks.h"
-
-#include <gtest/gtest.h>
 
 #include <algorithm>
 #include <chrono>
@@ -19,7 +16,6 @@ namespace fsdp::testing {
 namespace {
 
 constexpr size_t kProgramsPerWorld = 50;
-constexpr size_t kFailuresShrunk = 3;
 
 struct Outcome {
   size_t ended = 0;  // programs that this world ran: all, unless an exception broke it
@@ -52,19 +48,15 @@ Outcome run_in_one_world(const std::vector<Program>& programs, const ProgramWorl
       }
     }
   };
-  // In the one mode every touch does all it can, in the other as little.
-  internal::set_evict_after_every_operator(programs.front().evict);
-  const WriteChecks checks(programs.front().evict);
+  const ProgramMode mode(programs.front());
   run_ranks(memory.size(), body, std::chrono::minutes(5));
-  internal::set_evict_after_every_operator(false);
   outcome.failures.erase(outcome.failures.lower_bound(outcome.ended), outcome.failures.end());
   return outcome;
 }
 
-using Failures = std::vector<std::pair<Program, std::string>>;
-
 // A fresh world after every program that broke one.
-void run_all(std::vector<Program> programs, const ProgramWorlds& worlds, Failures& failures) {
+void run_all(std::vector<Program> programs, const ProgramWorlds& worlds,
+             ProgramFailures& failures) {
   while (!programs.empty()) {
     const auto count = static_cast<int64_t>(std::min(programs.size(), kProgramsPerWorld));
     const auto outcome = run_in_one_world({programs.begin(), programs.begin() + count}, worlds);
@@ -74,32 +66,9 @@ void run_all(std::vector<Program> programs, const ProgramWorlds& worlds, Failure
   }
 }
 
-// The first line of a failure without its numbers: shrinking must not drift from one
-// failure to another.
-std::string kind_of(const std::string& failure) {
-  auto kind = failure.substr(0, std::min(failure.find('\n'), size_t{60}));
-  std::erase_if(kind, [](char c) { return c >= '0' && c <= '9'; });
-  return kind;
-}
-
 std::string failure_of(const Program& program, const ProgramWorlds& worlds) {
   const auto outcome = run_in_one_world({program}, worlds);
   return outcome.failures.empty() ? "" : outcome.failures.begin()->second;
-}
-
-void report(const Failures& failures, const ProgramWorlds& worlds) {
-  for (size_t i = 0; i < failures.size(); ++i) {
-    const auto& [program, text] = failures[i];
-    if (i >= kFailuresShrunk) {
-      ADD_FAILURE() << "seed " << program.seed << ": " << text;
-      continue;
-    }
-    const auto small = shrink(program, [&, kind = kind_of(text)](const Program& p) {
-      return kind_of(failure_of(p, worlds)) == kind;
-    });
-    ADD_FAILURE() << "seed " << program.seed << ": " << text << "\nshrunk to " << to_string(small)
-                  << failure_of(small, worlds);
-  }
 }
 
 // Programs of one world and mode have the same.
@@ -113,9 +82,9 @@ auto world_of(const Program& program) {
 void expect_no_difference(const std::vector<Program>& programs, const ProgramWorlds& worlds) {
   std::map<decltype(world_of({})), std::vector<Program>> by_world;
   for (const Program& program : programs) by_world[world_of(program)].push_back(program);
-  Failures failures;
+  ProgramFailures failures;
   for (auto& [world, of_world] : by_world) run_all(std::move(of_world), worlds, failures);
-  report(failures, worlds);
+  tell_failures(failures, [&](const Program& program) { return failure_of(program, worlds); });
 }
 
 }  // namespace fsdp::testing

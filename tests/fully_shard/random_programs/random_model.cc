@@ -194,7 +194,7 @@ class RandomBlock : public torch::nn::Module {
                (1 +
                 0.05 * sum_of_squares(p).to(dtype_).tanh());  // bounded: training must not diverge
       case Use::kMasked:
-        return x + (mask(forward.rank + param.id) * sum_of(p)).to(dtype_);
+        return x + (mask(forward.rank + param.id, x) * sum_of(p)).to(dtype_);
       case Use::kNoGrad: {
         Tensor offset;
         {
@@ -208,9 +208,11 @@ class RandomBlock : public torch::nn::Module {
     }
   }
 
-  // A tensor: numbers that parts are computed with are to be the same on all ranks.
-  static Tensor mask(int64_t number) {
-    return at::scalar_tensor(static_cast<double>(number % 2), at::kDouble);
+  // A tensor beside `x`: numbers that parts are computed with are to be the same on all
+  // ranks.
+  static Tensor mask(int64_t number, const Tensor& x) {
+    const auto options = at::TensorOptions(at::kDouble).device(x.device());
+    return at::scalar_tensor(static_cast<double>(number % 2), options);
   }
 
   Tensor read_entry(Tensor x, Reading reading, const ModelTensor& slot) const {

@@ -45,6 +45,7 @@ struct RandomModel {
   std::shared_ptr<RandomBlock> root;
   std::map<int, std::shared_ptr<torch::nn::Module>> blocks;  // by node id
   std::map<int, ModelTensor> tensors;                        // by parameter id
+  c10::Device device = at::kCPU;                             // of its inputs
 
   at::Tensor forward(const at::Tensor& x, const Forward& forward) const;
   torch::nn::Module& module() const;

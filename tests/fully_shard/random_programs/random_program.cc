@@ -65,6 +65,12 @@ bool casts_members(const Program& program) {
 
 int shards_of(const Program& program) { return program.world / program.replicas; }
 
+std::vector<int64_t> mesh_shape(const Program& program) {
+  std::vector<int64_t> shape{shards_of(program)};
+  if (program.replicas > 1) shape.insert(shape.begin(), program.replicas);
+  return shape;
+}
+
 Dtype computed_in(const PrecisionSpec& precision, Dtype dtype) {
   return precision.param_dtype.value_or(dtype);
 }

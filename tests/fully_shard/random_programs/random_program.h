@@ -163,6 +163,8 @@ bool runs_backward(ActionKind kind);
 bool casts_members(const Program& program);
 // Ranks that hold different shards.
 int shards_of(const Program& program);
+// Of the mesh that it is sharded over.
+std::vector<int64_t> mesh_shape(const Program& program);
 // What a unit computes with and reduces gradients in, of a parameter of `dtype`.
 Dtype computed_in(const PrecisionSpec& precision, Dtype dtype);
 Dtype reduced_in(const PrecisionSpec& precision, Dtype dtype);

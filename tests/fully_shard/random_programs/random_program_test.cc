@@ -22,9 +22,8 @@ namespace {
 constexpr uint64_t kDefaultPrograms = 500;
 
 MeshInMemory memory_of(const Program& program) {
-  std::vector<int64_t> shape{shards_of(program)};
-  if (program.replicas > 1) shape.insert(shape.begin(), program.replicas);
-  return MeshInMemory(shape, {}, {"reduce", "custom all-gather", "custom reduce-scatter"});
+  return MeshInMemory(mesh_shape(program), {},
+                      {"reduce", "custom all-gather", "custom reduce-scatter"});
 }
 
 class Coverage {

@@ -42,6 +42,7 @@ ShardedProgram::ShardedProgram(const Program& program, const DeviceMesh& mesh,
     : program_(program),
       mesh_(mesh),
       model_(program.deferred ? build_deferred(program) : build_model(program)) {
+  model_.device = local_device(mesh);
   if (prepare) prepare(model_);
   if (program.sharded) shard(program.root);
   if (program.sharded && program.root.is_unit) shard_together({&program.root});

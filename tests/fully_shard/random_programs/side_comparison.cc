@@ -16,12 +16,6 @@ namespace {
 
 constexpr double kRounding = 1e-11, kSmallest = 1e-3;
 
-bool same(const Tensor& a, const Tensor& b) {
-  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
-  return at::equal(a, b) ||
-         ((a == b) | (a.isnan() & b.isnan())).all().item<bool>();  // programs may diverge
-}
-
 // Rounding, relative to the largest element.
 bool is_close(const Tensor& a, const Tensor& b) {
   if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
@@ -36,6 +30,11 @@ std::string label(int id, const char* what) {
 
 }  // namespace
 
+bool is_same(const Tensor& a, const Tensor& b) {
+  if (a.sizes() != b.sizes() || a.scalar_type() != b.scalar_type()) return false;
+  return at::equal(a, b) || ((a == b) | (a.isnan() & b.isnan())).all().item<bool>();
+}
+
 void SideComparison::differ(const std::string& what) {
   if (difference_) return;
   difference_ = (place_.empty() ? "" : place_ + ": ") + what;
@@ -47,7 +46,7 @@ void SideComparison::compare(const std::string& what, const Tensor& found, const
   if (actual.defined() != expected.defined()) {
     return differ(what + (actual.defined() ? " is defined" : " is not defined"));
   }
-  if (!actual.defined() || same(actual, expected)) return;
+  if (!actual.defined() || is_same(actual, expected)) return;
   if (is_parallel && is_close(actual, expected)) return;
   std::ostringstream text;
   text << what << " is\n" << actual << "\nbut unsharded\n" << expected;

@@ -20,6 +20,9 @@
 
 namespace fsdp::testing {
 
+// To the bit, but that any NaN is as good as another: programs may diverge.
+bool is_same(const at::Tensor& a, const at::Tensor& b);
+
 // Values of tensor-parallel models are compared whole, and may differ by rounding.
 // Collective for those, else local.
 class SideComparison {
