@@ -53,7 +53,7 @@ struct Case {
   std::string name;
   TrainingProgram program;
   double tolerance = kRounding;
-  Program on_cpu = {};  // empty: the same
+  TrainingProgram on_cpu = {};  // empty: the same
 };
 
 // Says which values are wrong; true for none.

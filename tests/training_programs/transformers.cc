@@ -101,7 +101,7 @@ void train_tensor_parallel_transformer(ProgramRank& rank) {
   rank.keep_parameters(*model);
 }
 
-Program training_that_is_resumed(const std::string& folder) {
+TrainingProgram training_that_is_resumed(const std::string& folder) {
   return [folder](ProgramRank& rank) {
     auto first = make_transformer();
     shard(first, rank.mesh());

@@ -16,6 +16,6 @@ void train_transformer_in_half(ProgramRank& rank);
 void train_tensor_parallel_transformer(ProgramRank& rank);
 // Saves to `folder`, which all ranks share, loads into another model and goes on there.
 // REQUIRES: ranks that reach each other.
-Program training_that_is_resumed(const std::string& folder);
+TrainingProgram training_that_is_resumed(const std::string& folder);
 
 }  // namespace fsdp::testing
