@@ -21,7 +21,9 @@ namespace {
 // Rows of bytes as what the backend adds: complex numbers in two parts.
 at::Tensor summands_of(const at::Tensor& rows, at::ScalarType dtype) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return rows.view(c10::toRealValueType(dtype)).contiguous();
+  const auto real = c10::toRealValueType(dtype);
+  if (rows.numel() == 0) return rows.to(real);  // no view of another dtype is possible
+  return rows.view(real).contiguous();
 }
 
 // The user's reduce-scatter, or the backend's.

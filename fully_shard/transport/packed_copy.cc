@@ -183,6 +183,7 @@ void unpack_rows(const RowsOfRanks& from, const RoomOfParameters& to) {
 }
 
 void copy_to_rows(const at::Tensor& whole, const RowsToReduce& rows, const PackedChunk& chunk) {
+  if (rows.bytes.numel() == 0) return;  // no view of another dtype is possible
   if (!rows.bytes.is_cpu()) {
     for_each_size_of_part(rows.bytes.view(rows.dtype), dense(whole), chunk,
                           [](const PartsOfRanks& parts) { parts.in_rows.copy_(parts.in_whole); });
@@ -200,6 +201,7 @@ void copy_to_rows(const at::Tensor& whole, const RowsToReduce& rows, const Packe
 
 // Rounded to the rows' dtype before it is added, on every device.
 void add_to_rows(const at::Tensor& whole, const RowsToReduce& rows, const PackedChunk& chunk) {
+  if (rows.bytes.numel() == 0) return;
   for_each_size_of_part(rows.bytes.view(rows.dtype), dense(in_dtype(whole, rows.dtype)), chunk,
                         [](const PartsOfRanks& parts) { parts.in_rows.add_(parts.in_whole); });
 }

@@ -3,8 +3,6 @@
 #include "tests/fully_shard/random_programs/program_traits.h"
 
 #include <algorithm>
-#include <set>
-#include <utility>
 
 namespace fsdp::testing {
 namespace {
@@ -73,24 +71,6 @@ void clip_by_maximum_norm(Program& program) {
   for (auto& action : program.actions) action.flag |= action.kind == ActionKind::kClip;
 }
 
-// A unit has rows for each dtype that it reduces in.
-void fill_empty_rows(Program& program) {
-  std::set<std::pair<const UnitSpec*, Dtype>> filled;
-  for_each_node_of_unit(program, [&](UnitSpec& unit, Node& node) {
-    for (const auto& param : node.params) {
-      const bool is_own = !param.ignored && !param.frozen && param.tied_to < 0;
-      if (is_own && rows_of(program, param) > 0)
-        filled.emplace(&unit, reduced_in(unit.precision, param.dtype));
-    }
-  });
-  for_each_node_of_unit(program, [&](UnitSpec& unit, Node& node) {
-    for (auto& param : node.params) {
-      const auto reduced = reduced_in(unit.precision, param.dtype);
-      if (filled.count({&unit, reduced}) == 0) param.rows = std::max(param.rows, 1);
-    }
-  });
-}
-
 }  // namespace
 
 const std::vector<Exclusion>& device_exclusions() {
@@ -105,9 +85,6 @@ const std::vector<Exclusion>& device_exclusions() {
       {.feature = "clip_grad_norm_ by the 2-norm",
        .reason = "the terms are added at once, and on the CPU one by one",
        .leave_out = clip_by_maximum_norm},
-      {.feature = "a unit whose parameters have no elements",
-       .reason = "a bug: its rows of no bytes can not be viewed as rows of a dtype",
-       .leave_out = fill_empty_rows},
   };
   return all;
 }
