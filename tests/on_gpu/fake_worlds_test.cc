@@ -32,19 +32,13 @@ std::vector<Setting> settings_of_fake_worlds() {
   return settings;
 }
 
-int64_t ranks_of(const Setting& setting) {
-  int64_t ranks = 1;
-  for (const auto size : setting.mesh) ranks *= size;
-  return ranks;
-}
-
 class FakeWorlds : public ::testing::TestWithParam<Setting> {};
 
 TEST_P(FakeWorlds, HaveTheValuesOfTheCpu) {
   SKIP_WITHOUT_TESTED_DEVICE();
   const auto& setting = GetParam();
   const auto program = training_with(setting);
-  const auto ranks = ranks_of(setting);
+  const auto ranks = ranks_of(setting.mesh);
   const auto expected = run_in_fake_world(program, c10::kCPU, ranks);
   const auto values = run_in_fake_world(program, tested_device_type(), ranks);
   const bool is_mixed = setting.options.mp_policy.param_dtype.has_value();

@@ -3,6 +3,7 @@
 #include "device_mesh/process_group.h"
 
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <c10/util/accumulate.h>
 #include <torch/cuda.h>
 #include <torch/utils.h>
 
@@ -52,19 +53,18 @@ void occupy_current_stream() {
 
 bool is_current_stream_busy() { return !current_stream().query(); }
 
-Values run_in_fake_world(const TrainingProgram& program, c10::DeviceType device, int64_t ranks) {
+int64_t ranks_of(const std::vector<int64_t>& mesh) { return c10::multiply_integers(mesh); }
+
+FakeWorld::FakeWorld(int64_t ranks) {
   init_process_group({.backend = "fake", .rank = 0, .world_size = ranks});
-  Values values;
-  try {
-    ProgramRank rank(init_device_mesh(device, {ranks}));
-    program(rank);
-    values = rank.values();
-  } catch (...) {
-    destroy_process_group();
-    throw;
-  }
-  destroy_process_group();
-  return values;
+}
+FakeWorld::~FakeWorld() { destroy_process_group(); }
+
+Values run_in_fake_world(const TrainingProgram& program, c10::DeviceType device, int64_t ranks) {
+  const FakeWorld world(ranks);
+  ProgramRank rank(init_device_mesh(device, {ranks}));
+  program(rank);
+  return rank.values();
 }
 
 double largest_difference(const Values& values, const Values& expected) {

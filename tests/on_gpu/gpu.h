@@ -31,6 +31,17 @@ void occupy_current_stream();
 // Whether it still is.
 bool is_current_stream_busy();
 
+int64_t ranks_of(const std::vector<int64_t>& mesh);
+
+// While it lives, this process is rank 0 of a world where nothing is sent.
+class FakeWorld {
+ public:
+  explicit FakeWorld(int64_t ranks);
+  ~FakeWorld();
+  FakeWorld(const FakeWorld&) = delete;
+  FakeWorld& operator=(const FakeWorld&) = delete;
+};
+
 // The values that a program keeps as rank 0 of a world of `ranks` where nothing is sent.
 Values run_in_fake_world(const TrainingProgram& program, c10::DeviceType device, int64_t ranks);
 

@@ -1,7 +1,6 @@
 // Steps of a transformer's blocks in worlds where nothing is sent: the host never waits
 // in them, a CUDA graph can hold them, and what they launch does not depend on the number
 // of ranks.
-#include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/clip_grad_norm.h"
@@ -63,19 +62,6 @@ struct GpuStep {
 };
 
 void PrintTo(const GpuStep& step, std::ostream* out) { *out << step.name; }
-
-// A world without peers, as long as it lives.
-class FakeWorld {
- public:
-  explicit FakeWorld(const std::vector<int64_t>& mesh) {
-    int64_t ranks = 1;
-    for (const auto size : mesh) ranks *= size;
-    init_process_group({.backend = "fake", .rank = 0, .world_size = ranks});
-  }
-  ~FakeWorld() { destroy_process_group(); }
-  FakeWorld(const FakeWorld&) = delete;
-  FakeWorld& operator=(const FakeWorld&) = delete;
-};
 
 class ShardedBlocks {
  public:
@@ -143,7 +129,7 @@ class GpuSteps : public ::testing::TestWithParam<GpuStep> {};
 
 TEST_P(GpuSteps, DoNotMakeTheHostWait) {
   SKIP_WITHOUT_CUDA_RUNTIME();
-  const FakeWorld world(GetParam().mesh);
+  const FakeWorld world(ranks_of(GetParam().mesh));
   ShardedBlocks blocks(GetParam());
   for (int i = 0; i < 2; ++i) blocks.step();
   occupy_current_stream();
@@ -158,7 +144,7 @@ TEST_P(GpuSteps, DoNotMakeTheHostWait) {
 TEST_P(GpuSteps, CanBeAGraphWithTheSameBits) {
   SKIP_WITHOUT_CUDA_RUNTIME();
   constexpr int kWarmUp = 3, kReplays = 2;
-  const FakeWorld world(GetParam().mesh);
+  const FakeWorld world(ranks_of(GetParam().mesh));
   ShardedBlocks plain(GetParam()), captured(GetParam());
   for (int i = 0; i < kWarmUp + kReplays; ++i) plain.step();
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
@@ -186,7 +172,7 @@ INSTANTIATE_TEST_SUITE_P(All, GpuSteps, ::testing::ValuesIn(gpu_steps()),
 // Of one step in a world of `ranks`.
 int64_t launches_of(int64_t ranks) {
   const GpuStep step{.mesh = {ranks}};
-  const FakeWorld world(step.mesh);
+  const FakeWorld world(ranks);
   ShardedBlocks blocks(step);
   const c10::impl::VirtualGuardImpl guard(c10::kCUDA);
   const c10::StreamGuard on_stream(guard.getNewStream(guard.getDevice(), 0));
@@ -206,7 +192,7 @@ TEST(GpuLaunches, DoNotDependOnTheNumberOfRanks) {
 constexpr int64_t kWide = 2048, kUnitBytes = kWide * (kWide + 1) * 4;
 int64_t bytes_of_step(int64_t units) {
   constexpr int64_t kRanks = 8;
-  const FakeWorld world({kRanks});
+  const FakeWorld world(kRanks);
   const auto mesh = init_device_mesh(c10::kCUDA, {kRanks});
   torch::nn::Sequential model;
   for (int64_t i = 0; i < units; ++i) model->push_back(torch::nn::Linear(kWide, kWide));
