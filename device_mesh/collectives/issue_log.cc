@@ -86,10 +86,16 @@ Stamp IssueLog::record(const IssuedOperation& operation) {
   check_usable(operation.what);
   const std::lock_guard lock(order_mutex_);
   const auto stamp = order_.next(operation.unit, operation.kind, operation.bytes);
+  last_stamp_ = stamp;
   record_issued(operation.what, stamp.sequence(), global_rank_);
   const std::lock_guard record_lock(shared_->mutex);
   shared_->record.add({lane_, stamp.sequence(), operation.what, operation.bytes});
   return stamp;
+}
+
+Stamp IssueLog::last_stamp() const {
+  const std::lock_guard lock(order_mutex_);
+  return last_stamp_;
 }
 
 std::vector<RecordedOperation> IssueLog::recent_operations() const {

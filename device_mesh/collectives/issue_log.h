@@ -18,6 +18,7 @@
 #include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/operation_record.h"
+#include "device_mesh/collectives/stamp.h"
 #include "device_mesh/collectives/watched_rank.h"
 
 #include <ATen/core/Tensor.h>
@@ -97,6 +98,8 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
 
   int64_t global_rank() const { return global_rank_; }
   const std::vector<int64_t>& ranks() const { return ranks_; }  // of the job, by group rank
+  // Of the last operation that this rank issued here; zeros before the first. Local.
+  Stamp last_stamp() const;
   // The last ones that this rank issued here and beside, oldest first. Local.
   std::vector<RecordedOperation> recent_operations() const;
 
@@ -127,8 +130,9 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   const std::shared_ptr<Shared> shared_;
   const uint32_t lane_;                         // among those, the same on every rank
   const std::shared_ptr<WatchedLane> watched_;  // null: nobody looks whether waits can end
-  std::mutex order_mutex_;
+  mutable std::mutex order_mutex_;
   IssueOrder order_;
+  Stamp last_stamp_;
 };
 
 }  // namespace fsdp::internal

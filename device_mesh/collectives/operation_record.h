@@ -27,7 +27,7 @@ struct RecordedOperation {
 
 class OperationRecord {
  public:
-  static constexpr size_t kCapacity = 64;
+  static constexpr size_t kCapacity = 1024;
 
   // Drops the oldest where there are kCapacity already.
   void add(RecordedOperation operation);

@@ -95,7 +95,6 @@ void GradientReduction::receive() {
         std::move(row), group_->info().issue(group_->agreement().word_for_replicas())));
     group_->info().accounts().count(&Counters::all_reduces);
   } else {
-    keep(row);
     stage_.emplace<Received>(Received{std::move(row), Received::Use::kKept});
   }
 }
@@ -112,7 +111,11 @@ void GradientReduction::receive_whole(at::Tensor row) {
   stage_.emplace<Received>(Received{std::move(row), Received::Use::kPublish});
 }
 
-void GradientReduction::keep(const at::Tensor& row) {
+void GradientReduction::keep_unless_over_replicas() {
+  const auto& [row, use] = std::get<Received>(stage_);
+  if (use == Received::Use::kPublish) return;
+  const RuntimeMode runtime_mode;
+  const CurrentStream on_reduce_stream(reduce_stream().stream());
   const auto used = input_.used(row);
   for (size_t i = 0; i < used.size(); ++i) {
     const auto position = static_cast<int64_t>(i);

@@ -21,6 +21,7 @@
 
 #include <memory>
 #include <optional>
+#include <utility>
 #include <variant>
 #include <vector>
 
@@ -62,6 +63,11 @@ class GradientReduction {
   void receive();
   // Waits for the replicas. REQUIRES: receive() was called.
   void wait_for_replicas();
+  // Where the ranks tell each other on the host (step/exchange_after_backward.h): what it
+  // sent, and what others said, of the replicas where it went over them.
+  const ReduceScatterInput& input() const { return input_; }
+  void set_used(std::vector<bool> used) { input_.set_used(std::move(used)); }
+  void set_words_of_replicas(std::vector<NoticeWords> words) { words_ = std::move(words); }
   // Throws ValueError, on all ranks alike, where replicas did not write the shards alike.
   // Nothing where the row was not added up over them. REQUIRES: wait_for_replicas() was
   // called.
@@ -71,6 +77,9 @@ class GradientReduction {
   // called.
   bool announces_late() const;
   bool is_over_replicas() const;
+  // Keeps the row, if it did not go over the replicas, for a reduction that does. At most
+  // once. REQUIRES: wait_for_replicas() was called.
+  void keep_unless_over_replicas();
   // What is to be published; nothing where the row is kept. REQUIRES: wait_for_replicas()
   // was called.
   std::optional<ReducedRow> result() &&;
@@ -98,7 +107,6 @@ class GradientReduction {
   void put_in_flight(std::unique_ptr<PendingReduction> pending);
   template <class Stage>
   at::Tensor wait_for();
-  void keep(const at::Tensor& row);
   void receive_whole(at::Tensor row);
 
   c10::intrusive_ptr<FSDPParamGroup> group_;

@@ -22,6 +22,11 @@ const std::string& GroupInfo::name() const {
   return unit_->name.empty() ? root : unit_->name;
 }
 
+bool GroupInfo::exchanges_on_host() const {
+  const bool among_shards = comm_context_->transport().host_exchange() != nullptr;
+  return among_shards || (replicas_ && replicas_->host_exchange() != nullptr);
+}
+
 Issue GroupInfo::issue(NoticeWords words, const Communicate* custom) const {
   return {.unit = number_,
           .unit_name = name(),

@@ -38,6 +38,9 @@ class GroupInfo {
   // One rank: nothing is ever sent, and members borrow the shards, unless these are of
   // another dtype or on another device.
   bool is_alone() const { return comm_context_->shard_count() == 1 && !replicas_; }
+  // Whether the ranks of the mesh tell each other words on the host, as gathers and
+  // reductions carry none (host_exchange.h).
+  bool exchanges_on_host() const;
   // What a collective of this group is issued as; with the user's own function, if there
   // is one.
   Issue issue(NoticeWords words, const Communicate* custom = nullptr) const;

@@ -32,7 +32,7 @@ void PartialReduceOutput::drop(int64_t index) {
     accounts_.add(&Counters::gradient_bytes, -static_cast<int64_t>(kept.nbytes()));
 }
 
-void PartialReduceOutput::add_to(const ReduceScatterInput& input, at::Tensor& row) {
+void PartialReduceOutput::add_to(ReduceScatterInput& input, at::Tensor& row) {
   for (size_t i = 0; i < input.params().size(); ++i) {
     const auto index = input.params()[i].index;
     if (!has(index)) continue;

@@ -23,7 +23,7 @@ class PartialReduceOutput {
   bool has(int64_t index) const { return parts_[static_cast<size_t>(index)].defined(); }
   bool has_any() const;
   // Adds what was kept to `row`, a received row of `input`, and keeps it no longer.
-  void add_to(const ReduceScatterInput& input, at::Tensor& row);
+  void add_to(ReduceScatterInput& input, at::Tensor& row);
   void drop(int64_t index);
 
  private:

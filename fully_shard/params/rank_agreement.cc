@@ -6,6 +6,7 @@
 #include <c10/util/StringUtil.h>
 
 #include <algorithm>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -54,9 +55,26 @@ NoticeWords RankAgreement::words() const {
 }
 
 void RankAgreement::check(const UnshardedState::Gathered& gathered) {
+  if (info_.exchanges_on_host()) {
+    was_gathered_ |= gathered.is_from_all_shards;
+    return;
+  }
   check_values(gathered.words);
   values_.agreed();
   if (gathered.is_from_all_shards) check_writes(gathered.words);
+}
+
+void RankAgreement::check_writes_since_exchange(const std::vector<NoticeWords>& of_shards) {
+  if (was_gathered_) check_writes(of_shards);
+}
+
+void RankAgreement::exchanged() {
+  if (std::exchange(was_gathered_, false)) values_.agreed();
+}
+
+void RankAgreement::check_values_along(int64_t mesh_dim) {
+  const auto difference = difference_along(mesh_dim);
+  if (!difference.empty()) report_difference(difference);
 }
 
 // A rank that took no part in a run of writes has another model than the others.

@@ -40,6 +40,17 @@ class RankAgreement {
   // the replicas, differ. Collective where they do; over the replicas, too, where all
   // ranks have something to compare.
   void check(const UnshardedState::Gathered& gathered);
+  // Where gathers bring no words and the ranks tell each other on the host instead, once
+  // per backward (step/exchange_after_backward.h): what is compared of all gathers since
+  // the last time; nothing where there was none.
+  NoticeWords words_since_exchange() const { return was_gathered_ ? words() : NoticeWords{}; }
+  // What check() does with the values, for ranks along a dimension of the mesh of which
+  // some have another word; and with the writes of the ranks that shard. Both throw as it
+  // does; the first is collective over the dimension.
+  void check_values_along(int64_t mesh_dim);
+  void check_writes_since_exchange(const std::vector<NoticeWords>& of_shards);
+  // All that was to be compared was.
+  void exchanged();
   // Throws ValueError, on all ranks alike, where one replica wrote the shards since the
   // last such sum and another did not. of_replicas: the words of all, by replica.
   void check_replica_writes(const std::vector<NoticeWords>& of_replicas);
@@ -59,6 +70,7 @@ class RankAgreement {
   WriteRuns write_runs_;
   ReplicaWrites replica_writes_;
   std::vector<Holders> holders_;  // by parameter
+  bool was_gathered_ = false;     // since the ranks told each other on the host
 };
 
 }  // namespace fsdp::internal

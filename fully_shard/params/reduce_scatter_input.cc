@@ -112,8 +112,9 @@ at::Tensor ReduceScatterInput::elements(const at::Tensor& row) const {
   return row.narrow(0, 0, layout_.row_bytes() / bytes_of(dtype_));
 }
 
-void ReduceScatterInput::add_part(at::Tensor& row, int64_t position, const at::Tensor& part) const {
+void ReduceScatterInput::add_part(at::Tensor& row, int64_t position, const at::Tensor& part) {
   this->part(row, position).add_(part);
+  arrived_[static_cast<size_t>(position)] = true;
   if (reads_flags_) row.narrow(0, layout_.row_bytes() / bytes_of(dtype_) + position, 1).add_(1);
 }
 
@@ -128,6 +129,7 @@ std::vector<bool> ReduceScatterInput::read_flags(const at::Tensor& row) const {
 }
 
 std::vector<bool> ReduceScatterInput::used(const at::Tensor& row) const {
+  if (!used_.empty()) return used_;
   if (!reads_flags_) return std::vector<bool>(params_.size(), true);
   auto used = read_flags(row);
   used.pop_back();  // of late gradients

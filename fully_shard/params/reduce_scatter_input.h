@@ -9,7 +9,8 @@
 //
 // Flags add up to the number of ranks that raised them: one per parameter that was used,
 // and one for gradients that came after their reduction had left. Where the transport
-// reads none (Transport::reads_flags) the rows have none.
+// reads none (Transport::reads_flags) the rows have none, and the ranks tell each other
+// which parameters were used, if they can (step/exchange_after_backward.h).
 #pragma once
 
 #include "fully_shard/transport/packed_layout.h"
@@ -19,6 +20,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
@@ -61,15 +63,20 @@ class ReduceScatterInput {
   // bytes]), packed. REQUIRES: the stream they belong to is current.
   at::Tensor release_rows(Late late);
 
+  // Whether this rank used each parameter. REQUIRES: released.
+  const std::vector<bool>& used_here() const { return arrived_; }
+  // The ranks told each other which parameters some rank used.
+  void set_used(std::vector<bool> used) { used_ = std::move(used); }
+
   // Of a reduced row, this rank's, of any dtype: its part of parameter `position`, in the
   // shape of the shard; and whether any rank used each parameter. Where flags are not
-  // read, all count as used.
+  // read and nothing was told, all count as used.
   at::Tensor part(const at::Tensor& row, int64_t position) const;
   std::vector<bool> used(const at::Tensor& row) const;
   // All gradients of the row and the padding between them: [elements]. A view.
   at::Tensor elements(const at::Tensor& row) const;
   // Adds `part`, of a parameter that some rank used, to its place in a reduced row.
-  void add_part(at::Tensor& row, int64_t position, const at::Tensor& part) const;
+  void add_part(at::Tensor& row, int64_t position, const at::Tensor& part);
   // Whether some rank had late gradients. Never where flags are not read.
   bool late(const at::Tensor& row) const;
 
@@ -88,6 +95,7 @@ class ReduceScatterInput {
   StreamMemory memory_{StreamWait::kPackAfterAllocation, StreamWait::kReduceAfterPacking};
   std::vector<bool> arrived_;
   int64_t arrived_count_ = 0;
+  std::vector<bool> used_;  // by some rank, where they told each other; else empty
 };
 
 }  // namespace fsdp::internal

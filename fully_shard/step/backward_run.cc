@@ -3,11 +3,13 @@
 #include "fully_shard/params/late_parameters.h"
 #include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/step/exchange_after_backward.h"
 #include "fully_shard/step/prefetch.h"
 #include "on_demand/pass.h"
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <utility>
 
 namespace fsdp::internal {
@@ -115,14 +117,25 @@ void BackwardRun::finish() {
   const RuntimeMode runtime_mode;
   while (auto* const* group = order_.next_at_end()) send(**group);
   receive_last();
+  exchange_on_host(0);
   send_late();
   // Only now, when all that this backward issues has been waited for.
   for (auto& reduction : received_) reduction.check_replica_writes();
+  for (auto& reduction : received_) reduction.keep_unless_over_replicas();
   update_owed();
   publish();
   end_roots();
   state_ = State::kFinished;
   check_afterwards();
+}
+
+// On devices the ranks tell each other what travels with collectives on the CPU, of the
+// reductions from `first` on.
+void BackwardRun::exchange_on_host(size_t first) {
+  if (received_.size() == first) return;
+  const bool late =
+      exchange_after_backward(roots_, std::span(received_).subspan(first), late_ == Late::kSome);
+  if (late && accumulates_everywhere_) late_ = Late::kSome;
 }
 
 // What the last reduction announces. Where others go over the replicas and it does not,
@@ -148,10 +161,12 @@ void BackwardRun::send_late() {
   const bool some = announced ? is_late_anywhere() : late_ == Late::kSome;
   if (!some) return;
   late_ = Late::kNone;
+  const auto first = received_.size();
   for (auto* group : order_.groups()) {
     group->info().accounts().add(&Counters::late_reduce_scatters, send(*group));
   }
   receive_last();
+  exchange_on_host(first);
 }
 
 // Those whose reductions left owe nothing any more.

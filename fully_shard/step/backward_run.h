@@ -56,6 +56,7 @@ class BackwardRun {
   int64_t send(FSDPParamGroup& group);  // how many reductions: one for each dtype
   void receive_in_flight();
   void receive_last();
+  void exchange_on_host(size_t first);
   bool is_late_anywhere() const;
   void send_late();
   void publish();

@@ -3,10 +3,13 @@
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
+#include "fully_shard/host_exchange.h"
+#include "fully_shard/transport/host_exchange.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -23,7 +26,10 @@ class C10dTransport final : public Transport {
       : gathers_(collectives_of(mesh, dim)),
         reductions_(gathers_.beside(
             mesh.size(dim) == 1 ? mesh.group(dim) : mesh.side_group(dim, reductions_on(mesh)))),
-        on_cpu_(mesh.device_type() == c10::kCPU) {}
+        on_cpu_(mesh.device_type() == c10::kCPU) {
+    if (!on_cpu_ && shard_count() > 1 && has_gloo(reductions_.group()))
+      host_exchange_.emplace(gathers_, reductions_);
+  }
 
   int64_t shard_rank() const override { return gathers_.rank(); }
   int64_t shard_count() const override { return gathers_.size(); }
@@ -64,6 +70,9 @@ class C10dTransport final : public Transport {
 
   bool checks_stamps() const override { return on_cpu_; }
   bool reads_flags() const override { return on_cpu_; }
+  HostExchange* host_exchange() override {
+    return host_exchange_ && fsdp::host_exchange() ? &*host_exchange_ : nullptr;
+  }
 
  private:
   // Meshes that share a dimension reduce over it each in its own order.
@@ -80,6 +89,7 @@ class C10dTransport final : public Transport {
 
   Collectives gathers_, reductions_;
   bool on_cpu_;
+  std::optional<HostExchange> host_exchange_;
 };
 
 }  // namespace

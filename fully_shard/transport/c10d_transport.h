@@ -5,7 +5,8 @@
 // when a reduction leaves between two gathers may differ from rank to rank, since
 // gradients arrive differently. On CPU a reduction is an exchange of rows, added in the
 // order of the ranks: the same bits on every run. On other devices it is the backend's
-// reduce-scatter, and nothing is announced.
+// reduce-scatter, and nothing is announced: ranks tell each other once per backward
+// (host_exchange.h).
 #pragma once
 
 #include "device_mesh/device_mesh.h"

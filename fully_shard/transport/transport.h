@@ -31,6 +31,8 @@
 
 namespace fsdp::internal {
 
+class HostExchange;
+
 // What a unit without a path is called.
 inline constexpr char kRootName[] = "(root)";
 
@@ -80,6 +82,8 @@ class Transport {
   // False on devices, where reading stamps stalls the host.
   virtual bool checks_stamps() const = 0;
   virtual bool reads_flags() const = 0;  // values in reduced rows may be read on the host
+  // What ranks tell each other instead where they can do neither; null: nothing.
+  virtual HostExchange* host_exchange() { return nullptr; }
   virtual bool one_sided() const { return false; }  // a gather needs nobody else
 };
 

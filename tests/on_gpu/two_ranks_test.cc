@@ -5,6 +5,7 @@
 #include "tests/on_gpu/gpu.h"
 #include "tests/support/process_ranks.h"
 #include "tests/training_programs/failing_backwards.h"
+#include "tests/training_programs/ranks_that_differ.h"
 #include "tests/training_programs/stream_programs.h"
 #include "tests/training_programs/training_settings.h"
 #include "tests/training_programs/transformers.h"
@@ -143,6 +144,22 @@ const ChildCase kFailures("failed_backwards_of_two_ranks", [] {
                     {"reshard", failing_backwards(3, Next::kReshardByHand)}},
                    {{}});
 });
+
+const ChildCase kDifferences("differences_of_two_ranks", [] {
+  std::vector<Case> cases;
+  for (const auto& programs : {gradients_that_differ(), mistakes_of_ranks()}) {
+    for (const auto& [name, ranks, program] : programs) {
+      if (ranks == kRanks) cases.push_back({name, program});
+    }
+  }
+  return run_cases(cases, {{}});
+});
+
+// Also in what they are told, though NCCL itself compares nothing.
+TEST(TwoRanks, ThatDifferAreToldAsOnTheCpu) {
+  SKIP_WITHOUT_TESTED_DEVICE();
+  expect_every_rank_ends_well("differences_of_two_ranks");
+}
 
 TEST(TwoRanks, GoOnAfterFailedBackwards) {
   SKIP_WITHOUT_TESTED_DEVICE();

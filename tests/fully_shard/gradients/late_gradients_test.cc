@@ -1,5 +1,6 @@
 // Gradients that arrive after their group's reduction has left, on some ranks only.
 #include "tests/fully_shard/support/parity.h"
+#include "tests/support/late_use.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 
@@ -7,30 +8,6 @@
 
 namespace fsdp::testing {
 namespace {
-
-using torch::autograd::AutogradContext;
-using torch::autograd::variable_list;
-
-// The identity, whose backward touches `weight` on every rank and adds a gradient to it
-// on rank 0: the last thing that happens in a backward.
-struct LateUse : torch::autograd::Function<LateUse> {
-  static torch::Tensor forward(AutogradContext* context, const torch::Tensor& x,
-                               std::function<torch::Tensor()> use, bool differentiate) {
-    context->saved_data["differentiate"] = differentiate;
-    pending_use() = std::move(use);
-    return x.clone();
-  }
-  static variable_list backward(AutogradContext* context, const variable_list& gradients) {
-    torch::AutoGradMode grad_mode(true);
-    const auto value = pending_use()();
-    if (context->saved_data["differentiate"].toBool()) value.backward();
-    return {gradients[0], {}, {}};
-  }
-  static std::function<torch::Tensor()>& pending_use() {
-    thread_local std::function<torch::Tensor()> use;
-    return use;
-  }
-};
 
 class LateGradients : public Worlds {};
 
@@ -47,7 +24,7 @@ TEST_P(LateGradients, OfOneRankAreReducedOnAll) {
     const auto run = [&](bool late_somewhere) {
       for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
       const auto x = torch::ones({1, 4}, torch::requires_grad());
-      auto y = LateUse::apply(
+      auto y = late_use(
           x, [last] { return (last->weight * 3).sum(); }, late_somewhere && rank == 0);
       const auto before = counters(mesh).late_reduce_scatters;
       model->forward(y).sum().backward();
@@ -79,7 +56,7 @@ TEST(HybridLateGradients, OfOneRankAreReducedOnAllThoughTheLastUnitStaysInItsRep
     const auto run = [&](bool late) {
       for (auto& parameter : last->parameters()) parameter.mutable_grad().reset();
       const auto x = torch::ones({1, 4}, torch::requires_grad());
-      const auto y = LateUse::apply(
+      const auto y = late_use(
           x, [last] { return (last->weight * 3).sum(); }, late);
       last(first(y)).sum().backward();
       return DTensor(last->parameters()[0].grad()).full_tensor();
