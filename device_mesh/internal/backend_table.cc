@@ -40,9 +40,11 @@ BackendEntry fake_entry() {
 BackendTable& backend_table() {
   static auto& table = *new BackendTable{
       .mutex = {},
-      .backends = {{"gloo", {}},
-                   {"nccl", {.device_types = {c10::kCUDA}, .make = nccl_factory()}},
-                   {"fake", fake_entry()}}};
+      .backends = {
+          {"gloo", {}},
+          {"nccl",
+           {.device_types = {c10::kCUDA}, .make = nccl_factory(), .connect = nccl_connector()}},
+          {"fake", fake_entry()}}};
   return table;
 }
 

@@ -7,6 +7,7 @@
 // One table for the process, from which nothing is taken again. Thread-safe. Local.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/core/DeviceType.h>
 #include <c10/util/intrusive_ptr.h>
 
@@ -38,6 +39,7 @@ struct GroupMember {
 };
 
 using MakeBackend = std::function<c10::intrusive_ptr<c10d::Backend>(const GroupMember&)>;
+using ConnectBackend = std::function<void(c10d::Backend&, c10::Device)>;
 
 struct BackendEntry {
   // What `make` serves; none for Gloo alone. The first one of which there are devices is
@@ -46,6 +48,9 @@ struct BackendEntry {
   // Null where this build lacks the backend. What it returns has the name under which it
   // is in the table, and knows its options: timeout and global ranks.
   MakeBackend make = {};
+  // Connects the ranks of a group on their devices, where no collective has done so yet;
+  // null where nothing is to be done. Collective over the group.
+  ConnectBackend connect = {};
   // Tensors on CPU go through Gloo beside it. Such a backend can wait for pending works,
   // which shutting down does first.
   bool has_gloo = true;

@@ -20,8 +20,17 @@ MakeBackend nccl_factory() {
     return c10::make_intrusive<c10d::ProcessGroupNCCL>(store, member.rank, member.size, options);
   };
 }
+
+// Another communicator would take the memory of one more.
+ConnectBackend nccl_connector() {
+  return [](c10d::Backend& backend, c10::Device device) {
+    auto& nccl = dynamic_cast<c10d::ProcessGroupNCCL&>(backend);
+    if (!nccl.isInitialized()) nccl.eagerConnectSingleDevice(device);
+  };
+}
 #else
 MakeBackend nccl_factory() { return {}; }
+ConnectBackend nccl_connector() { return {}; }
 #endif
 
 }  // namespace fsdp::internal

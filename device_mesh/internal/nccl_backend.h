@@ -1,4 +1,5 @@
-// How an NCCL backend is made. The only place that includes what needs CUDA's headers.
+// How an NCCL backend is made and connected. The only place that includes what needs
+// CUDA's headers.
 #pragma once
 
 #include "device_mesh/internal/backend_table.h"
@@ -7,5 +8,6 @@ namespace fsdp::internal {
 
 // Null where this build has no NCCL.
 MakeBackend nccl_factory();
+ConnectBackend nccl_connector();
 
 }  // namespace fsdp::internal

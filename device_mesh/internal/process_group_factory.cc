@@ -5,6 +5,7 @@
 #include "device_mesh/internal/device_types.h"
 #include "device_mesh/internal/gloo_connection.h"
 
+#include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
@@ -124,6 +125,12 @@ Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_rank
       "instead";
   if (entry->has_gloo) made.devices = gloo_devices_of(parent);
   return assemble(backend, *entry, made);
+}
+
+void connect(const Group& group, c10::Device device) {
+  const auto* const entry = find_backend(group_backend(group));
+  const bool serves_it = entry != nullptr && entry->connect && serves(group, device.type());
+  if (serves_it && group->getSize() > 1) entry->connect(*group->getBackend(device.type()), device);
 }
 
 std::vector<int64_t> global_ranks(const Group& group) {

@@ -6,6 +6,7 @@
 // rank has opened a group of that name.
 #pragma once
 
+#include <c10/core/Device.h>
 #include <c10/util/intrusive_ptr.h>
 
 #include <chrono>
@@ -51,6 +52,11 @@ Group make_world_group(const GroupRequest& request);
 // connect_gloo() throws.
 Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_ranks,
                     const std::string& purpose);
+
+// Brings up what the backend for `device`, which this rank uses, communicates through, as
+// its first collective there would. Nothing where that was done, or needs nothing. Blocks
+// until all ranks are here; collective over `group`.
+void connect(const Group& group, c10::Device device);
 
 // The global ranks of `group`'s members, as its backend was told; 0 .. size-1 when it was
 // not.

@@ -6,7 +6,7 @@
 #include "dtensor/dispatch/scalar_arguments.h"
 #include "dtensor/dispatch/tensor_arguments.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/kernels/attention_on_devices.h"
+#include "dtensor/kernels/composites_on_devices.h"
 #include "dtensor/kernels/composites_on_whole.h"
 #include "dtensor/kernels/fast_pointwise.h"
 #include "dtensor/kernels/view_replay.h"
@@ -243,7 +243,7 @@ void install_dtensor_kernels() {
     register_fast_pointwise(*handles);
     register_view_replay(*handles);
     register_composites_on_whole(*handles);
-    register_attention_on_devices(*handles);
+    register_composites_on_devices(*handles);
     handles->push_back(c10::Dispatcher::singleton().registerFallback(
         kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "fsdp DTensor"));
     return handles;

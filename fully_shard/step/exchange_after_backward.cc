@@ -81,12 +81,9 @@ class Exchange {
 
   // shards: null where one rank has all of them.
   bool run(HostExchange* shards) {
-    try {
-      over_shards(shards);
-    } catch (const std::exception&) {
-      failure_ = std::current_exception();
-    }
-    for (auto* const replicas : transports_to_replicas()) over_replicas(*replicas);
+    attempt([&] { over_shards(shards); });
+    for (auto* const replicas : transports_to_replicas())
+      attempt([&] { over_replicas(*replicas); });
     if (failure_) std::rethrow_exception(failure_);
     for (size_t i = 0; i < reductions_.size(); ++i) reductions_[i].set_used(std::move(used_[i]));
     for (auto* group : groups_) group->agreement().exchanged();
@@ -94,12 +91,21 @@ class Exchange {
   }
 
  private:
+  // The first failure is the one that is thrown.
+  template <class Call>
+  void attempt(const Call& call) {
+    try {
+      call();
+    } catch (const std::exception&) {
+      if (!failure_) failure_ = std::current_exception();
+    }
+  }
   void over_shards(HostExchange* shards);
   void over_replicas(Transport& replicas);
-  void check_values(const std::vector<Reader>& ranks, uint64_t hash, const Groups& groups);
+  // What the ranks say of the whole: raises late_, and gives whether all have that hash.
+  bool hear_whole(std::vector<Reader>& ranks, uint64_t hash);
   void check_writes(std::vector<Reader>& ranks);
   std::vector<Transport*> transports_to_replicas() const;
-  void raise_late(Reader& rank) { late_ |= rank.next() != 0; }
 
   Groups groups_;
   std::span<GradientReduction> reductions_;
@@ -120,12 +126,7 @@ void Exchange::over_shards(HostExchange* shards) {
 
   const auto all = shards != nullptr ? shards->run(words) : std::vector<Words>{words};
   auto ranks = readers_of(all);
-  bool is_alike = true;
-  for (auto& rank : ranks) {
-    raise_late(rank);
-    is_alike &= rank.next() == hash;
-  }
-  if (!is_alike) {
+  if (!hear_whole(ranks, hash)) {
     for (auto* group : groups_)
       group->agreement().check_values_along(shard_mesh_dim(group->info().mesh()));
   }
@@ -133,6 +134,15 @@ void Exchange::over_shards(HostExchange* shards) {
   for (auto& rank : ranks) {
     for (auto& bits : used_) rank.raise(bits);
   }
+}
+
+bool Exchange::hear_whole(std::vector<Reader>& ranks, uint64_t hash) {
+  bool is_alike = true;
+  for (auto& rank : ranks) {
+    late_ |= rank.next() != 0;
+    is_alike &= rank.next() == hash;
+  }
+  return is_alike;
 }
 
 void Exchange::check_writes(std::vector<Reader>& ranks) {
@@ -183,12 +193,7 @@ void Exchange::over_replicas(Transport& replicas) {
                       "of this backward is published (rank ",
                       reductions_.front().group().info().rank(), ")");
   }
-  bool is_alike = true;
-  for (auto& rank : ranks) {
-    raise_late(rank);
-    is_alike &= rank.next() == hash;
-  }
-  if (!is_alike) {
+  if (!hear_whole(ranks, hash)) {
     for (auto* group : groups_) {
       if (group->info().replicas() == &replicas)
         group->agreement().check_values_along(*replicate_mesh_dim(group->info().mesh()));

@@ -56,19 +56,26 @@ std::shared_ptr<Runtime> Runtime::of(const DeviceMesh& mesh) {
 Runtime::Runtime(const DeviceMesh& mesh)
     : comm_context_(std::make_shared<CommContext>(mesh)),
       open_backward_(mesh.rank()),
-      is_on_device_(mesh.device_type() != c10::kCPU) {}
+      is_on_device_(mesh.device_type() != c10::kCPU) {
+  comm_context_->transport().connect_gathers();
+  comm_context_->transport().connect_reductions();
+}
 
 std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh) {
   const auto dim = replicate_mesh_dim(mesh);
   if (!dim) return nullptr;
   auto& transport = replicas_[mesh.group(*dim).get()];
-  if (!transport) transport = make_transport(mesh, *dim);
+  if (transport) return transport;
+  transport = make_transport(mesh, *dim);
+  transport->connect_reductions();
   return transport;
 }
 
 std::shared_ptr<Transport> Runtime::neighbours(const DeviceMesh& mesh, int64_t count) {
   auto& transport = neighbours_[{mesh.group(shard_mesh_dim(mesh)).get(), count}];
-  if (!transport) transport = make_transport(mesh.neighbours(shard_mesh_dim(mesh), count), 0);
+  if (transport) return transport;
+  transport = make_transport(mesh.neighbours(shard_mesh_dim(mesh), count), 0);
+  transport->connect_gathers();
   return transport;
 }
 

@@ -2,6 +2,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/scratch_memory.h"
+#include "device_mesh/internal/process_group_factory.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/host_exchange.h"
 #include "fully_shard/transport/host_exchange.h"
@@ -26,7 +27,8 @@ class C10dTransport final : public Transport {
       : gathers_(collectives_of(mesh, dim)),
         reductions_(gathers_.beside(
             mesh.size(dim) == 1 ? mesh.group(dim) : mesh.side_group(dim, reductions_on(mesh)))),
-        on_cpu_(mesh.device_type() == c10::kCPU) {
+        device_(local_device(mesh)),
+        on_cpu_(device_.is_cpu()) {
     if (!on_cpu_ && shard_count() > 1 && has_gloo(reductions_.group()))
       host_exchange_.emplace(gathers_, reductions_);
   }
@@ -68,6 +70,9 @@ class C10dTransport final : public Transport {
                                            .words = issue.words});
   }
 
+  void connect_gathers() override { connect(gathers_.group(), device_); }
+  void connect_reductions() override { connect(reductions_.group(), device_); }
+
   bool checks_stamps() const override { return on_cpu_; }
   bool reads_flags() const override { return on_cpu_; }
   HostExchange* host_exchange() override {
@@ -88,6 +93,7 @@ class C10dTransport final : public Transport {
   }
 
   Collectives gathers_, reductions_;
+  c10::Device device_;
   bool on_cpu_;
   std::optional<HostExchange> host_exchange_;
 };

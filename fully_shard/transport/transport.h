@@ -78,6 +78,11 @@ class Transport {
   // Before this rank writes its shards (c10d: nothing). May block on a one-sided
   // transport.
   virtual void before_shard_write() {}
+  // Bring up what gathers, and what reductions, communicate through on devices, as the
+  // first of them would: all ranks in one order, and not within a step. Block; collective
+  // over the dimension.
+  virtual void connect_gathers() {}
+  virtual void connect_reductions() {}
   virtual void end_of_backward() {}  // all reductions of a backward have been waited for
   // False on devices, where reading stamps stalls the host.
   virtual bool checks_stamps() const = 0;

@@ -30,6 +30,9 @@ namespace {
 
 using simulated::kDeviceType;
 using simulated::World;
+using ::testing::ElementsAre;
+using ::testing::EndsWith;
+using ::testing::HasSubstr;
 using ::testing::StartsWith;
 
 class MeshOnAccelerator : public ::testing::Test {
@@ -42,6 +45,27 @@ void on_devices(int64_t ranks, const std::function<void(int64_t rank)>& body) {
   simulated::run_in({.schedule = simulated::kLate}, [&] {
     simulated::run_ranks_on_devices(ranks, std::make_shared<World>(), body);
   });
+}
+
+// Those that gathers and reductions need, and none besides, before anything is issued.
+TEST_F(MeshOnAccelerator, ConnectsTheGroupsOfUnitsOnceAndInOneOrder) {
+  const auto world = std::make_shared<World>();
+  simulated::run_in({.schedule = simulated::kLate}, [&] {
+    simulated::run_ranks_on_devices(4, world, [](int64_t) {
+      const auto mesh = init_device_mesh(kDeviceType, {2, 2}, {"replicate", "shard"});
+      for (int unit = 0; unit < 2; ++unit) {
+        torch::nn::Linear layer(4, 4);
+        fully_shard(layer, mesh);
+      }
+    });
+  });
+  const auto connections = world->connections();
+  ASSERT_EQ(connections.size(), 4u);
+  for (const auto& [rank, groups] : connections) {
+    EXPECT_EQ(groups, connections.at(0)) << rank;
+    EXPECT_THAT(groups, ElementsAre(EndsWith("shard"), HasSubstr("shard/reduce"),
+                                    HasSubstr("replicate/reduce")));
+  }
 }
 
 TEST_F(MeshOnAccelerator, KeepsItsDeviceOnThreadsWithoutAGuard) {

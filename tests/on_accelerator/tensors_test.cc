@@ -4,10 +4,12 @@
 #include "device_mesh/internal/device_types.h"
 #include "dtensor/manual_seed.h"
 #include "fully_shard/fully_shard.h"
+#include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
 #include "tests/simulated_accelerator/run.h"
 #include "tests/simulated_accelerator/world.h"
 #include "tests/support/errors.h"
+#include "tests/training_programs/batch_norm.h"
 
 #include <ATen/ops/native_dropout.h>
 #include <gmock/gmock.h>
@@ -74,6 +76,15 @@ TEST_F(TensorsOnAccelerator, AreDrawnFromTheThreadsGenerator) {
     EXPECT_TRUE(draw().equal(second));
     EXPECT_FALSE(first.equal(second));
   });
+}
+
+TEST_F(TensorsOnAccelerator, BatchNormOfACutBatchHasTheBitsOfCpu) {
+  const auto expected = run_on_cpu(normalize_a_cut_batch, 2);
+  const auto run = run_on_devices(normalize_a_cut_batch, 2, simulated::kLate);
+  EXPECT_EQ(run.error, "");
+  EXPECT_EQ(run.values.at(1).size(), expected.at(1).size());
+  for (size_t i = 0; i < run.values.at(1).size(); ++i)
+    EXPECT_TRUE(run.values[1][i].equal(expected[1][i])) << "value " << i;
 }
 
 }  // namespace

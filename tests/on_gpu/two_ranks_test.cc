@@ -4,6 +4,7 @@
 #include "device_mesh/process_group.h"
 #include "tests/on_gpu/gpu.h"
 #include "tests/support/process_ranks.h"
+#include "tests/training_programs/batch_norm.h"
 #include "tests/training_programs/failing_backwards.h"
 #include "tests/training_programs/ranks_that_differ.h"
 #include "tests/training_programs/stream_programs.h"
@@ -126,6 +127,7 @@ const ChildCase kTransformers("transformers_of_two_ranks", [] {
   return run_cases({{"transformer", train_transformer},
                     {"in half", train_transformer_in_half, kRoundingOf16Bits},
                     {"tensor-parallel", train_tensor_parallel_transformer},
+                    {"batch norm of DTensors", normalize_a_cut_batch},
                     {.name = "resumed",
                      .program = training_that_is_resumed(shared),
                      .on_cpu = training_that_is_resumed(own)}},

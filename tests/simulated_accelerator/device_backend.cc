@@ -131,7 +131,10 @@ class DeviceBackend final : public c10d::Backend {
   void setTimeout(std::chrono::milliseconds timeout) override { options_->timeout = timeout; }
   void setSequenceNumberForGroup() override {}  // counted from the start
   uint64_t getSequenceNumberForGroup() override { return issued_; }
-  void shutdown() override {}             // has no threads or connections of its own
+  void shutdown() override {}  // has no threads or connections of its own
+  void connect(World& world) {
+    if (!stream_ && !std::exchange(is_connected_, true)) world.connected(member_);
+  }
   void waitForPendingWorks() override {}  // streams are the device's, which finishes them
 
   WorkPtr _allgather_base(at::Tensor& output, at::Tensor& input,
@@ -183,6 +186,7 @@ class DeviceBackend final : public c10d::Backend {
   std::string unique_name_;
   c10::intrusive_ptr<Options> options_;
   uint64_t issued_ = 0;
+  bool is_connected_ = false;
   std::optional<c10::Stream> stream_;  // made with the first collective, as a communicator is
 };
 
@@ -227,20 +231,23 @@ c10::intrusive_ptr<c10d::Backend> make_lone_backend(Membership member, World::Wa
                                             std::move(name));
 }
 
-std::string backend_of(std::shared_ptr<World> world) {
+std::string backend_of(const std::shared_ptr<World>& world) {
   static std::atomic<int> worlds = 0;
   const auto name = "simulated " + std::to_string(++worlds);
-  const auto make = [world = std::move(world), name](const internal::GroupMember& member) {
+  const auto make = [world, name](const internal::GroupMember& member) {
     return make_backend(
         world, {member.name, member.rank, member.size, member.global_ranks, member.timeout, name});
   };
-  internal::add_backend(name, {.device_types = {kDeviceType}, .make = make});
+  const auto connect = [world](c10d::Backend& backend, c10::Device) {
+    dynamic_cast<DeviceBackend&>(backend).connect(*world);
+  };
+  internal::add_backend(name, {.device_types = {kDeviceType}, .make = make, .connect = connect});
   return name;
 }
 
 void run_ranks_on_devices(int64_t ranks, std::shared_ptr<World> world,
                           const std::function<void(int64_t rank)>& body) {
-  run_ranks_over(backend_of(std::move(world)), ranks, [&](int64_t rank) {
+  run_ranks_over(backend_of(world), ranks, [&](int64_t rank) {
     const c10::DeviceGuard guard(device(rank));
     body(rank);
   });

@@ -36,6 +36,16 @@ std::shared_ptr<Rendezvous> World::meet(const Membership& member, const Issue& i
   return rendezvous;
 }
 
+void World::connected(const Membership& member) {
+  const std::lock_guard lock(mutex_);
+  connections_[member.global_ranks.at(static_cast<size_t>(member.rank))].push_back(member.name);
+}
+
+std::map<uint64_t, std::vector<std::string>> World::connections() {
+  const std::lock_guard lock(mutex_);
+  return connections_;
+}
+
 std::map<uint64_t, std::vector<std::string>> World::issued() {
   const std::lock_guard lock(mutex_);
   return issued_;

@@ -65,6 +65,10 @@ class World {
   std::shared_ptr<Rendezvous> meet(const Membership& member, const Issue& issue,
                                    const Exchange& exchange);
 
+  // What each rank connected ahead of its first collective, in its order, by global rank.
+  void connected(const Membership& member);
+  std::map<uint64_t, std::vector<std::string>> connections();
+
   // What each rank issued, in its order, by global rank: the group's name, the kind, the
   // bytes. NCCL asks for one order on all ranks, across groups too.
   std::map<uint64_t, std::vector<std::string>> issued();
@@ -80,7 +84,7 @@ class World {
   std::mutex mutex_;
   std::map<std::string, int> opened_;  // groups by name and ranks, for each rank
   std::map<std::pair<std::string, uint64_t>, Meeting> meetings_;
-  std::map<uint64_t, std::vector<std::string>> issued_;
+  std::map<uint64_t, std::vector<std::string>> issued_, connections_;
 };
 
 // A backend of `world` for one rank of a group. Collective over nobody: ranks meet in the
@@ -94,7 +98,7 @@ c10::intrusive_ptr<c10d::Backend> make_lone_backend(
 
 // A new name in the library's table of backends, "simulated 1" or the like. Groups of
 // that backend meet in `world`, their side groups too.
-std::string backend_of(std::shared_ptr<World> world);
+std::string backend_of(const std::shared_ptr<World>& world);
 
 // run_ranks() over such a backend, each rank on the device of its number.
 //
