@@ -4,13 +4,11 @@
 // On the CPU every collective is announced, and reduced gradients carry flags. On devices
 // the host could read neither without waiting for the device. So the ranks exchange a
 // few words over Gloo instead, once per backward that reduces gradients, after all that
-// it issues and before gradients are published:
-//
-//   - the collectives that each has issued: ranks that part get an error that names both
-//     operations, where the backend alone would hang;
-//   - start values and writes of parameters that are not alike;
-//   - which parameters some rank used: the others have no .grad;
-//   - whether some rank has gradients that came after their reduction had left.
+// it issues and before gradients are published. What they tell is which collectives each
+// has issued (ranks that part get an error that names both operations, where the backend
+// alone would hang); which start values, and which writes to parameters, they had; which
+// parameters they used (one that no rank used has no .grad); and whether gradients came
+// after their reduction had left.
 //
 // The host waits for the other ranks' hosts there, about a tenth of a millisecond on one
 // machine, and never for the device.
