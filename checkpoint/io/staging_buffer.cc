@@ -1,6 +1,7 @@
 #include "checkpoint/io/staging_buffer.h"
 
-#include <ATen/Context.h>
+#include "device_mesh/internal/device_types.h"
+
 #include <ATen/ops/empty.h>
 #include <c10/core/GradMode.h>
 
@@ -16,8 +17,8 @@ int64_t staged_size(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignmen
 void StagingBuffer::restart(int64_t bytes) {
   used_ = 0;
   if (memory_.defined() && memory_.numel() >= bytes) return;
-  memory_ = at::Tensor();  // first: both would be too much
-  const bool pinned = at::globalContext().hasCUDA();
+  memory_ = at::Tensor();                                 // first: both would be too much
+  const bool pinned = visible_accelerator().has_value();  // its copies are faster then
   memory_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(pinned));
 }
 

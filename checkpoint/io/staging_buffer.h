@@ -1,5 +1,5 @@
 // Host memory for the copies of a save in the background. Kept between saves, so that
-// its pages are there and, with CUDA, pinned.
+// its pages are there and, beside an accelerator, pinned.
 #pragma once
 
 #include <ATen/core/Tensor.h>
