@@ -45,6 +45,7 @@
 #include "fully_shard/full_params.h"
 #include "fully_shard/grad.h"
 #include "fully_shard/grad_scaler.h"
+#include "fully_shard/host_exchange.h"
 #include "fully_shard/no_sync_guard.h"
 #include "fully_shard/policies.h"
 #include "fully_shard/raw_access.h"

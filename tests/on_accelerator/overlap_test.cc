@@ -4,6 +4,7 @@
 #include "tests/simulated_accelerator/install.h"
 #include "tests/simulated_accelerator/run.h"
 #include "tests/simulated_accelerator/world.h"
+#include "tests/support/default_generator.h"
 
 #include <gtest/gtest.h>
 #include <torch/nn.h>
@@ -25,10 +26,13 @@ constexpr char kMarker[] = "aten::erfinv";  // which no layer uses
 
 void train(int64_t) {
   const auto mesh = init_device_mesh(simulated::kDeviceType, {2});
-  torch::nn::Sequential model;
-  for (size_t i = 0; i < kLayers; ++i) model->push_back(torch::nn::Linear(8, 8));
+  auto model = drawn_from_seed(1, [] {
+    torch::nn::Sequential layers;
+    for (size_t i = 0; i < kLayers; ++i) layers->push_back(torch::nn::Linear(8, 8));
+    return layers;
+  });
   for (const auto& layer : model->children()) fully_shard(*layer, mesh);
-  fully_shard(*model, mesh);
+  fully_shard(model, mesh);
   const auto x = torch::ones({3, 8}).to(local_device(mesh));
   for (int step = 0; step < 2; ++step) {
     if (step == 1) torch::erfinv(x);
