@@ -8,8 +8,9 @@
 
 #ifdef __SANITIZE_THREAD__
 // An exception that a future hands from one thread to another is counted by libstdc++,
-// which is not instrumented: its last owner seems to race with who looked at it.
-extern "C" const char* __tsan_default_suppressions() {
+// which is not instrumented: its last owner seems to race with who looked at it. The
+// sanitizer finds the function among the symbols that the program exports.
+extern "C" [[gnu::visibility("default")]] const char* __tsan_default_suppressions() {
   return "race:std::__exception_ptr::exception_ptr::_M_release\n";
 }
 #endif
