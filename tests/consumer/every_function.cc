@@ -106,6 +106,9 @@ void use_handle(Sequential& model, FSDPModule unit, const DeviceMesh& mesh) {
   expect(unit.parameters().size() == 2 && unit.spans_single_mesh(), "parameters");
   expect(unit.counters().sharded_bytes == fsdp::counters(mesh).sharded_bytes, "counters");
   fsdp::reset_peak(mesh);
+  fsdp::set_host_exchange(false);
+  expect(!fsdp::host_exchange(), "host_exchange");
+  fsdp::set_host_exchange(true);
   unit.unshard();
   unit.unshard_async().wait();
   unit.reshard();
