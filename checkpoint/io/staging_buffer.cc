@@ -17,8 +17,10 @@ int64_t staged_size(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignmen
 void StagingBuffer::restart(int64_t bytes) {
   used_ = 0;
   if (memory_.defined() && memory_.numel() >= bytes) return;
-  memory_ = at::Tensor();                                 // first: both would be too much
-  const bool pinned = visible_accelerator().has_value();  // its copies are faster then
+  // First: both would be too much.
+  memory_ = at::Tensor();
+  // Copies from an accelerator are faster then.
+  const bool pinned = visible_accelerator().has_value();
   memory_ = at::empty({bytes}, at::TensorOptions(at::kByte).pinned_memory(pinned));
 }
 

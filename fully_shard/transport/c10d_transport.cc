@@ -27,9 +27,8 @@ class C10dTransport final : public Transport {
       : gathers_(collectives_of(mesh, dim)),
         reductions_(gathers_.beside(
             mesh.size(dim) == 1 ? mesh.group(dim) : mesh.side_group(dim, reductions_on(mesh)))),
-        device_(local_device(mesh)),
-        on_cpu_(device_.is_cpu()) {
-    if (!on_cpu_ && shard_count() > 1 && has_gloo(reductions_.group()))
+        device_(local_device(mesh)) {
+    if (!device_.is_cpu() && shard_count() > 1 && has_gloo(reductions_.group()))
       host_exchange_.emplace(gathers_, reductions_);
   }
 
@@ -40,7 +39,8 @@ class C10dTransport final : public Transport {
     return at::zeros({bytes}, bytes_on(device));
   }
   at::Tensor staging_memory(int64_t bytes, c10::Device device) override {
-    return on_cpu_ ? shard_memory(bytes, device) : scratch_memory({bytes}, at::kByte, device);
+    return device_.is_cpu() ? shard_memory(bytes, device)
+                            : scratch_memory({bytes}, at::kByte, device);
   }
   at::Tensor row_memory(int64_t row_bytes, c10::Device device) override {
     return scratch_memory({shard_count(), row_bytes}, at::kByte, device);
@@ -73,8 +73,8 @@ class C10dTransport final : public Transport {
   void connect_gathers() override { connect(gathers_.group(), device_); }
   void connect_reductions() override { connect(reductions_.group(), device_); }
 
-  bool checks_stamps() const override { return on_cpu_; }
-  bool reads_flags() const override { return on_cpu_; }
+  bool checks_stamps() const override { return device_.is_cpu(); }
+  bool reads_flags() const override { return device_.is_cpu(); }
   HostExchange* host_exchange() override {
     return host_exchange_ && fsdp::host_exchange() ? &*host_exchange_ : nullptr;
   }
@@ -94,7 +94,6 @@ class C10dTransport final : public Transport {
 
   Collectives gathers_, reductions_;
   c10::Device device_;
-  bool on_cpu_;
   std::optional<HostExchange> host_exchange_;
 };
 

@@ -49,11 +49,7 @@ TEST_P(MistakesOfRanks, AreToldToEveryRankAsOnTheCpu) {
     SCOPED_TRACE(to_string(schedule));
     const auto run = run_on_devices(program, ranks, schedule);
     EXPECT_EQ(run.error, "");
-    for (size_t rank = 0; rank < expected.size(); ++rank) {
-      ASSERT_EQ(run.values[rank].size(), expected[rank].size());
-      for (size_t i = 0; i < expected[rank].size(); ++i)
-        EXPECT_TRUE(run.values[rank][i].equal(expected[rank][i])) << i << " on rank " << rank;
-    }
+    EXPECT_EQ(differing_values(run, expected), "");
   }
 }
 
@@ -101,8 +97,7 @@ TEST(HostExchange, OfManyUnitsHasTheGradientsOfCpu) {
         x = torch::linear(x, layer->weight, has_bias ? layer->bias : at::Tensor());
       }
       x.sum().backward();
-      for (const auto& parameter : layers->parameters())
-        rank.keep(parameter.grad().defined() ? parameter.grad() : torch::zeros({0}));
+      rank.keep_gradients(*layers);
     });
   };
   const auto expected = run_on_cpu(program, 2);

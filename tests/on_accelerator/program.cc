@@ -49,16 +49,24 @@ ProgramRun run_on_devices(const TrainingProgram& program, int64_t ranks,
 
 std::vector<simulated::Schedule> schedules_of_programs() { return simulated::schedules(5); }
 
-std::string faults_of(const ProgramRun& run, const std::vector<Values>& expected,
-                      int64_t host_syncs) {
-  if (!run.error.empty()) return run.error.substr(0, 2000);
-  std::ostringstream faults;
+std::string differing_values(const ProgramRun& run, const std::vector<Values>& expected) {
+  std::ostringstream text;
   for (size_t rank = 0; rank < expected.size(); ++rank) {
     const auto &actual = run.values[rank], &wanted = expected[rank];
     if (actual.size() != wanted.size()) return "another number of values";
     for (size_t i = 0; i < wanted.size(); ++i) {
-      if (!actual[i].equal(wanted[i])) faults << "value " << i << " of rank " << rank << "\n";
+      if (!actual[i].equal(wanted[i])) text << "value " << i << " of rank " << rank << "\n";
     }
+  }
+  return text.str();
+}
+
+std::string faults_of(const ProgramRun& run, const std::vector<Values>& expected,
+                      int64_t host_syncs) {
+  if (!run.error.empty()) return run.error.substr(0, 2000);
+  std::ostringstream faults;
+  faults << differing_values(run, expected);
+  for (size_t rank = 0; rank < expected.size(); ++rank) {
     const auto syncs = run.host_syncs_of_last_step[rank];
     if (syncs != host_syncs) faults << syncs << " host syncs on rank " << rank << "\n";
   }

@@ -33,6 +33,9 @@ ProgramRun run_on_devices(const TrainingProgram& program, int64_t ranks,
 // one dimension.
 std::vector<simulated::Schedule> schedules_of_programs();
 
+// The values of a run that differ from `expected` in a bit; empty for none.
+std::string differing_values(const ProgramRun& run, const std::vector<Values>& expected);
+
 // What is wrong with a run; empty for nothing: values that differ from `expected` in a
 // bit, accesses that nothing orders, hosts that did not wait as often in the last step,
 // errors.

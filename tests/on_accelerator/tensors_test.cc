@@ -82,9 +82,7 @@ TEST_F(TensorsOnAccelerator, BatchNormOfACutBatchHasTheBitsOfCpu) {
   const auto expected = run_on_cpu(normalize_a_cut_batch, 2);
   const auto run = run_on_devices(normalize_a_cut_batch, 2, simulated::kLate);
   EXPECT_EQ(run.error, "");
-  EXPECT_EQ(run.values.at(1).size(), expected.at(1).size());
-  for (size_t i = 0; i < run.values.at(1).size(); ++i)
-    EXPECT_TRUE(run.values[1][i].equal(expected[1][i])) << "value " << i;
+  EXPECT_EQ(differing_values(run, expected), "");
 }
 
 }  // namespace

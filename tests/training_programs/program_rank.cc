@@ -4,6 +4,7 @@
 #include "tests/support/thread_ranks.h"
 
 #include <ATen/ops/full.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/Event.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/StreamGuard.h>
@@ -79,6 +80,11 @@ void ProgramRank::keep(const at::Tensor& value) {
 
 void ProgramRank::keep_parameters(const torch::nn::Module& module) {
   for (const auto& parameter : module.parameters()) keep(parameter);
+}
+
+void ProgramRank::keep_gradients(const torch::nn::Module& module) {
+  for (const auto& parameter : module.parameters())
+    keep(parameter.grad().defined() ? parameter.grad() : at::zeros({0}));
 }
 
 Values ProgramRank::values() {

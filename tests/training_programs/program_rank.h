@@ -66,6 +66,8 @@ class ProgramRank {
   // What is compared. Of a DTensor the full value: collective over its mesh.
   void keep(const at::Tensor& value);
   void keep_parameters(const torch::nn::Module& module);
+  // Of its parameters; of undefined ones a tensor without elements.
+  void keep_gradients(const torch::nn::Module& module);
   // When both streams are done.
   Values values();
   int64_t host_syncs_of_last_step() const { return host_syncs_of_last_step_; }

@@ -47,11 +47,6 @@ at::Tensor rows_of(const ProgramRank& rank) {
   return values.view({3, 4}).to(rank.device());
 }
 
-void keep_gradients(ProgramRank& rank, const torch::nn::Module& model) {
-  for (const auto& parameter : model.parameters())
-    rank.keep(parameter.grad().defined() ? parameter.grad() : torch::zeros({0}));
-}
-
 void keep_whether_told(ProgramRank& rank, const std::string& message,
                        const std::vector<std::string>& expected) {
   for (const auto& part : expected) {
@@ -74,7 +69,7 @@ TrainingProgram used_by_some(const Shape& shape) {
       rank.steps(1, [&] {
         optimizer.zero_grad();
         model->forward(x, use_second).pow(2).sum().backward();
-        keep_gradients(rank, *model);
+        rank.keep_gradients(*model);
         optimizer.step();
       });
     }
@@ -96,7 +91,7 @@ TrainingProgram used_before_the_replicas_add_up() {
           root.set_requires_all_reduce(backward == 1);
           model->forward(x, use_in == backward).pow(2).sum().backward();
         }
-        keep_gradients(rank, *model);
+        rank.keep_gradients(*model);
       });
     }
   };
@@ -115,7 +110,7 @@ TrainingProgram late_on_one_rank(const Shape& shape, bool last_stays_in_its_repl
         for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
         const auto use = [model] { return (model->second->weight * 3).sum(); };
         model->forward(late_use(x, use, late), true).sum().backward();
-        keep_gradients(rank, *model->second);
+        rank.keep_gradients(*model->second);
       });
     }
   };
