@@ -5,14 +5,13 @@
 //   announced.wait();        // throws, naming both operations, unless all announced alike
 //   announced.riders()[2];   // what rank 2 sent to this one
 //
-// A notice is a message to every rank of the group, received in room for the largest, so
-// it meets the others' whatever they announce. A message costs more than its bytes as
-// long as these are few, so the data of small operations travels in it.
+// A notice goes to every rank of the group and meets the others' whatever they announce;
+// how it travels, and what can ride with it, is in notices/notice_exchange.h.
 #pragma once
 
-#include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/notice.h"
+#include "device_mesh/collectives/notices/notice_exchange.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -24,10 +23,6 @@ namespace fsdp::internal {
 
 class AwaitedOperation;
 class IssueLog;
-
-// Bytes that can ride with the notice from one rank to another: memory is kept ready for
-// as many from every rank, of which only what arrives is ever touched.
-int64_t rider_room(int64_t group_size);
 
 // Destroying one that was not waited for waits, and swallows errors.
 class Announcement {
@@ -50,20 +45,18 @@ class Announcement {
   // REQUIRES: it was announced with riders, and waited for. What each rank sent to this
   // one, itself included, by group rank: uint8 [bytes], keeping their memory.
   std::vector<at::Tensor> riders() const;
+  // Memory that is held for riders. Local.
+  int64_t staging_bytes() const { return exchange_ ? exchange_->staging_bytes() : 0; }
 
  private:
-  void gather_notices();
-  void post(const at::Tensor& riders);
   void wait_for_messages(const IssueLog& log);
   Notice read(int64_t peer) const;
 
   std::shared_ptr<IssueLog> log_;  // null: waited for
   Notice mine_;
-  Group group_;          // null: nobody else to tell
-  int64_t rank_ = 0;     // in the group
-  at::Tensor outgoing_;  // uint8 [1 or group size, notice and rider]
-  at::Tensor incoming_;  // uint8 [group size, notice and room], by sender
-  std::vector<Pending> messages_;
+  Group group_;                               // null: nobody else to tell
+  int64_t rank_ = 0;                          // in the group
+  std::unique_ptr<NoticeExchange> exchange_;  // null where there is nobody to tell
   std::shared_ptr<AwaitedOperation> awaited_;
 };
 

@@ -5,6 +5,8 @@
 #include "device_mesh/collectives/backend/point_to_point.h"
 #include "device_mesh/collectives/backend/row_exchange.h"
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/collectives/riding_collectives.h"
+#include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/collectives/start_gather.h"
 #include "device_mesh/collectives/start_reduction.h"
 #include "device_mesh/collectives/start_row_sum.h"
@@ -80,45 +82,75 @@ int64_t Collectives::size() const { return state_->size; }
 void Collectives::all_gather(const AllGatherOptions& options) const {
   check_gather(group(), options.output, options.input);
   if (options.input.numel() == 0) return;
-  log()->run(operation_on(CollectiveKind::kAllGather, options.what, options.input),
+  const auto operation = operation_on(CollectiveKind::kAllGather, options.what, options.input);
+  if (log()->carries_any()) return riding_all_gather(*log(), operation, options);
+  log()->run(operation,
              [&] { return internal::all_gather(group(), options.output, options.input); });
 }
 
 void Collectives::reduce_scatter(const ReduceScatterOptions& options) const {
   check_reduce_scatter(group(), options.output, options.input);
   if (options.output.numel() == 0) return;
-  if (options.op == ReduceOp::kSum && better_by_messages(group(), options.input)) {
-    exchange_and_sum(log(), group(), options);
-    return;
-  }
-  log()->run(operation_on(CollectiveKind::kReduceScatter, options.what, options.input), [&] {
+  const auto operation = operation_on(CollectiveKind::kReduceScatter, options.what, options.input);
+  if (options.op == ReduceOp::kSum && log()->carries_any())
+    return riding_reduce_scatter(*log(), operation, size(), options);
+  if (options.op == ReduceOp::kSum && better_by_messages(group(), options.input))
+    return exchange_and_sum(log(), group(), options);
+  log()->run(operation, [&] {
     return internal::reduce_scatter(group(), options.output, options.input, options.op);
   });
 }
 
 void Collectives::all_reduce(const AllReduceOptions& options) const {
-  if (options.tensor.numel() == 0) return;
-  log()->run(operation_on(CollectiveKind::kAllReduce, options.what, options.tensor),
-             [&] { return internal::all_reduce(group(), options.tensor, options.op); });
+  const auto& tensor = options.tensor;
+  if (tensor.numel() == 0) return;
+  if (options.op == ReduceOp::kSum && adds_in_order(tensor)) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const auto flat = tensor.view({-1});
+    flat.copy_(
+        start_row_sum(log(), group(),
+                      {.row = flat, .what = options.what, .unit = number_of_call(options.what)})
+            ->wait());
+    return;
+  }
+  log()->run(operation_on(CollectiveKind::kAllReduce, options.what, tensor),
+             [&] { return internal::all_reduce(group(), tensor, options.op); });
+}
+
+// Where it travels by messages, so that the bits do not depend on which ones. Not of
+// booleans, whose sum the backend knows.
+bool Collectives::adds_in_order(const at::Tensor& tensor) const {
+  return better_by_messages(group(), tensor) && tensor.scalar_type() != at::kBool;
 }
 
 void Collectives::broadcast(const BroadcastOptions& options) const {
   check_broadcast(group(), options.root);
   if (options.tensor.numel() == 0) return;
-  log()->run(operation_on(CollectiveKind::kBroadcast, options.what, options.tensor),
-             [&] { return internal::broadcast(group(), options.tensor, options.root); });
+  const auto operation = operation_on(CollectiveKind::kBroadcast, options.what, options.tensor);
+  if (log()->carries_any()) return riding_broadcast(*log(), operation, rank(), options);
+  log()->run(operation, [&] { return internal::broadcast(group(), options.tensor, options.root); });
 }
 
 void Collectives::all_to_all(const AllToAllOptions& options) const {
   check_all_to_all(group(), options.output, options.input);
   if (options.input.numel() == 0) return;
-  log()->run(operation_on(CollectiveKind::kAllToAll, options.what, options.input),
+  const auto operation = operation_on(CollectiveKind::kAllToAll, options.what, options.input);
+  if (log()->carries_any()) return riding_all_to_all(*log(), operation, size(), options);
+  log()->run(operation,
              [&] { return internal::all_to_all(group(), options.output, options.input); });
 }
 
 void Collectives::barrier(const std::string& what) const {
-  log()->run({.kind = CollectiveKind::kAllReduce, .what = what},
-             [&] { return internal::barrier(group()); });
+  const IssuedOperation operation = {.kind = CollectiveKind::kAllReduce, .what = what};
+  if (log()->carries_any()) {
+    log()->announce(operation).wait();  // all have come
+    return;
+  }
+  log()->run(operation, [&] { return internal::barrier(group()); });
+}
+
+at::Tensor Collectives::row_memory(at::IntArrayRef sizes, c10::Device device) const {
+  return device.is_cpu() ? rider_memory(group(), sizes) : scratch_memory(sizes, at::kByte, device);
 }
 
 at::Tensor Collectives::rows_of_ranks(const RowsOptions& options) const {

@@ -88,6 +88,9 @@ class Collectives {
   // Every rank's row: [ranks, ...]. Small rows travel with the announcement, in one
   // message to each rank.
   at::Tensor rows_of_ranks(const RowsOptions& options) const;
+  // uint8, not initialised: memory from which start() sends rows without a copy, where
+  // the ranks share memory. Local.
+  at::Tensor row_memory(at::IntArrayRef sizes, c10::Device device) const;
 
   // Announced and posted; do not block.
   std::unique_ptr<Gather> start(const GatherOptions& options) const;
@@ -103,6 +106,7 @@ class Collectives {
  private:
   struct State;
   explicit Collectives(std::shared_ptr<const State> state);
+  bool adds_in_order(const at::Tensor& tensor) const;
 
   std::shared_ptr<const State> state_;
 };

@@ -5,6 +5,7 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <algorithm>
 #include <chrono>
 #include <exception>
 #include <map>
@@ -27,20 +28,20 @@ struct Heard {
 // Owns what it uses (deadline.h).
 struct Exchange {
   c10::intrusive_ptr<c10d::Store> store;
-  std::string topic;
-  int64_t own;
-  std::string word;
-  std::vector<int64_t> ranks;
+  FailureWord own;
   std::shared_ptr<Heard> heard;
 
-  std::string key(int64_t rank) const { return topic + "/" + std::to_string(rank); }
+  std::string key(int64_t rank) const { return own.topic + "/" + std::to_string(rank); }
+  bool is_gone(int64_t rank) const {
+    return std::find(own.gone.begin(), own.gone.end(), rank) != own.gone.end();
+  }
 
   bool operator()() const {
-    store->set(key(own), std::vector<uint8_t>(word.begin(), word.end()));
+    store->set(key(own.own), std::vector<uint8_t>(own.word.begin(), own.word.end()));
     const auto deadline = std::chrono::steady_clock::now() + kGrace;
-    for (const auto rank : ranks) {
+    for (const auto rank : own.ranks) {
       bool left = store->check({key(rank)});
-      while (!left && std::chrono::steady_clock::now() < deadline) {
+      while (!left && !is_gone(rank) && std::chrono::steady_clock::now() < deadline) {
         std::this_thread::sleep_for(std::chrono::milliseconds(20));
         left = store->check({key(rank)});
       }
@@ -63,19 +64,18 @@ struct Exchange {
 }  // namespace
 
 void exchange_failure_words(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::string& topic, int64_t own,
-    const std::string& word, const std::vector<int64_t>& ranks,
+    const c10::intrusive_ptr<c10d::Store>& store, const FailureWord& left,
     const std::function<void(int64_t rank, const std::optional<std::string>& word)>& visit) {
   const auto heard = std::make_shared<Heard>();
   std::exception_ptr gone;
   try {
-    call_with_deadline(kGrace + kAnswer, Exchange{store, topic, own, word, ranks, heard});
+    call_with_deadline(kGrace + kAnswer, Exchange{store, left, heard});
   } catch (const std::exception&) {
     gone = std::current_exception();
   }
   const std::lock_guard lock(heard->mutex);
   TORCH_CHECK_WITH(DistNetworkError, gone || !heard->words.empty(), "the store does not answer");
-  for (const auto rank : ranks) {
+  for (const auto rank : left.ranks) {
     const auto found = heard->words.find(rank);
     if (found != heard->words.end()) visit(rank, found->second);
   }

@@ -15,15 +15,23 @@ class Store;
 
 namespace fsdp::internal {
 
+struct FailureWord {
+  std::string topic;
+  int64_t own = 0;  // this rank
+  std::string word = {};
+  std::vector<int64_t> ranks = {};  // who are asked
+  std::vector<int64_t> gone = {};   // those of them that can not leave a word any more
+};
+
 // Leaves `word` of rank `own` under `topic` and tells `visit`, for each of `ranks` in
 // order, what that rank left there: nothing when it leaves none within a second of the
-// call, as a rule because it never came to the collective. Ranks that the store has not
+// call, as a rule because it never came to the collective; of one that is gone, at once.
+// Ranks that the store has not
 // answered for half a second later, over a slow link, are not visited. Afterwards throws
 // what the store threw, as when the rank that serves it is gone, or DistNetworkError when
 // it did not answer at all, as when the link to its host is down.
 void exchange_failure_words(
-    const c10::intrusive_ptr<c10d::Store>& store, const std::string& topic, int64_t own,
-    const std::string& word, const std::vector<int64_t>& ranks,
+    const c10::intrusive_ptr<c10d::Store>& store, const FailureWord& left,
     const std::function<void(int64_t rank, const std::optional<std::string>& word)>& visit);
 
 }  // namespace fsdp::internal

@@ -5,6 +5,7 @@
 #include "device_mesh/collectives/piggybacked_word.h"
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/internal/weak_registry.h"
+#include "device_mesh/peer_memory/peer_channel.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -59,8 +60,11 @@ IssueLog::IssueLog(const Group& group, bool tells, std::shared_ptr<Shared> share
       global_rank_(ranks_[static_cast<size_t>(group_rank(group))]),
       tells_(group_size_ > 1 && tells),
       shared_(std::move(shared)),
-      lane_(shared_->lanes++),
-      watched_(watched(group)) {}
+      lane_(static_cast<uint32_t>(shared_->lanes.size())),
+      watched_(watched(group)) {
+  const std::lock_guard lock(shared_->mutex);
+  shared_->lanes.push_back(group_);
+}
 
 std::shared_ptr<WatchedLane> IssueLog::watched(const Group& group) const {
   const auto name = tells_ ? name_in_job(group) : std::nullopt;
@@ -89,7 +93,7 @@ Stamp IssueLog::record(const IssuedOperation& operation) {
   last_stamp_ = stamp;
   record_issued(operation.what, stamp.sequence(), global_rank_);
   const std::lock_guard record_lock(shared_->mutex);
-  shared_->record.add({lane_, stamp.sequence(), operation.what, operation.bytes});
+  shared_->record.add({lane_, stamp.sequence(), operation.what, operation.bytes, operation.kind});
   return stamp;
 }
 
@@ -105,7 +109,12 @@ std::vector<RecordedOperation> IssueLog::recent_operations() const {
 
 bool IssueLog::carries(int64_t bytes) const {
   const auto group = group_->pointer.lock();
-  return tells_ && group && has_gloo(group) && bytes <= rider_room(group_size_);
+  return tells_ && group && carries_riders(group, bytes);
+}
+
+bool IssueLog::carries_any() const {
+  const auto group = group_->pointer.lock();
+  return tells_ && group && reads_riders_in_place(group);
 }
 
 Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tensor& riders) {
@@ -124,6 +133,22 @@ void IssueLog::note_failure(const std::exception& error) {
   const auto* rich = dynamic_cast<const c10::Error*>(&error);
   shared_->refuse_from_now_on(
       failure_of(rich != nullptr ? rich->what_without_backtrace() : error.what()));
+}
+
+// Ranks of this host that wait for this one, in a collective of any of the logs, wait no
+// more.
+void IssueLog::tell_peers(const c10::Error& error) const {
+  const std::lock_guard lock(shared_->mutex);
+  if (!shared_->failure.empty()) return;
+  for (const auto& lane : shared_->lanes) {
+    const auto group = lane->pointer.lock();
+    const auto channel = group ? PeerChannel::of(group) : nullptr;
+    try {
+      if (channel) channel->send_failure(error.what_without_backtrace());
+    } catch (const std::exception&) {
+      // No memory for it: they learn when this rank leaves.
+    }
+  }
 }
 
 // Ranks that wait for one another in different collectives, a gather here and a reduction
@@ -145,8 +170,14 @@ void IssueLog::add_word_of_others(c10::Error& error) {
     error.add_context(c10::str("rank ", rank, " failed in the ", word->substr(0, end)));
   };
   try {
-    exchange_failure_words(shared_->store, "failed operation", global_rank_,
-                           operation + "\n" + to_text(recent_operations()), ranks_in_job(group),
+    std::vector<int64_t> gone;
+    for (const auto peer : gone_peers(group)) gone.push_back(ranks_[static_cast<size_t>(peer)]);
+    exchange_failure_words(shared_->store,
+                           {.topic = "failed operation",
+                            .own = global_rank_,
+                            .word = operation + "\n" + to_text(recent_operations()),
+                            .ranks = ranks_in_job(group),
+                            .gone = gone},
                            hear);
     const auto difference = first_difference(records);
     if (!difference.empty()) error.add_context("the ranks part first at " + difference);

@@ -62,11 +62,13 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   // Whether `bytes` to each rank can travel with the notices (announcement.h). The same
   // answer on every rank. Local.
   bool carries(int64_t bytes) const;
+  // Whether any bytes can, which are then read where they lie
+  // (notices/notice_exchange.h). The same answer on every rank. Local.
+  bool carries_any() const;
   // Throws after a failure. On devices nobody is told, since reading notices would stall
   // the host, nor in a fake world, where nobody is. riders: bytes that travel with the
-  // notices, copied: uint8 [1, bytes], the same to every rank, or [group size, bytes],
-  // row r to rank r. REQUIRES: with riders: carries(bytes); `bytes` is a function of the
-  // operation's own.
+  // notices, as exchange_notices() takes them. REQUIRES: with riders: carries(bytes);
+  // `bytes` is a function of the operation's own.
   Announcement announce(const IssuedOperation& operation, const at::Tensor& riders = {});
   // Announces, waits until all ranks agree, and runs `collective`, which gives a Pending,
   // to its end.
@@ -83,6 +85,7 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
     try {
       return wait();
     } catch (c10::DistBackendError& error) {
+      tell_peers(error);
       add_word_of_others(error);
       note_failure(error);
       throw;
@@ -111,7 +114,7 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
     std::string failure;  // why nothing is announced any more: the first reason; empty: it is
     c10::intrusive_ptr<c10d::Store> store;  // where ranks leave word of it
     OperationRecord record;
-    uint32_t lanes = 0;  // logs
+    std::vector<std::shared_ptr<const WeakGroup>> lanes;  // of the logs
     const std::shared_ptr<Issuers> issuers = std::make_shared<Issuers>();
 
     void refuse_from_now_on(const std::string& reason);  // unless it does already
@@ -120,6 +123,7 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   static std::shared_ptr<IssueLog> log_of(const Group& group, bool on_device);
   Stamp record(const IssuedOperation& operation);
   std::shared_ptr<WatchedLane> watched(const Group& group) const;
+  void tell_peers(const c10::Error& error) const;
   void add_word_of_others(c10::Error& error);
 
   const std::shared_ptr<const WeakGroup> group_;

@@ -71,7 +71,8 @@ std::vector<RecordedOperation> OperationRecord::operations() const {
 std::string to_text(const std::vector<RecordedOperation>& operations) {
   std::ostringstream text;
   for (const auto& each : operations)
-    text << each.lane << ' ' << each.sequence << ' ' << each.bytes << ' ' << each.what << '\n';
+    text << each.lane << ' ' << each.sequence << ' ' << static_cast<int>(each.kind) << ' '
+         << each.bytes << ' ' << each.what << '\n';
   return text.str();
 }
 
@@ -81,7 +82,10 @@ std::vector<RecordedOperation> parse_operations(const std::string& text) {
   for (std::string line; std::getline(lines, line);) {
     std::istringstream fields(line);
     RecordedOperation each;
-    if (!(fields >> each.lane >> each.sequence >> each.bytes) || fields.get() != ' ') continue;
+    int kind = 0;
+    if (!(fields >> each.lane >> each.sequence >> kind >> each.bytes) || fields.get() != ' ')
+      continue;
+    each.kind = static_cast<CollectiveKind>(kind);
     std::getline(fields, each.what);
     operations.push_back(std::move(each));
   }

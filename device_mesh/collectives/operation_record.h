@@ -9,6 +9,8 @@
 // lane.
 #pragma once
 
+#include "device_mesh/collectives/stamp.h"
+
 #include <cstdint>
 #include <map>
 #include <string>
@@ -21,6 +23,7 @@ struct RecordedOperation {
   uint32_t sequence = 0;
   std::string what = {};
   int64_t bytes = 0;
+  CollectiveKind kind = CollectiveKind::kAllGather;
 
   bool operator==(const RecordedOperation&) const = default;
 };

@@ -19,10 +19,9 @@ namespace {
 // Every row came with its rank's notice.
 class RidingGather final : public Gather {
  public:
-  RidingGather(Announcement announcement, const Group& group, int64_t bytes)
-      : announcement_(std::move(announcement)), size_(group_size(group)), bytes_(bytes) {}
+  explicit RidingGather(Announcement announcement) : announcement_(std::move(announcement)) {}
 
-  int64_t staging_bytes() const override { return size_ * bytes_; }
+  int64_t staging_bytes() const override { return announcement_.staging_bytes(); }
 
   GatheredRows wait() override {
     auto words = announcement_.wait();
@@ -35,7 +34,6 @@ class RidingGather final : public Gather {
 
  private:
   Announcement announcement_;
-  int64_t size_, bytes_;
 };
 
 // Every row is a message of its own from its rank. Its tag comes from the stamp, so it is
@@ -131,8 +129,7 @@ std::unique_ptr<Gather> start_gather(const std::shared_ptr<IssueLog>& log, const
                                      .bytes = row.numel(),
                                      .words = options.words};
   if (!options.custom && log->carries(row.numel())) {
-    return std::make_unique<RidingGather>(log->announce(operation, row.view({1, -1})), group,
-                                          row.numel());
+    return std::make_unique<RidingGather>(log->announce(operation, row.view({1, -1})));
   }
   auto announcement = log->announce(operation);
   if (!options.custom && better_by_messages(group, row)) {

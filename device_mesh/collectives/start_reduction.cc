@@ -65,10 +65,10 @@ class BackendReduction final : public PendingReduction {
 // Every row came with its rank's notice.
 class RiderSum final : public PendingReduction {
  public:
-  RiderSum(Announcement announcement, int64_t staging_bytes, at::ScalarType dtype)
-      : announcement_(std::move(announcement)), staging_bytes_(staging_bytes), dtype_(dtype) {}
+  RiderSum(Announcement announcement, at::ScalarType dtype)
+      : announcement_(std::move(announcement)), dtype_(dtype) {}
 
-  int64_t staging_bytes() const override { return staging_bytes_; }
+  int64_t staging_bytes() const override { return announcement_.staging_bytes(); }
   void progress() override {}
   at::Tensor wait() override {
     words_ = announcement_.wait();
@@ -78,7 +78,6 @@ class RiderSum final : public PendingReduction {
 
  private:
   Announcement announcement_;
-  int64_t staging_bytes_;
   at::ScalarType dtype_;
   std::vector<NoticeWords> words_;
 };
@@ -112,12 +111,11 @@ class ExchangedReduction final : public PendingReduction {
 }  // namespace
 
 bool rides(const IssueLog& log, const Group& group, int64_t row_bytes) {
-  return group_size(group) == 2 && log.carries(row_bytes);
+  return log.carries_any() || (group_size(group) == 2 && log.carries(row_bytes));
 }
 
-std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, int64_t staging_bytes,
-                                                at::ScalarType dtype) {
-  return std::make_unique<RiderSum>(std::move(announcement), staging_bytes, dtype);
+std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, at::ScalarType dtype) {
+  return std::make_unique<RiderSum>(std::move(announcement), dtype);
 }
 
 std::unique_ptr<PendingReduction> start_reduction(const std::shared_ptr<IssueLog>& log,
@@ -129,9 +127,7 @@ std::unique_ptr<PendingReduction> start_reduction(const std::shared_ptr<IssueLog
                                      .what = options.what,
                                      .bytes = rows.size(1)};
   if (!options.custom && rides(*log, group, rows.size(1))) {
-    constexpr int64_t kSent = 2, kReceived = 1;
-    return sum_of_riders(log->announce(operation, rows), (kSent + kReceived) * rows.size(1),
-                         options.dtype);
+    return sum_of_riders(log->announce(operation, rows), options.dtype);
   }
   auto announcement = log->announce(operation);
   if (!options.custom && better_by_messages(group, rows)) {

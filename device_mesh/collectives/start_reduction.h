@@ -11,15 +11,13 @@
 
 namespace fsdp::internal {
 
-// Whether rows that are to be added ride with the notices: among two. Among more, all
-// rows would be there at once, where an exchange adds one after the other, and a rank
-// that has them all would not learn that another one lacks some.
+// Whether rows that are to be added ride with the notices: among ranks that share memory,
+// and among two. Else all rows would be there at once, where an exchange adds one after
+// the other.
 bool rides(const IssueLog& log, const Group& group, int64_t row_bytes);
 
-// The sum of the rows of `dtype` that rode with the notices (IssueLog::announce), which
-// hold `staging_bytes`.
-std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, int64_t staging_bytes,
-                                                at::ScalarType dtype);
+// The sum of the rows of `dtype` that rode with the notices (IssueLog::announce).
+std::unique_ptr<PendingReduction> sum_of_riders(Announcement announcement, at::ScalarType dtype);
 
 // Announces on `log`, which is that of `group`; does not block. Collective over `group`.
 std::unique_ptr<PendingReduction> start_reduction(const std::shared_ptr<IssueLog>& log,

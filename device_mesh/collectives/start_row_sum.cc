@@ -105,7 +105,7 @@ class ExchangedAllReduce final : public PendingReduction {
     auto* to = static_cast<char*>(sum.mutable_data_ptr());
     for (int64_t rank = 0; rank < ranks; ++rank, to += piece.numel())
       std::memcpy(to, pieces.row(rank), static_cast<size_t>(piece.numel()));
-    return sum.view(dtype_).narrow(0, 0, elements_);
+    return sum.view(sum_dtype(dtype_)).narrow(0, 0, elements_);
   }
 
   std::shared_ptr<IssueLog> log_;
@@ -133,7 +133,7 @@ std::unique_ptr<PendingReduction> start_row_sum(const std::shared_ptr<IssueLog>&
   // Both send all of a small row, and add.
   if (rides(*log, group, bytes)) {
     return sum_of_riders(log->announce(operation, tensor_bytes(row).view({1, -1})),
-                         group_size(group) * bytes, row.scalar_type());
+                         row.scalar_type());
   }
   auto announcement = log->announce(operation);
   if (better_by_messages(group, row)) {

@@ -11,8 +11,10 @@ at::ScalarType sum_dtype(at::ScalarType dtype) {
 at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, at::ScalarType dtype) {
   const auto options = rows.front().options().dtype(sum_dtype(dtype));
   if (rows.front().numel() == 0) return at::empty({0}, options);
-  auto sum = rows.front().view(dtype).to(options, /*non_blocking=*/false, /*copy=*/true);
-  for (size_t rank = 1; rank < rows.size(); ++rank) sum.add_(rows[rank].view(dtype));
+  if (rows.size() == 1) return rows.front().view(dtype).to(options, false, /*copy=*/true);
+  // Two rows in one pass.
+  auto sum = rows[0].view(dtype).to(options).add(rows[1].view(dtype));
+  for (size_t rank = 2; rank < rows.size(); ++rank) sum.add_(rows[rank].view(dtype));
   return sum;
 }
 

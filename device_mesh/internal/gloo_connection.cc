@@ -3,6 +3,7 @@
 #include "device_mesh/internal/deadline.h"
 #include "device_mesh/internal/network.h"
 #include "device_mesh/internal/roll_call.h"
+#include "device_mesh/peer_memory/peer_meeting.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -39,6 +40,12 @@ class Progress {
       "or the link to it is down";
 };
 
+std::vector<std::string> invitations_of(const std::vector<Presence>& members) {
+  std::vector<std::string> invitations;
+  for (const auto& member : members) invitations.push_back(member.memory);
+  return invitations;
+}
+
 // Owns what it uses, since its thread may be abandoned.
 class Connection {
  public:
@@ -51,16 +58,25 @@ class Connection {
     RollCall roll(roll_call_options(store));
     const bool is_world = request_.devices.empty();
     if (is_world && instance > 1) check_not_twice(instance - 1);
+    std::optional<PeerMeeting> meeting;
     const auto own = roll.attempt([&] {
-      if (is_world) roll.agree("WORLD_SIZE", std::to_string(request_.ranks.size()));
-      return is_world ? presence_at(request_.store) : presence();
+      if (!is_world) return presence();
+      roll.agree("WORLD_SIZE", std::to_string(request_.ranks.size()));
+      meeting.emplace(request_.index, static_cast<int64_t>(request_.ranks.size()));
+      auto presence = presence_at(request_.store);
+      presence.memory = meeting->invitation();
+      return presence;
     });
     const auto members = roll.gather(own);
-    roll.attempt([&] { get_ready(own, members); });
+    roll.attempt([&] {
+      get_ready(own, members);
+      if (meeting) meeting->open(*store, invitations_of(members));
+    });
     roll.meet(RollCall::Stage::kReady);
     auto backend = roll.attempt([&] { return connect(store); });
+    auto memory = meeting ? meeting->conclude(*store) : nullptr;
     roll.meet(RollCall::Stage::kConnected);
-    return {store, std::move(backend)};
+    return {store, std::move(backend), std::move(memory)};
   }
 
  private:

@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -17,6 +18,8 @@ class Store;
 }  // namespace c10d
 
 namespace fsdp::internal {
+
+class PeerMemory;
 
 struct GlooRequest {
   c10::intrusive_ptr<c10d::Store> store;           // of the group that this one is made from
@@ -39,6 +42,7 @@ struct GlooRequest {
 struct GlooGroup {
   c10::intrusive_ptr<c10d::Store> store;  // the group's own key space
   c10::intrusive_ptr<c10d::ProcessGroupGloo> backend;
+  std::shared_ptr<PeerMemory> memory;  // of a world: what ranks of this host share; may be null
 };
 
 // Collective over the ranks of the new group. Returns or throws within 3 s of the

@@ -17,7 +17,7 @@ std::string and_more(size_t count) {
 
 std::string to_text(const Presence& presence) {
   return presence.host + "\n" + std::to_string(presence.pid) + "\n" + presence.network + "\n" +
-         presence.address;
+         presence.address + "\n" + presence.memory;
 }
 
 Presence parse_presence(const std::string& text) {
@@ -28,6 +28,7 @@ Presence parse_presence(const std::string& text) {
   std::getline(lines, pid);
   std::getline(lines, presence.network);
   std::getline(lines, presence.address);
+  std::getline(lines, presence.memory);
   presence.pid = std::atoll(pid.c_str());
   return presence;
 }

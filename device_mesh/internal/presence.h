@@ -14,6 +14,7 @@ struct Presence {
   int64_t pid = 0;
   std::string network = {};  // network_identity()
   std::string address = {};  // by which it would be reached; empty where not asked
+  std::string memory = {};   // PeerMeeting::invitation()
 };
 
 std::string to_text(const Presence& presence);

@@ -4,6 +4,7 @@
 #include "device_mesh/internal/backend_table.h"
 #include "device_mesh/internal/device_types.h"
 #include "device_mesh/internal/gloo_connection.h"
+#include "device_mesh/peer_memory/peer_channel.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -34,7 +35,7 @@ GroupMember member_of(const GlooRequest& request, StorePtr store) {
 // Where ranks that do not meet in Gloo would meet.
 GlooGroup unconnected(const GlooRequest& request) {
   const auto instance = open_key_space(*request.store, request.key_space, request.opener);
-  return {key_space(request.store, request.key_space, instance), {}};
+  return {key_space(request.store, request.key_space, instance), {}, {}};
 }
 
 void check_is_in_this_build(const std::string& name, const BackendEntry& entry, int64_t rank) {
@@ -57,6 +58,7 @@ Group assemble(const std::string& name, const BackendEntry& entry, const GlooReq
   group->setDefaultBackend(type);
   group->setGroupName(request.name);
   group->setGroupDesc(request.name);
+  if (gloo.memory) share_peer_memory(group, gloo.memory);
   return group;
 }
 
@@ -124,7 +126,9 @@ Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_rank
       ". All ranks of a group make it, in one order with their other groups: look what these do "
       "instead";
   if (entry->has_gloo) made.devices = gloo_devices_of(parent);
-  return assemble(backend, *entry, made);
+  auto group = assemble(backend, *entry, made);
+  inherit_peer_memory(group, parent);
+  return group;
 }
 
 void connect(const Group& group, c10::Device device) {
@@ -146,6 +150,7 @@ std::vector<int64_t> global_ranks(const Group& group) {
 void shut_down(const Group& group) {
   const auto* const entry = find_backend(group_backend(group));
   if (entry != nullptr && entry->is_for_devices()) group->waitForPendingWorks();
+  leave_peer_memory(group);
   group->shutdown();
 }
 

@@ -43,7 +43,7 @@ class C10dTransport final : public Transport {
                             : scratch_memory({bytes}, at::kByte, device);
   }
   at::Tensor row_memory(int64_t row_bytes, c10::Device device) override {
-    return scratch_memory({shard_count(), row_bytes}, at::kByte, device);
+    return reductions_.row_memory({shard_count(), row_bytes}, device);
   }
 
   std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue) override {

@@ -3,6 +3,7 @@
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <ATen/record_function.h>
@@ -119,6 +120,7 @@ void count_broadcasts(const std::function<void()>& body) {
 }
 
 TEST_P(BroadcastStates, AreSentOnceInOneMessage) {
+  const WithEnvironment c10d_sends("FSDP_PEER_MEMORY", "off");
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
     Assorted module(rank);
     count_broadcasts([&] { broadcast_states(module, mesh); });
@@ -130,6 +132,7 @@ TEST_P(BroadcastStates, AreSentOnceInOneMessage) {
 INSTANTIATE_WORLDS(BroadcastStates, 1, 2, 3);
 
 TEST(BroadcastStatesOverReplicas, AreThoseOfAnySourceAndCrossEachDimensionOnce) {
+  const WithEnvironment c10d_sends("FSDP_PEER_MEMORY", "off");
   run_ranks(4, [](int64_t rank) {
     const auto mesh = init_device_mesh(torch::kCPU, {2, 2}, {"replicate", "shard"});
     for (int64_t src = 0; src < 4; ++src) {

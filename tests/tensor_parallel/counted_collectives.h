@@ -4,7 +4,6 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
-#include "tests/tensor_parallel/issued_collectives.h"
 
 #include <cstdint>
 #include <ostream>
@@ -21,30 +20,28 @@ inline std::ostream& operator<<(std::ostream& out, const CollectiveCounts& count
              << counts.reduce_scatters << " reduce-scatters";
 }
 
-// Since the last call. Reduce-scatters are messages over Gloo: they are what else was
-// announced.
+// Since the last call, over the first dimension of a mesh; what is neither an all-reduce
+// nor an all-gather counts as a reduce-scatter. One rank announces nothing.
 class CountedCollectives {
  public:
   explicit CountedCollectives(DeviceMesh mesh) : mesh_(std::move(mesh)) { take(); }
 
   CollectiveCounts take() {
-    auto issued = IssuedCollectives::take();
-    const int64_t before = std::exchange(announced_, announced());
-    CollectiveCounts counts{.all_reduces = issued["allreduce_"],
-                            .all_gathers = issued["_allgather_base_"]};
-    counts.reduce_scatters = announced_ - before - counts.all_reduces - counts.all_gathers;
+    CollectiveCounts counts;
+    const auto operations = internal::collectives_of(mesh_, 0).log()->recent_operations();
+    for (const auto& operation : operations) {
+      if (operation.lane != 0 || operation.sequence <= last_) continue;
+      ++(operation.kind == internal::CollectiveKind::kAllReduce   ? counts.all_reduces
+         : operation.kind == internal::CollectiveKind::kAllGather ? counts.all_gathers
+                                                                  : counts.reduce_scatters);
+      last_ = operation.sequence;
+    }
     return counts;
   }
 
  private:
-  int64_t announced() const {
-    const auto operations = internal::collectives_of(mesh_, 0).log()->recent_operations();
-    return operations.empty() ? 0 : operations.back().sequence;  // one rank announces nothing
-  }
-
   DeviceMesh mesh_;
-  IssuedCollectives issued_;
-  int64_t announced_ = 0;
+  uint32_t last_ = 0;
 };
 
 struct StepCounts {

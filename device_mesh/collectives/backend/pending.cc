@@ -3,6 +3,7 @@
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/collectives/slow_wait.h"
+#include "device_mesh/peer_memory/peer_receive.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -37,10 +38,11 @@ std::string word_of_others(const Group& group) {
   try {
     const auto store = group->getStore();
     if (!store) return "";
-    exchange_failure_words(store, "failed", group->getRank(), "failed", group_ranks,
-                           [&](int64_t rank, const std::optional<std::string>& word) {
-                             if (!word) silent.push_back(names[static_cast<size_t>(rank)]);
-                           });
+    exchange_failure_words(
+        store, {.topic = "failed", .own = group->getRank(), .word = "failed", .ranks = group_ranks},
+        [&](int64_t rank, const std::optional<std::string>& word) {
+          if (!word) silent.push_back(names[static_cast<size_t>(rank)]);
+        });
   } catch (const std::exception& error) {
     return c10::str(
         ". The rendezvous store can not be asked for the others: the rank that serves it,",
@@ -50,14 +52,21 @@ std::string word_of_others(const Group& group) {
   return silent.empty() ? "" : ". No word from rank " + rank_list(silent);
 }
 
+// Who the others are that failed, where `work` can not tell: a message in shared memory
+// names the rank that is missing, and the others are told.
+std::string told_of_others(const Group& group, const c10::intrusive_ptr<c10d::Work>& work) {
+  if (dynamic_cast<const PeerReceive*>(work.get()) != nullptr) return "";
+  return word_of_others(group) + ". Other ranks may hang until their timeout";
+}
+
 [[noreturn]] void throw_failure(const Group& group, const std::string& what,
-                                const std::string& reason) {
-  const std::string others = word_of_others(group);
+                                const std::string& reason,
+                                const c10::intrusive_ptr<c10d::Work>& work) {
+  const auto others = told_of_others(group, work);
   C10_THROW_ERROR(DistBackendError,
                   c10::str(what, " failed on rank ", own_global_rank(group), " in group '",
                            group->getGroupDesc(), "' of ranks ", rank_list(ranks_in_job(group)),
-                           " (", group_backend(group), "): ", reason, others,
-                           ". Other ranks may hang until their timeout"));
+                           " (", group_backend(group), "): ", reason, others));
 }
 
 }  // namespace
@@ -123,8 +132,7 @@ bool Pending::finished() const { return !work_ || work_->isCompleted(); }
 void Pending::wait(const std::string& what) {
   const Group group = group_;
   if (wait_unless_aborted(what)) return;
-  release();
-  throw_failure(group, what, "the collective was aborted");
+  throw_failure(group, what, "the collective was aborted", release());
 }
 
 bool Pending::wait_unless_aborted(const std::string& what) {
@@ -140,7 +148,7 @@ bool Pending::wait_unless_aborted(const std::string& what) {
       slow.emplace([&] { return describe_wait(group, what); });
     finished = work->wait();
   } catch (const std::exception& error) {
-    throw_failure(group, what, backend_message(error));
+    throw_failure(group, what, backend_message(error), work);
   }
   if (!finished) {
     group_ = group;

@@ -1,12 +1,14 @@
 #include "device_mesh/collectives/issue_log.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
+#include "device_mesh/collectives/notices/message_exchange.h"
 #include "device_mesh/collectives/watched_rank.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/errors.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/with_environment.h"
 
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
@@ -65,7 +67,18 @@ at::Tensor rider_of(int64_t rank, int64_t receiver, int64_t bytes) {
   return at::arange(bytes).add(7 * rank + 3 * receiver).remainder(251).to(at::kByte);
 }
 
-TEST(IssueLog, RidersComeWithTheNotices) {
+class Riders : public ::testing::TestWithParam<const char*> {
+ protected:
+  bool is_in_peer_memory() const { return GetParam() == std::string("on"); }
+
+ private:
+  const testing::WithEnvironment switched_{"FSDP_PEER_MEMORY", GetParam()};
+};
+
+INSTANTIATE_TEST_SUITE_P(PeerMemory, Riders, ::testing::Values("on", "off"),
+                         [](const auto& info) { return std::string(info.param); });
+
+TEST_P(Riders, ComeWithTheNotices) {
   for (int64_t world : {2, 3, 4}) {
     run_ranks(world, [&](int64_t rank) {
       const auto log = log_of(init_device_mesh(c10::kCPU, {world}), 0);
@@ -86,12 +99,13 @@ TEST(IssueLog, RidersComeWithTheNotices) {
           EXPECT_TRUE(at::equal(to_all.riders()[place], rider_of(from, from, bytes)));
         }
       }
-      EXPECT_FALSE(log->carries(rider_room(world) + 1));
+      EXPECT_EQ(log->carries(rider_room(world) + 1), is_in_peer_memory());
+      EXPECT_EQ(log->carries_any(), is_in_peer_memory());
     });
   }
 }
 
-TEST(IssueLog, RidersOfOperationsThatDifferAreRefusedWithTheOperations) {
+TEST_P(Riders, OfOperationsThatDifferAreRefusedWithTheOperations) {
   run_ranks(3, [](int64_t rank) {
     const auto log = log_of(init_device_mesh(c10::kCPU, {3}), 0);
     const int64_t bytes = rank == 1 ? rider_room(3) : 3;
@@ -102,7 +116,7 @@ TEST(IssueLog, RidersOfOperationsThatDifferAreRefusedWithTheOperations) {
   });
 }
 
-TEST(IssueLog, RidersNeedAPeer) {
+TEST_P(Riders, NeedAPeer) {
   run_ranks(1,
             [](int64_t) { EXPECT_FALSE(log_of(init_device_mesh(c10::kCPU, {1}), 0)->carries(1)); });
 }
@@ -162,7 +176,11 @@ TEST(IssueLog, RemembersWhatItIssued) {
     log->announce({.what = "gather", .bytes = 8}).wait();
     beside->announce({.what = "reduction", .bytes = 4}).wait();
     const std::vector<RecordedOperation> expected = {
-        {.lane = 0, .sequence = 1, .what = "making of the group for beside", .bytes = 0},
+        {.lane = 0,
+         .sequence = 1,
+         .what = "making of the group for beside",
+         .bytes = 0,
+         .kind = CollectiveKind::kAllReduce},
         {.lane = 0, .sequence = 2, .what = "gather", .bytes = 8},
         {.lane = 1, .sequence = 1, .what = "reduction", .bytes = 4}};
     EXPECT_EQ(log->recent_operations(), expected);

@@ -11,6 +11,7 @@
 namespace fsdp::testing {
 namespace {
 
+using internal::CollectiveKind;
 using internal::first_difference;
 using internal::OperationRecord;
 using internal::parse_operations;
@@ -34,7 +35,8 @@ TEST(OperationRecord, KeepsTheLastOnesOldestFirst) {
 }
 
 TEST(OperationRecord, TravelsAsText) {
-  const Operations operations = {{0, 1, "all-gather of unit 'a b'", 352}, {1, 7, "sum", 0}};
+  const Operations operations = {{0, 1, "all-gather of unit 'a b'", 352},
+                                 {1, 7, "sum", 0, CollectiveKind::kAllReduce}};
   EXPECT_EQ(parse_operations(to_text(operations)), operations);
   EXPECT_TRUE(parse_operations("").empty());
   EXPECT_TRUE(parse_operations("something else\n1 2\n").empty());

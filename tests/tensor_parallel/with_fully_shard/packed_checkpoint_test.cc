@@ -10,6 +10,7 @@
 #include "tests/support/errors.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/with_environment.h"
 #include "tests/tensor_parallel/beside_one_device.h"
 #include "tests/tensor_parallel/issued_collectives.h"
 
@@ -135,6 +136,7 @@ TEST(PackedCheckpoint, EveryMeshLoadsWhatEveryOtherSavedBitForBit) {
 }
 
 TEST(PackedCheckpoint, ARankWritesItsBoxesAndGathersNothing) {
+  const WithEnvironment c10d_is_asked("FSDP_PEER_MEMORY", "off");
   const TemporaryFolder folder(memory_folder());
   run_ranks(4, [&](int64_t) {
     PackedTraining training(2, 2);

@@ -1,0 +1,72 @@
+#include "device_mesh/collectives/riding_collectives.h"
+
+#include "device_mesh/collectives/sum_in_order.h"
+#include "device_mesh/collectives/tensor_bytes.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <cstring>
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
+
+at::Tensor rows_of(const at::Tensor& tensor, int64_t rows) {
+  return tensor_bytes(tensor).view({rows, -1});
+}
+
+void copy_bytes(void* to, const at::Tensor& from) {
+  std::memcpy(to, from.const_data_ptr(), from.nbytes());
+}
+
+void copy_behind_one_another(const std::vector<at::Tensor>& riders, const at::Tensor& output) {
+  auto* to = static_cast<char*>(output.mutable_data_ptr());
+  for (const auto& rider : riders) {
+    copy_bytes(to, rider);
+    to += rider.nbytes();
+  }
+}
+
+Announcement announced(IssueLog& log, const IssuedOperation& operation, const at::Tensor& riders) {
+  auto announcement = log.announce(operation, riders);
+  announcement.wait();
+  return announcement;
+}
+
+}  // namespace
+
+void riding_all_gather(IssueLog& log, const IssuedOperation& operation,
+                       const AllGatherOptions& options) {
+  const BelowAutograd below_autograd;
+  const auto announcement = announced(log, operation, rows_of(options.input, 1));
+  copy_behind_one_another(announcement.riders(), options.output);
+}
+
+void riding_reduce_scatter(IssueLog& log, const IssuedOperation& operation, int64_t group_size,
+                           const ReduceScatterOptions& options) {
+  const BelowAutograd below_autograd;
+  const auto announcement = announced(log, operation, rows_of(options.input, group_size));
+  options.output.view({-1}).copy_(sum_in_order(announcement.riders(), options.input.scalar_type()));
+}
+
+void riding_all_to_all(IssueLog& log, const IssuedOperation& operation, int64_t group_size,
+                       const AllToAllOptions& options) {
+  const BelowAutograd below_autograd;
+  const auto announcement = announced(log, operation, rows_of(options.input, group_size));
+  copy_behind_one_another(announcement.riders(), options.output);
+}
+
+void riding_broadcast(IssueLog& log, const IssuedOperation& operation, int64_t rank,
+                      const BroadcastOptions& options) {
+  const BelowAutograd below_autograd;
+  const bool is_root = rank == options.root;
+  const auto announcement =
+      announced(log, operation, is_root ? rows_of(options.tensor, 1) : at::Tensor());
+  if (!is_root)
+    copy_bytes(options.tensor.mutable_data_ptr(),
+               announcement.riders()[static_cast<size_t>(options.root)]);
+}
+
+}  // namespace fsdp::internal

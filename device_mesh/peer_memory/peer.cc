@@ -1,0 +1,178 @@
+#include "device_mesh/peer_memory/peer.h"
+
+#include "device_mesh/peer_memory/futex.h"
+
+#include <c10/core/CPUAllocator.h>
+#include <c10/core/StorageImpl.h>
+#include <c10/core/TensorImpl.h>
+#include <c10/util/Exception.h>
+
+#include <new>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// What a received tensor holds.
+struct Reading {
+  std::shared_ptr<SharedSegment> segment, control;  // of the sender
+  BlockHeader* block;
+
+  static void destroy(void* context) {
+    auto* const reading = static_cast<Reading*>(context);
+    reading->block->readers.fetch_sub(1, std::memory_order_release);
+    ring(control_page(*reading->control));
+    delete reading;
+  }
+};
+
+}  // namespace
+
+ControlPage& control_page(const SharedSegment& control) {
+  return *reinterpret_cast<ControlPage*>(control.data() + SharedSegment::kHeaderBytes);
+}
+
+MessageLane& lane_to(const SharedSegment& control, int64_t rank) {
+  auto* const lanes = control.data() + SharedSegment::kHeaderBytes + sizeof(ControlPage);
+  return reinterpret_cast<MessageLane*>(lanes)[rank];
+}
+
+size_t control_bytes(int64_t world) {
+  return SharedSegment::kHeaderBytes + sizeof(ControlPage) +
+         static_cast<size_t>(world) * sizeof(MessageLane);
+}
+
+// Either side alone would lose wake-ups: whoever sleeps counts first and looks then.
+void ring(ControlPage& page) {
+  page.bell.fetch_add(1, std::memory_order_seq_cst);
+  if (page.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(page.bell);
+}
+
+Peer::Peer(int64_t rank, const SegmentName& control, int64_t own_rank,
+           std::shared_ptr<SharedSegment> own)
+    : rank_(rank),
+      own_rank_(own_rank),
+      process_(control.pid),  // before its memory: of one that has ended there is none
+      control_(SharedSegment::open(control)),
+      own_(std::move(own)) {}
+
+void Peer::free_passed(Arena& arena) {
+  const auto passed = lane_to(*control_, own_rank_).passed.load(std::memory_order_acquire);
+  for (; freed_ + 1 < passed; ++freed_) {
+    arena.give_back(sent_.front());
+    sent_.pop_front();
+  }
+}
+
+void Peer::send(Arena& arena, const PeerMessage& message) {
+  const std::lock_guard lock(mutex_);
+  free_passed(arena);
+  const auto block = arena.take(sizeof(MessageNode));
+  auto* const node = new (block.data) MessageNode{};
+  node->channel = message.channel;
+  node->number = message.number;
+  node->notice = message.notice;
+  if (message.body.defined()) {
+    const auto lent = Arena::lent_by(message.body);
+    TORCH_INTERNAL_ASSERT(lent && lent->arena == &arena);
+    lent->header->readers.fetch_add(1, std::memory_order_relaxed);
+    node->block = lent->block.word();
+    node->offset = lent->offset;
+    node->bytes = message.body.nbytes();
+  }
+  auto& link = last_sent_ == nullptr ? lane_to(*own_, rank_).first : last_sent_->next;
+  link.store(block.ref.word(), std::memory_order_release);
+  last_sent_ = node;
+  sent_.push_back(block);
+  ring();
+}
+
+// Of its memory; opened when it is first read.
+char* Peer::at(BlockRef ref) {
+  const auto& page = control_page(*control_);
+  if (segments_.size() <= ref.segment()) segments_.resize(ref.segment() + 1);
+  auto& segment = segments_[ref.segment()];
+  if (!segment) {
+    const auto& entry = page.entries[ref.segment()];
+    segment = SharedSegment::open(
+        {.pid = process_.pid(), .fd = entry.fd, .bytes = entry.bytes, .mark = entry.mark});
+  }
+  return segment->data() + ref.offset();
+}
+
+at::Tensor Peer::body_of(const MessageNode& node) {
+  const BlockRef block(node.block);
+  if (!block) return {};
+  auto* const header = reinterpret_cast<BlockHeader*>(at(block));
+  auto* const data = reinterpret_cast<char*>(header + 1) + node.offset;
+  auto* const reading = new Reading{segments_[block.segment()], control_, header};
+  auto storage = c10::make_intrusive<c10::StorageImpl>(
+      c10::StorageImpl::use_byte_size_t(), node.bytes,
+      c10::DataPtr(data, reading, &Reading::destroy, c10::Device(c10::kCPU)),
+      c10::GetCPUAllocator(),
+      /*resizable=*/false);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(c10::Storage(std::move(storage)),
+                                                   c10::DispatchKeySet(c10::DispatchKey::CPU),
+                                                   c10::scalarTypeToTypeMeta(at::kByte));
+  impl->set_sizes_contiguous({static_cast<int64_t>(node.bytes)});
+  return at::Tensor(std::move(impl));
+}
+
+// Takes all that has come off the list.
+void Peer::receive() {
+  while (true) {
+    const auto& link =
+        last_received_ == nullptr ? lane_to(*control_, own_rank_).first : last_received_->next;
+    const BlockRef next(link.load(std::memory_order_acquire));
+    if (!next) return;
+    auto* const node = reinterpret_cast<MessageNode*>(at(next) + sizeof(BlockHeader));
+    inbox_.push_back({node->channel, node->number, node->notice, body_of(*node)});
+    last_received_ = node;
+    lane_to(*own_, rank_).passed.store(++passed_, std::memory_order_release);
+  }
+}
+
+Peer::Inbox::iterator Peer::find(uint64_t channel, uint64_t number) {
+  receive();
+  for (auto each = inbox_.begin(); each != inbox_.end(); ++each) {
+    if (each->channel == channel && each->number == number) return each;
+  }
+  return inbox_.end();
+}
+
+std::optional<PeerMessage> Peer::take(uint64_t channel, uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find(channel, number);
+  if (found == inbox_.end()) return std::nullopt;
+  auto message = std::move(*found);
+  inbox_.erase(found);
+  return message;
+}
+
+bool Peer::has_come(uint64_t channel, uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  return find(channel, number) != inbox_.end();
+}
+
+std::string Peer::failure_in(uint64_t channel) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find(channel, kFailureNumber);
+  if (found == inbox_.end() || !found->body.defined()) return "";
+  return {static_cast<const char*>(found->body.const_data_ptr()), found->body.nbytes()};
+}
+
+std::string Peer::why_gone() const {
+  if (control_page(*control_).whereabouts.load(std::memory_order_acquire) == Whereabouts::kLeft)
+    return c10::str("rank ", rank_, " has left: it destroyed its process group");
+  if (process_.has_ended())
+    return c10::str("rank ", rank_, " has ended (process ", process_.pid(), ")");
+  return "";
+}
+
+bool Peer::has_taken_all() {
+  const std::lock_guard lock(mutex_);
+  return lane_to(*control_, own_rank_).passed.load(std::memory_order_acquire) ==
+         freed_ + sent_.size();
+}
+
+}  // namespace fsdp::internal

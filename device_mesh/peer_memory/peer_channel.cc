@@ -1,0 +1,116 @@
+#define XXH_INLINE_ALL
+#include "device_mesh/peer_memory/peer_channel.h"
+
+#include "device_mesh/collectives/group_name.h"
+#include "device_mesh/collectives/ranks_in_job.h"
+#include "device_mesh/internal/process_group_factory.h"
+#include "device_mesh/internal/weak_registry.h"
+#include "device_mesh/peer_memory/peer_receive.h"
+
+#include <torch/csrc/distributed/c10d/Backend.hpp>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+enum class Role { kWorld, kPart };
+
+struct OfGroup {
+  Role role = Role::kPart;
+  std::shared_ptr<PeerMemory> memory;
+  std::shared_ptr<PeerChannel> channel;  // null: not all ranks of the group share memory
+  const void* backend = nullptr;         // for CPU tensors, when the group was made
+};
+
+using OfGroups = WeakKeyMap<c10::weak_intrusive_ptr<c10d::ProcessGroup>, OfGroup>;
+OfGroups& of_groups() {
+  static auto& groups = *new OfGroups();
+  return groups;
+}
+
+const void* cpu_backend(const Group& group) { return group->getBackend(c10::kCPU).get(); }
+
+std::shared_ptr<PeerChannel> make_channel(const Group& group,
+                                          const std::shared_ptr<PeerMemory>& memory) {
+  const auto name = name_in_job(group);
+  const auto ranks = global_ranks(group);
+  const auto own = ranks[static_cast<size_t>(group_rank(group))];
+  const bool are_here = std::all_of(ranks.begin(), ranks.end(), [&](int64_t rank) {
+    return rank == own || memory->has_met(rank);
+  });
+  if (!name || !are_here) return nullptr;
+  return std::make_shared<PeerChannel>(
+      PeerChannel::Options{.memory = memory,
+                           .id = XXH3_64bits(name->group.data(), name->group.size()),
+                           .ranks = ranks,
+                           .timeout = group->getBackend(c10::kCPU)->getBackendOptions()->timeout});
+}
+
+void use(const Group& group, const std::shared_ptr<PeerMemory>& memory, Role role) {
+  const bool has_others = group->getSize() > 1;
+  OfGroup made{.role = role,
+               .memory = memory,
+               .channel = has_others ? make_channel(group, memory) : nullptr,
+               .backend = cpu_backend(group)};
+  of_groups().with(group, [&](OfGroup& known) { known = std::move(made); });
+}
+
+}  // namespace
+
+std::shared_ptr<PeerChannel> PeerChannel::of(const Group& group) {
+  const auto known = of_groups().find(group);
+  if (!known || !known->channel || known->backend != cpu_backend(group)) return nullptr;
+  return known->channel;
+}
+
+std::string PeerChannel::why_gone(int64_t rank) const {
+  const auto in_job = options_.ranks[static_cast<size_t>(rank)];
+  return options_.memory->has_met(in_job) ? options_.memory->why_gone(in_job) : "";
+}
+
+void PeerChannel::send_failure(const std::string& reason) const {
+  for (const auto rank : options_.ranks) {
+    if (options_.memory->has_met(rank)) options_.memory->send_failure(rank, options_.id, reason);
+  }
+}
+
+std::vector<int64_t> gone_peers(const Group& group) {
+  std::vector<int64_t> gone;
+  const auto channel = PeerChannel::of(group);
+  for (int64_t rank = 0; channel && rank < channel->size(); ++rank) {
+    if (!channel->why_gone(rank).empty()) gone.push_back(rank);
+  }
+  return gone;
+}
+
+void PeerChannel::send(int64_t to, uint64_t number, const NoticeBytes& notice,
+                       const at::Tensor& body) const {
+  options_.memory->send(options_.ranks[static_cast<size_t>(to)],
+                        {.channel = options_.id, .number = number, .notice = notice, .body = body});
+}
+
+c10::intrusive_ptr<PeerReceive> PeerChannel::receive(int64_t from, uint64_t number) const {
+  return c10::make_intrusive<PeerReceive>(options_.memory,
+                                          options_.ranks[static_cast<size_t>(from)], options_.id,
+                                          number, options_.timeout);
+}
+
+void share_peer_memory(const Group& world, const std::shared_ptr<PeerMemory>& memory) {
+  use(world, memory, Role::kWorld);
+}
+
+void inherit_peer_memory(const Group& group, const Group& parent) {
+  const auto known = of_groups().find(parent);
+  if (known) use(group, known->memory, Role::kPart);
+}
+
+void leave_peer_memory(const Group& group) {
+  const auto known = of_groups().find(group);
+  if (known && known->role == Role::kWorld) known->memory->leave();
+}
+
+}  // namespace fsdp::internal

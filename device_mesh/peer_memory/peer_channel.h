@@ -1,0 +1,68 @@
+// The messages of one process group whose ranks share memory. A group has one when it was
+// made by our factory, all its ranks run on one host, and its CPU backend is the one that
+// it was made with.
+//
+//   if (const auto channel = PeerChannel::of(group)) {
+//     const auto number = channel->next_number();            // the same on all ranks
+//     channel->send(1, number, notice, channel->memory()->as_sent(rows));
+//     auto coming = channel->receive(1, number);             // a c10d::Work
+#pragma once
+
+#include "device_mesh/collectives/group.h"
+#include "device_mesh/peer_memory/peer_memory.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::internal {
+
+class PeerReceive;
+
+class PeerChannel {
+ public:
+  struct Options {
+    std::shared_ptr<PeerMemory> memory;
+    uint64_t id = 0;             // of the group, among those of the job
+    std::vector<int64_t> ranks;  // of the job, by group rank
+    std::chrono::milliseconds timeout{};
+  };
+  explicit PeerChannel(Options options) : options_(std::move(options)) {}
+
+  // Null: its messages travel otherwise. The same answer on all its ranks. Local.
+  static std::shared_ptr<PeerChannel> of(const Group& group);
+
+  PeerMemory& memory() const { return *options_.memory; }
+  // Of what is sent and received next, once per operation: ranks that issue in the same
+  // order give the same numbers.
+  uint64_t next_number() { return next_++; }
+  int64_t size() const { return static_cast<int64_t>(options_.ranks.size()); }
+  // As PeerMemory has them; ranks are those of the group.
+  std::string why_gone(int64_t rank) const;
+  // Tells all others that this rank has failed.
+  void send_failure(const std::string& reason) const;
+  void send(int64_t to, uint64_t number, const NoticeBytes& notice, const at::Tensor& body) const;
+  c10::intrusive_ptr<PeerReceive> receive(int64_t from, uint64_t number) const;
+
+ private:
+  const Options options_;
+  std::atomic<uint64_t> next_ = 0;
+};
+
+// Ranks of the group from which nothing will come any more, where that can be seen: its
+// ranks share memory.
+std::vector<int64_t> gone_peers(const Group& group);
+
+// The ranks of `world`, a new group, use `memory` from now on.
+void share_peer_memory(const Group& world, const std::shared_ptr<PeerMemory>& memory);
+// `group` was made from `parent`, and uses what that one uses.
+void inherit_peer_memory(const Group& group, const Group& parent);
+// No further message of this rank will come: where `group` is a world that shares memory,
+// PeerMemory::leave(); else nothing.
+void leave_peer_memory(const Group& group);
+
+}  // namespace fsdp::internal

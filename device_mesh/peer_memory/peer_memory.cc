@@ -1,0 +1,192 @@
+#include "device_mesh/peer_memory/peer_memory.h"
+
+#include "device_mesh/internal/network.h"
+#include "device_mesh/peer_memory/futex.h"
+#include "device_mesh/peer_memory/peer.h"
+
+#include <c10/core/TensorImpl.h>
+#include <c10/util/Exception.h>
+#include <sched.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <array>
+#include <chrono>
+#include <cstring>
+#include <new>
+#include <sstream>
+#include <thread>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+constexpr int64_t kSpins = 100;  // rounds, a microsecond or less each
+constexpr auto kSleep = std::chrono::milliseconds(20);
+constexpr auto kForReaders = std::chrono::seconds(2);
+
+// What ranks that can open one another's memory have in common. Ranks in two network
+// namespaces are taken as two hosts, as whoever put them there wants.
+std::string host_identity() {
+  std::array<char, 64> processes{};
+  const auto length = readlink("/proc/self/ns/pid", processes.data(), processes.size());
+  auto identity = network_identity() + "/" +
+                  std::string(processes.data(), static_cast<size_t>(std::max<ssize_t>(length, 0))) +
+                  "/" + std::to_string(geteuid());
+  std::replace(identity.begin(), identity.end(), ' ', '/');
+  return identity;
+}
+
+struct Invitation {
+  std::string host;
+  SegmentName control;
+};
+
+std::string to_text(const Invitation& invitation) {
+  const auto& control = invitation.control;
+  return c10::str(invitation.host, " ", control.pid, " ", control.fd, " ", control.bytes, " ",
+                  control.mark);
+}
+
+Invitation parse_invitation(const std::string& text) {
+  Invitation invitation;
+  std::istringstream words(text);
+  words >> invitation.host >> invitation.control.pid >> invitation.control.fd >>
+      invitation.control.bytes >> invitation.control.mark;
+  return invitation;
+}
+
+int64_t usable_cores() {
+  cpu_set_t cores;
+  return sched_getaffinity(0, sizeof cores, &cores) == 0 ? CPU_COUNT(&cores)
+                                                         : std::thread::hardware_concurrency();
+}
+
+// This thread is about to sleep until `page` is rung.
+class Sleeper {
+ public:
+  explicit Sleeper(ControlPage& page) : page_(page) {
+    page_.sleepers.fetch_add(1, std::memory_order_seq_cst);
+    seen_ = page_.bell.load(std::memory_order_seq_cst);
+  }
+  ~Sleeper() { page_.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
+  Sleeper(const Sleeper&) = delete;
+  void sleep() const { sleep_on(page_.bell, seen_, kSleep); }
+
+ private:
+  ControlPage& page_;
+  uint32_t seen_;
+};
+
+void pause_briefly() {
+  for (int i = 0; i < 20; ++i) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+  }
+}
+
+}  // namespace
+
+PeerMemory::PeerMemory(int64_t rank, int64_t world)
+    : rank_(rank), control_(SharedSegment::create(control_bytes(world))) {
+  new (&page()) ControlPage{};
+  arena_ = std::make_shared<Arena>([this](const SegmentName& name) { add_segment(name); });
+  invitation_ = to_text({host_identity(), control_->name()});
+}
+
+PeerMemory::~PeerMemory() {
+  if (control_->name().pid != getpid()) return;  // a copy of this process, which is no rank
+  page().whereabouts.store(Whereabouts::kLeft, std::memory_order_release);
+  for (const auto& [rank, peer] : peers_) peer->ring();
+}
+
+ControlPage& PeerMemory::page() const { return control_page(*control_); }
+
+bool PeerMemory::are_of_one_host(const std::string& invitation, const std::string& other) {
+  const auto host = parse_invitation(invitation).host;
+  return !host.empty() && host == parse_invitation(other).host;
+}
+
+void PeerMemory::meet(int64_t rank, const std::string& invitation) {
+  peers_[rank] =
+      std::make_unique<Peer>(rank, parse_invitation(invitation).control, rank_, control_);
+}
+
+void PeerMemory::add_segment(const SegmentName& name) {
+  const auto count = page().segments.load(std::memory_order_relaxed);
+  TORCH_CHECK(count < ControlPage::kMaxSegments, "there are ", count, " pieces of it already");
+  page().entries[count] = {.fd = name.fd, .bytes = name.bytes, .mark = name.mark};
+  page().segments.store(count + 1, std::memory_order_release);
+}
+
+at::Tensor PeerMemory::as_sent(const at::Tensor& bytes) {
+  const auto lent = Arena::lent_by(bytes);
+  if (lent && lent->arena == arena_.get()) return bytes;
+  auto copy = memory(bytes.numel());
+  copy.unsafeGetTensorImpl()->set_sizes_contiguous(bytes.sizes());
+  if (!bytes.is_contiguous()) return copy.copy_(bytes);
+  std::memcpy(copy.mutable_data_ptr(), bytes.const_data_ptr(), bytes.nbytes());
+  return copy;
+}
+
+void PeerMemory::send(int64_t to, const PeerMessage& message) {
+  peers_.at(to)->send(*arena_, message);
+}
+
+std::optional<PeerMessage> PeerMemory::take(int64_t from, uint64_t channel, uint64_t number) {
+  return peers_.at(from)->take(channel, number);
+}
+
+bool PeerMemory::has_come(int64_t from, uint64_t channel, uint64_t number) {
+  return peers_.at(from)->has_come(channel, number);
+}
+
+std::string PeerMemory::why_gone(int64_t rank) const { return peers_.at(rank)->why_gone(); }
+
+void PeerMemory::send_failure(int64_t to, uint64_t channel, const std::string& reason) {
+  auto text = memory(static_cast<int64_t>(reason.size()));
+  std::memcpy(text.mutable_data_ptr(), reason.data(), reason.size());
+  send(to, {.channel = channel, .number = kFailureNumber, .body = text});
+}
+
+std::string PeerMemory::failure_of(int64_t from, uint64_t channel) {
+  return peers_.at(from)->failure_in(channel);
+}
+
+// More ranks than cores must not burn each other's time.
+bool PeerMemory::sleeps_in(int64_t round) const {
+  static const int64_t cores = usable_cores();
+  return round >= kSpins || static_cast<int64_t>(peers_.size()) >= cores;
+}
+
+void PeerMemory::wait_round(int64_t round, c10::function_ref<bool()> is_over) {
+  if (!sleeps_in(round)) return pause_briefly();
+  const Sleeper sleeper(page());
+  if (!is_over()) sleeper.sleep();
+}
+
+void PeerMemory::ring() { internal::ring(page()); }
+
+void PeerMemory::leave() {
+  page().whereabouts.store(Whereabouts::kLeft, std::memory_order_release);
+  for (const auto& [rank, peer] : peers_) peer->ring();
+  const auto until = std::chrono::steady_clock::now() + kForReaders;
+  while (!is_all_read() && std::chrono::steady_clock::now() < until)
+    wait_round(kSpins, [this] { return is_all_read(); });
+}
+
+// What a rank that is gone has not read, nobody will.
+bool PeerMemory::is_all_read() {
+  bool is_any_gone = false;
+  for (const auto& [rank, peer] : peers_) {
+    const bool is_gone = !peer->why_gone().empty();
+    if (!is_gone && !peer->has_taken_all()) return false;
+    is_any_gone = is_any_gone || is_gone;
+  }
+  return is_any_gone || arena_->is_read();
+}
+
+}  // namespace fsdp::internal

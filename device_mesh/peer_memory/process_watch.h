@@ -1,0 +1,26 @@
+// Whether a process of this host has ended, killed or not, even while nobody has waited
+// for it: by a pidfd, which stays with that process when its number is used again.
+#pragma once
+
+#include <cstdint>
+
+namespace fsdp::internal {
+
+class ProcessWatch {
+ public:
+  // Of this process itself there is nothing to watch. Throws c10::Error where there is no
+  // such process.
+  explicit ProcessWatch(int64_t pid);
+  ~ProcessWatch();
+  ProcessWatch(const ProcessWatch&) = delete;
+  ProcessWatch& operator=(const ProcessWatch&) = delete;
+
+  int64_t pid() const { return pid_; }
+  bool has_ended() const;  // a system call
+
+ private:
+  int64_t pid_;
+  int fd_ = -1;
+};
+
+}  // namespace fsdp::internal

@@ -1,0 +1,236 @@
+#include "device_mesh/peer_memory/peer_memory.h"
+
+#include "device_mesh/peer_memory/shared_segment.h"
+#include "tests/support/errors.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <string>
+#include <thread>
+#include <vector>
+
+namespace fsdp::internal {
+namespace {
+
+using Memories = std::vector<std::shared_ptr<PeerMemory>>;
+
+Memories met(int64_t ranks) {
+  Memories all;
+  for (int64_t rank = 0; rank < ranks; ++rank)
+    all.push_back(std::make_shared<PeerMemory>(rank, ranks));
+  for (int64_t rank = 0; rank < ranks; ++rank) {
+    for (int64_t other = 0; other < ranks; ++other) {
+      if (other != rank) all[rank]->meet(other, all[other]->invitation());
+    }
+  }
+  return all;
+}
+
+NoticeBytes notice_of(char letter) {
+  NoticeBytes notice{};
+  notice.fill(letter);
+  return notice;
+}
+
+at::Tensor bytes_of(int64_t count, int value) { return at::full({count}, value, at::kByte); }
+
+TEST(PeerMemory, AMessageArrivesOnceWithItsNoticeAndBytes) {
+  const auto ranks = met(2);
+  EXPECT_FALSE(ranks[1]->take(0, 5, 0));
+  ranks[0]->send(
+      1, {.channel = 5, .notice = notice_of('a'), .body = ranks[0]->as_sent(bytes_of(9, 3))});
+  EXPECT_TRUE(ranks[1]->has_come(0, 5, 0));
+  const auto message = ranks[1]->take(0, 5, 0);
+  ASSERT_TRUE(message);
+  EXPECT_EQ(message->notice, notice_of('a'));
+  EXPECT_TRUE(at::equal(message->body, bytes_of(9, 3)));
+  EXPECT_FALSE(ranks[1]->take(0, 5, 0));
+}
+
+TEST(PeerMemory, MessagesAreTakenByChannelAndNumberInAnyOrder) {
+  const auto ranks = met(3);
+  for (const uint64_t number : {0, 1, 2}) {
+    for (const uint64_t channel : {7, 8})
+      ranks[2]->send(0, {.channel = channel,
+                         .number = number,
+                         .notice = notice_of(static_cast<char>(10 * channel + number))});
+  }
+  for (const uint64_t number : {2, 0, 1}) {
+    for (const uint64_t channel : {8, 7}) {
+      const auto message = ranks[0]->take(2, channel, number);
+      ASSERT_TRUE(message);
+      EXPECT_EQ(message->notice, notice_of(static_cast<char>(10 * channel + number)));
+      EXPECT_FALSE(message->body.defined());
+    }
+  }
+  EXPECT_FALSE(ranks[0]->take(1, 7, 0)) << "from another rank";
+}
+
+TEST(PeerMemory, MemoryOfItsOwnIsSentWithoutACopy) {
+  const auto ranks = met(2);
+  const auto rows = ranks[0]->memory(4096).view({2, 2048});
+  rows.select(0, 1).fill_(9);
+  EXPECT_TRUE(ranks[0]->as_sent(rows).is_same(rows));
+  ranks[0]->send(1, {.body = rows.select(0, 1)});
+  const auto message = ranks[1]->take(0, 0, 0);
+  EXPECT_EQ(message->body.const_data_ptr(), rows.select(0, 1).const_data_ptr())
+      << "ranks of one process map it once";
+}
+
+TEST(PeerMemory, WhatIsReadKeepsItsBytesWhileTheSenderGoesOn) {
+  const auto ranks = met(2);
+  std::vector<at::Tensor> read;
+  for (int i = 0; i < 200; ++i) {
+    auto rows = ranks[0]->memory(1000);
+    rows.fill_(i);
+    ranks[0]->send(1, {.number = static_cast<uint64_t>(i), .body = rows});
+    rows.reset();
+    read.push_back(ranks[1]->take(0, 0, static_cast<uint64_t>(i))->body);
+    if (i >= 50) read[i - 50].reset();
+  }
+  for (int i = 150; i < 200; ++i) EXPECT_TRUE(at::equal(read[i], bytes_of(1000, i))) << i;
+}
+
+TEST(PeerMemory, MemoryOfMessagesIsUsedAgain) {
+  const auto ranks = met(2);
+  std::vector<const void*> places;
+  for (uint64_t i = 0; i < 1000; ++i) {
+    const auto rows = ranks[0]->memory(10000);
+    places.push_back(rows.const_data_ptr());
+    ranks[0]->send(1, {.number = i, .body = rows});
+    ASSERT_TRUE(ranks[1]->take(0, 0, i));
+  }
+  std::sort(places.begin(), places.end());
+  places.erase(std::unique(places.begin(), places.end()), places.end());
+  EXPECT_LE(places.size(), 4);
+}
+
+TEST(PeerMemory, BothSendAtOnceFromSeveralThreads) {
+  const auto ranks = met(2);
+  constexpr uint64_t kMessages = 2000;
+  const auto send = [&](int64_t from, uint64_t channel) {
+    for (uint64_t i = 0; i < kMessages; ++i)
+      ranks[from]->send(
+          1 - from,
+          {.channel = channel,
+           .number = i,
+           .body = ranks[from]->as_sent(bytes_of(8 + i % 100, static_cast<int>(i % 251)))});
+  };
+  const auto receive = [&](int64_t from, uint64_t channel) {
+    for (uint64_t i = 0; i < kMessages; ++i) {
+      auto message = ranks[1 - from]->take(from, channel, i);
+      for (int64_t round = 0; !message; ++round) {
+        ranks[1 - from]->wait_round(round,
+                                    [&] { return ranks[1 - from]->has_come(from, channel, i); });
+        message = ranks[1 - from]->take(from, channel, i);
+      }
+      EXPECT_TRUE(at::equal(message->body, bytes_of(8 + i % 100, static_cast<int>(i % 251))));
+    }
+  };
+  std::vector<std::thread> threads;
+  for (const int64_t from : {0, 1}) {
+    for (const uint64_t channel : {1, 2}) {
+      threads.emplace_back(send, from, channel);
+      threads.emplace_back(receive, from, channel);
+    }
+  }
+  for (auto& thread : threads) thread.join();
+}
+
+TEST(PeerMemory, ASleeperWakesWhenAMessageComes) {
+  const auto ranks = met(2);
+  std::thread sender([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ranks[0]->send(1, {});
+  });
+  int64_t round = 1'000'000;  // sleeps at once
+  while (!ranks[1]->take(0, 0, 0))
+    ranks[1]->wait_round(round++, [&] { return ranks[1]->has_come(0, 0, 0); });
+  EXPECT_LT(round, 1'000'000 + 1000) << "it spun";
+  sender.join();
+}
+
+TEST(PeerMemory, WhoLeavesIsNamedAfterWhatItSentWasTaken) {
+  const auto ranks = met(2);
+  EXPECT_EQ(ranks[1]->why_gone(0), "");
+  ranks[0]->send(1, {.body = ranks[0]->as_sent(bytes_of(10, 4))});
+  std::thread reader([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    EXPECT_TRUE(at::equal(ranks[1]->take(0, 0, 0)->body, bytes_of(10, 4)));
+  });
+  ranks[0]->leave();
+  reader.join();
+  EXPECT_EQ(ranks[1]->why_gone(0), "rank 0 has left: it destroyed its process group");
+  EXPECT_FALSE(ranks[1]->take(0, 0, 1));
+}
+
+TEST(PeerMemory, LeavingWaitsForReadersAndNotForThoseWhoHaveLeft) {
+  const auto ranks = met(2);
+  ranks[0]->send(1, {.body = ranks[0]->as_sent(bytes_of(10, 4))});
+  const auto begin = std::chrono::steady_clock::now();
+  std::thread other([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(100));
+    ranks[1]->leave();  // without having read it
+  });
+  ranks[0]->leave();
+  const auto took = std::chrono::steady_clock::now() - begin;
+  EXPECT_GE(took, std::chrono::milliseconds(90));
+  EXPECT_LT(took, std::chrono::milliseconds(1500));
+  other.join();
+}
+
+TEST(PeerMemory, AFailureIsToldInItsChannel) {
+  const auto ranks = met(2);
+  ranks[0]->send(1, {.channel = 7});
+  ranks[0]->send_failure(1, 7, "no disk");
+  EXPECT_EQ(ranks[1]->failure_of(0, 7), "no disk");
+  EXPECT_EQ(ranks[1]->failure_of(0, 7), "no disk") << "it stays";
+  EXPECT_EQ(ranks[1]->failure_of(0, 8), "");
+  EXPECT_TRUE(ranks[1]->take(0, 7, 0)) << "what was sent before is there";
+}
+
+TEST(PeerMemory, OnlyRanksOfOneHostAreInvited) {
+  const PeerMemory here(0, 2), beside(1, 2);
+  EXPECT_TRUE(PeerMemory::are_of_one_host(here.invitation(), beside.invitation()));
+  EXPECT_FALSE(PeerMemory::are_of_one_host(here.invitation(), ""));
+  EXPECT_FALSE(PeerMemory::are_of_one_host("", ""));
+  EXPECT_FALSE(PeerMemory::are_of_one_host(here.invitation(), "x" + beside.invitation()));
+}
+
+TEST(SharedSegment, WhatLiesThereUnderANumberUsedAgainIsRefused) {
+  const auto segment = SharedSegment::create(1 << 16);
+  auto name = segment->name();
+  EXPECT_EQ(SharedSegment::open(name), segment);
+  name.mark += 2;
+  EXPECT_NE(testing::message_of([&] { SharedSegment::open(name); }).find("is gone"),
+            std::string::npos);
+}
+
+TEST(SharedSegment, ASegmentOfAnotherProcessIsTheSameMemory) {
+  int to_child[2], to_parent[2];
+  ASSERT_EQ(pipe(to_child) + pipe(to_parent), 0);
+  const auto segment = SharedSegment::create(1 << 16);
+  const auto child = fork();
+  if (child == 0) {  // opens what its parent has, as if it were anybody
+    const auto opened = SharedSegment::open(segment->name());
+    opened->data()[4096] = 42;
+    auto wrong = segment->name();
+    wrong.mark ^= 2;
+    const auto text = testing::message_of([&] { SharedSegment::open(wrong); });
+    _exit(opened != segment && text.find("is not the memory") != std::string::npos ? 0 : 1);
+  }
+  int status = 0;
+  waitpid(child, &status, 0);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(segment->data()[4096], 42);
+}
+
+}  // namespace
+}  // namespace fsdp::internal
