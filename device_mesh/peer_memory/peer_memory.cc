@@ -21,7 +21,7 @@
 namespace fsdp::internal {
 namespace {
 
-constexpr int64_t kSpins = 100;  // rounds, a microsecond or less each
+constexpr int64_t kSpins = 1000;  // rounds, a microsecond or less each
 constexpr auto kSleep = std::chrono::milliseconds(20);
 constexpr auto kForReaders = std::chrono::seconds(2);
 
