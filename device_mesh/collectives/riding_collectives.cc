@@ -5,6 +5,7 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 
+#include <algorithm>
 #include <cstring>
 #include <vector>
 
@@ -58,15 +59,20 @@ void riding_all_to_all(IssueLog& log, const IssuedOperation& operation, int64_t 
   copy_behind_one_another(announcement.riders(), options.output);
 }
 
+// In pieces, since the root copies what it sends: it is at most one of them ahead.
 void riding_broadcast(IssueLog& log, const IssuedOperation& operation, int64_t rank,
                       const BroadcastOptions& options) {
+  constexpr int64_t kPiece = 4 << 20;  // bytes
   const BelowAutograd below_autograd;
   const bool is_root = rank == options.root;
-  const auto announcement =
-      announced(log, operation, is_root ? rows_of(options.tensor, 1) : at::Tensor());
-  if (!is_root)
-    copy_bytes(options.tensor.mutable_data_ptr(),
-               announcement.riders()[static_cast<size_t>(options.root)]);
+  const auto bytes = tensor_bytes(options.tensor);
+  for (int64_t sent = 0; sent < bytes.numel(); sent += kPiece) {
+    const auto piece = bytes.narrow(0, sent, std::min(kPiece, bytes.numel() - sent));
+    const auto announcement = announced(log, operation, is_root ? rows_of(piece, 1) : at::Tensor());
+    if (!is_root)
+      copy_bytes(piece.mutable_data_ptr(),
+                 announcement.riders()[static_cast<size_t>(options.root)]);
+  }
 }
 
 }  // namespace fsdp::internal

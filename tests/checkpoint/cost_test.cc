@@ -4,6 +4,7 @@
 #include "checkpoint/io/tensor_reader.h"
 #include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -24,6 +25,7 @@ uint64_t collectives_of(const std::function<void()>& body) {
 }
 
 TEST(Cost, SavingIsThreeExchangesAndLoadingTwoWhateverThereIsToSave) {
+  const WithEnvironment c10d_counts("FSDP_PEER_MEMORY", "off");
   TemporaryFolder folder;
   on_ranks_of(2, [&](const DeviceMesh& mesh) {
     for (const int count : {1, 30}) {

@@ -7,6 +7,7 @@
 #include "fully_shard/full_params.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
@@ -55,6 +56,7 @@ uint64_t sent_by(const std::function<void()>& body) {
 }
 
 TEST(Gathering, AUnitOfAFullSaveIsOneCollectiveAsItIsInTraining) {
+  const WithEnvironment c10d_counts("FSDP_PEER_MEMORY", "off");
   for (const int64_t world : {2, 3}) {
     TemporaryFolder folder;
     run_ranks(world, [&](int64_t) {
@@ -87,6 +89,7 @@ TEST(Gathering, AUnitOfAFullSaveIsOneCollectiveAsItIsInTraining) {
 
 // Tensors of one unit of every dtype that files hold, cut along dimensions 0 and 1.
 TEST(Gathering, TogetherTheyAreWhatTheyAreAlone) {
+  const WithEnvironment c10d_counts("FSDP_PEER_MEMORY", "off");
   const std::vector<torch::ScalarType> dtypes = {
       torch::kDouble, torch::kFloat, torch::kBFloat16,     torch::kLong,
       torch::kByte,   torch::kBool,  torch::kComplexFloat, torch::kFloat8_e4m3fn};

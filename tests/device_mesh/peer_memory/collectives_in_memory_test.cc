@@ -8,12 +8,14 @@
 #include "tests/support/thread_ranks.h"
 #include "tests/support/with_environment.h"
 
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/ones.h>
 #include <ATen/ops/randn.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/ops/zeros_like.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
@@ -115,6 +117,16 @@ TEST(CollectivesInPeerMemory, HaveTheBitsThatTheyHaveOverGloo) {
       }
     }
   }
+}
+
+TEST(CollectivesInPeerMemory, ALargeBroadcastArrivesPieceByPiece) {
+  run_ranks(3, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {3});
+    const auto values = at::arange(3'000'001, at::kFloat);
+    auto received = rank == 1 ? values.clone() : at::zeros_like(values);
+    collectives_of(mesh, 0).broadcast({.tensor = received, .what = "values", .root = 1});
+    EXPECT_TRUE(at::equal(received, values));
+  });
 }
 
 TEST(CollectivesInPeerMemory, ServeEachDimensionOfAMesh) {
