@@ -83,7 +83,8 @@ void Collectives::all_gather(const AllGatherOptions& options) const {
   check_gather(group(), options.output, options.input);
   if (options.input.numel() == 0) return;
   const auto operation = operation_on(CollectiveKind::kAllGather, options.what, options.input);
-  if (log()->carries_any()) return riding_all_gather(*log(), operation, options);
+  if (log()->carries_any())
+    return riding_rows(*log(), operation, options.input, /*rows=*/1, options.output);
   log()->run(operation,
              [&] { return internal::all_gather(group(), options.output, options.input); });
 }
@@ -135,7 +136,8 @@ void Collectives::all_to_all(const AllToAllOptions& options) const {
   check_all_to_all(group(), options.output, options.input);
   if (options.input.numel() == 0) return;
   const auto operation = operation_on(CollectiveKind::kAllToAll, options.what, options.input);
-  if (log()->carries_any()) return riding_all_to_all(*log(), operation, size(), options);
+  if (log()->carries_any())
+    return riding_rows(*log(), operation, options.input, size(), options.output);
   log()->run(operation,
              [&] { return internal::all_to_all(group(), options.output, options.input); });
 }

@@ -22,14 +22,6 @@ void copy_bytes(void* to, const at::Tensor& from) {
   std::memcpy(to, from.const_data_ptr(), from.nbytes());
 }
 
-void copy_behind_one_another(const std::vector<at::Tensor>& riders, const at::Tensor& output) {
-  auto* to = static_cast<char*>(output.mutable_data_ptr());
-  for (const auto& rider : riders) {
-    copy_bytes(to, rider);
-    to += rider.nbytes();
-  }
-}
-
 Announcement announced(IssueLog& log, const IssuedOperation& operation, const at::Tensor& riders) {
   auto announcement = log.announce(operation, riders);
   announcement.wait();
@@ -38,11 +30,15 @@ Announcement announced(IssueLog& log, const IssuedOperation& operation, const at
 
 }  // namespace
 
-void riding_all_gather(IssueLog& log, const IssuedOperation& operation,
-                       const AllGatherOptions& options) {
+void riding_rows(IssueLog& log, const IssuedOperation& operation, const at::Tensor& input,
+                 int64_t rows, const at::Tensor& output) {
   const BelowAutograd below_autograd;
-  const auto announcement = announced(log, operation, rows_of(options.input, 1));
-  copy_behind_one_another(announcement.riders(), options.output);
+  const auto announcement = announced(log, operation, rows_of(input, rows));
+  auto* to = static_cast<char*>(output.mutable_data_ptr());
+  for (const auto& rider : announcement.riders()) {
+    copy_bytes(to, rider);
+    to += rider.nbytes();
+  }
 }
 
 void riding_reduce_scatter(IssueLog& log, const IssuedOperation& operation, int64_t group_size,
@@ -50,13 +46,6 @@ void riding_reduce_scatter(IssueLog& log, const IssuedOperation& operation, int6
   const BelowAutograd below_autograd;
   const auto announcement = announced(log, operation, rows_of(options.input, group_size));
   options.output.view({-1}).copy_(sum_in_order(announcement.riders(), options.input.scalar_type()));
-}
-
-void riding_all_to_all(IssueLog& log, const IssuedOperation& operation, int64_t group_size,
-                       const AllToAllOptions& options) {
-  const BelowAutograd below_autograd;
-  const auto announcement = announced(log, operation, rows_of(options.input, group_size));
-  copy_behind_one_another(announcement.riders(), options.output);
 }
 
 // In pieces, since the root copies what it sends: it is at most one of them ahead.

@@ -10,12 +10,12 @@
 
 namespace fsdp::internal {
 
-void riding_all_gather(IssueLog& log, const IssuedOperation& operation,
-                       const AllGatherOptions& options);
+// An all-gather, where each rank shows one row to all, or an all-to-all, where it shows
+// `rows` of them, row r to rank r.
+void riding_rows(IssueLog& log, const IssuedOperation& operation, const at::Tensor& input,
+                 int64_t rows, const at::Tensor& output);
 void riding_reduce_scatter(IssueLog& log, const IssuedOperation& operation, int64_t group_size,
                            const ReduceScatterOptions& options);
-void riding_all_to_all(IssueLog& log, const IssuedOperation& operation, int64_t group_size,
-                       const AllToAllOptions& options);
 void riding_broadcast(IssueLog& log, const IssuedOperation& operation, int64_t rank,
                       const BroadcastOptions& options);
 

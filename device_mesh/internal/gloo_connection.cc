@@ -74,7 +74,7 @@ class Connection {
     });
     roll.meet(RollCall::Stage::kReady);
     auto backend = roll.attempt([&] { return connect(store); });
-    auto memory = meeting ? meeting->conclude(*store) : nullptr;
+    auto memory = roll.attempt([&] { return meeting ? meeting->conclude(*store) : nullptr; });
     roll.meet(RollCall::Stage::kConnected);
     return {store, std::move(backend), std::move(memory)};
   }

@@ -1,6 +1,5 @@
 #include "device_mesh/peer_memory/arena.h"
 
-#include <ATen/ops/from_blob.h>
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>

@@ -2,7 +2,6 @@
 #include "device_mesh/peer_memory/peer_channel.h"
 
 #include "device_mesh/collectives/group_name.h"
-#include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/internal/process_group_factory.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_receive.h"

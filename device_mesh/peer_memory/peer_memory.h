@@ -20,7 +20,6 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 
@@ -35,14 +34,14 @@ struct PeerMessage {
   uint64_t channel = 0;  // of a process group
   uint64_t number = 0;   // in the channel, from one rank to another
   NoticeBytes notice = {};
-  // uint8 [bytes], contiguous. Of a message that was sent: not written until `body` is
-  // the only tensor of its memory, unless that is memory() of this rank, which nobody
-  // gets again before it was read. Of one that came: memory of the sender. Undefined:
-  // nothing.
+  // uint8 [bytes], contiguous; undefined: nothing. Of a message to be sent, what
+  // as_sent() gave or a part of it, which is not written any more. Of one that came,
+  // memory of the sender, which is not used for anything else as long as this tensor
+  // lives.
   at::Tensor body = {};
 };
 
-class PeerMemory : public std::enable_shared_from_this<PeerMemory> {
+class PeerMemory {
  public:
   // Of one rank of a job of `world` ranks. Throws c10::Error where the system has no
   // shared memory for it.
@@ -66,8 +65,7 @@ class PeerMemory : public std::enable_shared_from_this<PeerMemory> {
   // `bytes`, uint8, where it lies in memory(), or a contiguous copy there.
   at::Tensor as_sent(const at::Tensor& bytes);
 
-  // Does not block. Throws c10::Error where there is no memory for it. `message.body`, if
-  // any, is what as_sent() gave, and a part of it.
+  // Does not block. Throws c10::Error where there is no memory for it.
   void send(int64_t to, const PeerMessage& message);
   // The message of that number, once; none where it has not come yet.
   std::optional<PeerMessage> take(int64_t from, uint64_t channel, uint64_t number);
