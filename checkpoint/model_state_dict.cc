@@ -194,6 +194,7 @@ class ModelSetting {
             : *mine;
     const at::Tensor part = part_for(step.name, step.target, value, options_.local);
     open_for_writing(step.target).copy_(part);
+    close_after_writing(step.target);
   }
 
   torch::nn::Module& module_;

@@ -11,6 +11,7 @@
 #include "checkpoint/plan/dict_values.h"
 #include "checkpoint/plan/state_items.h"
 #include "checkpoint/ranks/mesh_agreement.h"
+#include "checkpoint/ranks/tensor_values.h"
 #include "device_mesh/internal/given_module.h"
 #include "dtensor/dtensor.h"
 
@@ -116,8 +117,8 @@ class OptimizerSetting {
     if (!is_placed(parameter, value)) return;
     check_comes_to(name, parameter, value);
     if (!is_part(parameter, value) || is_dtensor(value)) return;
-    TORCH_CHECK_VALUE(value.sizes() == DTensor(parameter).to_local().sizes(), kSetOptimizer, ": '",
-                      name, "' has shape ", value.sizes(), ", which is not this rank's part");
+    TORCH_CHECK_VALUE(value.sizes() == local_value(parameter).sizes(), kSetOptimizer, ": '", name,
+                      "' has shape ", value.sizes(), ", which is not this rank's part");
   }
 
   void make_fields(const at::Tensor& parameter, const std::string& name) {

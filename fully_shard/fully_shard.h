@@ -11,7 +11,8 @@
 // .grad; the module's own members (linear->weight) keep their identity and global
 // shape and hold memory only while used. An operator that reads a member of a sharded
 // unit is a collective over the mesh: every rank must run the same ones in the same
-// order.
+// order. Where ranks share memory (docs/design/one_sided.md) and no gradients are
+// recorded, it needs nobody else.
 //
 // Operators on entries alone (optimizers, averages) stay sharded. Where no gradients are
 // recorded, and of frozen parameters, one that reads an entry, or what was computed from

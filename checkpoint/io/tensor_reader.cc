@@ -201,8 +201,9 @@ absl::Status TensorReader::read_by_strides(const Target& target, const at::Tenso
   return absl::OkStatus();
 }
 
-absl::Status TensorReader::read() {
-  const c10::NoGradGuard no_grad;
+// All ranks open what they write in one order, so that they come to each unit together.
+void TensorReader::open_all() {
+  for (Target& target : targets_) target.local = open_for_writing(target.tensor);
   std::stable_sort(targets_.begin(), targets_.end(), [](const Target& a, const Target& b) {
     const auto first = [](const Target& target) {
       return target.pieces.empty()
@@ -211,22 +212,25 @@ absl::Status TensorReader::read() {
     };
     return first(a) < first(b);
   });
-  std::vector<at::Tensor> locals;
+}
+
+absl::Status TensorReader::read() {
+  const c10::NoGradGuard no_grad;
+  open_all();
   std::vector<Destination> direct;
   for (const Target& target : targets_) {
-    const at::Tensor& local = locals.emplace_back(open_for_writing(target.tensor));
-    if (local.numel() == 0 || !takes_bytes_directly(target, local)) continue;
-    direct.push_back(destination(target, local));
-    local.unsafeGetTensorImpl()->bump_version();
+    if (target.local.numel() == 0 || !takes_bytes_directly(target, target.local)) continue;
+    direct.push_back(destination(target, target.local));
+    target.local.unsafeGetTensorImpl()->bump_version();
   }
   if (auto read = read_all(direct); !read.ok()) return read;
-  for (size_t i = 0; i < targets_.size(); ++i) {
-    const Target& target = targets_[i];
-    if (locals[i].numel() == 0 || takes_bytes_directly(target, locals[i])) continue;
-    auto read =
-        target.is_plain ? read_converted(target, locals[i]) : read_by_strides(target, locals[i]);
+  for (const Target& target : targets_) {
+    if (target.local.numel() == 0 || takes_bytes_directly(target, target.local)) continue;
+    auto read = target.is_plain ? read_converted(target, target.local)
+                                : read_by_strides(target, target.local);
     if (!read.ok()) return read;
   }
+  for (const Target& target : targets_) close_after_writing(target.tensor);
   return absl::OkStatus();
 }
 

@@ -60,7 +60,8 @@ class TensorReader {
     c10::ScalarType stored_dtype;
     Box part;  // the whole of what this rank holds
     std::vector<Piece> pieces;
-    bool is_plain = true;  // the files have the very bytes, in order
+    bool is_plain = true;   // the files have the very bytes, in order
+    at::Tensor local = {};  // of `tensor`, once it is open
   };
   absl::StatusOr<VerifiedFile*> open(size_t file);
   // Of what fills `box`, one of those that the target's part is made of.
@@ -70,6 +71,8 @@ class TensorReader {
   absl::Status find_pieces(const std::string& stored_name, const StoredTensor& stored,
                            const std::vector<LocalBox>& boxes, Target& target);
   absl::Status check_no_overlap(const std::string& stored_name, const Target& target) const;
+  // Also sorts the targets by where the files have them.
+  void open_all();
   // Where the bytes of a target go, as the file has them.
   struct Destination {
     const Target* target = nullptr;

@@ -44,4 +44,6 @@ at::Tensor open_for_writing(const at::Tensor& tensor) {
   return local_of(tensor).detach();
 }
 
+void close_after_writing(const at::Tensor& tensor) { tell_written(tensor); }
+
 }  // namespace fsdp::internal::checkpoint

@@ -17,8 +17,10 @@ at::Tensor whole_value(const at::Tensor& tensor, const World& world);
 // shares memory. Local.
 at::Tensor local_value(const at::Tensor& tensor);
 
-// The same to be written, after its owner was told. Whoever owns a registry entry counts
-// the writes, so every rank calls it, an empty part or not. Local.
+// The same to be written, after its owner was told, who is told again when it was
+// written. Whoever owns a registry entry counts the writes, so every rank calls them, an
+// empty part or not. Local.
 at::Tensor open_for_writing(const at::Tensor& tensor);
+void close_after_writing(const at::Tensor& tensor);
 
 }  // namespace fsdp::internal::checkpoint

@@ -18,7 +18,17 @@ namespace fsdp::internal::checkpoint {
 namespace {
 
 // What one rank says of one unit, in the order of its text.
-enum Field : size_t { kMesh, kNumber, kPlace, kReplicas, kShards, kWriting, kReplica, kName };
+enum Field : size_t {
+  kMesh,
+  kNumber,
+  kPlace,
+  kReplicas,
+  kShards,
+  kWriting,
+  kReplica,
+  kOperators,
+  kName
+};
 
 std::string text_of_mesh(const DeviceMesh& mesh) {
   return checksum_text(c10::str(mesh.shape(), " of ", mesh.ranks()));
@@ -29,7 +39,10 @@ int64_t place_in(const DeviceMesh& mesh) {
   return found - mesh.ranks().begin();
 }
 
+// Shards that ranks read by themselves are compared by all write operators so far, since
+// no gather ends a run of writes on all ranks.
 Json said_of(const FSDPParamGroup& group) {
+  const auto* const shared = group.shards().shared();
   const auto& mesh = group.info().mesh();
   const int64_t shards = mesh.size(shard_mesh_dim(mesh));
   return {text_of_mesh(mesh),
@@ -37,8 +50,9 @@ Json said_of(const FSDPParamGroup& group) {
           place_in(mesh),
           mesh.size() / shards,
           shards,
-          group.agreement().words().writing,
+          shared ? 0 : group.agreement().words().writing,
           group.agreement().word_for_replicas().writing,
+          shared ? shared->operators() : 0,
           group.info().name()};
 }
 
@@ -47,6 +61,7 @@ struct SavedUnit {
   std::vector<int64_t> ranks;  // of the world; -1: it does not save the unit
   std::vector<Holders> writing;
   std::vector<bool> replica_wrote;  // as far as the rank knows
+  std::vector<uint64_t> operators;
   int64_t replicas = 1, shards = 1;
   std::string name;
 
@@ -56,12 +71,14 @@ struct SavedUnit {
     ranks.assign(places, -1);
     writing.assign(places, 0);
     replica_wrote.assign(places, false);
+    operators.assign(places, 0);
   }
   void add(const Json& said, int64_t rank) {
     const size_t place = said.at(kPlace);
     ranks[place] = rank;
     writing[place] = said.at(kWriting);
     replica_wrote[place] = said.at(kReplica) == ReplicaWrites::kWrote;
+    operators[place] = said.at(kOperators);
   }
   bool is_on_all_ranks() const { return std::count(ranks.begin(), ranks.end(), -1) == 0; }
   std::vector<Holders> writing_in(int64_t replica) const {
@@ -111,6 +128,10 @@ void check_unit(const SavedUnit& unit, const std::string& what) {
     const auto first = wrote.begin() + replica * unit.shards;
     of_replica.push_back(std::find(first, first + unit.shards, true) != first + unit.shards);
   }
+  const auto most = *std::max_element(unit.operators.begin(), unit.operators.end());
+  for (size_t place = 0; place < wrote.size(); ++place)
+    wrote[place] = unit.operators[place] == most;
+  if (std::count(wrote.begin(), wrote.end(), false) > 0) refuse(unit, wrote, what);
   const bool alike = std::set<bool>(of_replica.begin(), of_replica.end()).size() == 1;
   for (size_t place = 0; place < wrote.size(); ++place)
     wrote[place] = of_replica[place / static_cast<size_t>(unit.shards)];
@@ -125,7 +146,7 @@ UnitWrites::UnitWrites(const std::vector<SaveItem>& items) {
     if (item.kind != "model") continue;
     for (const NamedTensor& each : item.tensors) {
       const auto group = find_managed_tensor(each.tensor).group;
-      // Elsewhere gathers end no run of writes (devices), or need nobody else.
+      // On devices gathers end no run of writes.
       if (group && group->info().comm_context().transport().checks_stamps() &&
           seen.insert(group.get()).second)
         units_.push_back(said_of(*group));
@@ -135,7 +156,8 @@ UnitWrites::UnitWrites(const std::vector<SaveItem>& items) {
 
 std::string UnitWrites::fingerprint() const {
   Json words = Json::array();
-  for (const auto& unit : units_) words.push_back({unit.at(kWriting), unit.at(kReplica)});
+  for (const auto& unit : units_)
+    words.push_back({unit.at(kWriting), unit.at(kReplica), unit.at(kOperators)});
   return checksum_text(words.dump());
 }
 

@@ -4,6 +4,7 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/collectives/piggybacked_word.h"
 #include "device_mesh/collectives/ranks_in_job.h"
+#include "device_mesh/collectives/watched_message.h"
 #include "device_mesh/collectives/watched_rank.h"
 
 #include <c10/util/Exception.h>
@@ -43,25 +44,8 @@ Announcement::~Announcement() {
 
 void Announcement::wait_for_messages(const IssueLog& log) {
   const WaitScope scope(awaited_);
-  for (auto& message : exchange_->messages()) {
-    const bool is_watched = awaited_ && message.peer() >= 0;
-    if (is_watched)
-      awaited_->await(log.ranks()[static_cast<size_t>(message.peer())], message.work());
-    const auto has_come = [&] {
-      try {
-        return message.wait_unless_aborted(mine_.operation);
-      } catch (const c10::Error&) {
-        // Another rank may have learned first that this wait can not end, and left.
-        if (!is_watched || awaited_->verdict().empty()) throw;
-        return false;
-      }
-    };
-    if (has_come()) continue;
-    const auto verdict = is_watched ? awaited_->verdict() : std::string();
-    TORCH_CHECK(false, verdict.empty() ? "it was aborted" : verdict,
-                ". Nothing was changed by the ", mine_.operation, " on this rank (rank ",
-                mine_.global_rank, ")");
-  }
+  for (auto& message : exchange_->messages())
+    await_message(log, message, awaited_, mine_.operation);
   if (awaited_) awaited_->await(-1, {});
 }
 

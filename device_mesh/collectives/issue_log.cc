@@ -4,6 +4,7 @@
 #include "device_mesh/collectives/last_issued.h"
 #include "device_mesh/collectives/piggybacked_word.h"
 #include "device_mesh/collectives/ranks_in_job.h"
+#include "device_mesh/collectives/watched_message.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_channel.h"
 
@@ -127,6 +128,15 @@ Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tens
   if (!tells_) group = {};
   auto awaited = watched_ ? watched_->issue(operation.what) : nullptr;
   return {shared_from_this(), std::move(notice), group, riders, std::move(awaited)};
+}
+
+void IssueLog::await_apart(Pending message, const std::string& what) {
+  const auto awaited = watched_ ? watched_->wait_apart(what) : nullptr;
+  watch([&] {
+    check_usable(what);
+    const WaitScope scope(awaited);
+    await_message(*this, message, awaited, what);
+  });
 }
 
 void IssueLog::note_failure(const std::exception& error) {

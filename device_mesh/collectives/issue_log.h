@@ -77,6 +77,10 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
     announce(operation).wait();
     watch([&] { collective().wait(operation.what); });
   }
+  // Waits for what a rank does by itself, in `message`, which has that rank as its peer:
+  // nothing is announced, and ranks may wait here in any order. Throws as announced
+  // collectives do, and where ranks wait for one another.
+  void await_apart(Pending message, const std::string& what);
   // Runs `wait`; what it throws is noted as a failure. The first one of the backend says
   // also what the other ranks failed in, when they do so within a second, and the first
   // operation that not all of them issued.

@@ -149,8 +149,13 @@ Verdict verdict_on(std::vector<StuckThread> threads) {
   std::ostringstream text;
   text << "collectives are out of order: ";
   for (const auto& [rank, wait] : threads) {
-    text << "rank " << rank << " waits in the " << wait.what << " (operation " << wait.operation
-         << " of its group), which rank " << wait.for_rank << " has not issued; ";
+    text << "rank " << rank << " waits in the " << wait.what;
+    if (wait.operation == kNoOperation) {
+      text << " for rank " << wait.for_rank << "; ";
+    } else {
+      text << " (operation " << wait.operation << " of its group), which rank " << wait.for_rank
+           << " has not issued; ";
+    }
     if (!verdict.covers(wait.lane)) verdict.lanes.push_back(wait.lane);
   }
   text << "so none of them can go on. Every rank must issue the same collectives in the same "

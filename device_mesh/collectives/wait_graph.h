@@ -16,11 +16,15 @@
 
 namespace fsdp::internal {
 
+// Of what another rank does by itself, such as a write that is waited for: it is never
+// issued, and comes as long as a thread that issues there does something else than wait.
+inline constexpr uint64_t kNoOperation = ~uint64_t{0};
+
 // A thread that waits for an operation until `for_rank` has issued it as well.
 struct ThreadWait {
   uint64_t thread = 0;     // a number of its own among all threads of its process
   uint64_t wait = 0;       // likewise, among all waits
-  uint64_t operation = 0;  // 1, 2, ... on the lane
+  uint64_t operation = 0;  // 1, 2, ... on the lane; or kNoOperation
   int64_t for_rank = -1;
   std::string lane = {};  // the group, by a name that all its ranks have for it
   std::string what = {};  // "all-gather of unit 'l0'"

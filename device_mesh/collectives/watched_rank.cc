@@ -91,6 +91,10 @@ std::shared_ptr<AwaitedOperation> WatchedLane::issue(std::string what) {
   return std::make_shared<AwaitedOperation>(shared_from_this(), ++issued_, std::move(what));
 }
 
+std::shared_ptr<AwaitedOperation> WatchedLane::wait_apart(std::string what) {
+  return std::make_shared<AwaitedOperation>(shared_from_this(), kNoOperation, std::move(what));
+}
+
 WaitScope::WaitScope(std::shared_ptr<AwaitedOperation> operation)
     : operation_(std::move(operation)), number_(operation_ ? next_number() : 0) {
   if (!operation_) return;

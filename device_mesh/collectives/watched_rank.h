@@ -81,6 +81,8 @@ class WatchedLane : public std::enable_shared_from_this<WatchedLane> {
               Refuse refuse);
   // By the calling thread.
   std::shared_ptr<AwaitedOperation> issue(std::string what);
+  // What it waits for is nothing that the other rank issues (kNoOperation).
+  std::shared_ptr<AwaitedOperation> wait_apart(std::string what);
 
  private:
   friend class AwaitedOperation;

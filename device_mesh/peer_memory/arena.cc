@@ -21,6 +21,7 @@ constexpr uint64_t kHeader = sizeof(BlockHeader);
 struct Arena::Owned {
   std::shared_ptr<Arena> arena;
   Block block;
+  Use use;
 
   static void destroy(void* context) {
     auto* const owned = static_cast<Owned*>(context);
@@ -80,16 +81,10 @@ void Arena::sweep() {
   });
 }
 
-bool Arena::is_read() {
-  const std::lock_guard lock(mutex_);
-  sweep();
-  return still_read_.empty();
-}
-
 // Made by hand, since it is done for every row that is sent.
-at::Tensor Arena::memory(int64_t bytes) {
+at::Tensor Arena::memory(int64_t bytes, Use use) {
   const auto block = take(static_cast<uint64_t>(bytes));
-  auto* const owned = new Owned{shared_from_this(), block};
+  auto* const owned = new Owned{shared_from_this(), block, use};
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
       c10::DataPtr(block.data, owned, &Owned::destroy, c10::Device(c10::kCPU)),
@@ -107,7 +102,7 @@ std::optional<Arena::Lent> Arena::lent_by(const at::Tensor& tensor) {
   const auto& owned = *static_cast<const Owned*>(data.get_context());
   const auto offset = static_cast<const char*>(tensor.const_data_ptr()) - owned.block.data;
   return Lent{owned.arena.get(), owned.block.ref, owned.arena->header_of(owned.block),
-              static_cast<uint64_t>(offset)};
+              static_cast<uint64_t>(offset), owned.use};
 }
 
 }  // namespace fsdp::internal

@@ -100,6 +100,16 @@ char* Peer::at(BlockRef ref) {
   return segment->data() + ref.offset();
 }
 
+char* Peer::bytes_of(BlockRef block) {
+  const std::lock_guard lock(mutex_);
+  return at(block) + sizeof(BlockHeader);
+}
+
+void Peer::wake() const {
+  auto& page = control_page(*control_);
+  if (page.sleepers.load(std::memory_order_relaxed) != 0) internal::ring(page);
+}
+
 at::Tensor Peer::body_of(const MessageNode& node) {
   const BlockRef block(node.block);
   if (!block) return {};
@@ -126,7 +136,9 @@ void Peer::receive() {
     const BlockRef next(link.load(std::memory_order_acquire));
     if (!next) return;
     auto* const node = reinterpret_cast<MessageNode*>(at(next) + sizeof(BlockHeader));
-    inbox_.push_back({node->channel, node->number, node->notice, body_of(*node)});
+    auto body = body_of(*node);
+    if (unwanted_.erase({node->channel, node->number}) == 0)
+      inbox_.push_back({node->channel, node->number, node->notice, std::move(body)});
     last_received_ = node;
     lane_to(*own_, rank_).passed.store(++passed_, std::memory_order_release);
   }
@@ -147,6 +159,12 @@ std::optional<PeerMessage> Peer::take(uint64_t channel, uint64_t number) {
   auto message = std::move(*found);
   inbox_.erase(found);
   return message;
+}
+
+void Peer::drop(uint64_t channel, uint64_t number) {
+  const std::lock_guard lock(mutex_);
+  const auto found = find(channel, number);
+  found == inbox_.end() ? void(unwanted_.insert({channel, number})) : void(inbox_.erase(found));
 }
 
 bool Peer::has_come(uint64_t channel, uint64_t number) {

@@ -20,7 +20,9 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
@@ -43,11 +45,17 @@ class Peer {
   void send(Arena& arena, const PeerMessage& message);
   std::optional<PeerMessage> take(uint64_t channel, uint64_t number);
   bool has_come(uint64_t channel, uint64_t number);
+  void drop(uint64_t channel, uint64_t number);
   std::string why_gone() const;
   std::string failure_in(uint64_t channel);
   // Whether it has taken all messages that were sent to it.
   bool has_taken_all();
   void ring() const { internal::ring(control_page(*control_)); }
+  // The same where it sleeps, and nothing where not. REQUIRES: a fence since what it is
+  // to see was stored.
+  void wake() const;
+  // Of a block of its memory.
+  char* bytes_of(BlockRef block);
 
  private:
   using Inbox = std::list<PeerMessage>;
@@ -69,7 +77,8 @@ class Peer {
 
   MessageNode* last_received_ = nullptr;
   uint64_t passed_ = 0;
-  Inbox inbox_;  // received, and not taken
+  Inbox inbox_;                                       // received, and not taken
+  std::set<std::pair<uint64_t, uint64_t>> unwanted_;  // channels and numbers; have not come
 };
 
 }  // namespace fsdp::internal

@@ -93,9 +93,27 @@ void PeerChannel::send(int64_t to, uint64_t number, const NoticeBytes& notice,
 }
 
 c10::intrusive_ptr<PeerReceive> PeerChannel::receive(int64_t from, uint64_t number) const {
-  return c10::make_intrusive<PeerReceive>(options_.memory,
-                                          options_.ranks[static_cast<size_t>(from)], options_.id,
-                                          number, options_.timeout);
+  return c10::make_intrusive<PeerReceive>(wait_options(from), number);
+}
+
+void PeerChannel::drop(int64_t from, uint64_t number) const {
+  options_.memory->drop(options_.ranks[static_cast<size_t>(from)], options_.id, number);
+}
+
+c10::intrusive_ptr<c10d::Work> PeerChannel::wait_until(int64_t rank,
+                                                       std::function<bool()> condition) const {
+  return c10::make_intrusive<PeerCondition>(wait_options(rank), std::move(condition));
+}
+
+PeerWait::Options PeerChannel::wait_options(int64_t rank) const {
+  return {.memory = options_.memory,
+          .from = options_.ranks[static_cast<size_t>(rank)],
+          .channel = options_.id,
+          .timeout = options_.timeout};
+}
+
+char* PeerChannel::block_of(int64_t rank, BlockRef block) const {
+  return options_.memory->block_of(options_.ranks[static_cast<size_t>(rank)], block);
 }
 
 void share_peer_memory(const Group& world, const std::shared_ptr<PeerMemory>& memory) {

@@ -10,10 +10,12 @@
 
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/peer_memory/peer_memory.h"
+#include "device_mesh/peer_memory/peer_wait.h"
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <utility>
@@ -40,6 +42,8 @@ class PeerChannel {
   // Of what is sent and received next, once per operation: ranks that issue in the same
   // order give the same numbers.
   uint64_t next_number() { return next_++; }
+  // The same of memory that ranks share for longer.
+  uint64_t next_shared_number() { return next_shared_++; }
   int64_t size() const { return static_cast<int64_t>(options_.ranks.size()); }
   // As PeerMemory has them; ranks are those of the group.
   std::string why_gone(int64_t rank) const;
@@ -47,10 +51,18 @@ class PeerChannel {
   void send_failure(const std::string& reason) const;
   void send(int64_t to, uint64_t number, const NoticeBytes& notice, const at::Tensor& body) const;
   c10::intrusive_ptr<PeerReceive> receive(int64_t from, uint64_t number) const;
+  // Nobody asks for that message any more: it is dropped when it comes.
+  void drop(int64_t from, uint64_t number) const;
+  // Of words in shared memory that `rank` changes, and then wakes the others.
+  c10::intrusive_ptr<c10d::Work> wait_until(int64_t rank, std::function<bool()> condition) const;
+  // The bytes of a block of that rank.
+  char* block_of(int64_t rank, BlockRef block) const;
 
  private:
+  PeerWait::Options wait_options(int64_t rank) const;
+
   const Options options_;
-  std::atomic<uint64_t> next_ = 0;
+  std::atomic<uint64_t> next_ = 0, next_shared_ = 0;
 };
 
 // Ranks of the group from which nothing will come any more, where that can be seen: its

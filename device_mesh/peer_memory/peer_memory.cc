@@ -68,6 +68,7 @@ class Sleeper {
   explicit Sleeper(ControlPage& page) : page_(page) {
     page_.sleepers.fetch_add(1, std::memory_order_seq_cst);
     seen_ = page_.bell.load(std::memory_order_seq_cst);
+    std::atomic_thread_fence(std::memory_order_seq_cst);  // before what it waits for is looked at
   }
   ~Sleeper() { page_.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
   Sleeper(const Sleeper&) = delete;
@@ -124,12 +125,21 @@ void PeerMemory::add_segment(const SegmentName& name) {
 
 at::Tensor PeerMemory::as_sent(const at::Tensor& bytes) {
   const auto lent = Arena::lent_by(bytes);
-  if (lent && lent->arena == arena_.get()) return bytes;
+  const bool stays = lent && lent->use == Arena::Use::kSent;
+  if (stays && lent->arena == arena_.get()) return bytes;
   auto copy = memory(bytes.numel());
   copy.unsafeGetTensorImpl()->set_sizes_contiguous(bytes.sizes());
   if (!bytes.is_contiguous()) return copy.copy_(bytes);
   std::memcpy(copy.mutable_data_ptr(), bytes.const_data_ptr(), bytes.nbytes());
   return copy;
+}
+
+void PeerMemory::keep_while_read(const at::Tensor& block, std::vector<at::Tensor> others) {
+  const std::lock_guard lock(mutex_);
+  kept_.push_back({block, std::move(others)});
+  std::erase_if(kept_, [](const KeptWhileRead& kept) {
+    return Arena::lent_by(kept.block)->header->readers.load(std::memory_order_acquire) == 0;
+  });
 }
 
 void PeerMemory::send(int64_t to, const PeerMessage& message) {
@@ -142,6 +152,10 @@ std::optional<PeerMessage> PeerMemory::take(int64_t from, uint64_t channel, uint
 
 bool PeerMemory::has_come(int64_t from, uint64_t channel, uint64_t number) {
   return peers_.at(from)->has_come(channel, number);
+}
+
+void PeerMemory::drop(int64_t from, uint64_t channel, uint64_t number) {
+  peers_.at(from)->drop(channel, number);
 }
 
 std::string PeerMemory::why_gone(int64_t rank) const { return peers_.at(rank)->why_gone(); }
@@ -170,23 +184,35 @@ void PeerMemory::wait_round(int64_t round, c10::function_ref<bool()> is_over) {
 
 void PeerMemory::ring() { internal::ring(page()); }
 
+void PeerMemory::wake_others() const {
+  std::atomic_thread_fence(std::memory_order_seq_cst);
+  for (const auto& [rank, peer] : peers_) peer->wake();
+}
+
+char* PeerMemory::block_of(int64_t rank, BlockRef block) {
+  return peers_.at(rank)->bytes_of(block);
+}
+
+BlockRef PeerMemory::block_of(const at::Tensor& tensor) {
+  const auto lent = Arena::lent_by(tensor);
+  TORCH_INTERNAL_ASSERT(lent);
+  return lent->block;
+}
+
 void PeerMemory::leave() {
   page().whereabouts.store(Whereabouts::kLeft, std::memory_order_release);
   for (const auto& [rank, peer] : peers_) peer->ring();
   const auto until = std::chrono::steady_clock::now() + kForReaders;
-  while (!is_all_read() && std::chrono::steady_clock::now() < until)
-    wait_round(kSpins, [this] { return is_all_read(); });
+  while (!is_all_taken() && std::chrono::steady_clock::now() < until)
+    wait_round(kSpins, [this] { return is_all_taken(); });
 }
 
-// What a rank that is gone has not read, nobody will.
-bool PeerMemory::is_all_read() {
-  bool is_any_gone = false;
-  for (const auto& [rank, peer] : peers_) {
-    const bool is_gone = !peer->why_gone().empty();
-    if (!is_gone && !peer->has_taken_all()) return false;
-    is_any_gone = is_any_gone || is_gone;
-  }
-  return is_any_gone || arena_->is_read();
+// What has been taken is mapped by the rank that took it. What a rank that is gone has
+// not taken, nobody will.
+bool PeerMemory::is_all_taken() {
+  return std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) {
+    return peer.second->has_taken_all() || !peer.second->why_gone().empty();
+  });
 }
 
 }  // namespace fsdp::internal

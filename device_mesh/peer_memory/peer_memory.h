@@ -20,8 +20,10 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace fsdp::internal {
 
@@ -62,6 +64,9 @@ class PeerMemory {
 
   // Memory that is sent without a copy: uint8 [bytes], not initialised.
   at::Tensor memory(int64_t bytes) { return arena_->memory(bytes); }
+  // The same that is written while others read it: what lies there is copied to be sent,
+  // but by send() itself.
+  at::Tensor shared_memory(int64_t bytes) { return arena_->memory(bytes, Arena::Use::kShared); }
   // `bytes`, uint8, where it lies in memory(), or a contiguous copy there.
   at::Tensor as_sent(const at::Tensor& bytes);
 
@@ -70,6 +75,8 @@ class PeerMemory {
   // The message of that number, once; none where it has not come yet.
   std::optional<PeerMessage> take(int64_t from, uint64_t channel, uint64_t number);
   bool has_come(int64_t from, uint64_t channel, uint64_t number);
+  // The message of that number is dropped, now or when it comes.
+  void drop(int64_t from, uint64_t channel, uint64_t number);
   // Why no further message will come from that rank; empty: one may. Ask before a message
   // is looked for the last time. A system call.
   std::string why_gone(int64_t rank) const;
@@ -84,21 +91,37 @@ class PeerMemory {
   bool sleeps_in(int64_t round) const;
   // Ends a wait_round() of another thread.
   void ring();
+  // Words that this rank has written are seen by now, and whoever waits for them looks.
+  // A system call only for those that sleep.
+  void wake_others() const;
+  // The bytes of a block of that rank, opened when it is first asked for. Nobody counts
+  // it as read: whoever told where it lies keeps it.
+  char* block_of(int64_t rank, BlockRef block);
+  // Where `tensor`, of memory(), lies.
+  static BlockRef block_of(const at::Tensor& tensor);
+  // `others` stay as long as some rank reads `block`, which was sent; all of memory().
+  void keep_while_read(const at::Tensor& block, std::vector<at::Tensor> others);
 
   // Says that nothing more will come from here, then waits, for two seconds at most,
-  // until what was sent has been read, or its receivers are gone.
+  // until what was sent has been taken, or its receivers are gone.
   void leave();
 
  private:
   ControlPage& page() const;
   void add_segment(const SegmentName& name);
-  bool is_all_read();
+  bool is_all_taken();
 
   const int64_t rank_;
   const std::shared_ptr<SharedSegment> control_;
   std::shared_ptr<Arena> arena_;
   std::string invitation_;
   std::map<int64_t, std::unique_ptr<Peer>> peers_;  // by rank; complete before the first message
+  struct KeptWhileRead {
+    at::Tensor block;
+    std::vector<at::Tensor> others;
+  };
+  std::mutex mutex_;
+  std::vector<KeptWhileRead> kept_;
 };
 
 }  // namespace fsdp::internal

@@ -75,6 +75,7 @@ class GatheredView final : public DTensorOwner {
         version_(version_of_base()) {}
 
   bool shows_a_copy() const override { return true; }
+  bool hears_end_of_write() const override { return true; }
 
   // Collective where the base was written since it was gathered, as the DTensor that it
   // is: by operators, which are the same on all ranks.

@@ -43,14 +43,15 @@ void tell_of(const c10::IValue& argument, const Tell& tell) {
 
 using Written = c10::SmallVector<at::Tensor, 1>;
 
-// Of what the operator writes, and of what it reads. What shows a copy is to be told once
+// Of what the operator writes, and of what it reads. Returns what is to be told once
 // more, after it was written.
 Written tell_owners(const OperatorCall& call) {
-  Written copies;
-  const auto tell_of_write = [&copies](const at::Tensor& tensor) {
+  Written to_be_told;
+  const auto tell_of_write = [&to_be_told](const at::Tensor& tensor) {
     tell_write(tensor);
     const auto* const meta = find_meta(tensor);
-    if (meta != nullptr && meta->owner && meta->owner->shows_a_copy()) copies.push_back(tensor);
+    if (meta != nullptr && meta->owner && meta->owner->hears_end_of_write())
+      to_be_told.push_back(tensor);
   };
   size_t next_written = 0;
   for (size_t i = 0; i < call.argument_count(); ++i) {
@@ -63,7 +64,7 @@ Written tell_owners(const OperatorCall& call) {
       tell_of(call.argument(i), tell_read);
     }
   }
-  return copies;
+  return to_be_told;
 }
 
 Written set_written_from_parameter(const TensorArguments& arguments) {
@@ -134,13 +135,13 @@ void run_told(const OperatorTraits& traits, const c10::OperatorHandle& op, c10::
                         TensorArguments::is_list(arguments[0]);
   const ScalarHash scalars =
       met.from_parameter && are_kept ? scalar_hash_of(traits, arguments) : ScalarHash();
-  const Written copies = tell_owners(call);
+  const Written to_be_told = tell_owners(call);
   const NewFromParameter origin(met.from_parameter, scalars);
   body(call);
   for (const at::Tensor& dtensor : written) set_scalar_hash(dtensor, scalars);
-  for (const at::Tensor& copy : copies) tell_written(copy);
   for (const auto& [parameter, source] : overwritten)
     owner_of(parameter)->after_overwrite(parameter, source);
+  for (const at::Tensor& dtensor : to_be_told) tell_written(dtensor);
 }
 
 // For operators without an entry.

@@ -43,14 +43,20 @@ at::Tensor placed_gradient(const at::Tensor& grad, const DTensorSpec& spec) {
   return differentiable_redistribute(grad, spec.placements());
 }
 
+// The local tensor itself, which whoever gets it may write.
+at::Tensor given_out(const at::Tensor& dtensor) {
+  tell_read(dtensor);
+  if (auto* const owner = owner_of(dtensor)) owner->local_given_out();
+  return local_of(dtensor).detach();
+}
+
 // The backward functions are differentiable themselves, for second derivatives.
 class ToLocal : public torch::autograd::Function<ToLocal> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& dtensor,
                             const DTensorSpec& gradient) {
     save_spec(context, gradient);
-    tell_read(dtensor);
-    return local_of(dtensor).detach();
+    return given_out(dtensor);
   }
   static tensor_list backward(AutogradContext* context, const variable_list& grads) {
     return {differentiable_from_local(grads[0], saved_spec(context)), at::Tensor()};
@@ -118,8 +124,7 @@ at::Tensor differentiable_to_local(const at::Tensor& dtensor,
                                    const std::optional<DTensorSpec>& gradient) {
   if (records(dtensor))
     return ToLocal::apply(dtensor, gradient.value_or(gradient_spec(spec_of(dtensor))));
-  tell_read(dtensor);
-  return local_of(dtensor).detach();
+  return given_out(dtensor);
 }
 
 at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpec& spec) {

@@ -34,10 +34,15 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   virtual std::string description() const { return {}; }
   // Called before an operator writes the DTensor's local tensor in place.
   virtual void before_write(const at::Tensor& dtensor) = 0;
-  // Whether the local tensor is a copy of what the DTensor is a view of: it is told after
-  // an operator wrote it, too.
-  virtual bool shows_a_copy() const { return false; }
+  // Called when an operator has written it; where it threw, not at all. Not where nobody
+  // hears_end_of_write().
   virtual void after_write(const at::Tensor& /*dtensor*/) {}
+  virtual bool hears_end_of_write() const { return false; }
+  // Whether the local tensor is a copy of what the DTensor is a view of.
+  virtual bool shows_a_copy() const { return false; }
+  // Called when to_local() gives out the local tensor, which may then be written at any
+  // time.
+  virtual void local_given_out() {}
   // Of a parameter: whether `dtensor`, which is it or a view of it, shows all of it.
   virtual bool shows_all(const at::Tensor& /*dtensor*/) const { return false; }
   // Of a parameter: called before an operator writes it with plain tensors without

@@ -10,18 +10,6 @@
 #include <utility>
 
 namespace fsdp {
-namespace {
-
-void check_takes_custom(const internal::Unit& unit, const char* method) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      unit.group() == nullptr || !unit.group()->info().comm_context().transport().one_sided(),
-      "FSDPModule::", method,
-      ": ranks of this mesh read each other's "
-      "memory, so there is no collective to replace");
-}
-
-}  // namespace
-
 void FSDPModule::set_gradient_divide_factor(double factor) {
   TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: factor is ", factor,
                     "; it must be positive");
@@ -35,12 +23,10 @@ void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook
 void FSDPModule::set_force_sum_reduction_for_comms(bool) {}
 
 void FSDPModule::set_custom_all_gather(Communicate all_gather) {
-  check_takes_custom(*unit_, "set_custom_all_gather");
   unit_->custom.all_gather = std::move(all_gather);
 }
 
 void FSDPModule::set_custom_reduce_scatter(Communicate reduce_scatter) {
-  check_takes_custom(*unit_, "set_custom_reduce_scatter");
   unit_->custom.reduce_scatter = std::move(reduce_scatter);
 }
 

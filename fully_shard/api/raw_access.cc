@@ -44,6 +44,7 @@ void Unsharded::mark_written() {
 void mark_shard_written(const at::Tensor& parameter) {
   const auto managed = require_managed(parameter, "mark_shard_written");
   managed.group->writes().before_write(managed.index);
+  managed.group->writes().after_write();
 }
 
 }  // namespace fsdp

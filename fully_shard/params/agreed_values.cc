@@ -63,6 +63,13 @@ std::optional<RanksThatDiffer> ranks_that_differ(const std::vector<uint64_t>& sa
   return std::nullopt;
 }
 
+// `ranks`: what they are called.
+std::string in_words(const std::string& ranks, const RanksThatDiffer& found,
+                     const std::string& parameter, size_t word) {
+  return "parameter '" + parameter + "' of " + ranks + std::to_string(found.other) + " " +
+         what_differs(word) + ". It differs from " + ranks + std::to_string(found.first) + "'s";
+}
+
 }  // namespace
 
 void AgreedValues::note_start(size_t param, const std::string& name, const at::Tensor& whole,
@@ -110,12 +117,30 @@ bool AgreedValues::is_of_all_ranks() const {
 
 void AgreedValues::agreed() { params_.assign(params_.size(), Hashes{}); }
 
+std::vector<uint64_t> AgreedValues::table() const {
+  static_assert(sizeof(Hashes) == kWords * sizeof(uint64_t));
+  std::vector<uint64_t> words(params_.size() * kWords);
+  std::memcpy(words.data(), params_.data(), params_.size() * sizeof(Hashes));
+  return words;
+}
+
+std::string AgreedValues::difference_from(const std::vector<std::vector<uint64_t>>& tables,
+                                          const std::vector<std::string>& names) const {
+  const auto own = table();
+  for (size_t word = 0; word < own.size(); ++word) {
+    std::vector<uint64_t> said;
+    for (const auto& table : tables) said.push_back(table.empty() ? own[word] : table[word]);
+    if (const auto found = ranks_that_differ(said, /*may_be_silent=*/true))
+      return in_words("shard rank ", *found, names[word / kWords], word % kWords);
+  }
+  return "";
+}
+
 std::string AgreedValues::difference(const DeviceMesh& mesh, int64_t dim,
                                      const std::vector<std::string>& names) {
   const std::string ranks = dim == shard_mesh_dim(mesh) ? "shard rank " : "replica ";
-  static_assert(sizeof(Hashes) == kWords * sizeof(int64_t));
-  std::vector<int64_t> words(params_.size() * kWords);
-  std::memcpy(words.data(), params_.data(), params_.size() * sizeof(Hashes));
+  const auto own = table();
+  std::vector<int64_t> words(own.begin(), own.end());
   const at::Tensor of_all = agree({collectives_of(mesh, dim)},
                                   {.words = words, .what = "agreement of the parameters' hashes"})
                                 .words;
@@ -125,11 +150,8 @@ std::string AgreedValues::difference(const DeviceMesh& mesh, int64_t dim,
     for (size_t rank = 0; rank < static_cast<size_t>(of_all.size(0)); ++rank)
       said.push_back(static_cast<uint64_t>(all[rank * words.size() + word]));
     const size_t what = word % kWords;
-    if (const auto found = ranks_that_differ(said, may_be_unnoted(what))) {
-      return "parameter '" + names[word / kWords] + "' of " + ranks + std::to_string(found->other) +
-             " " + what_differs(what) + ". It differs from " + ranks +
-             std::to_string(found->first) + "'s";
-    }
+    if (const auto found = ranks_that_differ(said, may_be_unnoted(what)))
+      return in_words(ranks, *found, names[word / kWords], what);
     words[word] = static_cast<int64_t>(*std::max_element(said.begin(), said.end()));
   }
   std::memcpy(static_cast<void*>(params_.data()), words.data(), params_.size() * sizeof(Hashes));

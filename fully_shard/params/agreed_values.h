@@ -55,6 +55,17 @@ class AgreedValues {
   bool is_of_all_ranks() const;
   // All ranks had the same word.
   void agreed();
+  // What it says of all parameters, for ranks that look at it instead: table_size(params)
+  // words.
+  std::vector<uint64_t> table() const;
+  static int64_t table_size(size_t param_count) {
+    return static_cast<int64_t>(param_count * sizeof(Hashes) / sizeof(uint64_t));
+  }
+  // For ranks that read the others' tables, by rank: empty for this one, and for those
+  // that say the same as this one or nothing. Which parameter differs, and how; what some
+  // rank did not note differs from nothing. Empty: none.
+  std::string difference_from(const std::vector<std::vector<uint64_t>>& tables,
+                              const std::vector<std::string>& names) const;
   // For ranks of a mesh dimension whose words differ: which parameter does, and how; the
   // same on all of them. Empty where each noted the same or nothing, and this rank then
   // has what others noted. Collective over the dimension.

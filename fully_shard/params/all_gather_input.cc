@@ -12,12 +12,7 @@ AllGatherInput::AllGatherInput(const std::vector<FSDPParam>& params, Transport& 
                                GroupAccounts accounts)
     : transport_(transport),
       layout_(member_extents_of(params), transport.shard_count()),
-      accounts_(std::move(accounts)) {
-  TORCH_CHECK_NOT_IMPLEMENTED(
-      !transport.one_sided(),
-      "mp_policy.param_dtype and offload_policy.offload_to_cpu: not implemented "
-      "on a one-sided transport");
-}
+      accounts_(std::move(accounts)) {}
 
 PackedRow AllGatherInput::stage(const ShardBuffer& shards, const std::vector<FSDPParam>& params,
                                 c10::Device device) {

@@ -20,8 +20,7 @@ namespace fsdp::internal {
 
 class AllGatherInput {
  public:
-  // `transport` outlives it. Throws NotImplementedError for a one-sided one, whose other
-  // ranks might read a row before it is written.
+  // `transport` outlives it.
   AllGatherInput(const std::vector<FSDPParam>& params, Transport& transport,
                  GroupAccounts accounts);
   ~AllGatherInput() { drop(); }

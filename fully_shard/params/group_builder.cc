@@ -87,6 +87,7 @@ std::vector<at::Tensor> build_group(GroupInfo info, const std::vector<NewParam>&
   std::vector<at::Tensor> entries;
   for (size_t i = 0; i < params.size(); ++i)
     entries.push_back(adopt(group, static_cast<int64_t>(i), params[i].tensor));
+  group->writes().shards_filled();
   return entries;
 }
 
@@ -100,6 +101,7 @@ void materialize(FSDPParamGroup& group, c10::Device device,
     if (whole.defined()) take_start_value(group, made, static_cast<int64_t>(i), whole);
   }
   group.shards() = std::move(made);
+  group.writes().shards_filled();
   const RuntimeMode runtime_mode;
   for (size_t i = 0; i < params.size(); ++i) {
     const auto index = static_cast<int64_t>(i);

@@ -19,7 +19,6 @@ void PostForwardShards::keep(UnshardedParams& unsharded, const PackedLayout& lay
   unsharded.use();
   bytes_ = neighbours_->shard_memory(layout_.row_bytes(), device);
   accounts_.add(&Counters::post_forward_bytes, bytes_.numel());
-  neighbours_->before_shard_write();
   auto* const row = static_cast<char*>(bytes_.mutable_data_ptr());
   const auto rank = neighbours_->shard_rank();
   for (int64_t index = 0; index < layout_.size(); ++index) {

@@ -54,14 +54,26 @@ NoticeWords RankAgreement::words() const {
   return {.agreement = values_.word(), .writing = write_runs_.writing()};
 }
 
-void RankAgreement::check(const UnshardedState::Gathered& gathered) {
+void RankAgreement::check(const Gathered& gathered) {
   if (info_.exchanges_on_host()) {
-    was_gathered_ |= gathered.is_from_all_shards;
+    was_gathered_ |= gathered.from == CameFrom::kAllShards;
     return;
+  }
+  if (gathered.from == CameFrom::kRead) {
+    check_values_read(gathered.tables);
+    return values_.agreed();
   }
   check_values(gathered.words);
   values_.agreed();
-  if (gathered.is_from_all_shards) check_writes(gathered.words);
+  if (gathered.from == CameFrom::kAllShards) check_writes(gathered.words);
+}
+
+void RankAgreement::check_values_read(const std::vector<std::vector<uint64_t>>& tables) const {
+  const bool all_say_the_same =
+      std::all_of(tables.begin(), tables.end(), [](const auto& table) { return table.empty(); });
+  if (all_say_the_same) return;
+  const auto difference = values_.difference_from(tables, names());
+  if (!difference.empty()) report_difference(difference);
 }
 
 void RankAgreement::check_writes_since_exchange(const std::vector<NoticeWords>& of_shards) {
@@ -134,9 +146,13 @@ void RankAgreement::check_values(const std::vector<NoticeWords>& of_shards) {
 }
 
 std::string RankAgreement::difference_along(int64_t mesh_dim) {
+  return values_.difference(info_.mesh(), mesh_dim, names());
+}
+
+std::vector<std::string> RankAgreement::names() const {
   std::vector<std::string> names;
   for (const auto& param : params_) names.push_back(param.name());
-  return values_.difference(info_.mesh(), mesh_dim, names);
+  return names;
 }
 
 void RankAgreement::report_difference_in(int64_t replica) const {

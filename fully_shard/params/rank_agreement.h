@@ -39,7 +39,7 @@ class RankAgreement {
   // Throws ValueError, on all ranks alike, where the ranks that were gathered from, or
   // the replicas, differ. Collective where they do; over the replicas, too, where all
   // ranks have something to compare.
-  void check(const UnshardedState::Gathered& gathered);
+  void check(const Gathered& gathered);
   // Where gathers bring no words and the ranks tell each other on the host instead, once
   // per backward (step/exchange_after_backward.h): what is compared of all gathers since
   // the last time; nothing where there was none.
@@ -57,6 +57,8 @@ class RankAgreement {
 
  private:
   void check_values(const std::vector<NoticeWords>& of_shards);
+  void check_values_read(const std::vector<std::vector<uint64_t>>& tables) const;
+  std::vector<std::string> names() const;
   void check_writes(const std::vector<NoticeWords>& of_shards);
   std::string difference_along(int64_t mesh_dim);
   [[noreturn]] void report_difference(const std::string& what) const;

@@ -31,6 +31,9 @@ class RegistryEntry final : public DTensorOwner {
   bool shows_all(const at::Tensor& dtensor) const override;
   void before_read(const at::Tensor&) override { group_->writes().before_read(index_); }
   void before_write(const at::Tensor&) override { group_->writes().before_write(index_); }
+  bool hears_end_of_write() const override { return group_->shards().shared() != nullptr; }
+  void after_write(const at::Tensor&) override { group_->writes().after_write(); }
+  void local_given_out() override { group_->writes().shard_given_out(); }
   void before_factors(uint64_t hash) override { group_->writes().before_factors(index_, hash); }
   void after_overwrite(const at::Tensor& dtensor, const at::Tensor& source) override {
     if (shows_all(dtensor)) group_->writes().after_overwrite(index_, dtensor, source);

@@ -1,5 +1,6 @@
 #include "fully_shard/params/shard_buffer.h"
 
+#include "fully_shard/params/agreed_values.h"
 #include "fully_shard/transport/packed_copy.h"
 
 #include <ATen/ops/empty.h>
@@ -17,6 +18,23 @@ std::vector<ShardExtent> extents_in(at::ScalarType (ParamMeta::*dtype)() const,
   return extents;
 }
 
+bool all_ranks_hold_some(const PackedLayout& layout, int64_t ranks) {
+  for (int64_t index = 0; index < layout.size(); ++index) {
+    const auto& chunk = layout.chunk(index);
+    if (chunk.extent.nbytes() > 0 && chunk.length(ranks - 1) == 0) return false;
+  }
+  return true;
+}
+
+// What is gathered in another dtype, or on another device, is not the shards as they lie.
+// A rank that holds nothing of a parameter need not write it, so its writes do not tell
+// how often the others write.
+bool can_be_read(const ShardBuffer::Options& options, const std::vector<FSDPParam>& params,
+                 const PackedLayout& layout, int64_t ranks) {
+  return options.access == ShardAccess::kRead && options.home == ShardLocation::kWithMembers &&
+         options.device.is_cpu() && !any_is_cast(params) && all_ranks_hold_some(layout, ranks);
+}
+
 }  // namespace
 
 std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params) {
@@ -28,12 +46,19 @@ std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params)
 }
 
 ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm_context,
-                         c10::Device device, ShardLocation home, GroupAccounts accounts)
+                         Options options, GroupAccounts accounts)
     : shard_rank_(comm_context.shard_rank()),
-      member_device_(device),
-      home_(home),
+      member_device_(options.device),
+      home_(options.home),
+      access_(options.access),
       layout_(extents_of(params), comm_context.shard_count()),
-      bytes_(memory_at(home, layout_.row_bytes(), device, comm_context.transport())),
+      shared_(can_be_read(options, params, layout_, comm_context.shard_count())
+                  ? comm_context.transport().share_shards(layout_.row_bytes(),
+                                                          AgreedValues::table_size(params.size()))
+                  : nullptr),
+      bytes_(shared_
+                 ? shared_->bytes()
+                 : memory_at(home_, layout_.row_bytes(), options.device, comm_context.transport())),
       accounts_(std::move(accounts)) {
   accounts_.add(&Counters::sharded_bytes, held_bytes());
 }
@@ -50,7 +75,9 @@ ShardBuffer& ShardBuffer::operator=(ShardBuffer&& other) noexcept {
   std::swap(shard_rank_, other.shard_rank_);
   std::swap(member_device_, other.member_device_);
   std::swap(home_, other.home_);
+  std::swap(access_, other.access_);
   std::swap(layout_, other.layout_);
+  std::swap(shared_, other.shared_);
   std::swap(bytes_, other.bytes_);
   std::swap(accounts_, other.accounts_);
   std::swap(copied_, other.copied_);

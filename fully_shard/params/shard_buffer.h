@@ -8,9 +8,12 @@
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/shard_location.h"
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/shared_shards.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace fsdp::internal {
@@ -19,12 +22,20 @@ namespace fsdp::internal {
 std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params);
 std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params);
 
+// How other ranks come to these shards: all ranks gather, or, where the transport can,
+// each rank reads by itself.
+enum class ShardAccess : uint8_t { kGathered, kRead };
+
 class ShardBuffer {
  public:
-  // Zeros, for parameters as they are; `device`: of the members, and on the meta device
-  // nothing but shapes.
-  ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm_context, c10::Device device,
-              ShardLocation home, GroupAccounts accounts);
+  struct Options {
+    c10::Device device;  // of the members; on the meta device there is nothing but shapes
+    ShardLocation home = ShardLocation::kWithMembers;
+    ShardAccess access = ShardAccess::kGathered;
+  };
+  // Zeros, for parameters as they are.
+  ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm_context, Options options,
+              GroupAccounts accounts);
   ~ShardBuffer();
   ShardBuffer(ShardBuffer&& other) noexcept;
   ShardBuffer& operator=(ShardBuffer&& other) noexcept;
@@ -32,10 +43,12 @@ class ShardBuffer {
   // Zeros for the parameters as they are by now, with members on `device`.
   ShardBuffer remade(const std::vector<FSDPParam>& params, CommContext& comm_context,
                      c10::Device device) const {
-    return {params, comm_context, device, home_, accounts_};
+    return {params, comm_context, {device, home_, access_}, accounts_};
   }
 
   const PackedLayout& layout() const { return layout_; }
+  // What they are read by; null: they are gathered.
+  SharedShards* shared() const { return shared_.get(); }
   const at::Tensor& bytes() const { return bytes_; }      // uint8, [layout().row_bytes()]
   c10::Device device() const { return bytes_.device(); }  // theirs, not the members'
   // Copies all bytes to `target`, memory of the members' device, on the current stream.
@@ -73,7 +86,9 @@ class ShardBuffer {
   int64_t shard_rank_;
   c10::Device member_device_;
   ShardLocation home_;
+  ShardAccess access_;
   PackedLayout layout_;
+  std::shared_ptr<SharedShards> shared_;
   at::Tensor bytes_;
   GroupAccounts accounts_;
   mutable DeviceEvent copied_;  // last, from host memory

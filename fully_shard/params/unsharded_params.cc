@@ -43,9 +43,20 @@ void UnshardedParams::await_what_went_to_shards(const DeviceStream& issuer) {
 void UnshardedParams::issue(const PackedRow& own, const Issue& issue) {
   issuer_ = DeviceStream::current(own.bytes.device());
   gather_ = own.transport.gather(own.bytes, issue);
-  gathered_layout_ = &own.layout;
-  gathered_rows_ = own.transport.shard_count();
-  accounts_.add(&Counters::all_gather_bytes, (gathered_rows_ - 1) * own.layout.row_bytes());
+  issued(own.layout, own.transport.shard_count());
+}
+
+void UnshardedParams::issue_read(std::unique_ptr<SharedRead> read, const PackedLayout& layout) {
+  issuer_ = DeviceStream::current(c10::kCPU);
+  read_ = read.get();
+  gather_ = std::move(read);
+  issued(layout, shard_count_);
+}
+
+void UnshardedParams::issued(const PackedLayout& layout, int64_t rows) {
+  gathered_layout_ = &layout;
+  gathered_rows_ = rows;
+  accounts_.add(&Counters::all_gather_bytes, (rows - 1) * layout.row_bytes());
   sharded_state_.gather_issued();
   staging_bytes_ = gather_->staging_bytes();
   accounts_.add(&Counters::staging_bytes, staging_bytes_);
@@ -54,25 +65,23 @@ void UnshardedParams::issue(const PackedRow& own, const Issue& issue) {
 // What is not waited for by now makes the current stream wait.
 void UnshardedParams::release_gather() {
   const CurrentStream on_issuer(*issuer_);
+  read_ = nullptr;
   gather_.reset();
   accounts_.add(&Counters::staging_bytes, -std::exchange(staging_bytes_, 0));
 }
 
-std::vector<NoticeWords> UnshardedParams::fill(const PackedLayout& layout,
-                                               const std::vector<FSDPParam>& params,
-                                               c10::Device device) {
-  GatheredRows rows;
-  try {
-    const WaitClock clock(accounts_);
-    rows = gather_->wait();
-  } catch (...) {
-    drop_gather();
-    throw;
-  }
+UnshardedParams::WhatRanksSaid UnshardedParams::fill(const PackedLayout& layout,
+                                                     const std::vector<FSDPParam>& params,
+                                                     c10::Device device) {
+  auto rows = wait_for_rows();
   const auto bytes = shard_count_ * layout.row_bytes();
-  accounts_.add(&Counters::unsharded_bytes, bytes);
   full_ = scratch_memory({bytes}, at::kByte, device);
   unpack_rows({rows, *gathered_layout_, gathered_rows_}, {full_, layout, shard_count_});
+  while (read_ != nullptr && !read_->was_right()) {
+    rows = wait_for_rows();
+    unpack_rows({rows, *gathered_layout_, gathered_rows_}, {full_, layout, shard_count_});
+  }
+  accounts_.add(&Counters::unsharded_bytes, bytes);
   for (size_t i = 0; i < params.size(); ++i) {
     auto* const storage = params[i].storage();
     if (storage != nullptr) storage->fill(data(layout, static_cast<int64_t>(i)));
@@ -81,10 +90,22 @@ std::vector<NoticeWords> UnshardedParams::fill(const PackedLayout& layout,
   if (*issuer_ != DeviceStream::current(device))
     make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, memory_.when_ready());
   sharded_state_.filled();
-  auto words = rows.words();
+  WhatRanksSaid said{rows.words()};
+  if (read_ != nullptr) said.tables = read_->other_tables();
   rows = {};
   release_gather();
-  return words;
+  return said;
+}
+
+GatheredRows UnshardedParams::wait_for_rows() {
+  try {
+    const WaitClock clock(accounts_);
+    return gather_->wait();
+  } catch (...) {
+    full_.reset();
+    drop_gather();
+    throw;
+  }
 }
 
 // The stream that issued the gather owns its rows.
@@ -94,6 +115,7 @@ void UnshardedParams::wait_and_tell_issuer() {
 }
 
 void UnshardedParams::await_and_drop() {
+  if (read_ != nullptr) return drop_gather();  // it has read nothing yet
   try {
     const WaitClock clock(accounts_);
     wait_and_tell_issuer();

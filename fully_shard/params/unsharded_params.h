@@ -13,6 +13,7 @@
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/sharded_state.h"
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/shared_shards.h"
 #include "fully_shard/transport/stream_memory.h"
 #include "fully_shard/transport/transport.h"
 
@@ -45,11 +46,18 @@ class UnshardedParams {
   // Issues the gather of `own` with the other ranks' rows; does not block. Collective
   // over the transport's ranks.
   void issue(const PackedRow& own, const Issue& issue);
+  // The same of shards that this rank reads by itself; local.
+  void issue_read(std::unique_ptr<SharedRead> read, const PackedLayout& layout);
+  bool is_reading() const { return read_ != nullptr; }
   // Waits for the gather and fills the members' storages; `layout`: of all shards, in the
-  // members' dtypes. Returns the ranks' words. After a failure the group is
-  // sharded again.
-  std::vector<NoticeWords> fill(const PackedLayout& layout, const std::vector<FSDPParam>& params,
-                                c10::Device device);
+  // members' dtypes. After a failure the group is sharded again.
+  struct WhatRanksSaid {
+    std::vector<NoticeWords> words;
+    // Of a read alone (SharedRead::other_tables); else empty.
+    std::vector<std::vector<uint64_t>> tables = {};
+  };
+  WhatRanksSaid fill(const PackedLayout& layout, const std::vector<FSDPParam>& params,
+                     c10::Device device);
   // The calling thread's stream is about to use the parameters. REQUIRES: unsharded.
   void use() { memory_.use(DeviceStream::current(full_.device())); }
   // The same, to copy what operators on any stream have written to it to the shards.
@@ -73,13 +81,16 @@ class UnshardedParams {
                       at::ScalarType dtype) const;
 
  private:
+  void issued(const PackedLayout& layout, int64_t rows);
   void release_gather();
+  GatheredRows wait_for_rows();
   void wait_and_tell_issuer();
 
   ShardedStateMachine sharded_state_;
   GroupAccounts accounts_;
   int64_t shard_count_;
   std::unique_ptr<Gather> gather_;
+  SharedRead* read_ = nullptr;                     // the gather, where this rank reads by itself
   std::optional<DeviceStream> issuer_;             // of the gather
   const PackedLayout* gathered_layout_ = nullptr;  // of the gather's rows
   int64_t gathered_rows_ = 0;

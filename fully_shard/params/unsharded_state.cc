@@ -56,23 +56,30 @@ void UnshardedState::issue(NoticeWords words) {
   const auto here = DeviceStream::current(shards_.member_device());
   await_optimizer(*info_.unit().root(), here);
   unsharded_params_.await_what_went_to_shards(here);
-  const auto row = row_to_gather();
-  const bool among_neighbours = &row.transport != &info_.comm_context().transport();
-  const auto* const custom = among_neighbours ? nullptr : &info_.unit().custom.all_gather;
-  unsharded_params_.issue(row, info_.issue(words, custom));
   gather_count_.gathered();
+  if (post_forward_ && post_forward_->is_kept())
+    return unsharded_params_.issue(post_forward_->row(), info_.issue(words));
+  const auto& custom = info_.unit().custom.all_gather;
+  if (all_gather_input_)
+    return unsharded_params_.issue(
+        all_gather_input_->stage(shards_, params_, shards_.member_device()),
+        info_.issue(words, &custom));
+  if (shards_.shared() == nullptr || custom)
+    return unsharded_params_.issue(
+        {info_.comm_context().transport(), shards_.layout(), shards_.bytes()},
+        info_.issue(words, &custom));
+  const auto what = "read of the shards of " + in_words(info_.issue({}));
+  unsharded_params_.issue_read(shards_.shared()->read(what), shards_.layout());
 }
 
-PackedRow UnshardedState::row_to_gather() {
-  if (post_forward_ && post_forward_->is_kept()) return post_forward_->row();
-  if (all_gather_input_) return all_gather_input_->stage(shards_, params_, shards_.member_device());
-  return {info_.comm_context().transport(), shards_.layout(), shards_.bytes()};
-}
-
-UnshardedState::Gathered UnshardedState::wait() {
-  Gathered gathered{.is_from_all_shards = !post_forward_ || !post_forward_->is_kept()};
+Gathered UnshardedState::wait() {
+  Gathered gathered{.from =
+                        unsharded_params_.is_reading() ? CameFrom::kRead : CameFrom::kAllShards};
+  if (post_forward_ && post_forward_->is_kept()) gathered.from = CameFrom::kNeighbours;
   try {
-    gathered.words = unsharded_params_.fill(layout(), params_, shards_.member_device());
+    auto said = unsharded_params_.fill(layout(), params_, shards_.member_device());
+    gathered.words = std::move(said.words);
+    gathered.tables = std::move(said.tables);
   } catch (...) {
     if (all_gather_input_) all_gather_input_->drop();
     info_.driver().resharded(info_.unit());

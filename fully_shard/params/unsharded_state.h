@@ -26,6 +26,16 @@
 
 namespace fsdp::internal {
 
+// Whose rows it came from: those that a forward left are of neighbours. What was read
+// by this rank alone was compared with nothing yet.
+enum class CameFrom : uint8_t { kAllShards, kNeighbours, kRead };
+struct Gathered {
+  CameFrom from = CameFrom::kAllShards;
+  std::vector<NoticeWords> words = {};
+  // Of a read, by rank: empty where a rank says the same as this one, or nothing.
+  std::vector<std::vector<uint64_t>> tables = {};
+};
+
 class UnshardedState {
  public:
   // All outlive it; `users`: what operators pin and find settled.
@@ -46,10 +56,6 @@ class UnshardedState {
   // Issues the gather; does not block. `words` travel with it. REQUIRES: sharded.
   // Collective over the ranks that shard, or those that share what a forward left.
   void issue(NoticeWords words);
-  struct Gathered {
-    std::vector<NoticeWords> words = {};
-    bool is_from_all_shards = true;  // and not from what a forward left
-  };
   // Waits for the gather and fills the members. REQUIRES: gathering. After a failure the
   // group is sharded again.
   Gathered wait();
@@ -88,7 +94,6 @@ class UnshardedState {
   void copy_to_shard(int64_t index);
 
  private:
-  PackedRow row_to_gather();
   void make_all_gather_input();
   void gather_was_dropped() noexcept;
 
@@ -100,6 +105,7 @@ class UnshardedState {
   std::shared_ptr<ShardWrites> writes_ = std::make_shared<ShardWrites>();
   std::unique_ptr<AllGatherInput> all_gather_input_;  // null: the shards travel as they are
   std::unique_ptr<PostForwardShards> post_forward_;   // null: nothing is kept
+  CameFrom issued_from_ = CameFrom::kAllShards;       // the last gather
   GatherCount gather_count_;
 };
 

@@ -80,13 +80,34 @@ void WriteCoherence::write_back() {
 void WriteCoherence::write_back_own_parts() {
   if (!writes().is_dirty()) return;
   const RuntimeMode runtime_mode;
-  info_.comm_context().transport().before_shard_write();
+  if (!std::exchange(is_writing_back_, false)) begin_shard_write();
   for (const auto i : writes().write_back()) {
     unsharded_.copy_to_shard(static_cast<int64_t>(i));
     agreement_.shard_written(static_cast<int64_t>(i));
     const auto entry = params_[i].entry();
     if (entry.defined()) entry.unsafeGetTensorImpl()->bump_version();
   }
+  end_shard_write();
+}
+
+void WriteCoherence::begin_shard_write() {
+  if (auto* const shared = shards_.shared()) shared->begin_write();
+}
+
+void WriteCoherence::end_shard_write() {
+  auto* const shared = shards_.shared();
+  if (shared == nullptr) return;
+  const auto word = values().word();
+  shared->end_write(word == 0 ? ShardValues{} : ShardValues{word, values().table()});
+}
+
+void WriteCoherence::shard_given_out() {
+  if (auto* const shared = shards_.shared()) shared->give_out();
+}
+
+void WriteCoherence::shards_filled() {
+  end_shard_write();
+  if (auto* const shared = shards_.shared()) shared->end_of_start();
 }
 
 void WriteCoherence::note_raw_writes() {
@@ -106,7 +127,7 @@ void WriteCoherence::before_read(int64_t index) {
   if (!writes().is_dirty(static_cast<size_t>(index)) || unsharded_.sharded_state().is_held())
     return;
   const RuntimeMode runtime_mode;
-  info_.comm_context().transport().before_shard_write();
+  if (!std::exchange(is_writing_back_, true)) begin_shard_write();
   unsharded_.copy_to_shard(index);
 }
 
@@ -127,8 +148,8 @@ void WriteCoherence::before_write(int64_t index) {
   if (sharded_state.is_gathering()) unsharded_.await_and_drop_gather();
   unsharded_.drop_post_forward_shards();
   shards_.await_copies();
-  info_.comm_context().transport().before_shard_write();
   if (writes().is_dirty()) write_back();
+  begin_shard_write();
   values().note_write(static_cast<size_t>(index));
   agreement_.shard_written(index);
   writes().shard_written();
@@ -155,6 +176,7 @@ void WriteCoherence::remade(int64_t index, const at::Tensor& whole) {
   std::fill(shard_versions_.begin(), shard_versions_.end(), std::nullopt);
   agreement_.shard_written(index);
   writes().shard_written();
+  shards_filled();
 }
 
 // Of the values as the parameter has them, whatever it was given. What members hold was

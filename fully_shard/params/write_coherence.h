@@ -50,6 +50,12 @@ class WriteCoherence {
   // An operator is about to write the shard: waits for a gather in flight, and makes the
   // copy stale.
   void before_write(int64_t index);
+  // It has written the shard.
+  void after_write() { end_shard_write(); }
+  // An alias of a shard is given out, through which it may be written at any time.
+  void shard_given_out();
+  // All shards have been filled: start values, or what was there before.
+  void shards_filled();
   // The parameter is about to be written with plain tensors without dimensions, whose
   // numbers have this hash: the next gather compares it.
   void before_factors(int64_t index, uint64_t hash);
@@ -68,6 +74,8 @@ class WriteCoherence {
 
  private:
   void note_copy(int64_t index, const at::Tensor& whole);
+  void begin_shard_write();
+  void end_shard_write();
   FSDPParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
   ShardWrites& writes() const { return unsharded_.writes(); }
   AgreedValues& values() { return agreement_.values(); }
@@ -80,6 +88,9 @@ class WriteCoherence {
   Touchable& users_;
   // Of the local tensors when last seen; none after a write that was announced.
   std::vector<std::optional<uint32_t>> shard_versions_;
+  // A shard has received what was written to the copy before the others of the unit do: a
+  // write that ends when all of it is written back, as it does on every rank.
+  bool is_writing_back_ = false;
 };
 
 }  // namespace fsdp::internal

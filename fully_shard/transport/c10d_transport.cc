@@ -4,15 +4,19 @@
 #include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/internal/process_group_factory.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
+#include "device_mesh/peer_memory/peer_channel.h"
 #include "fully_shard/host_exchange.h"
 #include "fully_shard/transport/host_exchange.h"
+#include "fully_shard/transport/shared_shards.h"
 
 #include <ATen/ops/zeros.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <optional>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -46,6 +50,21 @@ class C10dTransport final : public Transport {
     return reductions_.row_memory({shard_count(), row_bytes}, device);
   }
 
+  std::shared_ptr<SharedShards> share_shards(int64_t bytes, int64_t table) override {
+    const auto channel = device_.is_cpu() ? PeerChannel::of(gathers_.group()) : nullptr;
+    if (!channel) return nullptr;
+    auto shards = std::make_shared<SharedShards>(
+        SharedShards::Options{.channel = channel,
+                              .gathers = gathers_,
+                              .number = channel->next_shared_number(),
+                              .bytes = bytes,
+                              .table = table,
+                              .patience = patience_});
+    std::erase_if(shared_, [](const auto& each) { return each.expired(); });
+    shared_.push_back(shards);
+    return shards;
+  }
+
   std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue) override {
     return gathers_.start(GatherOptions{.row = shards,
                                         .what = named("all-gather", issue),
@@ -56,6 +75,7 @@ class C10dTransport final : public Transport {
 
   std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
                                            const Issue& issue) override {
+    has_reduced_ = true;
     return reductions_.start(SumRowsOptions{.rows = std::move(rows),
                                             .dtype = dtype,
                                             .what = named("reduce-scatter", issue),
@@ -72,6 +92,14 @@ class C10dTransport final : public Transport {
 
   void connect_gathers() override { connect(gathers_.group(), device_); }
   void connect_reductions() override { connect(reductions_.group(), device_); }
+
+  // Of one without reductions other ranks may run another number.
+  void end_of_backward() override {
+    if (!std::exchange(has_reduced_, false)) return;
+    for (const auto& weak : shared_) {
+      if (const auto shards = weak.lock()) shards->end_of_backward();
+    }
+  }
 
   bool checks_stamps() const override { return device_.is_cpu(); }
   bool reads_flags() const override { return device_.is_cpu(); }
@@ -95,6 +123,9 @@ class C10dTransport final : public Transport {
   Collectives gathers_, reductions_;
   c10::Device device_;
   std::optional<HostExchange> host_exchange_;
+  std::vector<std::weak_ptr<SharedShards>> shared_;
+  const std::shared_ptr<WritersPatience> patience_ = std::make_shared<WritersPatience>();
+  bool has_reduced_ = false;  // since the last end of a backward
 };
 
 }  // namespace

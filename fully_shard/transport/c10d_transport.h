@@ -1,4 +1,5 @@
-// The transport over c10d process groups: any backend, any number of hosts.
+// The transport over c10d process groups: any backend, any number of hosts; between ranks
+// that share memory, with shards that they read by themselves (shared_shards.h).
 //
 // Gathers and reductions have a group each, so that they do not queue behind one another,
 // and are announced there (device_mesh/collectives/issue_log.h), each kind in one order:

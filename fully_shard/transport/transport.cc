@@ -2,25 +2,9 @@
 
 #include "fully_shard/transport/c10d_transport.h"
 
-#include <mutex>
 #include <string>
 
 namespace fsdp::internal {
-namespace {
-
-std::mutex factory_mutex;
-
-TransportFactory& installed_factory() {
-  static auto& factory = *new TransportFactory();
-  return factory;
-}
-
-TransportFactory current_factory() {
-  const std::lock_guard lock(factory_mutex);
-  return installed_factory();
-}
-
-}  // namespace
 
 std::string in_words(const Issue& issue) {
   const auto name = "unit '" + issue.unit_name + "'";
@@ -29,13 +13,7 @@ std::string in_words(const Issue& issue) {
 }
 
 std::unique_ptr<Transport> make_transport(const DeviceMesh& mesh, int64_t dim) {
-  const auto factory = current_factory();
-  return factory ? factory(mesh, dim) : make_c10d_transport(mesh, dim);
-}
-
-void set_transport_factory(TransportFactory factory) {
-  const std::lock_guard lock(factory_mutex);
-  installed_factory() = std::move(factory);
+  return make_c10d_transport(mesh, dim);
 }
 
 }  // namespace fsdp::internal

@@ -10,9 +10,10 @@
 //   read(rows.row(r), ...);                                 // good while `rows` lives
 //
 // gather() and reduce() are collective over the dimension, each of the two in one order
-// on all ranks (but for a gather of a one_sided() transport); they do not block. After a
-// collective that failed the ranks no longer agree on what was sent: every later call
-// throws and says which was the first. Messages give ranks of the whole job.
+// on all ranks; they do not block. After a collective that failed the ranks no longer
+// agree on what was sent: every later call throws and says which was the first. Messages
+// give ranks of the whole job. Where ranks share memory, shards may lie where others read
+// them by themselves (share_shards()), and then nothing is gathered.
 #pragma once
 
 #include "device_mesh/collectives/gather.h"
@@ -23,15 +24,14 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
 
 class HostExchange;
+class SharedShards;
 
 // What a unit without a path is called.
 inline constexpr char kRootName[] = "(root)";
@@ -42,8 +42,7 @@ struct Issue {
   std::string unit_name = {};  // kRootName for a root
   NoticeWords words = {};      // travel with it, to be compared by the caller
   // What sends gather() or reduce() in the transport's place, while it announces and
-  // compares as ever; null: the transport. Outlives the call. Not of one that is
-  // one_sided().
+  // compares as ever; null: the transport. Outlives the call.
   const Communicate* custom = nullptr;
 };
 
@@ -61,6 +60,12 @@ class Transport {
   // uint8 [shard_count, row_bytes], contiguous per row (the row stride may be larger),
   // not initialised.
   virtual at::Tensor row_memory(int64_t row_bytes, c10::Device device) = 0;
+  // Shards of `bytes` on every rank that the others read by themselves, with `table`
+  // words beside them; null where ranks do not share memory. In one order on all ranks;
+  // does not block.
+  virtual std::shared_ptr<SharedShards> share_shards(int64_t /*bytes*/, int64_t /*table*/) {
+    return nullptr;
+  }
   // Of shards that are copied to be gathered once: as shard_memory(), but what is not
   // written may have any value.
   virtual at::Tensor staging_memory(int64_t bytes, c10::Device device) {
@@ -75,9 +80,6 @@ class Transport {
   // The sum of `row`, [elements] contiguous, over the ranks, with the same bits on all;
   // `row` is overwritten. What hybrid sharding does over the ranks with the same shards.
   virtual std::unique_ptr<PendingReduction> all_reduce(at::Tensor row, const Issue& issue) = 0;
-  // Before this rank writes its shards (c10d: nothing). May block on a one-sided
-  // transport.
-  virtual void before_shard_write() {}
   // Bring up what gathers, and what reductions, communicate through on devices, as the
   // first of them would: all ranks in one order, and not within a step. Block; collective
   // over the dimension.
@@ -89,15 +91,9 @@ class Transport {
   virtual bool reads_flags() const = 0;  // values in reduced rows may be read on the host
   // What ranks tell each other instead where they can do neither; null: nothing.
   virtual HostExchange* host_exchange() { return nullptr; }
-  virtual bool one_sided() const { return false; }  // a gather needs nobody else
 };
 
 // Chosen per mesh dimension. Collective over the dimension the first time.
 std::unique_ptr<Transport> make_transport(const DeviceMesh& mesh, int64_t dim);
-
-// Tests: what make_transport() calls instead, process-wide; empty: the real one.
-using TransportFactory =
-    std::function<std::unique_ptr<Transport>(const DeviceMesh& mesh, int64_t dim)>;
-void set_transport_factory(TransportFactory factory);
 
 }  // namespace fsdp::internal

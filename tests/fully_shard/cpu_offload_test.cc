@@ -6,6 +6,7 @@
 #include "tests/support/default_generator.h"
 #include "tests/support/full_value.h"
 #include "tests/support/start_values.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
@@ -102,6 +103,8 @@ TEST_P(Offloaded, MembersHaveMemoryOfTheirOwnAndItGoes) {
 }
 
 TEST_P(Offloaded, WhatTravelsIsACopyOfTheShards) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY",
+                                  "off");  // else shards are read where they lie
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     const auto bytes_of_a_gather = [&](bool offload) {
       auto layer = make_linear(3, 5);

@@ -6,6 +6,7 @@
 #include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
 #include "tests/support/errors.h"
+#include "tests/support/with_environment.h"
 #include "tests/training_programs/ranks_that_differ.h"
 
 #include <gtest/gtest.h>
@@ -43,6 +44,7 @@ using MistakesOfRanks = RanksOnDevices;
 
 // Nothing else of the run is asked for: ranks part.
 TEST_P(MistakesOfRanks, AreToldToEveryRankAsOnTheCpu) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");  // CPUs that gather, as devices do
   const auto& [name, ranks, program] = GetParam();
   const auto expected = run_on_cpu(program, ranks);
   for (const auto& schedule : {simulated::kLate, simulated::eager(0)}) {

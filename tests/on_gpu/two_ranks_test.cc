@@ -4,6 +4,7 @@
 #include "device_mesh/process_group.h"
 #include "tests/on_gpu/gpu.h"
 #include "tests/support/process_ranks.h"
+#include "tests/support/with_environment.h"
 #include "tests/training_programs/batch_norm.h"
 #include "tests/training_programs/failing_backwards.h"
 #include "tests/training_programs/ranks_that_differ.h"
@@ -148,6 +149,7 @@ const ChildCase kFailures("failed_backwards_of_two_ranks", [] {
 });
 
 const ChildCase kDifferences("differences_of_two_ranks", [] {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");  // the CPU gathers, as devices do
   std::vector<Case> cases;
   for (const auto& programs : {gradients_that_differ(), mistakes_of_ranks()}) {
     for (const auto& [name, ranks, program] : programs) {

@@ -22,6 +22,7 @@
 #include "tests/support/start_values.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/with_environment.h"
 
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
@@ -230,6 +231,7 @@ class EveryPair : public ::testing::Test {
   }
   void TearDown() override { internal::set_wait_patience(Milliseconds(400), Milliseconds(100)); }
 
+  const WithEnvironment over_gloo_{"FSDP_PEER_MEMORY", "off"};  // where a touch is collective
   TemporaryFolder folder_{memory_folder()};
 };
 

@@ -3,7 +3,7 @@
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/collectives/slow_wait.h"
-#include "device_mesh/peer_memory/peer_receive.h"
+#include "device_mesh/peer_memory/peer_wait.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -52,10 +52,10 @@ std::string word_of_others(const Group& group) {
   return silent.empty() ? "" : ". No word from rank " + rank_list(silent);
 }
 
-// Who the others are that failed, where `work` can not tell: a message in shared memory
+// Who the others are that failed, where `work` can not tell: a wait in shared memory
 // names the rank that is missing, and the others are told.
 std::string told_of_others(const Group& group, const c10::intrusive_ptr<c10d::Work>& work) {
-  if (dynamic_cast<const PeerReceive*>(work.get()) != nullptr) return "";
+  if (dynamic_cast<const PeerWait*>(work.get()) != nullptr) return "";
   return word_of_others(group) + ". Other ranks may hang until their timeout";
 }
 

@@ -4,6 +4,7 @@
 #include "tests/fully_shard/support/decoder.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/slowdown.h"
+#include "tests/support/with_environment.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -103,6 +104,7 @@ const ChildCase kDiesInBackward("dies_in_backward", [] {
 // From the moment when rank 0 started what went wrong until all processes had ended: no
 // longer than the timeout and five seconds, and none is left.
 std::vector<ProcessEnd> run_in_time(const std::string& child, int64_t world_size) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");  // where a touch is collective
   auto ends = run_processes(child, world_size, std::chrono::seconds(40));
   const auto ended = now_in_ms();
   errno = 0;

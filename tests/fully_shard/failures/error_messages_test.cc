@@ -2,6 +2,7 @@
 #include "tests/fully_shard/support/decoder.h"
 #include "tests/fully_shard/support/pair.h"
 #include "tests/support/errors.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -143,6 +144,7 @@ TEST(Errors, RawAccessToAShardedMember) {
 }
 
 TEST(Errors, EqualSizedUnitsTouchedInOppositeOrderAreNamedOnEveryRank) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");
   on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
     auto model = build_seeded([] { return decoder_model(4, 2); });
     shard_decoder(*model.module, mesh);
@@ -158,6 +160,7 @@ TEST(Errors, EqualSizedUnitsTouchedInOppositeOrderAreNamedOnEveryRank) {
 
 // Neither has a path that the other does not have.
 TEST(Errors, TwoRootsTouchedInOppositeOrderAreToldApartOnEveryRank) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");
   on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
     std::vector<torch::nn::Linear> roots{make_linear(4, 4), make_linear(4, 4)};
     for (auto& root : roots) fully_shard(root, mesh);

@@ -4,6 +4,7 @@
 #include "tests/fully_shard/support/decoder.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/process_ranks.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -36,7 +37,10 @@ std::string step_with_fault(const DeviceMesh& mesh, const std::shared_ptr<Fault>
   }
 }
 
-class FaultInjection : public Worlds {};
+class FaultInjection : public Worlds {
+ private:
+  const WithEnvironment over_gloo_{"FSDP_PEER_MEMORY", "off"};  // whose collectives fail here
+};
 
 TEST_P(FaultInjection, AFailureAtAnyCollectiveOfAnyRankIsNamedOnAllRanksAndTheNextStartIsClean) {
   const auto world = this->world();
@@ -95,7 +99,8 @@ const ChildCase kDiesAtACollective("dies_at_a_collective", [] {
   return error.empty() ? 0 : 1;
 });
 
-TEST(FaultInjection, ADeadRankIsAnErrorThatNamesTheCollective) {
+TEST(DeadRank, IsAnErrorThatNamesTheCollective) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");
   const auto ends = run_processes("dies_at_a_collective", 2, seconds(40));
   EXPECT_EQ(ends[1].exit_code, 3) << ends[1].output;
   EXPECT_NE(ends[0].exit_code, 0) << ends[0].output;

@@ -1,4 +1,6 @@
-// What one rank does without the others is an error on all of them, by name and in time.
+// What one rank does without the others is an error on all of them, by name and in time,
+// where a touch is collective: over Gloo. Where ranks share memory it is none
+// (transport/one_sided_reads_test.cc).
 #include "tests/fully_shard/support/decoder.h"
 #include "tests/support/errors.h"
 #include "tests/support/faulty_backend.h"
@@ -6,6 +8,7 @@
 #include "tests/support/slowdown.h"
 #include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -42,6 +45,9 @@ class OneRankAlone : public Worlds {
           << "waited for the timeout";
     });
   }
+
+ private:
+  const WithEnvironment over_gloo_{"FSDP_PEER_MEMORY", "off"};  // where a touch is collective
 };
 
 TEST_P(OneRankAlone, PrintingAWeightOnRankZero) {
@@ -136,6 +142,7 @@ class WithoutSamples : public Worlds {
   }
 
  private:
+  const WithEnvironment over_gloo_{"FSDP_PEER_MEMORY", "off"};  // where a touch is collective
   static void expect_same(const Parameters& plain, const Parameters& sharded) {
     for (size_t i = 0; i < plain.size(); ++i)
       EXPECT_TRUE(torch::allclose(full_value(sharded[i]), plain[i])) << i;
@@ -164,6 +171,7 @@ INSTANTIATE_WORLDS(WithoutSamples, 2, 3);
 // orders of their own, so the two never meet: what both wait in is told through the
 // store.
 TEST(AnEvaluationOnOneRank, IsAnErrorOnBothThatNamesWhatEachWaitsIn) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");
   on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
     auto model = build_seeded([] { return decoder_model(4, 3); });
     shard_decoder(*model.module, mesh);

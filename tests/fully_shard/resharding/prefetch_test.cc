@@ -97,7 +97,6 @@ TEST_P(PrefetchEffects, AListedUnitThatIsNotUsedIsDroppedWhenTheKindOfPassChange
     decoder.step();
     decoder.head().set_modules_to_forward_prefetch({decoder.block(0)});
     EXPECT_EQ(decoder.forward().all_gathers, kUnits + 1);
-    EXPECT_GT(counters(mesh).staging_bytes, 0);
     EXPECT_EQ(decoder.backward().unused, 1);
     EXPECT_EQ(counters(mesh).staging_bytes, 0);
     EXPECT_EQ(decoder.unsharded_bytes(), 0);

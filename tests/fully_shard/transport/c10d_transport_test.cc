@@ -163,7 +163,6 @@ TEST(C10dTransport, AgreementsOfAllRanksComeWithTheGather) {
             ->wait();
     EXPECT_EQ(rows.words(), (std::vector<NoticeWords>{{0}, {7}, {14}}));
     EXPECT_TRUE(transport->checks_stamps());
-    EXPECT_FALSE(transport->one_sided());
   });
 }
 

@@ -1,10 +1,10 @@
-// Every transport gives the same bytes and the same bits.
+// The transport gives the same bytes and the same bits in every world, and so do shards
+// that ranks read by themselves.
 #include "fully_shard/transport/transport.h"
 
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/transport/c10d_transport.h"
-#include "tests/support/one_sided_transport.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 
@@ -17,18 +17,12 @@
 #include <algorithm>
 #include <memory>
 #include <string>
-#include <tuple>
 #include <vector>
 
 namespace fsdp::internal {
 namespace {
 
 using testing::run_ranks;
-
-std::unique_ptr<Transport> make(const std::string& name, const DeviceMesh& mesh, int64_t dim = 0) {
-  return name == "one_sided" ? testing::make_one_sided_transport(mesh, dim)
-                             : make_c10d_transport(mesh, dim);
-}
 
 void fill(const at::Tensor& bytes, int64_t seed) {
   auto* data = static_cast<unsigned char*>(bytes.data_ptr());
@@ -52,17 +46,16 @@ at::Tensor term(int64_t rank, int64_t receiver, int64_t elements, at::ScalarType
       .to(dtype);
 }
 
-class Transports : public ::testing::TestWithParam<std::tuple<std::string, int64_t>> {
+class Transports : public ::testing::TestWithParam<int64_t> {
  protected:
-  std::string name() const { return std::get<0>(GetParam()); }
-  int64_t world() const { return std::get<1>(GetParam()); }
+  static int64_t world() { return GetParam(); }
 
   // One mesh and transport per rank.
   template <class Body>
   void on_ranks(const Body& body) const {
     run_ranks(world(), [&](int64_t rank) {
       const auto mesh = init_device_mesh(c10::kCPU, {world()});
-      const auto transport = make(name(), mesh);
+      const auto transport = make_transport(mesh, 0);
       EXPECT_EQ(transport->shard_rank(), rank);
       EXPECT_EQ(transport->shard_count(), world());
       body(rank, *transport);
@@ -75,7 +68,6 @@ TEST_P(Transports, AGatherGivesEveryRanksBytes) {
     for (int64_t bytes : {0, 1, 64, 1000, 300000}) {
       const auto shards = transport.shard_memory(bytes, c10::kCPU);
       EXPECT_TRUE(at::equal(shards, at::zeros({bytes}, at::kByte)));
-      transport.before_shard_write();
       fill(shards, rank);
       auto gather = transport.gather(shards, {.unit = 1, .unit_name = "u"});
       EXPECT_LE(gather->staging_bytes(), world() * bytes);
@@ -147,7 +139,6 @@ TEST_P(Transports, ShardsAreReadAsTheyAreAfterTheWritesOfAllRanks) {
   on_ranks([&](int64_t rank, Transport& transport) {
     const auto shards = transport.shard_memory(5000, c10::kCPU);
     for (int64_t step = 0; step < 20; ++step) {
-      transport.before_shard_write();
       fill(shards, 100 * step + rank);
       const auto rows = transport.gather(shards, {.unit = 1, .unit_name = "u"})->wait();
       for (int64_t r = 0; r < world(); ++r)
@@ -156,37 +147,8 @@ TEST_P(Transports, ShardsAreReadAsTheyAreAfterTheWritesOfAllRanks) {
   });
 }
 
-INSTANTIATE_TEST_SUITE_P(All, Transports,
-                         ::testing::Combine(::testing::Values("c10d", "one_sided"),
-                                            ::testing::Values(1, 2, 3, 4)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param) + "World" +
-                                  std::to_string(std::get<1>(info.param));
-                         });
-
-TEST(OneSidedTransport, AGatherNeedsNobodyElse) {
-  on_ranks_of(2, [](int64_t rank, const DeviceMesh& mesh) {
-    const auto transport = testing::make_one_sided_transport(mesh, 0);
-    const auto shards = transport->shard_memory(64, c10::kCPU);
-    fill(shards, rank);
-    transport->end_of_backward();  // done writing
-    for (int64_t i = 0; i < (rank == 0 ? 5 : 1); ++i) {
-      const auto rows = transport->gather(shards, {.unit = 1, .unit_name = "u"})->wait();
-      EXPECT_TRUE(holds(rows.row(1 - rank), 64, 1 - rank));
-    }
-    collectives_of(mesh, 0).barrier("barrier");  // shards live as long as somebody reads them
-  });
-}
-
-TEST(TransportFactory, ReplacesTheTransportOfEveryMesh) {
-  on_ranks_of(1, [](const DeviceMesh& mesh) {
-    EXPECT_FALSE(make_transport(mesh, 0)->one_sided());
-    set_transport_factory(testing::make_one_sided_transport);
-    EXPECT_TRUE(make_transport(mesh, 0)->one_sided());
-    set_transport_factory({});
-    EXPECT_FALSE(make_transport(mesh, 0)->one_sided());
-  });
-}
+INSTANTIATE_TEST_SUITE_P(All, Transports, ::testing::Values(1, 2, 3, 4),
+                         [](const auto& info) { return "World" + std::to_string(info.param); });
 
 }  // namespace
 }  // namespace fsdp::internal

@@ -1,6 +1,7 @@
 // What describe_units() says of every unit.
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/support/pair.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -25,6 +26,7 @@ std::string line_of(torch::nn::Module& model, const std::string& unit) {
 }
 
 TEST_P(DescribeUnits, SaysWhereEachStands) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");  // else nothing is gathered
   on_ranks([](int64_t rank, const DeviceMesh& mesh) {
     auto model = sharded(Pair(4, 6, 3), mesh, {.reshard_after_forward = false});
     EXPECT_THAT(line_of(*model, "first"),

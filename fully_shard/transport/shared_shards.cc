@@ -1,0 +1,325 @@
+#include "fully_shard/transport/shared_shards.h"
+
+#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/peer_memory/peer_channel.h"
+#include "device_mesh/peer_memory/peer_receive.h"
+
+#include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <exception>
+#include <new>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// Messages of shards have numbers of their own among those of a channel.
+constexpr uint64_t kFirstNumber = uint64_t{1} << 62;
+constexpr int64_t kLineBytes = 192;
+
+// The first bytes of a block.
+struct BlockHead {
+  std::array<std::atomic<uint64_t>, VersionWord::kCount> words;
+  int64_t bytes, table;  // of the options
+};
+static_assert(sizeof(BlockHead) <= kLineBytes);
+
+const BlockHead& head_of(const char* block) { return *reinterpret_cast<const BlockHead*>(block); }
+BlockHead& head_of(char* block) { return *reinterpret_cast<BlockHead*>(block); }
+
+int64_t aligned(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+
+// Of another rank's block.
+class PeersLine {
+ public:
+  explicit PeersLine(const char* block) : head_(head_of(block)) {}
+  uint64_t load(size_t word) const { return head_.words[word].load(std::memory_order_acquire); }
+  static void read_fence() { std::atomic_thread_fence(std::memory_order_acquire); }
+
+ private:
+  const BlockHead& head_;
+};
+
+class OwnLine {
+ public:
+  explicit OwnLine(char* block) : head_(head_of(block)) {}
+  void store(size_t word, uint64_t value) {
+    head_.words[word].store(value, std::memory_order_relaxed);
+  }
+  void release(size_t word, uint64_t value) {
+    head_.words[word].store(value, std::memory_order_release);
+  }
+  static void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
+
+ private:
+  BlockHead& head_;
+};
+
+}  // namespace
+
+SharedShards::SharedShards(Options options)
+    : options_(std::move(options)),
+      rank_(options_.gathers.rank()),
+      block_(options_.channel->memory().shared_memory(kLineBytes + values_bytes())),
+      bytes_(block_.narrow(0, kLineBytes + table_bytes(), options_.bytes)) {
+  std::memset(block_.mutable_data_ptr(), 0, block_.nbytes());
+  new (own_block()) BlockHead{.words = {}, .bytes = options_.bytes, .table = options_.table};
+  OwnLine line(own_block());
+  versions_.open(line, /*kept=*/0, said_);
+  versions_.begin(line);
+  const auto& channel = *options_.channel;
+  const auto number = kFirstNumber + options_.number;
+  for (int64_t rank = 0; rank < channel.size(); ++rank) {
+    if (rank == rank_) continue;
+    channel.send(rank, number, {}, block_);
+    peers_.push_back({rank, channel.receive(rank, number)});
+  }
+}
+
+// Ranks that are behind may want what was kept for them as long as they have the block.
+SharedShards::~SharedShards() {
+  try {
+    for (const auto& peer : peers_) {
+      if (peer.block == nullptr) options_.channel->drop(peer.rank, kFirstNumber + options_.number);
+    }
+    std::vector<at::Tensor> copies;
+    for (auto& kept : kept_) copies.push_back(std::move(kept.copy));
+    if (!copies.empty()) options_.channel->memory().keep_while_read(block_, std::move(copies));
+  } catch (const std::exception&) {
+    // A rank is gone, and with it whoever would read or have sent.
+  }
+}
+
+char* SharedShards::own_block() const { return static_cast<char*>(block_.data_ptr()); }
+
+int64_t SharedShards::table_bytes() const {
+  return aligned(options_.table * static_cast<int64_t>(sizeof(uint64_t)));
+}
+
+int64_t SharedShards::values_bytes() const { return table_bytes() + options_.bytes; }
+
+void SharedShards::await_block(Peer& peer) {
+  if (peer.block != nullptr) return;
+  if (!peer.coming->isCompleted()) {
+    Pending coming(options_.gathers.group(), peer.coming);
+    options_.gathers.log()->await_apart(std::move(coming.with_peer(peer.rank)),
+                                        "read of shards that a rank has not made yet");
+  }
+  const auto* const block = static_cast<const char*>(peer.coming->message().body.const_data_ptr());
+  const auto& head = head_of(block);
+  if (head.bytes == options_.bytes && head.table == options_.table) return void(peer.block = block);
+  const auto& log = *options_.gathers.log();
+  options_.gathers.log()->watch([&] {
+    C10_THROW_ERROR(
+        DistBackendError,
+        c10::str("the ranks have sharded other models: where rank ", log.global_rank(),
+                 " has a unit of ", options_.bytes, " bytes of shards, rank ",
+                 log.ranks()[static_cast<size_t>(peer.rank)], " has one of ", head.bytes,
+                 ". Build the same model and apply fully_shard to the "
+                 "same modules in the same order on every rank"));
+  });
+}
+
+// Runs whose versions it reads no more; 0 where it has not made its shards yet.
+uint64_t SharedShards::past_of(Peer& peer) {
+  if (peer.block == nullptr && !peer.coming->isCompleted()) return 0;
+  await_block(peer);
+  return PeersLine(peer.block).load(VersionWord::kPast);
+}
+
+// A copy of the values as they are: where it lies.
+uint64_t SharedShards::keep() {
+  auto copy = options_.channel->memory().memory(values_bytes());
+  std::memcpy(copy.mutable_data_ptr(), own_block() + kLineBytes, copy.nbytes());
+  const auto place = PeerMemory::block_of(copy).word();
+  kept_.push_back({versions_.version().run, std::move(copy)});
+  return place;
+}
+
+// Copies that no rank can want any more.
+void SharedShards::forget_kept() {
+  if (kept_.empty()) return;
+  uint64_t least = ~uint64_t{0};
+  for (auto& peer : peers_) least = std::min(least, past_of(peer));
+  std::erase_if(kept_, [least](const Kept& kept) { return kept.run < least; });
+}
+
+// Waits for ranks that are several runs behind.
+void SharedShards::await_room() {
+  for (auto& peer : peers_) {
+    const auto has_room = [this, &peer] { return !versions_.may_want_oldest(past_of(peer)); };
+    if (has_room()) continue;
+    Pending coming(options_.gathers.group(), options_.channel->wait_until(peer.rank, has_room));
+    options_.gathers.log()->await_apart(std::move(coming.with_peer(peer.rank)),
+                                        "write of shards that a rank has not read for long");
+  }
+}
+
+bool SharedShards::is_wanted_by_others() {
+  return std::any_of(peers_.begin(), peers_.end(),
+                     [this](Peer& peer) { return versions_.may_want_this(past_of(peer)); });
+}
+
+void SharedShards::await_others() {
+  auto& patience = *options_.patience;
+  if (!is_wanted_by_others()) return void(patience.was_in_vain = false);
+  if (patience.was_in_vain) return;
+  const auto until = std::chrono::steady_clock::now() + patience.most;
+  for (int64_t round = 0; is_wanted_by_others(); ++round) {
+    if (std::chrono::steady_clock::now() >= until) return void(patience.was_in_vain = true);
+    options_.channel->memory().wait_round(round, [this] { return !is_wanted_by_others(); });
+  }
+}
+
+void SharedShards::open_run() {
+  OwnLine line(own_block());
+  versions_.pass(line);
+  options_.channel->memory().wake_others();
+  await_room();
+  forget_kept();
+  if (!versions_.is_published()) await_others();
+  const bool keeps = !versions_.is_published() && is_wanted_by_others();
+  versions_.open(line, keeps ? keep() : 0, said_);
+  options_.channel->memory().wake_others();
+}
+
+void SharedShards::begin_write() {
+  if (!versions_.is_in_run()) open_run();
+  OwnLine line(own_block());
+  versions_.begin(line);
+}
+
+void SharedShards::end_write(const ShardValues& values) {
+  if (values.word != 0) {
+    TORCH_INTERNAL_ASSERT(static_cast<int64_t>(values.table.size()) == options_.table);
+    std::memcpy(own_block() + kLineBytes, values.table.data(),
+                values.table.size() * sizeof(uint64_t));
+  }
+  said_ = values.word;
+  end_operator();
+}
+
+void SharedShards::end_operator() {
+  OwnLine line(own_block());
+  versions_.end(line, said_);
+  options_.channel->memory().wake_others();
+}
+
+void SharedShards::publish() {
+  const auto copy = keep();
+  OwnLine line(own_block());
+  versions_.publish(line, copy, said_);
+  options_.channel->memory().wake_others();
+}
+
+// What this rank wants to read; the next operator begins another run. One that threw has
+// not told that it is over.
+ShardVersion SharedShards::close_version() {
+  if (versions_.is_writing()) end_operator();
+  if (versions_.is_exposed() && !versions_.is_published()) publish();
+  versions_.close();
+  return versions_.version();
+}
+
+void SharedShards::end_of_backward() {
+  close_version();
+  forget_kept();
+}
+
+void SharedShards::give_out() {
+  if (versions_.is_exposed()) return;
+  if (!versions_.is_writing() && !versions_.is_published()) publish();
+  OwnLine line(own_block());
+  versions_.expose(line);
+}
+
+std::unique_ptr<SharedRead> SharedShards::read(std::string what) {
+  options_.gathers.log()->check_usable(what);
+  return std::make_unique<SharedRead>(shared_from_this(), std::move(what));
+}
+
+GatheredRows SharedRead::wait() {
+  auto& shards = *shards_;
+  version_ = shards.close_version();
+  sources_.assign(shards.peers_.size() + 1, {shards.own_block() + kLineBytes, shards.said_});
+  for (auto& peer : shards.peers_) sources_[static_cast<size_t>(peer.rank)] = find(peer);
+  std::vector<const char*> rows;
+  std::vector<NoticeWords> words;
+  for (const auto& source : sources_) {
+    rows.push_back(source.values + shards.table_bytes());
+    words.push_back({.agreement = source.said});
+  }
+  return {std::move(rows), std::move(words), shards_};
+}
+
+SharedRead::Source SharedRead::find(SharedShards::Peer& peer) const {
+  shards_->await_block(peer);
+  const auto& options = shards_->options_;
+  PeersLine line(peer.block);
+  while (true) {
+    const auto seen = look(line, version_);
+    switch (seen.found) {
+      case Found::kLive:
+        return {peer.block + kLineBytes, seen.said, peer.block};
+      case Found::kKept:
+        return {options.channel->block_of(peer.rank, BlockRef(seen.kept)), seen.said};
+      case Found::kNever:
+        report(peer);
+      case Found::kNotYet:
+        break;
+    }
+    const auto has_come = [line, version = version_]() mutable {
+      return look(line, version).found != Found::kNotYet;
+    };
+    Pending coming(options.gathers.group(), options.channel->wait_until(peer.rank, has_come));
+    options.gathers.log()->await_apart(std::move(coming.with_peer(peer.rank)), version_in_words());
+  }
+}
+
+// The first operator made them.
+std::string SharedRead::version_in_words() const {
+  return c10::str(what_, ", as ", version_.count - 1, " write operators made them,");
+}
+
+void SharedRead::report(const SharedShards::Peer& peer) const {
+  const auto& log = *shards_->options_.gathers.log();
+  const auto other = log.ranks()[static_cast<size_t>(peer.rank)];
+  const PeersLine line(peer.block);
+  shards_->options_.gathers.log()->watch([&] {
+    C10_THROW_ERROR(
+        DistBackendError,
+        c10::str(what_, " failed on rank ", log.global_rank(),
+                 ": the ranks have not written them alike. Rank ", log.global_rank(),
+                 " wants them as ", version_.count - 1, " write operators made them in ",
+                 version_.run, " runs of writes; rank ", other, " has begun ",
+                 line.load(VersionWord::kBegun) - 1, " in ", line.load(VersionWord::kRun),
+                 " runs. Every rank must write a unit by the same operators, and between two "
+                 "writes that no backward separates either all ranks read the unit or none"));
+  });
+  TORCH_INTERNAL_ASSERT(false);
+}
+
+bool SharedRead::was_right() {
+  tables_.assign(sources_.size(), {});
+  bool all = true;
+  for (size_t rank = 0; rank < sources_.size(); ++rank) {
+    const auto& source = sources_[rank];
+    if (source.said != shards_->said_ && source.said != 0) {
+      auto& table = tables_[rank];
+      table.resize(static_cast<size_t>(shards_->options_.table));
+      std::memcpy(table.data(), source.values, table.size() * sizeof(uint64_t));
+    }
+    if (source.live_in == nullptr) continue;
+    PeersLine line(source.live_in);
+    all = all && still_live(line, version_);
+  }
+  return all;
+}
+
+}  // namespace fsdp::internal

@@ -1,0 +1,166 @@
+// One rank's shards of one unit in memory that the other ranks of the dimension read by
+// themselves: a read needs nobody else, so ranks may read in any order and number. Which
+// version a read is of, and what a writer has to do for readers that come late, is
+// decided in shard_versions.h. Local, but for the constructor; nothing here announces.
+//
+//   shards.begin_write();               // an operator is about to write shards.bytes()
+//   ...
+//   shards.end_write({hash, table});    // has written
+//
+//   auto read = shards.read("read of the shards of unit 'l0'");
+//   do {
+//     const GatheredRows rows = read->wait();   // until every rank has written as often
+//     copy(rows.row(r), ...);
+//   } while (!read->was_right());               // a rank has begun to write meanwhile
+//
+// Used by one thread at a time.
+#pragma once
+
+#include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/gather.h"
+#include "fully_shard/transport/shard_versions.h"
+
+#include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace fsdp::internal {
+
+class PeerChannel;
+class PeerReceive;
+
+// What a rank says about a version of its shards, for readers to compare: a word, and,
+// where it is not 0, the table that it stands for.
+struct ShardValues {
+  uint64_t word = 0;
+  std::vector<uint64_t> table = {};
+};
+
+// How long this rank waits before it writes what others may still want to read, and so
+// has to be kept in a copy. Ranks in step come soon; once one did not, the units that are
+// written next are not waited for. Shared by the units of a mesh dimension.
+struct WritersPatience {
+  std::chrono::milliseconds most{500};
+  bool was_in_vain = false;
+};
+
+class SharedRead;
+
+class SharedShards : public std::enable_shared_from_this<SharedShards> {
+ public:
+  struct Options {
+    std::shared_ptr<PeerChannel> channel;
+    Collectives gathers;  // whose failures end reads, too
+    uint64_t number = 0;  // the same on all ranks, another one for each
+    int64_t bytes = 0;    // the same on all ranks
+    int64_t table = 0;    // words, the same on all ranks
+    std::shared_ptr<WritersPatience> patience = std::make_shared<WritersPatience>();
+  };
+  // Zeros, which count as being written until end_write(). Every rank of the channel
+  // makes one of that number; does not block.
+  explicit SharedShards(Options options);
+  ~SharedShards();
+  SharedShards(const SharedShards&) = delete;
+  SharedShards& operator=(const SharedShards&) = delete;
+
+  const at::Tensor& bytes() const { return bytes_; }  // uint8 [bytes]
+  // That have written it, begun or over.
+  uint64_t operators() const { return versions_.version().count; }
+
+  // An operator is about to write. May wait (WritersPatience), and take memory for a copy
+  // of what is there. Throws c10::Error where there is no memory for it.
+  void begin_write();
+  // It has written. values: of the version that this makes.
+  void end_write(const ShardValues& values);
+  // The start values are there.
+  void end_of_start() { versions_.close(); }
+  // A backward of all ranks has ended.
+  void end_of_backward();
+  // An alias of the bytes is given out, through which they may be written before
+  // begin_write(). From now on other ranks read copies, of what is there when this rank
+  // reads, and at the ends of backwards.
+  void give_out();
+
+  // Of the version that this rank has when it is waited for. what: in errors of all
+  // ranks. Throws where the ranks' collectives have failed.
+  std::unique_ptr<SharedRead> read(std::string what);
+
+ private:
+  friend class SharedRead;
+  struct Kept {
+    uint64_t run;
+    at::Tensor copy;
+  };
+
+  // A block of a rank: its line, then its values, which are the table and the bytes.
+  struct Peer {
+    int64_t rank;
+    c10::intrusive_ptr<PeerReceive> coming;  // its block
+    const char* block = nullptr;             // null: it has not come
+  };
+
+  char* own_block() const;
+  int64_t table_bytes() const;
+  int64_t values_bytes() const;
+  void await_block(Peer& peer);
+  uint64_t past_of(Peer& peer);
+  uint64_t keep();
+  void forget_kept();
+  void await_room();
+  bool is_wanted_by_others();
+  void await_others();
+  void open_run();
+  void publish();
+  void end_operator();
+  ShardVersion close_version();
+
+  const Options options_;
+  const int64_t rank_;
+  at::Tensor block_, bytes_;
+  ShardVersions versions_;
+  uint64_t said_ = 0;
+  std::vector<Peer> peers_;  // the other ranks
+  std::vector<Kept> kept_;
+};
+
+class SharedRead final : public Gather {
+ public:
+  SharedRead(std::shared_ptr<SharedShards> shards, std::string what)
+      : shards_(std::move(shards)), what_(std::move(what)) {}
+
+  int64_t staging_bytes() const override { return 0; }
+  // May be called again. Throws DistBackendError, which ends all collectives of the
+  // dimension, where ranks have written otherwise, have gone, or wait for one another.
+  GatheredRows wait() override;
+  // Whether what was read since wait() is of its version; false: wait() again.
+  bool was_right();
+  // REQUIRES: was_right(). The tables of the ranks whose word differs from this one's, by
+  // rank; empty for the others.
+  const std::vector<std::vector<uint64_t>>& other_tables() const { return tables_; }
+
+ private:
+  // Where a rank's values are.
+  struct Source {
+    const char* values;
+    uint64_t said;
+    const char* live_in = nullptr;  // the block whose line says whether they still are
+  };
+
+  Source find(SharedShards::Peer& peer) const;
+  [[noreturn]] void report(const SharedShards::Peer& peer) const;
+  std::string version_in_words() const;
+
+  const std::shared_ptr<SharedShards> shards_;
+  const std::string what_;
+  ShardVersion version_;
+  std::vector<Source> sources_;  // by rank
+  std::vector<std::vector<uint64_t>> tables_;
+};
+
+}  // namespace fsdp::internal
