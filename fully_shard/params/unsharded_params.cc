@@ -73,14 +73,13 @@ void UnshardedParams::release_gather() {
 UnshardedParams::WhatRanksSaid UnshardedParams::fill(const PackedLayout& layout,
                                                      const std::vector<FSDPParam>& params,
                                                      c10::Device device) {
-  auto rows = wait_for_rows();
   const auto bytes = shard_count_ * layout.row_bytes();
-  full_ = scratch_memory({bytes}, at::kByte, device);
-  unpack_rows({rows, *gathered_layout_, gathered_rows_}, {full_, layout, shard_count_});
-  while (read_ != nullptr && !read_->was_right()) {
+  GatheredRows rows;
+  do {
     rows = wait_for_rows();
+    if (!full_.defined()) full_ = scratch_memory({bytes}, at::kByte, device);
     unpack_rows({rows, *gathered_layout_, gathered_rows_}, {full_, layout, shard_count_});
-  }
+  } while (read_ != nullptr && !read_->was_right());
   accounts_.add(&Counters::unsharded_bytes, bytes);
   for (size_t i = 0; i < params.size(); ++i) {
     auto* const storage = params[i].storage();
