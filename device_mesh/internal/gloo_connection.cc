@@ -87,7 +87,8 @@ class Connection {
             .index = request_.index,
             .deadline = request_.deadline,
             .advice = request_.advice,
-            .serves_store = request_.serves_store};
+            .serves_store = request_.serves_store,
+            .why_gone = request_.why_gone};
   }
 
   // That no other process is making this group as this rank.

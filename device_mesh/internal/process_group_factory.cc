@@ -126,6 +126,11 @@ Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_rank
       ". All ranks of a group make it, in one order with their other groups: look what these do "
       "instead";
   if (entry->has_gloo) made.devices = gloo_devices_of(parent);
+  if (const auto channel = PeerChannel::of(parent)) {
+    made.why_gone = [channel, names](int64_t rank) {
+      return channel->why_gone(std::find(names.begin(), names.end(), rank) - names.begin());
+    };
+  }
   auto group = assemble(backend, *entry, made);
   inherit_peer_memory(group, parent);
   return group;

@@ -118,17 +118,31 @@ void RollCall::conclude(const std::string& topic, const std::string& verdict) {
 void RollCall::await_verdict(const std::string& topic) {
   constexpr auto kUnusual = std::chrono::seconds(30);
   const auto key = verdict_key(topic);
-  if (wait_until(key, std::min(Clock::now() + kUnusual, options_.deadline))) return;
+  if (await_members(topic, std::min(Clock::now() + kUnusual, options_.deadline))) return;
   if (Clock::now() < options_.deadline) {
     std::fprintf(stderr, "fsdp: rank %lld still waits: %s\n", static_cast<long long>(rank()),
                  describe_missing(topic, "after " + seconds_since(began_)).c_str());
     std::fflush(stderr);
-    if (wait_until(key, options_.deadline)) return;
+    if (await_members(topic, options_.deadline)) return;
   }
   conclude(topic,
            kFailure + describe_missing(topic, "within " + seconds_since(began_)) + options_.advice);
   constexpr auto kNearly = std::chrono::seconds(1);  // another rank is settling it
   wait_until(key, Clock::now() + kNearly);
+}
+
+// As wait_until() for the verdict; gives it itself where one that is missing is gone.
+bool RollCall::await_members(const std::string& topic, Clock::time_point until) {
+  constexpr auto kLook = std::chrono::milliseconds(200);
+  const auto key = verdict_key(topic);
+  while (options_.why_gone && Clock::now() < until) {
+    if (wait_until(key, std::min(Clock::now() + kLook, until))) return true;
+    for (const auto rank : missing(topic).ranks) {
+      const auto why = options_.why_gone(rank);
+      if (!why.empty()) conclude(topic, kFailure + why);
+    }
+  }
+  return wait_until(key, until);
 }
 
 // False when the time is up. Throws where the store is gone.

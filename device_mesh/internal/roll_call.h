@@ -9,7 +9,8 @@
 //   roll.meet(Stage::kConnected);            // nobody goes on before all have
 //
 // Each step throws alike on all ranks that are there: DistStoreError that names who is
-// missing and who is there when the time is up, or what one of them met in attempt(). A
+// missing and who is there when the time is up, or as soon as one of those is known to be
+// gone, or what one of them met in attempt(). A
 // wait of more than 30 s is told to stderr. Calls of the store may block for longer than
 // the time when its host does not answer: run it within a deadline (deadline.h).
 #pragma once
@@ -22,6 +23,7 @@
 #include <chrono>
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -41,6 +43,8 @@ struct RollCallOptions {
   std::chrono::steady_clock::time_point deadline;
   std::string advice;         // what to look at where ranks are missing
   bool serves_store = false;  // this process does: it leaves last
+  // Why that rank of the job will not come any more; empty: it may. Null: nobody knows.
+  std::function<std::string(int64_t rank)> why_gone = {};
 };
 
 class RollCall {
@@ -87,6 +91,7 @@ class RollCall {
   void meet_at(const std::string& topic, const std::string& word);
   void await_verdict(const std::string& topic);
   bool wait_until(const std::string& key, std::chrono::steady_clock::time_point until) const;
+  bool await_members(const std::string& topic, std::chrono::steady_clock::time_point until);
   void conclude(const std::string& topic, const std::string& verdict);
   void leave_last();
   Missing missing(const std::string& topic) const;

@@ -67,8 +67,8 @@ std::shared_ptr<PeerChannel> PeerChannel::of(const Group& group) {
 }
 
 std::string PeerChannel::why_gone(int64_t rank) const {
-  const auto in_job = options_.ranks[static_cast<size_t>(rank)];
-  return options_.memory->has_met(in_job) ? options_.memory->why_gone(in_job) : "";
+  const auto peer = in_job(rank);
+  return options_.memory->has_met(peer) ? options_.memory->why_gone(peer) : "";
 }
 
 void PeerChannel::send_failure(const std::string& reason) const {
@@ -88,7 +88,7 @@ std::vector<int64_t> gone_peers(const Group& group) {
 
 void PeerChannel::send(int64_t to, uint64_t number, const NoticeBytes& notice,
                        const at::Tensor& body) const {
-  options_.memory->send(options_.ranks[static_cast<size_t>(to)],
+  options_.memory->send(in_job(to),
                         {.channel = options_.id, .number = number, .notice = notice, .body = body});
 }
 
@@ -96,8 +96,20 @@ c10::intrusive_ptr<PeerReceive> PeerChannel::receive(int64_t from, uint64_t numb
   return c10::make_intrusive<PeerReceive>(wait_options(from), number);
 }
 
+std::optional<PeerMessage> PeerChannel::take(int64_t from, uint64_t number) const {
+  return options_.memory->take(in_job(from), options_.id, number);
+}
+
+std::vector<uint64_t> PeerChannel::numbers_in(int64_t from, NumberRange range) const {
+  return options_.memory->numbers_in(in_job(from), options_.id, range);
+}
+
+void PeerChannel::drop_all_in(int64_t from, NumberRange range) const {
+  options_.memory->drop_all_in(in_job(from), options_.id, range);
+}
+
 void PeerChannel::drop(int64_t from, uint64_t number) const {
-  options_.memory->drop(options_.ranks[static_cast<size_t>(from)], options_.id, number);
+  options_.memory->drop(in_job(from), options_.id, number);
 }
 
 c10::intrusive_ptr<c10d::Work> PeerChannel::wait_until(int64_t rank,
@@ -107,13 +119,13 @@ c10::intrusive_ptr<c10d::Work> PeerChannel::wait_until(int64_t rank,
 
 PeerWait::Options PeerChannel::wait_options(int64_t rank) const {
   return {.memory = options_.memory,
-          .from = options_.ranks[static_cast<size_t>(rank)],
+          .from = in_job(rank),
           .channel = options_.id,
           .timeout = options_.timeout};
 }
 
 char* PeerChannel::block_of(int64_t rank, BlockRef block) const {
-  return options_.memory->block_of(options_.ranks[static_cast<size_t>(rank)], block);
+  return options_.memory->block_of(in_job(rank), block);
 }
 
 void share_peer_memory(const Group& world, const std::shared_ptr<PeerMemory>& memory) {

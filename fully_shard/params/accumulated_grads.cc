@@ -52,13 +52,6 @@ bool AccumulatedGrads::is_reduced(size_t index) {
   return owes || params_[index].is_trainable();
 }
 
-bool AccumulatedGrads::reduces_any() {
-  for (size_t i = 0; i < params_.size(); ++i) {
-    if (is_reduced(i)) return true;
-  }
-  return false;
-}
-
 std::vector<int64_t> AccumulatedGrads::reduced_params() {
   std::vector<int64_t> indices;
   indices.reserve(params_.size());
@@ -68,7 +61,7 @@ std::vector<int64_t> AccumulatedGrads::reduced_params() {
   return indices;
 }
 
-bool AccumulatedGrads::reduces() { return settings_.synchronizes() && reduces_any(); }
+bool AccumulatedGrads::reduces() { return settings_.synchronizes() && !reduced_params().empty(); }
 
 void AccumulatedGrads::keep_unsynchronized() {
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -86,17 +79,14 @@ void AccumulatedGrads::accumulate(int64_t index) {
   accumulated_on_.add(current_stream(shards_));
 }
 
-void AccumulatedGrads::open() {
-  if (!reduce_scatter_inputs_.empty() || !settings_.synchronizes() || settings_.stays_here())
-    return;
+std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs(ReduceScatterInput::Rows rows) {
   std::vector<at::ScalarType> dtypes;
   const auto indices = reduced_params();
   for (const auto index : indices) {
     const auto dtype = settings_.dtype_of(param(index));
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
   }
-  const auto on_reduce_stream =
-      info_.comm_context().reduce_stream(shards_.member_device()).allocating();
+  std::vector<ReduceScatterInput> inputs;
   for (const auto dtype : dtypes) {
     std::vector<TrainableParam> members;
     members.reserve(indices.size());
@@ -106,10 +96,20 @@ void AccumulatedGrads::open() {
         members.push_back({index, each.meta().extent(dtype), shards_.shape(index, each)});
       }
     }
-    reduce_scatter_inputs_.emplace_back(std::move(members), dtype, info_.comm_context().transport(),
-                                        shards_.member_device());
-    info_.accounts().add(&Counters::gradient_bytes, reduce_scatter_inputs_.back().nbytes());
+    inputs.emplace_back(std::move(members), dtype, info_.comm_context().transport(),
+                        shards_.member_device(), rows);
   }
+  return inputs;
+}
+
+void AccumulatedGrads::open() {
+  if (!reduce_scatter_inputs_.empty() || !settings_.synchronizes() || settings_.stays_here())
+    return;
+  const auto on_reduce_stream =
+      info_.comm_context().reduce_stream(shards_.member_device()).allocating();
+  reduce_scatter_inputs_ = make_inputs(ReduceScatterInput::Rows::kAllocated);
+  for (const auto& input : reduce_scatter_inputs_)
+    info_.accounts().add(&Counters::gradient_bytes, input.nbytes());
 }
 
 void AccumulatedGrads::receive(int64_t index) {
@@ -169,7 +169,7 @@ void AccumulatedGrads::publish_zeros_here() {
 
 bool AccumulatedGrads::complete() {
   if (!settings_.synchronizes()) return true;
-  if (reduce_scatter_inputs_.empty()) return !reduces_any();
+  if (reduce_scatter_inputs_.empty()) return reduced_params().empty();
   return std::all_of(
       reduce_scatter_inputs_.begin(), reduce_scatter_inputs_.end(), [this](const auto& input) {
         return input.complete_but_for([this](int64_t index) { return terms_.has(index); });
@@ -196,7 +196,8 @@ void AccumulatedGrads::drop_accumulated() {
   }
 }
 
-std::vector<ReduceScatterInput> AccumulatedGrads::take() {
+std::vector<ReduceScatterInput> AccumulatedGrads::take(ReduceScatterInput::Rows rows) {
+  if (rows == ReduceScatterInput::Rows::kNone) return make_inputs(rows);
   for (const auto& input : reduce_scatter_inputs_)
     info_.accounts().add(&Counters::gradient_bytes, -input.nbytes());
   return std::exchange(reduce_scatter_inputs_, {});

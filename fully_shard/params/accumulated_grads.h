@@ -73,7 +73,9 @@ class AccumulatedGrads {
   // whose gradients are terms.
   void pack_accumulated();
   void drop_accumulated();
-  std::vector<ReduceScatterInput> take();
+  // What was packed; kNone: as on a rank that has nothing to pack.
+  std::vector<ReduceScatterInput> take(
+      ReduceScatterInput::Rows rows = ReduceScatterInput::Rows::kAllocated);
   void drop() {
     terms_.drop();
     take();
@@ -86,8 +88,8 @@ class AccumulatedGrads {
 
  private:
   void pack_whole(int64_t index, const at::Tensor& gradient);
+  std::vector<ReduceScatterInput> make_inputs(ReduceScatterInput::Rows rows);
   bool is_reduced(size_t index);
-  bool reduces_any();
   std::vector<int64_t> reduced_params();
   void publish_here(int64_t index, const at::Tensor& gradient);
   void publish_zeros_here();

@@ -39,7 +39,7 @@ class ReducedRow {
   // Casts and adds into the entries' .grad, on the calling thread's stream. Nothing where
   // the group is gone. At most once. REQUIRES: at home, and waited for.
   void publish();
-  bool is_of(const Unit& unit) const { return unit_.get() == &unit; }
+  const Unit& unit() const { return *unit_; }
 
  private:
   c10::intrusive_ptr<FSDPParamGroup> group() const;

@@ -47,16 +47,20 @@ std::vector<bool> read_raised(const void* from, int64_t count) {
 }  // namespace
 
 ReduceScatterInput::ReduceScatterInput(std::vector<TrainableParam> params, at::ScalarType dtype,
-                                       Transport& transport, c10::Device device)
+                                       Transport& transport, c10::Device device, Rows rows)
     : params_(std::move(params)),
       shard_count_(transport.shard_count()),
       reads_flags_(transport.reads_flags()),
       layout_(extents_of(params_), shard_count_),
       dtype_(dtype),
-      rows_(transport.row_memory(layout_.row_bytes() + align_up(flag_count() * bytes_of(dtype)),
-                                 device)),
       arrived_(params_.size(), false) {
+  if (rows == Rows::kNone) return;
+  rows_ = transport.row_memory(row_bytes(), device);
   memory_.ready(DeviceStream::current(device));
+}
+
+int64_t ReduceScatterInput::row_bytes() const {
+  return layout_.row_bytes() + align_up(flag_count() * bytes_of(dtype_));
 }
 
 ReduceScatterInput::~ReduceScatterInput() {

@@ -34,14 +34,17 @@ struct TrainableParam {
 class ReduceScatterInput {
  public:
   enum class Late { kNone, kSome };
+  // Without rows: of a rank that adds nothing to a sum, and reads it.
+  enum class Rows { kAllocated, kNone };
 
   ReduceScatterInput(std::vector<TrainableParam> params, at::ScalarType dtype, Transport& transport,
-                     c10::Device device);
+                     c10::Device device, Rows rows = Rows::kAllocated);
   ~ReduceScatterInput();
   ReduceScatterInput(ReduceScatterInput&&) = default;
   ReduceScatterInput& operator=(ReduceScatterInput&&) = default;
 
   at::ScalarType dtype() const { return dtype_; }
+  int64_t row_bytes() const;  // with flags
   int64_t nbytes() const { return static_cast<int64_t>(rows_.nbytes()); }
   bool complete() const { return arrived_count_ == static_cast<int64_t>(params_.size()); }
   // The same, without waiting for those of which waits(index in the group) is true.

@@ -18,21 +18,10 @@ std::vector<ShardExtent> extents_in(at::ScalarType (ParamMeta::*dtype)() const,
   return extents;
 }
 
-bool all_ranks_hold_some(const PackedLayout& layout, int64_t ranks) {
-  for (int64_t index = 0; index < layout.size(); ++index) {
-    const auto& chunk = layout.chunk(index);
-    if (chunk.extent.nbytes() > 0 && chunk.length(ranks - 1) == 0) return false;
-  }
-  return true;
-}
-
 // What is gathered in another dtype, or on another device, is not the shards as they lie.
-// A rank that holds nothing of a parameter need not write it, so its writes do not tell
-// how often the others write.
-bool can_be_read(const ShardBuffer::Options& options, const std::vector<FSDPParam>& params,
-                 const PackedLayout& layout, int64_t ranks) {
+bool can_be_read(const ShardBuffer::Options& options, const std::vector<FSDPParam>& params) {
   return options.access == ShardAccess::kRead && options.home == ShardLocation::kWithMembers &&
-         options.device.is_cpu() && !any_is_cast(params) && all_ranks_hold_some(layout, ranks);
+         options.device.is_cpu() && !any_is_cast(params);
 }
 
 }  // namespace
@@ -52,7 +41,7 @@ ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm
       home_(options.home),
       access_(options.access),
       layout_(extents_of(params), comm_context.shard_count()),
-      shared_(can_be_read(options, params, layout_, comm_context.shard_count())
+      shared_(can_be_read(options, params)
                   ? comm_context.transport().share_shards(layout_.row_bytes(),
                                                           AgreedValues::table_size(params.size()))
                   : nullptr),

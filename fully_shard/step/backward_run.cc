@@ -3,37 +3,67 @@
 #include "fully_shard/params/late_parameters.h"
 #include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/runtime_mode.h"
-#include "fully_shard/step/exchange_after_backward.h"
 #include "fully_shard/step/prefetch.h"
 #include "on_demand/pass.h"
 
 #include <algorithm>
 #include <iterator>
-#include <span>
 #include <utility>
 
 namespace fsdp::internal {
 
-BackwardRun::BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back)
+BackwardRun::BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back,
+                         ReductionsByUnit* by_unit)
     : owed_(owed),
       held_back_(held_back),
-      accumulates_everywhere_(internal::accumulates_everywhere()) {}
+      reach_(internal::accumulates_everywhere() ? Reductions::Reach::kEverywhere
+                                                : Reductions::Reach::kInputs),
+      in_order_(reach_),
+      by_unit_(by_unit) {
+  if (by_unit_ != nullptr) by_unit_->begin(reach_);
+}
 
 BackwardRun::~BackwardRun() {
   if (state_ == State::kRunning) abort();
 }
 
+Reductions& BackwardRun::reductions_of(FSDPParamGroup& group) {
+  if (by_unit_ != nullptr && ReductionsByUnit::can_reduce(group)) return *by_unit_;
+  return in_order_;
+}
+
+std::vector<Reductions*> BackwardRun::kinds() {
+  if (by_unit_ == nullptr) return {&in_order_};
+  return {&in_order_, by_unit_};
+}
+
 void BackwardRun::meet(const std::shared_ptr<Root>& root) {
-  if (!roots_.insert(root).second || !accumulates_everywhere_) return;
-  const auto owing = owed_.in_order();
-  for (auto group = owing.rbegin(); group != owing.rend(); ++group) {
+  if (!roots_.insert(root).second) return;
+  const auto owing = accumulates_everywhere() ? owing_groups_of(root) : Groups{};
+  for (auto* const kind : kinds()) {
+    Groups of_kind;
+    std::copy_if(owing.begin(), owing.end(), std::back_inserter(of_kind),
+                 [&](auto* group) { return &reductions_of(*group) == kind; });
+    kind->meet(root, of_kind);
+  }
+}
+
+// Those that owe a reduction, in the reverse order of their first forward touches, then
+// those that reduce whether they were used or not.
+BackwardRun::Groups BackwardRun::owing_groups_of(const std::shared_ptr<Root>& root) const {
+  Groups owing;
+  const auto owed = owed_.in_order();
+  for (auto group = owed.rbegin(); group != owed.rend(); ++group) {
     if ((*group)->info().unit().root() == root && (*group)->gradients().reduces())
-      order_.add(*group);
+      owing.push_back(*group);
   }
   for (const auto& [unit, group] : root->groups()) {
-    if (group->info().unit().policy.reduce_unused_params && group->gradients().reduces())
-      order_.add(group);
+    const bool is_owed = std::find(owing.begin(), owing.end(), group) != owing.end();
+    if (group->info().unit().policy.reduce_unused_params && group->gradients().reduces() &&
+        !is_owed)
+      owing.push_back(group);
   }
+  return owing;
 }
 
 void BackwardRun::touched(FSDPParamGroup& group) {
@@ -44,14 +74,12 @@ void BackwardRun::touched(FSDPParamGroup& group) {
     owed_.left_unreduced(&group);
     return;
   }
-  if (group.gradients().settings().stays_here() || !accumulates_everywhere_ ||
+  if (group.gradients().settings().stays_here() || !accumulates_everywhere() ||
       !group.gradients().reduces())
     return;
-  if (!group.info().unit().has_children()) {
-    order_.touched(&group);
-  } else {
-    order_.add(&group);  // that an ancestor is used says nothing of the units before it
-  }
+  using Place = Reductions::Place;
+  reductions_of(group).touched(
+      group, group.info().unit().has_children() ? Place::kWithUnitsBelow : Place::kInnermost);
   send_ready();
 }
 
@@ -61,9 +89,10 @@ void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
   gradients.receive(index);
   if (!gradients.settings().synchronizes()) return gradients.accumulate(index);
   if (gradients.settings().stays_here()) return gradients.pack(index);
-  if (!accumulates_everywhere_) order_.touched(&group);
-  if (order_.has_left(&group)) {
-    late_ = Late::kSome;
+  auto& reductions = reductions_of(group);
+  if (!accumulates_everywhere()) reductions.touched(group, Reductions::Place::kInnermost);
+  if (reductions.has_left(group)) {
+    reductions.came_late(group);
     return gradients.accumulate(index);
   }
   gradients.pack(index);
@@ -71,125 +100,59 @@ void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
 }
 
 void BackwardRun::send_ready() {
-  if (in_flight_) in_flight_->progress();
-  while (auto* const* group =
-             order_.next([](FSDPParamGroup* each) { return each->gradients().complete(); })) {
-    send(**group);
-  }
+  if (by_unit_ != nullptr && !in_order_.groups().empty()) by_unit_->wait_at_the_end_only();
+  for (auto* const kind : kinds()) kind->send_ready();
 }
 
-void BackwardRun::prefetch_after_gradients(Root& root) const {
+void BackwardRun::prefetch_after_gradients(Root& root) {
   const auto by = root.schedule().put_off_by();
   if (!by) return;
   auto* const group = root.group_of(*by);
-  if (group != nullptr && order_.has_left(group)) prefetch_put_off(root);
+  if (group != nullptr && reductions_of(*group).has_left(*group)) prefetch_put_off(root);
 }
 
-int64_t BackwardRun::send(FSDPParamGroup& group) {
+bool BackwardRun::finish() {
   const RuntimeMode runtime_mode;
-  auto& gradients = group.gradients();
-  gradients.open();  // zeros where no gradient arrived: on another rank some may have
-  gradients.pack_accumulated();
-  auto inputs = gradients.take();
-  for (auto& input : inputs) {
-    receive_in_flight();
-    in_flight_.emplace(c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(&group), std::move(input));
-    in_flight_->send(late_);
+  auto results = in_order_.finish(roots_);
+  if (by_unit_ != nullptr) {
+    auto rows = by_unit_->finish();
+    std::move(rows.begin(), rows.end(), std::back_inserter(results));
   }
-  return static_cast<int64_t>(inputs.size());
-}
-
-void BackwardRun::receive_in_flight() {
-  if (!in_flight_) return;
-  auto reduction = std::move(*in_flight_);
-  in_flight_.reset();
-  reduction.receive();
-  if (!received_.empty()) received_.back().wait_for_replicas();  // at most one is with the replicas
-  received_.push_back(std::move(reduction));
-}
-
-void BackwardRun::receive_last() {
-  receive_in_flight();
-  if (!received_.empty()) received_.back().wait_for_replicas();
-}
-
-void BackwardRun::finish() {
-  const RuntimeMode runtime_mode;
-  while (auto* const* group = order_.next_at_end()) send(**group);
-  receive_last();
-  exchange_on_host(0);
-  send_late();
-  // Only now, when all that this backward issues has been waited for.
-  for (auto& reduction : received_) reduction.check_replica_writes();
-  for (auto& reduction : received_) reduction.keep_unless_over_replicas();
   update_owed();
-  publish();
+  publish(std::move(results));
   end_roots();
   state_ = State::kFinished;
   check_afterwards();
-}
-
-// On devices the ranks tell each other what travels with collectives on the CPU, of the
-// reductions from `first` on.
-void BackwardRun::exchange_on_host(size_t first) {
-  if (received_.size() == first) return;
-  const bool late =
-      exchange_after_backward(roots_, std::span(received_).subspan(first), late_ == Late::kSome);
-  if (late && accumulates_everywhere_) late_ = Late::kSome;
-}
-
-// What the last reduction announces. Where others go over the replicas and it does not,
-// these must still do the same, so they tell each other.
-bool BackwardRun::is_late_anywhere() const {
-  const auto& last = received_.back();
-  const bool late = last.announces_late();
-  const bool some_go_on =
-      std::any_of(received_.begin(), received_.end(),
-                  [](const auto& reduction) { return reduction.is_over_replicas(); });
-  if (!some_go_on || last.is_over_replicas() || last.group().info().replicas() == nullptr)
-    return late;
-  const auto told = last.group().info().words_of_replicas(late);
-  return std::find(told.begin(), told.end(), uint64_t{true}) != told.end();
-}
-
-// Ranks whose graphs differ may differ in what came late: where one has late gradients,
-// all reduce once more.
-void BackwardRun::send_late() {
-  // A backward of some inputs only sends what it has, so nothing was announced.
-  const bool announced = accumulates_everywhere_ && !received_.empty() &&
-                         received_.back().group().info().comm_context().transport().reads_flags();
-  const bool some = announced ? is_late_anywhere() : late_ == Late::kSome;
-  if (!some) return;
-  late_ = Late::kNone;
-  const auto first = received_.size();
-  for (auto* group : order_.groups()) {
-    group->info().accounts().add(&Counters::late_reduce_scatters, send(*group));
-  }
-  receive_last();
-  exchange_on_host(first);
+  return !in_order_.groups().empty() || (by_unit_ != nullptr && by_unit_->has_ended_step());
 }
 
 // Those whose reductions left owe nothing any more.
 void BackwardRun::update_owed() {
-  for (auto* group : order_.groups()) owed_.reduced(group);
+  Groups reduced;
+  for (auto* const kind : kinds())
+    reduced.insert(reduced.end(), kind->groups().begin(), kind->groups().end());
+  for (auto* group : reduced) owed_.reduced(group);
   for (auto* group : part_takers_) {
-    if (accumulates_everywhere_ && group->gradients().settings().synchronizes())
+    if (accumulates_everywhere() && group->gradients().settings().synchronizes())
       owed_.reduced(group);
   }
   owed_.backward_ended();
   for (auto* group : part_takers_) group->unsharded().writes().graph_done();
-  for (auto* group : order_.groups()) {
+  for (auto* group : reduced) {
     if (group->gradients().keeps_gradients()) owed_.left_unreduced(group);
   }
 }
 
-void BackwardRun::publish() {
-  for (auto& reduction : std::exchange(received_, {})) {
-    const auto root = reduction.group().info().unit().root();
-    if (auto row = std::move(reduction).result()) held_back_[root].push_back(std::move(*row));
+// Of a root that only other ranks have met, too.
+void BackwardRun::publish(std::vector<ReducedRow> results) {
+  auto roots = roots_;
+  for (auto& row : results) {
+    const auto& root = row.unit().root();
+    roots.insert(root);
+    held_back_[root].push_back(std::move(row));
   }
   std::vector<ReducedRow> rows;
-  for (const auto& root : roots_) {
+  for (const auto& root : roots) {
     if (!root->is_last_backward()) continue;
     auto results = held_back_.extract(root);
     if (!results.empty())
@@ -226,8 +189,8 @@ void BackwardRun::check_afterwards() const {
 }
 
 void BackwardRun::abort() noexcept {
-  in_flight_.reset();  // waits; what became of it no longer matters
-  received_.clear();
+  in_order_.abort();
+  if (by_unit_ != nullptr) by_unit_->abort();
   for (const auto& root : roots_) {
     held_back_.erase(root);
     for (const auto& [unit, group] : root->groups()) {
@@ -244,7 +207,7 @@ void BackwardRun::abort() noexcept {
 }
 
 void BackwardRun::remove(FSDPParamGroup& group) {
-  order_.remove(&group);
+  in_order_.remove(group);
   part_takers_.erase(&group);
 }
 

@@ -20,12 +20,12 @@
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/gradient_reduction.h"
 #include "fully_shard/step/owed_reductions.h"
-#include "fully_shard/step/reduction_order.h"
+#include "fully_shard/step/reductions_by_unit.h"
+#include "fully_shard/step/reductions_in_order.h"
 #include "fully_shard/units/root.h"
 
 #include <map>
 #include <memory>
-#include <optional>
 #include <set>
 #include <vector>
 
@@ -34,9 +34,11 @@ namespace fsdp::internal {
 class BackwardRun {
  public:
   // `owed`: kept and written, groups that leave are taken off. `held_back`: what earlier
-  // backwards brought that were not the last.
+  // backwards brought that were not the last. `by_unit`: null where all groups reduce in
+  // one order on all ranks.
   using HeldBack = std::map<std::shared_ptr<Root>, std::vector<ReducedRow>>;
-  BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back);
+  BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back,
+              ReductionsByUnit* by_unit);
   ~BackwardRun();
   BackwardRun(const BackwardRun&) = delete;
 
@@ -44,22 +46,20 @@ class BackwardRun {
   void touched(FSDPParamGroup& group);
   void gradient_arrived(FSDPParamGroup& group, int64_t index);
   // Gathers what a unit of `root` put off, if its gradients have left.
-  void prefetch_after_gradients(Root& root) const;
-  // The backward is done.
-  void finish();
+  void prefetch_after_gradients(Root& root);
+  // The backward is done. Gives whether all ranks have come to its end.
+  bool finish();
   void remove(FSDPParamGroup& group);
 
  private:
-  using Late = ReduceScatterInput::Late;
+  using Groups = std::vector<FSDPParamGroup*>;
+  bool accumulates_everywhere() const { return reach_ == Reductions::Reach::kEverywhere; }
+  Reductions& reductions_of(FSDPParamGroup& group);
+  std::vector<Reductions*> kinds();
   void meet(const std::shared_ptr<Root>& root);
+  Groups owing_groups_of(const std::shared_ptr<Root>& root) const;
   void send_ready();
-  int64_t send(FSDPParamGroup& group);  // how many reductions: one for each dtype
-  void receive_in_flight();
-  void receive_last();
-  void exchange_on_host(size_t first);
-  bool is_late_anywhere() const;
-  void send_late();
-  void publish();
+  void publish(std::vector<ReducedRow> results);
   void update_owed();
   void end_roots();
   void check_afterwards() const;
@@ -67,13 +67,11 @@ class BackwardRun {
 
   OwedReductions<FSDPParamGroup*>& owed_;
   HeldBack& held_back_;
-  bool accumulates_everywhere_;            // neither autograd::grad, nor backward with inputs
+  const Reductions::Reach reach_;
   std::set<std::shared_ptr<Root>> roots_;  // met so far
   std::set<FSDPParamGroup*> part_takers_;  // touched, or with a gradient
-  ReductionOrder<FSDPParamGroup*> order_;
-  std::optional<GradientReduction> in_flight_;  // one at a time bounds the memory
-  std::vector<GradientReduction> received_;     // all with their replicas' sums but the last
-  Late late_ = Late::kNone;                     // on this rank
+  ReductionsInOrder in_order_;
+  ReductionsByUnit* const by_unit_;
   enum class State { kRunning, kFinished } state_ = State::kRunning;
 };
 

@@ -57,8 +57,11 @@ Runtime::Runtime(const DeviceMesh& mesh)
     : comm_context_(std::make_shared<CommContext>(mesh)),
       open_backward_(mesh.rank()),
       is_on_device_(mesh.device_type() != c10::kCPU) {
-  comm_context_->transport().connect_gathers();
-  comm_context_->transport().connect_reductions();
+  auto& transport = comm_context_->transport();
+  transport.connect_gathers();
+  transport.connect_reductions();
+  if (auto* const unordered = transport.unordered_reductions())
+    by_unit_.emplace(*comm_context_, *unordered);
 }
 
 std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh) {
@@ -187,7 +190,7 @@ GraphTask& Runtime::begin_graph_task(const FSDPParamGroup& group) {
         "parameters() gives); pass members (linear->weight), whose gradients are reduced into the "
         "entries' .grad, or take gradients of entries as values with fsdp::grad (rank ",
         comm_context_->global_rank(), ")");
-    run_.emplace(owed_, held_back_);
+    run_.emplace(owed_, held_back_, by_unit_ ? &*by_unit_ : nullptr);
     open_backward_.begin();
   }
   const auto id = current_graph_task();
@@ -208,8 +211,7 @@ void Runtime::end_graph_task(int id) {
   const EndOfRun end{*this};
   std::optional<CurrentStream> on_end_stream;
   if (const auto stream = task ? task->end_stream() : std::nullopt) on_end_stream.emplace(*stream);
-  run_->finish();
-  comm_context_->transport().end_of_backward();
+  if (run_->finish()) comm_context_->transport().end_of_backward();
   tell_unit_observer(&UnitObserver::backward_ended);
 }
 
@@ -233,9 +235,10 @@ void Runtime::destroyed(FSDPParamGroup& group) noexcept {
   resharded(group.info().unit());
   owed_.reduced(&group);
   for (auto& [root, rows] : held_back_)
-    std::erase_if(rows, [&](const ReducedRow& row) { return row.is_of(group.info().unit()); });
+    std::erase_if(rows, [&](const ReducedRow& row) { return &row.unit() == &group.info().unit(); });
   std::erase_if(held_back_, [](const auto& item) { return item.second.empty(); });
   if (run_) run_->remove(group);
+  if (by_unit_) by_unit_->remove(group);
   if (settled_ == &group) settled_ = nullptr;
 }
 

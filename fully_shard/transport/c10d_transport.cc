@@ -8,6 +8,7 @@
 #include "fully_shard/host_exchange.h"
 #include "fully_shard/transport/host_exchange.h"
 #include "fully_shard/transport/shared_shards.h"
+#include "fully_shard/transport/unordered_reductions.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -34,6 +35,9 @@ class C10dTransport final : public Transport {
         device_(local_device(mesh)) {
     if (!device_.is_cpu() && shard_count() > 1 && has_gloo(reductions_.group()))
       host_exchange_.emplace(gathers_, reductions_);
+    const auto channel = device_.is_cpu() ? PeerChannel::of(reductions_.group()) : nullptr;
+    if (channel)
+      unordered_reductions_ = std::make_unique<UnorderedReductions>(channel, reductions_);
   }
 
   int64_t shard_rank() const override { return gathers_.rank(); }
@@ -75,7 +79,6 @@ class C10dTransport final : public Transport {
 
   std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
                                            const Issue& issue) override {
-    has_reduced_ = true;
     return reductions_.start(SumRowsOptions{.rows = std::move(rows),
                                             .dtype = dtype,
                                             .what = named("reduce-scatter", issue),
@@ -93,9 +96,8 @@ class C10dTransport final : public Transport {
   void connect_gathers() override { connect(gathers_.group(), device_); }
   void connect_reductions() override { connect(reductions_.group(), device_); }
 
-  // Of one without reductions other ranks may run another number.
+  UnorderedReductions* unordered_reductions() override { return unordered_reductions_.get(); }
   void end_of_backward() override {
-    if (!std::exchange(has_reduced_, false)) return;
     for (const auto& weak : shared_) {
       if (const auto shards = weak.lock()) shards->end_of_backward();
     }
@@ -125,7 +127,7 @@ class C10dTransport final : public Transport {
   std::optional<HostExchange> host_exchange_;
   std::vector<std::weak_ptr<SharedShards>> shared_;
   const std::shared_ptr<WritersPatience> patience_ = std::make_shared<WritersPatience>();
-  bool has_reduced_ = false;  // since the last end of a backward
+  std::unique_ptr<UnorderedReductions> unordered_reductions_;  // null: in one order
 };
 
 }  // namespace

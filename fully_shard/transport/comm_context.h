@@ -13,8 +13,12 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <utility>
+#include <vector>
 
 namespace fsdp::internal {
+
+class Unit;
 
 class CommContext {
  public:
@@ -26,7 +30,15 @@ class CommContext {
   int64_t shard_count() const { return transport_->shard_count(); }
   // The number of this process, or thread standing for one, in the whole job.
   int64_t global_rank() const { return global_rank_; }
-  uint32_t next_unit_number() { return unit_number_++; }
+  // Numbers units in the order in which they come, the same on all ranks.
+  uint32_t add_unit(std::weak_ptr<Unit> unit) {
+    units_.push_back(std::move(unit));
+    return static_cast<uint32_t>(units_.size() - 1);
+  }
+  // Null: it is gone.
+  std::shared_ptr<Unit> unit(uint32_t number) const {
+    return number < units_.size() ? units_[number].lock() : nullptr;
+  }
   User& user() { return user_; }
   Accounts& accounts() { return accounts_; }
   // Of the device of the groups, which is one for all.
@@ -35,7 +47,7 @@ class CommContext {
  private:
   std::unique_ptr<Transport> transport_;
   int64_t global_rank_;
-  uint32_t unit_number_ = 0;
+  std::vector<std::weak_ptr<Unit>> units_;  // by number
   User user_;
   Accounts accounts_;
   std::optional<ReduceStream> reduce_stream_;  // made when it is first asked for

@@ -4,6 +4,7 @@
 #include "device_mesh/peer_memory/peer_channel.h"
 #include "device_mesh/peer_memory/peer_receive.h"
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/peer_waits.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -33,19 +34,6 @@ static_assert(sizeof(BlockHead) <= kLineBytes);
 
 const BlockHead& head_of(const char* block) { return *reinterpret_cast<const BlockHead*>(block); }
 BlockHead& head_of(char* block) { return *reinterpret_cast<BlockHead*>(block); }
-
-// Until `work` is over, which is up to that rank of the group.
-void await_peer(const SharedShards::Options& options, int64_t rank,
-                c10::intrusive_ptr<c10d::Work> work, const std::string& what) {
-  Pending coming(options.gathers.group(), std::move(work));
-  options.gathers.log()->await_apart(std::move(coming.with_peer(rank)), what);
-}
-
-// Ends all collectives of the dimension, on the others' ranks too.
-[[noreturn]] void fail(const Collectives& gathers, const std::string& why) {
-  gathers.log()->watch([&] { C10_THROW_ERROR(DistBackendError, why); });
-  TORCH_INTERNAL_ASSERT(false);
-}
 
 // Of another rank's block.
 class PeersLine {
@@ -119,17 +107,18 @@ int64_t SharedShards::values_bytes() const { return table_bytes() + options_.byt
 void SharedShards::await_block(Peer& peer) {
   if (peer.block != nullptr) return;
   if (!peer.coming->isCompleted())
-    await_peer(options_, peer.rank, peer.coming, "read of shards that a rank has not made yet");
+    await_peer(options_.gathers, peer.rank, peer.coming,
+               "read of shards that a rank has not made yet");
   const auto* const block = static_cast<const char*>(peer.coming->message().body.const_data_ptr());
   const auto& head = head_of(block);
   if (head.bytes == options_.bytes && head.table == options_.table) return void(peer.block = block);
   const auto& log = *options_.gathers.log();
-  fail(options_.gathers,
-       c10::str("the ranks have sharded other models: where rank ", log.global_rank(),
-                " has a unit of ", options_.bytes, " bytes of shards, rank ",
-                log.ranks()[static_cast<size_t>(peer.rank)], " has one of ", head.bytes,
-                ". Build the same model and apply fully_shard to the "
-                "same modules in the same order on every rank"));
+  end_collectives(options_.gathers,
+                  c10::str("the ranks have sharded other models: where rank ", log.global_rank(),
+                           " has a unit of ", options_.bytes, " bytes of shards, rank ",
+                           log.ranks()[static_cast<size_t>(peer.rank)], " has one of ", head.bytes,
+                           ". Build the same model and apply fully_shard to the "
+                           "same modules in the same order on every rank"));
 }
 
 // Runs whose versions it reads no more; 0 where it has not made its shards yet.
@@ -161,7 +150,7 @@ void SharedShards::await_room() {
   for (auto& peer : peers_) {
     const auto has_room = [this, &peer] { return !versions_.may_want_oldest(past_of(peer)); };
     if (has_room()) continue;
-    await_peer(options_, peer.rank, options_.channel->wait_until(peer.rank, has_room),
+    await_peer(options_.gathers, peer.rank, options_.channel->wait_until(peer.rank, has_room),
                "write of shards that a rank has not read for long");
   }
 }
@@ -282,7 +271,7 @@ SharedRead::Source SharedRead::find(SharedShards::Peer& peer) const {
     const auto has_come = [line, version = version_]() mutable {
       return look(line, version).found != Found::kNotYet;
     };
-    await_peer(options, peer.rank, options.channel->wait_until(peer.rank, has_come),
+    await_peer(options.gathers, peer.rank, options.channel->wait_until(peer.rank, has_come),
                version_in_words());
   }
 }
@@ -295,15 +284,16 @@ std::string SharedRead::version_in_words() const {
 void SharedRead::report(const SharedShards::Peer& peer) const {
   const auto& log = *shards_->options_.gathers.log();
   const PeersLine line(peer.block);
-  fail(shards_->options_.gathers,
-       c10::str(what_, " failed on rank ", log.global_rank(),
-                ": the ranks have not written them alike. Rank ", log.global_rank(),
-                " wants them as ", version_.count - 1, " write operators made them in ",
-                version_.run, " runs of writes; rank ", log.ranks()[static_cast<size_t>(peer.rank)],
-                " has begun ", line.load(VersionWord::kBegun) - 1, " in ",
-                line.load(VersionWord::kRun),
-                " runs. Every rank must write a unit by the same operators, and between two "
-                "writes that no backward separates either all ranks read the unit or none"));
+  end_collectives(
+      shards_->options_.gathers,
+      c10::str(what_, " failed on rank ", log.global_rank(),
+               ": the ranks have not written them alike. Rank ", log.global_rank(),
+               " wants them as ", version_.count - 1, " write operators made them in ",
+               version_.run, " runs of writes; rank ", log.ranks()[static_cast<size_t>(peer.rank)],
+               " has begun ", line.load(VersionWord::kBegun) - 1, " in ",
+               line.load(VersionWord::kRun),
+               " runs. Every rank must write a unit by the same operators, and between two "
+               "writes that no backward separates either all ranks read the unit or none"));
 }
 
 bool SharedRead::was_right() {

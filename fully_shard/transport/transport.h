@@ -32,6 +32,7 @@ namespace fsdp::internal {
 
 class HostExchange;
 class SharedShards;
+class UnorderedReductions;
 
 // What a unit without a path is called.
 inline constexpr char kRootName[] = "(root)";
@@ -85,7 +86,11 @@ class Transport {
   // over the dimension.
   virtual void connect_gathers() {}
   virtual void connect_reductions() {}
-  virtual void end_of_backward() {}  // all reductions of a backward have been waited for
+  // Where reductions need no order, what makes them; null: reduce() does, in one order on
+  // all ranks. The same answer on every rank. Local.
+  virtual UnorderedReductions* unordered_reductions() { return nullptr; }
+  // All ranks have reached the end of a backward that has reduced something.
+  virtual void end_of_backward() {}
   // False on devices, where reading stamps stalls the host.
   virtual bool checks_stamps() const = 0;
   virtual bool reads_flags() const = 0;  // values in reduced rows may be read on the host

@@ -29,7 +29,8 @@ constexpr auto kLong = std::chrono::seconds(60);
 
 class Members {
  public:
-  explicit Members(std::vector<int64_t> ranks) : ranks_(std::move(ranks)) {}
+  explicit Members(std::vector<int64_t> ranks, std::function<std::string(int64_t)> why_gone = {})
+      : ranks_(std::move(ranks)), why_gone_(std::move(why_gone)) {}
 
   RollCall roll(int64_t index, std::chrono::milliseconds time) const {
     return RollCall({.store = store_,
@@ -37,7 +38,8 @@ class Members {
                      .ranks = ranks_,
                      .index = index,
                      .deadline = std::chrono::steady_clock::now() + time,
-                     .advice = ". Look there"});
+                     .advice = ". Look there",
+                     .why_gone = why_gone_});
   }
 
   // What each of `come` is told when it does `part`, by place in `come`.
@@ -61,10 +63,20 @@ class Members {
  private:
   const c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
   const std::vector<int64_t> ranks_;
+  const std::function<std::string(int64_t)> why_gone_;
 };
 
 Presence on_node(int64_t index) {
   return {.host = "node" + std::to_string(index), .pid = 100 + index};
+}
+
+// Long before the time is up.
+TEST(RollCall, OfARankThatIsGoneEndsOnAllThatAreThere) {
+  const Members members({4, 7, 9},
+                        [](int64_t rank) { return rank == 7 ? "rank 7 has ended" : ""; });
+  const auto texts = members.told(
+      {0, 2}, kLong, [](RollCall& roll, int64_t index) { roll.gather(on_node(index)); });
+  EXPECT_THAT(texts, Each(HasSubstr("rank 7 has ended")));
 }
 
 TEST(RollCall, TellsEachMemberWhereAllAre) {

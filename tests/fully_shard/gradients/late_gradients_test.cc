@@ -2,6 +2,7 @@
 #include "tests/fully_shard/support/parity.h"
 #include "tests/support/late_use.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
@@ -9,34 +10,46 @@
 namespace fsdp::testing {
 namespace {
 
-class LateGradients : public Worlds {};
+class LateGradients : public Worlds {
+ protected:
+  // expected: how many reductions follow on each rank where rank 0 has late gradients.
+  void expect_reduced(const std::function<int64_t(int64_t rank)>& expected) const {
+    on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
+      torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4),
+                                  torch::nn::Linear(4, 4));
+      {
+        torch::NoGradGuard no_grad;
+        for (auto& parameter : model->parameters()) parameter.fill_(0.5);
+      }
+      auto last = model->ptr<torch::nn::LinearImpl>(2);
+      for (const auto& layer : model->children()) fully_shard(*layer, mesh);
+      const auto run = [&](bool late_somewhere) {
+        for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
+        const auto x = torch::ones({1, 4}, torch::requires_grad());
+        auto y = late_use(
+            x, [last] { return (last->weight * 3).sum(); }, late_somewhere && rank == 0);
+        const auto before = counters(mesh).late_reduce_scatters;
+        model->forward(y).sum().backward();
+        const int64_t late = counters(mesh).late_reduce_scatters - before;
+        EXPECT_EQ(late, late_somewhere && world() > 1 ? expected(rank) : 0);
+        return DTensor(last->parameters()[0].grad()).full_tensor();
+      };
+      const auto usual = run(false), with_late = run(true);
+      EXPECT_TRUE(torch::allclose(with_late, usual + 3.0 / static_cast<double>(world())))
+          << with_late;
+      EXPECT_TRUE(torch::equal(run(false), usual));
+    });
+  }
+};
 
 TEST_P(LateGradients, OfOneRankAreReducedOnAll) {
-  on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
-    torch::nn::Sequential model(torch::nn::Linear(4, 4), torch::nn::Linear(4, 4),
-                                torch::nn::Linear(4, 4));
-    {
-      torch::NoGradGuard no_grad;
-      for (auto& parameter : model->parameters()) parameter.fill_(0.5);
-    }
-    auto last = model->ptr<torch::nn::LinearImpl>(2);
-    for (const auto& layer : model->children()) fully_shard(*layer, mesh);
-    const auto run = [&](bool late_somewhere) {
-      for (auto& parameter : model->parameters()) parameter.mutable_grad().reset();
-      const auto x = torch::ones({1, 4}, torch::requires_grad());
-      auto y = late_use(
-          x, [last] { return (last->weight * 3).sum(); }, late_somewhere && rank == 0);
-      const auto before = counters(mesh).late_reduce_scatters;
-      model->forward(y).sum().backward();
-      const int64_t late = counters(mesh).late_reduce_scatters - before;
-      EXPECT_EQ(late, late_somewhere && world() > 1 ? 3 : 0) << "once more for every unit";
-      return DTensor(last->parameters()[0].grad()).full_tensor();
-    };
-    const auto usual = run(false), with_late = run(true);
-    EXPECT_TRUE(torch::allclose(with_late, usual + 3.0 / static_cast<double>(world())))
-        << with_late;
-    EXPECT_TRUE(torch::equal(run(false), usual));
-  });
+  expect_reduced([](int64_t rank) { return rank == 0 ? 1 : 0; });
+}
+
+// In one order on all ranks, whatever each has.
+TEST_P(LateGradients, OfOneRankMakeAllReduceEveryUnitOnceMoreOverGloo) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");
+  expect_reduced([](int64_t) { return 3; });
 }
 
 // The unit whose reduction leaves last tells of late gradients, here only those of its

@@ -5,6 +5,7 @@
 #include "tests/fully_shard/support/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
 #include <torch/torch.h>
@@ -174,8 +175,10 @@ TEST_P(CopiedValues, OfASummonedParameterAreEachRanksPart) {
 
 INSTANTIATE_WORLDS(CopiedValues, 2, 3);
 
-// Four rows over three ranks: the last holds nothing, and need not copy.
-TEST(CopiedValuesOfEmptyShards, MayBeLeftOut) {
+// Four rows over three ranks: the last holds nothing, and need not copy where a touch is
+// collective.
+TEST(CopiedValuesOfEmptyShards, MayBeLeftOutOverGloo) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");
   on_ranks_of(3, [](int64_t, const DeviceMesh& mesh) {
     auto model = sharded(Pair(4, 4, 4), mesh);
     const torch::NoGradGuard no_grad;

@@ -20,6 +20,7 @@ namespace fsdp::testing {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
 // Six rows of every parameter: each rank of two and of three holds some.
@@ -215,8 +216,10 @@ TEST(SkippedWritesOfReplicasWithEmptyShards, AreErrorsOnTheRanksThatHoldNothingT
   });
 }
 
-// Four rows over three ranks: the last holds nothing, and has nothing to write.
-TEST(WritesThatMayBeLeftOut, OfEmptyShards) {
+// Four rows over three ranks: the last holds nothing, and has nothing to write, where a
+// touch is collective.
+TEST(WritesThatMayBeLeftOut, OfEmptyShardsOverGloo) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");
   on_ranks_of(3, [](int64_t, const DeviceMesh& mesh) {
     Pair plain(4, 4, 4);
     auto model = sharded(Pair(4, 4, 4), mesh);
@@ -234,6 +237,24 @@ TEST(WritesThatMayBeLeftOut, OfEmptyShards) {
     }
     for (size_t i = 0; i < plain->parameters().size(); ++i)
       EXPECT_TRUE(full_value(model->parameters()[i]).allclose(plain->parameters()[i])) << i;
+  });
+}
+
+// Where ranks read by themselves, what a rank has written tells which values it wants.
+TEST(WritesThatMayBeLeftOut, AreNamedWhereRanksShareMemory) {
+  on_ranks_of(3, [](const DeviceMesh& mesh) {
+    auto model = sharded(Pair(4, 4, 4), mesh);
+    EXPECT_THAT(message_of([&] {
+                  for (int step = 0; step < 3; ++step) {
+                    model(torch::ones({2, 4})).sum().backward();
+                    const torch::NoGradGuard no_grad;
+                    for (auto& entry : model->parameters()) {
+                      if (DTensor(entry.detach()).to_local().numel() > 0) entry.mul_(0.5);
+                    }
+                  }
+                }),
+                AnyOf(HasSubstr("have not written them alike"), HasSubstr("failed before"),
+                      HasSubstr("write operators made them")));
   });
 }
 

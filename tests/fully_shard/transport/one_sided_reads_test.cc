@@ -172,15 +172,15 @@ TEST_P(OneSidedReads, OfUnitsThatGo) {
 
 INSTANTIATE_WORLDS(OneSidedReads, 2, 3, 4);
 
-// Seven rows over four ranks are 2, 2, 2, 1; five are 2, 2, 1 and nothing: such a unit is
-// gathered by all ranks, and a rank without a part need not write.
-TEST(UnitsThatAreRead, AreThoseOfWhichAllRanksHoldSome) {
+TEST(UnitsThatAreRead, AreThoseOfOneDtypeInHostMemory) {
   on_ranks_of(4, [](const DeviceMesh& mesh) {
-    for (const int64_t rows : {7, 5}) {
+    const auto is_read = [&](int64_t rows, const FullyShardOptions& options) {
       auto layer = make_linear(4, rows);
-      const auto unit = fully_shard(layer, mesh);
-      EXPECT_EQ(internal::unit_of(unit)->group()->shards().shared() != nullptr, rows == 7);
-    }
+      return internal::unit_of(fully_shard(layer, mesh, options))->group()->shards().shared() !=
+             nullptr;
+    };
+    for (const int64_t rows : {7, 5, 1}) EXPECT_TRUE(is_read(rows, {})) << rows;
+    EXPECT_FALSE(is_read(7, {.mp_policy = {.param_dtype = torch::kBFloat16}}));
   });
 }
 
