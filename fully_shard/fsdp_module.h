@@ -83,7 +83,8 @@ class FSDP_API FSDPModule {
   // of shards; they join the next backward that reduces over the replicas too.
   void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true);
   // False: the ends of the next backwards leave .grad unset (but on a mesh of one rank)
-  // and parameters unsharded, until that of a last one.
+  // and parameters unsharded, until that of a last one. Local; every rank must run as
+  // many backwards, but where all of them share memory (docs/design/one_sided.md).
   void set_is_last_backward(bool is_last_backward);
   // For the forwards to come. Collective over the mesh where to_world(n) is new to it.
   void set_reshard_after_forward(ReshardAfterForward reshard_after_forward, bool recurse = true);

@@ -1,16 +1,16 @@
-// One outermost backward over the groups of one process group: which take part, the order
-// in which their reductions leave, and what is on the way. Runtime makes one when a
-// backward meets the first group; finish() makes the results visible; destroying it
-// before is the abort: partial gradients are dropped, what is in flight is waited for,
-// and the units of the roots that took part go back to sharded, so the next step is
-// clean. See docs/design/gradients.md.
+// One outermost backward over the groups of one process group: which take part, and what
+// their reductions bring. What leaves when, and what is on the way, is in reductions.h.
+// Runtime makes one when a backward meets the first group; finish() makes the results
+// visible; destroying it before is the abort: partial gradients are dropped, what is in
+// flight is waited for, and the units of the roots that took part go back to sharded, so
+// the next step is clean. See docs/design/gradients.md.
 //
 // Four blocks, backward touching d c b a:
 //   touched(d) touched(c)      nothing leaves: d's gradients may still come
 //   gradients of d complete    d leaves; its transport works while c computes
 //   touched(b)                 (d would leave now, complete or not)
 //   ...
-//   finish()                   a leaves last, with the flag that tells of late gradients
+//   finish()                   a leaves last; then .grad is what all have brought
 //
 // A root's units join the order when the backward first meets one of them: those that owe
 // a reduction, in the reverse order of their first forward touches. Collective; one

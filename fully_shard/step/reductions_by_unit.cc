@@ -38,7 +38,7 @@ void ReductionsByUnit::begin(Reach reach) {
   rounds_.clear();
   late_.clear();
   waits_ = Waits::kAsNeeded;
-  end_ = End::kNone;
+  has_ended_step_ = false;
 }
 
 void ReductionsByUnit::meet(const std::shared_ptr<Root>& root,
@@ -125,14 +125,19 @@ void ReductionsByUnit::send_late() {
 }
 
 std::vector<ReducedRow> ReductionsByUnit::finish() {
-  if (order_.groups().empty()) return {};
-  send_all();
-  send_late();
-  if (backward() == UnorderedReductions::Backward::kLast) return end_step();
+  std::vector<ReducedRow> rows;
+  if (!order_.groups().empty()) {
+    send_all();
+    send_late();
+    backward() == UnorderedReductions::Backward::kLast ? void(rows = end_step()) : end_backward();
+  }
+  roots_.clear();
+  return rows;
+}
+
+void ReductionsByUnit::end_backward() {
   receive_what_has_come();
   reductions_.end_backward();
-  end_ = End::kOfBackward;
-  return {};
 }
 
 // Nothing where the unit is gone.
@@ -169,7 +174,7 @@ std::vector<ReducedRow> ReductionsByUnit::end_step() {
                       std::move(reduction->row));
   }
   reductions_.begin_step();
-  end_ = End::kOfStep;
+  has_ended_step_ = true;
   return rows;
 }
 
@@ -182,6 +187,7 @@ void ReductionsByUnit::remove(FSDPParamGroup& group) {
 void ReductionsByUnit::abort() noexcept {
   reductions_.fail_backward();
   step_.clear();
+  roots_.clear();
 }
 
 }  // namespace fsdp::internal

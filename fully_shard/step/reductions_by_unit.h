@@ -42,7 +42,7 @@ class ReductionsByUnit final : public Reductions {
   // in one order; then collective over the dimension.
   std::vector<ReducedRow> finish();
   // Whether that was the last backward of the step, with something to reduce.
-  bool has_ended_step() const { return end_ == End::kOfStep; }
+  bool has_ended_step() const { return has_ended_step_; }
   void abort() noexcept;
 
  private:
@@ -66,7 +66,6 @@ class ReductionsByUnit final : public Reductions {
     at::Tensor row = {};  // the sum, once it is there
   };
   enum class Waits { kAsNeeded, kAtTheEnd };
-  enum class End { kNone, kOfBackward, kOfStep };
 
   void send(FSDPParamGroup& group) override { send_parts(group); }
   int64_t send_parts(FSDPParamGroup& group);  // how many: one for each dtype
@@ -75,6 +74,7 @@ class ReductionsByUnit final : public Reductions {
   void receive_what_has_come();
   std::optional<OnTheWay> join(const ReductionNumber& number);
   std::vector<ReducedRow> end_step();
+  void end_backward();
   UnorderedReductions::Backward backward() const;
 
   CommContext& comm_context_;
@@ -85,7 +85,7 @@ class ReductionsByUnit final : public Reductions {
   std::set<FSDPParamGroup*> late_;
   std::list<OnTheWay> step_;  // what this rank has sent in it, in that order
   Waits waits_ = Waits::kAsNeeded;
-  End end_ = End::kNone;  // of the backward before
+  bool has_ended_step_ = false;  // the backward before
 };
 
 }  // namespace fsdp::internal

@@ -233,6 +233,7 @@ void Runtime::resharded(Unit& unit) noexcept { unit.root()->schedule().emptied(u
 
 void Runtime::destroyed(FSDPParamGroup& group) noexcept {
   resharded(group.info().unit());
+  comm_context_->remove_unit(group.info().number());
   owed_.reduced(&group);
   for (auto& [root, rows] : held_back_)
     std::erase_if(rows, [&](const ReducedRow& row) { return &row.unit() == &group.info().unit(); });

@@ -11,10 +11,10 @@
 #include "fully_shard/transport/transport.h"
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <utility>
-#include <vector>
 
 namespace fsdp::internal {
 
@@ -32,12 +32,14 @@ class CommContext {
   int64_t global_rank() const { return global_rank_; }
   // Numbers units in the order in which they come, the same on all ranks.
   uint32_t add_unit(std::weak_ptr<Unit> unit) {
-    units_.push_back(std::move(unit));
-    return static_cast<uint32_t>(units_.size() - 1);
+    units_.emplace(unit_number_, std::move(unit));
+    return unit_number_++;
   }
+  void remove_unit(uint32_t number) { units_.erase(number); }
   // Null: it is gone.
   std::shared_ptr<Unit> unit(uint32_t number) const {
-    return number < units_.size() ? units_[number].lock() : nullptr;
+    const auto found = units_.find(number);
+    return found == units_.end() ? nullptr : found->second.lock();
   }
   User& user() { return user_; }
   Accounts& accounts() { return accounts_; }
@@ -47,7 +49,8 @@ class CommContext {
  private:
   std::unique_ptr<Transport> transport_;
   int64_t global_rank_;
-  std::vector<std::weak_ptr<Unit>> units_;  // by number
+  uint32_t unit_number_ = 0;
+  std::map<uint32_t, std::weak_ptr<Unit>> units_;  // that live, by number
   User user_;
   Accounts accounts_;
   std::optional<ReduceStream> reduce_stream_;  // made when it is first asked for

@@ -13,7 +13,8 @@
 // on all ranks; they do not block. After a collective that failed the ranks no longer
 // agree on what was sent: every later call throws and says which was the first. Messages
 // give ranks of the whole job. Where ranks share memory, shards may lie where others read
-// them by themselves (share_shards()), and then nothing is gathered.
+// them by themselves (share_shards()), and then nothing is gathered; nor do reductions
+// need an order there (unordered_reductions()).
 #pragma once
 
 #include "device_mesh/collectives/gather.h"

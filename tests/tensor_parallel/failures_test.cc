@@ -67,7 +67,8 @@ void fail_at(int64_t at, int64_t faulty, int64_t dp, int64_t tp, bool cut_sequen
                                      std::make_shared<Fault>(Fault{.kind = kind, .at = at}), kSoon);
     if (is_last && rank % tp != faulty % tp && error.empty()) return;
     EXPECT_THAT(error, AnyOf(HasSubstr("redistribute of ["), HasSubstr("tensor-parallel gradients"),
-                             HasSubstr("comparison of the first inputs"), HasSubstr(" of unit '")))
+                             HasSubstr("comparison of the first inputs"), HasSubstr(" of unit '"),
+                             HasSubstr("the backward of rank ")))
         << "rank " << rank << ", collective " << at << " of rank " << faulty;
   });
 }

@@ -37,6 +37,9 @@ TEST_P(ScopeEffects, IsLastBackwardFalseOfOneModelLeavesAnothersGradientsAlone) 
     EXPECT_EQ(count_gradients(*a.model), 0);
     EXPECT_EQ(count_gradients(*b.model), all);
     EXPECT_TRUE(torch::equal(full_gradient(b.model->head->parameters()[0]), once));
+    b.forward();
+    b.backward();  // the last of its own
+    EXPECT_EQ(count_gradients(*a.model), 0);
 
     a.root().set_is_last_backward(true);
     a.forward();
