@@ -61,7 +61,12 @@ std::vector<int64_t> AccumulatedGrads::reduced_params() {
   return indices;
 }
 
-bool AccumulatedGrads::reduces() { return settings_.synchronizes() && !reduced_params().empty(); }
+bool AccumulatedGrads::reduces() {
+  for (size_t i = 0; settings_.synchronizes() && i < params_.size(); ++i) {
+    if (is_reduced(i)) return true;
+  }
+  return false;
+}
 
 void AccumulatedGrads::keep_unsynchronized() {
   for (size_t i = 0; i < params_.size(); ++i) {
@@ -169,7 +174,7 @@ void AccumulatedGrads::publish_zeros_here() {
 
 bool AccumulatedGrads::complete() {
   if (!settings_.synchronizes()) return true;
-  if (reduce_scatter_inputs_.empty()) return reduced_params().empty();
+  if (reduce_scatter_inputs_.empty()) return !reduces();
   return std::all_of(
       reduce_scatter_inputs_.begin(), reduce_scatter_inputs_.end(), [this](const auto& input) {
         return input.complete_but_for([this](int64_t index) { return terms_.has(index); });

@@ -101,7 +101,8 @@ void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
 
 void BackwardRun::send_ready() {
   if (by_unit_ != nullptr && !in_order_.groups().empty()) by_unit_->wait_at_the_end_only();
-  for (auto* const kind : kinds()) kind->send_ready();
+  in_order_.send_ready();
+  if (by_unit_ != nullptr) by_unit_->send_ready();
 }
 
 void BackwardRun::prefetch_after_gradients(Root& root) {

@@ -25,6 +25,13 @@ void Reductions::send_all() {
   while (auto* const* group = order_.next_at_end()) send(**group);
 }
 
+std::vector<ReduceScatterInput> Reductions::take_rows(FSDPParamGroup& group) {
+  auto& gradients = group.gradients();
+  gradients.open();  // zeros where no gradient arrived: on another rank some may have
+  gradients.pack_accumulated();
+  return gradients.take();
+}
+
 void Reductions::remove(FSDPParamGroup& group) { order_.remove(&group); }
 
 }  // namespace fsdp::internal

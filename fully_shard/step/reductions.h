@@ -51,6 +51,8 @@ class Reductions {
   // What is on the way may go on.
   virtual void progress() {}
   void send_all();
+  // A group's gradients of this backward and those that waited, in rows, one per dtype.
+  static std::vector<ReduceScatterInput> take_rows(FSDPParamGroup& group);
 
   Reach reach_;
   ReductionOrder<FSDPParamGroup*> order_;

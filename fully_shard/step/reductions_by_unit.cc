@@ -72,13 +72,11 @@ ReductionsByUnit::Staging::~Staging() {
 
 int64_t ReductionsByUnit::send_parts(FSDPParamGroup& group) {
   const auto& info = group.info();
-  auto& gradients = group.gradients();
-  gradients.open();  // zeros where no gradient arrived, of parameters of which others have
-  gradients.pack_accumulated();
+  auto inputs = take_rows(group);
   const auto first = rounds_.try_emplace(&group, planned_.contains(&group) ? 0 : 1).first;
   const auto round = first->second++;
   uint32_t part = 0;
-  for (auto& input : gradients.take()) {
+  for (auto& input : inputs) {
     receive_what_has_come();
     RECORD_FUNCTION("fsdp::reduce_scatter(" + info.name() + ")", {});
     const auto bytes = input.nbytes();
@@ -100,7 +98,8 @@ int64_t ReductionsByUnit::send_parts(FSDPParamGroup& group) {
 }
 
 void ReductionsByUnit::receive(OnTheWay& reduction) {
-  TORCH_INTERNAL_ASSERT(reduction.sum->is_there());
+  const bool is_there = reduction.sum->is_there();
+  TORCH_INTERNAL_ASSERT(is_there);
   reduction.row = reduction.sum->take();
   reduction.staging.reset();
 }
@@ -108,9 +107,7 @@ void ReductionsByUnit::receive(OnTheWay& reduction) {
 void ReductionsByUnit::receive_what_has_come() {
   for (auto& reduction : step_) {
     if (reduction.row.defined()) continue;
-    const auto* const group = reduction.unit->group();
-    std::optional<WaitClock> clock;
-    if (group != nullptr) clock.emplace(group->info().accounts());
+    const WaitClock clock(reduction.unit->group()->info().accounts());  // remove() drops others
     const bool is_there = waits_ == Waits::kAsNeeded ? reductions_.await(*reduction.sum, backward())
                                                      : reduction.sum->is_there();
     if (is_there) receive(reduction);

@@ -13,10 +13,7 @@ void ReductionsInOrder::progress() {
 }
 
 int64_t ReductionsInOrder::send_parts(FSDPParamGroup& group) {
-  auto& gradients = group.gradients();
-  gradients.open();  // zeros where no gradient arrived: on another rank some may have
-  gradients.pack_accumulated();
-  auto inputs = gradients.take();
+  auto inputs = take_rows(group);
   for (auto& input : inputs) {
     receive_in_flight();
     in_flight_.emplace(c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(&group), std::move(input));

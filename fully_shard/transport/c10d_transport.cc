@@ -35,8 +35,7 @@ class C10dTransport final : public Transport {
         device_(local_device(mesh)) {
     if (!device_.is_cpu() && shard_count() > 1 && has_gloo(reductions_.group()))
       host_exchange_.emplace(gathers_, reductions_);
-    const auto channel = device_.is_cpu() ? PeerChannel::of(reductions_.group()) : nullptr;
-    if (channel)
+    if (const auto channel = channel_of(reductions_))
       unordered_reductions_ = std::make_unique<UnorderedReductions>(channel, reductions_);
   }
 
@@ -55,7 +54,7 @@ class C10dTransport final : public Transport {
   }
 
   std::shared_ptr<SharedShards> share_shards(int64_t bytes, int64_t table) override {
-    const auto channel = device_.is_cpu() ? PeerChannel::of(gathers_.group()) : nullptr;
+    const auto channel = channel_of(gathers_);
     if (!channel) return nullptr;
     auto shards = std::make_shared<SharedShards>(
         SharedShards::Options{.channel = channel,
@@ -118,6 +117,10 @@ class C10dTransport final : public Transport {
     }
     return purpose;
   }
+  // Null where ranks do not share memory.
+  std::shared_ptr<PeerChannel> channel_of(const Collectives& collectives) const {
+    return device_.is_cpu() ? PeerChannel::of(collectives.group()) : nullptr;
+  }
   static std::string named(const char* operation, const Issue& issue) {
     return operation + (" of " + in_words(issue));
   }
@@ -126,7 +129,7 @@ class C10dTransport final : public Transport {
   c10::Device device_;
   std::optional<HostExchange> host_exchange_;
   std::vector<std::weak_ptr<SharedShards>> shared_;
-  const std::shared_ptr<WritersPatience> patience_ = std::make_shared<WritersPatience>();
+  const std::shared_ptr<Patience> patience_ = std::make_shared<Patience>();
   std::unique_ptr<UnorderedReductions> unordered_reductions_;  // null: in one order
 };
 

@@ -5,8 +5,10 @@
 
 #include "device_mesh/collectives/collectives.h"
 
+#include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 
+#include <chrono>
 #include <cstdint>
 #include <string>
 
@@ -16,10 +18,23 @@ class Work;
 
 namespace fsdp::internal {
 
+class PeerMemory;
+
 // Until `work`, of PeerChannel, is over, which is up to that rank of the group. Throws as
 // IssueLog::await_apart(). what: in errors of all ranks.
 void await_peer(const Collectives& collectives, int64_t rank, c10::intrusive_ptr<c10d::Work> work,
                 const std::string& what);
+
+// A wait that a program may be right to make vain: other ranks may be waiting for this
+// one elsewhere. Ranks in step come soon; once they did not, the next waits are left out,
+// until ranks have come before anybody waited.
+struct Patience {
+  std::chrono::milliseconds most{500};
+  bool was_in_vain = false;
+
+  // False: it is not over, and not waited for any more.
+  bool await(PeerMemory& memory, c10::function_ref<bool()> is_over);
+};
 
 // Throws DistBackendError, and ends all collectives of the dimension, on the others'
 // ranks too.

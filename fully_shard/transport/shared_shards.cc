@@ -4,7 +4,6 @@
 #include "device_mesh/peer_memory/peer_channel.h"
 #include "device_mesh/peer_memory/peer_receive.h"
 #include "fully_shard/transport/packed_layout.h"
-#include "fully_shard/transport/peer_waits.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -12,7 +11,6 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <chrono>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -160,24 +158,15 @@ bool SharedShards::is_wanted_by_others() {
                      [this](Peer& peer) { return versions_.may_want_this(past_of(peer)); });
 }
 
-void SharedShards::await_others() {
-  auto& patience = *options_.patience;
-  if (!is_wanted_by_others()) return void(patience.was_in_vain = false);
-  if (patience.was_in_vain) return;
-  const auto until = std::chrono::steady_clock::now() + patience.most;
-  for (int64_t round = 0; is_wanted_by_others(); ++round) {
-    if (std::chrono::steady_clock::now() >= until) return void(patience.was_in_vain = true);
-    options_.channel->memory().wait_round(round, [this] { return !is_wanted_by_others(); });
-  }
-}
-
 void SharedShards::open_run() {
   OwnLine line(own_block());
   versions_.pass(line);
   options_.channel->memory().wake_others();
   await_room();
   forget_kept();
-  if (!versions_.is_published()) await_others();
+  if (!versions_.is_published()) {
+    options_.patience->await(options_.channel->memory(), [this] { return !is_wanted_by_others(); });
+  }
   const bool keeps = !versions_.is_published() && is_wanted_by_others();
   versions_.open(line, keeps ? keep() : 0, said_);
   options_.channel->memory().wake_others();

@@ -18,12 +18,12 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/gather.h"
+#include "fully_shard/transport/peer_waits.h"
 #include "fully_shard/transport/shard_versions.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -42,14 +42,6 @@ struct ShardValues {
   std::vector<uint64_t> table = {};
 };
 
-// How long this rank waits before it writes what others may still want to read, and so
-// has to be kept in a copy. Ranks in step come soon; once one did not, the units that are
-// written next are not waited for. Shared by the units of a mesh dimension.
-struct WritersPatience {
-  std::chrono::milliseconds most{500};
-  bool was_in_vain = false;
-};
-
 class SharedRead;
 
 class SharedShards : public std::enable_shared_from_this<SharedShards> {
@@ -60,7 +52,9 @@ class SharedShards : public std::enable_shared_from_this<SharedShards> {
     uint64_t number = 0;  // the same on all ranks, another one for each
     int64_t bytes = 0;    // the same on all ranks
     int64_t table = 0;    // words, the same on all ranks
-    std::shared_ptr<WritersPatience> patience = std::make_shared<WritersPatience>();
+    // How long this rank waits before it writes what others may still want to read, and
+    // so has to be kept in a copy. Shared by the units of a mesh dimension.
+    std::shared_ptr<Patience> patience = std::make_shared<Patience>();
   };
   // Zeros, which count as being written until end_write(). Every rank of the channel
   // makes one of that number; does not block.
@@ -73,8 +67,8 @@ class SharedShards : public std::enable_shared_from_this<SharedShards> {
   // That have written it, begun or over.
   uint64_t operators() const { return versions_.version().count; }
 
-  // An operator is about to write. May wait (WritersPatience), and take memory for a copy
-  // of what is there. Throws c10::Error where there is no memory for it.
+  // An operator is about to write. May wait (Options::patience), and take memory for a
+  // copy of what is there. Throws c10::Error where there is no memory for it.
   void begin_write();
   // It has written. values: of the version that this makes.
   void end_write(const ShardValues& values);
@@ -114,7 +108,6 @@ class SharedShards : public std::enable_shared_from_this<SharedShards> {
   void forget_kept();
   void await_room();
   bool is_wanted_by_others();
-  void await_others();
   void open_run();
   void publish();
   void end_operator();

@@ -10,7 +10,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <exception>
 #include <tuple>
@@ -22,8 +21,6 @@ namespace {
 using Sends = BackwardPlans::Sends;
 using Kind = ReductionNumber::Kind;
 using Words = std::vector<uint32_t>;
-
-constexpr auto kPatience = std::chrono::milliseconds(500);
 
 Words words_of(const at::Tensor& body) {
   Words words(body.nbytes() / sizeof(uint32_t));
@@ -200,20 +197,12 @@ bool UnorderedReductions::await_plans(const UnorderedReduction& reduction, Backw
     }
     return true;
   }
-  const auto until = std::chrono::steady_clock::now() + kPatience;
-  for (int64_t round = 0; !all_have_told(reduction); ++round) {
-    if (waited_in_vain_ || std::chrono::steady_clock::now() >= until) {
-      waited_in_vain_ = true;
-      return false;
-    }
-    channel_->memory().wait_round(round, [&] { return all_have_told(reduction); });
-  }
-  return true;
+  return patience_.await(channel_->memory(), [&] { return all_have_told(reduction); });
 }
 
 bool UnorderedReductions::await(UnorderedReduction& reduction, Backward backward) {
   if (reduction.is_there()) {
-    waited_in_vain_ = false;
+    patience_.was_in_vain = false;
     return true;
   }
   if (reduction.number().round != 0 || !await_plans(reduction, backward)) return false;

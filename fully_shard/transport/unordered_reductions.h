@@ -23,6 +23,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/peer_memory/peer_channel.h"
+#include "fully_shard/transport/peer_waits.h"
 #include "fully_shard/transport/reduction_number.h"
 #include "fully_shard/transport/reduction_plans.h"
 
@@ -120,7 +121,7 @@ class UnorderedReductions {
     kTold,      // something was
     kStepOver,  // all that was sent in the step has come
   } stage_ = Stage::kSilent;
-  bool waited_in_vain_ = false;
+  Patience patience_;  // with ranks that have not begun a backward that is not the last
   std::map<uint32_t, BackwardPlans> plans_;  // by backward
   std::vector<Told> told_;                   // by rank
 };

@@ -25,7 +25,7 @@ constexpr int64_t kBytes = 1 << 16;
 std::shared_ptr<SharedShards> make_shards(const DeviceMesh& mesh, int64_t bytes = kBytes,
                                           int64_t table = 0) {
   const auto channel = PeerChannel::of(mesh.group(0));
-  const auto impatient = std::make_shared<WritersPatience>(WritersPatience{.most = 0ms});
+  const auto impatient = std::make_shared<Patience>(Patience{.most = 0ms});
   return std::make_shared<SharedShards>(
       SharedShards::Options{.channel = channel,
                             .gathers = collectives_of(mesh, 0),
