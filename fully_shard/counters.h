@@ -21,17 +21,20 @@ struct Counters {
   int64_t unused_prefetches = 0;       // of those, the ones that were dropped unused
   int64_t late_reduce_scatters = 0;    // of reduce_scatters, second ones for late gradients
   int64_t reshards = 0;
-  int64_t all_gather_bytes = 0;      // that all-gathers bring from other ranks, padded
+  int64_t all_gather_bytes = 0;      // of other ranks that all-gathers bring or read, padded
   int64_t reduce_scatter_bytes = 0;  // that reduce-scatters bring from other ranks, padded
   double wait_seconds = 0;           // the calling thread blocked on a collective
 
   // Bytes held now.
   int64_t sharded_bytes = 0;       // parameter shards, padded
   int64_t unsharded_bytes = 0;     // full parameters
+  int64_t in_place_bytes = 0;      // those that are read where all ranks have their shards
   int64_t post_forward_bytes = 0;  // parts of them that ReshardAfterForward::to_world(n) keeps
   int64_t staging_bytes = 0;   // gather buffers, reduce inputs in flight and their received rows
   int64_t gradient_bytes = 0;  // full gradients accumulating
-  int64_t peak_bytes = 0;      // high-water mark of these, but for sharded_bytes, since reset_peak
+  // High-water mark since reset_peak, of what takes memory beyond the shards: neither
+  // sharded_bytes nor in_place_bytes.
+  int64_t peak_bytes = 0;
 };
 
 // Local. All zero when no unit lives on this mesh's group.

@@ -1,24 +1,16 @@
 #include "device_mesh/peer_memory/peer_meeting.h"
 
+#include "device_mesh/peer_memory/peer_memory_setting.h"
+
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
-#include <cstdlib>
-#include <string_view>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
 constexpr char kCould[] = "yes";
-
-bool is_asked_for() {
-  const char* const text = std::getenv("FSDP_PEER_MEMORY");
-  const std::string_view value = text == nullptr ? "on" : text;
-  TORCH_CHECK_VALUE(value == "on" || value == "off", "FSDP_PEER_MEMORY=", value,
-                    ": allowed are on and off");
-  return value == "on";
-}
 
 std::string word_key(int64_t rank) { return "peer_memory/" + std::to_string(rank); }
 
@@ -32,7 +24,7 @@ void warn(int64_t rank, const std::string& reason) {
 }  // namespace
 
 PeerMeeting::PeerMeeting(int64_t rank, int64_t world) : rank_(rank) {
-  if (world == 1 || !is_asked_for()) return;
+  if (world == 1 || peer_memory_setting() == PeerMemorySetting::kOff) return;
   try {
     memory_ = std::make_shared<PeerMemory>(rank, world);
   } catch (const c10::Error& error) {

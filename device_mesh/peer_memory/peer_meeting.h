@@ -28,7 +28,7 @@ namespace fsdp::internal {
 
 class PeerMeeting {
  public:
-  // Throws ValueError for a value of FSDP_PEER_MEMORY other than "on" and "off".
+  // Throws ValueError as peer_memory_setting().
   PeerMeeting(int64_t rank, int64_t world);
 
   // One line; empty: this rank shares nothing.

@@ -48,7 +48,7 @@ void describe_group(std::ostream& out, FSDPParamGroup& group) {
   const auto& sharded_state = group.unsharded().sharded_state();
   out << (group.shards().has_values() ? to_string(sharded_state.state()) : "without values")
       << (sharded_state.is_held() ? " and held" : "") << ", " << group.params().size()
-      << " parameters, " << group.shards().bytes().numel() << " bytes of shards, " << full
+      << " parameters, " << group.shards().held_bytes() << " bytes of shards, " << full
       << " unsharded" << (group.gradients().keeps_gradients() ? ", gradients waiting" : "");
 }
 

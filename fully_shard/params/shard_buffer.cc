@@ -24,6 +24,15 @@ bool can_be_read(const ShardBuffer::Options& options, const std::vector<FSDPPara
          options.device.is_cpu() && !any_is_cast(params);
 }
 
+ShardsToShare to_share(const PackedLayout& layout, int64_t rank) {
+  ShardsToShare shards{.bytes = layout.bytes(Arrangement::kCommon),
+                       .table = AgreedValues::table_size(static_cast<size_t>(layout.size()))};
+  for (int64_t i = 0; i < layout.size(); ++i)
+    shards.own.push_back(
+        {layout.offset(Arrangement::kCommon, i, rank), layout.chunk(i).length(rank)});
+  return shards;
+}
+
 }  // namespace
 
 std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params) {
@@ -42,9 +51,9 @@ ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm
       access_(options.access),
       layout_(extents_of(params), comm_context.shard_count()),
       shared_(can_be_read(options, params)
-                  ? comm_context.transport().share_shards(layout_.row_bytes(),
-                                                          AgreedValues::table_size(params.size()))
+                  ? comm_context.transport().share_shards(to_share(layout_, shard_rank_))
                   : nullptr),
+      arrangement_(shared_ ? Arrangement::kCommon : Arrangement::kRow),
       bytes_(shared_
                  ? shared_->bytes()
                  : memory_at(home_, layout_.row_bytes(), options.device, comm_context.transport())),
@@ -66,6 +75,7 @@ ShardBuffer& ShardBuffer::operator=(ShardBuffer&& other) noexcept {
   std::swap(home_, other.home_);
   std::swap(access_, other.access_);
   std::swap(layout_, other.layout_);
+  std::swap(arrangement_, other.arrangement_);
   std::swap(shared_, other.shared_);
   std::swap(bytes_, other.bytes_);
   std::swap(accounts_, other.accounts_);
@@ -73,7 +83,14 @@ ShardBuffer& ShardBuffer::operator=(ShardBuffer&& other) noexcept {
   return *this;
 }
 
-int64_t ShardBuffer::held_bytes() const { return has_values() ? bytes_.numel() : 0; }
+at::Tensor ShardBuffer::row(Transport& transport) const {
+  if (arrangement_ == Arrangement::kRow) return bytes_;
+  auto row = transport.staging_memory(layout_.row_bytes(), device());
+  auto* const first = static_cast<char*>(row.mutable_data_ptr());
+  for (int64_t i = 0; i < layout_.size(); ++i)
+    copy_bytes(first + layout_.chunk(i).offset, data(i), length(i), device());
+  return row;
+}
 
 void ShardBuffer::copy_to(const at::Tensor& target) const {
   target.copy_(bytes_, /*non_blocking=*/true);
@@ -81,7 +98,7 @@ void ShardBuffer::copy_to(const at::Tensor& target) const {
 }
 
 char* ShardBuffer::data(int64_t index) const {
-  return static_cast<char*>(bytes_.data_ptr()) + layout_.chunk(index).offset;
+  return static_cast<char*>(bytes_.data_ptr()) + offset(index);
 }
 
 void ShardBuffer::take_part(int64_t index, const void* whole) const {
@@ -94,7 +111,7 @@ bool ShardBuffer::has_part_of(int64_t index, const void* whole) const {
 
 at::Tensor ShardBuffer::elements_in(const at::Tensor& bytes, int64_t index,
                                     const FSDPParam& param) const {
-  return bytes.narrow(0, layout_.chunk(index).offset, length(index)).view(param.meta().dtype());
+  return bytes.narrow(0, offset(index), length(index)).view(param.meta().dtype());
 }
 
 std::vector<int64_t> ShardBuffer::shape(int64_t index, const FSDPParam& param) const {
@@ -103,8 +120,8 @@ std::vector<int64_t> ShardBuffer::shape(int64_t index, const FSDPParam& param) c
 
 at::Tensor ShardBuffer::local_view(int64_t index, const FSDPParam& param) const {
   auto local = at::empty({0}, bytes_.options().dtype(param.meta().dtype()));
-  const auto offset = layout_.chunk(index).offset + bytes_.storage_offset();
-  return local.set_(bytes_.storage(), offset / static_cast<int64_t>(local.element_size()),
+  const auto first = offset(index) + bytes_.storage_offset();
+  return local.set_(bytes_.storage(), first / static_cast<int64_t>(local.element_size()),
                     shape(index, param));
 }
 

@@ -1,6 +1,8 @@
-// This rank's shards of a group's parameters, one behind the other in memory of the
-// transport: the row that it sends when the group is gathered. Each part is seen through
-// its registry entry's local tensor. Local.
+// This rank's shards of a group's parameters in memory of the transport. They lie one
+// behind the other, as the row that it sends when the group is gathered; or, where ranks
+// share memory, each among the other ranks' shards of the same parameter.
+// Each part is seen through its registry entry's local tensor. Local, but for the
+// constructor, which is collective where ranks share memory.
 #pragma once
 
 #include "device_mesh/internal/device_stream.h"
@@ -49,7 +51,12 @@ class ShardBuffer {
   const PackedLayout& layout() const { return layout_; }
   // What they are read by; null: they are gathered.
   SharedShards* shared() const { return shared_.get(); }
-  const at::Tensor& bytes() const { return bytes_; }      // uint8, [layout().row_bytes()]
+  Arrangement arrangement() const { return arrangement_; }
+  // uint8, [layout().bytes(arrangement())], of which only this rank's parts are its own.
+  const at::Tensor& bytes() const { return bytes_; }
+  int64_t held_bytes() const { return has_values() ? layout_.row_bytes() : 0; }
+  // As they are sent; a copy where they do not lie so.
+  at::Tensor row(Transport& transport) const;
   c10::Device device() const { return bytes_.device(); }  // theirs, not the members'
   // Copies all bytes to `target`, memory of the members' device, on the current stream.
   void copy_to(const at::Tensor& target) const;
@@ -81,7 +88,7 @@ class ShardBuffer {
   at::Tensor local_view(int64_t index, const FSDPParam& param) const;
 
  private:
-  int64_t held_bytes() const;
+  int64_t offset(int64_t index) const { return layout_.offset(arrangement_, index, shard_rank_); }
 
   int64_t shard_rank_;
   c10::Device member_device_;
@@ -89,6 +96,7 @@ class ShardBuffer {
   ShardAccess access_;
   PackedLayout layout_;
   std::shared_ptr<SharedShards> shared_;
+  Arrangement arrangement_;
   at::Tensor bytes_;
   GroupAccounts accounts_;
   mutable DeviceEvent copied_;  // last, from host memory

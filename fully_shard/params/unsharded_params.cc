@@ -1,36 +1,23 @@
 #include "fully_shard/params/unsharded_params.h"
 
-#include "device_mesh/collectives/scratch_memory.h"
-#include "fully_shard/transport/packed_copy.h"
-
-#include <algorithm>
 #include <exception>
 #include <utility>
 
 namespace fsdp::internal {
 
 UnshardedParams::UnshardedParams(ShardedState start, int64_t shard_count, GroupAccounts accounts)
-    : sharded_state_(start), accounts_(std::move(accounts)), shard_count_(shard_count) {}
+    : sharded_state_(start),
+      accounts_(std::move(accounts)),
+      shard_count_(shard_count),
+      full_(shard_count, accounts_) {}
 
 UnshardedParams::~UnshardedParams() {
   drop_gather();
   memory_.free();
-  if (full_.defined()) accounts_.add(&Counters::unsharded_bytes, -full_.numel());
-}
-
-char* UnshardedParams::data(const PackedLayout& layout, int64_t index) const {
-  return static_cast<char*>(full_.data_ptr()) + shard_count_ * layout.chunk(index).offset;
-}
-
-at::Tensor UnshardedParams::elements(const PackedLayout& layout, int64_t index, int64_t rank,
-                                     at::ScalarType dtype) const {
-  const auto& chunk = layout.chunk(index);
-  const auto whole = full_.narrow(0, shard_count_ * chunk.offset, chunk.extent.nbytes());
-  return view_of_part(whole.view(dtype), chunk.part(rank));
 }
 
 void UnshardedParams::use_for_shards() {
-  const auto here = DeviceStream::current(full_.device());
+  const auto here = DeviceStream::current(full_.bytes().device());
   memory_.use_after_others(here, StreamWait::kWriteBackAfterWrites);
   wrote_shards_.add(here);
 }
@@ -43,20 +30,19 @@ void UnshardedParams::await_what_went_to_shards(const DeviceStream& issuer) {
 void UnshardedParams::issue(const PackedRow& own, const Issue& issue) {
   issuer_ = DeviceStream::current(own.bytes.device());
   gather_ = own.transport.gather(own.bytes, issue);
-  issued(own.layout, own.transport.shard_count());
+  issued({.layout = &own.layout, .count = own.transport.shard_count()});
 }
 
-void UnshardedParams::issue_read(std::unique_ptr<SharedRead> read, const PackedLayout& layout) {
+void UnshardedParams::issue_read(std::unique_ptr<SharedRead> read, const ShardBuffer& shards) {
   issuer_ = DeviceStream::current(c10::kCPU);
   read_ = read.get();
   gather_ = std::move(read);
-  issued(layout, shard_count_);
+  issued({&shards.layout(), shard_count_, shards.arrangement()});
 }
 
-void UnshardedParams::issued(const PackedLayout& layout, int64_t rows) {
-  gathered_layout_ = &layout;
-  gathered_rows_ = rows;
-  accounts_.add(&Counters::all_gather_bytes, (rows - 1) * layout.row_bytes());
+void UnshardedParams::issued(const Rows& rows) {
+  rows_ = rows;
+  accounts_.add(&Counters::all_gather_bytes, (rows.count - 1) * rows.layout->row_bytes());
   sharded_state_.gather_issued();
   staging_bytes_ = gather_->staging_bytes();
   accounts_.add(&Counters::staging_bytes, staging_bytes_);
@@ -73,18 +59,12 @@ void UnshardedParams::release_gather() {
 UnshardedParams::WhatRanksSaid UnshardedParams::fill(const PackedLayout& layout,
                                                      const std::vector<FSDPParam>& params,
                                                      c10::Device device) {
-  const auto bytes = shard_count_ * layout.row_bytes();
   GatheredRows rows;
   do {
     rows = wait_for_rows();
-    if (!full_.defined()) full_ = scratch_memory({bytes}, at::kByte, device);
-    unpack_rows({rows, *gathered_layout_, gathered_rows_}, {full_, layout, shard_count_});
+    fill_memory(rows, layout, device);
   } while (read_ != nullptr && !read_->was_right());
-  accounts_.add(&Counters::unsharded_bytes, bytes);
-  for (size_t i = 0; i < params.size(); ++i) {
-    auto* const storage = params[i].storage();
-    if (storage != nullptr) storage->fill(data(layout, static_cast<int64_t>(i)));
-  }
+  full_.show(layout, params);
   memory_.ready(DeviceStream::current(device));
   if (*issuer_ != DeviceStream::current(device))
     make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, memory_.when_ready());
@@ -96,12 +76,24 @@ UnshardedParams::WhatRanksSaid UnshardedParams::fill(const PackedLayout& layout,
   return said;
 }
 
+void UnshardedParams::fill_memory(const GatheredRows& rows, const PackedLayout& layout,
+                                  c10::Device device) {
+  if (auto in_place = read_ != nullptr ? read_->in_place() : nullptr)
+    return full_.fill_in_place(std::move(in_place));
+  full_.fill_copy({rows, *rows_.layout, rows_.count, rows_.arrangement}, layout, device);
+}
+
+void UnshardedParams::leave_shards(const PackedLayout& layout,
+                                   const std::vector<FSDPParam>& params) {
+  if (full_.is_in_place()) full_.leave_shards(layout, params);
+}
+
 GatheredRows UnshardedParams::wait_for_rows() {
   try {
     const WaitClock clock(accounts_);
     return gather_->wait();
   } catch (...) {
-    full_.reset();
+    full_.discard();
     drop_gather();
     throw;
   }
@@ -141,16 +133,7 @@ void UnshardedParams::drop_gather() noexcept {
 void UnshardedParams::empty(const std::vector<FSDPParam>& params) {
   sharded_state_.emptied();
   memory_.free();
-  for (const auto& param : params) {
-    if (param.storage() != nullptr) param.storage()->empty();
-  }
-  accounts_.add(&Counters::unsharded_bytes, -full_.numel());
-  full_.reset();
-}
-
-void UnshardedParams::poison() {
-  if (full_.is_cpu()) std::fill_n(static_cast<char*>(full_.data_ptr()), full_.numel(), '\xff');
-  poisoned_ = full_;
+  full_.empty(params);
 }
 
 }  // namespace fsdp::internal

@@ -4,14 +4,15 @@
 // as opposed to the shards. What may be done when is ShardedStateMachine's business
 // (sharded_state.h); an illegal step is a std::logic_error.
 //
-// In that memory parameter i is contiguous, at the offset of its chunk times the number
-// of ranks. It is memory of the stream that filled it; the gather's rows are memory of
+// What was filled is memory of the stream that did so; the gather's rows are memory of
 // the one that issued it.
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/sharded_state.h"
+#include "fully_shard/params/unsharded_memory.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "fully_shard/transport/shared_shards.h"
 #include "fully_shard/transport/stream_memory.h"
@@ -47,7 +48,7 @@ class UnshardedParams {
   // over the transport's ranks.
   void issue(const PackedRow& own, const Issue& issue);
   // The same of shards that this rank reads by itself; local.
-  void issue_read(std::unique_ptr<SharedRead> read, const PackedLayout& layout);
+  void issue_read(std::unique_ptr<SharedRead> read, const ShardBuffer& shards);
   bool is_reading() const { return read_ != nullptr; }
   // Waits for the gather and fills the members' storages; `layout`: of all shards, in the
   // members' dtypes. After a failure the group is sharded again.
@@ -58,8 +59,11 @@ class UnshardedParams {
   };
   WhatRanksSaid fill(const PackedLayout& layout, const std::vector<FSDPParam>& params,
                      c10::Device device);
+  const UnshardedMemory& full() const { return full_; }
+  // The members show a copy of what they show in place; nothing where they show one.
+  void leave_shards(const PackedLayout& layout, const std::vector<FSDPParam>& params);
   // The calling thread's stream is about to use the parameters. REQUIRES: unsharded.
-  void use() { memory_.use(DeviceStream::current(full_.device())); }
+  void use() { memory_.use(DeviceStream::current(full_.bytes().device())); }
   // The same, to copy what operators on any stream have written to it to the shards.
   void use_for_shards();
   // `issuer` of a gather waits for that.
@@ -70,35 +74,32 @@ class UnshardedParams {
   // The same, and no failure shows.
   void drop_gather() noexcept;
   void empty(const std::vector<FSDPParam>& params);
-  // Test mode: the bytes read 0xff from now on, even through pointers that were kept.
-  void poison();
-
-  // `layout`: as for fill().
-  char* data(const PackedLayout& layout, int64_t index) const;
-  // The elements of parameter `index` that belong to `rank`, of `dtype`, as in
-  // packed_copy.h. A view.
-  at::Tensor elements(const PackedLayout& layout, int64_t index, int64_t rank,
-                      at::ScalarType dtype) const;
+  void poison() { full_.poison(); }
 
  private:
-  void issued(const PackedLayout& layout, int64_t rows);
+  // The rows that a gather brings.
+  struct Rows {
+    const PackedLayout* layout = nullptr;
+    int64_t count = 0;
+    Arrangement arrangement = Arrangement::kRow;
+  };
+  void issued(const Rows& rows);
   void release_gather();
   GatheredRows wait_for_rows();
+  void fill_memory(const GatheredRows& rows, const PackedLayout& layout, c10::Device device);
   void wait_and_tell_issuer();
 
   ShardedStateMachine sharded_state_;
   GroupAccounts accounts_;
   int64_t shard_count_;
   std::unique_ptr<Gather> gather_;
-  SharedRead* read_ = nullptr;                     // the gather, where this rank reads by itself
-  std::optional<DeviceStream> issuer_;             // of the gather
-  const PackedLayout* gathered_layout_ = nullptr;  // of the gather's rows
-  int64_t gathered_rows_ = 0;
-  int64_t staging_bytes_ = 0;  // of the gather
-  at::Tensor full_;            // uint8, while unsharded
+  SharedRead* read_ = nullptr;          // the gather, where this rank reads by itself
+  std::optional<DeviceStream> issuer_;  // of the gather
+  Rows rows_;                           // of the gather
+  int64_t staging_bytes_ = 0;           // of the gather
+  UnshardedMemory full_;                // filled while unsharded
   StreamMemory memory_{StreamWait::kUseAfterFill, StreamWait::kFreeAfterUse};  // full_
   StreamSet wrote_shards_;  // since the last gather was issued
-  at::Tensor poisoned_;     // test mode: what was emptied last
 };
 
 }  // namespace fsdp::internal

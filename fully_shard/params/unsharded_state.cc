@@ -1,8 +1,10 @@
 #include "fully_shard/params/unsharded_state.h"
 
+#include "device_mesh/debug.h"
 #include "device_mesh/internal/device_stream.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/root.h"
+#include "on_demand/on_demand_storage.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -21,6 +23,13 @@ bool are_staged(const std::vector<FSDPParam>& params, const ShardBuffer& shards)
 void await_optimizer(Root& root, const DeviceStream& issuer) {
   const auto event = root.take_gather_after();
   if (event) issuer.wait(*event);
+}
+
+// What finds unannounced writes compares copies with the shards, or poisons copies.
+SharedShards::ReadBy read_by(const ShardBuffer& shards) {
+  const bool needs_copies = debug_options().write_checks || evict_after_every_operator();
+  return needs_copies || !shards.layout().chunks_make_wholes() ? SharedShards::ReadBy::kCopy
+                                                               : SharedShards::ReadBy::kInPlace;
 }
 
 }  // namespace
@@ -64,12 +73,23 @@ void UnshardedState::issue(NoticeWords words) {
     return unsharded_params_.issue(
         all_gather_input_->stage(shards_, params_, shards_.member_device()),
         info_.issue(words, &custom));
+  auto& transport = info_.comm_context().transport();
   if (shards_.shared() == nullptr || custom)
-    return unsharded_params_.issue(
-        {info_.comm_context().transport(), shards_.layout(), shards_.bytes()},
-        info_.issue(words, &custom));
+    return unsharded_params_.issue({transport, shards_.layout(), shards_.row(transport)},
+                                   info_.issue(words, &custom));
   const auto what = "read of the shards of " + in_words(info_.issue({}));
-  unsharded_params_.issue_read(shards_.shared()->read(what), shards_.layout());
+  unsharded_params_.issue_read(shards_.shared()->read(what, read_by(shards_)), shards_);
+}
+
+void UnshardedState::hold() {
+  unsharded_params_.leave_shards(layout(), params_);
+  unsharded_params_.hold();
+}
+
+void UnshardedState::leave_shards() {
+  if (!unsharded_params_.full().is_in_place()) return;
+  if (may_be_emptied()) return empty();
+  unsharded_params_.leave_shards(layout(), params_);
 }
 
 Gathered UnshardedState::wait() {
@@ -159,8 +179,8 @@ void UnshardedState::copy_to_shard(int64_t index) {
   unsharded_params_.use_for_shards();
   if (!all_gather_input_) return shards_.take_part(index, data(index));
   const auto& param = params_[static_cast<size_t>(index)];
-  const auto part = unsharded_params_.elements(layout(), index, info_.comm_context().shard_rank(),
-                                               param.meta().member_dtype());
+  const auto part = unsharded_params_.full().elements(
+      layout(), index, info_.comm_context().shard_rank(), param.meta().member_dtype());
   shards_.elements(index, param).view(part.sizes()).copy_(part);
 }
 

@@ -75,8 +75,9 @@ class UnshardedState {
   void empty_if_stale();
   // Test mode: the bytes read 0xff from now on, even through pointers that were kept.
   void poison() { unsharded_params_.poison(); }
-  // Unsharded until release(); nests. REQUIRES: unsharded or never sharded.
-  void hold() { unsharded_params_.hold(); }
+  // Unsharded until release(), and readable and writable through pointers; nests.
+  // REQUIRES: unsharded or never sharded.
+  void hold();
   void release() { unsharded_params_.release(); }
 
   // Between forward and backward, one n-th of the parameters stays on each of n
@@ -88,8 +89,13 @@ class UnshardedState {
   // The members have other dtypes. REQUIRES: sharded or never sharded.
   void member_dtypes_changed();
 
+  // The full parameters, by an operator that pins them, or this rank's shards are about
+  // to be written. Where these are the same memory, the first are a copy from then on,
+  // or, where nobody needs them, gone.
+  void leave_shards();
+
   // What the copy holds of parameter `index`, in the member's dtype. REQUIRES: unsharded.
-  char* data(int64_t index) const { return unsharded_params_.data(layout(), index); }
+  char* data(int64_t index) const { return unsharded_params_.full().data(layout(), index); }
   // This rank's part of that replaces its shard. REQUIRES: unsharded.
   void copy_to_shard(int64_t index);
 
@@ -105,7 +111,6 @@ class UnshardedState {
   std::shared_ptr<ShardWrites> writes_ = std::make_shared<ShardWrites>();
   std::unique_ptr<AllGatherInput> all_gather_input_;  // null: the shards travel as they are
   std::unique_ptr<PostForwardShards> post_forward_;   // null: nothing is kept
-  CameFrom issued_from_ = CameFrom::kAllShards;       // the last gather
   GatherCount gather_count_;
 };
 

@@ -55,6 +55,7 @@ void WriteCoherence::before_member_write(int64_t index) {
 
 void WriteCoherence::member_written(int64_t index) {
   if (unsharded_.sharded_state().is_never_sharded()) return;
+  unsharded_.leave_shards();
   writes().copy_written(static_cast<size_t>(index));
   users_.unsettle();
   tell_unit_observer(&UnitObserver::member_written, info_.unit());
@@ -91,7 +92,9 @@ void WriteCoherence::write_back_own_parts() {
 }
 
 void WriteCoherence::begin_shard_write() {
-  if (auto* const shared = shards_.shared()) shared->begin_write();
+  unsharded_.leave_shards();
+  auto* const shared = shards_.shared();
+  if (shared != nullptr) shared->begin_write([this] { return in_words(info_.issue({})); });
 }
 
 void WriteCoherence::end_shard_write() {

@@ -27,7 +27,8 @@ class Accounts {
           &Counters::prefetched_all_gathers, &Counters::unused_prefetches,
           &Counters::late_reduce_scatters, &Counters::reshards, &Counters::all_gather_bytes,
           &Counters::reduce_scatter_bytes, &Counters::sharded_bytes, &Counters::unsharded_bytes,
-          &Counters::post_forward_bytes, &Counters::staging_bytes, &Counters::gradient_bytes}) {
+          &Counters::in_place_bytes, &Counters::post_forward_bytes, &Counters::staging_bytes,
+          &Counters::gradient_bytes}) {
       counters_.*counter += from.*counter;
     }
     counters_.wait_seconds += from.wait_seconds;

@@ -53,15 +53,14 @@ class C10dTransport final : public Transport {
     return reductions_.row_memory({shard_count(), row_bytes}, device);
   }
 
-  std::shared_ptr<SharedShards> share_shards(int64_t bytes, int64_t table) override {
+  std::shared_ptr<SharedShards> share_shards(const ShardsToShare& shards_of_unit) override {
     const auto channel = channel_of(gathers_);
     if (!channel) return nullptr;
     auto shards = std::make_shared<SharedShards>(
         SharedShards::Options{.channel = channel,
                               .gathers = gathers_,
                               .number = channel->next_shared_number(),
-                              .bytes = bytes,
-                              .table = table,
+                              .shards = shards_of_unit,
                               .patience = patience_});
     std::erase_if(shared_, [](const auto& each) { return each.expired(); });
     shared_.push_back(shards);

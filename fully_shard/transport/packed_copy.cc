@@ -105,8 +105,9 @@ void unpack_each(const RowsOfRanks& from, const RoomOfParameters& to) {
   for (int64_t index = 0; index < from.layout.size(); ++index) {
     const auto& chunk = from.layout.chunk(index);
     for (int64_t rank = 0; rank < from.ranks; ++rank) {
-      unpack_part(first + to.offset(index), from.rows.row(rank) + chunk.offset, chunk.part(rank),
-                  to.bytes.device());
+      unpack_part(first + to.offset(index),
+                  from.rows.row(rank) + from.layout.offset(from.arrangement, index, rank),
+                  chunk.part(rank), to.bytes.device());
     }
   }
 }

@@ -27,11 +27,12 @@ bool is_packed_part(const void* packed, const void* whole, const ShardPart& part
 // run]. A view.
 at::Tensor view_of_part(const at::Tensor& whole, const ShardPart& part);
 
-// The rows of a gather, all of one layout.
+// The rows of a gather, all of one layout. On a device they are arranged as rows.
 struct RowsOfRanks {
   const GatheredRows& rows;
   const PackedLayout& layout;
   int64_t ranks;
+  Arrangement arrangement = Arrangement::kRow;
 };
 
 // Memory of whole parameters: parameter i begins at `ranks` times the offset of its chunk

@@ -65,6 +65,12 @@ struct PackedChunk {
   int64_t length(int64_t rank) const { return part(rank).nbytes(); }
 };
 
+// Where one rank has its chunks.
+enum class Arrangement : uint8_t {
+  kRow,     // in a row of its own
+  kCommon,  // in memory of all ranks, where each parameter's chunks lie one behind the other
+};
+
 class PackedLayout {
  public:
   PackedLayout(const std::vector<ShardExtent>& extents, int64_t world);
@@ -72,8 +78,20 @@ class PackedLayout {
   int64_t row_bytes() const { return row_bytes_; }  // a multiple of kAlignment
   const PackedChunk& chunk(int64_t index) const { return chunks_[static_cast<size_t>(index)]; }
   int64_t size() const { return static_cast<int64_t>(chunks_.size()); }
+  // Of that memory, and of a chunk there.
+  int64_t bytes(Arrangement arrangement) const {
+    return arrangement == Arrangement::kRow ? row_bytes_ : world_ * row_bytes_;
+  }
+  int64_t offset(Arrangement arrangement, int64_t index, int64_t rank) const {
+    const auto& chunk = this->chunk(index);
+    if (arrangement == Arrangement::kRow) return chunk.offset;
+    return world_ * chunk.offset + rank * chunk.capacity_bytes();
+  }
+  // Whether chunks one behind the other are the whole parameter, for all parameters.
+  bool chunks_make_wholes() const;
 
  private:
+  int64_t world_;
   std::vector<PackedChunk> chunks_;
   int64_t row_bytes_ = 0;
 };

@@ -6,16 +6,22 @@
 // Writes come in *runs*: all write operators between two reads by the same rank, or
 // between two ends of a backward. What a rank wants to read is a version: the shards as
 // they are when every rank has done as many operators in as many runs. A writer never
-// waits for readers. When it opens a run it keeps a copy of the version before, unless
-// every other rank is about to open that run, too; a reader that comes late, or whose
-// copy was written into meanwhile, reads the kept one (a seqlock with a history).
+// waits for readers. When it opens a run it leaves the version before where it is, unless
+// every other rank is about to open that run, too, and writes a copy of it at another
+// place; a reader that comes late, or whose copy was written into meanwhile, reads what
+// was left (a seqlock with a history).
 //
 //   writer                                       reader
-//     versions.pass()         first of a run       look(line, own.version())
-//     versions.open(kept)                            kLive: copy, then still_live()?
-//     versions.begin()                               kKept: copy what was kept
+//     versions.pass()         first of a run       own.read(line)   to read where they lie
+//     versions.open(...)                           look(line, own.version())
+//     versions.begin()                               kLive: copy, then still_live()?
+//     peers: versions.was_read()? an error           kKept: copy what was kept
 //     ... an operator writes ...                     kNotYet: wait; kNever: an error
 //     versions.end(word)
+//
+// A reader need not copy what is live: it may read it where it lies until it opens a run
+// of its own, since until then nobody writes there. A rank that opens one leaves it alone
+// (may_want_this), and one that would write more in the same run has an error (was_read).
 //
 // A rank may write its shards where nobody sees it begin (an alias of them is out): it is
 // *exposed*, and the others read nothing but copies that it publishes.
@@ -32,22 +38,26 @@ namespace fsdp::internal {
 class VersionWord {
  public:
   static constexpr size_t kRunsKept = 4;
-  static constexpr size_t kCount = 6 + kRunsKept * 4;
+  static constexpr size_t kCount = 10 + kRunsKept * 5;
 
   static constexpr size_t kRun = 0;      // runs opened
   static constexpr size_t kBegun = 1;    // operators begun, in all runs
   static constexpr size_t kDone = 2;     // and ended
   static constexpr size_t kExposed = 3;  // 0 or 1
   static constexpr size_t kSaid = 4;     // after the last one: the caller's word
-  static constexpr size_t kPast = 5;     // runs whose last versions it does not read any more
+  // What other ranks look at whenever they write: apart from what changes with each
+  // operator, in another line of a cache.
+  static constexpr size_t kPast = 8;  // runs whose last versions it does not read any more
+  static constexpr size_t kRead = 9;  // operators in the version that it has read last
   // Of a run that is open or kept.
   static constexpr size_t start(uint64_t run) { return of(run, 0); }  // kBegun when it opened
-  static constexpr size_t kept(uint64_t run) { return of(run, 1); }   // where its last version is
-  static constexpr size_t end(uint64_t run) { return of(run, 2); }    // kBegun of that version
-  static constexpr size_t said(uint64_t run) { return of(run, 3); }
+  static constexpr size_t place(uint64_t run) { return of(run, 1); }  // where it writes
+  static constexpr size_t kept(uint64_t run) { return of(run, 2); }   // where its last version is
+  static constexpr size_t end(uint64_t run) { return of(run, 3); }    // kBegun of that version
+  static constexpr size_t said(uint64_t run) { return of(run, 4); }
 
  private:
-  static constexpr size_t of(uint64_t run, size_t word) { return 6 + run % kRunsKept * 4 + word; }
+  static constexpr size_t of(uint64_t run, size_t word) { return 10 + run % kRunsKept * 5 + word; }
 };
 
 inline constexpr uint64_t kNoEnd = ~uint64_t{0};
@@ -62,16 +72,16 @@ struct ShardVersion {
 };
 
 enum class Found : uint8_t {
-  kLive,    // in the shards themselves, as long as still_live()
-  kKept,    // in the copy `kept`
+  kLive,    // where that rank writes, as long as still_live()
+  kKept,    // where it was kept
   kNotYet,  // that rank has not written as much
   kNever,   // it has written otherwise: more, or in other runs
 };
 
 struct Look {
   Found found = Found::kNotYet;
-  uint64_t kept = 0;
-  uint64_t said = 0;  // that rank's word of that version
+  uint64_t place = 0;  // the caller's words for it
+  uint64_t said = 0;   // that rank's word of that version
 };
 
 // `Line`: load(word), acquire; store(word, value), relaxed; release(word, value);
@@ -98,7 +108,8 @@ Look look(Line& line, const ShardVersion& wanted) {
     const uint64_t exposed = line.load(VersionWord::kExposed);
     const uint64_t done = line.load(VersionWord::kDone);
     const uint64_t begun = line.load(VersionWord::kBegun);
-    const Look live{Found::kLive, 0, line.load(VersionWord::kSaid)};
+    const Look live{Found::kLive, line.load(VersionWord::place(run)),
+                    line.load(VersionWord::kSaid)};
     if (line.load(VersionWord::kRun) != run) continue;
     if (begun > wanted.count) return {Found::kNever};
     if (done < wanted.count || exposed != 0) return {Found::kNotYet};
@@ -106,7 +117,8 @@ Look look(Line& line, const ShardVersion& wanted) {
   }
 }
 
-// After the bytes were copied: whether they are of that version.
+// After the bytes were copied, or before they are read where they lie: whether they are
+// of that version.
 template <class Line>
 bool still_live(Line& line, const ShardVersion& wanted) {
   line.read_fence();
@@ -137,16 +149,22 @@ class ShardVersions {
   void pass(Line& line) const {
     line.release(VersionWord::kPast, run_ + 1);
   }
-  // Begins a run. kept: where the version before can be read from now on; 0: no other
-  // rank may want it, or it was published. REQUIRES: !is_in_run(), and nobody may want
-  // the oldest.
+  // Begins a run that writes at `place`. kept: where the version before can be read from
+  // now on; 0: no other rank may want it, or it was published. REQUIRES: !is_in_run(),
+  // and nobody may want the oldest.
+  struct NewRun {
+    uint64_t place = 0;
+    uint64_t kept = 0;
+    uint64_t said = 0;  // of the version before
+  };
   template <class Line>
-  void open(Line& line, uint64_t kept, uint64_t said) {
-    if (!is_published()) publish_at(line, kept, said);
+  void open(Line& line, const NewRun& run) {
+    if (!is_published()) publish_at(line, run.kept, run.said);
     ++run_;
     start_ = count_;
     published_ = kNoEnd;
     line.store(VersionWord::start(run_), start_);
+    line.store(VersionWord::place(run_), run.place);
     line.store(VersionWord::end(run_), kNoEnd);
     line.release(VersionWord::kRun, run_);
     is_in_run_ = true;
@@ -159,6 +177,14 @@ class ShardVersions {
     line.release(VersionWord::kBegun, count_);  // not seen before its run
     line.fence();
   }
+  // Of the operator that has begun.
+  bool is_first_of_run() const { return count_ == start_ + 1; }
+  // Before it writes anything: whether a rank whose kRead this is has read the version
+  // that was there, which another operator of the same run made. It may still read it
+  // where it lies.
+  bool was_read(uint64_t read_by_other) const {
+    return !is_first_of_run() && read_by_other == count_ - 1;
+  }
   // The operators that have begun have written. said: travels with the version.
   template <class Line>
   void end(Line& line, uint64_t said) {
@@ -168,6 +194,13 @@ class ShardVersions {
   }
   // The next operator begins a run of its own. REQUIRES: !is_writing().
   void close() { is_in_run_ = false; }
+  // This rank is about to look for version() on the others, to read it where it lies.
+  // REQUIRES: !is_in_run().
+  template <class Line>
+  void read(Line& line) const {
+    line.release(VersionWord::kRead, count_);
+    line.fence();
+  }
 
   // The version can be read at `kept`. REQUIRES: !is_writing().
   template <class Line>

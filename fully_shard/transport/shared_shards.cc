@@ -21,14 +21,21 @@ namespace {
 
 // Messages of shards have numbers of their own among those of a channel.
 constexpr uint64_t kFirstNumber = uint64_t{1} << 62;
-constexpr int64_t kLineBytes = 192;
+constexpr int64_t kLineBytes = 256;
+constexpr int64_t kKeptBytes = 64;  // of what a kept version begins with
 
 // The first bytes of a block.
 struct BlockHead {
   std::array<std::atomic<uint64_t>, VersionWord::kCount> words;
-  int64_t bytes, table;  // of the options
+  int64_t bytes, table;  // of ShardsToShare
 };
 static_assert(sizeof(BlockHead) <= kLineBytes);
+
+// The first bytes of a kept version. Its table is behind them.
+struct KeptHead {
+  uint64_t place;
+};
+static_assert(sizeof(KeptHead) <= kKeptBytes);
 
 const BlockHead& head_of(const char* block) { return *reinterpret_cast<const BlockHead*>(block); }
 BlockHead& head_of(char* block) { return *reinterpret_cast<BlockHead*>(block); }
@@ -63,18 +70,18 @@ class OwnLine {
 
 SharedShards::SharedShards(Options options)
     : options_(std::move(options)),
-      rank_(options_.gathers.rank()),
-      block_(options_.channel->memory().shared_memory(kLineBytes + values_bytes())),
-      bytes_(block_.narrow(0, kLineBytes + table_bytes(), options_.bytes)) {
+      block_(options_.channel->memory().shared_memory(kLineBytes + table_bytes())),
+      places_(options_.channel, options_.gathers, options_.number, options_.shards) {
   std::memset(block_.mutable_data_ptr(), 0, block_.nbytes());
-  new (own_block()) BlockHead{.words = {}, .bytes = options_.bytes, .table = options_.table};
+  new (own_block())
+      BlockHead{.words = {}, .bytes = options_.shards.bytes, .table = options_.shards.table};
   OwnLine line(own_block());
-  versions_.open(line, /*kept=*/0, said_);
+  versions_.open(line, {.place = places_.word()});
   versions_.begin(line);
   const auto& channel = *options_.channel;
   const auto number = kFirstNumber + options_.number;
   for (int64_t rank = 0; rank < channel.size(); ++rank) {
-    if (rank == rank_) continue;
+    if (rank == options_.gathers.rank()) continue;
     channel.send(rank, number, {}, block_);
     peers_.push_back({rank, channel.receive(rank, number)});
   }
@@ -86,9 +93,13 @@ SharedShards::~SharedShards() {
     for (const auto& peer : peers_) {
       if (peer.block == nullptr) options_.channel->drop(peer.rank, kFirstNumber + options_.number);
     }
-    std::vector<at::Tensor> copies;
-    for (auto& kept : kept_) copies.push_back(std::move(kept.copy));
-    if (!copies.empty()) options_.channel->memory().keep_while_read(block_, std::move(copies));
+    std::vector<at::Tensor> others;
+    if (!places_.are_in_common()) others.push_back(places_.place());
+    for (auto& kept : kept_) {
+      others.push_back(std::move(kept.head));
+      others.push_back(std::move(kept.place));
+    }
+    if (!others.empty()) options_.channel->memory().keep_while_read(block_, std::move(others));
   } catch (const std::exception&) {
     // A rank is gone, and with it whoever would read or have sent.
   }
@@ -97,10 +108,8 @@ SharedShards::~SharedShards() {
 char* SharedShards::own_block() const { return static_cast<char*>(block_.data_ptr()); }
 
 int64_t SharedShards::table_bytes() const {
-  return align_up(options_.table * static_cast<int64_t>(sizeof(uint64_t)));
+  return align_up(options_.shards.table * static_cast<int64_t>(sizeof(uint64_t)));
 }
-
-int64_t SharedShards::values_bytes() const { return table_bytes() + options_.bytes; }
 
 void SharedShards::await_block(Peer& peer) {
   if (peer.block != nullptr) return;
@@ -109,14 +118,9 @@ void SharedShards::await_block(Peer& peer) {
                "read of shards that a rank has not made yet");
   const auto* const block = static_cast<const char*>(peer.coming->message().body.const_data_ptr());
   const auto& head = head_of(block);
-  if (head.bytes == options_.bytes && head.table == options_.table) return void(peer.block = block);
-  const auto& log = *options_.gathers.log();
-  end_collectives(options_.gathers,
-                  c10::str("the ranks have sharded other models: where rank ", log.global_rank(),
-                           " has a unit of ", options_.bytes, " bytes of shards, rank ",
-                           log.ranks()[static_cast<size_t>(peer.rank)], " has one of ", head.bytes,
-                           ". Build the same model and apply fully_shard to the "
-                           "same modules in the same order on every rank"));
+  if (head.bytes != options_.shards.bytes || head.table != options_.shards.table)
+    report_other_models(options_.gathers, options_.shards.bytes, peer.rank, head.bytes);
+  peer.block = block;
 }
 
 // Runs whose versions it reads no more; 0 where it has not made its shards yet.
@@ -126,13 +130,25 @@ uint64_t SharedShards::past_of(Peer& peer) {
   return PeersLine(peer.block).load(VersionWord::kPast);
 }
 
-// A copy of the values as they are: where it lies.
+bool SharedShards::is_common_free() const {
+  return places_.common().defined() && !places_.are_in_common() &&
+         std::none_of(kept_.begin(), kept_.end(),
+                      [this](const Kept& kept) { return kept.place.is_same(places_.common()); });
+}
+
+// The values as they are stay where they are, and this rank goes on elsewhere; where
+// pointers to them may be out, a copy stays. Returns where its head lies.
 uint64_t SharedShards::keep() {
-  auto copy = options_.channel->memory().memory(values_bytes());
-  std::memcpy(copy.mutable_data_ptr(), own_block() + kLineBytes, copy.nbytes());
-  const auto place = PeerMemory::block_of(copy).word();
-  kept_.push_back({versions_.version().run, std::move(copy)});
-  return place;
+  auto head = options_.channel->memory().shared_memory(kKeptBytes + table_bytes());
+  auto* const first = static_cast<char*>(head.mutable_data_ptr());
+  auto place = versions_.is_exposed()
+                   ? places_.copy()
+                   : places_.move(is_common_free() ? places_.common() : places_.new_place());
+  new (first) KeptHead{.place = places_.word_of(place)};
+  std::memcpy(first + kKeptBytes, own_block() + kLineBytes, static_cast<size_t>(table_bytes()));
+  const auto told = PeerMemory::block_of(head).word();
+  kept_.push_back({versions_.version().run, std::move(head), std::move(place)});
+  return told;
 }
 
 // Copies that no rank can want any more.
@@ -163,24 +179,45 @@ void SharedShards::open_run() {
   versions_.pass(line);
   options_.channel->memory().wake_others();
   await_room();
-  forget_kept();
   if (!versions_.is_published()) {
     options_.patience->await(options_.channel->memory(), [this] { return !is_wanted_by_others(); });
   }
+  forget_kept();
   const bool keeps = !versions_.is_published() && is_wanted_by_others();
-  versions_.open(line, keeps ? keep() : 0, said_);
+  const uint64_t kept = keeps ? keep() : 0;
+  if (!keeps && !versions_.is_exposed() && is_common_free()) places_.move(places_.common());
+  versions_.open(line, {.place = places_.word(), .kept = kept, .said = said_});
   options_.channel->memory().wake_others();
 }
 
-void SharedShards::begin_write() {
+void SharedShards::begin_write(c10::function_ref<std::string()> unit) {
+  TORCH_INTERNAL_ASSERT(reads_in_place_ == 0);
   if (!versions_.is_in_run()) open_run();
   OwnLine line(own_block());
   versions_.begin(line);
+  check_not_read(unit);
+}
+
+// Some rank could be reading what this operator is about to write.
+void SharedShards::check_not_read(c10::function_ref<std::string()> unit) const {
+  if (versions_.is_first_of_run()) return;
+  const auto reader = std::find_if(peers_.begin(), peers_.end(), [this](const Peer& peer) {
+    return peer.block != nullptr &&
+           versions_.was_read(PeersLine(peer.block).load(VersionWord::kRead));
+  });
+  if (reader == peers_.end()) return;
+  const auto& log = *options_.gathers.log();
+  const auto other = log.ranks()[static_cast<size_t>(reader->rank)];
+  end_collectives(options_.gathers,
+                  c10::str("write of the shards of ", unit(), " failed on rank ", log.global_rank(),
+                           ": rank ", other, " has read them as ", versions_.version().count - 2,
+                           " write operators made them, and this rank has not. Between two writes "
+                           "that no backward separates either all ranks read the unit or none"));
 }
 
 void SharedShards::end_write(const ShardValues& values) {
   if (values.word != 0) {
-    TORCH_INTERNAL_ASSERT(static_cast<int64_t>(values.table.size()) == options_.table);
+    TORCH_INTERNAL_ASSERT(static_cast<int64_t>(values.table.size()) == options_.shards.table);
     std::memcpy(own_block() + kLineBytes, values.table.data(),
                 values.table.size() * sizeof(uint64_t));
   }
@@ -222,23 +259,38 @@ void SharedShards::give_out() {
   versions_.expose(line);
 }
 
-std::unique_ptr<SharedRead> SharedShards::read(std::string what) {
+std::unique_ptr<SharedRead> SharedShards::read(std::string what, ReadBy by) {
   options_.gathers.log()->check_usable(what);
-  return std::make_unique<SharedRead>(shared_from_this(), std::move(what));
+  if (setting_ != PeerMemorySetting::kOn) by = ReadBy::kCopy;
+  return std::make_unique<SharedRead>(shared_from_this(), std::move(what), by);
 }
 
 GatheredRows SharedRead::wait() {
   auto& shards = *shards_;
   version_ = shards.close_version();
-  sources_.assign(shards.peers_.size() + 1, {shards.own_block() + kLineBytes, shards.said_});
+  if (by_ == SharedShards::ReadBy::kInPlace && shards.places_.are_in_common()) {
+    OwnLine line(shards.own_block());
+    shards.versions_.read(line);
+  }
+  const Source own{static_cast<const char*>(shards.bytes().const_data_ptr()),
+                   shards.own_block() + kLineBytes, shards.said_,
+                   shards.places_.are_in_common() && !shards.versions_.is_exposed()};
+  sources_.assign(shards.peers_.size() + 1, own);
   for (auto& peer : shards.peers_) sources_[static_cast<size_t>(peer.rank)] = find(peer);
   std::vector<const char*> rows;
   std::vector<NoticeWords> words;
   for (const auto& source : sources_) {
-    rows.push_back(source.values + shards.table_bytes());
+    rows.push_back(source.values);
     words.push_back({.agreement = source.said});
   }
   return {std::move(rows), std::move(words), shards_};
+}
+
+std::unique_ptr<ReadInPlace> SharedRead::in_place() const {
+  const bool can = by_ == SharedShards::ReadBy::kInPlace &&
+                   std::all_of(sources_.begin(), sources_.end(),
+                               [](const Source& source) { return source.is_in_common; });
+  return can ? std::make_unique<ReadInPlace>(shards_) : nullptr;
 }
 
 SharedRead::Source SharedRead::find(SharedShards::Peer& peer) const {
@@ -249,9 +301,11 @@ SharedRead::Source SharedRead::find(SharedShards::Peer& peer) const {
     const auto seen = look(line, version_);
     switch (seen.found) {
       case Found::kLive:
-        return {peer.block + kLineBytes, seen.said, peer.block};
+        return {shards_->places_.at(peer.rank, seen.place), peer.block + kLineBytes, seen.said,
+                ShardPlaces::is_common(seen.place), peer.block};
       case Found::kKept:
-        return {options.channel->block_of(peer.rank, BlockRef(seen.kept)), seen.said};
+        return kept_at(peer.rank, options.channel->block_of(peer.rank, BlockRef(seen.place)),
+                       seen.said);
       case Found::kNever:
         report(peer);
       case Found::kNotYet:
@@ -263,6 +317,11 @@ SharedRead::Source SharedRead::find(SharedShards::Peer& peer) const {
     await_peer(options.gathers, peer.rank, options.channel->wait_until(peer.rank, has_come),
                version_in_words());
   }
+}
+
+SharedRead::Source SharedRead::kept_at(int64_t rank, const char* head, uint64_t said) const {
+  const auto place = reinterpret_cast<const KeptHead*>(head)->place;
+  return {shards_->places_.at(rank, place), head + kKeptBytes, said, /*is_in_common=*/false};
 }
 
 // The first operator made them.
@@ -292,8 +351,8 @@ bool SharedRead::was_right() {
     const auto& source = sources_[rank];
     if (source.said != shards_->said_ && source.said != 0) {
       auto& table = tables_[rank];
-      table.resize(static_cast<size_t>(shards_->options_.table));
-      std::memcpy(table.data(), source.values, table.size() * sizeof(uint64_t));
+      table.resize(static_cast<size_t>(shards_->options_.shards.table));
+      std::memcpy(table.data(), source.table, table.size() * sizeof(uint64_t));
     }
     if (source.live_in == nullptr) continue;
     PeersLine line(source.live_in);

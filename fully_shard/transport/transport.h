@@ -33,6 +33,7 @@ namespace fsdp::internal {
 
 class HostExchange;
 class SharedShards;
+struct ShardsToShare;
 class UnorderedReductions;
 
 // What a unit without a path is called.
@@ -62,10 +63,9 @@ class Transport {
   // uint8 [shard_count, row_bytes], contiguous per row (the row stride may be larger),
   // not initialised.
   virtual at::Tensor row_memory(int64_t row_bytes, c10::Device device) = 0;
-  // Shards of `bytes` on every rank that the others read by themselves, with `table`
-  // words beside them; null where ranks do not share memory. In one order on all ranks;
-  // does not block.
-  virtual std::shared_ptr<SharedShards> share_shards(int64_t /*bytes*/, int64_t /*table*/) {
+  // Shards that the other ranks read by themselves; null where ranks do not share memory.
+  // In one order on all ranks; blocks as the constructor of SharedShards.
+  virtual std::shared_ptr<SharedShards> share_shards(const ShardsToShare& /*shards*/) {
     return nullptr;
   }
   // Of shards that are copied to be gathered once: as shard_memory(), but what is not

@@ -6,6 +6,7 @@
 #include "tests/fully_shard/support/traffic.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
@@ -356,7 +357,7 @@ TEST_P(CheckpointedReductions, LeaveOncePerUnitAndStepAndNoneIsLate) {
         EXPECT_EQ(after.reduce_scatters - before.reduce_scatters, kUnits);
         EXPECT_EQ(after.late_reduce_scatters - before.late_reduce_scatters, 0);
         EXPECT_EQ(after.gradient_bytes, 0);
-        EXPECT_EQ(after.unsharded_bytes, 0);
+        EXPECT_EQ(resident_bytes(after), 0);
         const auto expected = plain.model->parameters(), actual = saving.model->parameters();
         for (size_t i = 0; i < expected.size(); ++i) {
           ASSERT_TRUE(actual[i].grad().defined()) << i;

@@ -5,6 +5,7 @@
 #include "tests/fully_shard/support/traffic.h"
 #include "tests/support/default_generator.h"
 #include "tests/support/full_value.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
@@ -89,14 +90,14 @@ TEST_P(Offloaded, MembersHaveMemoryOfTheirOwnAndItGoes) {
   on_ranks([this](int64_t, const DeviceMesh& mesh) {
     auto layer = make_layer(mesh);
     const auto shards = counters(mesh).sharded_bytes;
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     {
       const Unsharded unsharded(layer->weight);
-      EXPECT_EQ(counters(mesh).unsharded_bytes, world() * shards);
+      EXPECT_EQ(resident_bytes(counters(mesh)), world() * shards);
       EXPECT_NE(layer->weight.const_data_ptr(),
                 DTensor(layer->parameters()[0]).to_local().const_data_ptr());
     }
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     EXPECT_EQ(counters(mesh).staging_bytes, 0) << "the row went when the gather was over";
     EXPECT_EQ(counters(mesh).sharded_bytes, shards);
   });

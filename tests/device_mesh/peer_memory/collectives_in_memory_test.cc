@@ -168,7 +168,7 @@ TEST(CollectivesInPeerMemory, AreNotUsedWhereABackendWasPutInPlace) {
 TEST(CollectivesInPeerMemory, AnUnknownValueOfTheSwitchIsAnError) {
   const WithEnvironment switched("FSDP_PEER_MEMORY", "maybe");
   EXPECT_THAT(testing::message_of([] { run_ranks(2, [](int64_t) {}); }),
-              ::testing::AllOf(HasSubstr("FSDP_PEER_MEMORY=maybe"), HasSubstr("on and off")));
+              ::testing::AllOf(HasSubstr("FSDP_PEER_MEMORY=maybe"), HasSubstr("on, copy and off")));
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 // behind.
 #include "tests/fully_shard/support/traffic.h"
 #include "tests/support/full_value.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
@@ -43,7 +44,7 @@ Chain sharded(Chain model, const DeviceMesh& mesh) {
 int64_t layer_bytes(Chain& model, const DeviceMesh& mesh) {
   auto unit = get_fsdp_module(*model->layers[0]);
   unit.unshard();
-  const auto bytes = counters(mesh).unsharded_bytes;
+  const auto bytes = resident_bytes(counters(mesh));
   unit.reshard();
   return bytes;
 }
@@ -54,7 +55,7 @@ torch::Tensor input(bool requires_grad = false) {
 
 void expect_all_empty(const DeviceMesh& mesh) {
   const auto now = counters(mesh);
-  EXPECT_EQ(now.unsharded_bytes, 0);
+  EXPECT_EQ(resident_bytes(now), 0);
   EXPECT_EQ(now.staging_bytes, 0);
   EXPECT_EQ(now.gradient_bytes, 0);
 }
@@ -69,7 +70,7 @@ TEST_P(FrozenUnits, BetweenTrainableOnesAreEmptiedInBackwardWhenTheirTurnIsOver)
       auto x = input(/*requires_grad=*/true);
       int64_t at_the_input = -1;
       x.register_hook([&](const torch::Tensor&) {
-        at_the_input = counters(mesh).unsharded_bytes;  // the first layer was the last touched
+        at_the_input = resident_bytes(counters(mesh));  // the first layer was the last touched
       });
       const auto loss = model(x).sum();
       const auto traffic = traffic_of(mesh, [&] { loss.backward(); });

@@ -2,6 +2,7 @@
 // backwards in any order.
 #include "tests/fully_shard/support/parity.h"
 #include "tests/support/full_value.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
@@ -141,7 +142,7 @@ TEST_P(Derivatives, InSeveralBackwardsAddUpToTheUnshardedOnes) {
                                     plain->parameters()[i].grad() / world(), 1e-9, 1e-12))
             << "parameter " << i;
       }
-      EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+      EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     }
   });
 }

@@ -3,6 +3,7 @@
 #include "tests/fully_shard/support/traffic.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/thread_ranks.h"
 
@@ -89,7 +90,7 @@ TEST_P(HybridSharding, OneShardPerReplicaIsGatheredFromNoOtherRank) {
     EXPECT_EQ(counters(mesh).all_gather_bytes > 0, has_shards);
     EXPECT_EQ(counters(mesh).reduce_scatter_bytes > 0, has_shards);
     EXPECT_EQ(counters(mesh).all_reduces, has_replicas() ? kUnitsOfDepth : 0);
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     const auto entry = DTensor(dynamic_cast<DecoderImpl&>(*model.module).head->parameters()[0]);
     EXPECT_EQ(entry.to_local().numel() < entry.numel(), has_shards);
   });

@@ -2,6 +2,7 @@
 // numbers.
 #include "tests/fully_shard/support/parity.h"
 #include "tests/support/full_value.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
@@ -85,7 +86,7 @@ TEST_P(Dtypes, AllInOneUnitTrain) {
     }
     EXPECT_TRUE(torch::equal(full_value(model->parameters()[6]),
                              torch::arange(1, 16).view({5, 3}).to(torch::kLong)));
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
   });
 }
 

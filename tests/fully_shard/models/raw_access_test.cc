@@ -4,6 +4,7 @@
 #include "tests/fully_shard/support/bit_equality.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/with_environment.h"
 #include "tests/support/write_checks.h"
 
 #include <ATen/CPUFunctions.h>
@@ -202,7 +203,9 @@ TEST(InterceptionRawAccess, AnEmptyMemberKeepsItsSizeInBytes) {
       [](Cells& cells, FSDPModule) { EXPECT_GE(cells.members()[0].storage().nbytes(), 64); });
 }
 
+// In place there is nothing to poison: that mode makes copies.
 TEST(InterceptionRawAccess, APointerKeptAcrossAnEvictionReadsGarbageInPoisonMode) {
+  const WithEnvironment copies("FSDP_PEER_MEMORY", "copy");
   on_two_ranks([](Cells& cells, FSDPModule unit) {
     torch::NoGradGuard no_grad;
     unit.unshard();

@@ -1,6 +1,7 @@
 // Several models on one mesh: switches, schedules and failures of one are its own.
 #include "tests/fully_shard/support/traffic.h"
 #include "tests/support/full_value.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
@@ -29,7 +30,7 @@ TEST_P(ScopeEffects, IsLastBackwardFalseOfOneModelLeavesAnothersGradientsAlone) 
     b.forward();
     EXPECT_EQ(b.backward().reduce_scatters, kUnits);
     EXPECT_EQ(count_gradients(*b.model), all);
-    EXPECT_EQ(b.unsharded_bytes(), 0);
+    EXPECT_EQ(b.resident_bytes(), 0);
     const auto once = full_gradient(b.model->head->parameters()[0]);
 
     a.forward();
@@ -46,7 +47,7 @@ TEST_P(ScopeEffects, IsLastBackwardFalseOfOneModelLeavesAnothersGradientsAlone) 
     a.backward();
     EXPECT_EQ(count_gradients(*a.model), all);
     EXPECT_TRUE(torch::allclose(full_gradient(a.model->head->parameters()[0]), 2 * once));
-    EXPECT_EQ(a.unsharded_bytes(), 0);
+    EXPECT_EQ(a.resident_bytes(), 0);
     EXPECT_EQ(counters(mesh).gradient_bytes, 0);
     EXPECT_EQ(counters(mesh).staging_bytes, 0);
   });
@@ -58,11 +59,11 @@ TEST_P(ScopeEffects, IsLastBackwardFalseEmptiesNothing) {
     decoder.root().set_is_last_backward(false);
     decoder.forward();
     decoder.backward();
-    EXPECT_GT(decoder.unsharded_bytes(), 0);
+    EXPECT_GT(decoder.resident_bytes(), 0);
     decoder.root().set_is_last_backward(true);
     decoder.forward();
     decoder.backward();
-    EXPECT_EQ(decoder.unsharded_bytes(), 0);
+    EXPECT_EQ(decoder.resident_bytes(), 0);
   });
 }
 
@@ -92,14 +93,14 @@ TEST_P(ScopeEffects, AFailedBackwardLeavesAnotherModelsParametersAndPendingGradi
       b.backward();
     }
     const auto kept = counters(mesh);
-    EXPECT_GT(kept.unsharded_bytes, 0);
+    EXPECT_GT(resident_bytes(kept), 0);
     EXPECT_GT(kept.gradient_bytes, 0);
 
     auto x = a.model->embedding(make_data(5).index);
     for (auto& block : a.model->blocks) x = block(x);
     x.register_hook([](const torch::Tensor&) { throw std::runtime_error("in backward"); });
     EXPECT_THROW(a.model->head(a.model->norm(x)).sum().backward(), std::exception);
-    EXPECT_EQ(counters(mesh).unsharded_bytes, kept.unsharded_bytes);
+    EXPECT_EQ(resident_bytes(counters(mesh)), resident_bytes(kept));
     EXPECT_EQ(counters(mesh).gradient_bytes, kept.gradient_bytes);
     EXPECT_EQ(counters(mesh).staging_bytes, 0);
 
@@ -153,7 +154,7 @@ TEST_P(ScopeEffects, OneBackwardThroughTwoModelsReducesBoth) {
         (loss_of(a.model, data) + loss_of(b.model, data)).backward();
       });
       EXPECT_EQ(traffic.reduce_scatters, 2 * kUnits) << step;
-      EXPECT_EQ(counters(mesh).unsharded_bytes, 0) << step;
+      EXPECT_EQ(resident_bytes(counters(mesh)), 0) << step;
       alone.forward();
       alone.backward();
       EXPECT_TRUE(torch::equal(full_gradient(a.model->head->parameters()[0]),
@@ -171,10 +172,10 @@ TEST_P(ScopeEffects, ARootThatReshardsGoesWhenAnotherOnItsMeshIsTouched) {
     fully_shard(a, mesh, {.reshard_after_forward = true});
     fully_shard(b, mesh, {.reshard_after_forward = true});
     b(torch::ones({1, 4}));
-    const auto bytes_of_b = counters(mesh).unsharded_bytes;
+    const auto bytes_of_b = resident_bytes(counters(mesh));
     a(torch::ones({1, 8}));
     b(torch::ones({1, 4}));
-    EXPECT_EQ(counters(mesh).unsharded_bytes, bytes_of_b);
+    EXPECT_EQ(resident_bytes(counters(mesh)), bytes_of_b);
   });
 }
 
@@ -199,7 +200,7 @@ TEST_P(ScopeEffects, ForgettingAScheduleForgetsWhereARootsForwardIsOver) {
     MeasuredDecoder decoder(mesh, {}, {.reshard_after_forward = true});
     const auto bytes_after_forward = [&] {
       decoder.forward();
-      const auto bytes = decoder.unsharded_bytes();
+      const auto bytes = decoder.resident_bytes();
       decoder.backward();
       return bytes;
     };

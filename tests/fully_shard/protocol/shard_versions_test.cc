@@ -2,6 +2,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <random>
@@ -23,13 +24,15 @@ namespace {
 // What a rank does, one letter each:
 //   w  an operator writes the unit       r  reads all ranks' shards
 //   e  a backward ends                   x  gives an alias out, writes through it, and says so
+//   i  begins to read the shards where they lie, if all ranks' can be read so; else as r
+//   u  looks at them there, once more
 //   l  leaves, at the end of every program
 using Program = std::string;
 
 constexpr size_t kMaxRanks = 3, kHalves = 2, kCopies = 6;
-constexpr size_t kLive = VersionWord::kCount, kKept = kLive + kHalves;
-constexpr size_t kLeft = kKept + kCopies * kHalves;  // 1: its program is over
-constexpr size_t kCells = kLeft + 1;                 // of a rank
+constexpr size_t kPlaces = VersionWord::kCount;        // where all ranks' shards lie, then others
+constexpr size_t kLeft = kPlaces + kCopies * kHalves;  // 1: its program is over
+constexpr size_t kCells = kLeft + 1;                   // of a rank
 
 struct Store {
   uint8_t cell;
@@ -43,7 +46,9 @@ struct Rank {
   ShardVersions versions;
   uint8_t at = 0, stage = 0, peer = 0;  // in its program, in that operation, for that rank
   uint8_t copies = 0;                   // made so far
-  bool failed = false, mixed = false;
+  uint8_t place = 0;                    // where it writes
+  uint8_t common_kept = 0;              // the run whose last version it has left in place 0
+  bool failed = false, mixed = false, in_place = false;
   std::vector<uint8_t> loaded;  // by the operation's loads so far
   std::vector<uint8_t> stored;  // stores that the operation has made, by their number
   std::vector<Store> buffer;
@@ -64,8 +69,10 @@ std::string key_of(const State& state, size_t ranks) {
          {version.run, version.start, version.count, uint64_t{rank.versions.is_writing()},
           uint64_t{rank.versions.is_in_run()}, uint64_t{rank.versions.is_exposed()},
           uint64_t{rank.versions.is_published()}, uint64_t{rank.at}, uint64_t{rank.stage},
-          uint64_t{rank.peer}, uint64_t{rank.copies}, uint64_t{rank.failed}, uint64_t{rank.mixed},
-          uint64_t{rank.loaded.size()}, uint64_t{rank.stored.size()}, uint64_t{rank.buffer.size()}})
+          uint64_t{rank.peer}, uint64_t{rank.copies}, uint64_t{rank.place},
+          uint64_t{rank.common_kept}, uint64_t{rank.in_place}, uint64_t{rank.failed},
+          uint64_t{rank.mixed}, uint64_t{rank.loaded.size()}, uint64_t{rank.stored.size()},
+          uint64_t{rank.buffer.size()}})
       key.push_back(static_cast<char>(each));
     key.append(rank.loaded.begin(), rank.loaded.end());
     for (const auto& store : rank.buffer) {
@@ -201,9 +208,9 @@ class Explorer {
       void fence() {}
     } line{state.memory[self]};
     auto& versions = state.ranks[self].versions;
-    versions.open(line, 0, 0);
+    versions.open(line, {});
     versions.begin(line);
-    for (size_t half = 0; half < kHalves; ++half) line.store(kLive + half, 1);
+    for (size_t half = 0; half < kHalves; ++half) line.store(kPlaces + half, 1);
     versions.end(line, 0);
     versions.close();
   }
@@ -297,6 +304,8 @@ class Explorer {
           return publish(replay, rank, self);
         rank.versions.close();
         return next_operation(rank);
+      case 'u':
+        return use(replay, rank, self);
       default:
         return read(replay, state, rank, self);
     }
@@ -307,12 +316,28 @@ class Explorer {
     rank.stage = rank.peer = 0;
   }
 
-  // A copy of the live bytes: its number, from 1 on.
-  static uint64_t keep(Replay& replay, Rank& rank, size_t self) {
-    const size_t place = kKept + rank.copies++ % kCopies * kHalves;
+  static size_t cell_of(uint64_t place, size_t half) { return kPlaces + place * kHalves + half; }
+
+  // A copy of what is there, at `place`.
+  static void copy_to(Replay& replay, const Rank& rank, size_t self, uint64_t place) {
     for (size_t half = 0; half < kHalves; ++half)
-      replay.store(place + half, replay.load(self, kLive + half), false);
-    return (place - kKept) / kHalves + 1;
+      replay.store(cell_of(place, half), replay.load(self, cell_of(rank.place, half)), false);
+  }
+  static uint8_t other_place(Rank& rank) {
+    return static_cast<uint8_t>(1 + rank.copies++ % (kCopies - 1));
+  }
+  // Where the version before stays is told by its place plus 1. Aliases of where the rank
+  // writes may be out: there it stays.
+  static uint64_t keep(Replay& replay, Rank& rank, size_t self) {
+    const bool common_is_free = rank.place != 0 && rank.common_kept == 0;
+    const uint8_t place =
+        common_is_free && !rank.versions.is_exposed() ? uint8_t{0} : other_place(rank);
+    copy_to(replay, rank, self, place);
+    if (rank.versions.is_exposed()) return uint64_t{place} + 1;
+    const auto left = rank.place;
+    if (left == 0) rank.common_kept = static_cast<uint8_t>(rank.versions.version().run);
+    rank.place = place;
+    return uint64_t{left} + 1;
   }
   void publish(Replay& replay, Rank& rank, size_t self) {
     ModelLine line(replay, self);
@@ -323,24 +348,34 @@ class Explorer {
   void open_run(Replay& replay, Rank& rank, size_t self) {
     ModelLine line(replay, self);
     bool may_want_this = false;
+    uint64_t least = kNoEnd;
     for (size_t peer = 0; peer < size(); ++peer) {
       if (peer == self) continue;
       const auto past = ModelLine(replay, peer).load(VersionWord::kPast);
       if (rank.versions.may_want_oldest(past)) throw Blocked{};
       may_want_this |= rank.versions.may_want_this(past);
+      least = std::min(least, past);
     }
+    if (rank.common_kept < least) rank.common_kept = 0;
     const bool keeps = may_want_this && !rank.versions.is_published();
-    rank.versions.open(line, keeps ? keep(replay, rank, self) : 0, 0);
+    const uint64_t kept = keeps ? keep(replay, rank, self) : 0;
+    const bool goes_back = rank.place != 0 && rank.common_kept == 0 && !keeps;
+    if (goes_back && !rank.versions.is_exposed()) {
+      copy_to(replay, rank, self, 0);
+      rank.place = 0;
+    }
+    rank.versions.open(line, {.place = rank.place, .kept = kept});
   }
 
   void store_bytes(Replay& replay, const Rank& rank) {
     for (size_t half = 0; half < kHalves; ++half)
-      replay.store(kLive + half, rank.versions.version().count, false);
+      replay.store(cell_of(rank.place, half), rank.versions.version().count, false);
   }
 
   // In stages, so that what is run again is short.
   void write(Replay& replay, Rank& rank, size_t self, bool told) {
     ModelLine line(replay, self);
+    rank.in_place = false;
     switch (rank.stage++) {
       case 0:
         if (!rank.versions.is_in_run()) rank.versions.pass(line);
@@ -351,6 +386,12 @@ class Explorer {
       case 2:
         return rank.versions.begin(line);
       case 3:
+        for (size_t peer = 0; peer < size(); ++peer) {
+          if (peer == self || rank.versions.is_first_of_run()) continue;
+          rank.failed |= rank.versions.was_read(ModelLine(replay, peer).load(VersionWord::kRead));
+        }
+        return;
+      case 4:
         if (told) store_bytes(replay, rank);
         return;
       default:
@@ -368,7 +409,7 @@ class Explorer {
     }
     if (rank.peer == 0) {  // through the alias: counts as the operator that is told below
       for (size_t half = 0; half < kHalves; ++half)
-        replay.store(kLive + half, rank.versions.version().count + 1, false);
+        replay.store(cell_of(rank.place, half), rank.versions.version().count + 1, false);
       rank.peer = 1;
       return;
     }
@@ -376,12 +417,22 @@ class Explorer {
   }
 
   void read(Replay& replay, State&, Rank& rank, size_t self) {
-    if (rank.stage == 0) {
-      if (rank.versions.is_exposed() && !rank.versions.is_published())
-        return publish(replay, rank, self);
-      rank.versions.close();
-      rank.stage = 1;
-      return;
+    ModelLine own(replay, self);
+    const bool may_stay = programs_[self][rank.at] == 'i';
+    switch (rank.stage) {
+      case 0:
+        if (rank.versions.is_exposed() && !rank.versions.is_published())
+          return publish(replay, rank, self);
+        rank.versions.close();
+        rank.in_place = may_stay;
+        rank.stage = 1;
+        return;
+      case 1:
+        rank.stage = 2;
+        if (may_stay) return rank.versions.read(own);
+        break;
+      default:
+        break;
     }
     if (rank.peer == self) ++rank.peer;
     if (rank.peer >= size()) return next_operation(rank);
@@ -395,13 +446,25 @@ class Explorer {
       return;
     }
     const bool is_live = found.found == Found::kLive;
-    const size_t place = is_live ? kLive : kKept + (found.kept - 1) * kHalves;
-    bool is_right = is_live || found.kept > 0;
+    rank.in_place = rank.in_place && is_live && found.place == 0;
+    const auto place = is_live ? found.place : found.place - 1;
+    bool is_right = is_live || found.place > 0;
     for (size_t half = 0; is_right && half < kHalves; ++half)
-      is_right = replay.load(rank.peer, place + half) == wanted.count && is_right;
+      is_right = replay.load(rank.peer, cell_of(place, half)) == wanted.count && is_right;
     if (is_live && !still_live(line, wanted)) return;  // looks again
     rank.mixed |= !is_right;
     ++rank.peer;
+  }
+
+  // No second look.
+  void use(Replay& replay, Rank& rank, size_t self) {
+    for (size_t peer = 0; rank.in_place && peer < size(); ++peer) {
+      for (size_t half = 0; peer != self && half < kHalves; ++half) {
+        const auto seen = replay.load(peer, cell_of(0, half));
+        rank.mixed |= seen != rank.versions.version().count;
+      }
+    }
+    next_operation(rank);
   }
 
   void add(const State& state) {
@@ -449,6 +512,24 @@ TEST(ShardVersions, OneRankAloneReads) { expect_right({"rwr", "w"}); }
 
 TEST(ShardVersions, OneRankIsAhead) { expect_right({"wewr", "rwew"}); }
 
+TEST(ShardVersions, ShardsThatAreReadWhereTheyLie) {
+  expect_right({"iuwiu", "wiu"});
+  expect_right({"iuw", "iuw"});
+  expect_right({"iuewiu", "wiuew"});
+  expect_right({"iuwu", "ww"});
+}
+
+TEST(ShardVersions, ShardsAreReadWhereTheyLieBesideAliases) {
+  expect_right({"iuwu", "xu"});
+  expect_right({"iuwr", "xr"});
+}
+
+// The one that writes more finds it, before it does.
+TEST(ShardVersions, ShardsThatAreWrittenWhileTheyAreReadWhereTheyLie) {
+  expect_error({"wiuuwr", "wwr"});
+  expect_error({"wiuu", "wwr"});
+}
+
 TEST(ShardVersions, AliasesThatAreWritten) {
   expect_right({"xr", "xr"});
   expect_right({"rxr", "rwr"});
@@ -476,7 +557,7 @@ std::vector<Program> draw_programs(std::mt19937& random) {
     const auto writes = random() % 3;
     for (auto& each : programs) {
       for (size_t i = 0; i < writes; ++i) each += random() % 4 == 0 ? 'x' : 'w';
-      for (auto reads = random() % 3; reads > 0; --reads) each += 'r';
+      for (auto reads = random() % 3; reads > 0; --reads) each += random() % 2 == 0 ? "r" : "iuu";
       each += 'e';
     }
   }

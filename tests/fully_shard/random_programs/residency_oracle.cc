@@ -1,6 +1,7 @@
 #include "tests/fully_shard/random_programs/residency_oracle.h"
 
 #include "fully_shard/params/fsdp_param_group.h"
+#include "tests/support/resident_bytes.h"
 
 #include <sstream>
 #include <utility>
@@ -66,7 +67,7 @@ void ResidencyOracle::differ(const std::string& what) {
 }
 
 void ResidencyOracle::check_bytes() {
-  const auto held = counters(mesh_).unsharded_bytes - start_.unsharded_bytes;
+  const auto held = resident_bytes(counters(mesh_)) - resident_bytes(start_);
   int64_t known = 0;
   int unknown = -1;
   const auto resident = model_.resident();

@@ -142,6 +142,7 @@ int64_t expected_kept_bytes(const ChainSize& chain, const ChainPolicy& policy) {
   const auto waiting = waiting_bytes(chain, policy);
   if (policy.shards == 1 || policy.keeps == Keeps::kNothing) return waiting;
   const bool keeps_part = policy.keeps == Keeps::kPart;
+  if (!keeps_part && policy.shows == Shows::kShards) return waiting;
   return waiting + sum(chain.blocks, [&](const UnitSize& block) {
            return keeps_part ? gathered_row(block, policy.neighbours)
                              : policy.shards * gathered_row(block, policy.shards);
@@ -158,10 +159,12 @@ int64_t expected_peak_bytes(const ChainSize& chain, const ChainPolicy& policy) {
   const auto row = [&](const UnitSize& unit) { return reduced_row(unit, policy.shards); };
   const auto units = units_of(chain);
   const auto largest_row = largest(units, row);
-  // The root's parameters and gradients stay until backward ends.
-  auto bytes = parameters(chain.root) + policy.shards * row(chain.root);
+  // The root's gradients and parameters stay until backward ends.
+  auto bytes = policy.shards * row(chain.root);
+  if (policy.shows == Shows::kCopies) bytes += parameters(chain.root);
   // The unit in turn, and the gather of the next one.
-  bytes += 2 * largest(units, parameters);
+  if (policy.shows == Shows::kCopies || policy.keeps == Keeps::kPart)
+    bytes += 2 * largest(units, parameters);
   // Gradients of the unit in turn; those of the one before on their way, and what comes.
   bytes += 2 * policy.shards * largest_row + largest_row;
   // A received row on its way to the replicas, and what comes from there.

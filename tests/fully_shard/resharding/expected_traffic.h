@@ -38,12 +38,17 @@ struct ChainSize {
 // What blocks leave between forward and backward.
 enum class Keeps { kNothing, kAll, kPart };
 
+// How parameters are there while they are used: in memory of their own, or, as in peer
+// memory, where the shards lie. What neighbours keep a part of is copied in backward.
+enum class Shows { kCopies, kShards };
+
 // REQUIRES: replicas == 1, or shards > 1.
 struct ChainPolicy {
   int64_t shards = 1, replicas = 1;
   Keeps keeps = Keeps::kNothing;
   int64_t neighbours = 1;  // of kPart: the ranks that keep a part each
   Accumulation accumulation = Accumulation::kOff;
+  Shows shows = Shows::kCopies;
 };
 
 // As the counters of the same names.

@@ -1,15 +1,18 @@
 // What each combination of a mesh, a resharding policy, a kind of parameters and a way to
 // accumulate sends and holds: exactly the collectives and bytes that the policies ask
 // for, within the memory formula, at depth 4 and 32.
+#include "device_mesh/peer_memory/peer_memory_setting.h"
 #include "tests/fully_shard/resharding/expected_traffic.h"
 #include "tests/fully_shard/resharding/policies.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/with_environment.h"
 
 #include <gtest/gtest.h>
 
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
@@ -36,14 +39,22 @@ ChainSize size_of(const VariedModel& model) {
   return chain;
 }
 
-ChainPolicy chain_policy_of(const Policies& policies, Accumulation accumulation) {
+// Peer memory as it is by default, and where ranks are to copy; over Gloo there is none.
+std::vector<std::string> settings() {
+  if (internal::peer_memory_setting() == internal::PeerMemorySetting::kOff) return {"off"};
+  return {"on", "copy"};
+}
+
+ChainPolicy chain_policy_of(const Policies& policies, Accumulation accumulation,
+                            const std::string& setting) {
   const auto& reshard = *policies.reshard;
   const auto kept = reshard.reshards() ? Keeps::kNothing : Keeps::kAll;
   return {.shards = policies.shards(),
           .replicas = policies.ranks() / policies.shards(),
           .keeps = reshard.world() ? Keeps::kPart : kept,
           .neighbours = policies.neighbours(),
-          .accumulation = accumulation};
+          .accumulation = accumulation,
+          .shows = setting == "on" && !policies.is_hybrid() ? Shows::kShards : Shows::kCopies};
 }
 
 StepTraffic between(const Counters& before, const Counters& after) {
@@ -63,7 +74,8 @@ class PolicyTraffic : public ::testing::TestWithParam<Policies> {
 
   // Trains until steps repeat, looks at one step of each kind of accumulation, and says
   // what it held.
-  std::map<Accumulation, Held> held_by_steps(Parameters kind, int64_t depth, int64_t rank,
+  std::map<Accumulation, Held> held_by_steps(const std::string& setting, Parameters kind,
+                                             int64_t depth, int64_t rank,
                                              const DeviceMesh& mesh) const {
     VariedModel model(kind, depth);
     const auto chain = size_of(model);
@@ -75,7 +87,7 @@ class PolicyTraffic : public ::testing::TestWithParam<Policies> {
     for (const auto accumulation : kAllAccumulations) {
       SCOPED_TRACE("depth " + std::to_string(depth) + ", accumulation " +
                    std::to_string(static_cast<int>(accumulation)));
-      const auto policy = chain_policy_of(GetParam(), accumulation);
+      const auto policy = chain_policy_of(GetParam(), accumulation, setting);
       reset_peak(mesh);
       const auto before = counters(mesh);
       step(model, optimizer, accumulation, rank);
@@ -93,6 +105,15 @@ class PolicyTraffic : public ::testing::TestWithParam<Policies> {
     return kind != Parameters::kUnused || !GetParam().is_hybrid();
   }
 
+  static void expect_grows_by_what_is_kept(std::map<Accumulation, Held>& shallow,
+                                           std::map<Accumulation, Held>& deep) {
+    for (const auto accumulation : kAllAccumulations) {
+      EXPECT_EQ(deep[accumulation].peak - shallow[accumulation].peak,
+                deep[accumulation].expected_kept - shallow[accumulation].expected_kept)
+          << "accumulation " << static_cast<int>(accumulation);
+    }
+  }
+
  private:
   static void step(VariedModel& model, torch::optim::SGD& optimizer, Accumulation accumulation,
                    int64_t rank) {
@@ -105,19 +126,17 @@ class PolicyTraffic : public ::testing::TestWithParam<Policies> {
 };
 
 TEST_P(PolicyTraffic, OfAStepIsWhatThePoliciesSayAndItsMemoryGrowsWithDepthByWhatTheyKeep) {
-  for (const auto kind : kAllParameters) {
-    run_ranks(GetParam().ranks(), [&](int64_t rank) {
-      SCOPED_TRACE("parameters " + std::to_string(static_cast<int>(kind)));
-      const auto mesh = mesh_of(GetParam());
-      auto shallow = held_by_steps(kind, kShallow, rank, mesh);
-      auto deep = held_by_steps(kind, kDeep, rank, mesh);
-      if (rank != 0 || !four_are_enough(kind)) return;
-      for (const auto accumulation : kAllAccumulations) {
-        EXPECT_EQ(deep[accumulation].peak - shallow[accumulation].peak,
-                  deep[accumulation].expected_kept - shallow[accumulation].expected_kept)
-            << "accumulation " << static_cast<int>(accumulation);
-      }
-    });
+  for (const auto& setting : settings()) {
+    const WithEnvironment set("FSDP_PEER_MEMORY", setting);
+    for (const auto kind : kAllParameters) {
+      run_ranks(GetParam().ranks(), [&](int64_t rank) {
+        SCOPED_TRACE(setting + ", parameters " + std::to_string(static_cast<int>(kind)));
+        const auto mesh = mesh_of(GetParam());
+        auto shallow = held_by_steps(setting, kind, kShallow, rank, mesh);
+        auto deep = held_by_steps(setting, kind, kDeep, rank, mesh);
+        if (rank == 0 && four_are_enough(kind)) expect_grows_by_what_is_kept(shallow, deep);
+      });
+    }
   }
 }
 

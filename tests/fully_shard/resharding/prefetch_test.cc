@@ -1,5 +1,6 @@
 // What is gathered ahead: successors that were learned, explicit lists, the switches.
 #include "tests/fully_shard/support/traffic.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
@@ -99,7 +100,7 @@ TEST_P(PrefetchEffects, AListedUnitThatIsNotUsedIsDroppedWhenTheKindOfPassChange
     EXPECT_EQ(decoder.forward().all_gathers, kUnits + 1);
     EXPECT_EQ(decoder.backward().unused, 1);
     EXPECT_EQ(counters(mesh).staging_bytes, 0);
-    EXPECT_EQ(decoder.unsharded_bytes(), 0);
+    EXPECT_EQ(decoder.resident_bytes(), 0);
   });
 }
 
@@ -202,7 +203,7 @@ TEST_P(PrefetchEffects, ABackwardThatEndsEarlyDropsWhatWasGatheredForIt) {
     const auto backward = traffic_of(mesh, [&] { loss.backward(); });
     EXPECT_EQ(backward.unused, 1);  // c was to follow d, but its input needs no gradient here
     EXPECT_EQ(counters(mesh).staging_bytes, 0);
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
   });
 }
 

@@ -1,6 +1,7 @@
 // A touch of the unit that was touched last is left out, until something changes.
 #include "fully_shard/units/unit_events.h"
 #include "tests/fully_shard/support/traffic.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
@@ -75,9 +76,9 @@ TEST_P(SettledTouches, AreNotLeftOutAfterAnUnshardByHand) {
     blocks[0](x);
     decoder.block(0).unshard();  // waits for its turn, which is the next touch
     blocks[0](x);
-    const auto one_block = decoder.unsharded_bytes();
+    const auto one_block = decoder.resident_bytes();
     blocks[2](x);
-    EXPECT_EQ(decoder.unsharded_bytes(), one_block);
+    EXPECT_EQ(decoder.resident_bytes(), one_block);
   });
 }
 
@@ -90,10 +91,10 @@ TEST_P(SettledTouches, OfABackwardEndWithIt) {
     const auto loss = layer(torch::ones({1, 4}, torch::requires_grad())).sum();
     unit.set_is_last_backward(false);
     loss.backward({}, /*retain_graph=*/true);
-    EXPECT_GT(counters(mesh).unsharded_bytes, 0);
+    EXPECT_GT(resident_bytes(counters(mesh)), 0);
     unit.set_is_last_backward(true);
     loss.backward();  // its only touch is of the same kind, and of the same unit
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
   });
 }
 

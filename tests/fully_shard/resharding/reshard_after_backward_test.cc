@@ -20,7 +20,7 @@ TEST_P(ReshardAfterBackwardEffects, FalseLeavesTheNextForwardOnlyWhatBackwardDid
       EXPECT_EQ(decoder.backward().all_gathers, kBlocks) << micro_batch;
     }
     decoder.update();  // leaves the copies stale, and so empties them
-    EXPECT_EQ(decoder.unsharded_bytes(), 0);
+    EXPECT_EQ(decoder.resident_bytes(), 0);
     EXPECT_EQ(decoder.forward().all_gathers, kUnits);
   });
 }
@@ -44,7 +44,7 @@ TEST_P(ReshardAfterBackwardEffects, FalseOnOneBlockKeepsItAlone) {
     decoder.block(2).set_reshard_after_backward(false, /*recurse=*/false);
     decoder.forward();
     decoder.backward();
-    const auto block = decoder.unsharded_bytes();
+    const auto block = decoder.resident_bytes();
     int64_t bytes = 0;
     for (const auto& parameter : decoder.model->blocks[2]->parameters())
       bytes += 4 * parameter.numel();
@@ -55,7 +55,7 @@ TEST_P(ReshardAfterBackwardEffects, FalseOnOneBlockKeepsItAlone) {
     decoder.block(2).set_reshard_after_backward(true);
     decoder.forward();
     decoder.backward();
-    EXPECT_EQ(decoder.unsharded_bytes(), 0);
+    EXPECT_EQ(decoder.resident_bytes(), 0);
   });
 }
 

@@ -1,5 +1,6 @@
 // reshard_after_forward, seen in all-gathers and bytes.
 #include "tests/fully_shard/support/traffic.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>
@@ -30,7 +31,7 @@ TEST_P(ReshardAfterForwardEffects, FalseGathersEveryUnitOnceAStep) {
       const auto backward = decoder.backward();
       EXPECT_EQ(backward.all_gathers, 0) << step;
       EXPECT_EQ(backward.reduce_scatters, kUnits) << step;
-      EXPECT_EQ(decoder.unsharded_bytes(), 0) << step;
+      EXPECT_EQ(decoder.resident_bytes(), 0) << step;
       decoder.update();
     }
   });
@@ -39,15 +40,15 @@ TEST_P(ReshardAfterForwardEffects, FalseGathersEveryUnitOnceAStep) {
 TEST_P(ReshardAfterForwardEffects, FalseKeepsTheWholeModelBetweenForwardAndBackward) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     MeasuredDecoder decoder(mesh, {.reshard_after_forward = false}), usual(mesh);
-    const auto before = decoder.unsharded_bytes();
+    const auto before = decoder.resident_bytes();
     decoder.forward();
-    const auto kept = decoder.unsharded_bytes() - before;
+    const auto kept = decoder.resident_bytes() - before;
     int64_t bytes = 0;
     for (const auto& parameter : decoder.model->parameters()) bytes += 4 * parameter.numel();
     EXPECT_GE(kept, bytes);
     decoder.backward();
     usual.forward();
-    const auto last_and_root = usual.unsharded_bytes();
+    const auto last_and_root = usual.resident_bytes();
     EXPECT_LT(last_and_root, kept / 2);
     EXPECT_GT(last_and_root, 0);
   });
@@ -128,7 +129,7 @@ TEST_P(ReshardAfterForwardEffects, TrueOnTheRootReshardsItAfterItsForward) {
     int64_t after_forward[3];
     for (int64_t& bytes : after_forward) {
       EXPECT_EQ(decoder.forward().all_gathers, kUnits);
-      bytes = decoder.unsharded_bytes();
+      bytes = decoder.resident_bytes();
       EXPECT_EQ(decoder.backward().all_gathers, kBlocks + 1);
       decoder.update();
     }
@@ -184,7 +185,7 @@ StageGathers stage_step(Stages& model, const DeviceMesh& mesh) {
   torch::Tensor loss;
   const auto x = torch::ones({2, 8}, torch::requires_grad());
   result.forward = traffic_of(mesh, [&] { loss = model.forward(x).sum(); }).all_gathers;
-  result.bytes_after_forward = counters(mesh).unsharded_bytes;
+  result.bytes_after_forward = resident_bytes(counters(mesh));
   result.backward = traffic_of(mesh, [&] { loss.backward(); }).all_gathers;
   return result;
 }

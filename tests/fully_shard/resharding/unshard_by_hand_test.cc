@@ -1,5 +1,6 @@
 // unshard, unshard_async and reshard by hand, seen in all-gathers and bytes.
 #include "tests/fully_shard/support/traffic.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
@@ -21,7 +22,7 @@ TEST_P(UnshardByHandEffects, AWholeModelUnshardedBeforeForwardGathersNothingInIt
       EXPECT_EQ(by_hand.all_gathers, kUnits);
       EXPECT_EQ(decoder.forward().all_gathers, 0) << step;
       EXPECT_EQ(decoder.backward().all_gathers, kBlocks) << step;
-      EXPECT_EQ(decoder.unsharded_bytes(), 0);
+      EXPECT_EQ(decoder.resident_bytes(), 0);
       decoder.update();
     }
   });
@@ -66,9 +67,9 @@ TEST_P(UnshardByHandEffects, AsyncIssuesOneGatherHoweverOftenItIsWaitedFor) {
     decoder.step();
     const auto traffic = traffic_of(mesh, [&] {
       auto handle = decoder.block(2).unshard_async();
-      EXPECT_EQ(decoder.unsharded_bytes(), 0);
+      EXPECT_EQ(decoder.resident_bytes(), 0);
       handle.wait();
-      EXPECT_GT(decoder.unsharded_bytes(), 0);
+      EXPECT_GT(decoder.resident_bytes(), 0);
       handle.wait();
     });
     EXPECT_EQ(traffic.all_gathers, 1);
@@ -83,10 +84,10 @@ TEST_P(UnshardByHandEffects, AsyncWaitedForAfterATouchGathersNoMore) {
     auto handle = decoder.block(2).unshard_async();
     torch::NoGradGuard no_grad;
     decoder.model->blocks[2]->up->weight.sum();
-    const auto held = decoder.unsharded_bytes();
+    const auto held = decoder.resident_bytes();
     EXPECT_GT(held, 0);
     EXPECT_EQ(traffic_of(mesh, [&] { handle.wait(); }).all_gathers, 0);
-    EXPECT_EQ(decoder.unsharded_bytes(), held);
+    EXPECT_EQ(decoder.resident_bytes(), held);
   });
 }
 
@@ -110,7 +111,7 @@ TEST_P(UnshardByHandEffects, AsyncNeverUsedLeavesNothingBehind) {
       decoder.block(1).unshard_async();
     }
     EXPECT_EQ(counters(mesh).staging_bytes, before.staging_bytes);
-    EXPECT_EQ(counters(mesh).unsharded_bytes, before.unsharded_bytes);
+    EXPECT_EQ(resident_bytes(counters(mesh)), resident_bytes(before));
     EXPECT_EQ(counters(mesh).sharded_bytes, before.sharded_bytes);
     EXPECT_EQ(witness.step().reduce_scatters, kUnits);
   });
@@ -127,7 +128,7 @@ TEST_P(UnshardByHandEffects, AWriteBeforeTheWaitIsInWhatTheWaitBrings) {
       entry.fill_(0.5);
     }
     handle.wait();
-    EXPECT_GT(decoder.unsharded_bytes(), 0);
+    EXPECT_GT(decoder.resident_bytes(), 0);
     torch::NoGradGuard no_grad;
     EXPECT_TRUE(torch::equal(weight * 2, torch::ones({16, 8})));
   });
@@ -138,9 +139,9 @@ TEST_P(UnshardByHandEffects, ReshardEmptiesAtOnce) {
     MeasuredDecoder decoder(mesh, {.reshard_after_forward = false});
     decoder.step();
     decoder.forward();
-    const auto kept = decoder.unsharded_bytes();
+    const auto kept = decoder.resident_bytes();
     decoder.block(1).reshard();
-    EXPECT_LT(decoder.unsharded_bytes(), kept);
+    EXPECT_LT(decoder.resident_bytes(), kept);
     EXPECT_EQ(decoder.backward().all_gathers, 1);
   });
 }

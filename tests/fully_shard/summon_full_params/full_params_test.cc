@@ -2,6 +2,7 @@
 // apply_unsharded.
 #include "tests/fully_shard/support/decoder.h"
 #include "tests/support/errors.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
@@ -42,7 +43,7 @@ TEST_P(FullParams, AreInTheRegistryForTheScopeAndReadableByPointer) {
         EXPECT_TRUE(torch::equal(read, expected[i].value())) << actual[i].key();
       }
     }
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     for (const auto& parameter : sharded.module->parameters()) EXPECT_TRUE(is_dtensor(parameter));
     expect_full_values(*sharded.module, *plain.module);
   });
@@ -114,7 +115,7 @@ TEST_P(FullParams, OnRankZeroOnly) {
       if (rank != 0) continue;
       EXPECT_TRUE(torch::equal(actual[i], expected[i])) << i;
     }
-    EXPECT_EQ(counters(mesh).unsharded_bytes > 0, rank == 0 && world() > 1);
+    EXPECT_EQ(resident_bytes(counters(mesh)) > 0, rank == 0 && world() > 1);
   });
 }
 
@@ -124,7 +125,7 @@ TEST_P(FullParams, OffloadedAreCopiesWhoseChangesPersistToo) {
     fully_shard(linear, mesh);
     {
       SummonFullParams full(linear, {.offload_to_cpu = true});
-      EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+      EXPECT_EQ(resident_bytes(counters(mesh)), 0);
       EXPECT_EQ(linear->parameters()[0].sizes(), at::IntArrayRef({5, 3}));
       EXPECT_TRUE(linear->parameters()[0].requires_grad());
       torch::NoGradGuard no_grad;
@@ -187,7 +188,7 @@ TEST_P(FullParams, RefusalsLeaveEverythingSharded) {
     expect_error<c10::ValueError>(summon({.with_grads = true}),
                                   HasSubstr("waits for synchronisation"));
     for (const auto& parameter : sharded.module->parameters()) EXPECT_TRUE(is_dtensor(parameter));
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
   });
 }
 
@@ -217,7 +218,7 @@ TEST_P(FullParams, AnUnshardedTensorIsGoodForRawPointers) {
       std::fill_n(data, 15, 2.0f);
       unsharded.mark_written();
     }
-    EXPECT_EQ(counters(mesh).unsharded_bytes > 0, world() > 1);  // other
+    EXPECT_EQ(resident_bytes(counters(mesh)) > 0, world() > 1);  // other
     EXPECT_TRUE(
         torch::equal(DTensor(linear->parameters()[0]).full_tensor(), torch::full({5, 3}, 2.0f)));
     expect_error<c10::ValueError>([] { Unsharded plain(torch::ones({2})); },
@@ -240,7 +241,7 @@ TEST_P(FullParams, AreVisitedByNameTwoUnitsAtATime) {
     });
     EXPECT_EQ(names, expected.keys());
     EXPECT_LE(counters(mesh).peak_bytes, 3 * block_bytes);
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
   });
 }
 

@@ -3,6 +3,7 @@
 #include "tests/fully_shard/support/decoder.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
@@ -82,7 +83,7 @@ TEST_P(NestedSummons, AreRefusedOnEveryRankInEveryWay) {
       }
       const auto after = values_of(model);
       for (size_t i = 0; i < before.size(); ++i) EXPECT_TRUE(after[i].equal(before[i])) << i;
-      EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+      EXPECT_EQ(resident_bytes(counters(mesh)), 0);
       const SummonFullParams once_more(model, options);
     }
   });

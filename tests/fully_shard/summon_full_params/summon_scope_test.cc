@@ -4,6 +4,7 @@
 #include "tests/fully_shard/support/traffic.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
@@ -65,7 +66,7 @@ TEST_P(SummonScope, LeftByAnExceptionIsClosedAndKeepsWhatWasWritten) {
       throw std::runtime_error("in the scope");
     };
     EXPECT_THAT(message_of(leave), HasSubstr("in the scope"));
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     for (const auto& parameter : layer->parameters()) {
       ASSERT_TRUE(is_dtensor(parameter));
       EXPECT_TRUE(torch::equal(full_value(parameter), torch::full(parameter.sizes(), 2.0F)));
@@ -92,7 +93,7 @@ TEST_P(SummonScope, OfAPlainModuleShowsAllItsUnitsAndTheOptionsAreForAll) {
     };
     const auto sent = traffic_of(mesh, [&] { fill_all({.writeback = false}); });
     EXPECT_EQ(sent.all_gathers, world() == 1 ? 0 : 3) << "one per unit";
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     const auto parameters = model->parameters();
     for (size_t i = 0; i < parameters.size(); ++i)
       EXPECT_TRUE(torch::equal(full_value(parameters[i]), start->parameters()[i % 2])) << i;
@@ -129,7 +130,7 @@ TEST_P(SummonScope, InTheMiddleOfAForwardIsForLookingUnlessItWritesBack) {
       const auto loss = loss_with_scope_inside(model, mine, {});
       EXPECT_THAT(message_of([&] { loss.backward(); }),
                   AllOf(HasSubstr("'block0'"), HasSubstr("written after the forward")));
-      EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+      EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     }
     model.zero_grad();
     sharded.loss(mine).backward();
@@ -152,7 +153,7 @@ TEST_P(SummonScope, AnInitialiserOfAChildMayRunBeforeItsParentsFirstForward) {
         traffic_of(mesh, [&] { apply_unsharded(*decoder.model->blocks[1], fill); });
     EXPECT_EQ(applied.all_gathers - applied.prefetched, world() == 1 ? 0 : 1)
         << "the child's unit alone, and a guess of what is next";
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     EXPECT_FALSE(decoder.block(1).is_root());
     EXPECT_TRUE(decoder.root().is_root());
     decoder.forward();
@@ -185,7 +186,7 @@ TEST_P(SummonScope, ASeededInitialiserGivesTheWeightsOfTheUnshardedModel) {
     const auto units = static_cast<int64_t>(fsdp_modules(*sharded.module).size());
     EXPECT_LE(counters(mesh).all_gathers - before, 2 * units)
         << "each unit once, and prefetches that nobody wanted";
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     const auto actual = sharded.module->parameters(), expected = plain.module->parameters();
     for (size_t i = 0; i < expected.size(); ++i)
       EXPECT_TRUE(torch::equal(DTensor(actual[i]).full_tensor(), expected[i])) << i;
@@ -232,7 +233,7 @@ TEST_P(SummonedBackward, IsAnErrorWhileTheForwardIsRight) {
       EXPECT_TRUE(torch::equal(loss.detach(), plain.loss(data).detach()));
       EXPECT_THAT(message_of([&] { loss.backward(); }), HasSubstr("SummonFullParams"));
     }
-    EXPECT_EQ(counters(mesh).unsharded_bytes, 0);
+    EXPECT_EQ(resident_bytes(counters(mesh)), 0);
     EXPECT_EQ(counters(mesh).gradient_bytes, 0);
     sharded.module->zero_grad();
     const auto expected = expected_gradients(plain, mesh.size(), 4);

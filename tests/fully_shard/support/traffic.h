@@ -8,6 +8,7 @@
 
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/support/decoder.h"
+#include "tests/support/resident_bytes.h"
 
 #include <torch/torch.h>
 
@@ -99,7 +100,7 @@ class MeasuredDecoder {
     }
     model->zero_grad();
   }
-  int64_t unsharded_bytes() const { return counters(mesh_).unsharded_bytes; }
+  int64_t resident_bytes() const { return fsdp::resident_bytes(counters(mesh_)); }
 
   Decoder model{nullptr};
 

@@ -1,6 +1,7 @@
 // Units that manage no parameter: no collective is theirs, and every call on them is
 // harmless.
 #include "tests/fully_shard/support/traffic.h"
+#include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
 #include "tests/support/worlds.h"
 
@@ -34,7 +35,7 @@ TEST_P(EmptyUnits, ARootWhoseChildrenTookAllHasNoCollective) {
       EXPECT_EQ(traffic.all_gathers, 2) << step;
       EXPECT_EQ(traffic.reduce_scatters, 2) << step;
       EXPECT_EQ(traffic.unused, 0) << step;
-      EXPECT_EQ(counters(mesh).unsharded_bytes, 0) << step;
+      EXPECT_EQ(resident_bytes(counters(mesh)), 0) << step;
       model->zero_grad();
       torch::NoGradGuard no_grad;
       for (auto& parameter : model->parameters()) parameter.mul_(0.5);

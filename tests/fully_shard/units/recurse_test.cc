@@ -13,7 +13,7 @@ class RecursionEffects : public Worlds {};
 // Of the root alone, unsharded.
 int64_t root_bytes(MeasuredDecoder& decoder) {
   decoder.root().unshard();
-  const auto bytes = decoder.unsharded_bytes();
+  const auto bytes = decoder.resident_bytes();
   decoder.root().reshard();
   return bytes;
 }
@@ -41,11 +41,11 @@ TEST_P(RecursionEffects, ReshardAfterBackwardOfTheRootAlone) {
     decoder.root().set_reshard_after_backward(false, /*recurse=*/false);
     decoder.forward();
     decoder.backward();
-    EXPECT_EQ(decoder.unsharded_bytes(), root);
+    EXPECT_EQ(decoder.resident_bytes(), root);
     decoder.root().set_reshard_after_backward(false, /*recurse=*/true);
     decoder.forward();
     decoder.backward();
-    EXPECT_GT(decoder.unsharded_bytes(), 2 * root);
+    EXPECT_GT(decoder.resident_bytes(), 2 * root);
   });
 }
 

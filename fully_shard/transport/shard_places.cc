@@ -1,0 +1,101 @@
+#include "fully_shard/transport/shard_places.h"
+
+#include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/peer_memory/peer_channel.h"
+#include "device_mesh/peer_memory/peer_receive.h"
+#include "fully_shard/transport/peer_waits.h"
+
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+
+#include <cstring>
+#include <utility>
+
+namespace fsdp::internal {
+namespace {
+
+// Memory in common has numbers of its own among those of a channel.
+constexpr uint64_t kFirstCommon = uint64_t{3} << 61;
+
+// `place` stays as long as a storage shows it.
+c10::DataPtr data_of(const at::Tensor& place) {
+  return {place.mutable_data_ptr(), new at::Tensor(place),
+          [](void* held) { delete static_cast<at::Tensor*>(held); }, c10::Device(c10::kCPU)};
+}
+
+}  // namespace
+
+void report_other_models(const Collectives& collectives, int64_t bytes, int64_t peer,
+                         int64_t others) {
+  const auto& log = *collectives.log();
+  end_collectives(collectives,
+                  c10::str("the ranks have sharded other models: where rank ", log.global_rank(),
+                           " has a unit of ", bytes, " bytes, rank ",
+                           log.ranks()[static_cast<size_t>(peer)], " has one of ", others,
+                           ". Build the same model and apply fully_shard to the "
+                           "same modules in the same order on every rank"));
+}
+
+ShardPlaces::ShardPlaces(std::shared_ptr<PeerChannel> channel, const Collectives& collectives,
+                         uint64_t number, const ShardsToShare& shards)
+    : channel_(std::move(channel)), place_bytes_(shards.bytes), own_(shards.own) {
+  if (place_bytes_ > 0) common_ = make_common(collectives, number);
+  place_ = common_.defined() ? common_ : new_place();
+  bytes_ = at::from_blob(place_.mutable_data_ptr(), {place_bytes_},
+                         at::TensorOptions().dtype(at::kByte));
+  bytes_.storage().set_data_ptr(data_of(place_));
+  auto* const first = static_cast<char*>(place_.mutable_data_ptr());
+  for (const auto& range : own_)
+    std::memset(first + range.offset, 0, static_cast<size_t>(range.bytes));
+}
+
+// By one rank after another, so that no rank's memory has all models.
+at::Tensor ShardPlaces::make_common(const Collectives& collectives, uint64_t number) const {
+  const auto owner = static_cast<int64_t>(number % static_cast<uint64_t>(channel_->size()));
+  if (owner == collectives.rank()) {
+    auto memory = new_place();
+    for (int64_t rank = 0; rank < channel_->size(); ++rank) {
+      if (rank != owner) channel_->send(rank, kFirstCommon + number, {}, memory);
+    }
+    return memory;
+  }
+  const auto coming = channel_->receive(owner, kFirstCommon + number);
+  if (!coming->isCompleted())
+    await_peer(collectives, owner, coming, "memory for shards that a rank has not made yet");
+  auto memory = coming->message().body;
+  if (memory.numel() != place_bytes_)
+    report_other_models(collectives, place_bytes_, owner, memory.numel());
+  return memory;
+}
+
+at::Tensor ShardPlaces::new_place() const { return channel_->memory().shared_memory(place_bytes_); }
+
+uint64_t ShardPlaces::word_of(const at::Tensor& place) const {
+  return common_.defined() && place.is_same(common_) ? kCommon : PeerMemory::block_of(place).word();
+}
+
+const char* ShardPlaces::at(int64_t rank, uint64_t word) const {
+  if (is_common(word)) return static_cast<const char*>(common_.const_data_ptr());
+  return channel_->block_of(rank, BlockRef(word));
+}
+
+void ShardPlaces::copy_own(const at::Tensor& to) const {
+  auto* const target = static_cast<char*>(to.mutable_data_ptr());
+  const auto* const source = static_cast<const char*>(place_.const_data_ptr());
+  for (const auto& range : own_)
+    std::memcpy(target + range.offset, source + range.offset, static_cast<size_t>(range.bytes));
+}
+
+at::Tensor ShardPlaces::move(const at::Tensor& place) {
+  copy_own(place);
+  bytes_.storage().set_data_ptr(data_of(place));
+  return std::exchange(place_, place);
+}
+
+at::Tensor ShardPlaces::copy() const {
+  auto made = new_place();
+  copy_own(made);
+  return made;
+}
+
+}  // namespace fsdp::internal
