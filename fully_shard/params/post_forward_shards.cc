@@ -23,7 +23,7 @@ void PostForwardShards::keep(UnshardedParams& unsharded, const PackedLayout& lay
   const auto rank = neighbours_->shard_rank();
   for (int64_t index = 0; index < layout_.size(); ++index) {
     const auto& chunk = layout_.chunk(index);
-    pack_part(row + chunk.offset, unsharded.full().data(layout, index), chunk.part(rank), device);
+    pack_part(row + chunk.offset, unsharded.memory().data(layout, index), chunk.part(rank), device);
   }
   memory_.ready(DeviceStream::current(device));
 }

@@ -1,8 +1,7 @@
 // This rank's shards of a group's parameters in memory of the transport. They lie one
 // behind the other, as the row that it sends when the group is gathered; or, where ranks
 // share memory, each among the other ranks' shards of the same parameter.
-// Each part is seen through its registry entry's local tensor. Local, but for the
-// constructor, which is collective where ranks share memory.
+// Each part is seen through its registry entry's local tensor. Local.
 #pragma once
 
 #include "device_mesh/internal/device_stream.h"

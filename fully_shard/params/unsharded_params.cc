@@ -9,16 +9,16 @@ UnshardedParams::UnshardedParams(ShardedState start, int64_t shard_count, GroupA
     : sharded_state_(start),
       accounts_(std::move(accounts)),
       shard_count_(shard_count),
-      full_(shard_count, accounts_) {}
+      memory_(shard_count, accounts_) {}
 
 UnshardedParams::~UnshardedParams() {
   drop_gather();
-  memory_.free();
+  streams_.free();
 }
 
 void UnshardedParams::use_for_shards() {
-  const auto here = DeviceStream::current(full_.bytes().device());
-  memory_.use_after_others(here, StreamWait::kWriteBackAfterWrites);
+  const auto here = DeviceStream::current(memory_.bytes().device());
+  streams_.use_after_others(here, StreamWait::kWriteBackAfterWrites);
   wrote_shards_.add(here);
 }
 
@@ -64,10 +64,10 @@ UnshardedParams::WhatRanksSaid UnshardedParams::fill(const PackedLayout& layout,
     rows = wait_for_rows();
     fill_memory(rows, layout, device);
   } while (read_ != nullptr && !read_->was_right());
-  full_.show(layout, params);
-  memory_.ready(DeviceStream::current(device));
+  memory_.show(layout, params);
+  streams_.ready(DeviceStream::current(device));
   if (*issuer_ != DeviceStream::current(device))
-    make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, memory_.when_ready());
+    make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, streams_.when_ready());
   sharded_state_.filled();
   WhatRanksSaid said{rows.words()};
   if (read_ != nullptr) said.tables = read_->other_tables();
@@ -79,13 +79,13 @@ UnshardedParams::WhatRanksSaid UnshardedParams::fill(const PackedLayout& layout,
 void UnshardedParams::fill_memory(const GatheredRows& rows, const PackedLayout& layout,
                                   c10::Device device) {
   if (auto in_place = read_ != nullptr ? read_->in_place() : nullptr)
-    return full_.fill_in_place(std::move(in_place));
-  full_.fill_copy({rows, *rows_.layout, rows_.count, rows_.arrangement}, layout, device);
+    return memory_.fill_in_place(std::move(in_place));
+  memory_.fill_copy({rows, *rows_.layout, rows_.count, rows_.arrangement}, layout, device);
 }
 
 void UnshardedParams::leave_shards(const PackedLayout& layout,
                                    const std::vector<FSDPParam>& params) {
-  if (full_.is_in_place()) full_.leave_shards(layout, params);
+  if (memory_.is_in_place()) memory_.leave_shards(layout, params);
 }
 
 GatheredRows UnshardedParams::wait_for_rows() {
@@ -93,7 +93,7 @@ GatheredRows UnshardedParams::wait_for_rows() {
     const WaitClock clock(accounts_);
     return gather_->wait();
   } catch (...) {
-    full_.discard();
+    memory_.discard();
     drop_gather();
     throw;
   }
@@ -132,8 +132,8 @@ void UnshardedParams::drop_gather() noexcept {
 
 void UnshardedParams::empty(const std::vector<FSDPParam>& params) {
   sharded_state_.emptied();
-  memory_.free();
-  full_.empty(params);
+  streams_.free();
+  memory_.empty(params);
 }
 
 }  // namespace fsdp::internal

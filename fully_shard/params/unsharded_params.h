@@ -59,11 +59,11 @@ class UnshardedParams {
   };
   WhatRanksSaid fill(const PackedLayout& layout, const std::vector<FSDPParam>& params,
                      c10::Device device);
-  const UnshardedMemory& full() const { return full_; }
+  const UnshardedMemory& memory() const { return memory_; }
   // The members show a copy of what they show in place; nothing where they show one.
   void leave_shards(const PackedLayout& layout, const std::vector<FSDPParam>& params);
   // The calling thread's stream is about to use the parameters. REQUIRES: unsharded.
-  void use() { memory_.use(DeviceStream::current(full_.bytes().device())); }
+  void use() { streams_.use(DeviceStream::current(memory_.bytes().device())); }
   // The same, to copy what operators on any stream have written to it to the shards.
   void use_for_shards();
   // `issuer` of a gather waits for that.
@@ -74,7 +74,7 @@ class UnshardedParams {
   // The same, and no failure shows.
   void drop_gather() noexcept;
   void empty(const std::vector<FSDPParam>& params);
-  void poison() { full_.poison(); }
+  void poison() { memory_.poison(); }
 
  private:
   // The rows that a gather brings.
@@ -97,8 +97,8 @@ class UnshardedParams {
   std::optional<DeviceStream> issuer_;  // of the gather
   Rows rows_;                           // of the gather
   int64_t staging_bytes_ = 0;           // of the gather
-  UnshardedMemory full_;                // filled while unsharded
-  StreamMemory memory_{StreamWait::kUseAfterFill, StreamWait::kFreeAfterUse};  // full_
+  UnshardedMemory memory_;              // filled while unsharded
+  StreamMemory streams_{StreamWait::kUseAfterFill, StreamWait::kFreeAfterUse};  // memory_
   StreamSet wrote_shards_;  // since the last gather was issued
 };
 

@@ -87,7 +87,7 @@ void UnshardedState::hold() {
 }
 
 void UnshardedState::leave_shards() {
-  if (!unsharded_params_.full().is_in_place()) return;
+  if (!unsharded_params_.memory().is_in_place()) return;
   if (may_be_emptied()) return empty();
   unsharded_params_.leave_shards(layout(), params_);
 }
@@ -179,7 +179,7 @@ void UnshardedState::copy_to_shard(int64_t index) {
   unsharded_params_.use_for_shards();
   if (!all_gather_input_) return shards_.take_part(index, data(index));
   const auto& param = params_[static_cast<size_t>(index)];
-  const auto part = unsharded_params_.full().elements(
+  const auto part = unsharded_params_.memory().elements(
       layout(), index, info_.comm_context().shard_rank(), param.meta().member_dtype());
   shards_.elements(index, param).view(part.sizes()).copy_(part);
 }

@@ -95,7 +95,7 @@ class UnshardedState {
   void leave_shards();
 
   // What the copy holds of parameter `index`, in the member's dtype. REQUIRES: unsharded.
-  char* data(int64_t index) const { return unsharded_params_.full().data(layout(), index); }
+  char* data(int64_t index) const { return unsharded_params_.memory().data(layout(), index); }
   // This rank's part of that replaces its shard. REQUIRES: unsharded.
   void copy_to_shard(int64_t index);
 

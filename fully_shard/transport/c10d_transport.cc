@@ -61,7 +61,8 @@ class C10dTransport final : public Transport {
                               .gathers = gathers_,
                               .number = channel->next_shared_number(),
                               .shards = shards_of_unit,
-                              .patience = patience_});
+                              .patience = patience_,
+                              .patience_to_begin = patience_to_begin_});
     std::erase_if(shared_, [](const auto& each) { return each.expired(); });
     shared_.push_back(shards);
     return shards;
@@ -129,6 +130,7 @@ class C10dTransport final : public Transport {
   std::optional<HostExchange> host_exchange_;
   std::vector<std::weak_ptr<SharedShards>> shared_;
   const std::shared_ptr<Patience> patience_ = std::make_shared<Patience>();
+  const std::shared_ptr<Patience> patience_to_begin_ = std::make_shared<Patience>();
   std::unique_ptr<UnorderedReductions> unordered_reductions_;  // null: in one order
 };
 

@@ -3,12 +3,12 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/peer_memory/peer_channel.h"
 #include "device_mesh/peer_memory/peer_receive.h"
-#include "fully_shard/transport/peer_waits.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>
 
 #include <cstring>
+#include <exception>
 #include <utility>
 
 namespace fsdp::internal {
@@ -36,11 +36,10 @@ void report_other_models(const Collectives& collectives, int64_t bytes, int64_t 
                            "same modules in the same order on every rank"));
 }
 
-ShardPlaces::ShardPlaces(std::shared_ptr<PeerChannel> channel, const Collectives& collectives,
-                         uint64_t number, const ShardsToShare& shards)
-    : channel_(std::move(channel)), place_bytes_(shards.bytes), own_(shards.own) {
-  if (place_bytes_ > 0) common_ = make_common(collectives, number);
-  place_ = common_.defined() ? common_ : new_place();
+ShardPlaces::ShardPlaces(Options options, const ShardsToShare& shards)
+    : options_(std::move(options)), place_bytes_(shards.bytes), own_(shards.own) {
+  if (place_bytes_ > 0) make_or_expect_common();
+  place_ = has_common() ? common_ : new_place();
   bytes_ = at::from_blob(place_.mutable_data_ptr(), {place_bytes_},
                          at::TensorOptions().dtype(at::kByte));
   bytes_.storage().set_data_ptr(data_of(place_));
@@ -49,34 +48,61 @@ ShardPlaces::ShardPlaces(std::shared_ptr<PeerChannel> channel, const Collectives
     std::memset(first + range.offset, 0, static_cast<size_t>(range.bytes));
 }
 
-// By one rank after another, so that no rank's memory has all models.
-at::Tensor ShardPlaces::make_common(const Collectives& collectives, uint64_t number) const {
-  const auto owner = static_cast<int64_t>(number % static_cast<uint64_t>(channel_->size()));
-  if (owner == collectives.rank()) {
-    auto memory = new_place();
-    for (int64_t rank = 0; rank < channel_->size(); ++rank) {
-      if (rank != owner) channel_->send(rank, kFirstCommon + number, {}, memory);
-    }
-    return memory;
+ShardPlaces::~ShardPlaces() {
+  try {
+    if (coming_ && !common_.defined())
+      options_.channel->drop(owner(), kFirstCommon + options_.number);
+  } catch (const std::exception&) {
+    // That rank is gone.
   }
-  const auto coming = channel_->receive(owner, kFirstCommon + number);
-  if (!coming->isCompleted())
-    await_peer(collectives, owner, coming, "memory for shards that a rank has not made yet");
-  auto memory = coming->message().body;
-  if (memory.numel() != place_bytes_)
-    report_other_models(collectives, place_bytes_, owner, memory.numel());
-  return memory;
 }
 
-at::Tensor ShardPlaces::new_place() const { return channel_->memory().shared_memory(place_bytes_); }
+// By one rank after another, so that no rank's memory has all models.
+int64_t ShardPlaces::owner() const {
+  return static_cast<int64_t>(options_.number % static_cast<uint64_t>(options_.channel->size()));
+}
+
+void ShardPlaces::make_or_expect_common() {
+  const auto& channel = *options_.channel;
+  const auto number = kFirstCommon + options_.number;
+  if (owner() != options_.collectives.rank()) {
+    coming_ = channel.receive(owner(), number);
+    options_.patience->await(channel.memory(), [this] { return coming_->isCompleted(); });
+    return;
+  }
+  common_ = new_place();
+  for (int64_t rank = 0; rank < channel.size(); ++rank) {
+    if (rank != owner()) channel.send(rank, number, {}, common_);
+  }
+}
+
+bool ShardPlaces::has_common() {
+  if (!common_.defined() && coming_ && coming_->isCompleted()) take_common();
+  return common_.defined();
+}
+
+void ShardPlaces::take_common() {
+  auto memory = coming_->message().body;
+  if (memory.numel() != place_bytes_)
+    report_other_models(options_.collectives, place_bytes_, owner(), memory.numel());
+  common_ = std::move(memory);
+}
+
+at::Tensor ShardPlaces::new_place() const {
+  return options_.channel->memory().shared_memory(place_bytes_);
+}
 
 uint64_t ShardPlaces::word_of(const at::Tensor& place) const {
   return common_.defined() && place.is_same(common_) ? kCommon : PeerMemory::block_of(place).word();
 }
 
-const char* ShardPlaces::at(int64_t rank, uint64_t word) const {
-  if (is_common(word)) return static_cast<const char*>(common_.const_data_ptr());
-  return channel_->block_of(rank, BlockRef(word));
+const char* ShardPlaces::at(int64_t rank, uint64_t word) {
+  if (!is_common(word)) return options_.channel->block_of(rank, BlockRef(word));
+  if (!has_common()) {  // it is on its way, since that rank has it
+    await_peer(options_.collectives, owner(), coming_, "memory in which all ranks have shards");
+    take_common();
+  }
+  return static_cast<const char*>(common_.const_data_ptr());
 }
 
 void ShardPlaces::copy_own(const at::Tensor& to) const {

@@ -3,16 +3,21 @@
 // the same layout that is this rank's. They may go to another place, so that what was
 // there stays for ranks that still read it; tensors of bytes() go along.
 //
-//   ShardPlaces places(channel, collectives, number, shards);
+//   ShardPlaces places(options, shards);
 //   line.store(word, places.word());                  // for other ranks' at(rank, word)
 //   const at::Tensor left = places.move(place);       // as it was; not written any more
 //
-// Used by one thread at a time. Local, but for the constructor.
+// The common block is made by one of the ranks. The others wait for it with patience, and
+// begin in a block of their own where it does not come: making shards is local.
+//
+// Used by one thread at a time.
 #pragma once
 
 #include "device_mesh/collectives/collectives.h"
+#include "fully_shard/transport/peer_waits.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <memory>
@@ -21,6 +26,7 @@
 namespace fsdp::internal {
 
 class PeerChannel;
+class PeerReceive;
 
 struct ByteRange {
   int64_t offset = 0, bytes = 0;
@@ -34,19 +40,27 @@ struct ShardsToShare {
 
 class ShardPlaces {
  public:
-  // Zeros. Memory that all have in common is made by one rank, for which the others wait.
-  // Throws DistBackendError where it does not come, or ranks disagree about its size.
-  ShardPlaces(std::shared_ptr<PeerChannel> channel, const Collectives& collectives, uint64_t number,
-              const ShardsToShare& shards);
+  struct Options {
+    std::shared_ptr<PeerChannel> channel;
+    Collectives collectives;
+    uint64_t number = 0;                 // the same on all ranks, another one for each
+    std::shared_ptr<Patience> patience;  // for the common block
+  };
+  // Zeros. Throws DistBackendError where ranks disagree about the size.
+  ShardPlaces(Options options, const ShardsToShare& shards);
+  ~ShardPlaces();
+  ShardPlaces(const ShardPlaces&) = delete;
 
   const at::Tensor& bytes() const { return bytes_; }  // uint8 [bytes of a place]
   // Where they are.
   const at::Tensor& place() const { return place_; }
   uint64_t word() const { return word_of(place_); }
-  // Where a rank has what it tells of by such a word.
-  const char* at(int64_t rank, uint64_t word) const;
+  // Where a rank has what it tells of by such a word. May wait for the common block.
+  const char* at(int64_t rank, uint64_t word);
 
-  // Undefined where a place has no bytes.
+  // Whether the common block is there by now.
+  bool has_common();
+  // REQUIRES: has_common().
   const at::Tensor& common() const { return common_; }
   bool are_in_common() const { return common_.defined() && place_.is_same(common_); }
   static bool is_common(uint64_t word) { return word == kCommon; }
@@ -61,12 +75,15 @@ class ShardPlaces {
  private:
   static constexpr uint64_t kCommon = 0;
 
-  at::Tensor make_common(const Collectives& collectives, uint64_t number) const;
+  int64_t owner() const;
+  void make_or_expect_common();
+  void take_common();
   void copy_own(const at::Tensor& to) const;
 
-  const std::shared_ptr<PeerChannel> channel_;
+  const Options options_;
   const int64_t place_bytes_;
   const std::vector<ByteRange> own_;
+  c10::intrusive_ptr<PeerReceive> coming_;  // the common block; null: this rank has made it
   at::Tensor common_, place_;
   at::Tensor bytes_;  // of a storage that shows place_
 };

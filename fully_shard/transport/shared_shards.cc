@@ -71,7 +71,8 @@ class OwnLine {
 SharedShards::SharedShards(Options options)
     : options_(std::move(options)),
       block_(options_.channel->memory().shared_memory(kLineBytes + table_bytes())),
-      places_(options_.channel, options_.gathers, options_.number, options_.shards) {
+      places_({options_.channel, options_.gathers, options_.number, options_.patience_to_begin},
+              options_.shards) {
   std::memset(block_.mutable_data_ptr(), 0, block_.nbytes());
   new (own_block())
       BlockHead{.words = {}, .bytes = options_.shards.bytes, .table = options_.shards.table};
@@ -130,8 +131,8 @@ uint64_t SharedShards::past_of(Peer& peer) {
   return PeersLine(peer.block).load(VersionWord::kPast);
 }
 
-bool SharedShards::is_common_free() const {
-  return places_.common().defined() && !places_.are_in_common() &&
+bool SharedShards::is_common_free() {
+  return places_.has_common() && !places_.are_in_common() &&
          std::none_of(kept_.begin(), kept_.end(),
                       [this](const Kept& kept) { return kept.place.is_same(places_.common()); });
 }

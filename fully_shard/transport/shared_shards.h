@@ -1,7 +1,7 @@
 // One rank's shards of one unit in memory that the other ranks of the dimension read by
 // themselves: a read needs nobody else, so ranks may read in any order and number. Which
 // version a read is of, and what a writer has to do for readers that come late, is
-// decided in shard_versions.h. Local, but for the constructor; nothing here announces.
+// decided in shard_versions.h. Local; nothing here announces.
 //
 //   shards.begin_write(unit);           // an operator is about to write shards.bytes()
 //   ...
@@ -59,8 +59,10 @@ class SharedShards : public std::enable_shared_from_this<SharedShards> {
     uint64_t number = 0;  // the same on all ranks, another one for each
     ShardsToShare shards;
     // How long this rank waits before it writes what others may still want to read, and
-    // so has to be kept in a copy. Shared by the units of a mesh dimension.
+    // so has to leave; and for the common block, before it begins in one of its own.
+    // Shared by the units of a mesh dimension.
     std::shared_ptr<Patience> patience = std::make_shared<Patience>();
+    std::shared_ptr<Patience> patience_to_begin = std::make_shared<Patience>();
   };
   // Zeros, which count as being written until end_write(). Every rank of the channel
   // makes one of that number; blocks and throws as ShardPlaces.
@@ -116,7 +118,7 @@ class SharedShards : public std::enable_shared_from_this<SharedShards> {
   int64_t table_bytes() const;
   void await_block(Peer& peer);
   uint64_t past_of(Peer& peer);
-  bool is_common_free() const;
+  bool is_common_free();
   uint64_t keep();
   void forget_kept();
   void await_room();

@@ -64,7 +64,7 @@ class Transport {
   // not initialised.
   virtual at::Tensor row_memory(int64_t row_bytes, c10::Device device) = 0;
   // Shards that the other ranks read by themselves; null where ranks do not share memory.
-  // In one order on all ranks; blocks as the constructor of SharedShards.
+  // In one order on all ranks; local.
   virtual std::shared_ptr<SharedShards> share_shards(const ShardsToShare& /*shards*/) {
     return nullptr;
   }

@@ -1,5 +1,6 @@
 // Where all ranks have their shards in one piece of memory, members show that memory
 // itself: nothing is copied, until something is written or pointers may be out.
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/raw_access.h"
@@ -117,6 +118,26 @@ TEST_P(InPlace, AnEntryIsWrittenWhileItsUnitIsUnsharded) {
       EXPECT_EQ(counters(mesh).in_place_bytes, 0);
       EXPECT_TRUE(torch::equal(linear->weight, std::pow(2, write) * before)) << write;
     }
+  });
+}
+
+// fully_shard is local: other ranks may come to it when this one waits for them
+// elsewhere.
+TEST_P(InPlace, BeginsWithTheFirstStepWhereRanksShardOneAfterTheOther) {
+  on_ranks([](int64_t rank, const DeviceMesh& mesh) {
+    auto other = make_linear(2, 2);
+    fully_shard(other, mesh);  // the first one on a mesh is collective
+    const auto group = internal::collectives_of(mesh, 0);
+    for (int64_t turn = mesh.size(); turn > rank; --turn) group.barrier("the ranks before");
+    auto linear = make_linear(8, 8);
+    fully_shard(linear, mesh);
+    for (int64_t turn = rank; turn > 0; --turn) group.barrier("the ranks behind");
+    torch::optim::SGD optimizer(linear->parameters(), 0.1);
+    for (int step = 0; step < 3; ++step) {
+      linear(torch::ones({2, 8})).sum().backward();
+      optimizer.step();
+    }
+    EXPECT_GT(unsharded(mesh, get_fsdp_module(*linear)).in_place_bytes, 0);
   });
 }
 

@@ -205,6 +205,7 @@ TEST_P(SharedShardsInCommon, ComeBackWhenNobodyReadsThem) {
       write(shards, rank, 1 + rank);
       shards.end_of_backward();
       if (rank == ahead) collectives_of(mesh, 0).barrier("one has written");
+      collectives_of(mesh, 0).barrier("both have written");
     }
     write(shards, rank, 3);
     const auto whole = read(shards);
