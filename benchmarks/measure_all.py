@@ -28,6 +28,7 @@ IMPLEMENTATIONS = {
     "FSDP2": ("fsdp2", "on"),
 }
 BOTH = ("plain", "sharded", "FSDP2")
+PARTS = ("one_host", "tensor_parallel", "host_cost", "over_links")  # methods of Report
 
 
 class Case:
@@ -184,11 +185,11 @@ def main():
     parser.add_argument("--binary", required=True, help="the program step_time")
     parser.add_argument("--python", required=True, help="an interpreter that has torch, for FSDP2")
     parser.add_argument("--effort", type=float, default=1, help="times as many rounds; 1 takes half an hour")
-    report = Report(parser.parse_args())
-    report.one_host()
-    report.tensor_parallel()
-    report.host_cost()
-    report.over_links()
+    parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the report")
+    options = parser.parse_args()
+    report = Report(options)
+    for part in options.parts:
+        getattr(report, part)()
     report.write()
 
 
