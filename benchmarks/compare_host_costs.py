@@ -10,8 +10,9 @@ import argparse
 import json
 import os
 import pathlib
-import statistics
 import subprocess
+
+from compare_step_times import spread
 
 FOLDER = pathlib.Path(__file__).resolve().parent
 UNITS_BESIDE_BLOCKS = 2  # the embedding and the head; the root's norm is a unit of its own too, but counted as theirs
@@ -26,10 +27,6 @@ def microseconds_per_unit(program, units, options):
     environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
     output = subprocess.run(program + flags, env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True).stdout
     return json.loads(output.strip().splitlines()[-1])["median_seconds_beyond_plain"] / units * 1e6
-
-
-def spread(values, digits):
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}..{max(values):.{digits}f})"
 
 
 def main():
@@ -53,7 +50,7 @@ def main():
             ours.append(microseconds_per_unit([options.binary], units, options))
             theirs.append(microseconds_per_unit([options.python, str(FOLDER / "fsdp2_step_time.py")], units, options))
         ratios = [b / a for a, b in zip(ours, theirs)]
-        print(f"{units:>6} {spread(ours, 0):>24} {spread(theirs, 0):>28} {spread(ratios, 1):>24}", flush=True)
+        print(f"{units:>6} {spread(ours, 1, 0):>24} {spread(theirs, 1, 0):>28} {spread(ratios, 1, 1):>24}", flush=True)
 
 
 if __name__ == "__main__":

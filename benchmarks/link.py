@@ -13,10 +13,6 @@ HOSTS = ("a", "b")
 QUEUE_SECONDS = 20  # nothing is dropped
 
 
-def may_link():
-    return may_make_networks()
-
-
 def run_over_link(program, bits_per_second, seconds=600):
     """What rank 0 printed as its last line, which is JSON."""
     hosts = TwoHosts()

@@ -10,12 +10,11 @@ import json
 import os
 import pathlib
 import platform
-import statistics
 import subprocess
 
 import compare_host_costs
 import link
-from compare_step_times import COMPARED_LOSSES, FOLDER, run_ranks
+from compare_step_times import COMPARED_LOSSES, FOLDER, run_ranks, spread
 
 SIZE = "width × blocks × tokens"
 BITS = {"0.3 Gbit/s": 3 * 10**8, "1 Gbit/s": 10**9, "3 Gbit/s": 3 * 10**9}
@@ -27,7 +26,7 @@ IMPLEMENTATIONS = {
     "sharded, Gloo": ("sharded", "off"),
     "FSDP2": ("fsdp2", "on"),
 }
-BOTH = ("plain", "sharded", "FSDP2")
+COMPARED = ("plain", "sharded", "FSDP2")
 PARTS = ("one_host", "tensor_parallel", "host_cost", "over_links")  # methods of Report
 
 
@@ -67,13 +66,7 @@ def tensor_parallel_cases():
     for ranks in (2, 4):
         for size, rounds, steps in (("64x4x32", 3, 30), ("256x8x128", 2, 10)):
             for flags in (["--tp=2"], ["--tp=2", "--sequence_parallel"]):
-                yield Case(size, rounds, steps, ranks, BOTH, flags)
-
-
-def spread(values, digits):
-    if len(values) == 1:
-        return f"{values[0]:.{digits}f}"
-    return f"{statistics.median(values):.{digits}f} ({min(values):.{digits}f}..{max(values):.{digits}f})"
+                yield Case(size, rounds, steps, ranks, COMPARED, flags)
 
 
 def seconds(rounds):
@@ -81,11 +74,11 @@ def seconds(rounds):
 
 
 def ratio(results, above, below):
-    return spread([a / b for a, b in zip(seconds(results[above]), seconds(results[below]))], 2)
+    return spread([a / b for a, b in zip(seconds(results[above]), seconds(results[below]))], 1, 2)
 
 
 def milliseconds(rounds):
-    return spread([1e3 * each for each in seconds(rounds)], 1) + " ms"
+    return spread(seconds(rounds), 1e3, 1) + " ms"
 
 
 def largest_difference(results):
@@ -127,10 +120,10 @@ class Report:
         for case in tensor_parallel_cases():
             cut = "tensor and sequence" if len(case.flags) > 1 else "tensor"
             results = self.raw[f"tp, {case.ranks} ranks, {case.size}, {cut}"] = case.measure(self.options)
-            rows.append([f"{case.ranks // 2} × 2", named(case.size), cut, *(milliseconds(results[name]) for name in BOTH),
+            rows.append([f"{case.ranks // 2} × 2", named(case.size), cut, *(milliseconds(results[name]) for name in COMPARED),
                          ratio(results, "sharded", "plain"), ratio(results, "sharded", "FSDP2"),
                          f"{largest_difference(results):.0e}"])  # fmt: skip
-        self.add("Tensor parallelism, dp × tp ranks of one host", ["dp × tp", SIZE, "cut", *BOTH, "sharded / plain", "sharded / PyTorch",
+        self.add("Tensor parallelism, dp × tp ranks of one host", ["dp × tp", SIZE, "cut", *COMPARED, "sharded / plain", "sharded / PyTorch",
                                                                     "losses differ by"], rows)  # fmt: skip
 
     def host_cost(self):
@@ -140,21 +133,21 @@ class Report:
             rounds = range(max(1, round(3 * self.options.effort)))
             costs = [compare_host_costs.microseconds_per_unit([self.options.binary], units, options) for _ in rounds]
             self.raw[f"host cost, {units} units"] = costs
-            rows.append([units, spread(costs, 0) + " µs"])
+            rows.append([units, spread(costs, 1, 0) + " µs"])
         self.add("Host time per unit and step, nothing sent (a fake world of 8)", ["units", "sharded"], rows)
 
     def over_links(self):
-        if not link.may_link():
+        if not link.may_make_networks():
             self.parts.append("## Over a link between two hosts\n\nNot measured: it needs root and iproute2.\n")
             return
         rows = []
         for name, bits in BITS.items():
-            case = Case("256x8x128", 2, 8, implementations=BOTH)
+            case = Case("256x8x128", 2, 8, implementations=COMPARED)
             results = self.raw[f"link, {name}"] = case.measure(self.options, lambda program, _, bits=bits: link.run_over_link(program, bits))
-            rows.append([name, *(milliseconds(results[each]) for each in BOTH),
-                         *(spread(over_the_larger(results, each, bits), 2) for each in BOTH[1:])])  # fmt: skip
+            rows.append([name, *(milliseconds(results[each]) for each in COMPARED),
+                         *(spread(over_the_larger(results, each, bits), 1, 2) for each in COMPARED[1:])])  # fmt: skip
         self.add("Over a link between two hosts, 256 × 8 × 128, one rank each",
-                 ["rate", *BOTH, "sharded / max(compute, wire)", "FSDP2 / max(compute, wire)"], rows)  # fmt: skip
+                 ["rate", *COMPARED, "sharded / max(compute, wire)", "FSDP2 / max(compute, wire)"], rows)  # fmt: skip
 
     def write(self):
         machine = f"{cpu_model()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}"

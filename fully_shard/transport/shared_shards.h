@@ -65,7 +65,8 @@ class SharedShards : public std::enable_shared_from_this<SharedShards> {
     std::shared_ptr<Patience> patience_to_begin = std::make_shared<Patience>();
   };
   // Zeros, which count as being written until end_write(). Every rank of the channel
-  // makes one of that number; blocks and throws as ShardPlaces.
+  // makes one of that number. May wait (Options::patience_to_begin); throws as
+  // ShardPlaces.
   explicit SharedShards(Options options);
   ~SharedShards();
   SharedShards(const SharedShards&) = delete;

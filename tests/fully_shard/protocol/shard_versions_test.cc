@@ -494,6 +494,14 @@ void expect_right(const std::vector<Program>& programs) {
   EXPECT_TRUE(outcome.some_finish);
 }
 
+// In one interleaving, drawn.
+void expect_right_once(const std::vector<Program>& programs, std::mt19937& random) {
+  SCOPED_TRACE(in_words(programs));
+  const auto outcome = Explorer(programs).wander(random);
+  ASSERT_FALSE(outcome.is_mixed || outcome.is_stuck || outcome.some_fail);
+  ASSERT_TRUE(outcome.some_finish);
+}
+
 // Some rank has an error, in every run, and none reads a mixture.
 void expect_error(const std::vector<Program>& programs) {
   SCOPED_TRACE(in_words(programs));
@@ -515,11 +523,7 @@ TEST(ShardVersions, OneRankIsAhead) { expect_right({"wer", "rwe"}); }
 // All interleavings of this would take a minute: many are drawn.
 TEST(ShardVersions, OneRankIsRunsAhead) {
   std::mt19937 random(2);
-  for (int i = 0; i < 2000; ++i) {
-    const auto outcome = Explorer({"wewr", "rwew"}).wander(random);
-    ASSERT_FALSE(outcome.is_mixed || outcome.is_stuck || outcome.some_fail);
-    ASSERT_TRUE(outcome.some_finish);
-  }
+  for (int i = 0; i < 2000 && !HasFatalFailure(); ++i) expect_right_once({"wewr", "rwew"}, random);
 }
 
 TEST(ShardVersions, ShardsThatAreReadWhereTheyLie) {
@@ -577,11 +581,8 @@ std::vector<Program> draw_programs(std::mt19937& random) {
 TEST(ShardVersions, RandomProgramsOfTwoAndThreeRanks) {
   std::mt19937 random(1);
   for (int i = 0; i < 1500; ++i) {
-    const auto programs = draw_programs(random);
-    SCOPED_TRACE(in_words(programs));
-    const auto outcome = Explorer(programs).wander(random);
-    ASSERT_FALSE(outcome.is_mixed || outcome.is_stuck || outcome.some_fail);
-    ASSERT_TRUE(outcome.some_finish);
+    expect_right_once(draw_programs(random), random);
+    if (HasFatalFailure()) return;
   }
 }
 
