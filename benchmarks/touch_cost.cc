@@ -98,7 +98,13 @@ std::vector<Case> reading_cases() {
       {"conv2d", leaf({4, 4, 3, 3}), [=](const at::Tensor& w) { return at::conv2d(image, w); }},
       {"attention", leaf({1, 2, 4, 16}),
        [=](const at::Tensor& w) { return at::scaled_dot_product_attention(heads, w, heads); }},
-      {"sigmoid (boxed)", leaf({16}), [](const at::Tensor& w) { return at::sigmoid(w); }},
+      {"sigmoid", leaf({16}), [](const at::Tensor& w) { return at::sigmoid(w); }},
+      {"softmax", leaf({4, 16}), [](const at::Tensor& w) { return at::softmax(w, 1); }},
+      {"cat", leaf({4, 16}),
+       [=](const at::Tensor& w) {
+         return at::cat({x, w});
+       }},
+      {"cos (boxed)", leaf({16}), [](const at::Tensor& w) { return at::cos(w); }},
   };
 }
 

@@ -9,6 +9,7 @@
 #include "on_demand/replicated_members.h"
 #include "on_demand/touched_groups.h"
 
+#include <ATen/core/IListRef.h>
 #include <ATen/ops/_fused_rms_norm_backward_ops.h>
 #include <ATen/ops/_fused_rms_norm_ops.h>
 #include <ATen/ops/_reshape_alias_ops.h>
@@ -19,34 +20,51 @@
 #include <ATen/ops/as_strided_ops.h>
 #include <ATen/ops/batch_norm_ops.h>
 #include <ATen/ops/bmm_ops.h>
+#include <ATen/ops/cat_ops.h>
 #include <ATen/ops/chunk_ops.h>
 #include <ATen/ops/conv1d_ops.h>
 #include <ATen/ops/conv2d_ops.h>
 #include <ATen/ops/convolution_backward_ops.h>
 #include <ATen/ops/convolution_ops.h>
+#include <ATen/ops/cross_entropy_loss_ops.h>
+#include <ATen/ops/div_ops.h>
+#include <ATen/ops/dropout_ops.h>
 #include <ATen/ops/embedding_ops.h>
+#include <ATen/ops/exp_ops.h>
 #include <ATen/ops/expand_ops.h>
+#include <ATen/ops/gelu_ops.h>
 #include <ATen/ops/group_norm_ops.h>
 #include <ATen/ops/layer_norm_ops.h>
 #include <ATen/ops/linear_ops.h>
+#include <ATen/ops/log_softmax_ops.h>
 #include <ATen/ops/matmul_ops.h>
 #include <ATen/ops/mm_ops.h>
 #include <ATen/ops/mul_ops.h>
 #include <ATen/ops/narrow_ops.h>
 #include <ATen/ops/native_layer_norm_backward_ops.h>
 #include <ATen/ops/permute_ops.h>
+#include <ATen/ops/relu_ops.h>
 #include <ATen/ops/rms_norm_ops.h>
 #include <ATen/ops/scaled_dot_product_attention_ops.h>
 #include <ATen/ops/select_ops.h>
+#include <ATen/ops/sigmoid_ops.h>
+#include <ATen/ops/silu_ops.h>
 #include <ATen/ops/slice_ops.h>
+#include <ATen/ops/softmax_ops.h>
+#include <ATen/ops/softplus_ops.h>
 #include <ATen/ops/split_ops.h>
 #include <ATen/ops/split_with_sizes_ops.h>
 #include <ATen/ops/squeeze_ops.h>
+#include <ATen/ops/stack_ops.h>
+#include <ATen/ops/sub_ops.h>
 #include <ATen/ops/t_ops.h>
+#include <ATen/ops/tanh_ops.h>
+#include <ATen/ops/topk_ops.h>
 #include <ATen/ops/transpose_ops.h>
 #include <ATen/ops/unbind_ops.h>
 #include <ATen/ops/unsqueeze_ops.h>
 #include <ATen/ops/view_ops.h>
+#include <ATen/ops/where_ops.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <optional>
@@ -57,8 +75,7 @@ namespace {
 
 using c10::DispatchKeySet;
 
-// Applies `visit` to an argument if it is a defined tensor. No operator here takes a list
-// of tensors.
+// Applies `visit` to an argument if it is a defined tensor, or to those of a list.
 template <class Visit>
 void visit_tensor(const at::Tensor& tensor, const Visit& visit) {
   if (tensor.defined()) visit(tensor);
@@ -66,6 +83,14 @@ void visit_tensor(const at::Tensor& tensor, const Visit& visit) {
 template <class Visit>
 void visit_tensor(const std::optional<at::Tensor>& tensor, const Visit& visit) {
   if (tensor.has_value()) visit_tensor(*tensor, visit);
+}
+template <class Visit>
+void visit_tensor(const at::TensorList& tensors, const Visit& visit) {
+  for (const at::Tensor& tensor : tensors) visit_tensor(tensor, visit);
+}
+template <class Visit>
+void visit_tensor(const at::ITensorListRef& tensors, const Visit& visit) {
+  for (const at::Tensor& tensor : tensors) visit_tensor(tensor, visit);
 }
 template <class Argument, class Visit>
 void visit_tensor(const Argument&, const Visit&) {}
@@ -231,6 +256,10 @@ void register_fast_gates(std::vector<c10::RegistrationHandleRAII>& handles) {
                      ops::_fused_rms_norm, ops::_fused_rms_norm_backward, ops::group_norm,
                      ops::batch_norm>();
   registrar.touching<ops::conv1d, ops::conv2d, ops::convolution, ops::convolution_backward>();
+  registrar.touching<ops::sub_Tensor, ops::div_Tensor, ops::mul_Scalar, ops::exp, ops::sigmoid,
+                     ops::tanh, ops::relu, ops::gelu, ops::silu, ops::softplus, ops::dropout>();
+  registrar.touching<ops::softmax_int, ops::log_softmax_int, ops::cross_entropy_loss,
+                     ops::where_self, ops::topk, ops::cat, ops::stack>();
   registrar.aliasing<ops::t, ops::transpose_int, ops::permute, ops::view, ops::_unsafe_view,
                      ops::_reshape_alias, ops::as_strided, ops::expand, ops::unsqueeze,
                      ops::squeeze, ops::squeeze_dim>();

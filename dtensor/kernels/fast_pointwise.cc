@@ -3,6 +3,7 @@
 #include "dtensor/dispatch/compare_plain.h"
 #include "dtensor/dispatch/scalar_arguments.h"
 #include "dtensor/kernels/dispatch.h"
+#include "dtensor/kernels/number_operand.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/ops/same_placements.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -81,6 +82,37 @@ void set_origin(const at::Tensor& dtensor, const ScalarHash& scalars) {
   set_scalar_hash(dtensor, scalars);
 }
 
+// The operator that takes a tensor in the place of a number, as its second operand.
+template <class Op>
+struct OfTensors;
+template <>
+struct OfTensors<at::_ops::add__Scalar> : at::_ops::add__Tensor {};
+template <>
+struct OfTensors<at::_ops::mul_Scalar> : at::_ops::mul_Tensor {};
+template <>
+struct OfTensors<at::_ops::mul__Scalar> : at::_ops::mul__Tensor {};
+template <>
+struct OfTensors<at::_ops::div_Scalar> : at::_ops::div_Tensor {};
+template <>
+struct OfTensors<at::_ops::div__Scalar> : at::_ops::div__Tensor {};
+
+template <class Op>
+concept TakesNumber = requires {
+  &OfTensors<Op>::call;
+};
+
+template <class Op, class Self, class... Args>
+decltype(auto) run_on_locals(Self& self, const Args&... args) {
+  return Op::call(self, args...);
+}
+
+template <TakesNumber Op, class Self, class... Args>
+decltype(auto) run_on_locals(Self& self, const at::Scalar& number, const Args&... args) {
+  if (const at::Tensor* const operand = number_operand(self, number))
+    return OfTensors<Op>::call(self, *operand, args...);
+  return Op::call(self, number, args...);
+}
+
 template <class Op, class Schema = typename Op::schema>
 struct FastPointwise;
 
@@ -94,7 +126,7 @@ struct FastPointwise<Op, at::Tensor(Args...)> {
       return by_strategy<Op, at::Tensor, Args...>(keys, std::forward<Args>(args)...);
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     (tell_read_of(args), ...);
-    at::Tensor result = make_dtensor(Op::call(local_argument(args)...), operands.spec());
+    at::Tensor result = make_dtensor(run_on_locals<Op>(local_argument(args)...), operands.spec());
     if (operands.from_parameter()) set_origin(result, numbers_of(Op::name, args...));
     return result;
   }
@@ -120,7 +152,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
     if (operands.from_parameter() && !is_of_parameter)
       set_origin(self, numbers_of(Op::name, self, args...));
     at::Tensor local = local_of(self);
-    Op::call(local, local_argument(args)...);
+    run_on_locals<Op>(local, local_argument(args)...);
     tell_written(self);
     return self;
   }

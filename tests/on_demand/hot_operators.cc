@@ -175,6 +175,61 @@ std::vector<HotOperator> touching_operators() {
              mask(true, true, false)};
        },
        {1, 2, 5, 5}},
+      {"aten::sub",
+       "Tensor",
+       {{6}},
+       [](X x, P p) {
+         return torch::jit::Stack{x, p[0], 2};
+       },
+       {3, 6}},
+      {"aten::div",
+       "Tensor",
+       {{6}},
+       [](X x, P p) {
+         return torch::jit::Stack{x, p[0]};
+       },
+       {3, 6}},
+      {"aten::where",
+       "self",
+       {{6}},
+       [](X x, P p) {
+         return torch::jit::Stack{x.gt(0), x, p[0]};
+       },
+       {3, 6}},
+      {"aten::cross_entropy_loss",
+       "",
+       {{3, 6}, {6}},
+       [](X, P p) {
+         return torch::jit::Stack{
+             p[0], at::tensor({1, 5, 1}, at::kLong), p[1].detach().abs(), 1, -100, 0.1};
+       },
+       {1}},
+      {"aten::cat",
+       "",
+       {{2, 6}, {1, 6}},
+       [](X x, P p) {
+         return torch::jit::Stack{c10::List<at::Tensor>({p[0], x, p[1]}), 0};
+       },
+       {3, 6}},
+      {"aten::stack",
+       "",
+       {{3, 6}, {3, 6}},
+       [](X x, P p) {
+         return torch::jit::Stack{c10::List<at::Tensor>({p[0], x, p[1]}), 1};
+       },
+       {3, 6}},
+      on_parameter("mul", "Scalar", {0.3}),
+      on_parameter("exp", "", {}),
+      on_parameter("sigmoid", "", {}),
+      on_parameter("tanh", "", {}),
+      on_parameter("relu", "", {}),
+      on_parameter("gelu", "", {"tanh"}),
+      on_parameter("silu", "", {}),
+      on_parameter("softplus", "", {1, 20}),
+      on_parameter("dropout", "", {0.5, true}),
+      on_parameter("softmax", "int", {1, none}),
+      on_parameter("log_softmax", "int", {1, none}),
+      on_parameter("topk", "", {2, 1, true, true}),
   };
 }
 
