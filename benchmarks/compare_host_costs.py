@@ -19,14 +19,16 @@ UNITS_BESIDE_BLOCKS = 2  # the embedding and the head; the root's norm is a unit
 
 
 def microseconds_per_unit(program, units, options):
-    """Of one run of `program`, in which plain and sharded steps take turns."""
+    """Of one run of `program`, in which plain and sharded steps take turns: what sharding costs, and the plain step."""
     flags = [f"--blocks={units - UNITS_BESIDE_BLOCKS}", f"--width={options.width}", f"--tokens={options.tokens}", "--batch=1",
              f"--warmup={options.warmup}", f"--steps={options.steps}", "--backend=fake",
              "--implementation=beside_plain"]  # fmt: skip
     place = {"WORLD_SIZE": str(options.world), "RANK": "0", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}
     environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
     output = subprocess.run(program + flags, env=environment, stdout=subprocess.PIPE, text=True, timeout=600, check=True).stdout
-    return json.loads(output.strip().splitlines()[-1])["median_seconds_beyond_plain"] / units * 1e6
+    result = json.loads(output.strip().splitlines()[-1])
+    sharding = result["median_seconds_beyond_plain"]
+    return sharding / units * 1e6, (result["median_seconds"] - sharding) / units * 1e6
 
 
 def main():
@@ -47,8 +49,8 @@ def main():
     for units in map(int, options.units.split(",")):
         ours, theirs = [], []
         for _ in range(options.rounds):
-            ours.append(microseconds_per_unit([options.binary], units, options))
-            theirs.append(microseconds_per_unit([options.python, str(FOLDER / "fsdp2_step_time.py")], units, options))
+            ours.append(microseconds_per_unit([options.binary], units, options)[0])
+            theirs.append(microseconds_per_unit([options.python, str(FOLDER / "fsdp2_step_time.py")], units, options)[0])
         ratios = [b / a for a, b in zip(ours, theirs)]
         print(f"{units:>6} {spread(ours, 1, 0):>24} {spread(theirs, 1, 0):>28} {spread(ratios, 1, 1):>24}", flush=True)
 

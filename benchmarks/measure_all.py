@@ -16,6 +16,7 @@ import compare_host_costs
 import link
 from compare_step_times import COMPARED_LOSSES, FOLDER, run_ranks, spread
 
+STEP_BY_STEP = "sharded / plain, step by step"
 SIZE = "width × blocks × tokens"
 BITS = {"0.3 Gbit/s": 3 * 10**8, "1 Gbit/s": 10**9, "3 Gbit/s": 3 * 10**9}
 # By name: the program and the setting of peer memory.
@@ -26,6 +27,8 @@ IMPLEMENTATIONS = {
     "sharded, Gloo": ("sharded", "off"),
     "FSDP2": ("fsdp2", "on"),
 }
+# Each step after one of a plain model in the same process: a machine that is slower for a second is so for both.
+BESIDE_PLAIN = "sharded beside plain"
 COMPARED = ("plain", "sharded", "FSDP2")
 PARTS = ("one_host", "tensor_parallel", "host_cost", "over_links")  # methods of Report
 
@@ -39,7 +42,7 @@ class Case:
 
     def program(self, name, options):
         width, blocks, tokens = self.size.split("x")
-        kind = IMPLEMENTATIONS[name][0]
+        kind = "beside_plain" if name == BESIDE_PLAIN else IMPLEMENTATIONS[name][0]
         begin = [options.python, str(FOLDER / "fsdp2_step_time.py")] if kind == "fsdp2" else [options.binary, f"--implementation={kind}"]
         flags = [] if kind == "plain" else self.flags
         return [*begin, f"--width={width}", f"--blocks={blocks}", f"--tokens={tokens}", "--batch=2",
@@ -47,7 +50,7 @@ class Case:
 
     def measure(self, options, run=None):
         """By implementation, what each round printed."""
-        run = run or (lambda program, name: run_ranks(program, self.ranks, {"FSDP_PEER_MEMORY": IMPLEMENTATIONS[name][1]}))
+        run = run or (lambda program, name: run_ranks(program, self.ranks, {"FSDP_PEER_MEMORY": peer_memory_of(name)}))
         results = {name: [] for name in self.implementations}
         for _ in range(max(1, round(self.rounds * options.effort))):
             for name in self.implementations:
@@ -55,18 +58,23 @@ class Case:
         return results
 
 
+def peer_memory_of(name):
+    return "on" if name == BESIDE_PLAIN else IMPLEMENTATIONS[name][1]
+
+
 def one_host_cases():
-    yield Case("64x4x32", 5, 40)
-    yield Case("256x8x128", 3, 16)
-    yield Case("512x12x256", 2, 3)
-    yield Case("768x14x128", 1, 3)  # 100 M parameters
+    everything = (*IMPLEMENTATIONS, BESIDE_PLAIN)
+    yield Case("64x4x32", 7, 100, implementations=everything)
+    yield Case("256x8x128", 3, 16, implementations=everything)
+    yield Case("512x12x256", 2, 3, implementations=everything)
+    yield Case("768x14x128", 2, 3, implementations=everything)  # 100 M parameters
 
 
 def tensor_parallel_cases():
     for ranks in (2, 4):
         for size, rounds, steps in (("64x4x32", 3, 30), ("256x8x128", 2, 10)):
             for flags in (["--tp=2"], ["--tp=2", "--sequence_parallel"]):
-                yield Case(size, rounds, steps, ranks, COMPARED, flags)
+                yield Case(size, rounds, steps, ranks, (*COMPARED, BESIDE_PLAIN), flags)
 
 
 def seconds(rounds):
@@ -75,6 +83,12 @@ def seconds(rounds):
 
 def ratio(results, above, below):
     return spread([a / b for a, b in zip(seconds(results[above]), seconds(results[below]))], 1, 2)
+
+
+def ratio_step_by_step(results):
+    """Of sharded steps and the plain one before each."""
+    rounds = [(each["median_seconds"], each["median_seconds_beyond_plain"]) for each in results[BESIDE_PLAIN]]
+    return spread([step / (step - beyond) for step, beyond in rounds], 1, 2)
 
 
 def milliseconds(rounds):
@@ -109,11 +123,11 @@ class Report:
         for case in one_host_cases():
             results = self.raw[f"one host, {case.size}"] = case.measure(self.options)
             rows.append([named(case.size), *(milliseconds(results[name]) for name in IMPLEMENTATIONS),
-                         ratio(results, "sharded", "plain"), ratio(results, "sharded, copies", "plain"),
+                         ratio_step_by_step(results), ratio(results, "sharded", "plain"), ratio(results, "sharded, copies", "plain"),
                          ratio(results, "sharded, Gloo", "plain"), ratio(results, "sharded", "FSDP2"),
                          f"{largest_difference(results):.0e}"])  # fmt: skip
-        self.add("2 ranks of one host", [SIZE, *IMPLEMENTATIONS, "sharded / plain", "copies / plain", "Gloo / plain", "sharded / FSDP2",
-                                         "losses differ by"], rows)  # fmt: skip
+        self.add("2 ranks of one host", [SIZE, *IMPLEMENTATIONS, STEP_BY_STEP, "sharded / plain", "copies / plain", "Gloo / plain",
+                                         "sharded / FSDP2", "losses differ by"], rows)  # fmt: skip
 
     def tensor_parallel(self):
         rows = []
@@ -121,9 +135,9 @@ class Report:
             cut = "tensor and sequence" if len(case.flags) > 1 else "tensor"
             results = self.raw[f"tp, {case.ranks} ranks, {case.size}, {cut}"] = case.measure(self.options)
             rows.append([f"{case.ranks // 2} × 2", named(case.size), cut, *(milliseconds(results[name]) for name in COMPARED),
-                         ratio(results, "sharded", "plain"), ratio(results, "sharded", "FSDP2"),
+                         ratio_step_by_step(results), ratio(results, "sharded", "plain"), ratio(results, "sharded", "FSDP2"),
                          f"{largest_difference(results):.0e}"])  # fmt: skip
-        self.add("Tensor parallelism, dp × tp ranks of one host", ["dp × tp", SIZE, "cut", *COMPARED, "sharded / plain", "sharded / PyTorch",
+        self.add("Tensor parallelism, dp × tp ranks of one host", ["dp × tp", SIZE, "cut", *COMPARED, STEP_BY_STEP, "sharded / plain", "sharded / PyTorch",
                                                                     "losses differ by"], rows)  # fmt: skip
 
     def host_cost(self):
@@ -133,8 +147,9 @@ class Report:
             rounds = range(max(1, round(3 * self.options.effort)))
             costs = [compare_host_costs.microseconds_per_unit([self.options.binary], units, options) for _ in rounds]
             self.raw[f"host cost, {units} units"] = costs
-            rows.append([units, spread(costs, 1, 0) + " µs"])
-        self.add("Host time per unit and step, nothing sent (a fake world of 8)", ["units", "sharded"], rows)
+            sharding, plain = zip(*costs)
+            rows.append([units, spread(sharding, 1, 0) + " µs", spread(plain, 1, 0) + " µs"])
+        self.add("Host time per unit and step, nothing sent (a fake world of 8)", ["units", "of sharding", "of the plain step"], rows)
 
     def over_links(self):
         if not link.may_make_networks():

@@ -53,7 +53,6 @@ ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm
       shared_(can_be_read(options, params)
                   ? comm_context.transport().share_shards(to_share(layout_, shard_rank_))
                   : nullptr),
-      arrangement_(shared_ ? Arrangement::kCommon : Arrangement::kRow),
       bytes_(shared_
                  ? shared_->bytes()
                  : memory_at(home_, layout_.row_bytes(), options.device, comm_context.transport())),
@@ -75,7 +74,6 @@ ShardBuffer& ShardBuffer::operator=(ShardBuffer&& other) noexcept {
   std::swap(home_, other.home_);
   std::swap(access_, other.access_);
   std::swap(layout_, other.layout_);
-  std::swap(arrangement_, other.arrangement_);
   std::swap(shared_, other.shared_);
   std::swap(bytes_, other.bytes_);
   std::swap(accounts_, other.accounts_);
@@ -84,7 +82,7 @@ ShardBuffer& ShardBuffer::operator=(ShardBuffer&& other) noexcept {
 }
 
 at::Tensor ShardBuffer::row(Transport& transport) const {
-  if (arrangement_ == Arrangement::kRow) return bytes_;
+  if (arrangement() == Arrangement::kRow) return bytes_;
   auto row = transport.staging_memory(layout_.row_bytes(), device());
   auto* const first = static_cast<char*>(row.mutable_data_ptr());
   for (int64_t i = 0; i < layout_.size(); ++i)

@@ -50,7 +50,7 @@ class ShardBuffer {
   const PackedLayout& layout() const { return layout_; }
   // What they are read by; null: they are gathered.
   SharedShards* shared() const { return shared_.get(); }
-  Arrangement arrangement() const { return arrangement_; }
+  Arrangement arrangement() const { return shared_ ? Arrangement::kCommon : Arrangement::kRow; }
   // uint8, [layout().bytes(arrangement())], of which only this rank's parts are its own.
   const at::Tensor& bytes() const { return bytes_; }
   int64_t held_bytes() const { return has_values() ? layout_.row_bytes() : 0; }
@@ -87,7 +87,7 @@ class ShardBuffer {
   at::Tensor local_view(int64_t index, const FSDPParam& param) const;
 
  private:
-  int64_t offset(int64_t index) const { return layout_.offset(arrangement_, index, shard_rank_); }
+  int64_t offset(int64_t index) const { return layout_.offset(arrangement(), index, shard_rank_); }
 
   int64_t shard_rank_;
   c10::Device member_device_;
@@ -95,7 +95,6 @@ class ShardBuffer {
   ShardAccess access_;
   PackedLayout layout_;
   std::shared_ptr<SharedShards> shared_;
-  Arrangement arrangement_;
   at::Tensor bytes_;
   GroupAccounts accounts_;
   mutable DeviceEvent copied_;  // last, from host memory

@@ -1,6 +1,6 @@
 // Where the unsharded parameters of a group lie, and the members' storages that show it:
 // in a copy, or in place, which is the memory where all ranks have their shards
-// (shared_shards.h). In both, parameter i is contiguous, at the offset of its chunk times
+// (shared_read.h). In both, parameter i is contiguous, at the offset of its chunk times
 // the number of ranks. Local.
 //
 //   memory.fill_copy(rows, device);           // or, where that can be:
@@ -14,7 +14,7 @@
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/transport/packed_copy.h"
 #include "fully_shard/transport/packed_layout.h"
-#include "fully_shard/transport/shared_shards.h"
+#include "fully_shard/transport/shared_read.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -14,7 +14,7 @@
 #include "fully_shard/params/sharded_state.h"
 #include "fully_shard/params/unsharded_memory.h"
 #include "fully_shard/transport/packed_layout.h"
-#include "fully_shard/transport/shared_shards.h"
+#include "fully_shard/transport/shared_read.h"
 #include "fully_shard/transport/stream_memory.h"
 #include "fully_shard/transport/transport.h"
 

@@ -4,13 +4,13 @@
 #include "device_mesh/peer_memory/peer_channel.h"
 #include "device_mesh/peer_memory/peer_receive.h"
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/shared_block.h"
+#include "fully_shard/transport/shared_read.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
-#include <array>
-#include <atomic>
 #include <cstring>
 #include <exception>
 #include <new>
@@ -21,56 +21,12 @@ namespace {
 
 // Messages of shards have numbers of their own among those of a channel.
 constexpr uint64_t kFirstNumber = uint64_t{1} << 62;
-constexpr int64_t kLineBytes = 256;
-constexpr int64_t kKeptBytes = 64;  // of what a kept version begins with
-
-// The first bytes of a block.
-struct BlockHead {
-  std::array<std::atomic<uint64_t>, VersionWord::kCount> words;
-  int64_t bytes, table;  // of ShardsToShare
-};
-static_assert(sizeof(BlockHead) <= kLineBytes);
-
-// The first bytes of a kept version. Its table is behind them.
-struct KeptHead {
-  uint64_t place;
-};
-static_assert(sizeof(KeptHead) <= kKeptBytes);
-
-const BlockHead& head_of(const char* block) { return *reinterpret_cast<const BlockHead*>(block); }
-BlockHead& head_of(char* block) { return *reinterpret_cast<BlockHead*>(block); }
-
-// Of another rank's block.
-class PeersLine {
- public:
-  explicit PeersLine(const char* block) : head_(head_of(block)) {}
-  uint64_t load(size_t word) const { return head_.words[word].load(std::memory_order_acquire); }
-  static void read_fence() { std::atomic_thread_fence(std::memory_order_acquire); }
-
- private:
-  const BlockHead& head_;
-};
-
-class OwnLine {
- public:
-  explicit OwnLine(char* block) : head_(head_of(block)) {}
-  void store(size_t word, uint64_t value) {
-    head_.words[word].store(value, std::memory_order_relaxed);
-  }
-  void release(size_t word, uint64_t value) {
-    head_.words[word].store(value, std::memory_order_release);
-  }
-  static void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-
- private:
-  BlockHead& head_;
-};
 
 }  // namespace
 
 SharedShards::SharedShards(Options options)
     : options_(std::move(options)),
-      block_(options_.channel->memory().shared_memory(kLineBytes + table_bytes())),
+      block_(options_.channel->memory().shared_memory(BlockHead::kBytes + table_bytes())),
       places_({options_.channel, options_.gathers, options_.number, options_.patience_to_begin},
               options_.shards) {
   std::memset(block_.mutable_data_ptr(), 0, block_.nbytes());
@@ -118,7 +74,7 @@ void SharedShards::await_block(Peer& peer) {
     await_peer(options_.gathers, peer.rank, peer.coming,
                "read of shards that a rank has not made yet");
   const auto* const block = static_cast<const char*>(peer.coming->message().body.const_data_ptr());
-  const auto& head = head_of(block);
+  const auto& head = block_head(block);
   if (head.bytes != options_.shards.bytes || head.table != options_.shards.table)
     report_other_models(options_.gathers, options_.shards.bytes, peer.rank, head.bytes);
   peer.block = block;
@@ -140,13 +96,14 @@ bool SharedShards::is_common_free() {
 // The values as they are stay where they are, and this rank goes on elsewhere; where
 // pointers to them may be out, a copy stays. Returns where its head lies.
 uint64_t SharedShards::keep() {
-  auto head = options_.channel->memory().shared_memory(kKeptBytes + table_bytes());
+  auto head = options_.channel->memory().shared_memory(KeptHead::kBytes + table_bytes());
   auto* const first = static_cast<char*>(head.mutable_data_ptr());
   auto place = versions_.is_exposed()
                    ? places_.copy()
                    : places_.move(is_common_free() ? places_.common() : places_.new_place());
   new (first) KeptHead{.place = places_.word_of(place)};
-  std::memcpy(first + kKeptBytes, own_block() + kLineBytes, static_cast<size_t>(table_bytes()));
+  std::memcpy(first + KeptHead::kBytes, own_block() + BlockHead::kBytes,
+              static_cast<size_t>(table_bytes()));
   const auto told = PeerMemory::block_of(head).word();
   kept_.push_back({versions_.version().run, std::move(head), std::move(place)});
   return told;
@@ -219,7 +176,7 @@ void SharedShards::check_not_read(c10::function_ref<std::string()> unit) const {
 void SharedShards::end_write(const ShardValues& values) {
   if (values.word != 0) {
     TORCH_INTERNAL_ASSERT(static_cast<int64_t>(values.table.size()) == options_.shards.table);
-    std::memcpy(own_block() + kLineBytes, values.table.data(),
+    std::memcpy(own_block() + BlockHead::kBytes, values.table.data(),
                 values.table.size() * sizeof(uint64_t));
   }
   said_ = values.word;
@@ -264,102 +221,6 @@ std::unique_ptr<SharedRead> SharedShards::read(std::string what, ReadBy by) {
   options_.gathers.log()->check_usable(what);
   if (setting_ != PeerMemorySetting::kOn) by = ReadBy::kCopy;
   return std::make_unique<SharedRead>(shared_from_this(), std::move(what), by);
-}
-
-GatheredRows SharedRead::wait() {
-  auto& shards = *shards_;
-  version_ = shards.close_version();
-  if (by_ == SharedShards::ReadBy::kInPlace && shards.places_.are_in_common()) {
-    OwnLine line(shards.own_block());
-    shards.versions_.read(line);
-  }
-  const Source own{static_cast<const char*>(shards.bytes().const_data_ptr()),
-                   shards.own_block() + kLineBytes, shards.said_,
-                   shards.places_.are_in_common() && !shards.versions_.is_exposed()};
-  sources_.assign(shards.peers_.size() + 1, own);
-  for (auto& peer : shards.peers_) sources_[static_cast<size_t>(peer.rank)] = find(peer);
-  std::vector<const char*> rows;
-  std::vector<NoticeWords> words;
-  for (const auto& source : sources_) {
-    rows.push_back(source.values);
-    words.push_back({.agreement = source.said});
-  }
-  return {std::move(rows), std::move(words), shards_};
-}
-
-std::unique_ptr<ReadInPlace> SharedRead::in_place() const {
-  const bool can = by_ == SharedShards::ReadBy::kInPlace &&
-                   std::all_of(sources_.begin(), sources_.end(),
-                               [](const Source& source) { return source.is_in_common; });
-  return can ? std::make_unique<ReadInPlace>(shards_) : nullptr;
-}
-
-SharedRead::Source SharedRead::find(SharedShards::Peer& peer) const {
-  shards_->await_block(peer);
-  const auto& options = shards_->options_;
-  PeersLine line(peer.block);
-  while (true) {
-    const auto seen = look(line, version_);
-    switch (seen.found) {
-      case Found::kLive:
-        return {shards_->places_.at(peer.rank, seen.place), peer.block + kLineBytes, seen.said,
-                ShardPlaces::is_common(seen.place), peer.block};
-      case Found::kKept:
-        return kept_at(peer.rank, options.channel->block_of(peer.rank, BlockRef(seen.place)),
-                       seen.said);
-      case Found::kNever:
-        report(peer);
-      case Found::kNotYet:
-        break;
-    }
-    const auto has_come = [line, version = version_]() mutable {
-      return look(line, version).found != Found::kNotYet;
-    };
-    await_peer(options.gathers, peer.rank, options.channel->wait_until(peer.rank, has_come),
-               version_in_words());
-  }
-}
-
-SharedRead::Source SharedRead::kept_at(int64_t rank, const char* head, uint64_t said) const {
-  const auto place = reinterpret_cast<const KeptHead*>(head)->place;
-  return {shards_->places_.at(rank, place), head + kKeptBytes, said, /*is_in_common=*/false};
-}
-
-// The first operator made them.
-std::string SharedRead::version_in_words() const {
-  return c10::str(what_, ", as ", version_.count - 1, " write operators made them,");
-}
-
-void SharedRead::report(const SharedShards::Peer& peer) const {
-  const auto& log = *shards_->options_.gathers.log();
-  const PeersLine line(peer.block);
-  end_collectives(
-      shards_->options_.gathers,
-      c10::str(what_, " failed on rank ", log.global_rank(),
-               ": the ranks have not written them alike. Rank ", log.global_rank(),
-               " wants them as ", version_.count - 1, " write operators made them in ",
-               version_.run, " runs of writes; rank ", log.ranks()[static_cast<size_t>(peer.rank)],
-               " has begun ", line.load(VersionWord::kBegun) - 1, " in ",
-               line.load(VersionWord::kRun),
-               " runs. Every rank must write a unit by the same operators, and between two "
-               "writes that no backward separates either all ranks read the unit or none"));
-}
-
-bool SharedRead::was_right() {
-  tables_.assign(sources_.size(), {});
-  bool all = true;
-  for (size_t rank = 0; rank < sources_.size(); ++rank) {
-    const auto& source = sources_[rank];
-    if (source.said != shards_->said_ && source.said != 0) {
-      auto& table = tables_[rank];
-      table.resize(static_cast<size_t>(shards_->options_.shards.table));
-      std::memcpy(table.data(), source.table, table.size() * sizeof(uint64_t));
-    }
-    if (source.live_in == nullptr) continue;
-    PeersLine line(source.live_in);
-    all = all && still_live(line, version_);
-  }
-  return all;
 }
 
 }  // namespace fsdp::internal

@@ -23,7 +23,7 @@ MeshInMemory::MeshInMemory(std::vector<int64_t> shape, std::vector<std::string> 
 int64_t MeshInMemory::size() const { return c10::multiply_integers(shape_); }
 
 DeviceMesh MeshInMemory::join() const {
-  auto mesh = init_device_mesh(c10::kCPU, shape_, dim_names_);
+  auto mesh = join_over_c10d();
   for (int64_t dim = 0; dim < mesh.ndim(); ++dim) {
     const auto group = static_cast<size_t>(group_index(mesh, dim));
     const Memories& memories = memories_[static_cast<size_t>(dim)][group];
@@ -32,6 +32,10 @@ DeviceMesh MeshInMemory::join() const {
       use_shared_memory(mesh.side_group(dim, purpose), memory);
   }
   return mesh;
+}
+
+DeviceMesh MeshInMemory::join_over_c10d() const {
+  return init_device_mesh(c10::kCPU, shape_, dim_names_);
 }
 
 // The coordinate without that of `dim`, row-major.

@@ -27,6 +27,8 @@ class MeshInMemory {
   int64_t size() const;
   // The mesh of this thread, once per rank. Collective.
   DeviceMesh join() const;
+  // The same mesh of ordinary groups, which are Gloo's and may share memory.
+  DeviceMesh join_over_c10d() const;
 
  private:
   using Memory = std::shared_ptr<SharedMemory>;

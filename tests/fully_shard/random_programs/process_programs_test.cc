@@ -1,10 +1,11 @@
-// A share of the random programs with ranks as processes, whose collectives are Gloo's.
+// A share of the random programs with ranks as processes.
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
 #include "tests/fully_shard/random_programs/program_run.h"
 #include "tests/fully_shard/random_programs/random_program.h"
 #include "tests/support/number_from_environment.h"
 #include "tests/support/process_ranks.h"
+#include "tests/support/with_environment.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -50,17 +51,28 @@ const ChildCase kRunsPrograms("runs_random_programs", [] {
   return 0;
 });
 
-class ProcessPrograms : public ::testing::TestWithParam<int64_t> {};
+struct ProcessWorld {
+  int64_t size;
+  const char* peer_memory;  // FSDP_PEER_MEMORY
+};
 
-TEST_P(ProcessPrograms, HaveTheUnshardedNumbersOverGloo) {
+class ProcessPrograms : public ::testing::TestWithParam<ProcessWorld> {};
+
+TEST_P(ProcessPrograms, HaveTheUnshardedNumbers) {
+  const WithEnvironment memory("FSDP_PEER_MEMORY", GetParam().peer_memory);
   const auto programs = number_from_environment("FSDP_PROGRAMS", kDefaultSharedPrograms) / kShare;
   const std::chrono::seconds deadline(120 + programs);
-  const auto ends = run_processes("runs_random_programs", GetParam(), deadline);
+  const auto ends = run_processes("runs_random_programs", GetParam().size, deadline);
   for (size_t rank = 0; rank < ends.size(); ++rank)
     EXPECT_EQ(ends[rank].exit_code, 0) << "rank " << rank << ": " << ends[rank].output;
 }
 
-INSTANTIATE_TEST_SUITE_P(Worlds, ProcessPrograms, ::testing::Values(2, 3));
+INSTANTIATE_TEST_SUITE_P(Worlds, ProcessPrograms,
+                         ::testing::Values(ProcessWorld{2, "on"}, ProcessWorld{3, "off"}),
+                         [](const auto& world) {
+                           return std::to_string(world.param.size) + "_ranks_peer_memory_" +
+                                  world.param.peer_memory;
+                         });
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -56,6 +56,12 @@ Feature program_feature(std::string name, std::function<bool(const Program&)> ha
   return {std::move(name), std::move(has)};
 }
 
+Feature transport_feature(std::string name, ProgramTransport transport) {
+  return program_feature(std::move(name), [transport](const Program& program) {
+    return program.transport == transport;
+  });
+}
+
 // Programs that do this where no gradients are recorded, in the entry's own dtype.
 Feature entry_feature(std::string name, ParamTest test) {
   const auto has = param_feature("", std::move(test)).has;
@@ -190,6 +196,10 @@ std::vector<Feature> option_features() {
       program_feature("BackwardPrefetch::kPost",
                       [](const Program& p) { return p.prefetch_after_gradients; }),
       program_feature("deferred_init", [](const Program& p) { return p.deferred; }),
+      transport_feature("the test's own backend", ProgramTransport::kTestBackend),
+      transport_feature("peer memory, in place", ProgramTransport::kInPlace),
+      transport_feature("peer memory, copies", ProgramTransport::kCopies),
+      transport_feature("Gloo", ProgramTransport::kGloo),
       program_feature("every group emptied and poisoned after every operator",
                       [](const Program& p) { return p.evict; }),
       dtype_feature("param_dtype = kDouble", Dtype::kDouble, &PrecisionSpec::param_dtype),

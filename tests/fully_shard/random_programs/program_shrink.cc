@@ -18,6 +18,7 @@ class Simpler {
     for_each_node(program_.root, [&ids](const Node& node) { ids.push_back(node.id); });
     for (const int id : ids) offer_removals(id);
     for (const int id : ids) offer_plainer(id);
+    offer([](Program& p) { p.transport = ProgramTransport::kTestBackend; });
     offer([](Program& p) { p.evict = false; });
     offer([](Program& p) { p.deferred = false; });
     offer([](Program& p) { p.prefetch_after_gradients = false; });

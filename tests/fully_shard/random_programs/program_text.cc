@@ -26,6 +26,12 @@ const char* name_of(Optimizer optimizer) {
   return names[static_cast<size_t>(optimizer)];
 }
 
+const char* name_of(ProgramTransport transport) {
+  constexpr const char* kNames[] = {"the test's backend", "peer memory in place",
+                                    "peer memory with copies", "Gloo"};
+  return kNames[static_cast<size_t>(transport)];
+}
+
 const char* name_of(ActionKind kind) {
   constexpr const char* names[] = {"train",
                                    "two forwards, one backward",
@@ -133,8 +139,8 @@ std::string to_string(const Program& program) {
     out << ", " << program.tensor_ranks << " tensor-parallel ranks each";
   if (!program.sharded) out << ", not sharded";
   if (program.activations != Dtype::kFloat) out << ", activations " << name_of(program.activations);
-  out << ", width " << program.width << ", " << name_of(program.optimizer)
-      << (program.evict ? ", evict after every operator" : "")
+  out << ", width " << program.width << ", " << name_of(program.optimizer) << ", over "
+      << name_of(program.transport) << (program.evict ? ", evict after every operator" : "")
       << (program.deferred ? ", deferred" : "")
       << (program.prefetch_after_gradients ? ", prefetch after gradients" : "")
       << (program.weighs_entries ? ", norms of entries in evaluations" : "") << "\n";

@@ -34,7 +34,8 @@ Outcome run_in_one_world(const std::vector<Program>& programs, const ProgramWorl
   };
   const MeshInMemory memory = worlds.memory(programs.front());
   const auto body = [&](int64_t rank) {
-    const auto mesh = memory.join();
+    const bool over_test_backend = programs.front().transport == ProgramTransport::kTestBackend;
+    const auto mesh = over_test_backend ? memory.join() : memory.join_over_c10d();
     for (size_t i = 0; i < programs.size(); ++i) {
       try {
         const auto difference = worlds.run(programs[i], mesh);
@@ -74,7 +75,7 @@ std::string failure_of(const Program& program, const ProgramWorlds& worlds) {
 // Programs of one world and mode have the same.
 auto world_of(const Program& program) {
   return std::tuple(program.sharded, program.world, program.replicas, program.tensor_ranks,
-                    program.evict);
+                    program.transport, program.evict);
 }
 
 }  // namespace

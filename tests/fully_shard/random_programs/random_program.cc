@@ -14,6 +14,9 @@ Program generate(uint64_t seed) {
   program.width = draws.between(1, 9);
   program.optimizer =
       draws.pick({Optimizer::kSgd, Optimizer::kMomentum, Optimizer::kAdam, Optimizer::kAdamW});
+  using enum ProgramTransport;
+  program.transport = Draws(~seed).pick(
+      {kTestBackend, kTestBackend, kInPlace, kInPlace, kInPlace, kCopies, kCopies, kGloo});
   const auto size = draw_model(draws, program);
   draw_actions(draws, size, program);
   draw_options(draws, program);

@@ -124,12 +124,18 @@ struct Action {
 
 enum class Optimizer { kSgd, kMomentum, kAdam, kAdamW };
 
+// What collectives of ranks that are threads go through: the memory of the test's own
+// backend (tests/support/shared_memory_backend.h), the library's peer memory, with
+// unsharded parameters in place or copied, or Gloo.
+enum class ProgramTransport : uint8_t { kTestBackend, kInPlace, kCopies, kGloo };
+
 struct Program {
   uint64_t seed = 0;
   int world = 2;
-  int replicas = 1;       // hybrid sharding where more than one: a mesh {replicas, shards}
-  bool evict = false;     // empty and poison every group after every operator
-  bool deferred = false;  // built without values, sharded, materialized
+  int replicas = 1;  // hybrid sharding where more than one: a mesh {replicas, shards}
+  ProgramTransport transport = ProgramTransport::kTestBackend;
+  bool evict = false;                     // empty and poison every group after every operator
+  bool deferred = false;                  // built without values, sharded, materialized
   bool prefetch_after_gradients = false;  // all units: BackwardPrefetch::kPost
   bool weighs_entries = false;            // evaluations have a metric with the norms of all entries
   // Of a tensor-parallel model; each rank of `world` then stands for so many ranks, which
