@@ -21,7 +21,6 @@ constexpr uint64_t kHeader = sizeof(BlockHeader);
 struct Arena::Owned {
   std::shared_ptr<Arena> arena;
   Block block;
-  Use use;
 
   static void destroy(void* context) {
     auto* const owned = static_cast<Owned*>(context);
@@ -82,9 +81,9 @@ void Arena::sweep() {
 }
 
 // Made by hand, since it is done for every row that is sent.
-at::Tensor Arena::memory(int64_t bytes, Use use) {
+at::Tensor Arena::memory(int64_t bytes) {
   const auto block = take(static_cast<uint64_t>(bytes));
-  auto* const owned = new Owned{shared_from_this(), block, use};
+  auto* const owned = new Owned{shared_from_this(), block};
   auto storage = c10::make_intrusive<c10::StorageImpl>(
       c10::StorageImpl::use_byte_size_t(), static_cast<size_t>(bytes),
       c10::DataPtr(block.data, owned, &Owned::destroy, c10::Device(c10::kCPU)),
@@ -102,7 +101,7 @@ std::optional<Arena::Lent> Arena::lent_by(const at::Tensor& tensor) {
   const auto& owned = *static_cast<const Owned*>(data.get_context());
   const auto offset = static_cast<const char*>(tensor.const_data_ptr()) - owned.block.data;
   return Lent{owned.arena.get(), owned.block.ref, owned.arena->header_of(owned.block),
-              static_cast<uint64_t>(offset), owned.use};
+              static_cast<uint64_t>(offset)};
 }
 
 }  // namespace fsdp::internal

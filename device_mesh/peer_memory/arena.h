@@ -30,19 +30,15 @@ class Arena : public std::enable_shared_from_this<Arena> {
   // throwing.
   explicit Arena(std::function<void(const SegmentName&)> added);
 
-  // What memory is for: to be sent, after which it is not written any more, or to be
-  // written again and again while others read it by rules of their own.
-  enum class Use : uint8_t { kSent, kShared };
   // Not initialised, 64-byte aligned; goes back when the tensor is gone and nobody reads.
   // Throws c10::Error that says what the system refuses, and what is used already.
-  at::Tensor memory(int64_t bytes, Use use = Use::kSent);
+  at::Tensor memory(int64_t bytes);
   // The block that `tensor` lies in, and where; none for memory of anything else.
   struct Lent {
     const Arena* arena;
     BlockRef block;
     BlockHeader* header;
     uint64_t offset;  // behind the header
-    Use use;
   };
   static std::optional<Lent> lent_by(const at::Tensor& tensor);
 

@@ -125,8 +125,7 @@ void PeerMemory::add_segment(const SegmentName& name) {
 
 at::Tensor PeerMemory::as_sent(const at::Tensor& bytes) {
   const auto lent = Arena::lent_by(bytes);
-  const bool stays = lent && lent->use == Arena::Use::kSent;
-  if (stays && lent->arena == arena_.get()) return bytes;
+  if (lent && lent->arena == arena_.get()) return bytes;
   auto copy = memory(bytes.numel());
   copy.unsafeGetTensorImpl()->set_sizes_contiguous(bytes.sizes());
   if (!bytes.is_contiguous()) return copy.copy_(bytes);

@@ -65,9 +65,6 @@ class PeerMemory {
 
   // Memory that is sent without a copy: uint8 [bytes], not initialised.
   at::Tensor memory(int64_t bytes) { return arena_->memory(bytes); }
-  // The same that is written while others read it: what lies there is copied to be sent,
-  // but by send() itself.
-  at::Tensor shared_memory(int64_t bytes) { return arena_->memory(bytes, Arena::Use::kShared); }
   // `bytes`, uint8, where it lies in memory(), or a contiguous copy there.
   at::Tensor as_sent(const at::Tensor& bytes);
 

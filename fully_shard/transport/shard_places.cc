@@ -17,7 +17,8 @@ namespace {
 // Memory in common has numbers of its own among those of a channel.
 constexpr uint64_t kFirstCommon = uint64_t{3} << 61;
 
-// `place` stays as long as a storage shows it.
+// `place` stays as long as a storage shows it. To PeerMemory::as_sent() that is memory of
+// nobody's, so what is sent of shards, which are written again, is a copy.
 c10::DataPtr data_of(const at::Tensor& place) {
   return {place.mutable_data_ptr(), new at::Tensor(place),
           [](void* held) { delete static_cast<at::Tensor*>(held); }, c10::Device(c10::kCPU)};
@@ -89,7 +90,7 @@ void ShardPlaces::take_common() {
 }
 
 at::Tensor ShardPlaces::new_place() const {
-  return options_.channel->memory().shared_memory(place_bytes_);
+  return options_.channel->memory().memory(place_bytes_);
 }
 
 uint64_t ShardPlaces::word_of(const at::Tensor& place) const {

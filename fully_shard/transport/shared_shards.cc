@@ -26,7 +26,7 @@ constexpr uint64_t kFirstNumber = uint64_t{1} << 62;
 
 SharedShards::SharedShards(Options options)
     : options_(std::move(options)),
-      block_(options_.channel->memory().shared_memory(BlockHead::kBytes + table_bytes())),
+      block_(options_.channel->memory().memory(BlockHead::kBytes + table_bytes())),
       places_({options_.channel, options_.gathers, options_.number, options_.patience_to_begin},
               options_.shards) {
   std::memset(block_.mutable_data_ptr(), 0, block_.nbytes());
@@ -96,7 +96,7 @@ bool SharedShards::is_common_free() {
 // The values as they are stay where they are, and this rank goes on elsewhere; where
 // pointers to them may be out, a copy stays. Returns where its head lies.
 uint64_t SharedShards::keep() {
-  auto head = options_.channel->memory().shared_memory(KeptHead::kBytes + table_bytes());
+  auto head = options_.channel->memory().memory(KeptHead::kBytes + table_bytes());
   auto* const first = static_cast<char*>(head.mutable_data_ptr());
   auto place = versions_.is_exposed()
                    ? places_.copy()

@@ -149,6 +149,8 @@ TEST_P(OneSidedReads, OfEntriesByCollectives) {
     auto layer = make_linear(64, 64);
     fully_shard(layer, mesh);
     const torch::NoGradGuard no_grad;
+    // From now on its shard stays where it is, and is written there.
+    const auto alias = DTensor(layer->parameters()[0]).to_local();
     for (int64_t value = 0; value < 50; ++value) {
       layer->parameters()[0].fill_(static_cast<double>(value));
       EXPECT_TRUE(
