@@ -1,18 +1,15 @@
 #include "dtensor/kernels/number_operand.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
+#include <ATen/EmptyTensor.h>
 #include <c10/core/InferenceMode.h>
-
-#include <cstdint>
 
 namespace fsdp::internal {
 namespace {
 
+// Past the dispatcher, where other modes of the caller's would meet it: it outlives them.
 at::Tensor empty_number() {
-  const c10::InferenceMode usual(false);  // whatever the caller's: the tensor outlives it
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return at::empty({}, at::TensorOptions(at::kFloat));
+  const c10::InferenceMode usual(false);
+  return at::Tensor(at::detail::empty_cpu({}, at::kFloat));
 }
 
 }  // namespace

@@ -4,6 +4,7 @@
 #include "tests/dtensor/compare_with_plain.h"
 
 #include <ATen/ATen.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -95,6 +96,20 @@ TEST(NumberOperands, OfTensorsWithoutDimensions) {
             << op.name << " of no dimensions and " << number;
       }
     }
+  });
+}
+
+// The first number of a thread may be met in any mode, and the later ones out of it.
+TEST(NumberOperands, OutliveInferenceMode) {
+  on_worlds([](const DeviceMesh& mesh) {
+    const at::Tensor plain = at::arange(5, at::kFloat);
+    {
+      const c10::InferenceMode inference;
+      const at::Tensor dtensor = distribute_tensor(plain, mesh, {Shard{0}});
+      EXPECT_TRUE(whole(dtensor.mul(3)).equal(plain.mul(3)));
+    }
+    const at::Tensor dtensor = distribute_tensor(plain, mesh, {Shard{0}});
+    EXPECT_TRUE(whole(dtensor.mul(0.5)).equal(plain.mul(0.5)));
   });
 }
 
