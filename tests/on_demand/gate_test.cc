@@ -62,6 +62,9 @@ TEST(Gate, ListsAndOptionalListsAreTouched) {
   at::cat({a, at::ones({1, 2}), b});
   EXPECT_EQ(first->touches(), 1);
   EXPECT_EQ(second->touches(), 1);
+  at::hstack({a, b});  // by the boxed kernel
+  EXPECT_EQ(first->touches(), 2);
+  EXPECT_EQ(second->touches(), 2);
   const at::Tensor picked = at::index(at::ones({2, 3}), {std::nullopt, rows});
   EXPECT_EQ(third->touches(), 1);
   EXPECT_EQ(picked.sizes(), at::IntArrayRef({2, 2}));
@@ -76,7 +79,7 @@ TEST(Gate, AllGroupsOfAnOperatorArePinnedBeforeTheFirstIsFilled) {
     bool pinned = false;
     first->when_touched = [&] { pinned = first->pinned() && second->pinned(); };
     if (boxed) {
-      at::cat({a, b});
+      at::dist(a, b);
     } else {
       at::mm(a, b);
     }
@@ -91,6 +94,7 @@ TEST(Gate, AThrowingTouchLeavesNothingPinned) {
   second->when_touched = [] { TORCH_CHECK(false, "no"); };
   EXPECT_THROW(at::mm(a, b), c10::Error);
   EXPECT_THROW(at::cat({a, b}), c10::Error);
+  EXPECT_THROW(at::dist(a, b), c10::Error);
   EXPECT_FALSE(first->pinned() || second->pinned());
 }
 

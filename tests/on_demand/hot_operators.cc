@@ -200,8 +200,8 @@ std::vector<HotOperator> touching_operators() {
        "",
        {{3, 6}, {6}},
        [](X, P p) {
-         return torch::jit::Stack{
-             p[0], at::tensor({1, 5, 1}, at::kLong), p[1].detach().abs(), 1, -100, 0.1};
+         return torch::jit::Stack{p[0], at::tensor({1, 5, 1}, at::kLong), p[1].detach(), 1, -100,
+                                  0.1};
        },
        {1}},
       {"aten::cat",
