@@ -11,6 +11,7 @@ from network import ADDRESS, PORT, TwoHosts, may_make_networks  # noqa: E402
 
 HOSTS = ("a", "b")
 QUEUE_SECONDS = 20  # nothing is dropped
+BURST_SECONDS = 0.002  # a few ticks of the kernel's clock: with less the link is slower than its rate
 
 
 def run_over_link(program, bits_per_second, seconds=600):
@@ -18,7 +19,7 @@ def run_over_link(program, bits_per_second, seconds=600):
     hosts = TwoHosts()
     try:
         hosts.plug_in()
-        hosts.slow_down(bits_per_second, QUEUE_SECONDS)
+        hosts.slow_down(bits_per_second, QUEUE_SECONDS, int(bits_per_second / 8 * BURST_SECONDS))
         with tempfile.TemporaryDirectory() as folder:
             outputs = [open(pathlib.Path(folder) / host, "w+", encoding="utf-8") for host in HOSTS]
             ranks = [hosts.start(host, program, environment_of(rank), outputs[rank]) for rank, host in enumerate(HOSTS)]

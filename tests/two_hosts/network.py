@@ -145,11 +145,11 @@ class TwoHosts:
     def mend(self):
         self.ip("switch", "link", "set", "to_b", "master", "sw0")
 
-    def slow_down(self, bits_per_second, queue_seconds):
-        """What each host sends; a queue that drops nothing for so long."""
+    def slow_down(self, bits_per_second, queue_seconds, burst_bytes=2000):
+        """What each host sends, as many bytes at once; a queue that drops nothing for so long."""
         for host in ADDRESS:
             run("tc", "-n", self.names[host], "qdisc", "add", "dev", "eth0", "root", "tbf", "rate",
-                f"{bits_per_second}bit", "burst", "2kb", "latency", f"{queue_seconds}s")
+                f"{bits_per_second}bit", "burst", str(burst_bytes), "latency", f"{queue_seconds}s")
 
     def drop_what_a_sends(self):
         """As a firewall does that drops packets without a word: b hears nothing of host a, a hears b."""
