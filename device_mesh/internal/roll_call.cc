@@ -131,18 +131,27 @@ void RollCall::await_verdict(const std::string& topic) {
   wait_until(key, Clock::now() + kNearly);
 }
 
-// As wait_until() for the verdict; gives it itself where one that is missing is gone.
+// As wait_until() for the verdict; gives it itself where one of the ranks is gone.
 bool RollCall::await_members(const std::string& topic, Clock::time_point until) {
   constexpr auto kLook = std::chrono::milliseconds(200);
   const auto key = verdict_key(topic);
   while (options_.why_gone && Clock::now() < until) {
     if (wait_until(key, std::min(Clock::now() + kLook, until))) return true;
-    for (const auto rank : missing(topic).ranks) {
+    for (const auto rank : options_.ranks) {
       const auto why = options_.why_gone(rank);
-      if (!why.empty()) conclude(topic, kFailure + why);
+      if (!why.empty()) conclude_for_good(topic, kFailure + why);
     }
   }
   return wait_until(key, until);
+}
+
+// A rank that is gone may have come without being counted, or may have been about to give
+// the verdict itself.
+void RollCall::conclude_for_good(const std::string& topic, const std::string& verdict) {
+  constexpr auto kNearly = std::chrono::milliseconds(200);  // another rank is settling it
+  conclude(topic, verdict);
+  if (wait_until(verdict_key(topic), Clock::now() + kNearly)) return;
+  options_.store->set(verdict_key(topic), bytes_of(verdict));
 }
 
 // False when the time is up. Throws where the store is gone.

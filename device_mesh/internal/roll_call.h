@@ -93,6 +93,7 @@ class RollCall {
   bool wait_until(const std::string& key, std::chrono::steady_clock::time_point until) const;
   bool await_members(const std::string& topic, std::chrono::steady_clock::time_point until);
   void conclude(const std::string& topic, const std::string& verdict);
+  void conclude_for_good(const std::string& topic, const std::string& verdict);
   void leave_last();
   Missing missing(const std::string& topic) const;
   std::string describe_missing(const std::string& topic, const std::string& since) const;

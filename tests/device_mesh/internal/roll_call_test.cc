@@ -42,6 +42,8 @@ class Members {
                      .why_gone = why_gone_});
   }
 
+  const c10::intrusive_ptr<c10d::Store>& store() const { return store_; }
+
   // What each of `come` is told when it does `part`, by place in `come`.
   std::vector<std::string> told(
       const std::vector<int64_t>& come, std::chrono::milliseconds time,
@@ -74,6 +76,25 @@ Presence on_node(int64_t index) {
 TEST(RollCall, OfARankThatIsGoneEndsOnAllThatAreThere) {
   const Members members({4, 7, 9},
                         [](int64_t rank) { return rank == 7 ? "rank 7 has ended" : ""; });
+  const auto texts = members.told(
+      {0, 2}, kLong, [](RollCall& roll, int64_t index) { roll.gather(on_node(index)); });
+  EXPECT_THAT(texts, Each(HasSubstr("rank 7 has ended")));
+}
+
+// A kill may come between any two words to the store.
+TEST(RollCall, OfARankThatIsGoneBeforeItWasCountedEndsOnAllThatAreThere) {
+  const Members members({4, 7, 9},
+                        [](int64_t rank) { return rank == 7 ? "rank 7 has ended" : ""; });
+  members.store()->set("present/1", std::vector<uint8_t>{'x'});
+  const auto texts = members.told(
+      {0, 2}, kLong, [](RollCall& roll, int64_t index) { roll.gather(on_node(index)); });
+  EXPECT_THAT(texts, Each(HasSubstr("rank 7 has ended")));
+}
+
+TEST(RollCall, OfARankThatIsGoneBeforeItsVerdictEndsOnAllThatAreThere) {
+  const Members members({4, 7, 9},
+                        [](int64_t rank) { return rank == 7 ? "rank 7 has ended" : ""; });
+  members.store()->add("present/settled", 1);
   const auto texts = members.told(
       {0, 2}, kLong, [](RollCall& roll, int64_t index) { roll.gather(on_node(index)); });
   EXPECT_THAT(texts, Each(HasSubstr("rank 7 has ended")));
