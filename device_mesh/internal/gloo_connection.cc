@@ -154,6 +154,30 @@ class Connection {
   std::string way_ = "the addresses of its parent group";
 };
 
+// Looks for ranks of the group that are gone while this one connects to them, which Gloo
+// would try until its timeout. The roll call tells all ranks, so it has the first word.
+class GoneMembers {
+ public:
+  explicit GoneMembers(const GlooRequest& request) : request_(request) {}
+
+  bool are_known_for_long() {
+    constexpr auto kForRollCall = std::chrono::milliseconds(400);
+    if (!request_.why_gone) return false;
+    for (const auto rank : request_.ranks) {
+      if (!why_.empty()) break;
+      why_ = request_.why_gone(rank);
+      since_ = std::chrono::steady_clock::now();
+    }
+    return !why_.empty() && std::chrono::steady_clock::now() - since_ >= kForRollCall;
+  }
+  const std::string& why() const { return why_; }
+
+ private:
+  const GlooRequest& request_;
+  std::string why_;
+  std::chrono::steady_clock::time_point since_;
+};
+
 }  // namespace
 
 GlooRequest::GlooRequest() = default;
@@ -168,10 +192,12 @@ GlooGroup connect_gloo(const GlooRequest& request) {
   const auto refused = c10::str("process group '", request.name, "' of ", ranks_text(request.ranks),
                                 " can not be made (told on rank ",
                                 request.ranks[static_cast<size_t>(request.index)], "): ");
+  GoneMembers gone(request);
   std::optional<GlooGroup> made;
   try {
     made = call_with_deadline(std::max(left, std::chrono::milliseconds(0)) + kAnswer,
-                              Connection(request, progress));
+                              Connection(request, progress),
+                              [&gone] { return gone.are_known_for_long(); });
   } catch (const c10::DistNetworkError& error) {
     C10_THROW_ERROR(DistNetworkError,
                     c10::str(refused,
@@ -179,6 +205,7 @@ GlooGroup connect_gloo(const GlooRequest& request) {
                              "own output tells why), or its host or the link to it is down: ",
                              error.what_without_backtrace()));
   }
+  TORCH_CHECK_WITH(DistStoreError, made || gone.why().empty(), refused, gone.why());
   TORCH_CHECK_WITH(DistStoreError, made, refused, "after its timeout this rank is still ",
                    progress->text());
   return *std::move(made);
