@@ -27,8 +27,10 @@ IMPLEMENTATIONS = {
     "sharded, Gloo": ("sharded", "off"),
     "FSDP2": ("fsdp2", "on"),
 }
+COLUMNS = tuple(IMPLEMENTATIONS)
 # Each step after one of a plain model in the same process: a machine that is slower for a second is so for both.
 BESIDE_PLAIN = "sharded beside plain"
+IMPLEMENTATIONS[BESIDE_PLAIN] = ("beside_plain", "on")
 COMPARED = ("plain", "sharded", "FSDP2")
 PARTS = ("one_host", "tensor_parallel", "host_cost", "over_links")  # methods of Report
 
@@ -42,7 +44,7 @@ class Case:
 
     def program(self, name, options):
         width, blocks, tokens = self.size.split("x")
-        kind = "beside_plain" if name == BESIDE_PLAIN else IMPLEMENTATIONS[name][0]
+        kind = IMPLEMENTATIONS[name][0]
         begin = [options.python, str(FOLDER / "fsdp2_step_time.py")] if kind == "fsdp2" else [options.binary, f"--implementation={kind}"]
         flags = [] if kind == "plain" else self.flags
         return [*begin, f"--width={width}", f"--blocks={blocks}", f"--tokens={tokens}", "--batch=2",
@@ -50,7 +52,7 @@ class Case:
 
     def measure(self, options, run=None):
         """By implementation, what each round printed."""
-        run = run or (lambda program, name: run_ranks(program, self.ranks, {"FSDP_PEER_MEMORY": peer_memory_of(name)}))
+        run = run or (lambda program, name: run_ranks(program, self.ranks, {"FSDP_PEER_MEMORY": IMPLEMENTATIONS[name][1]}))
         results = {name: [] for name in self.implementations}
         for _ in range(max(1, round(self.rounds * options.effort))):
             for name in self.implementations:
@@ -58,16 +60,11 @@ class Case:
         return results
 
 
-def peer_memory_of(name):
-    return "on" if name == BESIDE_PLAIN else IMPLEMENTATIONS[name][1]
-
-
 def one_host_cases():
-    everything = (*IMPLEMENTATIONS, BESIDE_PLAIN)
-    yield Case("64x4x32", 7, 100, implementations=everything)
-    yield Case("256x8x128", 3, 16, implementations=everything)
-    yield Case("512x12x256", 2, 3, implementations=everything)
-    yield Case("768x14x128", 2, 3, implementations=everything)  # 100 M parameters
+    yield Case("64x4x32", 7, 100)
+    yield Case("256x8x128", 3, 16)
+    yield Case("512x12x256", 2, 3)
+    yield Case("768x14x128", 2, 3)  # 100 M parameters
 
 
 def tensor_parallel_cases():
@@ -122,11 +119,11 @@ class Report:
         rows = []
         for case in one_host_cases():
             results = self.raw[f"one host, {case.size}"] = case.measure(self.options)
-            rows.append([named(case.size), *(milliseconds(results[name]) for name in IMPLEMENTATIONS),
+            rows.append([named(case.size), *(milliseconds(results[name]) for name in COLUMNS),
                          ratio_step_by_step(results), ratio(results, "sharded", "plain"), ratio(results, "sharded, copies", "plain"),
                          ratio(results, "sharded, Gloo", "plain"), ratio(results, "sharded", "FSDP2"),
                          f"{largest_difference(results):.0e}"])  # fmt: skip
-        self.add("2 ranks of one host", [SIZE, *IMPLEMENTATIONS, STEP_BY_STEP, "sharded / plain", "copies / plain", "Gloo / plain",
+        self.add("2 ranks of one host", [SIZE, *COLUMNS, STEP_BY_STEP, "sharded / plain", "copies / plain", "Gloo / plain",
                                          "sharded / FSDP2", "losses differ by"], rows)  # fmt: skip
 
     def tensor_parallel(self):
@@ -137,8 +134,8 @@ class Report:
             rows.append([f"{case.ranks // 2} × 2", named(case.size), cut, *(milliseconds(results[name]) for name in COMPARED),
                          ratio_step_by_step(results), ratio(results, "sharded", "plain"), ratio(results, "sharded", "FSDP2"),
                          f"{largest_difference(results):.0e}"])  # fmt: skip
-        self.add("Tensor parallelism, dp × tp ranks of one host", ["dp × tp", SIZE, "cut", *COMPARED, STEP_BY_STEP, "sharded / plain", "sharded / PyTorch",
-                                                                    "losses differ by"], rows)  # fmt: skip
+        self.add("Tensor parallelism, dp × tp ranks of one host", ["dp × tp", SIZE, "cut", *COMPARED, STEP_BY_STEP, "sharded / plain",
+                                                                    "sharded / PyTorch", "losses differ by"], rows)  # fmt: skip
 
     def host_cost(self):
         options = argparse.Namespace(width=16, tokens=4, warmup=5, steps=40, world=8)

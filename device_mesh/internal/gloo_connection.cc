@@ -162,13 +162,12 @@ class GoneMembers {
 
   bool are_known_for_long() {
     constexpr auto kForRollCall = std::chrono::milliseconds(400);
-    if (!request_.why_gone) return false;
-    for (const auto rank : request_.ranks) {
-      if (!why_.empty()) break;
-      why_ = request_.why_gone(rank);
-      since_ = std::chrono::steady_clock::now();
+    const auto now = std::chrono::steady_clock::now();
+    if (why_.empty()) {
+      if (request_.why_gone) why_ = request_.why_gone();
+      since_ = now;
     }
-    return !why_.empty() && std::chrono::steady_clock::now() - since_ >= kForRollCall;
+    return !why_.empty() && now - since_ >= kForRollCall;
   }
   const std::string& why() const { return why_; }
 

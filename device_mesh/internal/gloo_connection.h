@@ -33,8 +33,8 @@ struct GlooRequest {
   std::chrono::steady_clock::time_point deadline;  // for making the group
   std::string advice;                              // what to look at where ranks are missing
   bool serves_store = false;                       // this process does
-  // Why that rank of the job will not come any more (RollCallOptions).
-  std::function<std::string(int64_t rank)> why_gone = {};
+  // Why not all ranks of the group can come any more (RollCallOptions).
+  std::function<std::string()> why_gone = {};
   GlooDevices devices = {};  // those of the parent; none: of the world, chosen here
 
   GlooRequest();

@@ -127,8 +127,11 @@ Group make_subgroup(const Group& parent, const std::vector<int64_t>& parent_rank
       "instead";
   if (entry->has_gloo) made.devices = gloo_devices_of(parent);
   if (const auto channel = PeerChannel::of(parent)) {
-    made.why_gone = [channel, names](int64_t rank) {
-      return channel->why_gone(std::find(names.begin(), names.end(), rank) - names.begin());
+    made.why_gone = [channel, parent_ranks] {
+      std::string why;
+      for (auto rank = parent_ranks.begin(); rank != parent_ranks.end() && why.empty(); ++rank)
+        why = channel->why_gone(*rank);
+      return why;
     };
   }
   auto group = assemble(backend, *entry, made);

@@ -117,7 +117,6 @@ void RollCall::conclude(const std::string& topic, const std::string& verdict) {
 
 void RollCall::await_verdict(const std::string& topic) {
   constexpr auto kUnusual = std::chrono::seconds(30);
-  const auto key = verdict_key(topic);
   if (await_members(topic, std::min(Clock::now() + kUnusual, options_.deadline))) return;
   if (Clock::now() < options_.deadline) {
     std::fprintf(stderr, "fsdp: rank %lld still waits: %s\n", static_cast<long long>(rank()),
@@ -125,10 +124,10 @@ void RollCall::await_verdict(const std::string& topic) {
     std::fflush(stderr);
     if (await_members(topic, options_.deadline)) return;
   }
-  conclude(topic,
-           kFailure + describe_missing(topic, "within " + seconds_since(began_)) + options_.advice);
-  constexpr auto kNearly = std::chrono::seconds(1);  // another rank is settling it
-  wait_until(key, Clock::now() + kNearly);
+  conclude_for_good(
+      topic,
+      kFailure + describe_missing(topic, "within " + seconds_since(began_)) + options_.advice,
+      std::chrono::seconds(1));
 }
 
 // As wait_until() for the verdict; gives it itself where one of the ranks is gone.
@@ -137,20 +136,18 @@ bool RollCall::await_members(const std::string& topic, Clock::time_point until) 
   const auto key = verdict_key(topic);
   while (options_.why_gone && Clock::now() < until) {
     if (wait_until(key, std::min(Clock::now() + kLook, until))) return true;
-    for (const auto rank : options_.ranks) {
-      const auto why = options_.why_gone(rank);
-      if (!why.empty()) conclude_for_good(topic, kFailure + why);
-    }
+    const auto why = options_.why_gone();
+    if (!why.empty()) conclude_for_good(topic, kFailure + why, kLook);
   }
   return wait_until(key, until);
 }
 
-// A rank that is gone may have come without being counted, or may have been about to give
-// the verdict itself.
-void RollCall::conclude_for_good(const std::string& topic, const std::string& verdict) {
-  constexpr auto kNearly = std::chrono::milliseconds(200);  // another rank is settling it
+// With patience for another rank that is settling it; one that is gone may have been
+// about to, or may have come without being counted.
+void RollCall::conclude_for_good(const std::string& topic, const std::string& verdict,
+                                 std::chrono::milliseconds patience) {
   conclude(topic, verdict);
-  if (wait_until(verdict_key(topic), Clock::now() + kNearly)) return;
+  if (wait_until(verdict_key(topic), Clock::now() + patience)) return;
   options_.store->set(verdict_key(topic), bytes_of(verdict));
 }
 

@@ -43,8 +43,9 @@ struct RollCallOptions {
   std::chrono::steady_clock::time_point deadline;
   std::string advice;         // what to look at where ranks are missing
   bool serves_store = false;  // this process does: it leaves last
-  // Why that rank of the job will not come any more; empty: it may. Null: nobody knows.
-  std::function<std::string(int64_t rank)> why_gone = {};
+  // Why not all ranks of the group can come any more; empty: they may. Null: nobody
+  // knows.
+  std::function<std::string()> why_gone = {};
 };
 
 class RollCall {
@@ -93,7 +94,8 @@ class RollCall {
   bool wait_until(const std::string& key, std::chrono::steady_clock::time_point until) const;
   bool await_members(const std::string& topic, std::chrono::steady_clock::time_point until);
   void conclude(const std::string& topic, const std::string& verdict);
-  void conclude_for_good(const std::string& topic, const std::string& verdict);
+  void conclude_for_good(const std::string& topic, const std::string& verdict,
+                         std::chrono::milliseconds patience);
   void leave_last();
   Missing missing(const std::string& topic) const;
   std::string describe_missing(const std::string& topic, const std::string& since) const;

@@ -29,7 +29,7 @@ constexpr auto kLong = std::chrono::seconds(60);
 
 class Members {
  public:
-  explicit Members(std::vector<int64_t> ranks, std::function<std::string(int64_t)> why_gone = {})
+  explicit Members(std::vector<int64_t> ranks, std::function<std::string()> why_gone = {})
       : ranks_(std::move(ranks)), why_gone_(std::move(why_gone)) {}
 
   RollCall roll(int64_t index, std::chrono::milliseconds time) const {
@@ -65,7 +65,7 @@ class Members {
  private:
   const c10::intrusive_ptr<c10d::Store> store_ = c10::make_intrusive<c10d::HashStore>();
   const std::vector<int64_t> ranks_;
-  const std::function<std::string(int64_t)> why_gone_;
+  const std::function<std::string()> why_gone_;
 };
 
 Presence on_node(int64_t index) {
@@ -74,8 +74,7 @@ Presence on_node(int64_t index) {
 
 // Long before the time is up.
 TEST(RollCall, OfARankThatIsGoneEndsOnAllThatAreThere) {
-  const Members members({4, 7, 9},
-                        [](int64_t rank) { return rank == 7 ? "rank 7 has ended" : ""; });
+  const Members members({4, 7, 9}, [] { return "rank 7 has ended"; });
   const auto texts = members.told(
       {0, 2}, kLong, [](RollCall& roll, int64_t index) { roll.gather(on_node(index)); });
   EXPECT_THAT(texts, Each(HasSubstr("rank 7 has ended")));
@@ -83,8 +82,7 @@ TEST(RollCall, OfARankThatIsGoneEndsOnAllThatAreThere) {
 
 // A kill may come between any two words to the store.
 TEST(RollCall, OfARankThatIsGoneBeforeItWasCountedEndsOnAllThatAreThere) {
-  const Members members({4, 7, 9},
-                        [](int64_t rank) { return rank == 7 ? "rank 7 has ended" : ""; });
+  const Members members({4, 7, 9}, [] { return "rank 7 has ended"; });
   members.store()->set("present/1", std::vector<uint8_t>{'x'});
   const auto texts = members.told(
       {0, 2}, kLong, [](RollCall& roll, int64_t index) { roll.gather(on_node(index)); });
@@ -92,12 +90,20 @@ TEST(RollCall, OfARankThatIsGoneBeforeItWasCountedEndsOnAllThatAreThere) {
 }
 
 TEST(RollCall, OfARankThatIsGoneBeforeItsVerdictEndsOnAllThatAreThere) {
-  const Members members({4, 7, 9},
-                        [](int64_t rank) { return rank == 7 ? "rank 7 has ended" : ""; });
+  const Members members({4, 7, 9}, [] { return "rank 7 has ended"; });
   members.store()->add("present/settled", 1);
   const auto texts = members.told(
       {0, 2}, kLong, [](RollCall& roll, int64_t index) { roll.gather(on_node(index)); });
   EXPECT_THAT(texts, Each(HasSubstr("rank 7 has ended")));
+}
+
+// Where nobody knows who is gone.
+TEST(RollCall, OfAVerdictThatNeverComesEndsWhenTheTimeIsUp) {
+  const Members members({4, 7, 9});
+  members.store()->add("present/settled", 1);
+  const auto texts = members.told(
+      {0, 2}, kSoon, [](RollCall& roll, int64_t index) { roll.gather(on_node(index)); });
+  EXPECT_THAT(texts, Each(HasSubstr("rank 7 has not come within 0.")));
 }
 
 TEST(RollCall, TellsEachMemberWhereAllAre) {

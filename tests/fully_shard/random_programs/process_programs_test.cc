@@ -68,7 +68,8 @@ TEST_P(ProcessPrograms, HaveTheUnshardedNumbers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Worlds, ProcessPrograms,
-                         ::testing::Values(ProcessWorld{2, "on"}, ProcessWorld{3, "off"}),
+                         ::testing::Values(ProcessWorld{2, "on"}, ProcessWorld{3, "on"},
+                                           ProcessWorld{3, "off"}),
                          [](const auto& world) {
                            return std::to_string(world.param.size) + "_ranks_peer_memory_" +
                                   world.param.peer_memory;

@@ -145,18 +145,20 @@ TEST_P(OneSidedReads, OfARankThatComesLateWhereAliasesAreWritten) {
 
 // What is sent of an entry is not what is written to it afterwards.
 TEST_P(OneSidedReads, OfEntriesByCollectives) {
-  on_ranks([](int64_t, const DeviceMesh& mesh) {
-    auto layer = make_linear(64, 64);
-    fully_shard(layer, mesh);
-    const torch::NoGradGuard no_grad;
-    // From now on its shard stays where it is, and is written there.
-    const auto alias = DTensor(layer->parameters()[0]).to_local();
-    for (int64_t value = 0; value < 50; ++value) {
-      layer->parameters()[0].fill_(static_cast<double>(value));
-      EXPECT_TRUE(
-          full_value(layer->parameters()[0]).eq(static_cast<double>(value)).all().item<bool>());
-    }
-  });
+  for (const bool stays : {false, true}) {
+    SCOPED_TRACE(stays ? "written where it lies, since an alias is out" : "may move");
+    on_ranks([stays](int64_t, const DeviceMesh& mesh) {
+      auto layer = make_linear(64, 64);
+      fully_shard(layer, mesh);
+      const torch::NoGradGuard no_grad;
+      const auto alias = stays ? DTensor(layer->parameters()[0]).to_local() : at::Tensor();
+      for (int64_t value = 0; value < 50; ++value) {
+        layer->parameters()[0].fill_(static_cast<double>(value));
+        EXPECT_TRUE(
+            full_value(layer->parameters()[0]).eq(static_cast<double>(value)).all().item<bool>());
+      }
+    });
+  }
 }
 
 // Units come and go with their memory, read by the others or not.
