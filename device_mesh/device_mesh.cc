@@ -88,6 +88,7 @@ struct DeviceMesh::State {
   std::shared_ptr<Family> family;
   Indices ranks;
   int64_t rank = 0;
+  std::string text;  // of to_string(): announcements of every redistribution have it
 
   // Fills in what follows from the other members.
   std::shared_ptr<const State> complete() && {
@@ -96,7 +97,21 @@ struct DeviceMesh::State {
     rank = family->ranks[static_cast<size_t>(layout.position_of(coordinate))];
     for (int64_t dim = 0; dim < layout.ndim(); ++dim)
       internal::note_ranks_in_job(dims[static_cast<size_t>(dim)]->group(), ranks_along(dim));
+    text = described();
     return std::make_shared<const State>(std::move(*this));
+  }
+
+  std::string described() const {
+    std::ostringstream out;
+    out << "DeviceMesh((";
+    for (size_t dim = 0; dim < layout.sizes().size(); ++dim) {
+      if (dim > 0) out << ", ";
+      if (!dim_names.empty()) out << dim_names[dim] << "=";
+      out << layout.sizes()[dim];
+    }
+    out << "), '" << c10::DeviceTypeName(device.type(), /*lower_case=*/true)
+        << "', stride=" << layout.strides_text() << ")";
+    return out.str();
   }
 
   // This rank's row, in the order of the group's ranks.
@@ -397,18 +412,7 @@ DeviceMesh default_mesh() {
 
 c10::Device local_device(const DeviceMesh& mesh) { return mesh.state_->device; }
 
-std::string to_string(const DeviceMesh& mesh) {
-  std::ostringstream text;
-  text << "DeviceMesh((";
-  for (size_t dim = 0; dim < mesh.shape().size(); ++dim) {
-    if (dim > 0) text << ", ";
-    if (!mesh.dim_names().empty()) text << mesh.dim_names()[dim] << "=";
-    text << mesh.shape()[dim];
-  }
-  text << "), '" << c10::DeviceTypeName(mesh.device_type(), /*lower_case=*/true)
-       << "', stride=" << mesh.state_->layout.strides_text() << ")";
-  return text.str();
-}
+std::string to_string(const DeviceMesh& mesh) { return mesh.state_->text; }
 
 std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh) {
   return out << to_string(mesh);
