@@ -71,6 +71,12 @@ std::string PeerChannel::why_gone(int64_t rank) const {
   return options_.memory->has_met(peer) ? options_.memory->why_gone(peer) : "";
 }
 
+bool PeerChannel::has_gone_ranks() const {
+  return std::any_of(options_.ranks.begin(), options_.ranks.end(), [this](int64_t rank) {
+    return options_.memory->has_met(rank) && !options_.memory->why_gone(rank).empty();
+  });
+}
+
 void PeerChannel::send_failure(const std::string& reason) const {
   for (const auto rank : options_.ranks) {
     if (options_.memory->has_met(rank)) options_.memory->send_failure(rank, options_.id, reason);

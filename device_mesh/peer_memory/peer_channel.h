@@ -50,6 +50,7 @@ class PeerChannel {
   int64_t size() const { return static_cast<int64_t>(options_.ranks.size()); }
   // As PeerMemory has them; ranks are those of the group.
   std::string why_gone(int64_t rank) const;
+  bool has_gone_ranks() const;
   // Tells all others that this rank has failed.
   void send_failure(const std::string& reason) const;
   void send(int64_t to, uint64_t number, const NoticeBytes& notice, const at::Tensor& body) const;

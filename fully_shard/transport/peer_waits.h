@@ -18,7 +18,7 @@ class Work;
 
 namespace fsdp::internal {
 
-class PeerMemory;
+class PeerChannel;
 
 // Until `work`, of PeerChannel, is over, which is up to that rank of the group. Throws as
 // IssueLog::await_apart(). what: in errors of all ranks.
@@ -27,13 +27,14 @@ void await_peer(const Collectives& collectives, int64_t rank, c10::intrusive_ptr
 
 // A wait that a program may be right to make vain: other ranks may be waiting for this
 // one elsewhere. Ranks in step come soon; once they did not, the next waits are left out,
-// until ranks have come before anybody waited.
+// until ranks have come before anybody waited. Nor is a rank waited for when one of the
+// channel is gone: what needs that one says so.
 struct Patience {
   std::chrono::milliseconds most{500};
   bool was_in_vain = false;
 
   // False: it is not over, and not waited for any more.
-  bool await(PeerMemory& memory, c10::function_ref<bool()> is_over);
+  bool await(const PeerChannel& channel, c10::function_ref<bool()> is_over);
 };
 
 // Throws DistBackendError, and ends all collectives of the dimension, on the others'

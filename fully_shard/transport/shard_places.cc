@@ -68,7 +68,7 @@ void ShardPlaces::make_or_expect_common() {
   const auto number = kFirstCommon + options_.number;
   if (owner() != options_.collectives.rank()) {
     coming_ = channel.receive(owner(), number);
-    options_.patience->await(channel.memory(), [this] { return coming_->isCompleted(); });
+    options_.patience->await(channel, [this] { return coming_->isCompleted(); });
     return;
   }
   common_ = new_place();

@@ -138,7 +138,7 @@ void SharedShards::open_run() {
   options_.channel->memory().wake_others();
   await_room();
   if (!versions_.is_published()) {
-    options_.patience->await(options_.channel->memory(), [this] { return !is_wanted_by_others(); });
+    options_.patience->await(*options_.channel, [this] { return !is_wanted_by_others(); });
   }
   forget_kept();
   const bool keeps = !versions_.is_published() && is_wanted_by_others();

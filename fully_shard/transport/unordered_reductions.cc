@@ -197,7 +197,7 @@ bool UnorderedReductions::await_plans(const UnorderedReduction& reduction, Backw
     }
     return true;
   }
-  return patience_.await(channel_->memory(), [&] { return all_have_told(reduction); });
+  return patience_.await(*channel_, [&] { return all_have_told(reduction); });
 }
 
 bool UnorderedReductions::await(UnorderedReduction& reduction, Backward backward) {
