@@ -128,6 +128,7 @@ at::Tensor PeerMemory::as_sent(const at::Tensor& bytes) {
   if (lent && lent->arena == arena_.get()) return bytes;
   auto copy = memory(bytes.numel());
   copy.unsafeGetTensorImpl()->set_sizes_contiguous(bytes.sizes());
+  if (bytes.numel() == 0) return copy;
   if (!bytes.is_contiguous()) return copy.copy_(bytes);
   std::memcpy(copy.mutable_data_ptr(), bytes.const_data_ptr(), bytes.nbytes());
   return copy;

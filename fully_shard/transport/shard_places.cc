@@ -24,6 +24,12 @@ c10::DataPtr data_of(const at::Tensor& place) {
           [](void* held) { delete static_cast<at::Tensor*>(held); }, c10::Device(c10::kCPU)};
 }
 
+// Empty ones may lie nowhere.
+std::vector<ByteRange> not_empty(std::vector<ByteRange> ranges) {
+  std::erase_if(ranges, [](const ByteRange& range) { return range.bytes == 0; });
+  return ranges;
+}
+
 }  // namespace
 
 void report_other_models(const Collectives& collectives, int64_t bytes, int64_t peer,
@@ -38,7 +44,7 @@ void report_other_models(const Collectives& collectives, int64_t bytes, int64_t 
 }
 
 ShardPlaces::ShardPlaces(Options options, const ShardsToShare& shards)
-    : options_(std::move(options)), place_bytes_(shards.bytes), own_(shards.own) {
+    : options_(std::move(options)), place_bytes_(shards.bytes), own_(not_empty(shards.own)) {
   if (place_bytes_ > 0) make_or_expect_common();
   place_ = has_common() ? common_ : new_place();
   bytes_ = at::from_blob(place_.mutable_data_ptr(), {place_bytes_},

@@ -176,8 +176,8 @@ void SharedShards::check_not_read(c10::function_ref<std::string()> unit) const {
 void SharedShards::end_write(const ShardValues& values) {
   if (values.word != 0) {
     TORCH_INTERNAL_ASSERT(static_cast<int64_t>(values.table.size()) == options_.shards.table);
-    std::memcpy(own_block() + BlockHead::kBytes, values.table.data(),
-                values.table.size() * sizeof(uint64_t));
+    std::copy(values.table.begin(), values.table.end(),
+              reinterpret_cast<uint64_t*>(own_block() + BlockHead::kBytes));
   }
   said_ = values.word;
   end_operator();

@@ -10,7 +10,6 @@
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <cstring>
 #include <exception>
 #include <tuple>
 #include <utility>
@@ -23,9 +22,8 @@ using Kind = ReductionNumber::Kind;
 using Words = std::vector<uint32_t>;
 
 Words words_of(const at::Tensor& body) {
-  Words words(body.nbytes() / sizeof(uint32_t));
-  std::memcpy(words.data(), body.const_data_ptr(), body.nbytes());
-  return words;
+  const auto* const first = static_cast<const uint32_t*>(body.const_data_ptr());
+  return {first, first + body.nbytes() / sizeof(uint32_t)};
 }
 
 }  // namespace
@@ -47,7 +45,7 @@ ReductionNumber UnorderedReductions::next(Kind kind) const {
 
 void UnorderedReductions::tell(const ReductionNumber& number, const Words& words) {
   auto body = channel_->memory().memory(static_cast<int64_t>(words.size() * sizeof(uint32_t)));
-  std::memcpy(body.mutable_data_ptr(), words.data(), body.nbytes());
+  std::copy(words.begin(), words.end(), static_cast<uint32_t*>(body.mutable_data_ptr()));
   for (int64_t to = 0; to < ranks(); ++to) {
     if (to != rank()) channel_->send(to, number.in_channel(), {}, body);
   }
