@@ -7,6 +7,7 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/collectives/riding_collectives.h"
 #include "device_mesh/collectives/scratch_memory.h"
+#include "device_mesh/collectives/start_all_to_all.h"
 #include "device_mesh/collectives/start_gather.h"
 #include "device_mesh/collectives/start_reduction.h"
 #include "device_mesh/collectives/start_row_sum.h"
@@ -184,6 +185,10 @@ std::unique_ptr<PendingReduction> Collectives::start(const SumRowsOptions& optio
 
 std::unique_ptr<PendingReduction> Collectives::start(const SumRowOptions& options) const {
   return start_row_sum(log(), group(), options);
+}
+
+std::unique_ptr<PendingAllToAll> Collectives::start(const AllToAllSplitOptions& options) const {
+  return start_all_to_all(log(), group(), options, number_of_call(options.what));
 }
 
 }  // namespace fsdp::internal

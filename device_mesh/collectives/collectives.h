@@ -18,6 +18,7 @@
 
 #include "device_mesh/collectives/gather.h"
 #include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/pending_all_to_all.h"
 #include "device_mesh/collectives/reduce_op.h"
 #include "device_mesh/collectives/reduction.h"
 
@@ -96,6 +97,7 @@ class Collectives {
   std::unique_ptr<Gather> start(const GatherOptions& options) const;
   std::unique_ptr<PendingReduction> start(const SumRowsOptions& options) const;
   std::unique_ptr<PendingReduction> start(const SumRowOptions& options) const;
+  std::unique_ptr<PendingAllToAll> start(const AllToAllSplitOptions& options) const;
 
   // Local.
   const std::shared_ptr<IssueLog>& log() const;

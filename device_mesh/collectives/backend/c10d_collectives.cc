@@ -139,6 +139,18 @@ Pending all_to_all(const Group& group, const at::Tensor& output, const at::Tenso
   });
 }
 
+Pending all_to_all_of_sizes(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                            const std::vector<int64_t>& from, const std::vector<int64_t>& to) {
+  const BelowAutograd below_autograd;
+  at::Tensor received = output;
+  at::Tensor sent = input;
+  std::vector<int64_t> output_sizes = from;
+  std::vector<int64_t> input_sizes = to;
+  return issue_on(output.device(), group, [&] {
+    return ((*group).*kAllToAll)(received, sent, output_sizes, input_sizes, {});
+  });
+}
+
 Pending barrier(const Group& group) {
   // Not ProcessGroup::barrier: it keeps its tensor in a function-level static, which
   // ranks that are threads would share.

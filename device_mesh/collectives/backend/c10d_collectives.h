@@ -16,6 +16,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <vector>
 
 namespace fsdp::internal {
 
@@ -28,6 +29,10 @@ Pending all_reduce(const Group& group, at::Tensor tensor, ReduceOp op);
 Pending broadcast(const Group& group, const at::Tensor& tensor, int64_t root_group_rank);
 // Row i of `input` goes to rank i; row i of `output` comes from rank i. Equal rows.
 Pending all_to_all(const Group& group, const at::Tensor& output, const at::Tensor& input);
+// The first `to[0]` elements of `input` go to rank 0, and so on; the first `from[0]` of
+// `output` come from there.
+Pending all_to_all_of_sizes(const Group& group, const at::Tensor& output, const at::Tensor& input,
+                            const std::vector<int64_t>& from, const std::vector<int64_t>& to);
 Pending barrier(const Group& group);
 
 // What these throw, ValueError, for sizes, strides, dtypes or roots that are wrong.
