@@ -8,13 +8,14 @@ set -euo pipefail
 export LC_ALL=C  # one order of names
 
 read -ra compilers <<< "${COMPILERS:-g++}"
-readonly PUBLIC_LAYERS=(checkpoint device_mesh dtensor fully_shard tensor_parallel)
+readonly PUBLIC_LAYERS=(checkpoint device_mesh dtensor fully_shard optim tensor_parallel)
 # Exported as their classes are.
 readonly PRIVATE_MEMBERS="fsdp::DeviceMesh::DeviceMesh
 fsdp::FSDPModule::for_each_unit
 fsdp::GradScaler::is_finite_everywhere
 fsdp::GradScaler::unscale_gradients
 fsdp::ModulePath::ModulePath
+fsdp::Muon::check_groups
 fsdp::SaveHandle::SaveHandle"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT

@@ -14,6 +14,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/manual_seed.h"
 #include "fully_shard/fully_shard.h"
+#include "optim/muon.h"
 #include "tensor_parallel/communication_log.h"
 #include "tensor_parallel/parallelize_module.h"
 
@@ -268,6 +269,36 @@ void use_tensor_parallel(const DeviceMesh& mesh) {
   log.clear();
 }
 
+void use_optim() {
+  fsdp::MuonOptions options(1e-2), loaded_options;
+  options.set_lr(2e-2);
+  expect(options.get_lr() == 2e-2 && options == fsdp::MuonOptions(2e-2), "options of Muon");
+  const auto weight = torch::ones({2, 2}).requires_grad_(true);
+  fsdp::Muon muon({weight}, options);
+  fsdp::Muon other(std::vector<torch::optim::OptimizerParamGroup>{{{weight}}}, options);
+  weight.sum().backward();
+  muon.step();
+  expect(muon.counters().matrices == 1 && muon.counters().exchanges == 0, "counters of Muon");
+  torch::serialize::OutputArchive of_muon, of_options, of_state;
+  muon.save(of_muon);
+  options.serialize(of_options);
+  const auto& state = static_cast<const fsdp::MuonParamState&>(*muon.state().begin()->second);
+  state.MuonParamState::serialize(of_state);
+  fsdp::MuonParamState loaded_state;
+  const auto load = [](torch::serialize::OutputArchive& saved, auto&& read) {
+    std::stringstream bytes;
+    saved.save_to(bytes);
+    torch::serialize::InputArchive archive;
+    archive.load_from(bytes);
+    read(archive);
+  };
+  load(of_muon, [&](auto& archive) { other.Muon::load(archive); });
+  load(of_options, [&](auto& archive) { loaded_options.MuonOptions::serialize(archive); });
+  load(of_state, [&](auto& archive) { loaded_state.MuonParamState::serialize(archive); });
+  expect(other.state().size() == 1 && loaded_options == options && loaded_state == state,
+         "what was saved of Muon");
+}
+
 }  // namespace
 
 int main(int, char** arguments) {
@@ -279,6 +310,7 @@ int main(int, char** arguments) {
   use_custom_collectives(mesh);
   use_fully_shard(mesh, arguments[1]);
   use_tensor_parallel(mesh);
+  use_optim();
   fsdp::destroy_process_group();
   std::cout << "every function\n";
 }

@@ -7,6 +7,7 @@
 #include "examples/transformer.h"
 #include "examples/transformer_plan.h"
 #include "fully_shard/fully_shard.h"
+#include "optim/muon.h"
 #include "tensor_parallel/communication_log.h"
 #include "tensor_parallel/parallelize_module.h"
 
@@ -34,7 +35,7 @@ torch::optim::AdamW sharded_optimizer{std::vector<torch::Tensor>{}};
 torch::optim::StepLR scheduler{optimizer, 1};
 fsdp::ParallelPlan plan;
 torch::Tensor tokens, targets, x, mask, full;
-std::vector<torch::Tensor> batches;
+std::vector<torch::Tensor> batches, matrices, others;
 fsdp::DTensor weight = fsdp::distribute_tensor(full, mesh, {fsdp::Shard{0}});
 std::string path;
 int64_t step, world_size, nodes, ranks_per_node, head_width;
