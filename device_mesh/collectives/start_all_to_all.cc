@@ -43,17 +43,6 @@ std::vector<int64_t> offsets_of(const std::vector<int64_t>& sizes) {
   return offsets;
 }
 
-std::vector<at::Tensor> cut(const at::Tensor& bytes, const std::vector<int64_t>& sizes) {
-  const BelowAutograd below_autograd;
-  std::vector<at::Tensor> parts;
-  int64_t offset = 0;
-  for (const int64_t size : sizes) {
-    parts.push_back(bytes.narrow(0, offset, size));
-    offset += size;
-  }
-  return parts;
-}
-
 // Where what goes to each rank begins, and where the last one ends, then all of it:
 // uint8 [1, bytes].
 at::Tensor with_table(const Group& group, const AllToAllSplitOptions& options) {
@@ -123,7 +112,8 @@ class BackendAllToAll final : public PendingAllToAll {
   std::vector<at::Tensor> wait() override {
     announcement_.wait();
     log_->watch([&] { pending_.wait(options_.what); });
-    return cut(received_, options_.output_split_sizes);
+    const BelowAutograd below_autograd;
+    return received_.split_with_sizes(options_.output_split_sizes);
   }
 
  private:

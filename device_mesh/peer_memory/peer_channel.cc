@@ -72,9 +72,10 @@ std::string PeerChannel::why_gone(int64_t rank) const {
 }
 
 bool PeerChannel::has_gone_ranks() const {
-  return std::any_of(options_.ranks.begin(), options_.ranks.end(), [this](int64_t rank) {
-    return options_.memory->has_met(rank) && !options_.memory->why_gone(rank).empty();
-  });
+  for (int64_t rank = 0; rank < size(); ++rank) {
+    if (!why_gone(rank).empty()) return true;
+  }
+  return false;
 }
 
 void PeerChannel::send_failure(const std::string& reason) const {

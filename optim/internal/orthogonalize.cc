@@ -1,15 +1,14 @@
 #include "optim/internal/orthogonalize.h"
 
+#include "device_mesh/internal/mesh_layout.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "optim/internal/owner_exchange.h"
 #include "optim/internal/owners.h"
 
 #include <c10/util/Exception.h>
-#include <c10/util/accumulate.h>
 
 #include <deque>
-#include <map>
 #include <utility>
 
 namespace fsdp::internal {
@@ -18,14 +17,6 @@ namespace {
 constexpr int64_t kBucketBytes = int64_t{64} << 20;  // of bf16, all ranks together
 
 at::Tensor in_bf16(const at::Tensor& part) { return part.to(at::kBFloat16).contiguous(); }
-
-// Row-major, as mesh ranks are numbered.
-std::vector<int64_t> coordinate_of(int64_t position, const std::vector<int64_t>& mesh_shape) {
-  std::vector<int64_t> coordinate(mesh_shape.size());
-  for (size_t dim = mesh_shape.size(); dim-- > 0; position /= mesh_shape[dim])
-    coordinate[dim] = position % mesh_shape[dim];
-  return coordinate;
-}
 
 // Items of one mesh that travel together.
 struct Bucket {
@@ -93,10 +84,11 @@ class Orthogonalizer {
       costs.push_back(
           newton_schulz_cost(matrices_of(items_[i].like.sizes().vec(), items_[i].matrices)));
     const auto owners = owners_on(bucket.mesh).assign(costs);
+    const auto grid = MeshLayout::row_major(bucket.mesh.shape());
     std::vector<OwnedTensor> tensors;
     for (size_t k = 0; k < bucket.items.size(); ++k)
       tensors.push_back({.layout = spec_of(items_[bucket.items[k]].like).layout(),
-                         .owner = coordinate_of(owners[k], bucket.mesh.shape())});
+                         .owner = *grid.coordinate_of(owners[k])});
     return tensors;
   }
 

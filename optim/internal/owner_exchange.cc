@@ -70,14 +70,6 @@ at::Tensor cut_out(const at::Tensor& whole, const PartsAlong& parts, int64_t ind
   return part;
 }
 
-at::Tensor joined_bytes(const std::vector<at::Tensor>& tensors, c10::Device device) {
-  std::vector<at::Tensor> bytes;
-  for (const auto& tensor : tensors)
-    if (tensor.numel() > 0) bytes.push_back(tensor_bytes(tensor));
-  if (bytes.empty()) return at::empty({0}, at::TensorOptions().dtype(at::kByte).device(device));
-  return at::cat(bytes);
-}
-
 }  // namespace
 
 // Takes one tensor after another out of what the ranks of a row have sent.
@@ -183,13 +175,17 @@ void OwnerExchange::issue(size_t dim, Way way) {
   AllToAllSplitOptions options{
       .what = c10::str(way == Way::kToOwners ? "exchange to owners: " : "exchange from owners: ",
                        what_, " along dimension ", dim, " of ", to_string(mesh_))};
-  std::vector<at::Tensor> all;
+  std::vector<at::Tensor> all = {
+      at::empty({0}, at::TensorOptions().dtype(at::kByte).device(local_device(mesh_)))};
   for (int64_t peer = 0; peer < mesh_.size(mesh_dim); ++peer) {
-    const auto sent = joined_bytes(sent_to(dim, way, peer), local_device(mesh_));
-    options.input_split_sizes.push_back(sent.numel());
+    auto& bytes = options.input_split_sizes.emplace_back(0);
+    for (const auto& sent : sent_to(dim, way, peer)) {
+      if (sent.numel() == 0) continue;
+      bytes += static_cast<int64_t>(sent.nbytes());
+      all.push_back(tensor_bytes(sent));
+    }
     options.output_split_sizes.push_back(bytes_from(dim, way, peer));
     received_bytes_ += options.output_split_sizes.back();
-    all.push_back(sent);
   }
   options.input = at::cat(all);
   in_flight_ = collectives_of(mesh_, mesh_dim).start(options);
