@@ -1,15 +1,18 @@
-// How a DTensor lies along one mesh dimension: cut into chunks (Shard), copied
-// (Replicate), or as terms still to be reduced (Partial).
+// How a DTensor lies along one mesh dimension: cut into chunks (Shard), into parts of
+// stated sizes (RaggedShard) or whole on one coordinate (Owned), copied (Replicate), or
+// as terms still to be reduced (Partial).
 //
 //   std::vector<fsdp::Placement> placements = {fsdp::Shard{0}, fsdp::Replicate{}};
 #pragma once
 
 #include "device_mesh/api.h"
+#include "dtensor/local_units.h"
 
 #include <cstdint>
 #include <ostream>
 #include <string>
 #include <variant>
+#include <vector>
 
 namespace fsdp {
 
@@ -22,11 +25,30 @@ namespace fsdp {
 //
 //   fsdp::Shard heads{.dim = 0, .unit = 8};   // 7 heads of 8 rows on two ranks: 4 heads and 3
 //   fsdp::Shard qkv{.dim = 0, .outer = 3};    // query, key and value in one: a part of each
+//
+// With `local_units`, which a RaggedShard or Owned sets, coordinate i has local_units[i]
+// of as many equal units as they add up to, and `outer` and `unit` are 1.
 struct Shard {
   int64_t dim = 0;
   int64_t outer = 1;
   int64_t unit = 1;
+  LocalUnits local_units = {};
   bool operator==(const Shard&) const = default;
+};
+
+// Dimension `dim` in as many equal units as all coordinates together have, which divide
+// it; coordinate i has the next local_units[i] of them, one value per coordinate. Sizes
+// in elements are such units, too.
+//
+//   fsdp::RaggedShard{.dim = 0, .local_units = {3, 0, 1}};   // of 8 rows: 6, 0 and 2
+struct RaggedShard {
+  int64_t dim = 0;
+  std::vector<int64_t> local_units;
+};
+
+// All of it on one coordinate: what RaggedShard gives with one unit there.
+struct Owned {
+  int64_t coordinate = 0;
 };
 
 struct Replicate {
@@ -43,6 +65,9 @@ struct Partial {
 class FSDP_API Placement {
  public:
   Placement(Shard shard) : value_(shard) {}
+  Placement(const RaggedShard& ragged)
+      : value_(Shard{.dim = ragged.dim, .local_units = LocalUnits(ragged.local_units)}) {}
+  Placement(Owned owned) : value_(Shard{.local_units = LocalUnits::of_owner(owned.coordinate)}) {}
   Placement(Replicate replicate) : value_(replicate) {}
   Placement(Partial partial) : value_(partial) {}
 
@@ -51,7 +76,15 @@ class FSDP_API Placement {
   bool is_replicate() const { return std::holds_alternative<Replicate>(value_); }
   bool is_partial() const { return std::holds_alternative<Partial>(value_); }
   // Whether the chunks are not those of torch.chunk of the dimension itself.
-  bool is_interleaved() const { return is_shard() && (shard().outer > 1 || shard().unit > 1); }
+  bool is_interleaved() const {
+    return is_shard() && (shard().outer > 1 || shard().unit > 1 || is_ragged());
+  }
+  bool is_ragged() const { return is_shard() && shard().local_units.has_value(); }
+  // Whether it can cut what another mesh dimension left of its dimension, however much
+  // that is.
+  bool can_lie_inside_a_cut() const {
+    return !is_interleaved() || (is_ragged() && shard().local_units.owner());
+  }
   const Shard& shard() const { return std::get<Shard>(value_); }  // REQUIRES: is_shard()
   int64_t shard_dim() const { return shard().dim; }               // REQUIRES: is_shard()
   [[nodiscard]] Placement along(
@@ -65,7 +98,8 @@ class FSDP_API Placement {
   std::variant<Shard, Replicate, Partial> value_;
 };
 
-// "Shard(0)", "Shard(0, outer=3, unit=8)", "Replicate()", "Partial(sum)"
+// "Shard(0)", "Shard(0, outer=3, unit=8)", "RaggedShard(0, local_units=[3, 0, 1])",
+// "Owned(2)" ("Owned(2, dim=1)"), "Replicate()", "Partial(sum)"
 FSDP_API std::string to_string(const Placement& placement);
 FSDP_API std::ostream& operator<<(std::ostream& out, const Placement& placement);
 

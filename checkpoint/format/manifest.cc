@@ -6,6 +6,7 @@
 #include "checkpoint/files/plain_text.h"
 #include "checkpoint/files/stays_in_folder.h"
 #include "checkpoint/format/dtype.h"
+#include "dtensor/layout/shard_layout.h"
 
 #include <torch/version.h>
 
@@ -60,19 +61,23 @@ Json record_json(const TensorRecord& record) {
   return json;
 }
 
-// Only the first mesh dimension that cuts a tensor dimension has blocks and units.
+// Only the first mesh dimension that cuts a tensor dimension has blocks and units, but
+// for owners.
 void check_cuts(const SavedLayout& layout, const std::vector<int64_t>& shape) {
   std::set<int64_t> cut;
-  for (const Placement& placement : layout.placements) {
+  for (size_t m = 0; m < layout.placements.size(); ++m) {
+    const Placement& placement = layout.placements[m];
     if (!placement.is_shard()) continue;
-    const auto [dim, outer, unit] = placement.shard();
+    const Shard& cut_by = placement.shard();
+    const int64_t dim = cut_by.dim;
     if (dim < 0 || dim >= static_cast<int64_t>(shape.size())) {
       throw std::runtime_error("a layout cuts a dimension that its tensor lacks");
     }
     const bool is_first = cut.insert(dim).second;
     const int64_t size = shape[static_cast<size_t>(dim)];
-    const bool divides = size % outer == 0 && size / outer % unit == 0;
-    if (placement.is_interleaved() && !(is_first && divides)) {
+    const bool fits = !placement.is_interleaved() ||
+                      (is_well_formed(cut_by, layout.mesh_shape[m]) && divides(cut_by, size));
+    if (!fits || !(is_first || placement.can_lie_inside_a_cut())) {
       throw std::runtime_error("a layout cuts a dimension in blocks or units that do not fit");
     }
   }

@@ -51,14 +51,25 @@ std::string text_of(std::string_view key, int64_t number) {
   return number == 1 ? "" : std::string(key) + std::to_string(number);
 }
 
-constexpr std::string_view kOuter = ", outer=", kUnit = ", unit=";
+constexpr std::string_view kOuter = ", outer=", kUnit = ", unit=", kUnits = ", local_units=";
+
+// The list behind that key; none where the text lacks it.
+LocalUnits local_units_of(const std::string& text) {
+  const size_t found = text.find(kUnits);
+  if (found == std::string::npos) return {};
+  std::vector<int64_t> units;
+  for (size_t next = found + kUnits.size(); next != std::string::npos; next = text.find(' ', next))
+    units.push_back(number_at(text, ++next));
+  return LocalUnits(units);
+}
 
 }  // namespace
 
 std::string placement_text(const Placement& placement) {
   if (!placement.is_shard()) return "R";
-  const auto& [dim, outer, unit] = placement.shard();
-  return "S(" + std::to_string(dim) + text_of(kOuter, outer) + text_of(kUnit, unit) + ")";
+  const auto& [dim, outer, unit, local_units] = placement.shard();
+  return "S(" + std::to_string(dim) + text_of(kOuter, outer) + text_of(kUnit, unit) +
+         (local_units.has_value() ? std::string(kUnits) + local_units.to_string() : "") + ")";
 }
 
 Placement placement_from(const std::string& text) {
@@ -66,6 +77,7 @@ Placement placement_from(const std::string& text) {
   Shard cut{.dim = text.starts_with("S(") ? number_at(text, 2) : -1};
   cut.outer = number_of(text, kOuter);
   cut.unit = number_of(text, kUnit);
+  cut.local_units = local_units_of(text);
   if (cut.dim < 0 || cut.outer < 1 || cut.unit < 1 || placement_text(cut) != text)
     throw std::runtime_error("unknown placement '" + text + "'");
   return cut;

@@ -23,8 +23,8 @@ struct SavedLayout {
   bool operator==(const SavedLayout&) const = default;
 };
 
-// "R", "S(0)" or "S(0, outer=3, unit=8)", of placements that a layout may have, and back,
-// which throws std::runtime_error for any other text.
+// "R", "S(0)", "S(0, outer=3, unit=8)" or "S(0, local_units=[3, 0, 1])", of placements
+// that a layout may have, and back, which throws std::runtime_error for any other text.
 std::string placement_text(const Placement& placement);
 Placement placement_from(const std::string& text);
 

@@ -17,20 +17,20 @@ struct Place {
   at::Tensor block, atom, element;
 };
 
-Place place_of(const at::Tensor& indices, const Shard& cut, int64_t atoms) {
-  const at::Tensor atom = indices.floor_divide(cut.unit);
+Place place_of(const at::Tensor& indices, int64_t unit, int64_t atoms) {
+  const at::Tensor atom = indices.floor_divide(unit);
   return {.block = atom.floor_divide(atoms),
           .atom = atom.remainder(atoms),
-          .element = indices.remainder(cut.unit)};
+          .element = indices.remainder(unit)};
 }
 
 // What the cut of one mesh dimension makes of `indices` into `size` elements.
 CutIndices cut_once(const at::Tensor& indices, const Shard& cut, int64_t size, const Chunk& own) {
-  const Place place = place_of(indices, cut, atoms_of(cut, size));
+  const int64_t unit = atom_size(cut, size);
+  const Place place = place_of(indices, unit, atoms_of(cut, size));
   const at::Tensor atom = place.atom.sub(own.offset);
   const at::Tensor is_elsewhere = atom.lt(0).logical_or_(atom.ge(own.length));
-  const at::Tensor in_part =
-      place.block.mul(own.length).add_(atom).mul_(cut.unit).add_(place.element);
+  const at::Tensor in_part = place.block.mul(own.length).add_(atom).mul_(unit).add_(place.element);
   return {.in_part = in_part.masked_fill(is_elsewhere, 0), .is_elsewhere = is_elsewhere};
 }
 
@@ -43,12 +43,12 @@ CutIndices cut_indices(const at::Tensor& indices, const DTensorSpec& spec, int64
     if (!spec.placements()[m].is_shard(dim) || size == 0) continue;
     const Shard& shard = spec.placements()[m].shard();
     const auto mesh_dim = static_cast<int64_t>(m);
-    const Chunk own = chunk_of(atoms_of(shard, size), spec.mesh().size(mesh_dim),
-                               spec.mesh().local_rank(mesh_dim));
+    const Chunk own =
+        own_atoms(shard, size, spec.mesh().size(mesh_dim), spec.mesh().local_rank(mesh_dim));
     const auto inner = cut_once(cut.in_part, shard, size, own);
     cut = {.in_part = inner.in_part,
            .is_elsewhere = cut.is_elsewhere.logical_or(inner.is_elsewhere)};
-    size = shard.outer * own.length * shard.unit;
+    size = shard.outer * own.length * atom_size(shard, size);
   }
   return cut;
 }

@@ -38,10 +38,11 @@ void append_part(Runs& mine, const Runs& runs, const Chunk& wanted) {
 
 Runs cut_runs(const Runs& runs, const Shard& cut, int64_t ranks, int64_t index) {
   const int64_t length = length_of(runs), block = length / cut.outer;
-  const Chunk own = chunk_of(atoms_of(cut, length), ranks, index);
+  const Chunk own = own_atoms(cut, length, ranks, index);
+  const int64_t unit = atom_size(cut, length);
   Runs mine;
   for (int64_t i = 0; i < cut.outer; ++i)
-    append_part(mine, runs, {i * block + own.offset * cut.unit, own.length * cut.unit});
+    append_part(mine, runs, {i * block + own.offset * unit, own.length * unit});
   if (mine.empty()) mine.push_back({runs.back().offset + runs.back().length, 0});
   return mine;
 }

@@ -13,6 +13,19 @@ Shard simplest_of_one_rank(int64_t dim, int64_t size, int64_t ranks) {
   return {.dim = dim, .outer = 1, .unit = is_plain ? 1 : size};
 }
 
+// As torch.chunk, where that is the same, and as an owner, where one has everything.
+Shard simplest_of_ragged(const Shard& cut, int64_t size, int64_t ranks) {
+  const LocalUnits& units = cut.local_units;
+  bool is_plain = true;
+  LocalUnits simple = units;
+  for (int64_t index = 0; index < ranks; ++index) {
+    const int64_t length = units.at(index) * atom_size(cut, size);
+    is_plain = is_plain && length == chunk_of(size, ranks, index).length;
+    if (units.at(index) == units.total()) simple = LocalUnits::of_owner(index);
+  }
+  return {.dim = cut.dim, .local_units = is_plain ? LocalUnits() : simple};
+}
+
 }  // namespace
 
 int64_t chunk_capacity(int64_t size, int64_t parts) { return (size + parts - 1) / parts; }
@@ -31,15 +44,46 @@ std::vector<int64_t> local_shape(std::vector<int64_t> shape, const std::vector<i
     if (!placements[m].is_shard()) continue;
     const Shard& cut = placements[m].shard();
     int64_t& size = shape[static_cast<size_t>(cut.dim)];
-    const Chunk own = chunk_of(atoms_of(cut, size), mesh_shape[m], coordinate[m]);
-    size = cut.outer * own.length * cut.unit;
+    const Chunk own = own_atoms(cut, size, mesh_shape[m], coordinate[m]);
+    size = cut.outer * own.length * atom_size(cut, size);
   }
   return shape;
 }
 
-int64_t atoms_of(const Shard& cut, int64_t size) { return size / (cut.outer * cut.unit); }
+int64_t atoms_of(const Shard& cut, int64_t size) {
+  return cut.local_units.has_value() ? cut.local_units.total() : size / (cut.outer * cut.unit);
+}
+
+int64_t atom_size(const Shard& cut, int64_t size) {
+  return cut.local_units.has_value() ? size / cut.local_units.total() : cut.unit;
+}
+
+Chunk own_atoms(const Shard& cut, int64_t size, int64_t ranks, int64_t index) {
+  if (!cut.local_units.has_value()) return chunk_of(atoms_of(cut, size), ranks, index);
+  return {.offset = cut.local_units.before(index), .length = cut.local_units.at(index)};
+}
+
+bool divides(const Shard& cut, int64_t size) {
+  if (cut.local_units.has_value()) return size % cut.local_units.total() == 0;
+  return size % cut.outer == 0 && size / cut.outer % cut.unit == 0;
+}
+
+bool is_well_formed(const Shard& cut, int64_t ranks) {
+  if (cut.outer < 1 || cut.unit < 1) return false;
+  if (!cut.local_units.has_value()) return true;
+  const int64_t coordinates = cut.local_units.coordinates();
+  const bool fits = coordinates == ranks || (cut.local_units.owner() && coordinates < ranks);
+  return cut.outer == 1 && cut.unit == 1 && cut.local_units.can_cut() && fits;
+}
+
+int64_t largest_part(const Shard& cut, int64_t size, int64_t ranks) {
+  const int64_t atoms = cut.local_units.has_value() ? cut.local_units.most()
+                                                    : chunk_capacity(atoms_of(cut, size), ranks);
+  return cut.outer * atoms * atom_size(cut, size);
+}
 
 Shard simplest(const Shard& cut, int64_t size, int64_t ranks) {
+  if (cut.local_units.has_value()) return simplest_of_ragged(cut, size, ranks);
   const int64_t atoms = atoms_of(cut, size);
   const int64_t capacity = chunk_capacity(atoms, ranks);
   if (capacity >= atoms) return simplest_of_one_rank(cut.dim, size, ranks);

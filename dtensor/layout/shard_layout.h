@@ -31,8 +31,18 @@ std::vector<int64_t> local_shape(std::vector<int64_t> shape, const std::vector<i
                                  const std::vector<Placement>& placements,
                                  const std::vector<int64_t>& coordinate);
 
-// The atoms in each block of a dimension of `size` elements. REQUIRES: both divide.
+// The atoms in each block of a dimension of `size` elements, and how many elements one
+// has; where the cut has local_units, these are the atoms. REQUIRES: both divide.
 int64_t atoms_of(const Shard& cut, int64_t size);
+int64_t atom_size(const Shard& cut, int64_t size);
+// The atoms of each block that coordinate `index` of `ranks` has.
+Chunk own_atoms(const Shard& cut, int64_t size, int64_t ranks, int64_t index);
+// Whether `size` elements are whole atoms. REQUIRES: is_well_formed().
+bool divides(const Shard& cut, int64_t size);
+// Whether its numbers can cut a dimension over `ranks` ranks at all.
+bool is_well_formed(const Shard& cut, int64_t ranks);
+// The most elements that one coordinate has.
+int64_t largest_part(const Shard& cut, int64_t size, int64_t ranks);
 
 // The simplest cut by which each of `ranks` ranks has the same of a dimension of `size`
 // elements as by `cut`: equal cuts are written alike. All that one rank has is one block.

@@ -1,5 +1,7 @@
 #include "dtensor/layout/tensor_layout.h"
 
+#include "dtensor/layout/shard_layout.h"
+
 #include <algorithm>
 #include <mutex>
 #include <sstream>
@@ -52,17 +54,28 @@ bool is_cut_before(const Facts& facts, size_t m) {
                      [dim](const auto& placement) { return placement.is_shard(dim); });
 }
 
+std::string expected_of(const Shard& cut, int64_t ranks) {
+  if (!cut.local_units.has_value())
+    return "outer and unit are at least 1, got " + std::to_string(cut.outer) + " and " +
+           std::to_string(cut.unit);
+  return "expected local_units of 0 or more, not all 0, one per coordinate of a mesh dimension "
+         "of " +
+         std::to_string(ranks) + ", or an owner among these, and neither outer nor unit";
+}
+
 void check_interleaved(const Facts& facts, size_t m) {
   const Placement& placement = facts.placements[m];
-  const auto [dim, outer, unit] = placement.shard();
-  const int64_t size = facts.shape[static_cast<size_t>(dim)];
-  check(outer >= 1 && unit >= 1, "placements: ", placement, ": outer and unit are at least 1, got ",
-        outer, " and ", unit);
-  check(size % (outer * unit) == 0, "placements: ", placement,
-        ": outer * unit must divide dimension ", dim, " of ", size, " elements");
-  check(!is_cut_before(facts, m) || !placement.is_interleaved(), "placements: ", placement,
+  const Shard& cut = placement.shard();
+  const int64_t dim = cut.dim, size = facts.shape[static_cast<size_t>(dim)];
+  check(is_well_formed(cut, facts.mesh_shape[m]), "placements: ", placement, ": ",
+        expected_of(cut, facts.mesh_shape[m]));
+  check(divides(cut, size), "placements: ", placement, ": ",
+        placement.is_ragged() ? "the sum of local_units" : "outer * unit",
+        " must divide dimension ", dim, " of ", size, " elements");
+  check(!is_cut_before(facts, m) || placement.can_lie_inside_a_cut(), "placements: ", placement,
         " lies inside another cut of dimension ", dim,
-        "; only the first mesh dimension that cuts one may have outer or unit");
+        "; only the first mesh dimension that cuts one may have outer, unit or units of several "
+        "coordinates");
 }
 
 void validate(const Facts& facts) {

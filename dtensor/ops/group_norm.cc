@@ -30,7 +30,8 @@ struct Groups {
   // How channels arrive if every rank has whole groups of them.
   std::optional<Shard> whole_on_ranks() const {
     const Placement& arriving = call.arriving[input];
-    if (!arriving.is_shard(1) || arriving.shard().outer > 1) return std::nullopt;
+    if (!arriving.is_shard(1) || arriving.shard().outer > 1 || arriving.is_ragged())
+      return std::nullopt;
     const bool others_are_interleaved =
         std::any_of(call.arriving.begin(), call.arriving.end(),
                     [](const auto& other) { return other.is_interleaved(); });

@@ -265,9 +265,11 @@ std::vector<PlacementStrategy> repeat_strategy(const OpSchema& call) {
   for (int64_t d = 0; d < self.ndim(); ++d) {
     const int64_t count = repeats[static_cast<size_t>(d + shift)];
     const bool arrives = call.arriving[0].is_shard(d);
-    if (count == 0 || (count > 1 && !arrives)) continue;
+    if (count == 0 || (count > 1 && (!arrives || call.arriving[0].is_ragged()))) continue;
     const Shard cut = arrives ? call.arriving[0].shard() : Shard{d};
-    const Shard repeated{.dim = d + shift, .outer = cut.outer * count, .unit = cut.unit};
+    Shard repeated = cut;
+    repeated.dim = d + shift;
+    repeated.outer *= count;
     strategies.push_back({.results = {simplest(repeated, self.size(d) * count, call.ranks)},
                           .operands = {Placement(cut)}});
   }

@@ -50,7 +50,8 @@ at::Tensor redistribute(const at::Tensor& local, const DTensorSpec& from,
 
 // Atoms [own] of every block, dimensions in the order of memory.
 at::Tensor part_along(const at::Tensor& whole, const Shard& cut, const Chunk& own) {
-  if (cut.outer == 1) return whole.narrow(cut.dim, own.offset * cut.unit, own.length * cut.unit);
+  const int64_t unit = atom_size(cut, whole.size(cut.dim));
+  if (cut.outer == 1) return whole.narrow(cut.dim, own.offset * unit, own.length * unit);
   const at::Tensor part = whole.reshape(split_shape(whole.sizes().vec(), cut))
                               .narrow(cut.dim + 1, own.offset, own.length)
                               .flatten(cut.dim, cut.dim + 2);
@@ -65,8 +66,8 @@ at::Tensor local_part(const at::Tensor& full, const DTensorSpec& spec) {
     if (!spec.placements()[m].is_shard()) continue;
     const Shard& cut = spec.placements()[m].shard();
     const auto mesh_dim = static_cast<int64_t>(m);
-    const Chunk own = chunk_of(atoms_of(cut, part.size(cut.dim)), spec.mesh().size(mesh_dim),
-                               spec.mesh().local_rank(mesh_dim));
+    const Chunk own = own_atoms(cut, part.size(cut.dim), spec.mesh().size(mesh_dim),
+                                spec.mesh().local_rank(mesh_dim));
     part = part_along(part, cut, own);
   }
   return part;

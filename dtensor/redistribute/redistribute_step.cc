@@ -6,6 +6,7 @@
 #include "dtensor/redistribute/reduction_dtype.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
@@ -95,6 +96,7 @@ at::Tensor RedistributeStep::run(const at::Tensor& local, const Placement& from,
 at::Tensor RedistributeStep::run_part(const at::Tensor& local, const Placement& from,
                                       const Placement& to) const {
   if (from == to || parts_ == 1) return local;
+  if (from.is_ragged() || to.is_ragged()) return run_on_units(local, from, to);
   if (from.is_interleaved() || to.is_interleaved()) return run_on_atoms(local, from, to);
   const at::Tensor plain = local.resolve_neg().resolve_conj();
   if (plain.is_complex()) return moved_as_pairs(plain, from, to);
@@ -123,6 +125,46 @@ at::Tensor RedistributeStep::run_on_atoms(const at::Tensor& local, const Placeme
   return moved.flatten(cut.dim, cut.dim + 2);
 }
 
+// Over Replicate: parts of stated sizes meet no others.
+at::Tensor RedistributeStep::run_on_units(const at::Tensor& local, const Placement& from,
+                                          const Placement& to) const {
+  if (!to.is_ragged()) return run_part(gathered_units(local, from.shard()), Replicate{}, to);
+  const at::Tensor whole =
+      from.is_ragged() ? gathered_units(local, from.shard()) : run_part(local, from, Replicate{});
+  const Shard& cut = to.shard();
+  const int64_t unit = atom_size(cut, shape_[cut.dim]);
+  const Chunk own = own_atoms(cut, shape_[cut.dim], parts_, index_);
+  return whole.narrow(cut.dim, own.offset * unit, own.length * unit)
+      .clone(at::MemoryFormat::Contiguous);
+}
+
+// From an owner by a broadcast; else rows as long as the longest are gathered, and what
+// they have beyond their own is dropped.
+at::Tensor RedistributeStep::gathered_units(const at::Tensor& local, const Shard& cut) const {
+  if (local.is_complex())
+    return at::view_as_complex(pairs().gathered_units(at::view_as_real(local), cut));
+  if (const auto owner = cut.local_units.owner()) return from_owner(local, *owner);
+  const int64_t size = shape_[cut.dim], unit = atom_size(cut, size);
+  const int64_t capacity = largest_part(cut, size, parts_);
+  RedistributeStep of_rows = *this;
+  of_rows.shape_[cut.dim] = capacity * parts_;
+  const at::Tensor rows = of_rows.gather(padded(local, cut.dim, capacity), cut.dim);
+  std::vector<at::Tensor> parts;
+  for (int64_t i = 0; i < parts_; ++i)
+    parts.push_back(rows.narrow(cut.dim, i * capacity, cut.local_units.at(i) * unit));
+  return at::cat(parts, cut.dim);
+}
+
+at::Tensor RedistributeStep::from_owner(const at::Tensor& local, int64_t owner) const {
+  const at::Tensor whole = index_ == owner ? local.clone(at::MemoryFormat::Contiguous)
+                                           : at::empty(shape_, local.options());
+  if (whole.numel() > 0) {
+    tell(CollectiveKind::kBroadcast, whole);
+    scalars_.send([&] { collectives_.broadcast({.tensor = whole, .what = what_, .root = owner}); });
+  }
+  return whole;
+}
+
 // Backends know no complex numbers: they move as pairs of real ones.
 at::Tensor RedistributeStep::moved_as_pairs(const at::Tensor& local, const Placement& from,
                                             const Placement& to) const {
@@ -132,9 +174,14 @@ at::Tensor RedistributeStep::moved_as_pairs(const at::Tensor& local, const Place
     TORCH_CHECK_NOT_IMPLEMENTED(linear, what_, ": ", placement,
                                 " of complex numbers; only sum and avg are reduced");
   }
+  return at::view_as_complex(pairs().moved(at::view_as_real(local), from, to));
+}
+
+// The same step of the real and imaginary parts, along a last dimension of their own.
+RedistributeStep RedistributeStep::pairs() const {
   RedistributeStep pairs = *this;
   pairs.shape_.push_back(2);
-  return at::view_as_complex(pairs.moved(at::view_as_real(local), from, to));
+  return pairs;
 }
 
 at::Tensor RedistributeStep::moved(const at::Tensor& local, const Placement& from,

@@ -32,6 +32,11 @@ class RedistributeStep {
   at::Tensor moved_terms(const at::Tensor& terms, const Placement& from, const Placement& to) const;
   at::Tensor run_on_atoms(const at::Tensor& local, const Placement& from,
                           const Placement& to) const;
+  at::Tensor run_on_units(const at::Tensor& local, const Placement& from,
+                          const Placement& to) const;
+  at::Tensor gathered_units(const at::Tensor& local, const Shard& cut) const;
+  at::Tensor from_owner(const at::Tensor& local, int64_t owner) const;
+  RedistributeStep pairs() const;
   at::Tensor moved_as_pairs(const at::Tensor& local, const Placement& from,
                             const Placement& to) const;
   at::Tensor moved(const at::Tensor& local, const Placement& from, const Placement& to) const;

@@ -1,5 +1,7 @@
 #include "dtensor/strategy/interleaved_strategy.h"
 
+#include "dtensor/layout/shard_layout.h"
+
 #include <algorithm>
 #include <optional>
 
@@ -41,7 +43,7 @@ std::optional<PlacementStrategy> cut_as(PlacementStrategy strategy, const Shard&
                                         const OpSchema& call) {
   if (is_interleaved(strategy)) return std::nullopt;
   const auto length = cut_length(strategy, call);
-  if (!length.has_value() || *length % (cut.outer * cut.unit) != 0) return std::nullopt;
+  if (!length.has_value() || !divides(cut, *length)) return std::nullopt;
   cut_alike(strategy.operands, cut);
   cut_alike(strategy.results, cut);
   if (!lets_stay(strategy, call.arriving)) return std::nullopt;

@@ -49,7 +49,7 @@ std::vector<PlacementStrategy> possible_strategies(std::vector<PlacementStrategy
 // Whether a dimension that `placements` cuts already, along an earlier mesh dimension,
 // would be cut by `next` in blocks: only the first cut of a dimension may be so.
 bool is_inside_another(const TensorPlacements& placements, const Placement& next) {
-  return next.is_interleaved() &&
+  return next.is_shard() && !next.can_lie_inside_a_cut() &&
          std::any_of(placements.begin(), placements.end(),
                      [&](const auto& cut) { return cut.is_shard(next.shard_dim()); });
 }

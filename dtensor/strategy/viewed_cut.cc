@@ -39,12 +39,25 @@ std::optional<Shard> cut_along(const Sizes& after, Sizes::const_iterator dim, co
   return cut;
 }
 
+// Of a dimension that the view leaves as it is, whose units are the same there.
+std::optional<Shard> viewed_ragged(const Sizes& before, const Sizes& after, Shard cut) {
+  const auto dim = before.begin() + cut.dim;
+  const int64_t left = product(before.begin(), dim);
+  for (auto same = after.begin(); same != after.end(); ++same) {
+    if (*same != *dim || product(after.begin(), same) != left) continue;
+    cut.dim = same - after.begin();
+    return cut;
+  }
+  return std::nullopt;
+}
+
 }  // namespace
 
 std::optional<Shard> viewed_cut(const Sizes& before, const Sizes& after, const Shard& cut,
                                 int64_t ranks) {
   if (after.empty()) return std::nullopt;
   if (product(before.begin(), before.end()) == 0) return Shard{0};
+  if (cut.local_units.has_value()) return viewed_ragged(before, after, cut);
   const auto flat = flat_cut(before, cut, ranks);
   std::optional<Shard> found;
   for (auto dim = after.begin(); dim != after.end(); ++dim) {

@@ -30,9 +30,11 @@ Cuts cut(const Placement& first, const Placement& second) { return {first, secon
 // Of [12, 20] over 2 x 2 ranks.
 std::vector<Cuts> cuts_of_four_ranks() {
   const Shard rows{.dim = 0, .outer = 3, .unit = 2}, columns{.dim = 1, .outer = 4};
-  return {cut(rows, Shard{0}),    cut(rows, Shard{1}),    cut(columns, Shard{1}),
-          cut(columns, rows),     cut(Replicate{}, rows), cut(columns, Replicate{}),
-          cut(Shard{0}, columns), cut(Shard{0}, Shard{1})};
+  const Placement ragged = RaggedShard{.dim = 0, .local_units = {1, 3}};
+  return {cut(rows, Shard{0}),    cut(rows, Shard{1}),     cut(columns, Shard{1}),
+          cut(columns, rows),     cut(Replicate{}, rows),  cut(columns, Replicate{}),
+          cut(Shard{0}, columns), cut(Shard{0}, Shard{1}), cut(ragged, Shard{0}),
+          cut(Shard{1}, ragged),  cut(Owned{1}, Owned{0}), cut(Replicate{}, Owned{1})};
 }
 
 // Other values of the shape and strides.
@@ -105,8 +107,14 @@ TEST(CutsInBlocks, TextsOfPlacementsReadAsTheyWereWritten) {
   for (const Shard& cut : {Shard{1}, Shard{0, 3, 1}, Shard{2, 1, 8}, Shard{0, 12, 34}})
     EXPECT_EQ(placement_from(placement_text(cut)), Placement(cut));
   EXPECT_EQ(placement_text(Shard{0, 3, 8}), "S(0, outer=3, unit=8)");
-  for (const char* text : {"S(0, outer=0)", "S(0, outer=-3)", "S(0, outer=1)", "S(0, outer=)",
-                           "S(0, unit=8, outer=3)", "S(0, outer=3", "S(0, outer=3)) "}) {
+  const Placement ragged = RaggedShard{.dim = 1, .local_units = {3, 0, 12}};
+  EXPECT_EQ(placement_text(ragged), "S(1, local_units=[1, 0, 4])");
+  for (const Placement& cut : {ragged, Placement(Owned{2}), Placement(Owned{0})})
+    EXPECT_EQ(placement_from(placement_text(cut)), cut);
+  for (const char* text :
+       {"S(0, outer=0)", "S(0, outer=-3)", "S(0, outer=1)", "S(0, outer=)", "S(0, unit=8, outer=3)",
+        "S(0, outer=3", "S(0, outer=3)) ", "S(0, local_units=[])", "S(0, local_units=[2, 4])",
+        "S(0, local_units=[1 2])", "S(0, local_units=[1, 2"}) {
     EXPECT_THAT(message_of([&] { placement_from(text); }), HasSubstr("unknown placement")) << text;
   }
 }
@@ -127,7 +135,10 @@ TEST(CutsInBlocks, AManifestWhoseBlocksDoNotFitIsRefused) {
   for (const Cuts& cuts :
        {cut(Shard{.dim = 0, .outer = 5}, Replicate{}),
         cut(Shard{.dim = 0, .outer = 4, .unit = 2}, Replicate{}),
-        cut(Shard{.dim = 0, .outer = 24}, Replicate{}), cut(Shard{0}, fits), cut(fits, fits)}) {
+        cut(Shard{.dim = 0, .outer = 24}, Replicate{}), cut(Shard{0}, fits), cut(fits, fits),
+        cut(RaggedShard{0, {2, 3}}, Shard{0}), cut(RaggedShard{0, {1, 2, 3}}, Shard{0}),
+        cut(Shard{0}, RaggedShard{0, {1, 2}}), cut(Owned{2}, Shard{0}),
+        cut(RaggedShard{0, {-1, 2}}, Shard{0}), cut(RaggedShard{0, {0, 0}}, Shard{0})}) {
     EXPECT_THAT(parsed(cuts).status().ToString(), HasSubstr("in blocks or units that do not fit"))
         << cuts[0] << " " << cuts[1];
   }

@@ -3,7 +3,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "tests/dtensor/compare_with_plain.h"
-#include "tests/dtensor/random_blocks.h"
+#include "tests/dtensor/random_cuts.h"
 
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
@@ -65,8 +65,8 @@ void try_placements(const DeviceMesh& mesh, const Problem& problem, int count) {
     std::string text = to_string(mesh);
     for (const at::Tensor& plain : problem.inputs) {
       auto lists = lists_for(mesh, plain.dim());
-      const Placements list =
-          with_random_blocks(lists[random() % lists.size()], plain.sizes().vec(), random);
+      const Placements list = with_random_cuts(lists[random() % lists.size()], plain.sizes().vec(),
+                                               mesh.shape(), random);
       const bool is_whole_number = !plain.is_floating_point();
       const bool stays_plain = !inputs.empty() && random() % 5 == 0;
       const bool has_terms =

@@ -1,7 +1,7 @@
 #include "tests/dtensor/redistribute/random_transitions.h"
 
 #include "tests/dtensor/partial_values.h"
-#include "tests/dtensor/random_blocks.h"
+#include "tests/dtensor/random_cuts.h"
 #include "tests/support/thread_ranks.h"
 
 #include <c10/util/ArrayRef.h>
@@ -26,12 +26,15 @@ std::vector<Placement> random_placements(std::mt19937& random, int64_t mesh_ndim
   }
 }
 
-Transition random_transition(std::mt19937& random, int64_t mesh_ndim) {
+Transition random_transition(std::mt19937& random, const std::vector<int64_t>& mesh_shape) {
   std::vector<int64_t> shape(1 + random() % 3);
   for (auto& size : shape) size = static_cast<int64_t>(random() % 10);
-  const auto ndim = static_cast<int64_t>(shape.size());
-  auto from = with_random_blocks(random_placements(random, mesh_ndim, ndim), shape, random);
-  auto to = with_random_blocks(random_placements(random, mesh_ndim, ndim), shape, random);
+  const auto draw = [&] {
+    return with_random_cuts(random_placements(random, static_cast<int64_t>(mesh_shape.size()),
+                                              static_cast<int64_t>(shape.size())),
+                            shape, mesh_shape, random);
+  };
+  auto from = draw(), to = draw();
   return {std::move(from), std::move(to), std::move(shape), random()};
 }
 
@@ -66,7 +69,7 @@ void on_random_transitions(const std::vector<int64_t>& mesh_shape, int count, un
     const auto mesh = init_device_mesh(c10::kCPU, mesh_shape);
     std::mt19937 random(seed);
     for (int i = 0; i < count; ++i) {
-      const auto transition = random_transition(random, mesh.ndim());
+      const auto transition = random_transition(random, mesh_shape);
       SCOPED_TRACE(to_string(transition, mesh));
       body(mesh, transition);
     }
