@@ -8,6 +8,7 @@
 #include "checkpoint/optimizer/optimizer_states.h"
 #include "checkpoint/optimizer/parameter_names.h"
 #include "checkpoint/optimizer/saved_groups.h"
+#include "checkpoint/optimizer/state_placement.h"
 #include "checkpoint/plan/dict_values.h"
 #include "checkpoint/plan/state_items.h"
 #include "checkpoint/ranks/mesh_agreement.h"
@@ -37,7 +38,11 @@ class OptimizerSetting {
  public:
   OptimizerSetting(const torch::nn::Module& module, torch::optim::Optimizer& optimizer,
                    const OptimizerStateDict& dict, const StateDictOptions& options)
-      : module_(module), optimizer_(optimizer), dict_(dict), options_(options) {}
+      : module_(module),
+        optimizer_(optimizer),
+        placement_(optimizer),
+        dict_(dict),
+        options_(options) {}
 
   // Local; changes nothing.
   void plan() {
@@ -101,56 +106,66 @@ class OptimizerSetting {
       without_state_.insert(named.tensor.unsafeGetTensorImpl());
       return;
     }
-    for (const auto& [field, value] : state->second) check(name + "." + field, named.tensor, value);
+    for (const auto& [field, value] : state->second) check(name, named.tensor, field, value);
     with_state_.emplace_back(named.tensor, name);
   }
 
   // That placed() can make it.
-  void check(const std::string& name, const at::Tensor& parameter, const c10::IValue& value) const {
-    if (value.isTensor()) return check_tensor(name, parameter, value.toTensor());
+  void check(const std::string& name, const at::Tensor& parameter, const std::string& field,
+             const c10::IValue& value) const {
+    if (value.isTensor()) return check_tensor(name, parameter, {field}, value.toTensor());
     if (!value.isTensorList()) return;
-    for (const at::Tensor& each : value.toTensorVector()) check_tensor(name, parameter, each);
+    const auto list = value.toTensorVector();
+    for (size_t i = 0; i < list.size(); ++i)
+      check_tensor(name, parameter, {field, static_cast<int64_t>(i)}, list[i]);
   }
 
-  void check_tensor(const std::string& name, const at::Tensor& parameter,
+  void check_tensor(const std::string& name, const at::Tensor& parameter, const StatePlace& place,
                     const at::Tensor& value) const {
-    if (!is_placed(parameter, value)) return;
-    check_comes_to(name, parameter, value);
+    const at::Tensor like = like_of(parameter, place, value);
+    if (!like.defined()) return;
+    const std::string full_name = name + "." + place.field;
+    check_comes_to(full_name, like, value);
     if (!is_part(parameter, value) || is_dtensor(value)) return;
-    TORCH_CHECK_VALUE(value.sizes() == local_value(parameter).sizes(), kSetOptimizer, ": '", name,
+    TORCH_CHECK_VALUE(value.sizes() == local_value(like).sizes(), kSetOptimizer, ": '", full_name,
                       "' has shape ", value.sizes(), ", which is not this rank's part");
   }
 
   void make_fields(const at::Tensor& parameter, const std::string& name) {
     Fields& fields = fields_.state[parameter.unsafeGetTensorImpl()];
     for (const auto& [field, value] : dict_.state.at(name)) {
-      if (!value.isNone()) fields[field] = placed(name + "." + field, parameter, value);
+      if (!value.isNone()) fields[field] = placed(name, parameter, field, value);
     }
   }
 
-  c10::IValue placed(const std::string& name, const at::Tensor& parameter,
+  c10::IValue placed(const std::string& name, const at::Tensor& parameter, const std::string& field,
                      const c10::IValue& value) const {
-    if (value.isTensor()) return placed_tensor(name, parameter, value.toTensor());
+    if (value.isTensor()) return placed_tensor(name, parameter, {field}, value.toTensor());
     if (!value.isTensorList()) return value;
     c10::List<at::Tensor> list;
     for (const at::Tensor& each : value.toTensorVector()) {
-      list.push_back(placed_tensor(name, parameter, each));
+      list.push_back(
+          placed_tensor(name, parameter, {field, static_cast<int64_t>(list.size())}, each));
     }
     return list;
   }
 
-  // Like its parameter where it has the parameter's shape, else a copy.
+  // As StatePlacement says, or a copy.
   at::Tensor placed_tensor(const std::string& name, const at::Tensor& parameter,
-                           const at::Tensor& value) const {
-    if (!is_placed(parameter, value)) return value.detach().clone();
-    return distributed_like(name, parameter, value, options_.local);
+                           const StatePlace& place, const at::Tensor& value) const {
+    const at::Tensor like = like_of(parameter, place, value);
+    if (!like.defined()) return value.detach().clone();
+    return distributed_like(name + "." + place.field, like, value, options_.local);
   }
 
   bool is_part(const at::Tensor& parameter, const at::Tensor& value) const {
     return options_.local && is_dtensor(parameter) && value.dim() > 0;
   }
-  bool is_placed(const at::Tensor& parameter, const at::Tensor& value) const {
-    return is_part(parameter, value) || value.sizes() == parameter.sizes();
+  // Undefined: it stays plain.
+  at::Tensor like_of(const at::Tensor& parameter, const StatePlace& place,
+                     const at::Tensor& value) const {
+    return is_part(parameter, value) ? placement_.like_of_part(parameter, place)
+                                     : placement_.like(parameter, place, value.sizes());
   }
 
   Fields options_of_group(size_t index, const OptimizerGroup& group) const {
@@ -177,6 +192,7 @@ class OptimizerSetting {
 
   const torch::nn::Module& module_;
   torch::optim::Optimizer& optimizer_;
+  const StatePlacement placement_;
   const OptimizerStateDict& dict_;
   const StateDictOptions options_;
   SavedGroups saved_groups_;

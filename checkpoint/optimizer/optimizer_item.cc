@@ -94,7 +94,7 @@ OptimizerTensors tensors_of(const torch::optim::Optimizer& optimizer, const Mode
 OptimizerLoad::OptimizerLoad(torch::optim::Optimizer& optimizer, const ModelTensors& model,
                              const Catalog& catalog, const Json& details,
                              const LoadOptions& options)
-    : optimizer_(optimizer), details_(details), strict_(options.strict) {
+    : optimizer_(optimizer), placement_(optimizer), details_(details), strict_(options.strict) {
   check_class();
   find_stored_fields(catalog);
   const auto groups = named_groups(optimizer, model, "load");
@@ -168,9 +168,9 @@ void OptimizerLoad::plan_parameter(const OptimizerParameter& named, const std::s
   const auto found = stored == stored_.end() ? std::vector<StoredField>() : stored->second;
   for (const StoredField& field : found) {
     const StoredTensor& tensor = catalog.tensors.at(field.name);
-    const bool like_parameter = parameter.sizes() == c10::IntArrayRef(tensor.shape);
-    at::Tensor target = like_parameter
-                            ? at::empty_like(parameter.detach(), at::TensorOptions(tensor.dtype))
+    const at::Tensor like = placement_.like(parameter, {field.field, field.index}, tensor.shape);
+    at::Tensor target = like.defined()
+                            ? at::empty_like(like.detach(), at::TensorOptions(tensor.dtype))
                             : at::empty(tensor.shape, parameter.options().dtype(tensor.dtype));
     if (tensor.shape.empty()) target = at::empty({}, at::TensorOptions(tensor.dtype));
     wanted_.push_back({field.name, kStatePrefix + named.name + "." + field.field, target});

@@ -11,6 +11,7 @@
 #include "checkpoint/optimizer/archive_fields.h"
 #include "checkpoint/optimizer/parameter_names.h"
 #include "checkpoint/optimizer/saved_groups.h"
+#include "checkpoint/optimizer/state_placement.h"
 #include "checkpoint/plan/state_items.h"
 
 #include <functional>
@@ -68,6 +69,7 @@ class OptimizerLoad {
   };
 
   torch::optim::Optimizer& optimizer_;
+  const StatePlacement placement_;
   const Json& details_;
   const bool strict_;
   std::map<std::string, std::vector<StoredField>> stored_;  // by parameter

@@ -2,6 +2,7 @@
 
 #include "checkpoint/format/ivalue_json.h"
 #include "checkpoint/optimizer/parameter_names.h"
+#include "checkpoint/optimizer/state_placement.h"
 #include "checkpoint/plan/dict_values.h"
 #include "checkpoint/plan/state_items.h"
 #include "dtensor/dtensor.h"
@@ -75,34 +76,40 @@ std::vector<OptimizerStateDict::Group> groups_from(const Json& json) {
 // Receives, or on rank 0 sends, the fields of one parameter.
 class FieldScatter {
  public:
-  FieldScatter(const at::Tensor* parameter, const World& world)
-      : parameter_(parameter), world_(world) {}
+  // `parameter`: undefined where this optimizer has none of that name.
+  FieldScatter(const StatePlacement& placement, at::Tensor parameter, const World& world)
+      : placement_(placement), parameter_(std::move(parameter)), world_(world) {}
 
-  c10::IValue run(const std::string& name, const Json& outline, const c10::IValue& mine) const {
+  c10::IValue run(const std::string& name, const std::string& field, const Json& outline,
+                  const c10::IValue& mine) const {
     if (outline.contains("value")) return from_json(outline.at("value"));
     if (!outline.contains("list")) {
-      return tensor(name, outline, mine.isTensor() ? mine.toTensor() : at::Tensor());
+      return tensor(name, {field}, outline, mine.isTensor() ? mine.toTensor() : at::Tensor());
     }
     c10::List<at::Tensor> list;
     const auto sent = mine.isTensorList() ? mine.toTensorVector() : std::vector<at::Tensor>();
     for (const Json& each : outline.at("list")) {
-      list.push_back(tensor(name, each, sent.empty() ? at::Tensor() : sent[list.size()]));
+      list.push_back(tensor(name, {field, static_cast<int64_t>(list.size())}, each,
+                            sent.empty() ? at::Tensor() : sent[list.size()]));
     }
     return list;
   }
 
  private:
-  at::Tensor tensor(const std::string& name, const Json& outline, const at::Tensor& mine) const {
+  at::Tensor tensor(const std::string& name, const StatePlace& place, const Json& outline,
+                    const at::Tensor& mine) const {
     const auto shape = outline.at("shape").get<std::vector<int64_t>>();
     const auto dtype = static_cast<c10::ScalarType>(outline.at("dtype").get<int64_t>());
-    const bool like_parameter =
-        parameter_ != nullptr && parameter_->sizes() == c10::IntArrayRef(shape);
-    const auto device = like_parameter ? parameter_->device() : c10::Device(c10::kCPU);
+    const at::Tensor like =
+        parameter_.defined() ? placement_.like(parameter_, place, shape) : at::Tensor();
+    const auto device = like.defined() ? like.device() : c10::Device(c10::kCPU);
     const at::Tensor whole = broadcast_value(world_, mine, dtype, shape, device);
-    return like_parameter ? distributed_like(name, *parameter_, whole, /*local=*/false) : whole;
+    if (!like.defined()) return whole;
+    return distributed_like(name + "." + place.field, like, whole, /*local=*/false);
   }
 
-  const at::Tensor* const parameter_;
+  const StatePlacement& placement_;
+  const at::Tensor parameter_;
   const World& world_;
 };
 
@@ -124,15 +131,17 @@ OptimizerStateDict scatter(const torch::nn::Module& module,
     mine = outline_of(dict).dump();
   });
   const Json outline = Json::parse(agree(world, failure, mine, what).front());
+  const StatePlacement placement(optimizer);
   OptimizerStateDict scattered;
   scattered.param_groups = groups_from(outline.at("groups"));
   for (const auto& [name, fields] : outline.at("state").items()) {
     const auto parameter = parameters.find(name);
-    const FieldScatter sender(parameter == parameters.end() ? nullptr : &parameter->second, world);
+    const FieldScatter sender(
+        placement, parameter == parameters.end() ? at::Tensor() : parameter->second, world);
     auto& added = scattered.state[name];
     for (const auto& [field, each] : fields.items()) {
       const c10::IValue value = world.rank == 0 ? dict.state.at(name).at(field) : c10::IValue();
-      added[field] = sender.run(name + "." + field, each, value);
+      added[field] = sender.run(name, field, each, value);
     }
   }
   return scattered;

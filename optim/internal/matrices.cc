@@ -19,9 +19,10 @@ std::string text_of(const std::vector<int64_t>& shape) {
   throw std::invalid_argument("shape " + text_of(shape) + " " + why);
 }
 
-// Of a matrix itself, as they come after those of the batch.
+// Of a matrix itself, as they come after those of the batch. An owner has all of it.
 bool cuts_matrices(const Placement& placement, int64_t mesh_size, size_t batch_dims) {
-  return mesh_size > 1 && placement.is_shard() &&
+  const bool is_owned = placement.is_ragged() && placement.shard().local_units.owner();
+  return mesh_size > 1 && placement.is_shard() && !is_owned &&
          static_cast<size_t>(placement.shard_dim()) >= batch_dims;
 }
 

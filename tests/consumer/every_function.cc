@@ -15,6 +15,8 @@
 #include "dtensor/manual_seed.h"
 #include "fully_shard/fully_shard.h"
 #include "optim/muon.h"
+#include "optim/muon_with_adamw.h"
+#include "optim/owned_step.h"
 #include "tensor_parallel/communication_log.h"
 #include "tensor_parallel/parallelize_module.h"
 
@@ -91,6 +93,14 @@ void use_dtensor(const DeviceMesh& mesh) {
   const fsdp::Placement placement = sum.placements()[0];
   expect(placement.hash() == std::hash<fsdp::Placement>()(placement), "hash");
   expect(fsdp::Placement(fsdp::Shard{0}).along(1).shard_dim() == 1, "along");
+  const fsdp::LocalUnits units({6, 0, 2});
+  expect(units.can_cut() && units.at(2) == 1 && units.before(2) == 3 && units.total() == 4 &&
+             units.most() == 3 && !units.owner() && units.to_string() == "[3, 0, 1]" &&
+             units.hash() == fsdp::LocalUnits({3, 0, 1}).hash(),
+         "local_units");
+  expect(fsdp::LocalUnits::of_owner(2).owner() == 2, "of_owner");
+  expect(fsdp::Placement(fsdp::RaggedShard{0, {3, 1}}).is_ragged(), "a ragged shard");
+  expect(fsdp::Placement(fsdp::Owned{1}).can_lie_inside_a_cut(), "an owner");
   std::ostringstream text;
   text << placement << cut;
   expect(text.str().starts_with(fsdp::to_string(placement)), "to_string");
@@ -269,6 +279,39 @@ void use_tensor_parallel(const DeviceMesh& mesh) {
   log.clear();
 }
 
+void use_muon_with_adamw() {
+  auto model = two_layers();
+  const auto split = fsdp::split_for_muon(model);
+  expect(split.matrices().size() == 2 && split.others().size() == 2, "split_for_muon");
+  std::ostringstream text;
+  text << split;
+  expect(!text.str().empty(), "a split");
+  fsdp::MuonWithAdamW both(split, fsdp::MuonOptions(1e-2), {1e-3});
+  fsdp::MuonWithAdamW other(both.param_groups());
+  model->forward(torch::rand({2, 4})).sum().backward();
+  both.MuonWithAdamW::step();
+  torch::serialize::OutputArchive saved;
+  both.MuonWithAdamW::save(saved);
+  std::stringstream bytes;
+  saved.save_to(bytes);
+  torch::serialize::InputArchive archive;
+  archive.load_from(bytes);
+  other.MuonWithAdamW::load(archive);
+  expect(other.state().size() == 4 && both.counters().matrices == 2, "MuonWithAdamW");
+}
+
+void use_owned_step(const torch::Tensor& weight) {
+  fsdp::OwnedStep first({weight}, {.optimizer = "Mine"});
+  fsdp::OwnedStep owned(std::move(first));
+  owned = fsdp::OwnedStep({weight}, {.optimizer = "Mine"});
+  expect(owned.computes(0) && fsdp::OwnedStep::local(owned.zeros(0, {3})).numel() == 3, "state");
+  torch::Tensor applied;
+  owned.run({0}, {.input = [&](size_t) { return weight; },
+                  .compute = [](size_t, const torch::Tensor& whole) { return whole.mul(2); },
+                  .apply = [&](size_t, const torch::Tensor& result) { applied = result; }});
+  expect(applied.equal(weight.mul(2)), "OwnedStep");
+}
+
 void use_optim() {
   fsdp::MuonOptions options(1e-2), loaded_options;
   options.set_lr(2e-2);
@@ -297,6 +340,8 @@ void use_optim() {
   load(of_state, [&](auto& archive) { loaded_state.MuonParamState::serialize(archive); });
   expect(other.state().size() == 1 && loaded_options == options && loaded_state == state,
          "what was saved of Muon");
+  use_muon_with_adamw();
+  use_owned_step(weight);
 }
 
 }  // namespace

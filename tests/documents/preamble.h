@@ -7,7 +7,8 @@
 #include "examples/transformer.h"
 #include "examples/transformer_plan.h"
 #include "fully_shard/fully_shard.h"
-#include "optim/muon.h"
+#include "optim/muon_with_adamw.h"
+#include "optim/owned_step.h"
 #include "tensor_parallel/communication_log.h"
 #include "tensor_parallel/parallelize_module.h"
 
@@ -35,10 +36,13 @@ torch::optim::AdamW sharded_optimizer{std::vector<torch::Tensor>{}};
 torch::optim::StepLR scheduler{optimizer, 1};
 fsdp::ParallelPlan plan;
 torch::Tensor tokens, targets, x, mask, full;
-std::vector<torch::Tensor> batches, matrices, others;
+std::vector<torch::Tensor> batches, matrices, others, params;
+std::vector<size_t> positions_with_gradients;
 fsdp::DTensor weight = fsdp::distribute_tensor(full, mesh, {fsdp::Shard{0}});
 std::string path;
-int64_t step, world_size, nodes, ranks_per_node, head_width;
+int64_t step, world_size, nodes, ranks_per_node, head_width, rows;
+size_t i;
+double lr;
 bool interrupted;
 
 // The loss, and the function that computes it.
@@ -56,5 +60,7 @@ Loss loss;
 }
 
 [[maybe_unused]] void my_kernel(float*) {}
+
+[[maybe_unused]] torch::Tensor update(size_t, const torch::Tensor& whole) { return whole; }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
 #include "optim/internal/newton_schulz.h"
+#include "tests/optim/values.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/thread_ranks.h"
@@ -27,14 +28,9 @@ using testing::full_value;
 using ::testing::HasSubstr;
 using testing::on_ranks_of;
 using testing::run_ranks;
+using testing::values_of;
 
 constexpr int64_t kSteps = 3;
-
-// Numbers that look random, the same on all ranks.
-torch::Tensor values_of(const std::vector<int64_t>& shape, double seed) {
-  const auto count = c10::multiply_integers(shape);
-  return (torch::arange(count, torch::kDouble) * 0.7 + seed).sin().to(torch::kFloat).view(shape);
-}
 
 // After three steps, each with gradients of its own.
 template <class Place>

@@ -1,0 +1,25 @@
+// The step of the parameter groups that have MuonOptions, for the optimizers that have
+// such groups.
+#pragma once
+
+#include "optim/muon.h"
+
+#include <cstddef>
+#include <vector>
+
+namespace fsdp::internal {
+
+// Null where the group has options of another optimizer.
+const MuonOptions* muon_options(const torch::optim::OptimizerParamGroup& group);
+
+// Throws as Muon's constructor does. REQUIRES: muon_options(group) is not null.
+void check_muon_group(const torch::optim::OptimizerParamGroup& group, size_t number);
+
+using OptimizerState =
+    ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
+
+// One step of those among `groups`, as Muon::step() says; the counters are of this step.
+void step_muon_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                      OptimizerState& state, MuonCounters& counters);
+
+}  // namespace fsdp::internal
