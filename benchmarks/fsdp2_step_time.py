@@ -1,4 +1,4 @@
-"""Times training steps (forward, backward, AdamW) of the example's transformer under Python's FSDP2, with --tp on dp x tp.
+"""Times training steps (forward, backward, AdamW or Muon with it) of the example's transformer under Python's FSDP2, with --tp on dp x tp.
 
 The model, its weights, the texts, the units, the optimizer and the output are those of step_time.cc. One process is one rank, as RANK, WORLD_SIZE,
 MASTER_ADDR and MASTER_PORT say; `run` and `host_cost` start them. "beside_plain" has a plain step before each of FSDP2's.
@@ -123,6 +123,7 @@ def flags():
     parser.add_argument("--backend", choices=("gloo", "nccl", "fake"), default="gloo", help="fake: nothing is sent")
     parser.add_argument("--param_dtype", choices=("f32", "bf16"), default="f32", help="bf16: sums of gradients in f32")
     parser.add_argument("--no_optimizer", action="store_true", help="steps are forward and backward alone")
+    parser.add_argument("--muon", choices=("none", "rows", "owners"), default="none", help="not none: Muon of the blocks' matrices")
     parser.add_argument("--width", type=int, default=64)
     parser.add_argument("--blocks", type=int, default=4)
     parser.add_argument("--tokens", type=int, default=32)
@@ -187,9 +188,19 @@ def bytes_sent():
     return sum(int(line.split(":")[1].split()[8]) for line in lines if ":" in line)
 
 
-def make_step(model, inputs, targets, cut_logits=False, optimizes=True):
+def make_optimizers(model, muon):
+    """As in step_time.cc."""
+    if muon == "none":
+        return [torch.optim.AdamW(model.parameters(), lr=3e-4, eps=1e-3)]
+    named = dict(model.named_parameters())
+    matrices = [name for name, parameter in named.items() if parameter.dim() == 2 and name.startswith("blocks.")]
+    others = [parameter for name, parameter in named.items() if name not in matrices]
+    return [torch.optim.Muon([named[name] for name in matrices], lr=1e-3), torch.optim.AdamW(others, lr=3e-4, eps=1e-3)]
+
+
+def make_step(model, inputs, targets, muon, cut_logits=False, optimizes=True):
     """Returns a function that makes one training step and returns its seconds and its loss."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, eps=1e-3)  # as in step_time.cc
+    optimizers = make_optimizers(model, muon)
 
     def wait_for_device():
         if inputs.is_cuda:
@@ -198,11 +209,12 @@ def make_step(model, inputs, targets, cut_logits=False, optimizes=True):
     def step():
         wait_for_device()
         begin = time.perf_counter()
-        optimizer.zero_grad()
+        for optimizer in optimizers:
+            optimizer.zero_grad()
         with loss_parallel() if cut_logits else contextlib.nullcontext():
             loss = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
             loss.backward()
-        if optimizes:
+        for optimizer in optimizers if optimizes else ():
             optimizer.step()
         wait_for_device()
         seconds = time.perf_counter() - begin
@@ -224,10 +236,10 @@ def main():
         parallelize(model, mesh["tp"], options.sequence_parallel)
     shard(model, mesh["dp"], options.param_dtype)
     optimizes = not options.no_optimizer
-    step = make_step(model, *data, cut_logits=options.tp > 1, optimizes=optimizes)
+    step = make_step(model, *data, options.muon, cut_logits=options.tp > 1, optimizes=optimizes)
     plain_step = None
     if options.implementation == "beside_plain":
-        plain_step = make_step(Transformer(*size).to(options.device), *data, optimizes=optimizes)
+        plain_step = make_step(Transformer(*size).to(options.device), *data, options.muon, optimizes=optimizes)
 
     seconds, beyond_plain, losses, sent_before = [], [], [], 0
     for i in range(-options.warmup, options.steps):

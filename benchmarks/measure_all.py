@@ -32,7 +32,7 @@ COLUMNS = tuple(IMPLEMENTATIONS)
 BESIDE_PLAIN = "sharded beside plain"
 IMPLEMENTATIONS[BESIDE_PLAIN] = ("beside_plain", "on")
 COMPARED = ("plain", "sharded", "FSDP2")
-PARTS = ("one_host", "tensor_parallel", "host_cost", "over_links")  # methods of Report
+PARTS = ("one_host", "tensor_parallel", "muon", "host_cost", "over_links")  # methods of Report
 
 
 class Case:
@@ -46,7 +46,7 @@ class Case:
         width, blocks, tokens = self.size.split("x")
         kind = IMPLEMENTATIONS[name][0]
         begin = [options.python, str(FOLDER / "fsdp2_step_time.py")] if kind == "fsdp2" else [options.binary, f"--implementation={kind}"]
-        flags = [] if kind == "plain" else self.flags
+        flags = [flag for flag in self.flags if kind != "plain" or flag.startswith("--muon")]
         return [*begin, f"--width={width}", f"--blocks={blocks}", f"--tokens={tokens}", "--batch=2",
                 f"--warmup={max(2, self.steps // 4)}", f"--steps={self.steps}", *flags]  # fmt: skip
 
@@ -72,6 +72,13 @@ def tensor_parallel_cases():
         for size, rounds, steps in (("64x4x32", 3, 30), ("256x8x128", 2, 10)):
             for flags in (["--tp=2"], ["--tp=2", "--sequence_parallel"]):
                 yield Case(size, rounds, steps, ranks, (*COMPARED, BESIDE_PLAIN), flags)
+
+
+def muon_cases():
+    for ranks in (2, 4):
+        for size, rounds, steps in (("64x4x32", 3, 30), ("256x8x128", 2, 6)):
+            for matrices in ("rows", "owners"):
+                yield Case(size, rounds, steps, ranks, (*COMPARED, BESIDE_PLAIN), [f"--muon={matrices}"])
 
 
 def seconds(rounds):
@@ -136,6 +143,16 @@ class Report:
                          f"{largest_difference(results):.0e}"])  # fmt: skip
         self.add("Tensor parallelism, dp × tp ranks of one host", ["dp × tp", SIZE, "cut", *COMPARED, STEP_BY_STEP, "sharded / plain",
                                                                     "sharded / PyTorch", "losses differ by"], rows)  # fmt: skip
+
+    def muon(self):
+        rows = []
+        for case in muon_cases():
+            matrices = case.flags[0].partition("=")[2]
+            results = self.raw[f"muon, {case.ranks} ranks, {case.size}, {matrices}"] = case.measure(self.options)
+            rows.append([case.ranks, named(case.size), matrices, *(milliseconds(results[name]) for name in COMPARED),
+                         ratio_step_by_step(results), ratio(results, "sharded", "plain"), ratio(results, "sharded", "FSDP2")])  # fmt: skip
+        self.add("Muon with AdamW, ranks of one host; FSDP2 with torch.optim.Muon on its DTensors",
+                 ["ranks", SIZE, "matrices in", *COMPARED, STEP_BY_STEP, "sharded / plain", "sharded / FSDP2"], rows)  # fmt: skip
 
     def host_cost(self):
         options = argparse.Namespace(width=16, tokens=4, warmup=5, steps=40, world=8)

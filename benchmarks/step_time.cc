@@ -1,6 +1,7 @@
-// Times training steps (forward, backward, AdamW) of the example's transformer, plain or
-// sharded, and prints one line of JSON on rank 0. One process is one rank, as RANK,
-// WORLD_SIZE, MASTER_ADDR and MASTER_PORT say; `run` and `host_cost` start them.
+// Times training steps (forward, backward, AdamW or Muon with it) of the example's
+// transformer, plain or sharded, and prints one line of JSON on rank 0. One process is
+// one rank, as RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT say; `run` and `host_cost`
+// start them.
 //
 //   step_time --implementation=sharded --width=64 --blocks=4 --tokens=32
 //
@@ -16,6 +17,7 @@
 #include "examples/transformer_plan.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
+#include "optim/muon_with_adamw.h"
 #include "tensor_parallel/parallelize_module.h"
 
 #include <absl/flags/flag.h>
@@ -28,6 +30,7 @@
 #include <exception>
 #include <fstream>
 #include <iostream>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <sstream>
@@ -40,6 +43,9 @@ ABSL_FLAG(std::string, backend, "gloo",
           "of the process group; fake: nothing is sent, and this process is the only one");
 ABSL_FLAG(std::string, param_dtype, "f32", "f32, or bf16 with sums of gradients in f32");
 ABSL_FLAG(bool, optimizer, true, "false: steps are forward and backward alone");
+ABSL_FLAG(std::string, muon, "none",
+          "none: AdamW alone; rows: Muon of the blocks' matrices as they lie; owners: of matrices "
+          "that shard_placement_fn puts on owners");
 ABSL_FLAG(int64_t, width, 64, "width of the model");
 ABSL_FLAG(int64_t, blocks, 4, "transformer blocks");
 ABSL_FLAG(int64_t, tokens, 32, "tokens per sequence");
@@ -107,8 +113,7 @@ class Training {
       shard(*mesh);
     else
       to_device_plainly();
-    // With a smaller eps AdamW divides rounding by rounding, and no two programs agree.
-    optimizer_.emplace(model_->parameters(), torch::optim::AdamWOptions(3e-4).eps(1e-3));
+    optimizer_ = make_optimizer();
     const auto text = text_of(mesh ? (*mesh)["dp"].local_rank() : 0);
     inputs_ = text.narrow(1, 0, absl::GetFlag(FLAGS_tokens)).contiguous().to(device_type());
     targets_ = text.narrow(1, 1, absl::GetFlag(FLAGS_tokens)).contiguous().to(device_type());
@@ -131,6 +136,15 @@ class Training {
                                     .max_tokens = absl::GetFlag(FLAGS_tokens)});
   }
 
+  std::unique_ptr<torch::optim::Optimizer> make_optimizer() {
+    // With a smaller eps AdamW divides rounding by rounding, and no two programs agree.
+    const auto adamw = torch::optim::AdamWOptions(3e-4).eps(1e-3);
+    if (absl::GetFlag(FLAGS_muon) == "none")
+      return std::make_unique<torch::optim::AdamW>(model_->parameters(), adamw);
+    return std::make_unique<fsdp::MuonWithAdamW>(
+        fsdp::split_for_muon(model_, {.others = {"head.weight"}}), fsdp::MuonOptions(1e-3), adamw);
+  }
+
   void to_device_plainly() {
     model_->to(device_type());
     if (absl::GetFlag(FLAGS_param_dtype) == "bf16") model_->to(torch::kBFloat16);
@@ -147,6 +161,10 @@ class Training {
           examples::transformer_plan(head_width, absl::GetFlag(FLAGS_sequence_parallel)));
     }
     const auto data_mesh = mesh["dp"];
+    if (absl::GetFlag(FLAGS_muon) == "owners")
+      options.shard_placement_fn = [](const std::string&, const torch::Tensor& tensor) {
+        return tensor.dim() == 2 ? std::optional<fsdp::Placement>(fsdp::Owned{}) : std::nullopt;
+      };
     fsdp::fully_shard(model_->embedding, data_mesh, options);
     for (auto& block : model_->blocks) fsdp::fully_shard(block, data_mesh, options);
     fsdp::fully_shard(model_->head, data_mesh, options);
@@ -154,7 +172,7 @@ class Training {
   }
 
   examples::Transformer model_;
-  std::optional<torch::optim::AdamW> optimizer_;
+  std::unique_ptr<torch::optim::Optimizer> optimizer_;
   torch::Tensor inputs_, targets_, loss_;
 };
 
@@ -217,6 +235,9 @@ void run() {
   TORCH_CHECK_VALUE(
       absl::GetFlag(FLAGS_param_dtype) == "f32" || absl::GetFlag(FLAGS_param_dtype) == "bf16",
       "--param_dtype: ", absl::GetFlag(FLAGS_param_dtype), ", allowed are f32 and bf16");
+  const auto muon = absl::GetFlag(FLAGS_muon);
+  TORCH_CHECK_VALUE(muon == "none" || muon == "rows" || muon == "owners", "--muon: ", muon,
+                    ", allowed are none, rows and owners");
   at::set_num_threads(1);
   const auto place = fsdp::launch_environment();
   std::optional<fsdp::DeviceMesh> mesh;

@@ -19,7 +19,8 @@ class FSDP_API LocalUnits {
   LocalUnits() = default;  // none
   // Divided by their greatest common divisor.
   explicit LocalUnits(const std::vector<int64_t>& units);
-  // One unit at that coordinate, none at those after it, however many they are.
+  // One unit at that coordinate, none at those after it, however many they are. Of a
+  // negative one: a list that cannot cut.
   static LocalUnits of_owner(int64_t coordinate);
 
   bool has_value() const { return units_ != nullptr; }

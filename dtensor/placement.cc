@@ -21,6 +21,7 @@ const char* name_of(Partial::Op op) {
 
 std::string text_of_ragged(const Shard& cut) {
   const std::string dim = std::to_string(cut.dim);
+  if (cut.local_units == LocalUnits::of_owner(Owned::kPlanned)) return "Owned()";
   if (const auto owner = cut.local_units.owner())
     return "Owned(" + std::to_string(*owner) + (cut.dim == 0 ? "" : ", dim=" + dim) + ")";
   return "RaggedShard(" + dim + ", local_units=" + cut.local_units.to_string() + ")";

@@ -46,9 +46,11 @@ struct RaggedShard {
   std::vector<int64_t> local_units;
 };
 
-// All of it on one coordinate: what RaggedShard gives with one unit there.
+// All of it on one coordinate: what RaggedShard gives with one unit there. Owned{} leaves
+// to fully_shard on which; anything else wants to be told.
 struct Owned {
-  int64_t coordinate = 0;
+  static constexpr int64_t kPlanned = -1;
+  int64_t coordinate = kPlanned;
 };
 
 struct Replicate {

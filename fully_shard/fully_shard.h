@@ -71,9 +71,9 @@ namespace fsdp {
 // replicates and the second shards (hybrid sharding): gradients are summed over the
 // shards, then over the replicas. Every rank must hold the same values before. What is on
 // the CPU moves to the mesh's device (local_device(mesh)): parameters one at a time, then
-// buffers, all in place. A parameter is cut along dimension 0, or the one that
-// options.shard_placement_fn gives for it, as torch.chunk cuts. Local, except that the
-// first call on a mesh is collective.
+// buffers, all in place. A parameter is cut along dimension 0 as torch.chunk cuts, or as
+// options.shard_placement_fn says. Local, except that the first call on a mesh is
+// collective.
 //
 // Throws ValueError, leaving the module as it was, for: no module, a null one, one that
 // no shared_ptr owns, a container without forward (ModuleList, ModuleDict, ParameterList,

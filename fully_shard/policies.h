@@ -93,10 +93,13 @@ struct OffloadPolicy {
 struct FullyShardOptions {
   std::optional<ReshardAfterForward> reshard_after_forward =
       {};  // unset: true, and false for the root
-  // The dimension along which a parameter is sharded, of any size; negative: counted from
-  // the end. Called once per managed parameter; nothing: Shard(0). Every rank must answer
-  // alike.
-  std::function<std::optional<Shard>(const std::string& fqn, const at::Tensor&)>
+  // How a parameter is sharded: along a dimension of any size (Shard; negative: counted
+  // from the end), in whole blocks of `unit` of its rows, in parts of stated sizes
+  // (RaggedShard), or whole on one rank (Owned; Owned{}: on one that evens the bytes of
+  // the unit's ranks, then those of all units). Rows that travel are as long as that of
+  // the rank with the most, so parameters on owners want several of them in a unit.
+  // Called once per managed parameter; nothing: Shard(0). Every rank must answer alike.
+  std::function<std::optional<Placement>(const std::string& fqn, const at::Tensor&)>
       shard_placement_fn = {};
   MixedPrecisionPolicy mp_policy = {};
   OffloadPolicy offload_policy = {};

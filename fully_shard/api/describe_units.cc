@@ -43,8 +43,7 @@ std::string last_operation(const FSDPParamGroup& group) {
 }
 
 void describe_group(std::ostream& out, FSDPParamGroup& group) {
-  const auto full =
-      group.info().comm_context().shard_count() * group.unsharded().layout().row_bytes();
+  const auto full = group.unsharded().layout().bytes(internal::Arrangement::kCommon);
   const auto& sharded_state = group.unsharded().sharded_state();
   out << (group.shards().has_values() ? to_string(sharded_state.state()) : "without values")
       << (sharded_state.is_held() ? " and held" : "") << ", " << group.params().size()

@@ -62,7 +62,7 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
       for (const auto& slot : param.slots) internal::put(slot, entry_of_member(param.tensor));
       continue;
     }
-    params.push_back({param.path, param.tensor, param.sharded_dim});
+    params.push_back({param.path, param.tensor, param.cut});
     fresh.push_back(&param);
   }
   if (params.empty()) return;
@@ -83,6 +83,8 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   auto managed = internal::find_managed(modules, options.ignored_params);
   internal::validate_parameters(modules, managed, internal::StorageUsers(modules), mesh, options);
   internal::place_parameters(managed, mesh, options);
+  const auto runtime = options.shard_placement_fn ? internal::Runtime::of(mesh) : nullptr;
+  if (runtime) internal::plan_owners(managed, mesh, runtime->comm_context()->owned_bytes());
   const auto resolved =
       internal::resolve_reshard_after_forward("fully_shard", options.reshard_after_forward, mesh);
   auto unit =

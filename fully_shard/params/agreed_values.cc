@@ -73,14 +73,14 @@ std::string in_words(const std::string& ranks, const RanksThatDiffer& found,
 }  // namespace
 
 void AgreedValues::note_start(size_t param, const std::string& name, const at::Tensor& whole,
-                              int64_t sharded_dim) {
+                              const Shard& cut) {
   auto& hashes = params_[param];
   hashes.start_geometry = XXH3_64bits(name.data(), name.size());
   for (const auto size : whole.sizes()) {
     hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(size));
   }
   hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(whole.scalar_type()));
-  hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(sharded_dim));
+  hashes.start_geometry = mix(hashes.start_geometry, Placement(cut).hash());
   if (whole.is_cpu()) hashes.start_values = XXH3_64bits(whole.const_data_ptr(), whole.nbytes());
 }
 

@@ -31,10 +31,9 @@ class AgreedValues {
 
   explicit AgreedValues(size_t param_count) : params_(param_count) {}
 
-  // The whole parameter with its name, and the dimension that is sharded; a parameter
-  // without values (meta, no bytes) has none.
-  void note_start(size_t param, const std::string& name, const at::Tensor& whole,
-                  int64_t sharded_dim);
+  // The whole parameter with its name, and how it is cut; a parameter without values
+  // (meta, no bytes) has none.
+  void note_start(size_t param, const std::string& name, const at::Tensor& whole, const Shard& cut);
   // Of a copied value something is left, which still has to be alike.
   void note_write(size_t param) { params_[param].start_values = 0; }
   void note_overwrite(size_t param) {

@@ -55,7 +55,8 @@ void AllGatherInput::copy_at_once(const ShardBuffer& shards, const std::vector<F
 
 at::Tensor AllGatherInput::place_of(int64_t index, const FSDPParam& param) const {
   const auto& chunk = layout_.chunk(index);
-  return bytes_.narrow(0, chunk.offset, chunk.length(transport_.shard_rank()))
+  const auto rank = transport_.shard_rank();
+  return bytes_.narrow(0, chunk.offset_on(rank), chunk.length(rank))
       .view(param.meta().member_dtype());
 }
 

@@ -16,14 +16,14 @@
 namespace fsdp::internal {
 namespace {
 
-std::vector<Placement> placements_on(const DeviceMesh& mesh, int64_t sharded_dim) {
+std::vector<Placement> placements_on(const DeviceMesh& mesh, const Shard& cut) {
   std::vector<Placement> placements(static_cast<size_t>(mesh.ndim()), Replicate{});
-  placements[static_cast<size_t>(shard_mesh_dim(mesh))] = Shard{sharded_dim};
+  placements[static_cast<size_t>(shard_mesh_dim(mesh))] = cut;
   return placements;
 }
 
-DTensorSpec entry_spec(const at::Tensor& tensor, int64_t sharded_dim, const UnitMesh& mesh) {
-  auto placements = placements_on(mesh.data, sharded_dim);
+DTensorSpec entry_spec(const at::Tensor& tensor, const Shard& cut, const UnitMesh& mesh) {
+  auto placements = placements_on(mesh.data, cut);
   const auto* const meta = find_meta(tensor);
   if (meta == nullptr && !mesh.members)
     return {mesh.data, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()};
@@ -37,13 +37,13 @@ DTensorSpec entry_spec(const at::Tensor& tensor, int64_t sharded_dim, const Unit
 
 }  // namespace
 
-FSDPParam::FSDPParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim,
+FSDPParam::FSDPParam(std::string name, const at::Tensor& tensor, const Shard& cut,
                      const UnitMesh& mesh, std::optional<at::ScalarType> param_dtype)
     : name_(std::move(name)),
       member_(tensor.getIntrusivePtr()),
       entry_(tensor.getIntrusivePtr()),
-      spec_(entry_spec(tensor, sharded_dim, mesh)),
-      meta_(tensor, sharded_dim, param_dtype),
+      spec_(entry_spec(tensor, cut, mesh)),
+      meta_(tensor, cut, param_dtype),
       requires_grad_(tensor.requires_grad()) {}
 
 void FSDPParam::set_param_dtype(std::optional<at::ScalarType> dtype) {

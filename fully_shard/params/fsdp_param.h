@@ -33,11 +33,11 @@ struct UnitMesh {
 
 class FSDPParam {
  public:
-  // `tensor`, plain or tensor-parallel, becomes the member; its dimension `sharded_dim`,
-  // not negative, is sharded over the unit's mesh. With `param_dtype` a floating member
+  // `tensor`, plain or tensor-parallel, becomes the member, cut so over the unit's mesh;
+  // the dimension is not negative. With `param_dtype` a floating member
   // has that dtype, and the entry keeps the tensor's. Throws ValueError where the mesh
   // and a tensor-parallel member's own are not slices of a common one.
-  FSDPParam(std::string name, const at::Tensor& tensor, int64_t sharded_dim, const UnitMesh& mesh,
+  FSDPParam(std::string name, const at::Tensor& tensor, const Shard& cut, const UnitMesh& mesh,
             std::optional<at::ScalarType> param_dtype);
 
   const std::string& name() const { return name_; }

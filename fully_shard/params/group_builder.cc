@@ -27,8 +27,8 @@ std::vector<FSDPParam> sharded(const std::vector<NewParam>& params, const Device
   std::vector<FSDPParam> sharded;
   sharded.reserve(params.size());
   const UnitMesh over{mesh, mesh_of_members(params)};
-  for (const auto& [name, tensor, dim] : params) {
-    auto& param = sharded.emplace_back(name, tensor, dim, over, precision.param_dtype);
+  for (const auto& [name, tensor, cut] : params) {
+    auto& param = sharded.emplace_back(name, tensor, cut, over, precision.param_dtype);
     if (precision.param_dtype && precision.cast_forward_inputs) param.cast_inputs();
   }
   return sharded;
@@ -40,7 +40,7 @@ void take_start_value(FSDPParamGroup& group, const ShardBuffer& shards, int64_t 
   const auto& param = group.params()[static_cast<size_t>(index)];
   if (!group.info().is_alone())
     group.agreement().values().note_start(static_cast<size_t>(index), param.name(), whole,
-                                          param.meta().sharded_dim());
+                                          param.meta().cut());
   shards.take_part(index, whole.to(shards.device()).const_data_ptr());
 }
 
@@ -68,9 +68,8 @@ at::Tensor adopt(const GroupPtr& group, int64_t index, const at::Tensor& tensor)
 void make_member(FSDPParamGroup& group, int64_t index) {
   auto& param = group.params()[static_cast<size_t>(index)];
   const auto& shards = group.shards();
-  const auto capacity = group.unsharded().layout().chunk(index).capacity_bytes();
   param.make_member(c10::intrusive_ptr<OnDemandGroup>::reclaim_copy(&group), index,
-                    group.info().comm_context().shard_count() * capacity, shards.member_device());
+                    group.unsharded().layout().whole_bytes(index), shards.member_device());
   if (group.unsharded().sharded_state().is_never_sharded() && shards.has_values())
     param.storage()->fill(shards.data(index));
 }

@@ -17,7 +17,7 @@ namespace fsdp::internal {
 struct NewParam {
   std::string name;
   at::Tensor tensor;
-  int64_t sharded_dim = 0;
+  Shard cut = {};
 };
 
 // Shards `params` (distinct, valid) over the mesh of `info`: changes their tensors in

@@ -5,17 +5,17 @@
 
 namespace fsdp::internal {
 
-ParamMeta::ParamMeta(const at::Tensor& tensor, int64_t sharded_dim,
+ParamMeta::ParamMeta(const at::Tensor& tensor, const Shard& cut,
                      std::optional<at::ScalarType> param_dtype)
     : member_spec_(is_dtensor(tensor) ? std::optional(spec_of(tensor)) : std::nullopt),
       shape_(held_part(tensor).sizes().vec()),
-      sharded_dim_(sharded_dim),
+      cut_(cut),
       dtype_(tensor.scalar_type()),
       param_dtype_(param_dtype) {}
 
 std::vector<int64_t> ParamMeta::shape_with_rows(int64_t rows) const {
   auto shape = shape_;
-  shape[static_cast<size_t>(sharded_dim_)] = rows;
+  shape[static_cast<size_t>(cut_.dim)] = rows;
   return shape;
 }
 
@@ -24,8 +24,9 @@ at::ScalarType ParamMeta::member_dtype() const {
 }
 
 ShardExtent ParamMeta::extent(at::ScalarType dtype) const {
-  const auto cut = static_cast<size_t>(sharded_dim_);
-  ShardExtent extent{shape_[cut], static_cast<int64_t>(c10::elementSize(dtype))};
+  const auto cut = static_cast<size_t>(cut_.dim);
+  ShardExtent extent{
+      .rows = shape_[cut], .row_bytes = static_cast<int64_t>(c10::elementSize(dtype)), .cut = cut_};
   for (size_t dim = 0; dim < cut; ++dim) extent.blocks *= shape_[dim];
   for (size_t dim = cut + 1; dim < shape_.size(); ++dim) extent.row_bytes *= shape_[dim];
   return extent;

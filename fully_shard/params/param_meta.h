@@ -15,18 +15,17 @@ namespace fsdp::internal {
 
 class ParamMeta {
  public:
-  // Of `tensor`, plain or tensor-parallel, whose dimension `sharded_dim`, not negative,
-  // is sharded by the unit. With `param_dtype` a floating member has that dtype, and the
+  // Of `tensor`, plain or tensor-parallel, which the unit cuts so; the dimension is not
+  // negative. With `param_dtype` a floating member has that dtype, and the
   // registry entry keeps the tensor's.
-  ParamMeta(const at::Tensor& tensor, int64_t sharded_dim,
-            std::optional<at::ScalarType> param_dtype);
+  ParamMeta(const at::Tensor& tensor, const Shard& cut, std::optional<at::ScalarType> param_dtype);
 
   // What the member is without the unit: where it lies over its own mesh; null where it
   // is plain.
   const std::optional<DTensorSpec>& member_spec() const { return member_spec_; }
   // Of what the unit shards: the member, or this rank's part of a tensor-parallel one.
   const std::vector<int64_t>& shape() const { return shape_; }
-  int64_t sharded_dim() const { return sharded_dim_; }
+  const Shard& cut() const { return cut_; }
   // Of a part that has so many indices of the sharded dimension.
   std::vector<int64_t> shape_with_rows(int64_t rows) const;
 
@@ -43,7 +42,7 @@ class ParamMeta {
  private:
   std::optional<DTensorSpec> member_spec_;
   std::vector<int64_t> shape_;
-  int64_t sharded_dim_;
+  Shard cut_;
   at::ScalarType dtype_;
   std::optional<at::ScalarType> param_dtype_;
 };

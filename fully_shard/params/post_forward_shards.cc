@@ -6,11 +6,20 @@
 #include <utility>
 
 namespace fsdp::internal {
+namespace {
+
+// However the shards are cut.
+std::vector<ShardExtent> evenly_cut(std::vector<ShardExtent> extents) {
+  for (auto& extent : extents) extent.cut = {};
+  return extents;
+}
+
+}  // namespace
 
 PostForwardShards::PostForwardShards(const std::vector<FSDPParam>& params,
                                      std::shared_ptr<Transport> neighbours, GroupAccounts accounts)
     : neighbours_(std::move(neighbours)),
-      layout_(member_extents_of(params), neighbours_->shard_count()),
+      layout_(evenly_cut(member_extents_of(params)), neighbours_->shard_count()),
       accounts_(std::move(accounts)) {}
 
 void PostForwardShards::keep(UnshardedParams& unsharded, const PackedLayout& layout,

@@ -50,6 +50,7 @@ ReduceScatterInput::ReduceScatterInput(std::vector<TrainableParam> params, at::S
                                        Transport& transport, c10::Device device, Rows rows)
     : params_(std::move(params)),
       shard_count_(transport.shard_count()),
+      shard_rank_(transport.shard_rank()),
       reads_flags_(transport.reads_flags()),
       layout_(extents_of(params_), shard_count_),
       dtype_(dtype),
@@ -101,15 +102,21 @@ at::Tensor ReduceScatterInput::release_rows(Late late) {
   for (size_t i = 0; i < params_.size(); ++i) {
     if (arrived_[i]) continue;
     const auto& chunk = layout_.chunk(static_cast<int64_t>(i));
-    rows_.narrow(1, chunk.offset, chunk.capacity_bytes()).zero_();
+    if (chunk.is_even()) {
+      rows_.narrow(1, chunk.offset, chunk.capacity_bytes()).zero_();
+      continue;
+    }
+    for (int64_t rank = 0; rank < shard_count_; ++rank)
+      rows_[rank].narrow(0, chunk.offset_on(rank), chunk.room(rank)).zero_();
   }
   write_flags(late);
   return std::move(rows_);
 }
 
 at::Tensor ReduceScatterInput::part(const at::Tensor& row, int64_t position) const {
-  return view_of(row, params_[static_cast<size_t>(position)].shard_shape,
-                 row.storage_offset() + layout_.chunk(position).offset / bytes_of(dtype_));
+  return view_of(
+      row, params_[static_cast<size_t>(position)].shard_shape,
+      row.storage_offset() + layout_.chunk(position).offset_on(shard_rank_) / bytes_of(dtype_));
 }
 
 at::Tensor ReduceScatterInput::elements(const at::Tensor& row) const {

@@ -90,7 +90,7 @@ class ReduceScatterInput {
   std::vector<bool> read_flags(const at::Tensor& row) const;
 
   std::vector<TrainableParam> params_;
-  int64_t shard_count_;
+  int64_t shard_count_, shard_rank_;
   bool reads_flags_;
   PackedLayout layout_;
   at::ScalarType dtype_;

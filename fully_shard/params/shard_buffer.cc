@@ -86,7 +86,7 @@ at::Tensor ShardBuffer::row(Transport& transport) const {
   auto row = transport.staging_memory(layout_.row_bytes(), device());
   auto* const first = static_cast<char*>(row.mutable_data_ptr());
   for (int64_t i = 0; i < layout_.size(); ++i)
-    copy_bytes(first + layout_.chunk(i).offset, data(i), length(i), device());
+    copy_bytes(first + layout_.chunk(i).offset_on(shard_rank_), data(i), length(i), device());
   return row;
 }
 

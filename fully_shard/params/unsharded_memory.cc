@@ -20,8 +20,8 @@ void UnshardedMemory::count(int64_t sign) const {
 void UnshardedMemory::fill_copy(const RowsOfRanks& rows, const PackedLayout& layout,
                                 c10::Device device) {
   discard();
-  bytes_ = scratch_memory({shard_count_ * layout.row_bytes()}, at::kByte, device);
-  unpack_rows(rows, {bytes_, layout, shard_count_});
+  bytes_ = scratch_memory({layout.bytes(Arrangement::kCommon)}, at::kByte, device);
+  unpack_rows(rows, {bytes_, layout});
 }
 
 void UnshardedMemory::fill_in_place(std::unique_ptr<ReadInPlace> read) {
@@ -69,13 +69,13 @@ void UnshardedMemory::poison() {
 }
 
 char* UnshardedMemory::data(const PackedLayout& layout, int64_t index) const {
-  return static_cast<char*>(bytes_.data_ptr()) + shard_count_ * layout.chunk(index).offset;
+  return static_cast<char*>(bytes_.data_ptr()) + layout.chunk(index).whole_offset;
 }
 
 at::Tensor UnshardedMemory::elements(const PackedLayout& layout, int64_t index, int64_t rank,
                                      at::ScalarType dtype) const {
   const auto& chunk = layout.chunk(index);
-  const auto whole = bytes_.narrow(0, shard_count_ * chunk.offset, chunk.extent.nbytes());
+  const auto whole = bytes_.narrow(0, chunk.whole_offset, chunk.extent.nbytes());
   return view_of_part(whole.view(dtype), chunk.part(rank));
 }
 

@@ -1,7 +1,7 @@
 // Where the unsharded parameters of a group lie, and the members' storages that show it:
 // in a copy, or in place, which is the memory where all ranks have their shards
-// (shared_read.h). In both, parameter i is contiguous, at the offset of its chunk times
-// the number of ranks. Local.
+// (shared_read.h). In both, parameter i is contiguous, where the layout has it in memory
+// of all ranks. Local.
 //
 //   memory.fill_copy(rows, device);           // or, where that can be:
 //   memory.fill_in_place(read->in_place());   // nothing is written before leave_shards()
@@ -25,8 +25,7 @@ namespace fsdp::internal {
 
 class UnshardedMemory {
  public:
-  UnshardedMemory(int64_t shard_count, GroupAccounts accounts)
-      : shard_count_(shard_count), accounts_(std::move(accounts)) {}
+  explicit UnshardedMemory(GroupAccounts accounts) : accounts_(std::move(accounts)) {}
   ~UnshardedMemory();
   UnshardedMemory(const UnshardedMemory&) = delete;
 
@@ -55,7 +54,6 @@ class UnshardedMemory {
  private:
   void count(int64_t sign) const;
 
-  const int64_t shard_count_;
   const GroupAccounts accounts_;
   std::unique_ptr<ReadInPlace> in_place_;
   at::Tensor bytes_;

@@ -9,7 +9,7 @@ UnshardedParams::UnshardedParams(ShardedState start, int64_t shard_count, GroupA
     : sharded_state_(start),
       accounts_(std::move(accounts)),
       shard_count_(shard_count),
-      memory_(shard_count, accounts_) {}
+      memory_(accounts_) {}
 
 UnshardedParams::~UnshardedParams() {
   drop_gather();

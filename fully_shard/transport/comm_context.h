@@ -15,6 +15,7 @@
 #include <memory>
 #include <optional>
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 
@@ -43,6 +44,8 @@ class CommContext {
   }
   User& user() { return user_; }
   Accounts& accounts() { return accounts_; }
+  // What each coordinate owns by the choice of units so far (units/planned_owners.h).
+  std::vector<int64_t>& owned_bytes() { return owned_bytes_; }
   // Of the device of the groups, which is one for all.
   ReduceStream& reduce_stream(c10::Device device);
 
@@ -53,6 +56,7 @@ class CommContext {
   std::map<uint32_t, std::weak_ptr<Unit>> units_;  // that live, by number
   User user_;
   Accounts accounts_;
+  std::vector<int64_t> owned_bytes_;
   std::optional<ReduceStream> reduce_stream_;  // made when it is first asked for
 };
 

@@ -37,18 +37,22 @@ PartsOfRanks parts_of(const at::Tensor& rows, const at::Tensor& whole, const Pac
   const auto run = chunk.rows(first_rank) * elements;
   const std::vector<int64_t> shape = {count, chunk.extent.blocks, run};
   const auto stride = rows.stride(0);
-  return {rows.as_strided(shape, {stride, run, 1},
-                          rows.storage_offset() + first_rank * stride + chunk.offset / size),
+  return {rows.as_strided(
+              shape, {stride, run, 1},
+              rows.storage_offset() + first_rank * stride + chunk.offset_on(first_rank) / size),
           whole.as_strided(shape, {chunk.capacity_rows * elements, chunk.extent.rows * elements, 1},
                            whole.storage_offset() + chunk.first_row(first_rank) * elements)};
 }
 
 // visit(PartsOfRanks): of all ranks with full parts at once, then of the one with a
-// smaller part, if there is one.
+// smaller part, if there is one; of a ragged layout rank by rank.
 template <class Visit>
 void for_each_size_of_part(const at::Tensor& rows, const at::Tensor& whole,
                            const PackedChunk& chunk, const Visit& visit) {
   if (chunk.extent.nbytes() == 0) return;
+  for (int64_t rank = 0; !chunk.is_even() && rank < rows.size(0); ++rank)
+    if (chunk.length(rank) > 0) visit(parts_of(rows, whole, chunk, rank, 1));
+  if (!chunk.is_even()) return;
   const auto full = chunk.extent.rows / chunk.capacity_rows;
   visit(parts_of(rows, whole, chunk, 0, full));
   if (chunk.extent.rows % chunk.capacity_rows != 0) visit(parts_of(rows, whole, chunk, full, 1));
@@ -178,7 +182,8 @@ bool is_packed_part(const void* packed, const void* whole, const ShardPart& part
 
 void unpack_rows(const RowsOfRanks& from, const RoomOfParameters& to) {
   const auto rows = to.bytes.is_cpu() ? at::Tensor() : as_one_tensor(from, to.bytes.device());
-  if (!rows.defined()) return unpack_each(from, to);
+  const bool is_even = from.layout.is_even() && to.layout.is_even();
+  if (!rows.defined() || !is_even) return unpack_each(from, to);
   split_into_rooms(rows, from, to);
   merge_runs(rows, from, to);
 }
@@ -191,12 +196,12 @@ void copy_to_rows(const at::Tensor& whole, const RowsToReduce& rows, const Packe
     return;
   }
   const auto elements = dense(in_dtype(whole, rows.dtype));
-  auto* const first = static_cast<char*>(rows.bytes.data_ptr()) + chunk.offset;
+  auto* const first = static_cast<char*>(rows.bytes.data_ptr());
   for (int64_t rank = 0; rank < rows.bytes.size(0); ++rank) {
-    auto* const packed = first + rank * rows.bytes.stride(0);
+    auto* const packed = first + rank * rows.bytes.stride(0) + chunk.offset_on(rank);
     const auto part = chunk.part(rank);
     pack_part(packed, elements.const_data_ptr(), part, c10::kCPU);
-    zero_bytes(packed + part.nbytes(), chunk.capacity_bytes() - part.nbytes(), c10::kCPU);
+    zero_bytes(packed + part.nbytes(), chunk.room(rank) - part.nbytes(), c10::kCPU);
   }
 }
 

@@ -35,20 +35,18 @@ struct RowsOfRanks {
   Arrangement arrangement = Arrangement::kRow;
 };
 
-// Memory of whole parameters: parameter i begins at `ranks` times the offset of its chunk
-// in `layout`, and has that much room.
+// Memory of whole parameters, as `layout` has them in memory of all ranks.
 struct RoomOfParameters {
   const at::Tensor& bytes;  // uint8
   const PackedLayout& layout;
-  int64_t ranks;
 
-  int64_t offset(int64_t index) const { return ranks * layout.chunk(index).offset; }
+  int64_t offset(int64_t index) const { return layout.chunk(index).whole_offset; }
 };
 
 // Every parameter of the rows becomes whole; what is left of its room may be written,
 // too. On a device one launch does it for all that are cut along dimension 0, and one or
-// two more for each that is not. REQUIRES: the rows are of the same parameters, over as
-// many ranks or a divisor of that.
+// two more for each that is not; where a cut is ragged, one for each part. REQUIRES: the
+// rows are of the same parameters, over as many ranks or a divisor of that.
 void unpack_rows(const RowsOfRanks& from, const RoomOfParameters& to);
 
 // Rows of a reduction: uint8, [ranks, bytes], that hold elements of `dtype`.
@@ -60,7 +58,7 @@ struct RowsToReduce {
 // Rank r's part of `whole`, of any dtype and shape, is cast and goes to row r at the
 // chunk's offset. The unused tail of a smaller part becomes zero on the CPU, and stays as
 // it is on a device, where this is one launch, and a second one if the parts differ in
-// size.
+// size; of a ragged layout one for each part.
 void copy_to_rows(const at::Tensor& whole, const RowsToReduce& rows, const PackedChunk& chunk);
 // The same, adding to what the rows hold.
 void add_to_rows(const at::Tensor& whole, const RowsToReduce& rows, const PackedChunk& chunk);

@@ -1,5 +1,9 @@
 #include "fully_shard/transport/packed_layout.h"
 
+#include "dtensor/layout/shard_layout.h"
+
+#include <utility>
+
 namespace fsdp::internal {
 
 int64_t align_up(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
@@ -14,9 +18,47 @@ ShardPart PackedChunk::part(int64_t rank) const {
 PackedLayout::PackedLayout(const std::vector<ShardExtent>& extents, int64_t world) : world_(world) {
   chunks_.reserve(extents.size());
   for (const auto& extent : extents) {
-    chunks_.push_back({row_bytes_, extent, (extent.rows + world - 1) / world});
-    row_bytes_ += align_up(chunks_.back().capacity_bytes());
+    auto& chunk = chunks_.emplace_back();
+    chunk.extent = extent;
+    chunk.capacity_rows = largest_part(extent.cut, extent.rows, world);
+    is_even_ = is_even_ && !chunk.has_ragged_rows();
   }
+  is_even_ ? pack_evenly() : pack_by_rank();
+}
+
+void PackedLayout::pack_evenly() {
+  for (auto& chunk : chunks_) {
+    chunk.offset = row_bytes_;
+    chunk.whole_offset = world_ * row_bytes_;
+    row_bytes_ += align_up(chunk.capacity_bytes());
+  }
+  common_bytes_ = world_ * row_bytes_;
+}
+
+void PackedLayout::pack_by_rank() {
+  std::vector<int64_t> ends(static_cast<size_t>(world_), 0);
+  for (size_t i = 0; i < chunks_.size(); ++i) {
+    auto& chunk = chunks_[i];
+    RaggedChunk by_rank{.bounds = {0}, .offsets = ends};
+    for (int64_t rank = 0; rank < world_; ++rank) {
+      const auto& cut = chunk.extent.cut;
+      const Chunk own = own_atoms(cut, chunk.extent.rows, world_, rank);
+      by_rank.bounds.push_back(own.length == 0
+                                   ? by_rank.bounds.back()
+                                   : (own.offset + own.length) * atom_size(cut, chunk.extent.rows));
+    }
+    chunk.ragged = std::make_shared<const RaggedChunk>(std::move(by_rank));
+    for (int64_t rank = 0; rank < world_; ++rank)
+      ends[static_cast<size_t>(rank)] += align_up(chunk.room(rank));
+    chunk.whole_offset = common_bytes_;
+    common_bytes_ += align_up(whole_bytes(static_cast<int64_t>(i)));
+  }
+  row_bytes_ = *std::max_element(ends.begin(), ends.end());
+}
+
+int64_t PackedLayout::whole_bytes(int64_t index) const {
+  const auto& each = chunk(index);
+  return each.has_ragged_rows() ? each.extent.nbytes() : world_ * each.capacity_bytes();
 }
 
 bool PackedLayout::chunks_make_wholes() const {

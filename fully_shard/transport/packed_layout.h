@@ -9,14 +9,21 @@
 //   whole    | a a b b c c | d d e e f f |     2 blocks of 3 rows
 //   chunks   | a a b b d d e e |   | c c f f - - - - |
 //
-// All offsets are in bytes and the same on every rank. A chunk has room for the largest
-// part, ceil(rows / world) rows of every block, and starts on an alignment boundary; a
-// smaller or empty part leaves its tail unused.
+// All offsets are in bytes. Where rows are cut evenly, as torch.chunk cuts them or atoms
+// of some rows (Shard::unit), offsets are the same on every rank: a chunk has room for
+// the largest part, ceil(atoms / world) atoms of every block, and a smaller or empty part
+// leaves its tail unused. A ragged cut says how many rows each rank has (RaggedShard,
+// Owned); its chunks take as much of a row as they have there, so in a layout with one a
+// chunk has an offset on each rank, and the row is as long as the longest needs. Every
+// chunk starts on an alignment boundary.
 #pragma once
+
+#include "dtensor/placement.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 namespace fsdp::internal {
@@ -28,6 +35,8 @@ struct ShardExtent {
   int64_t rows = 0;       // size of that dimension
   int64_t row_bytes = 0;  // bytes of one index of it
   int64_t blocks = 1;     // the product of the sizes before it
+  // How it is cut: unit and local_units count, and divide the rows.
+  Shard cut = {};
 
   int64_t nbytes() const { return blocks * rows * row_bytes; }
 };
@@ -50,14 +59,33 @@ struct ShardPart {
   }
 };
 
-struct PackedChunk {
-  int64_t offset = 0;  // of this chunk in a row
-  ShardExtent extent = {};
-  int64_t capacity_rows = 0;  // ceil(rows / world)
+// Where ranks differ.
+struct RaggedChunk {
+  std::vector<int64_t> bounds;   // of the rows: rank r has [bounds[r], bounds[r + 1])
+  std::vector<int64_t> offsets;  // of the chunk in the row of each rank
+};
 
+struct PackedChunk {
+  int64_t offset = 0;  // of this chunk in a row, where it is the same on every rank
+  ShardExtent extent = {};
+  int64_t capacity_rows = 0;  // of the largest part
+  int64_t whole_offset = 0;   // in memory of all ranks (Arrangement::kCommon)
+  // Null: all ranks alike.
+  std::shared_ptr<const RaggedChunk> ragged = nullptr;
+
+  bool is_even() const { return ragged == nullptr; }
+  bool has_ragged_rows() const { return extent.cut.local_units.has_value(); }
   int64_t capacity_bytes() const { return extent.blocks * capacity_rows * extent.row_bytes; }
-  // Of each block, as torch.chunk cuts: [first_row, first_row + rows).
-  int64_t first_row(int64_t rank) const { return std::min(rank * capacity_rows, extent.rows); }
+  int64_t offset_on(int64_t rank) const {
+    return is_even() ? offset : ragged->offsets[static_cast<size_t>(rank)];
+  }
+  // What it takes of the row of a rank.
+  int64_t room(int64_t rank) const { return has_ragged_rows() ? length(rank) : capacity_bytes(); }
+  // Of each block: [first_row, first_row + rows).
+  int64_t first_row(int64_t rank) const {
+    return is_even() ? std::min(rank * capacity_rows, extent.rows)
+                     : ragged->bounds[static_cast<size_t>(rank)];
+  }
   int64_t rows(int64_t rank) const { return first_row(rank + 1) - first_row(rank); }
   // One run where the part is contiguous in the whole: a cut along dimension 0, or a
   // single rank.
@@ -73,27 +101,36 @@ enum class Arrangement : uint8_t {
 
 class PackedLayout {
  public:
+  // REQUIRES: local_units of an extent are of `world` ranks, or of an owner among them.
   PackedLayout(const std::vector<ShardExtent>& extents, int64_t world);
 
   int64_t row_bytes() const { return row_bytes_; }  // a multiple of kAlignment
+  bool is_even() const { return is_even_; }         // no cut is ragged
   const PackedChunk& chunk(int64_t index) const { return chunks_[static_cast<size_t>(index)]; }
   int64_t size() const { return static_cast<int64_t>(chunks_.size()); }
   // Of that memory, and of a chunk there.
   int64_t bytes(Arrangement arrangement) const {
-    return arrangement == Arrangement::kRow ? row_bytes_ : world_ * row_bytes_;
+    return arrangement == Arrangement::kRow ? row_bytes_ : common_bytes_;
   }
+  // Of a whole parameter there.
+  int64_t whole_bytes(int64_t index) const;
   int64_t offset(Arrangement arrangement, int64_t index, int64_t rank) const {
     const auto& chunk = this->chunk(index);
-    if (arrangement == Arrangement::kRow) return chunk.offset;
-    return world_ * chunk.offset + rank * chunk.capacity_bytes();
+    if (arrangement == Arrangement::kRow) return chunk.offset_on(rank);
+    const auto rows = chunk.has_ragged_rows() ? chunk.first_row(rank) : rank * chunk.capacity_rows;
+    return chunk.whole_offset + rows * chunk.extent.blocks * chunk.extent.row_bytes;
   }
   // Whether chunks one behind the other are the whole parameter, for all parameters.
   bool chunks_make_wholes() const;
 
  private:
+  void pack_evenly();
+  void pack_by_rank();
+
   int64_t world_;
   std::vector<PackedChunk> chunks_;
-  int64_t row_bytes_ = 0;
+  bool is_even_ = true;
+  int64_t row_bytes_ = 0, common_bytes_ = 0;
 };
 
 int64_t align_up(int64_t bytes);

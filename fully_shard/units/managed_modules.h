@@ -25,8 +25,8 @@ struct FoundParam {
   at::Tensor tensor;
   std::string path;  // from the unit's module, of its first slot
   std::vector<RegistrySlot> slots;
-  size_t model_handles;     // before the walk made its own
-  int64_t sharded_dim = 0;  // place_parameters() sets it
+  size_t model_handles;  // before the walk made its own
+  Shard cut = {};        // place_parameters() sets it
 
   // By a member, that is, beyond the registry. Handles of the caller count as well.
   bool is_held_by_member() const { return model_handles > slots.size(); }

@@ -1,13 +1,76 @@
 #include "fully_shard/units/shard_placement.h"
 
+#include "dtensor/layout/shard_layout.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/transport/mesh_dims.h"
+#include "fully_shard/units/planned_owners.h"
+
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <map>
 #include <memory>
 #include <optional>
+#include <string>
 #include <utility>
 
 namespace fsdp::internal {
+namespace {
+
+bool is_to_be_planned(const Shard& cut) {
+  return cut.local_units == LocalUnits::of_owner(Owned::kPlanned);
+}
+
+int64_t ranks_that_shard(const DeviceMesh& mesh) { return mesh.size(shard_mesh_dim(mesh)); }
+
+// Whether a tensor-parallel style cuts that dimension.
+bool is_cut_by_style(const at::Tensor& tensor, int64_t dim) {
+  const auto* const meta = find_meta(tensor);
+  return meta != nullptr && meta->spec.is_cut(dim);
+}
+
+// Parts of what a style cut differ in size between its ranks, which write cuts alike.
+Shard written_simplest(const Shard& cut, const at::Tensor& tensor, int64_t ranks) {
+  return is_cut_by_style(tensor, cut.dim) ? cut : simplest(cut, tensor.size(cut.dim), ranks);
+}
+
+// What is wrong with it; empty: nothing. The dimension of `cut` is not negative.
+std::string misfit(const Shard& cut, const at::Tensor& part, int64_t ranks) {
+  if (is_to_be_planned(cut)) return "";
+  if (!is_well_formed(cut, ranks))
+    return "expected a unit of 1 or more; of local_units numbers of 0 or more, not only 0, one for "
+           "each of the " +
+           std::to_string(ranks) + " ranks that shard; of an owner one of these";
+  const int64_t size = part.size(cut.dim);
+  if (!divides(cut, size))
+    return "its units do not divide the " + std::to_string(size) + " elements of dimension " +
+           std::to_string(cut.dim);
+  return "";
+}
+
+Shard cut_from(const Placement& placement, const FoundParam& param, const DeviceMesh& mesh) {
+  const auto where = c10::str("fully_shard: shard_placement_fn gave ", placement,
+                              " for parameter '", param.path, "'");
+  const auto rank = c10::str(" (rank ", mesh.rank(), ")");
+  TORCH_CHECK_VALUE(placement.is_shard(), where, ", expected a Shard, RaggedShard or Owned", rank);
+  Shard cut = placement.shard();
+  const auto ndim = param.tensor.dim();
+  if (cut.dim < 0) cut.dim += ndim;
+  TORCH_CHECK_VALUE(cut.dim >= 0 && cut.dim < ndim, where, " of ", ndim, " dimensions", rank);
+  TORCH_CHECK_NOT_IMPLEMENTED(cut.outer == 1, where, "; allowed are cuts without outer", rank);
+  const auto ranks = ranks_that_shard(mesh);
+  const at::Tensor part = held_part(param.tensor);
+  const auto why = misfit(cut, part, ranks);
+  TORCH_CHECK_VALUE(why.empty(), where, " of shape ", param.tensor.sizes(), ": ", why, rank);
+  if (is_to_be_planned(cut)) return cut;
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      Placement(cut).can_lie_inside_a_cut() || !is_cut_by_style(param.tensor, cut.dim), where,
+      ", whose dimension ", cut.dim, " tensor parallelism cuts; allowed there are Shard without ",
+      "unit, and Owned", rank);
+  return written_simplest(cut, param.tensor, ranks);
+}
+
+}  // namespace
 
 void place_parameters(ManagedModules& managed, const DeviceMesh& mesh,
                       const FullyShardOptions& options) {
@@ -15,23 +78,44 @@ void place_parameters(ManagedModules& managed, const DeviceMesh& mesh,
   for (auto& param : managed.params) {
     if (param.is_tied_to_a_unit()) continue;
     const auto placement = options.shard_placement_fn(param.path, param.tensor);
-    if (!placement) continue;
-    const auto ndim = param.tensor.dim();
-    const auto dim = placement->dim < 0 ? placement->dim + ndim : placement->dim;
-    TORCH_CHECK_VALUE(dim >= 0 && dim < ndim, "fully_shard: shard_placement_fn gave Shard(",
-                      placement->dim, ") for parameter '", param.path, "' of ", ndim,
-                      " dimensions (rank ", mesh.rank(), ")");
-    TORCH_CHECK_NOT_IMPLEMENTED(
-        !Placement(*placement).is_interleaved(), "fully_shard: shard_placement_fn gave ",
-        *placement, " for parameter '", param.path,
-        "'; allowed are cuts without outer and unit (rank ", mesh.rank(), ")");
-    param.sharded_dim = dim;
+    if (placement) param.cut = cut_from(*placement, param, mesh);
   }
+}
+
+void plan_owners(ManagedModules& managed, const DeviceMesh& mesh,
+                 std::vector<int64_t>& owned_bytes) {
+  const auto ranks = ranks_that_shard(mesh);
+  owned_bytes.resize(static_cast<size_t>(ranks), 0);
+  std::vector<FoundParam*> planned;
+  std::vector<int64_t> sizes;
+  BytesByCoordinate bytes{.in_unit = std::vector<int64_t>(static_cast<size_t>(ranks), 0),
+                          .in_owned = std::move(owned_bytes)};
+  for (auto& param : managed.params) {
+    if (param.is_tied_to_a_unit()) continue;
+    // Of the whole, which is the same on all ranks of a style.
+    const auto size = param.tensor.numel() * static_cast<int64_t>(param.tensor.element_size());
+    if (is_to_be_planned(param.cut)) {
+      planned.push_back(&param);
+      sizes.push_back(size);
+      continue;
+    }
+    const auto rows = std::max<int64_t>(param.tensor.size(param.cut.dim), 1);
+    for (int64_t rank = 0; rank < ranks; ++rank)
+      bytes.in_unit[static_cast<size_t>(rank)] += own_atoms(param.cut, rows, ranks, rank).length *
+                                                  atom_size(param.cut, rows) * (size / rows);
+  }
+  const auto owners = planned_owners(sizes, bytes);
+  for (size_t i = 0; i < planned.size(); ++i) {
+    auto& cut = planned[i]->cut;
+    cut.local_units = LocalUnits::of_owner(owners[i]);
+    cut = written_simplest(cut, planned[i]->tensor, ranks);
+  }
+  owned_bytes = std::move(bytes.in_owned);
 }
 
 ShardPlacementFn asking_once(ShardPlacementFn function) {
   if (!function) return {};
-  using Answers = std::map<const c10::TensorImpl*, std::optional<Shard>>;
+  using Answers = std::map<const c10::TensorImpl*, std::optional<Placement>>;
   auto answers = std::make_shared<Answers>();
   return [function = std::move(function), answers = std::move(answers)](const std::string& fqn,
                                                                         const at::Tensor& tensor) {

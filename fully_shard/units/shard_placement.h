@@ -1,17 +1,25 @@
-// Along which dimension the parameters of a unit are sharded. Local.
+// How the parameters of a unit are sharded. Local.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/policies.h"
 #include "fully_shard/units/managed_modules.h"
 
+#include <cstdint>
+#include <vector>
+
 namespace fsdp::internal {
 
-// Sets the sharded dimension of every parameter that no unit has yet, as
-// options.shard_placement_fn says, which is asked once for each. Throws ValueError for a
-// dimension that the parameter does not have.
+// Sets the cut of every parameter that no unit has yet, as options.shard_placement_fn
+// says, which is asked once for each: Shard(0) where it says nothing. An Owned{} stays as
+// it is. Throws ValueError for what does not fit the parameter or the mesh.
 void place_parameters(ManagedModules& managed, const DeviceMesh& mesh,
                       const FullyShardOptions& options);
+
+// Gives each parameter that is placed Owned{} an owner (planned_owners.h). `owned_bytes`:
+// what each coordinate was given so by the units before, to which it is added.
+void plan_owners(ManagedModules& managed, const DeviceMesh& mesh,
+                 std::vector<int64_t>& owned_bytes);
 
 using ShardPlacementFn = decltype(FullyShardOptions::shard_placement_fn);
 

@@ -25,10 +25,19 @@ torch::Tensor muon_values(const std::vector<int64_t>& shape, double seed) {
   return (place * 0.7 + seed).sin().to(torch::kFloat).view(shape);
 }
 
+// How a model's matrices lie.
+enum class Matrices { kInRows, kOnOwners };
+
 struct MuonTraining {
-  explicit MuonTraining(const std::vector<int64_t>& mesh_shape)
+  explicit MuonTraining(const std::vector<int64_t>& mesh_shape,
+                        Matrices matrices = Matrices::kInRows)
       : model(torch::nn::Linear(5, 7), torch::nn::Linear(7, 4)) {
-    if (!mesh_shape.empty()) fully_shard(model, init_device_mesh(c10::kCPU, mesh_shape));
+    FullyShardOptions options;
+    if (matrices == Matrices::kOnOwners)
+      options.shard_placement_fn = [](const auto&, const torch::Tensor& tensor) {
+        return tensor.dim() == 2 ? std::optional<Placement>(Owned{}) : std::nullopt;
+      };
+    if (!mesh_shape.empty()) fully_shard(model, init_device_mesh(c10::kCPU, mesh_shape), options);
     const auto params = model->parameters();
     const torch::NoGradGuard no_grad;
     for (size_t i = 0; i < params.size(); ++i) params[i].copy_(placed(i, static_cast<double>(i)));
@@ -74,22 +83,28 @@ TEST(MuonCheckpoint, GoesOnAtAnyOtherWorldWithTheSameBits) {
   MuonTraining straight({});
   straight.step(0);
   straight.step(1);
-  for (const auto& from : kMuonMeshes) {
-    const TemporaryFolder folder;
-    const std::string path = folder / "saved";
-    run_ranks(world_of(from), [&](int64_t) {
-      MuonTraining training(from);
-      training.step(0);
-      save(training.state(), path);
+  const auto go_on = [&](const std::string& path, const auto& to, Matrices matrices) {
+    run_ranks(world_of(to), [&](int64_t) {
+      MuonTraining training(to, matrices);
+      training.step(5);  // other values and state
+      load(training.state(), path);
+      training.step(1);
+      expect_values(training, straight);
     });
-    for (const auto& to : kMuonMeshes) {
-      run_ranks(world_of(to), [&](int64_t) {
-        MuonTraining training(to);
-        training.step(5);  // other values and state
-        load(training.state(), path);
-        training.step(1);
-        expect_values(training, straight);
+  };
+  for (const auto& from : kMuonMeshes) {
+    for (const auto matrices : {Matrices::kInRows, Matrices::kOnOwners}) {
+      const TemporaryFolder folder;
+      const std::string path = folder / "saved";
+      run_ranks(world_of(from), [&](int64_t) {
+        MuonTraining training(from, matrices);
+        training.step(0);
+        save(training.state(), path);
       });
+      for (const auto& to : kMuonMeshes) {
+        go_on(path, to, Matrices::kInRows);
+        go_on(path, to, Matrices::kOnOwners);
+      }
     }
   }
 }

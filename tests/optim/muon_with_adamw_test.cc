@@ -13,7 +13,9 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <functional>
+#include <optional>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -87,6 +89,25 @@ TEST(MuonWithAdamW, StepsAsTheTwoOnShardedModels) {
   }
 }
 
+// Nothing is sent where each matrix is whole on a rank, and each is computed there.
+TEST(MuonWithAdamW, SendsNothingForMatricesOnOwners) {
+  for (const int64_t world : {2, 3}) {
+    std::atomic<int64_t> matrices = 0;
+    on_ranks_of(world, [&](const DeviceMesh& mesh) {
+      auto model = perceptron();
+      fully_shard(model, mesh, {.shard_placement_fn = [](const auto&, const torch::Tensor& tensor) {
+                    return tensor.dim() == 2 ? std::optional<Placement>(Owned{}) : std::nullopt;
+                  }});
+      MuonWithAdamW optimizer(split_for_muon(model), MuonOptions(2e-2), AdamWOptions(1e-2));
+      train_with_set_gradients(model, [&] { optimizer.step(); });
+      EXPECT_EQ(optimizer.counters().exchanges, 0);
+      matrices += optimizer.counters().matrices;
+      expect_equal_values(model, trained_by_two());
+    });
+    EXPECT_EQ(matrices, 2) << "each once in the world";
+  }
+}
+
 // Matrices that "tp" cuts along either side, and "dp" along the rows of what is left.
 TEST(MuonWithAdamW, StepsAsTheTwoOnModelsThatAreTensorParallelToo) {
   for (const bool fully_sharded : {false, true}) {
@@ -96,6 +117,12 @@ TEST(MuonWithAdamW, StepsAsTheTwoOnModelsThatAreTensorParallelToo) {
       parallelize_module(model, mesh["tp"], {{"0", ColwiseParallel{}}, {"2", RowwiseParallel{}}});
       if (fully_sharded) fully_shard(model, mesh["dp"]);
       expect_trained_as_by_two(model);
+      if (!fully_sharded) return;
+      auto owned = perceptron();
+      parallelize_module(owned, mesh["tp"], {{"0", ColwiseParallel{}}, {"2", RowwiseParallel{}}});
+      fully_shard(owned, mesh["dp"],
+                  {.shard_placement_fn = [](const auto&, const auto&) { return Owned{}; }});
+      expect_trained_as_by_two(owned);
     });
   }
 }

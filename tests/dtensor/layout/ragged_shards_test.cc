@@ -107,6 +107,7 @@ TEST(RaggedShards, ArePrinted) {
             "RaggedShard(1, local_units=[3, 0, 1])");
   EXPECT_EQ(to_string(Placement(Owned{2})), "Owned(2)");
   EXPECT_EQ(to_string(Placement(Owned{2}).along(1)), "Owned(2, dim=1)");
+  EXPECT_EQ(to_string(Placement(Owned{})), "Owned()");
   EXPECT_EQ(to_string(Placement(RaggedShard{.dim = 0, .local_units = {0, 2, 0}})),
             "RaggedShard(0, local_units=[0, 1, 0])");
 }
@@ -135,7 +136,7 @@ TEST(RaggedShards, ThatDoNotFitAreRefused) {
   for (const Units& units : std::vector<Units>{{1, 1, 1}, {}, {2, -1}, {0, 0}, {2, 3, 0}})
     EXPECT_THAT(why_refused({ragged(units)}, 30), HasSubstr("expected local_units of 0 or more"));
   EXPECT_THAT(why_refused({Owned{2}}, 8), HasSubstr("of a mesh dimension of 2, or an owner"));
-  EXPECT_THAT(why_refused({Owned{-1}}, 8), HasSubstr("expected local_units of 0 or more"));
+  EXPECT_THAT(why_refused({Owned{}}, 8), HasSubstr("Owned(): expected local_units of 0 or more"));
   EXPECT_THAT(why_refused({Shard{.unit = 2, .local_units = LocalUnits({1, 1})}}, 8),
               HasSubstr("neither outer nor unit"));
   EXPECT_THAT(why_refused({Shard{0}, ragged({3, 1})}, 8),

@@ -68,6 +68,13 @@ void draw_placements(Draws& draws, Program& program) {
     for (auto& param : node.params)
       param.by_columns = param.use == Use::kMatmul && draws.chance(30);
   });
+  if (program.tensor_ranks > 0 || !draws.chance(40)) return;
+  for_each_node(program.root, [&](Node& node) {
+    for (auto& param : node.params) {
+      for (int count = draws.chance(40) ? draws.between(1, 4) : 0; count > 0; --count)
+        param.weights.push_back(draws.pick({0, 0, 1, 1, 2, 5}));
+    }
+  });
 }
 
 void draw_deferral(Draws& draws, Program& program) { program.deferred = draws.chance(20); }

@@ -162,6 +162,8 @@ std::vector<Feature> model_features() {
                                  return sharded_dim(q) == 1;
                                }).has(p);
                       }),
+      param_feature("a parameter in parts of stated sizes",
+                    [](const ParamSpec& p) { return !p.weights.empty(); }),
       param_feature("a parameter of no elements",
                     [](const ParamSpec& p) { return p.rows == 0 && p.use != Use::kBias; }),
       node_feature("mixed dtypes in one unit", mixes_dtypes),

@@ -109,6 +109,7 @@ class Simpler {
       offer([=](Program& p) { node_of(p, id).params[i].penalised = false; });
       offer([=](Program& p) { node_of(p, id).params[i].reading = Reading::kNone; });
       offer([=](Program& p) { node_of(p, id).params[i].by_columns = false; });
+      offer([=](Program& p) { node_of(p, id).params[i].weights.clear(); });
       offer([=](Program& p) { node_of(p, id).params[i].placement.reset(); });
       offer([=](Program& p) {
         auto& placement = node_of(p, id).params[i].placement;

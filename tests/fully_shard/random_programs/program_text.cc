@@ -68,6 +68,10 @@ void print_param(std::ostream& out, const ParamSpec& param) {
   if (param.reading != Reading::kNone) out << " entry read " << name_of(param.reading);
   if (param.tied_to >= 0) out << " tied to p" << param.tied_to;
   if (param.by_columns) out << " sharded by columns";
+  if (!param.weights.empty()) {
+    out << " in parts as";
+    for (const int weight : param.weights) out << " " << weight;
+  }
   if (param.placement) out << " placed " << *param.placement;
 }
 

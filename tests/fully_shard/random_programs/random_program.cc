@@ -4,6 +4,8 @@
 #include "tests/fully_shard/random_programs/draw_model.h"
 #include "tests/fully_shard/random_programs/draw_options.h"
 
+#include <algorithm>
+
 namespace fsdp::testing {
 
 Program generate(uint64_t seed) {
@@ -50,6 +52,32 @@ const ParamSpec& tensor_of(const Program& program, const ParamSpec& param) {
 
 int64_t sharded_dim(const ParamSpec& param) {
   return param.by_columns && param.use == Use::kMatmul ? 1 : 0;
+}
+
+std::vector<int64_t> bounds_of_parts(const ParamSpec& param, int64_t size, int64_t shards) {
+  const int64_t capacity = (size + shards - 1) / shards;
+  std::vector<int64_t> even, by_weight, sums{0};
+  for (int64_t shard = 0; shard < shards; ++shard) {
+    const auto weight = param.weights.empty()
+                            ? 0
+                            : param.weights[static_cast<size_t>(shard) % param.weights.size()];
+    sums.push_back(sums.back() + weight);
+  }
+  for (int64_t shard = 0; shard <= shards; ++shard) {
+    even.push_back(std::min(shard * capacity, size));
+    if (sums.back() > 0) by_weight.push_back(size * sums[static_cast<size_t>(shard)] / sums.back());
+  }
+  return by_weight.empty() ? even : by_weight;
+}
+
+std::optional<Placement> placement_of_cut(const ParamSpec& param, int64_t size, int64_t shards) {
+  const int64_t dim = sharded_dim(param);
+  if (param.weights.empty() || size == 0)
+    return dim == 1 ? std::optional<Placement>(Shard{-1}) : std::nullopt;
+  const auto bounds = bounds_of_parts(param, size, shards);
+  std::vector<int64_t> sizes;
+  for (size_t i = 1; i < bounds.size(); ++i) sizes.push_back(bounds[i] - bounds[i - 1]);
+  return RaggedShard{.dim = dim, .local_units = sizes};
 }
 
 int64_t rows_of(const Program& program, const ParamSpec& param) {

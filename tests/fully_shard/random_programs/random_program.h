@@ -58,6 +58,9 @@ struct ParamSpec {
   int tied_to = -1;         // is the tensor of this parameter
   bool anchor = false;      // trained in every backward: neither frozen nor removed
   bool by_columns = false;  // a matrix that is sharded along dimension 1
+  // What the ranks have of it is as these, in turn: parts of stated sizes, or an owner's.
+  // Empty, or nothing but 0: as torch.chunk cuts.
+  std::vector<int> weights = {};
   // Over the tensor-parallel ranks: cut, or copied. Nothing: it stays plain.
   std::optional<Placement> placement = {};
 };
@@ -161,6 +164,11 @@ const ParamSpec* find_param(const Program& program, int id);
 const ParamSpec& tensor_of(const Program& program, const ParamSpec& param);
 // Of a parameter that is sharded.
 int64_t sharded_dim(const ParamSpec& param);
+// Where the parts of `size` elements begin on each of `shards` ranks, and where the last
+// one ends.
+std::vector<int64_t> bounds_of_parts(const ParamSpec& param, int64_t size, int64_t shards);
+// What shard_placement_fn says of it; none: Shard(0). `size`: of the sharded dimension.
+std::optional<Placement> placement_of_cut(const ParamSpec& param, int64_t size, int64_t shards);
 // Elements along dimension 0.
 int64_t rows_of(const Program& program, const ParamSpec& param);
 bool runs_backward(ActionKind kind);

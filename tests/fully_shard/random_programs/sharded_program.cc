@@ -117,10 +117,11 @@ void ShardedProgram::adopt(const Node& node, size_t unit, FullyShardOptions& opt
   }
 }
 
-std::optional<Shard> ShardedProgram::placement_of(const at::Tensor& tensor) const {
+std::optional<Placement> ShardedProgram::placement_of(const at::Tensor& tensor) const {
   for (const auto& [id, known] : model_.tensors) {
     if (!known.member.is_same(tensor)) continue;
-    return sharded_dim(*find_param(program_, id)) == 1 ? std::optional(Shard{-1}) : std::nullopt;
+    const auto& param = *find_param(program_, id);
+    return placement_of_cut(param, tensor.size(sharded_dim(param)), shards_of(program_));
   }
   return std::nullopt;
 }

@@ -72,7 +72,7 @@ class ShardedProgram {
   void shard_together(const std::vector<const Node*>& nodes);
   void adopt(const Node& node, size_t unit, FullyShardOptions& options);
   void set_options(ShardedUnit& unit) const;
-  std::optional<Shard> placement_of(const at::Tensor& tensor) const;
+  std::optional<Placement> placement_of(const at::Tensor& tensor) const;
   void set_prefetch_lists();
   ShardedUnit* unit_of(int node_id);
   // The unit of node `node_id`, or all when negative.

@@ -27,11 +27,11 @@ at::ScalarType sum_dtype(at::ScalarType dtype) {
 
 }  // namespace
 
-Tensor chunk_of(const Tensor& full, int64_t dim, int64_t rank, int64_t world) {
-  const auto size = full.size(dim);
-  const auto length = (size + world - 1) / world;
-  const auto first = std::min(size, rank * length);
-  return full.narrow(dim, first, std::min(length, size - first));
+Tensor part_of(const Tensor& full, const ParamSpec& param, int64_t rank, int64_t shards) {
+  const auto dim = sharded_dim(param);
+  const auto bounds = bounds_of_parts(param, full.size(dim), shards);
+  const auto index = static_cast<size_t>(rank);
+  return full.narrow(dim, bounds[index], bounds[index + 1] - bounds[index]);
 }
 
 void UnshardedProgram::Arrivals::add(const Tensor& gradient) {
@@ -132,10 +132,10 @@ std::vector<Tensor> UnshardedProgram::optimized_tensors(const RandomModel& model
     const auto& tensor = tensors_.at(id);
     if (tensor.dtype == tensor.computed_in && tensor.dtype != at::kBFloat16) continue;
     const auto& parameter = tensor.parameters[rank];
-    const auto dim = sharded_dim(*find_param(program_, id));
+    const auto* const param = find_param(program_, id);
     for (int64_t shard = 0; shard < shards_; ++shard) {
-      const auto chunk = chunk_of(parameter.detach(), dim, shard, shards_);
-      chunks_.push_back({parameter, dim, shard, chunk.clone(at::MemoryFormat::Contiguous)});
+      const auto chunk = part_of(parameter.detach(), *param, shard, shards_);
+      chunks_.push_back({parameter, param, shard, chunk.clone(at::MemoryFormat::Contiguous)});
       parts[tensor.members[rank].unsafeGetTensorImpl()].push_back(chunks_.back().part);
     }
   }
@@ -264,15 +264,15 @@ void UnshardedProgram::zero_grad(bool set_to_none) {
 }
 
 void UnshardedProgram::step() {
-  for (auto& [parameter, dim, rank, part] : chunks_) {
-    part.copy_(chunk_of(parameter.detach(), dim, rank, shards_));
+  for (auto& [parameter, param, rank, part] : chunks_) {
+    part.copy_(part_of(parameter.detach(), *param, rank, shards_));
     const auto& gradient = parameter.grad();
     part.mutable_grad() =
-        gradient.defined() ? chunk_of(gradient, dim, rank, shards_).contiguous() : Tensor();
+        gradient.defined() ? part_of(gradient, *param, rank, shards_).contiguous() : Tensor();
   }
   for (auto& optimizer : optimizers_) optimizer->step();
-  for (auto& [parameter, dim, rank, part] : chunks_)
-    chunk_of(parameter.detach(), dim, rank, shards_).copy_(part);
+  for (auto& [parameter, param, rank, part] : chunks_)
+    part_of(parameter.detach(), *param, rank, shards_).copy_(part);
   refresh_members();
 }
 

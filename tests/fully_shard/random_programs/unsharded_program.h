@@ -92,7 +92,8 @@ class UnshardedProgram {
   // update or not by an element's place in its tensor.
   struct Chunk {
     at::Tensor parameter;
-    int64_t dim = 0, rank = 0;
+    const ParamSpec* param = nullptr;
+    int64_t rank = 0;
     at::Tensor part;
   };
 
@@ -117,7 +118,7 @@ class UnshardedProgram {
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
 };
 
-// What rank `rank` of `world` holds of a tensor sharded along `dim`. A view.
-at::Tensor chunk_of(const at::Tensor& full, int64_t dim, int64_t rank, int64_t world);
+// What rank `rank` of those that shard holds of the tensor of such a parameter. A view.
+at::Tensor part_of(const at::Tensor& full, const ParamSpec& param, int64_t rank, int64_t shards);
 
 }  // namespace fsdp::testing

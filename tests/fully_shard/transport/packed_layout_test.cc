@@ -116,5 +116,63 @@ TEST(PackedLayout, ChunksAreAlignedAndDoNotOverlap) {
   EXPECT_EQ(layout.row_bytes() % kAlignment, 0);
 }
 
+// Of ragged cuts each rank's row has what it holds, chunk behind chunk without overlap,
+// and in memory of all ranks the parts are the wholes.
+TEST(PackedLayout, OfRaggedCutsPacksEachRankByItself) {
+  for (int64_t world = 1; world <= 4; ++world) {
+    const auto cut_as = [&](const std::vector<int64_t>& units) {
+      return Placement(RaggedShard{.dim = 0, .local_units = units}).shard();
+    };
+    std::vector<int64_t> odd(static_cast<size_t>(world), 1);
+    odd[static_cast<size_t>(world / 2)] = 4;
+    const ShardExtent even{.rows = 7, .row_bytes = 24};
+    const ShardExtent ragged{.rows = (world + 3) * 2, .row_bytes = 40, .cut = cut_as(odd)};
+    const ShardExtent owned{.rows = 5, .row_bytes = 16, .cut = Placement(Owned{world - 1}).shard()};
+    const PackedLayout layout({even, ragged, owned}, world);
+    EXPECT_FALSE(layout.is_even());
+    EXPECT_TRUE(layout.chunks_make_wholes());
+    int64_t longest = 0;
+    for (int64_t rank = 0; rank < world; ++rank) {
+      int64_t end = 0;
+      for (int64_t i = 0; i < layout.size(); ++i) {
+        const auto& chunk = layout.chunk(i);
+        EXPECT_EQ(layout.offset(Arrangement::kRow, i, rank), end);
+        EXPECT_EQ(end % kAlignment, 0);
+        EXPECT_LE(chunk.length(rank), chunk.room(rank));
+        end += align_up(chunk.room(rank));
+        const auto in_common = layout.offset(Arrangement::kCommon, i, rank);
+        if (chunk.length(rank) > 0) {
+          EXPECT_EQ(in_common, chunk.whole_offset + chunk.part(rank).first);
+        }
+        EXPECT_LE(in_common + chunk.length(rank), layout.bytes(Arrangement::kCommon));
+      }
+      longest = std::max(longest, end);
+    }
+    EXPECT_EQ(layout.row_bytes(), longest);
+    for (int64_t i = 0; i < layout.size(); ++i) {
+      const auto& chunk = layout.chunk(i);
+      int64_t sum = 0;
+      for (int64_t rank = 0; rank < world; ++rank) sum += chunk.length(rank);
+      EXPECT_EQ(sum, chunk.extent.nbytes());
+      EXPECT_LE(chunk.extent.nbytes(), layout.whole_bytes(i));
+      const int64_t next = i + 1 < layout.size() ? layout.chunk(i + 1).whole_offset
+                                                 : layout.bytes(Arrangement::kCommon);
+      EXPECT_LE(chunk.whole_offset + layout.whole_bytes(i), next);
+    }
+  }
+}
+
+// Atoms of several rows stay whole, and nothing else of the layout changes.
+TEST(PackedLayout, OfAtomsHasRoomForTheLargestPart) {
+  const PackedLayout layout({{.rows = 12, .row_bytes = 8, .cut = {.unit = 4}}}, 2);
+  EXPECT_TRUE(layout.is_even());
+  const auto& chunk = layout.chunk(0);
+  EXPECT_EQ(chunk.capacity_rows, 8);
+  EXPECT_EQ(chunk.rows(0), 8);
+  EXPECT_EQ(chunk.first_row(1), 8);
+  EXPECT_EQ(chunk.rows(1), 4);
+  EXPECT_EQ(layout.row_bytes(), align_up(8 * 8));
+}
+
 }  // namespace
 }  // namespace fsdp::internal
