@@ -23,10 +23,13 @@ bool is_to_be_planned(const Shard& cut) {
 
 int64_t ranks_that_shard(const DeviceMesh& mesh) { return mesh.size(shard_mesh_dim(mesh)); }
 
-// Whether a tensor-parallel style cuts that dimension.
+// Whether a tensor-parallel style cuts that dimension, be it over one rank.
 bool is_cut_by_style(const at::Tensor& tensor, int64_t dim) {
   const auto* const meta = find_meta(tensor);
-  return meta != nullptr && meta->spec.is_cut(dim);
+  if (meta == nullptr) return false;
+  const auto& placements = meta->spec.placements();
+  return std::any_of(placements.begin(), placements.end(),
+                     [dim](const Placement& placement) { return placement.is_shard(dim); });
 }
 
 // Parts of what a style cut differ in size between its ranks, which write cuts alike.

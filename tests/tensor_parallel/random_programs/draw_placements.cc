@@ -79,10 +79,18 @@ void draw_ranks(Draws& draws, Program& program) {
   program.evict = program.evict && program.sharded;
 }
 
+// Parts of stated sizes do not go with cuts of a style.
+void cut_evenly(Program& program) {
+  for_each_node(program.root, [](Node& node) {
+    for (auto& param : node.params) param.weights.clear();
+  });
+}
+
 }  // namespace
 
 Program generate_parallel(uint64_t seed) {
   Program program = generate(seed);
+  cut_evenly(program);
   Draws draws(~seed);
   make_double(program);
   shorten(program);
