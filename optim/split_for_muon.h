@@ -34,8 +34,8 @@ struct MuonSplit {
   };
   std::vector<Parameter> parameters;  // in the model's order, tied ones once
 
-  std::vector<torch::Tensor> matrices() const;
-  std::vector<torch::Tensor> others() const;
+  FSDP_API std::vector<torch::Tensor> matrices() const;
+  FSDP_API std::vector<torch::Tensor> others() const;
 };
 
 // By global shape, so that sharded and plain models give the same: two dimensions, and

@@ -16,6 +16,8 @@ fsdp::GradScaler::is_finite_everywhere
 fsdp::GradScaler::unscale_gradients
 fsdp::ModulePath::ModulePath
 fsdp::Muon::check_groups
+fsdp::MuonWithAdamW::check_groups
+fsdp::MuonWithAdamW::step_adamw_groups
 fsdp::SaveHandle::SaveHandle"
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
