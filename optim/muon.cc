@@ -2,7 +2,6 @@
 
 #include "optim/internal/muon_groups.h"
 
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 #include <torch/serialize/archive.h>
 #include <torch/types.h>
@@ -83,11 +82,7 @@ void Muon::check_groups() const {
 }
 
 torch::Tensor Muon::step(LossClosure closure) {
-  torch::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode with_grad(true);
-    loss = closure();
-  }
+  const auto loss = internal::loss_of(closure);
   check_groups();
   internal::step_muon_groups(param_groups_, state_, counters_);
   return loss;

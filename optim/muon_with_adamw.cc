@@ -3,7 +3,6 @@
 #include "optim/internal/group_archive.h"
 #include "optim/internal/muon_groups.h"
 
-#include <ATen/core/grad_mode.h>
 #include <c10/util/Exception.h>
 
 #include <utility>
@@ -68,11 +67,7 @@ void MuonWithAdamW::check_groups() const {
 }
 
 torch::Tensor MuonWithAdamW::step(LossClosure closure) {
-  torch::Tensor loss;
-  if (closure) {
-    const at::AutoGradMode with_grad(true);
-    loss = closure();
-  }
+  const auto loss = internal::loss_of(closure);
   check_groups();
   internal::step_muon_groups(param_groups_, state_, counters_);
   step_adamw_groups();

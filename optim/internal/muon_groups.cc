@@ -158,14 +158,17 @@ void check_muon_group(const torch::optim::OptimizerParamGroup& group, size_t num
     check_parameter(group.params()[i], options, number, i);
 }
 
+torch::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure) {
+  if (!closure) return {};
+  const at::AutoGradMode with_grad(true);
+  return closure();
+}
+
 void step_muon_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                       OptimizerState& state, MuonCounters& counters) {
   const at::NoGradGuard no_grad;
-  for (size_t i = 0; i < groups.size(); ++i) {
-    if (muon_options(groups[i]) == nullptr) continue;
-    check_muon_group(groups[i], i);
-    check_gradients(groups[i], i);
-  }
+  for (size_t i = 0; i < groups.size(); ++i)
+    if (muon_options(groups[i]) != nullptr) check_gradients(groups[i], i);
   MuonStep step(state);
   for (const auto& group : groups)
     if (muon_options(group) != nullptr) step.add(group);

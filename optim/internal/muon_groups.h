@@ -15,10 +15,14 @@ const MuonOptions* muon_options(const torch::optim::OptimizerParamGroup& group);
 // Throws as Muon's constructor does. REQUIRES: muon_options(group) is not null.
 void check_muon_group(const torch::optim::OptimizerParamGroup& group, size_t number);
 
+// What step() begins with: the loss of its closure, with gradients; undefined for none.
+torch::Tensor loss_of(const torch::optim::Optimizer::LossClosure& closure);
+
 using OptimizerState =
     ska::flat_hash_map<void*, std::unique_ptr<torch::optim::OptimizerParamState>>;
 
 // One step of those among `groups`, as Muon::step() says; the counters are of this step.
+// REQUIRES: check_muon_group() of each.
 void step_muon_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups,
                       OptimizerState& state, MuonCounters& counters);
 

@@ -6,6 +6,7 @@
 #include "optim/muon_with_adamw.h"
 #include "tests/checkpoint/python.h"
 #include "tests/support/full_value.h"
+#include "tests/support/placed_values.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 
@@ -18,12 +19,6 @@
 
 namespace fsdp::testing {
 namespace {
-
-// The same in continue_muon.py.
-torch::Tensor muon_values(const std::vector<int64_t>& shape, double seed) {
-  const auto place = torch::arange(c10::multiply_integers(shape), torch::kDouble);
-  return (place * 0.7 + seed).sin().to(torch::kFloat).view(shape);
-}
 
 // How a model's matrices lie.
 enum class Matrices { kInRows, kOnOwners };
@@ -38,25 +33,12 @@ struct MuonTraining {
         return tensor.dim() == 2 ? std::optional<Placement>(Owned{}) : std::nullopt;
       };
     if (!mesh_shape.empty()) fully_shard(model, init_device_mesh(c10::kCPU, mesh_shape), options);
-    const auto params = model->parameters();
-    const torch::NoGradGuard no_grad;
-    for (size_t i = 0; i < params.size(); ++i) params[i].copy_(placed(i, static_cast<double>(i)));
+    set_values(model->parameters());
     optimizer.emplace(split_for_muon(model), MuonOptions(2e-2), torch::optim::AdamWOptions(1e-2));
   }
 
-  torch::Tensor placed(size_t i, double seed) {
-    const auto param = model->parameters()[i];
-    const auto whole = muon_values(param.sizes().vec(), seed);
-    if (!is_dtensor(param)) return whole;
-    const DTensor like(param);
-    return distribute_tensor(whole, like.device_mesh(), like.placements());
-  }
-
   void step(int64_t number) {
-    const auto params = model->parameters();
-    for (size_t i = 0; i < params.size(); ++i)
-      params[i].mutable_grad() =
-          placed(i, 100.0 + static_cast<double>(i) + 10.0 * static_cast<double>(number));
+    set_gradients(model->parameters(), number);
     optimizer->step();
   }
 

@@ -7,6 +7,7 @@
 #include "examples/shampoo.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/support/full_value.h"
+#include "tests/support/placed_values.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"
 
@@ -40,11 +41,7 @@ struct OwnedTraining {
   }
 
   static torch::Tensor placed(const torch::Tensor& param, double seed) {
-    const auto place = torch::arange(param.numel(), torch::kDouble).view(param.sizes());
-    const torch::Tensor whole = (place * 0.7 + seed).sin().to(torch::kFloat);
-    if (!is_dtensor(param)) return whole;
-    const DTensor like(param);
-    return distribute_tensor(whole, like.device_mesh(), like.placements());
+    return placed_like(param, values_of(param.sizes().vec(), seed));
   }
 
   void step(double seed) {

@@ -5,9 +5,9 @@
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
 #include "optim/internal/newton_schulz.h"
-#include "tests/optim/values.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/placed_values.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 

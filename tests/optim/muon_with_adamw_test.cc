@@ -3,9 +3,9 @@
 
 #include "fully_shard/fully_shard.h"
 #include "tensor_parallel/parallelize_module.h"
-#include "tests/optim/values.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/placed_values.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 

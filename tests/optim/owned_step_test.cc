@@ -6,9 +6,9 @@
 #include "examples/adam_8bit.h"
 #include "examples/shampoo.h"
 #include "fully_shard/fully_shard.h"
-#include "tests/optim/values.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
+#include "tests/support/placed_values.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/worlds.h"
 

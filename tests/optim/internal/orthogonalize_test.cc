@@ -3,8 +3,8 @@
 #include "optim/internal/orthogonalize.h"
 
 #include "dtensor/dtensor.h"
-#include "tests/optim/values.h"
 #include "tests/support/full_value.h"
+#include "tests/support/placed_values.h"
 #include "tests/support/worlds.h"
 
 #include <gtest/gtest.h>

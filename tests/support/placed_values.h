@@ -1,4 +1,5 @@
-// Numbers for parameters and gradients of optimizers' tests.
+// Numbers for parameters and gradients, plain or distributed, that depend on their place
+// alone. The same in tests/checkpoint/fixtures/continue_muon.py.
 #pragma once
 
 #include "dtensor/dtensor.h"
