@@ -16,6 +16,7 @@
 #include <algorithm>
 #include <map>
 #include <mutex>
+#include <numeric>
 #include <set>
 #include <sstream>
 #include <utility>
@@ -112,6 +113,21 @@ struct DeviceMesh::State {
     out << "), '" << c10::DeviceTypeName(device.type(), /*lower_case=*/true)
         << "', stride=" << layout.strides_text() << ")";
     return out.str();
+  }
+
+  // The mesh of these dimensions, in that order, through this rank.
+  std::shared_ptr<const State> along(const Indices& dims_taken) const {
+    State slice;
+    slice.device = device;
+    slice.layout = layout.along(dims_taken, coordinate);
+    slice.family = family;
+    for (const int64_t dim : dims_taken) {
+      const auto place = static_cast<size_t>(dim);
+      slice.coordinate.push_back(coordinate[place]);
+      slice.dims.push_back(dims[place]);
+      if (!dim_names.empty()) slice.dim_names.push_back(dim_names[place]);
+    }
+    return std::move(slice).complete();
   }
 
   // This rank's row, in the order of the group's ranks.
@@ -262,17 +278,16 @@ DeviceMesh DeviceMesh::operator[](const std::string& dim_name) const {
 }
 
 DeviceMesh DeviceMesh::operator[](const Names& dim_names) const {
-  const Indices dims = state_->indices_of(dim_names);
-  State slice;
-  slice.device = state_->device;
-  slice.layout = state_->layout.along(dims, state_->coordinate);
-  slice.dim_names = dim_names;
-  slice.family = state_->family;
-  for (const int64_t dim : dims) {
-    slice.coordinate.push_back(state_->coordinate[static_cast<size_t>(dim)]);
-    slice.dims.push_back(state_->dims[static_cast<size_t>(dim)]);
-  }
-  return DeviceMesh(std::move(slice).complete());
+  return DeviceMesh(state_->along(state_->indices_of(dim_names)));
+}
+
+DeviceMesh DeviceMesh::permute(const Indices& dims) const {
+  Indices sorted = dims, all(static_cast<size_t>(ndim()));
+  std::sort(sorted.begin(), sorted.end());
+  std::iota(all.begin(), all.end(), int64_t{0});
+  TORCH_CHECK_VALUE(sorted == all, "DeviceMesh::permute: dims is ", c10::IntArrayRef(dims),
+                    ", expected each dimension of ", to_string(*this), " once (rank ", rank(), ")");
+  return DeviceMesh(state_->along(dims));
 }
 
 DeviceMesh DeviceMesh::beside(const DeviceMesh& inner) const {

@@ -78,6 +78,11 @@ class FSDP_API DeviceMesh {
     return (*this)[std::vector<std::string>(dim_names.begin(), dim_names.end())];
   }
 
+  // The same ranks with the dimensions in another order: dimension d of the result is
+  // dims[d] of this mesh (at::permute). Local. Throws ValueError unless `dims` has each
+  // dimension once.
+  [[nodiscard]] DeviceMesh permute(const std::vector<int64_t>& dims) const;
+
   // The mesh of this one's dimensions, then those of `inner`, through this rank: the
   // slice that mesh[{"tp", "dp"}] is of mesh["tp"] and mesh["dp"]. Local. Throws
   // ValueError unless both were cut from one mesh, along different dimensions.

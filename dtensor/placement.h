@@ -82,11 +82,11 @@ class FSDP_API Placement {
     return is_shard() && (shard().outer > 1 || shard().unit > 1 || is_ragged());
   }
   bool is_ragged() const { return is_shard() && shard().local_units.has_value(); }
+  // Whether one coordinate has everything.
+  bool is_owned() const { return is_ragged() && shard().local_units.owner().has_value(); }
   // Whether it can cut what another mesh dimension left of its dimension, however much
   // that is.
-  bool can_lie_inside_a_cut() const {
-    return !is_interleaved() || (is_ragged() && shard().local_units.owner());
-  }
+  bool can_lie_inside_a_cut() const { return !is_interleaved() || is_owned(); }
   const Shard& shard() const { return std::get<Shard>(value_); }  // REQUIRES: is_shard()
   int64_t shard_dim() const { return shard().dim; }               // REQUIRES: is_shard()
   [[nodiscard]] Placement along(

@@ -33,6 +33,8 @@ ABSL_FLAG(std::string, data, "",
           "text to train on, a file or a folder; default: the LibTorch headers on this machine");
 ABSL_FLAG(int64_t, replicas, 1,
           "hybrid sharding: groups of ranks that hold the same shards; a divisor of the ranks");
+ABSL_FLAG(bool, shard_optimizer, false,
+          "with replicas: they hold pieces of one optimizer state, not copies of it (HFSDP)");
 ABSL_FLAG(std::string, reshard_after_forward, "",
           "true, false, or a number of ranks that share the parameters until backward; "
           "default: true, and false for the root");
@@ -190,6 +192,7 @@ fsdp::FullyShardOptions sharding_options() {
       (!precision.param_dtype && !precision.reduce_dtype) || !absl::GetFlag(FLAGS_compare),
       "--compare and --param_dtype or --reduce_dtype exclude each other: the "
       "unsharded model is trained in float");
+  if (absl::GetFlag(FLAGS_shard_optimizer)) options.outer = fsdp::Outer::kShardOptimizer;
   return options;
 }
 

@@ -294,6 +294,8 @@ void check_mesh(const TrainingOptions& options, int64_t ranks) {
   TORCH_CHECK_VALUE(data_ranks % options.replicas == 0, "--replicas: ", options.replicas,
                     ", allowed are divisors of the number of ranks",
                     options.tp > 1 ? " by --tp, " : ", ", data_ranks);
+  TORCH_CHECK_VALUE(options.sharding.outer == fsdp::Outer::kReplicate || options.replicas > 1,
+                    "--shard_optimizer needs 2 or more replicas (--replicas, --mesh)");
 }
 
 int train(const TrainingOptions& options) {

@@ -18,16 +18,23 @@
 #include "fully_shard/unit_plan.h"
 #include "fully_shard/wrap_policy.h"
 
+#include <cstdint>
+#include <optional>
+
 namespace fsdp {
 
-// The units that auto_shard would make, without making them. Local; needs no processes.
+// The units that auto_shard would make, without making them; with `ranks`, the number of
+// ranks that would shard, also how options.shard_placement_fn places their parameters,
+// and which ranks own those that it places Owned{}. Local; needs no processes.
 //
 // Throws ValueError, naming the module, for a null root, a unit at or below the root, a
 // container without forward (ModuleList, ModuleDict, ParameterList, ParameterDict) as
 // root or chosen by the policy, and a module with parameters that would be in two units,
-// since it is shared and no unit itself.
+// since it is shared and no unit itself; with `ranks` also for less than 1, and for a
+// placement that does not fit its parameter.
 [[nodiscard]] FSDP_API UnitPlan plan_units(ModuleRef root, const WrapPolicy& policy,
-                                           const FullyShardOptions& options = {});
+                                           const FullyShardOptions& options = {},
+                                           std::optional<int64_t> ranks = std::nullopt);
 
 // Makes the root, and what the policy chooses below it, units over the mesh, and returns
 // the root's. `options` are every unit's unless the policy gives others; ignored

@@ -90,19 +90,34 @@ struct OffloadPolicy {
   bool pin_memory = true;  // page-locked, as copies to and from a device like it
 };
 
+// What the first dimension of a mesh of two is for. kReplicate, hybrid sharding (HSDP):
+// its ranks hold the same shards, and sum their gradients. kShardOptimizer (HFSDP, hybrid
+// sharding of everything, as Megatron-FSDP's outer_dp_sharding_strategy = "optim"): it
+// cuts the shards once more. The registry entries, and with them gradients and the
+// optimizer's state, are 1/(all ranks) each; the inner shards that gathers read are put
+// together over the first dimension once after a step, in param_dtype, and stay until the
+// next one. Values are those of kReplicate. What it costs: docs/placements.md.
+enum class Outer { kReplicate, kShardOptimizer };
+
 struct FullyShardOptions {
   std::optional<ReshardAfterForward> reshard_after_forward =
       {};  // unset: true, and false for the root
   // How a parameter is sharded: along a dimension of any size (Shard; negative: counted
   // from the end), in whole blocks of `unit` of its rows, in parts of stated sizes
   // (RaggedShard), or whole on one rank (Owned; Owned{}: on one that evens the bytes of
-  // the unit's ranks, then those of all units). Rows that travel are as long as that of
-  // the rank with the most, so parameters on owners want several of them in a unit.
+  // the unit's ranks, then those of all units). On devices rows that travel are as long
+  // as that of the rank with the most, so parameters on owners want several in a unit.
   // Called once per managed parameter; nothing: Shard(0). Every rank must answer alike.
   std::function<std::optional<Placement>(const std::string& fqn, const at::Tensor&)>
       shard_placement_fn = {};
   MixedPrecisionPolicy mp_policy = {};
   OffloadPolicy offload_policy = {};
+  // Of a mesh of two dimensions. With kShardOptimizer entries lie on the mesh with its
+  // dimensions in the other order, placed Shard along both. The first use of a unit after
+  // its entries were written, or its gradients reduced, is collective over the whole
+  // mesh, as is what ranks write: a write that some ranks of the first dimension leave
+  // out makes the others wait. Parameters are cut by a Shard without unit there.
+  Outer outer = Outer::kReplicate;
   std::vector<at::Tensor> ignored_params = {};  // by identity: neither sharded nor reduced
 };
 

@@ -16,8 +16,7 @@ namespace fsdp {
 namespace {
 
 bool is_whole_or_nothing(const Placement& placement) {
-  return placement.is_replicate() ||
-         (placement.is_ragged() && placement.shard().local_units.owner());
+  return placement.is_replicate() || placement.is_owned();
 }
 
 // Whether ranks have parts of it, so that it travels.

@@ -120,6 +120,7 @@ expect_refusal "--param_dtype: int8, allowed are bf16, f16 and f32" --param_dtyp
 expect_refusal "--reshard_after_forward: maybe, allowed are true, false and a number" --reshard_after_forward=maybe
 expect_refusal "--compare and --param_dtype or --reduce_dtype exclude each other" --param_dtype=bf16 --compare
 expect_refusal "--replicas: 3, allowed are divisors of the number of ranks, 2" --replicas=3
+expect_refusal "--shard_optimizer needs 2 or more replicas" --shard_optimizer
 expect_refusal "--mesh: 2by1, allowed are two numbers, as 2x2" --mesh=2by1
 expect_refusal "--mesh and --replicas exclude each other" --mesh=2x1 --replicas=2
 expect_refusal "--mesh: 2x2x2, allowed are two numbers, as 2x2" --mesh=2x2x2

@@ -26,6 +26,8 @@ enum Field : size_t {
   kShards,
   kWriting,
   kReplica,
+  kHasPieces,  // HFSDP
+  kPieces,     // as kWriting, of the outer ranks
   kOperators,
   kName
 };
@@ -45,13 +47,16 @@ Json said_of(const FSDPParamGroup& group) {
   const auto* const shared = group.shards().shared();
   const auto& mesh = group.info().mesh();
   const int64_t shards = mesh.size(shard_mesh_dim(mesh));
+  const bool has_pieces = group.info().has_pieces();
   return {text_of_mesh(mesh),
           group.info().number(),
           place_in(mesh),
           mesh.size() / shards,
           shards,
           shared ? 0 : group.agreement().words().writing,
-          group.agreement().word_for_replicas().writing,
+          has_pieces ? 0 : group.agreement().word_for_replicas().writing,
+          has_pieces,
+          has_pieces ? group.agreement().words_for_pieces().writing : 0,
           shared ? shared->operators() : 0,
           group.info().name()};
 }
@@ -59,17 +64,22 @@ Json said_of(const FSDPParamGroup& group) {
 // A unit on all ranks of its mesh, by place.
 struct SavedUnit {
   std::vector<int64_t> ranks;  // of the world; -1: it does not save the unit
-  std::vector<Holders> writing;
+  std::vector<Holders> writing, writing_pieces;
   std::vector<bool> replica_wrote;  // as far as the rank knows
   std::vector<uint64_t> operators;
   int64_t replicas = 1, shards = 1;
+  bool has_pieces = false;
   std::string name;
 
   explicit SavedUnit(const Json& said)
-      : replicas(said.at(kReplicas)), shards(said.at(kShards)), name(said.at(kName)) {
+      : replicas(said.at(kReplicas)),
+        shards(said.at(kShards)),
+        has_pieces(said.at(kHasPieces)),
+        name(said.at(kName)) {
     const auto places = static_cast<size_t>(replicas * shards);
     ranks.assign(places, -1);
     writing.assign(places, 0);
+    writing_pieces.assign(places, 0);
     replica_wrote.assign(places, false);
     operators.assign(places, 0);
   }
@@ -77,6 +87,7 @@ struct SavedUnit {
     const size_t place = said.at(kPlace);
     ranks[place] = rank;
     writing[place] = said.at(kWriting);
+    writing_pieces[place] = said.at(kPieces);
     replica_wrote[place] = said.at(kReplica) == ReplicaWrites::kWrote;
     operators[place] = said.at(kOperators);
   }
@@ -84,6 +95,12 @@ struct SavedUnit {
   std::vector<Holders> writing_in(int64_t replica) const {
     const auto first = writing.begin() + replica * shards;
     return {first, first + shards};
+  }
+  std::vector<Holders> writing_pieces_of(int64_t shard) const {
+    std::vector<Holders> words;
+    for (int64_t replica = 0; replica < replicas; ++replica)
+      words.push_back(writing_pieces[static_cast<size_t>(replica * shards + shard)]);
+    return words;
   }
   bool wrote(size_t place) const { return writing[place] != 0 || replica_wrote[place]; }
 };
@@ -128,10 +145,17 @@ void check_unit(const SavedUnit& unit, const std::string& what) {
     const auto first = wrote.begin() + replica * unit.shards;
     of_replica.push_back(std::find(first, first + unit.shards, true) != first + unit.shards);
   }
+  for (int64_t shard = 0; shard < unit.shards; ++shard) {
+    if (WriteRuns::all_took_part(unit.writing_pieces_of(shard))) continue;
+    for (size_t place = 0; place < wrote.size(); ++place)
+      wrote[place] = unit.writing_pieces[place] != 0;
+    refuse(unit, wrote, what);
+  }
   const auto most = *std::max_element(unit.operators.begin(), unit.operators.end());
   for (size_t place = 0; place < wrote.size(); ++place)
     wrote[place] = unit.operators[place] == most;
   if (std::count(wrote.begin(), wrote.end(), false) > 0) refuse(unit, wrote, what);
+  if (unit.has_pieces) return;  // a replica that holds none of what was written is silent
   const bool alike = std::set<bool>(of_replica.begin(), of_replica.end()).size() == 1;
   for (size_t place = 0; place < wrote.size(); ++place)
     wrote[place] = of_replica[place / static_cast<size_t>(unit.shards)];
@@ -157,7 +181,7 @@ UnitWrites::UnitWrites(const std::vector<SaveItem>& items) {
 std::string UnitWrites::fingerprint() const {
   Json words = Json::array();
   for (const auto& unit : units_)
-    words.push_back({unit.at(kWriting), unit.at(kReplica), unit.at(kOperators)});
+    words.push_back({unit.at(kWriting), unit.at(kReplica), unit.at(kPieces), unit.at(kOperators)});
   return checksum_text(words.dump());
 }
 

@@ -16,7 +16,10 @@
 namespace fsdp::internal {
 
 struct GatherOptions {
-  at::Tensor row;    // uint8 [bytes], contiguous; the same size on every rank
+  at::Tensor row;  // uint8 [bytes], contiguous; the same size on every rank
+  // The bytes at the beginning of each rank's row that are to be read; none: all of it.
+  // What sends messages leaves out the rest. The same on every rank.
+  std::vector<int64_t> lengths = {};
   std::string what;  // "all-gather of unit 'blocks.0'": in every rank's errors
   uint32_t unit = kNoUnit;
   NoticeWords words = {};  // travel with it, for the caller to compare
@@ -34,7 +37,7 @@ class GatheredRows {
                std::shared_ptr<const void> keep)
       : rows_(std::move(rows)), words_(std::move(words)), keep_(std::move(keep)) {}
 
-  // The bytes that this rank of the group sent.
+  // The bytes that this rank of the group sent: GatherOptions::lengths, if there are.
   const char* row(int64_t rank) const { return rows_[static_cast<size_t>(rank)]; }
   // One per rank; empty where notices are not compared.
   const std::vector<NoticeWords>& words() const { return words_; }

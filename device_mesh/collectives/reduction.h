@@ -17,6 +17,9 @@ namespace fsdp::internal {
 // A reduce-scatter.
 struct SumRowsOptions {
   at::Tensor rows;  // uint8 [ranks, row bytes], each row contiguous; row r goes to rank r
+  // The bytes at the beginning of each row that are to be added up; none: all of it. What
+  // sends messages leaves out the rest. The same on every rank.
+  std::vector<int64_t> lengths = {};
   at::ScalarType dtype = at::kFloat;  // of the rows' elements
   std::string what;                   // in every rank's errors
   uint32_t unit = kNoUnit;
@@ -40,7 +43,8 @@ class PendingReduction {
   // Starts what can be started by now; does not block.
   virtual void progress() = 0;
   // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
-  // sum_dtype(dtype) (sum_in_order.h). Throws as Gather::wait().
+  // sum_dtype(dtype) (sum_in_order.h), or the first of them, where a length was given.
+  // Throws as Gather::wait().
   virtual at::Tensor wait() = 0;
   // REQUIRES: waited for. Of an all-reduce, what travelled with it, one per rank; this
   // rank's alone where nothing was announced, as on devices. Of a reduce-scatter, for

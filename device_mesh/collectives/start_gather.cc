@@ -41,12 +41,12 @@ class RidingGather final : public Gather {
 class MessageGather final : public Gather {
  public:
   MessageGather(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
-                const at::Tensor& row, std::string what)
+                const GatherOptions& options)
       : log_(std::move(log)),
         announcement_(std::move(announcement)),
-        what_(std::move(what)),
+        what_(options.what),
         size_(group_size(group)),
-        rows_(group, row, tag_of(announcement_.stamp())) {}
+        rows_(group, options.row, options.lengths, tag_of(announcement_.stamp())) {}
   ~MessageGather() override {
     try {
       if (!waited_) words_of_finished();
@@ -133,7 +133,7 @@ std::unique_ptr<Gather> start_gather(const std::shared_ptr<IssueLog>& log, const
   }
   auto announcement = log->announce(operation);
   if (!options.custom && better_by_messages(group, row)) {
-    return std::make_unique<MessageGather>(log, std::move(announcement), group, row, options.what);
+    return std::make_unique<MessageGather>(log, std::move(announcement), group, options);
   }
   return std::make_unique<BackendGather>(log, std::move(announcement), group, row, options.custom,
                                          options.what);

@@ -86,11 +86,12 @@ class RiderSum final : public PendingReduction {
 class ExchangedReduction final : public PendingReduction {
  public:
   ExchangedReduction(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
-                     const at::Tensor& rows, at::ScalarType dtype, std::string what)
+                     const SumRowsOptions& options)
       : log_(std::move(log)),
         announcement_(std::move(announcement)),
-        exchange_(group, rows, dtype,
-                  {.what = std::move(what),
+        exchange_(group, options.rows, options.dtype,
+                  {.what = options.what,
+                   .lengths = options.lengths,
                    .tag = tag_of(announcement_.stamp()),
                    .agree = [this] { announcement_.wait(); },
                    .in_background = true,
@@ -131,8 +132,7 @@ std::unique_ptr<PendingReduction> start_reduction(const std::shared_ptr<IssueLog
   }
   auto announcement = log->announce(operation);
   if (!options.custom && better_by_messages(group, rows)) {
-    return std::make_unique<ExchangedReduction>(log, std::move(announcement), group, rows,
-                                                options.dtype, options.what);
+    return std::make_unique<ExchangedReduction>(log, std::move(announcement), group, options);
   }
   return std::make_unique<BackendReduction>(log, std::move(announcement), group, rows,
                                             options.dtype, options.custom, options.what);

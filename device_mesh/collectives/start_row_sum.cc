@@ -98,7 +98,7 @@ class ExchangedAllReduce final : public PendingReduction {
 
  private:
   at::Tensor gathered(const at::Tensor& piece) {
-    RowGather pieces(group_, piece, tag_of(announcement_.stamp()));
+    RowGather pieces(group_, piece, /*lengths=*/{}, tag_of(announcement_.stamp()));
     pieces.wait(what_);
     const auto ranks = group_size(group_);
     auto sum = at::empty({ranks * piece.numel()}, piece.options());

@@ -198,7 +198,8 @@ void validate_unit(const Choice& unit, const internal::StorageUsers& users, cons
   passed_over.insert(passed_over.end(), ignored.begin(), ignored.end());
   auto managed = internal::find_managed(modules, passed_over);
   internal::validate_parameters(modules, managed, users, mesh, unit.options);
-  internal::place_parameters(managed, mesh, unit.options);
+  internal::place_parameters(managed, internal::ranks_that_shard(mesh), unit.options,
+                             {"auto_shard", c10::str(" (rank ", mesh.rank(), ")")});
   for (const auto& param : managed.params) passed_over.push_back(param.tensor);
 }
 
@@ -216,14 +217,46 @@ void validate_units(torch::nn::Module& root, const std::vector<Choice>& units,
   }
 }
 
+// Places the parameters of units in the order in which they are made, over `ranks` ranks.
+class PlacementPlanner {
+ public:
+  PlacementPlanner(int64_t ranks, const ErrorContext& context) : ranks_(ranks), context_(context) {}
+
+  // Of those that are not cut as Shard(0).
+  std::vector<PlannedPlacement> next(const Choice& unit) {
+    const auto& ignored = unit.options.ignored_params;
+    passed_over_.insert(passed_over_.end(), ignored.begin(), ignored.end());
+    auto managed = internal::find_managed({unit.module}, passed_over_);
+    internal::place_parameters(managed, ranks_, unit.options, context_);
+    internal::plan_owners(managed, ranks_, owned_bytes_);
+    std::vector<PlannedPlacement> placements;
+    for (const auto& param : managed.params) {
+      if (param.cut != Shard{0}) placements.push_back({param.path, param.cut});
+      passed_over_.push_back(param.tensor);
+    }
+    return placements;
+  }
+
+ private:
+  int64_t ranks_;
+  const ErrorContext& context_;
+  std::vector<at::Tensor> passed_over_;  // those of the units before
+  std::vector<int64_t> owned_bytes_;
+};
+
 }  // namespace
 
-UnitPlan plan_units(ModuleRef root, const WrapPolicy& policy, const FullyShardOptions& options) {
-  UnitPlan plan;
+UnitPlan plan_units(ModuleRef root, const WrapPolicy& policy, const FullyShardOptions& options,
+                    std::optional<int64_t> ranks) {
   const ErrorContext context{"plan_units", ""};
-  for (const auto& unit :
-       Planner(policy, options, context).plan(internal::given_module("plan_units", root)))
+  TORCH_CHECK_VALUE(!ranks || *ranks > 0, "plan_units: ranks is ", *ranks, ", expected 1 or more");
+  auto choices = Planner(policy, options, context).plan(internal::given_module("plan_units", root));
+  UnitPlan plan;
+  for (const auto& unit : choices)
     plan.units.push_back({unit.path, internal::module_type_name(*unit.module), unit.numel});
+  if (!ranks) return plan;
+  PlacementPlanner planner(*ranks, context);
+  for (size_t i = 0; i < choices.size(); ++i) plan.units[i].placements = planner.next(choices[i]);
   return plan;
 }
 

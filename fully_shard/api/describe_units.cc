@@ -53,7 +53,7 @@ void describe_group(std::ostream& out, FSDPParamGroup& group) {
 
 // What to do about a unit in a loop over time.
 void advise(std::ostream& out, FSDPParamGroup& group) {
-  const auto& count = group.unsharded().gather_count();
+  const auto& count = group.unsharded().source().gather_count();
   if (!count.is_often()) return;
   out << "; gathered " << count.most()
       << " times between two ends of a backward: a unit in a loop stays gathered with "

@@ -67,7 +67,7 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
   }
   if (params.empty()) return;
   const auto runtime = internal::Runtime::of(mesh);
-  const auto replicas = runtime->replicas(mesh);
+  const auto replicas = runtime->replicas(mesh, unit->outer);
   const auto sharing = neighbours ? runtime->neighbours(mesh, *neighbours) : nullptr;
   const auto entries = internal::build_group(
       {mesh, runtime->comm_context(), replicas, unit, runtime}, params, unit->precision);
@@ -82,9 +82,11 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   internal::validate_request(modules, mesh, options);
   auto managed = internal::find_managed(modules, options.ignored_params);
   internal::validate_parameters(modules, managed, internal::StorageUsers(modules), mesh, options);
-  internal::place_parameters(managed, mesh, options);
+  const auto ranks = internal::ranks_that_shard(mesh);
+  internal::place_parameters(managed, ranks, options,
+                             {"fully_shard", c10::str(" (rank ", mesh.rank(), ")")});
   const auto runtime = options.shard_placement_fn ? internal::Runtime::of(mesh) : nullptr;
-  if (runtime) internal::plan_owners(managed, mesh, runtime->comm_context()->owned_bytes());
+  if (runtime) internal::plan_owners(managed, ranks, runtime->comm_context()->owned_bytes());
   const auto resolved =
       internal::resolve_reshard_after_forward("fully_shard", options.reshard_after_forward, mesh);
   auto unit =
@@ -92,6 +94,7 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   unit->device = internal::device_of_unit(managed, mesh);
   unit->precision = options.mp_policy;
   unit->offload = options.offload_policy;
+  unit->outer = options.outer;
   unit->ignore(options.ignored_params);
   shard_parameters(mesh, managed, unit, resolved.neighbours);
   internal::move_buffers(managed.buffers, unit->device);

@@ -9,6 +9,8 @@ std::string to_string(const UnitPlan& plan) {
   for (const auto& unit : plan.units) {
     text += (unit.path.empty() ? "(root)" : unit.path) + ": " + unit.type + ", " +
             std::to_string(unit.numel) + " elements\n";
+    for (const auto& [parameter, placement] : unit.placements)
+      text += "  " + parameter + ": " + to_string(placement) + "\n";
   }
   return text;
 }

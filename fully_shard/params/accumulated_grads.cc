@@ -98,7 +98,7 @@ std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs(ReduceScatterInput
     for (const auto index : indices) {
       if (settings_.dtype_of(param(index)) == dtype) {
         const auto& each = param(index);
-        members.push_back({index, each.meta().extent(dtype), shards_.shape(index, each)});
+        members.push_back({index, each.meta().extent(dtype), shards_.inner_shape(index, each)});
       }
     }
     inputs.emplace_back(std::move(members), dtype, info_.comm_context().transport(),

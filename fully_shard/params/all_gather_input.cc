@@ -9,9 +9,10 @@
 namespace fsdp::internal {
 
 AllGatherInput::AllGatherInput(const std::vector<FSDPParam>& params, Transport& transport,
-                               GroupAccounts accounts)
+                               const ShardGrid& grid, GroupAccounts accounts)
     : transport_(transport),
-      layout_(member_extents_of(params), transport.shard_count()),
+      grid_(grid),
+      layout_(cut_over(member_extents_of(params), grid), grid.count()),
       accounts_(std::move(accounts)) {}
 
 PackedRow AllGatherInput::stage(const ShardBuffer& shards, const std::vector<FSDPParam>& params,
@@ -55,8 +56,8 @@ void AllGatherInput::copy_at_once(const ShardBuffer& shards, const std::vector<F
 
 at::Tensor AllGatherInput::place_of(int64_t index, const FSDPParam& param) const {
   const auto& chunk = layout_.chunk(index);
-  const auto rank = transport_.shard_rank();
-  return bytes_.narrow(0, chunk.offset_on(rank), chunk.length(rank))
+  const auto place = grid_.place();
+  return bytes_.narrow(0, chunk.offset_on(place), chunk.length(place))
       .view(param.meta().member_dtype());
 }
 

@@ -2,7 +2,7 @@
 // all_gather_inputs): the members have another dtype (MixedPrecisionPolicy::param_dtype),
 // or are on a device while the shards are on the CPU (OffloadPolicy). This rank's shards
 // are copied into a row like the members when a gather is issued; the row goes when the
-// gather is over. Local.
+// gather is over. With HFSDP it is the gather over the outer dimension. Local.
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"
@@ -10,6 +10,7 @@
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/unsharded_params.h"
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/shard_grid.h"
 #include "fully_shard/transport/transport.h"
 
 #include <ATen/core/Tensor.h>
@@ -20,8 +21,8 @@ namespace fsdp::internal {
 
 class AllGatherInput {
  public:
-  // `transport` outlives it.
-  AllGatherInput(const std::vector<FSDPParam>& params, Transport& transport,
+  // `transport` outlives it; it gathers parts that lie on the places of `grid`.
+  AllGatherInput(const std::vector<FSDPParam>& params, Transport& transport, const ShardGrid& grid,
                  GroupAccounts accounts);
   ~AllGatherInput() { drop(); }
   AllGatherInput(const AllGatherInput&) = delete;
@@ -41,6 +42,7 @@ class AllGatherInput {
   at::Tensor place_of(int64_t index, const FSDPParam& param) const;
 
   Transport& transport_;
+  ShardGrid grid_;
   PackedLayout layout_;
   GroupAccounts accounts_;
   at::Tensor bytes_;  // memory of the transport; undefined: no gather is under way

@@ -53,6 +53,7 @@ void change_dtype(FSDPParamGroup& group, int64_t index, const at::Tensor& from) 
                           "its data can not be replaced (set_data, Module::to(dtype))");
   const RuntimeMode runtime_mode;
   group.unsharded().drop_gather();
+  group.unsharded().source().shards_change();
   group.reshard();
   auto& param = group.params()[static_cast<size_t>(index)];
   param.set_dtype(from.scalar_type());
@@ -61,7 +62,7 @@ void change_dtype(FSDPParamGroup& group, int64_t index, const at::Tensor& from) 
   copy_others(group, index, made);
   group.shards() = std::move(made);
   group.agreement().shards_replaced();
-  group.unsharded().member_dtypes_changed();
+  group.unsharded().layouts_changed();
   const auto local = group.shards().local_view(index, param);
   local.copy_(is_dtensor(from) ? local_of(from) : local_part(from.detach(), param.spec()));
   make_member(group, index);
@@ -82,9 +83,10 @@ void set_param_dtype(FSDPParamGroup& group, std::optional<at::ScalarType> dtype)
   check_members_may_change(group);
   const RuntimeMode runtime_mode;
   group.unsharded().drop_gather();
+  group.unsharded().source().shards_change();
   group.reshard();
   for (auto& param : group.params()) param.set_param_dtype(dtype);
-  group.unsharded().member_dtypes_changed();
+  group.unsharded().layouts_changed();
   for (size_t i = 0; i < group.params().size(); ++i) {
     if (group.params()[i].storage() != nullptr) make_member(group, static_cast<int64_t>(i));
   }

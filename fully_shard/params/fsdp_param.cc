@@ -16,23 +16,33 @@
 namespace fsdp::internal {
 namespace {
 
-std::vector<Placement> placements_on(const DeviceMesh& mesh, const Shard& cut) {
-  std::vector<Placement> placements(static_cast<size_t>(mesh.ndim()), Replicate{});
-  placements[static_cast<size_t>(shard_mesh_dim(mesh))] = cut;
+bool has_pieces(const UnitMesh& mesh) {
+  return mesh.outer == Outer::kShardOptimizer && replicate_mesh_dim(mesh.data);
+}
+
+std::vector<Placement> placements_on(const UnitMesh& mesh, const Shard& cut) {
+  if (has_pieces(mesh)) return {cut, Shard{cut.dim}};
+  std::vector<Placement> placements(static_cast<size_t>(mesh.data.ndim()), Replicate{});
+  placements[static_cast<size_t>(shard_mesh_dim(mesh.data))] = cut;
   return placements;
 }
 
+DeviceMesh mesh_of_entry(const UnitMesh& mesh) {
+  if (!has_pieces(mesh)) return mesh.data;
+  return mesh.data.permute({shard_mesh_dim(mesh.data), *replicate_mesh_dim(mesh.data)});
+}
+
 DTensorSpec entry_spec(const at::Tensor& tensor, const Shard& cut, const UnitMesh& mesh) {
-  auto placements = placements_on(mesh.data, cut);
+  auto placements = placements_on(mesh, cut);
+  const auto data = mesh_of_entry(mesh);
   const auto* const meta = find_meta(tensor);
   if (meta == nullptr && !mesh.members)
-    return {mesh.data, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()};
+    return {data, std::move(placements), tensor.sizes().vec(), tensor.strides().vec()};
   const DeviceMesh& own = meta == nullptr ? *mesh.members : meta->spec.mesh();
   const std::vector<Placement> whole(static_cast<size_t>(own.ndim()), Replicate{});
   const auto& by_style = meta == nullptr ? whole : meta->spec.placements();
   placements.insert(placements.begin(), by_style.begin(), by_style.end());
-  return {own.beside(mesh.data), std::move(placements), tensor.sizes().vec(),
-          tensor.strides().vec()};
+  return {own.beside(data), std::move(placements), tensor.sizes().vec(), tensor.strides().vec()};
 }
 
 }  // namespace

@@ -10,6 +10,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_spec.h"
 #include "fully_shard/params/param_meta.h"
+#include "fully_shard/policies.h"
 #include "on_demand/on_demand_storage.h"
 
 #include <ATen/core/Tensor.h>
@@ -29,6 +30,7 @@ class ShardWrites;
 struct UnitMesh {
   DeviceMesh data;                      // mesh_dims.h
   std::optional<DeviceMesh> members{};  // of the tensor-parallel parameters, if there are
+  Outer outer = Outer::kReplicate;
 };
 
 class FSDPParam {
@@ -42,7 +44,8 @@ class FSDPParam {
 
   const std::string& name() const { return name_; }
   // Of the entry: over the dimensions of the tensor-parallel mesh, then those of the
-  // unit's own, since the order of cuts is the order of mesh dimensions. A plain
+  // unit's own, since the order of cuts is the order of mesh dimensions; with HFSDP those
+  // are the inner one and then the outer one, both of which cut. A plain
   // parameter beside tensor-parallel ones is the same on all their ranks.
   const DTensorSpec& spec() const { return spec_; }
   const ParamMeta& meta() const { return meta_; }

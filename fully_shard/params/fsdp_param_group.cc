@@ -18,7 +18,8 @@ FSDPParamGroup::FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c1
       shards_(params_, info_.comm_context(),
               {.device = device,
                .home = location_of_shards(info_.unit().offload, info_.mesh().device_type()),
-               .access = info_.replicas() ? ShardAccess::kGathered : ShardAccess::kRead},
+               .access = info_.replicas() ? ShardAccess::kGathered : ShardAccess::kRead,
+               .grid = info_.grid()},
               info_.accounts()),
       unsharded_(info_, params_, shards_, *this),
       agreement_(info_, params_, shards_),
@@ -72,9 +73,16 @@ void FSDPParamGroup::issue_unshard() {
   if (evict_after_every_operator() && !pinned()) return;  // a prefetch: that mode is about touches
   RECORD_FUNCTION("fsdp::all_gather(" + info_.name() + ")", {});
   const RuntimeMode runtime_mode;
+  if (info_.has_pieces()) put_inner_shards_together();
   unsharded_.issue(agreement_.words());
   info_.accounts().count(&Counters::all_gathers);
   if (!pinned()) info_.accounts().count(&Counters::prefetched_all_gathers);
+}
+
+void FSDPParamGroup::put_inner_shards_together() {
+  unsharded_.issue_inner_shards(agreement_.words_for_pieces());
+  auto& source = unsharded_.source();
+  if (agreement_.hear_pieces(source.wait_for_inner_shards())) source.inner_shards_agreed();
 }
 
 void FSDPParamGroup::wait_unshard() {
@@ -83,6 +91,7 @@ void FSDPParamGroup::wait_unshard() {
   const auto gathered = unsharded_.wait();
   try {
     agreement_.check(gathered);
+    if (gathered.from == CameFrom::kAllShards) unsharded_.source().layouts_agreed();
   } catch (...) {
     unsharded_.empty();
     throw;

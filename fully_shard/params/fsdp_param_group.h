@@ -81,6 +81,7 @@ class FSDPParamGroup final : public OnDemandGroup {
   const AccumulatedGrads& gradients() const { return gradients_; }
 
  private:
+  void put_inner_shards_together();
   void empty();
 
   GroupInfo info_;

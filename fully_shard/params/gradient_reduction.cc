@@ -26,6 +26,13 @@ void divide(const at::Tensor& row, double divisor) {
   });
 }
 
+// What an all-reduce brings from other ranks: terms of this rank's part, and the sums of
+// the others'.
+int64_t bytes_of_all_reduce(const at::Tensor& row, const Transport& replicas) {
+  const auto ranks = replicas.shard_count();
+  return 2 * (static_cast<int64_t>(row.nbytes()) / ranks) * (ranks - 1);
+}
+
 }  // namespace
 
 GradientReduction::GradientReduction(c10::intrusive_ptr<FSDPParamGroup> group,
@@ -71,7 +78,9 @@ void GradientReduction::send(ReduceScatterInput::Late late) {
   const CurrentStream on_reduce_stream(reduce_stream().stream());
   RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->info().name() + ")", {});
   const auto bytes = input_.nbytes();
-  const auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
+  auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
+  const auto lengths = input_.lengths();
+  issue.lengths = &lengths;
   put_in_flight<Sent>(group_->info().comm_context().transport().reduce(input_.release_rows(late),
                                                                        input_.dtype(), issue));
   const auto ranks = group_->info().comm_context().shard_count();
@@ -89,14 +98,55 @@ void GradientReduction::receive() {
   if (group_->info().replicas() == nullptr) {
     receive_whole(std::move(row));
   } else if (gradients.settings().reduces_over_replicas()) {
-    RECORD_FUNCTION("fsdp::all_reduce(" + group_->info().name() + ")", {});
     gradients.partial_output().add_to(input_, row);
-    put_in_flight<Shared>(group_->info().replicas()->all_reduce(
-        std::move(row), group_->info().issue(group_->agreement().word_for_replicas())));
-    group_->info().accounts().count(&Counters::all_reduces);
+    group_->info().has_pieces() ? send_pieces(row) : send_to_replicas(std::move(row));
   } else {
     stage_.emplace<Received>(Received{std::move(row), Received::Use::kKept});
   }
+}
+
+void GradientReduction::send_to_replicas(at::Tensor row) {
+  const auto& info = group_->info();
+  RECORD_FUNCTION("fsdp::all_reduce(" + info.name() + ")", {});
+  info.accounts().count(&Counters::all_reduces);
+  info.accounts().add(&Counters::all_reduce_bytes, bytes_of_all_reduce(row, *info.replicas()));
+  put_in_flight<Shared>(info.replicas()->all_reduce(
+      std::move(row), info.issue(group_->agreement().word_for_replicas())));
+}
+
+// Each outer rank gets the sum of its pieces of `row`, of the parameters that were used.
+void GradientReduction::send_pieces(const at::Tensor& row) {
+  const auto& info = group_->info();
+  RECORD_FUNCTION("fsdp::outer_reduce_scatter(" + info.name() + ")", {});
+  auto& outer = *info.replicas();
+  pieces_.emplace(pieces_of(row), row.scalar_type(), outer, row.device());
+  const auto used = input_.used(row);
+  for (size_t i = 0; i < used.size(); ++i) {
+    const auto position = static_cast<int64_t>(i);
+    if (used[i]) pieces_->add(position, input_.part(row, position));
+  }
+  const auto bytes = pieces_->row_bytes() * (outer.shard_count() - 1);
+  const auto late =
+      input_.late(row) ? ReduceScatterInput::Late::kSome : ReduceScatterInput::Late::kNone;
+  auto issue = info.issue({});
+  const auto lengths = pieces_->lengths();
+  issue.lengths = &lengths;
+  put_in_flight<Shared>(outer.reduce(pieces_->release_rows(late), pieces_->dtype(), issue));
+  info.accounts().count(&Counters::outer_reduce_scatters);
+  info.accounts().add(&Counters::outer_reduce_scatter_bytes, bytes);
+}
+
+// What the outer ranks have of each parameter's inner shard, which the row is of.
+std::vector<TrainableParam> GradientReduction::pieces_of(const at::Tensor& row) const {
+  std::vector<TrainableParam> pieces;
+  for (const auto& shard : input_.params()) {
+    const auto& param = group_->params()[static_cast<size_t>(shard.index)];
+    auto extent = param.meta().extent(row.scalar_type());
+    extent.rows = shard.shard_shape[static_cast<size_t>(param.meta().cut().dim)];
+    extent.cut = {.dim = param.meta().cut().dim};
+    pieces.push_back({shard.index, extent, group_->shards().shape(shard.index, param)});
+  }
+  return pieces;
 }
 
 void GradientReduction::wait_for_replicas() {
@@ -104,10 +154,15 @@ void GradientReduction::wait_for_replicas() {
   const RuntimeMode runtime_mode;
   const CurrentStream on_reduce_stream(reduce_stream().stream());
   receive_whole(wait_for<Shared>());
+  if (pieces_) words_.clear();  // reduce-scatters carry none
+}
+
+const ReduceScatterInput& GradientReduction::input_of_row() const {
+  return pieces_ ? *pieces_ : input_;
 }
 
 void GradientReduction::receive_whole(at::Tensor row) {
-  group_->gradients().settings().run_hook(input_, row);
+  group_->gradients().settings().run_hook(input_of_row(), row);
   stage_.emplace<Received>(Received{std::move(row), Received::Use::kPublish});
 }
 
@@ -130,18 +185,18 @@ bool GradientReduction::is_over_replicas() const {
 }
 
 void GradientReduction::check_replica_writes() {
-  if (is_over_replicas()) group_->agreement().check_replica_writes(words_);
+  if (is_over_replicas() && !words_.empty()) group_->agreement().check_replica_writes(words_);
 }
 
 bool GradientReduction::announces_late() const {
-  return input_.late(std::get<Received>(stage_).row);
+  return input_of_row().late(std::get<Received>(stage_).row);
 }
 
 std::optional<ReducedRow> GradientReduction::result() && {
   auto [row, use] = std::exchange(std::get<Received>(stage_), {});
   if (use == Received::Use::kKept) return std::nullopt;
   return std::optional<ReducedRow>(std::in_place, group_->info().unit().shared_from_this(),
-                                   std::move(input_), std::move(row));
+                                   std::move(pieces_ ? *pieces_ : input_), std::move(row));
 }
 
 ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, ReduceScatterInput input, at::Tensor row)
@@ -176,6 +231,7 @@ void ReducedRow::publish() {
   for (size_t i = 0; i < params.size(); ++i) {
     if (used[i]) gradients.publish(params[i].index, input_.part(row, static_cast<int64_t>(i)));
   }
+  group->unsharded().source().shards_change();
 }
 
 }  // namespace fsdp::internal

@@ -3,7 +3,8 @@
 //
 //   packed    full gradients in rows, one per rank
 //   sent      the transport adds the rows up (16-bit types in float)
-//   shared    hybrid sharding: this rank's row is added up over the replicas as well
+//   shared    hybrid sharding: this rank's row is added up over the replicas as well; with
+//             HFSDP each of them gets the sum of its piece alone
 //   received  this rank's row, summed
 //
 // Then its ReducedRow is divided, brought to where the shards are, and published: cast to
@@ -66,7 +67,10 @@ class GradientReduction {
   // Where the ranks tell each other on the host (step/exchange_after_backward.h): what it
   // sent, and what others said, of the replicas where it went over them.
   const ReduceScatterInput& input() const { return input_; }
-  void set_used(std::vector<bool> used) { input_.set_used(std::move(used)); }
+  void set_used(const std::vector<bool>& used) {
+    input_.set_used(used);
+    if (pieces_) pieces_->set_used(used);
+  }
   void set_words_of_replicas(std::vector<NoticeWords> words) { words_ = std::move(words); }
   // Throws ValueError, on all ranks alike, where replicas did not write the shards alike.
   // Nothing where the row was not added up over them. REQUIRES: wait_for_replicas() was
@@ -107,10 +111,15 @@ class GradientReduction {
   void put_in_flight(std::unique_ptr<PendingReduction> pending);
   template <class Stage>
   at::Tensor wait_for();
+  void send_to_replicas(at::Tensor row);
+  void send_pieces(const at::Tensor& row);
+  std::vector<TrainableParam> pieces_of(const at::Tensor& row) const;
   void receive_whole(at::Tensor row);
+  const ReduceScatterInput& input_of_row() const;  // of the last row that was received
 
   c10::intrusive_ptr<FSDPParamGroup> group_;
   ReduceScatterInput input_;
+  std::optional<ReduceScatterInput> pieces_;  // HFSDP: of the reduction over the outer ranks
   std::variant<Packed, Sent, Shared, Received> stage_;
   std::vector<NoticeWords> words_;  // of the ranks, with what was waited for last
 };

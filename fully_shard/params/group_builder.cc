@@ -22,11 +22,11 @@ std::optional<DeviceMesh> mesh_of_members(const std::vector<NewParam>& params) {
   return std::nullopt;
 }
 
-std::vector<FSDPParam> sharded(const std::vector<NewParam>& params, const DeviceMesh& mesh,
+std::vector<FSDPParam> sharded(const std::vector<NewParam>& params, const GroupInfo& info,
                                const MixedPrecisionPolicy& precision) {
   std::vector<FSDPParam> sharded;
   sharded.reserve(params.size());
-  const UnitMesh over{mesh, mesh_of_members(params)};
+  const UnitMesh over{info.mesh(), mesh_of_members(params), info.unit().outer};
   for (const auto& [name, tensor, cut] : params) {
     auto& param = sharded.emplace_back(name, tensor, cut, over, precision.param_dtype);
     if (precision.param_dtype && precision.cast_forward_inputs) param.cast_inputs();
@@ -79,7 +79,7 @@ std::vector<at::Tensor> build_group(GroupInfo info, const std::vector<NewParam>&
   const RuntimeMode runtime_mode;
   install_gate();
   const auto device = device_in_unit(params.front().tensor, info.mesh());
-  auto of_group = sharded(params, info.mesh(), precision);
+  auto of_group = sharded(params, info, precision);
   const auto group =
       c10::make_intrusive<FSDPParamGroup>(std::move(info), std::move(of_group), device);
   group->gradients().settings().set_dtype(precision.reduce_dtype);
@@ -100,6 +100,7 @@ void materialize(FSDPParamGroup& group, c10::Device device,
     if (whole.defined()) take_start_value(group, made, static_cast<int64_t>(i), whole);
   }
   group.shards() = std::move(made);
+  group.unsharded().layouts_changed();
   group.writes().shards_filled();
   const RuntimeMode runtime_mode;
   for (size_t i = 0; i < params.size(); ++i) {

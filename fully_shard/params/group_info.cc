@@ -22,6 +22,16 @@ const std::string& GroupInfo::name() const {
   return unit_->name.empty() ? root : unit_->name;
 }
 
+ShardGrid GroupInfo::grid() const {
+  ShardGrid grid{.inner_ranks = comm_context_->shard_count(),
+                 .inner_rank = comm_context_->shard_rank()};
+  if (has_pieces()) {
+    grid.outer_ranks = replicas_->shard_count();
+    grid.outer_rank = replicas_->shard_rank();
+  }
+  return grid;
+}
+
 bool GroupInfo::exchanges_on_host() const {
   const bool among_shards = comm_context_->transport().host_exchange() != nullptr;
   return among_shards || (replicas_ && replicas_->host_exchange() != nullptr);

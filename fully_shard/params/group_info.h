@@ -7,6 +7,7 @@
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/group_driver.h"
 #include "fully_shard/transport/comm_context.h"
+#include "fully_shard/transport/shard_grid.h"
 #include "fully_shard/transport/transport.h"
 #include "fully_shard/units/unit.h"
 
@@ -19,7 +20,9 @@ namespace fsdp::internal {
 
 class GroupInfo {
  public:
-  // `replicas`: to the ranks with the same shards; null where there are none.
+  // `replicas`: to the ranks along the other dimension of the mesh, which have the same
+  // shards, or with HFSDP the other pieces of the same inner shard; null where there are
+  // none.
   GroupInfo(DeviceMesh mesh, std::shared_ptr<CommContext> comm_context,
             std::shared_ptr<Transport> replicas, std::shared_ptr<Unit> unit,
             std::shared_ptr<GroupDriver> driver);
@@ -27,6 +30,9 @@ class GroupInfo {
   const DeviceMesh& mesh() const { return mesh_; }
   CommContext& comm_context() const { return *comm_context_; }
   Transport* replicas() const { return replicas_.get(); }
+  // HFSDP: the replicas hold pieces of an inner shard, not the same shards.
+  bool has_pieces() const { return replicas_ && unit_->outer == Outer::kShardOptimizer; }
+  ShardGrid grid() const;
   Unit& unit() const { return *unit_; }
   GroupDriver& driver() const { return *driver_; }
   const GroupAccounts& accounts() const { return accounts_; }

@@ -11,8 +11,22 @@
 namespace fsdp::internal {
 namespace {
 
+// Where the outer rank that did not write its pieces is in a word; that rank + 1.
+constexpr int kSilentOuterRank = 32;
+
+constexpr char kDecideTogether[] =
+    ". A rank that skips optimizer.step(), or writes a parameter alone, goes on with another "
+    "model than the others: decide together, with an all-reduce of the flag. Once every rank "
+    "has written or loaded these shards, training goes on; every rank gets this error (rank ";
+
 bool all_are(uint64_t word, const std::vector<uint64_t>& words) {
   return std::all_of(words.begin(), words.end(), [word](uint64_t other) { return other == word; });
+}
+
+std::vector<Holders> writing_in(const std::vector<NoticeWords>& words) {
+  std::vector<Holders> all;
+  for (const auto& each : words) all.push_back(static_cast<Holders>(each.writing));
+  return all;
 }
 
 std::vector<int64_t> ranks_that_shard(const DeviceMesh& mesh) {
@@ -41,17 +55,35 @@ RankAgreement::RankAgreement(const GroupInfo& info, const std::vector<FSDPParam>
 
 void RankAgreement::shards_replaced() {
   holders_.clear();
-  for (int64_t i = 0; i < shards_.layout().size(); ++i)
-    holders_.push_back(holders_of(shards_.layout().chunk(i), info_.comm_context().shard_count()));
+  piece_holders_.clear();
+  for (int64_t i = 0; i < shards_.layout().size(); ++i) {
+    holders_.push_back(holders_of(shards_.layout().chunk(i), shards_.grid()));
+    piece_holders_.push_back(holders_of_pieces(shards_.layout().chunk(i), shards_.grid()));
+  }
 }
 
 void RankAgreement::shard_written(int64_t index) {
   write_runs_.written(holders_[static_cast<size_t>(index)]);
+  piece_runs_.written(piece_holders_[static_cast<size_t>(index)]);
   replica_writes_.written();
 }
 
+NoticeWords RankAgreement::word_for_replicas() const {
+  return info_.has_pieces() ? words_for_pieces() : NoticeWords{.writing = replica_writes_.word()};
+}
+
 NoticeWords RankAgreement::words() const {
-  return {.agreement = values_.word(), .writing = write_runs_.writing()};
+  const auto silent = silent_outer_rank_ ? static_cast<uint64_t>(*silent_outer_rank_) + 1 : 0;
+  return {.agreement = values_.word(),
+          .writing = write_runs_.writing() | silent << kSilentOuterRank};
+}
+
+bool RankAgreement::hear_pieces(const std::vector<NoticeWords>& of_outer_ranks) {
+  const auto all = writing_in(of_outer_ranks);
+  silent_outer_rank_ = WriteRuns::silent_rank(all);
+  if (silent_outer_rank_) return false;
+  if (!all.empty()) piece_runs_.compared(all);
+  return true;
 }
 
 void RankAgreement::check(const Gathered& gathered) {
@@ -89,26 +121,43 @@ void RankAgreement::check_values_along(int64_t mesh_dim) {
   if (!difference.empty()) report_difference(difference);
 }
 
+void RankAgreement::check_writes_of_pieces(const std::vector<NoticeWords>& of_shards) const {
+  for (size_t inner = 0; inner < of_shards.size(); ++inner) {
+    const auto silent = static_cast<int64_t>(of_shards[inner].writing >> kSilentOuterRank);
+    if (silent > 0) report_silent(static_cast<int64_t>(inner), silent - 1);
+  }
+}
+
+void RankAgreement::report_silent(int64_t inner_rank, int64_t outer_rank) const {
+  const auto& mesh = info_.mesh();
+  const auto place = static_cast<size_t>(outer_rank * mesh.size(1) + inner_rank);
+  TORCH_CHECK_VALUE(false, "not all ranks wrote the shards of unit '", info_.name(),
+                    "' (the first parameter is '", first_name(),
+                    "') since they were gathered last: rank ", mesh.ranks()[place],
+                    " did not, and others along the outer dimension did", kDecideTogether,
+                    info_.rank(), ")");
+}
+
 // A rank that took no part in a run of writes has another model than the others.
 void RankAgreement::check_writes(const std::vector<NoticeWords>& of_shards) {
-  std::vector<Holders> all;
-  for (const auto& each : of_shards) all.push_back(static_cast<Holders>(each.writing));
+  check_writes_of_pieces(of_shards);
+  const auto all = writing_in(of_shards);
   if (WriteRuns::all_took_part(all)) {
     if (write_runs_.compared(all)) replica_writes_.run_ended();
     return;
   }
-  TORCH_CHECK_VALUE(
-      false, "not all ranks wrote the shards of unit '", info_.name(),
-      "' (the first parameter is '", first_name(),
-      "') since it was gathered last: they have been written ",
-      write_runs_.describe(all, ranks_that_shard(info_.mesh())),
-      ". A rank that skips optimizer.step(), or writes a parameter alone, goes on with another "
-      "model than the others: decide together, with an all-reduce of the flag. Once every rank "
-      "has written or loaded these shards, training goes on; every rank gets this error (rank ",
-      info_.rank(), ")");
+  TORCH_CHECK_VALUE(false, "not all ranks wrote the shards of unit '", info_.name(),
+                    "' (the first parameter is '", first_name(),
+                    "') since it was gathered last: they have been written ",
+                    write_runs_.describe(all, ranks_that_shard(info_.mesh())), kDecideTogether,
+                    info_.rank(), ")");
 }
 
 void RankAgreement::check_replica_writes(const std::vector<NoticeWords>& of_replicas) {
+  if (info_.has_pieces()) {
+    if (hear_pieces(of_replicas)) return;
+    report_silent(shards_.grid().inner_rank, *silent_outer_rank_);
+  }
   std::vector<uint64_t> words;
   for (const auto& each : of_replicas) words.push_back(each.writing);
   if (ReplicaWrites::agree(words)) return replica_writes_.compared(words);

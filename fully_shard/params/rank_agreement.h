@@ -13,6 +13,7 @@
 #include "fully_shard/params/write_runs.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,7 +36,12 @@ class RankAgreement {
 
   // What travels with the next gather, and with a sum of gradients over the replicas.
   NoticeWords words() const;
-  NoticeWords word_for_replicas() const { return {.writing = replica_writes_.word()}; }
+  NoticeWords word_for_replicas() const;
+  // HFSDP: what travels with a gather of pieces, and what the outer ranks said with it;
+  // none: nothing travelled. Whether they agree; where they do not, the next words() tell
+  // the inner ranks, so that all ranks of the mesh throw.
+  NoticeWords words_for_pieces() const { return {.writing = piece_runs_.writing()}; }
+  bool hear_pieces(const std::vector<NoticeWords>& of_outer_ranks);
   // Throws ValueError, on all ranks alike, where the ranks that were gathered from, or
   // the replicas, differ. Collective where they do; over the replicas, too, where all
   // ranks have something to compare.
@@ -60,6 +66,8 @@ class RankAgreement {
   void check_values_read(const std::vector<std::vector<uint64_t>>& tables) const;
   std::vector<std::string> names() const;
   void check_writes(const std::vector<NoticeWords>& of_shards);
+  void check_writes_of_pieces(const std::vector<NoticeWords>& of_shards) const;
+  [[noreturn]] void report_silent(int64_t inner_rank, int64_t outer_rank) const;
   std::string difference_along(int64_t mesh_dim);
   [[noreturn]] void report_difference(const std::string& what) const;
   [[noreturn]] void report_difference_in(int64_t replica) const;
@@ -72,7 +80,12 @@ class RankAgreement {
   WriteRuns write_runs_;
   ReplicaWrites replica_writes_;
   std::vector<Holders> holders_;  // by parameter
-  bool was_gathered_ = false;     // since the ranks told each other on the host
+  // HFSDP: the same among the outer ranks, and one of them that did not write the pieces
+  // of this rank's inner shards, which others wrote.
+  WriteRuns piece_runs_;
+  std::vector<Holders> piece_holders_;
+  std::optional<int64_t> silent_outer_rank_;
+  bool was_gathered_ = false;  // since the ranks told each other on the host
 };
 
 }  // namespace fsdp::internal

@@ -57,11 +57,18 @@ ReduceScatterInput::ReduceScatterInput(std::vector<TrainableParam> params, at::S
       arrived_(params_.size(), false) {
   if (rows == Rows::kNone) return;
   rows_ = transport.row_memory(row_bytes(), device);
+  chunks_ = flag_bytes() == 0 ? rows_ : rows_.narrow(1, flag_bytes(), layout_.row_bytes());
   memory_.ready(DeviceStream::current(device));
 }
 
-int64_t ReduceScatterInput::row_bytes() const {
-  return layout_.row_bytes() + align_up(flag_count() * bytes_of(dtype_));
+int64_t ReduceScatterInput::flag_bytes() const { return align_up(flag_count() * bytes_of(dtype_)); }
+
+int64_t ReduceScatterInput::first_element() const { return flag_bytes() / bytes_of(dtype_); }
+
+std::vector<int64_t> ReduceScatterInput::lengths() const {
+  auto lengths = layout_.lengths();
+  for (auto& length : lengths) length += flag_bytes();
+  return lengths;
 }
 
 ReduceScatterInput::~ReduceScatterInput() {
@@ -78,7 +85,7 @@ int64_t ReduceScatterInput::position(int64_t index) const {
 void ReduceScatterInput::add(int64_t position, const at::Tensor& gradient) {
   memory_.use(DeviceStream::current(rows_.device()));
   const auto& chunk = layout_.chunk(position);
-  const RowsToReduce rows{rows_, dtype_};
+  const RowsToReduce rows{chunks_, dtype_};
   if (arrived_[static_cast<size_t>(position)]) return add_to_rows(gradient, rows, chunk);
   copy_to_rows(gradient, rows, chunk);
   arrived_[static_cast<size_t>(position)] = true;
@@ -90,7 +97,7 @@ void ReduceScatterInput::write_flags(Late late) {
   const auto bytes = flag_count() * bytes_of(dtype_);
   auto raised = arrived_;
   raised.push_back(late == Late::kSome);
-  auto* const first = static_cast<char*>(rows_.data_ptr()) + layout_.row_bytes();
+  auto* const first = static_cast<char*>(rows_.data_ptr());
   AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES_AND2(at::kHalf, at::kBFloat16, dtype_, "gradient flags",
                                               [&] { write_raised<scalar_t>(raised, first); });
   for (int64_t row = 1; row < shard_count_; ++row)
@@ -103,39 +110,38 @@ at::Tensor ReduceScatterInput::release_rows(Late late) {
     if (arrived_[i]) continue;
     const auto& chunk = layout_.chunk(static_cast<int64_t>(i));
     if (chunk.is_even()) {
-      rows_.narrow(1, chunk.offset, chunk.capacity_bytes()).zero_();
+      chunks_.narrow(1, chunk.offset, chunk.capacity_bytes()).zero_();
       continue;
     }
     for (int64_t rank = 0; rank < shard_count_; ++rank)
-      rows_[rank].narrow(0, chunk.offset_on(rank), chunk.room(rank)).zero_();
+      chunks_[rank].narrow(0, chunk.offset_on(rank), chunk.room(rank)).zero_();
   }
+  chunks_.reset();
   write_flags(late);
   return std::move(rows_);
 }
 
 at::Tensor ReduceScatterInput::part(const at::Tensor& row, int64_t position) const {
-  return view_of(
-      row, params_[static_cast<size_t>(position)].shard_shape,
-      row.storage_offset() + layout_.chunk(position).offset_on(shard_rank_) / bytes_of(dtype_));
+  return view_of(row, params_[static_cast<size_t>(position)].shard_shape,
+                 row.storage_offset() + first_element() +
+                     layout_.chunk(position).offset_on(shard_rank_) / bytes_of(dtype_));
 }
 
 at::Tensor ReduceScatterInput::elements(const at::Tensor& row) const {
-  return row.narrow(0, 0, layout_.row_bytes() / bytes_of(dtype_));
+  return row.narrow(0, first_element(), row.numel() - first_element());
 }
 
 void ReduceScatterInput::add_part(at::Tensor& row, int64_t position, const at::Tensor& part) {
   this->part(row, position).add_(part);
   arrived_[static_cast<size_t>(position)] = true;
-  if (reads_flags_) row.narrow(0, layout_.row_bytes() / bytes_of(dtype_) + position, 1).add_(1);
+  if (reads_flags_) row.narrow(0, position, 1).add_(1);
 }
 
 std::vector<bool> ReduceScatterInput::read_flags(const at::Tensor& row) const {
-  const auto offset = layout_.row_bytes() / bytes_of(dtype_);
   std::vector<bool> raised;
   AT_DISPATCH_FLOATING_AND_COMPLEX_TYPES_AND2(
-      at::kHalf, at::kBFloat16, row.scalar_type(), "gradient flags", [&] {
-        raised = read_raised<scalar_t>(row.const_data_ptr<scalar_t>() + offset, flag_count());
-      });
+      at::kHalf, at::kBFloat16, row.scalar_type(), "gradient flags",
+      [&] { raised = read_raised<scalar_t>(row.const_data_ptr<scalar_t>(), flag_count()); });
   return raised;
 }
 

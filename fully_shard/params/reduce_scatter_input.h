@@ -2,7 +2,7 @@
 // full gradient is packed into its rows as soon as autograd delivers it, so a complete
 // group leaves without another copy.
 //
-//   row r, sent to rank r:  | chunk r of parameter 0 | chunk r of parameter 1 | ... | flags |
+//   row r, sent to rank r:  | flags | chunk r of parameter 0 | chunk r of parameter 1 | ... |
 //
 // The rows are memory of the stream that is current when the input is made. Each
 // gradient is packed on the stream that is current then.
@@ -44,7 +44,9 @@ class ReduceScatterInput {
   ReduceScatterInput& operator=(ReduceScatterInput&&) = default;
 
   at::ScalarType dtype() const { return dtype_; }
-  int64_t row_bytes() const;  // with flags
+  int64_t row_bytes() const { return flag_bytes() + layout_.row_bytes(); }
+  // Of the beginning of each row that has something in it; none: of all rows all.
+  std::vector<int64_t> lengths() const;
   int64_t nbytes() const { return static_cast<int64_t>(rows_.nbytes()); }
   bool complete() const { return arrived_count_ == static_cast<int64_t>(params_.size()); }
   // The same, without waiting for those of which waits(index in the group) is true.
@@ -76,7 +78,8 @@ class ReduceScatterInput {
   // read and nothing was told, all count as used.
   at::Tensor part(const at::Tensor& row, int64_t position) const;
   std::vector<bool> used(const at::Tensor& row) const;
-  // All gradients of the row and the padding between them: [elements]. A view.
+  // All gradients of the row and the padding between them: [elements], as far as the row
+  // goes. A view.
   at::Tensor elements(const at::Tensor& row) const;
   // Adds `part`, of a parameter that some rank used, to its place in a reduced row.
   void add_part(at::Tensor& row, int64_t position, const at::Tensor& part);
@@ -86,6 +89,8 @@ class ReduceScatterInput {
  private:
   void write_flags(Late late);
   int64_t flag_count() const { return reads_flags_ ? static_cast<int64_t>(params_.size()) + 1 : 0; }
+  int64_t flag_bytes() const;
+  int64_t first_element() const;  // behind the flags
   // Whether each flag of the row is raised by some rank.
   std::vector<bool> read_flags(const at::Tensor& row) const;
 
@@ -94,7 +99,7 @@ class ReduceScatterInput {
   bool reads_flags_;
   PackedLayout layout_;
   at::ScalarType dtype_;
-  at::Tensor rows_;
+  at::Tensor rows_, chunks_;  // uint8 [ranks, bytes]; what of them is behind the flags
   StreamMemory memory_{StreamWait::kPackAfterAllocation, StreamWait::kReduceAfterPacking};
   std::vector<bool> arrived_;
   int64_t arrived_count_ = 0;

@@ -45,13 +45,13 @@ std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params)
 
 ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm_context,
                          Options options, GroupAccounts accounts)
-    : shard_rank_(comm_context.shard_rank()),
+    : grid_(options.grid),
       member_device_(options.device),
       home_(options.home),
       access_(options.access),
-      layout_(extents_of(params), comm_context.shard_count()),
+      layout_(cut_over(extents_of(params), grid_), grid_.count()),
       shared_(can_be_read(options, params)
-                  ? comm_context.transport().share_shards(to_share(layout_, shard_rank_))
+                  ? comm_context.transport().share_shards(to_share(layout_, grid_.place()))
                   : nullptr),
       bytes_(shared_
                  ? shared_->bytes()
@@ -69,7 +69,7 @@ ShardBuffer::ShardBuffer(ShardBuffer&& other) noexcept = default;
 
 // What was here goes with `other`.
 ShardBuffer& ShardBuffer::operator=(ShardBuffer&& other) noexcept {
-  std::swap(shard_rank_, other.shard_rank_);
+  std::swap(grid_, other.grid_);
   std::swap(member_device_, other.member_device_);
   std::swap(home_, other.home_);
   std::swap(access_, other.access_);
@@ -86,7 +86,7 @@ at::Tensor ShardBuffer::row(Transport& transport) const {
   auto row = transport.staging_memory(layout_.row_bytes(), device());
   auto* const first = static_cast<char*>(row.mutable_data_ptr());
   for (int64_t i = 0; i < layout_.size(); ++i)
-    copy_bytes(first + layout_.chunk(i).offset_on(shard_rank_), data(i), length(i), device());
+    copy_bytes(first + layout_.chunk(i).offset_on(grid_.place()), data(i), length(i), device());
   return row;
 }
 
@@ -100,11 +100,11 @@ char* ShardBuffer::data(int64_t index) const {
 }
 
 void ShardBuffer::take_part(int64_t index, const void* whole) const {
-  pack_part(data(index), whole, layout_.chunk(index).part(shard_rank_), device());
+  pack_part(data(index), whole, layout_.chunk(index).part(grid_.place()), device());
 }
 
 bool ShardBuffer::has_part_of(int64_t index, const void* whole) const {
-  return is_packed_part(data(index), whole, layout_.chunk(index).part(shard_rank_));
+  return is_packed_part(data(index), whole, layout_.chunk(index).part(grid_.place()));
 }
 
 at::Tensor ShardBuffer::elements_in(const at::Tensor& bytes, int64_t index,
@@ -113,7 +113,14 @@ at::Tensor ShardBuffer::elements_in(const at::Tensor& bytes, int64_t index,
 }
 
 std::vector<int64_t> ShardBuffer::shape(int64_t index, const FSDPParam& param) const {
-  return param.meta().shape_with_rows(layout_.chunk(index).rows(shard_rank_));
+  return param.meta().shape_with_rows(layout_.chunk(index).rows(grid_.place()));
+}
+
+std::vector<int64_t> ShardBuffer::inner_shape(int64_t index, const FSDPParam& param) const {
+  const auto& chunk = layout_.chunk(index);
+  const auto first = grid_.place_of(grid_.inner_rank, 0);
+  return param.meta().shape_with_rows(chunk.first_row(first + grid_.outer_ranks) -
+                                      chunk.first_row(first));
 }
 
 at::Tensor ShardBuffer::local_view(int64_t index, const FSDPParam& param) const {

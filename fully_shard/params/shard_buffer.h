@@ -1,6 +1,7 @@
-// This rank's shards of a group's parameters in memory of the transport. They lie one
-// behind the other, as the row that it sends when the group is gathered; or, where ranks
-// share memory, each among the other ranks' shards of the same parameter.
+// This rank's shards of a group's parameters, which its registry entries show, in memory
+// of the transport. They lie one behind the other, as the row that it sends when they are
+// gathered; or, where ranks share memory, each among the other ranks' shards of the same
+// parameter. With HFSDP they are pieces of inner shards (transport/shard_grid.h).
 // Each part is seen through its registry entry's local tensor. Local.
 #pragma once
 
@@ -9,6 +10,7 @@
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/shard_location.h"
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/shard_grid.h"
 #include "fully_shard/transport/shared_shards.h"
 
 #include <ATen/core/Tensor.h>
@@ -33,6 +35,7 @@ class ShardBuffer {
     c10::Device device;  // of the members; on the meta device there is nothing but shapes
     ShardLocation home = ShardLocation::kWithMembers;
     ShardAccess access = ShardAccess::kGathered;
+    ShardGrid grid = {};
   };
   // Zeros, for parameters as they are.
   ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm_context, Options options,
@@ -44,10 +47,11 @@ class ShardBuffer {
   // Zeros for the parameters as they are by now, with members on `device`.
   ShardBuffer remade(const std::vector<FSDPParam>& params, CommContext& comm_context,
                      c10::Device device) const {
-    return {params, comm_context, {device, home_, access_}, accounts_};
+    return {params, comm_context, {device, home_, access_, grid_}, accounts_};
   }
 
-  const PackedLayout& layout() const { return layout_; }
+  const PackedLayout& layout() const { return layout_; }  // of the places of the grid
+  const ShardGrid& grid() const { return grid_; }
   // What they are read by; null: they are gathered.
   SharedShards* shared() const { return shared_.get(); }
   Arrangement arrangement() const { return shared_ ? Arrangement::kCommon : Arrangement::kRow; }
@@ -70,13 +74,15 @@ class ShardBuffer {
   bool is_offloaded() const { return home_ != ShardLocation::kWithMembers; }
   bool is_pinned() const { return home_ == ShardLocation::kPinnedHost; }
   char* data(int64_t index) const;
-  int64_t length(int64_t index) const { return layout_.chunk(index).length(shard_rank_); }
+  int64_t length(int64_t index) const { return layout_.chunk(index).length(grid_.place()); }
   // Takes this rank's part from `whole`, the parameter's bytes.
   void take_part(int64_t index, const void* whole) const;
   // Whether it holds this rank's part of `whole`. REQUIRES: host memory.
   bool has_part_of(int64_t index, const void* whole) const;
   // Of this rank's part.
   std::vector<int64_t> shape(int64_t index, const FSDPParam& param) const;
+  // Of the inner shard, of which that is a piece; without HFSDP the same.
+  std::vector<int64_t> inner_shape(int64_t index, const FSDPParam& param) const;
   // The elements of this rank's part: [n]. A view. The second one of `bytes`, a copy of
   // all of them.
   at::Tensor elements(int64_t index, const FSDPParam& param) const {
@@ -87,9 +93,11 @@ class ShardBuffer {
   at::Tensor local_view(int64_t index, const FSDPParam& param) const;
 
  private:
-  int64_t offset(int64_t index) const { return layout_.offset(arrangement(), index, shard_rank_); }
+  int64_t offset(int64_t index) const {
+    return layout_.offset(arrangement(), index, grid_.place());
+  }
 
-  int64_t shard_rank_;
+  ShardGrid grid_;
   c10::Device member_device_;
   ShardLocation home_;
   ShardAccess access_;

@@ -72,11 +72,10 @@ char* UnshardedMemory::data(const PackedLayout& layout, int64_t index) const {
   return static_cast<char*>(bytes_.data_ptr()) + layout.chunk(index).whole_offset;
 }
 
-at::Tensor UnshardedMemory::elements(const PackedLayout& layout, int64_t index, int64_t rank,
-                                     at::ScalarType dtype) const {
+at::Tensor UnshardedMemory::elements(const PackedLayout& layout, int64_t index,
+                                     const ParamMeta& meta) const {
   const auto& chunk = layout.chunk(index);
-  const auto whole = bytes_.narrow(0, chunk.whole_offset, chunk.extent.nbytes());
-  return view_of_part(whole.view(dtype), chunk.part(rank));
+  return bytes_.narrow(0, chunk.whole_offset, chunk.extent.nbytes()).view(meta.member_dtype());
 }
 
 }  // namespace fsdp::internal

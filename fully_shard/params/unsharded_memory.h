@@ -46,10 +46,8 @@ class UnshardedMemory {
   void poison();
 
   char* data(const PackedLayout& layout, int64_t index) const;
-  // The elements of parameter `index` that belong to `rank`, of `dtype`, as in
-  // packed_copy.h. A view.
-  at::Tensor elements(const PackedLayout& layout, int64_t index, int64_t rank,
-                      at::ScalarType dtype) const;
+  // The elements of parameter `index`, in the member's dtype: [n]. A view.
+  at::Tensor elements(const PackedLayout& layout, int64_t index, const ParamMeta& meta) const;
 
  private:
   void count(int64_t sign) const;

@@ -30,7 +30,7 @@ namespace fsdp::internal {
 struct PackedRow {
   Transport& transport;
   const PackedLayout& layout;  // of every rank's row; outlives the gather
-  const at::Tensor& bytes;     // memory of the transport
+  at::Tensor bytes;            // memory of the transport
 };
 
 class UnshardedParams {

@@ -3,6 +3,7 @@
 #include "device_mesh/debug.h"
 #include "device_mesh/internal/device_stream.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/transport/packed_copy.h"
 #include "fully_shard/units/root.h"
 #include "on_demand/on_demand_storage.h"
 
@@ -14,10 +15,6 @@
 
 namespace fsdp::internal {
 namespace {
-
-bool are_staged(const std::vector<FSDPParam>& params, const ShardBuffer& shards) {
-  return shards.is_offloaded() || any_is_cast(params);
-}
 
 // Whoever asked for it: what its stream writes to the shards is gathered.
 void await_optimizer(Root& root, const DeviceStream& issuer) {
@@ -42,12 +39,19 @@ UnshardedState::UnshardedState(const GroupInfo& info, std::vector<FSDPParam>& pa
       users_(users),
       unsharded_params_(info.is_alone() && !are_staged(params, shards) ? ShardedState::kNeverSharded
                                                                        : ShardedState::kSharded,
-                        info.comm_context().shard_count(), info.accounts()) {
-  make_all_gather_input();
+                        info.comm_context().shard_count(), info.accounts()),
+      source_(info, params, shards) {}
+
+void UnshardedState::issue_inner_shards(NoticeWords words) {
+  if (!source_.inner_shards_are_stale()) return;
+  await_what_shards_become(DeviceStream::current(shards_.member_device()));
+  source_.issue_inner_shards(words);
 }
 
-const PackedLayout& UnshardedState::layout() const {
-  return all_gather_input_ ? all_gather_input_->layout() : shards_.layout();
+// What streams still write to the shards is to be gathered.
+void UnshardedState::await_what_shards_become(const DeviceStream& issuer) {
+  await_optimizer(*info_.unit().root(), issuer);
+  unsharded_params_.await_what_went_to_shards(issuer);
 }
 
 void UnshardedState::check_has_values() const {
@@ -62,21 +66,15 @@ void UnshardedState::check_has_values() const {
 }
 
 void UnshardedState::issue(NoticeWords words) {
-  const auto here = DeviceStream::current(shards_.member_device());
-  await_optimizer(*info_.unit().root(), here);
-  unsharded_params_.await_what_went_to_shards(here);
-  gather_count_.gathered();
-  if (post_forward_ && post_forward_->is_kept())
-    return unsharded_params_.issue(post_forward_->row(), info_.issue(words));
+  await_what_shards_become(DeviceStream::current(shards_.member_device()));
+  source_.gather_count().gathered();
+  const auto send = [&](const PackedRow& row, const Communicate* custom) {
+    unsharded_params_.issue(row, source_.issue_of(row, words, custom));
+  };
+  if (post_forward_ && post_forward_->is_kept()) return send(post_forward_->row(), nullptr);
   const auto& custom = info_.unit().custom.all_gather;
-  if (all_gather_input_)
-    return unsharded_params_.issue(
-        all_gather_input_->stage(shards_, params_, shards_.member_device()),
-        info_.issue(words, &custom));
-  auto& transport = info_.comm_context().transport();
-  if (shards_.shared() == nullptr || custom)
-    return unsharded_params_.issue({transport, shards_.layout(), shards_.row(transport)},
-                                   info_.issue(words, &custom));
+  if (source_.is_staged() || shards_.shared() == nullptr || custom)
+    return send(source_.row(), &custom);
   const auto what = "read of the shards of " + in_words(info_.issue({}));
   unsharded_params_.issue_read(shards_.shared()->read(what, read_by(shards_)), shards_);
 }
@@ -101,21 +99,14 @@ Gathered UnshardedState::wait() {
     gathered.words = std::move(said.words);
     gathered.tables = std::move(said.tables);
   } catch (...) {
-    if (all_gather_input_) all_gather_input_->drop();
+    source_.drop_staged();
     info_.driver().resharded(info_.unit());
     throw;
   }
-  if (all_gather_input_) all_gather_input_->drop();
+  source_.drop_staged();
   writes_->copy_filled();
   drop_post_forward_shards();
   return gathered;
-}
-
-void UnshardedState::make_all_gather_input() {
-  all_gather_input_ = are_staged(params_, shards_)
-                          ? std::make_unique<AllGatherInput>(
-                                params_, info_.comm_context().transport(), info_.accounts())
-                          : nullptr;
 }
 
 void UnshardedState::drop_gather() noexcept {
@@ -131,7 +122,7 @@ void UnshardedState::await_and_drop_gather() {
 }
 
 void UnshardedState::gather_was_dropped() noexcept {
-  if (all_gather_input_) all_gather_input_->drop();
+  source_.drop_staged();
   info_.accounts().count(&Counters::unused_prefetches);
   info_.driver().resharded(info_.unit());
 }
@@ -169,18 +160,19 @@ void UnshardedState::drop_post_forward_shards() {
   if (post_forward_) post_forward_->drop();
 }
 
-void UnshardedState::member_dtypes_changed() {
-  make_all_gather_input();
+void UnshardedState::layouts_changed() {
+  source_.layouts_changed();
   if (post_forward_) set_neighbours(post_forward_->neighbours());
 }
 
 void UnshardedState::copy_to_shard(int64_t index) {
   shards_.await_copies();
   unsharded_params_.use_for_shards();
-  if (!all_gather_input_) return shards_.take_part(index, data(index));
+  if (!source_.is_staged()) return shards_.take_part(index, data(index));
   const auto& param = params_[static_cast<size_t>(index)];
-  const auto part = unsharded_params_.memory().elements(
-      layout(), index, info_.comm_context().shard_rank(), param.meta().member_dtype());
+  const auto whole = unsharded_params_.memory().elements(layout(), index, param.meta());
+  const auto part =
+      view_of_part(whole, source_.layout_of_shards().chunk(index).part(shards_.grid().place()));
   shards_.elements(index, param).view(part.sizes()).copy_(part);
 }
 

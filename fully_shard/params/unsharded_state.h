@@ -3,15 +3,14 @@
 // backward, and which of the full parameters and the shards is newest.
 //
 //   UnshardedParams    the gather and the full parameters
-//   AllGatherInput     mixed precision, offloading: the shards as they are gathered
+//   AllGatherSource    the shards as they are gathered
 //   PostForwardShards  to_world(n): a part of the full parameters that a forward leaves
 //   ShardWrites        which of the full parameters and the shards is newest
 //
 // Tells the group's driver when the group is sharded again.
 #pragma once
 
-#include "fully_shard/params/all_gather_input.h"
-#include "fully_shard/params/gather_count.h"
+#include "fully_shard/params/all_gather_source.h"
 #include "fully_shard/params/group_info.h"
 #include "fully_shard/params/post_forward_shards.h"
 #include "fully_shard/params/shard_buffer.h"
@@ -45,15 +44,20 @@ class UnshardedState {
 
   const ShardedStateMachine& sharded_state() const { return unsharded_params_.sharded_state(); }
   // Of all shards in the members' dtypes: as the full parameters lie, too.
-  const PackedLayout& layout() const;
-  GatherCount& gather_count() { return gather_count_; }
+  const PackedLayout& layout() const { return source_.layout(); }
   ShardWrites& writes() const { return *writes_; }
   // For what may outlive the group.
   std::weak_ptr<ShardWrites> weak_writes() const { return writes_; }
   // Throws ValueError with the parameters' names while they are on the meta device.
   void check_has_values() const;
 
-  // Issues the gather; does not block. `words` travel with it. REQUIRES: sharded.
+  // What is gathered. Of HFSDP's inner shards: issue_inner_shards(), as the source has
+  // it, after what is written to the shards.
+  AllGatherSource& source() { return source_; }
+  void issue_inner_shards(NoticeWords words);
+
+  // Issues the gather; does not block. `words` travel with it. REQUIRES: sharded, and
+  // inner shards that are not stale.
   // Collective over the ranks that shard, or those that share what a forward left.
   void issue(NoticeWords words);
   // Waits for the gather and fills the members. REQUIRES: gathering. After a failure the
@@ -86,8 +90,9 @@ class UnshardedState {
   // Keeps that part of the copy, where it is asked for and may be kept. Local.
   void keep_post_forward_shards();
   void drop_post_forward_shards();
-  // The members have other dtypes. REQUIRES: sharded or never sharded.
-  void member_dtypes_changed();
+  // The members have other dtypes, or the shards lie elsewhere. REQUIRES: sharded or
+  // never sharded.
+  void layouts_changed();
 
   // The full parameters, by an operator that pins them, or this rank's shards are about
   // to be written. Where these are the same memory, the first are a copy from then on,
@@ -100,7 +105,7 @@ class UnshardedState {
   void copy_to_shard(int64_t index);
 
  private:
-  void make_all_gather_input();
+  void await_what_shards_become(const DeviceStream& issuer);
   void gather_was_dropped() noexcept;
 
   const GroupInfo& info_;
@@ -109,9 +114,8 @@ class UnshardedState {
   Touchable& users_;
   UnshardedParams unsharded_params_;
   std::shared_ptr<ShardWrites> writes_ = std::make_shared<ShardWrites>();
-  std::unique_ptr<AllGatherInput> all_gather_input_;  // null: the shards travel as they are
-  std::unique_ptr<PostForwardShards> post_forward_;   // null: nothing is kept
-  GatherCount gather_count_;
+  AllGatherSource source_;
+  std::unique_ptr<PostForwardShards> post_forward_;  // null: nothing is kept
 };
 
 }  // namespace fsdp::internal

@@ -93,6 +93,7 @@ void WriteCoherence::write_back_own_parts() {
 
 void WriteCoherence::begin_shard_write() {
   unsharded_.leave_shards();
+  unsharded_.source().shards_change();
   auto* const shared = shards_.shared();
   if (shared != nullptr) shared->begin_write([this] { return in_words(info_.issue({})); });
 }
@@ -109,6 +110,7 @@ void WriteCoherence::shard_given_out() {
 }
 
 void WriteCoherence::shards_filled() {
+  unsharded_.source().shards_change();
   end_shard_write();
   if (auto* const shared = shards_.shared()) shared->end_of_start();
 }

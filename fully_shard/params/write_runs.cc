@@ -9,15 +9,28 @@ namespace {
 
 Holders bit_of(size_t rank) { return Holders{1} << (rank % 32); }
 
-}  // namespace
-
-Holders holders_of(const PackedChunk& chunk, int64_t world) {
+template <class LengthOf>
+Holders holders_among(int64_t ranks, const LengthOf& length_of) {
   Holders with = 0, without = 0;
-  for (int64_t rank = 0; rank < world; ++rank) {
+  for (int64_t rank = 0; rank < ranks; ++rank) {
     const auto bit = bit_of(static_cast<size_t>(rank));
-    (chunk.length(rank) > 0 ? with : without) |= bit;
+    (length_of(rank) > 0 ? with : without) |= bit;
   }
   return with & ~without;
+}
+
+}  // namespace
+
+Holders holders_of(const PackedChunk& chunk, const ShardGrid& grid) {
+  return holders_among(grid.inner_ranks, [&](int64_t rank) {
+    return chunk.length(grid.place_of(rank, grid.outer_rank));
+  });
+}
+
+Holders holders_of_pieces(const PackedChunk& chunk, const ShardGrid& grid) {
+  return holders_among(grid.outer_ranks, [&](int64_t rank) {
+    return chunk.length(grid.place_of(grid.inner_rank, rank));
+  });
 }
 
 bool WriteRuns::compared(const std::vector<Holders>& all) {
@@ -27,13 +40,13 @@ bool WriteRuns::compared(const std::vector<Holders>& all) {
   return any;
 }
 
-bool WriteRuns::all_took_part(const std::vector<Holders>& all) {
+std::optional<int64_t> WriteRuns::silent_rank(const std::vector<Holders>& all) {
   Holders holders = 0;
   for (const auto each : all) holders |= each;
   for (size_t rank = 0; rank < all.size(); ++rank) {
-    if ((holders & bit_of(rank)) != 0 && all[rank] == 0) return false;
+    if ((holders & bit_of(rank)) != 0 && all[rank] == 0) return static_cast<int64_t>(rank);
   }
-  return true;
+  return std::nullopt;
 }
 
 std::string WriteRuns::describe(const std::vector<Holders>& all,

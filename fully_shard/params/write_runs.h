@@ -8,7 +8,7 @@
 // part of what was written takes part. A rank with nothing but empty parts may write or
 // not. The words of all ranks travel with the gather that ends the run:
 //
-//   runs.written(holders_of(chunk, world));  // an operator writes a shard
+//   runs.written(holders_of(chunk, grid));   // an operator writes a shard
 //   send(runs.writing());
 //   ...                                      // the gather; `all` has every rank's word
 //   if (WriteRuns::all_took_part(all)) runs.compared(all);
@@ -16,8 +16,10 @@
 #pragma once
 
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/shard_grid.h"
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +29,10 @@ namespace fsdp::internal {
 // share a bit, which is set where all of them do: what is missed is not noticed then, and
 // nothing is refused that is right.
 using Holders = uint32_t;
-Holders holders_of(const PackedChunk& chunk, int64_t world);
+// The inner ranks that a gather of this rank's goes to; and, with HFSDP, the outer ranks
+// that hold the pieces of its inner shards. chunk: of the places of the grid.
+Holders holders_of(const PackedChunk& chunk, const ShardGrid& grid);
+Holders holders_of_pieces(const PackedChunk& chunk, const ShardGrid& grid);
 
 class WriteRuns {
  public:
@@ -38,9 +43,10 @@ class WriteRuns {
   // The run ends: every rank has heard the words of all, by rank. Whether anybody wrote.
   bool compared(const std::vector<Holders>& all);
 
-  // False where a rank wrote nothing in a run in which others wrote what it holds a part
-  // of. The same answer on every rank.
-  static bool all_took_part(const std::vector<Holders>& all);
+  // The first rank that wrote nothing in a run in which others wrote what it holds a part
+  // of; none: all took part. The same answer on every rank.
+  static std::optional<int64_t> silent_rank(const std::vector<Holders>& all);
+  static bool all_took_part(const std::vector<Holders>& all) { return !silent_rank(all); }
   // How often each rank has written: "3 times on ranks 0, 2; 2 times on rank 1". ranks:
   // their numbers in the job.
   std::string describe(const std::vector<Holders>& all, const std::vector<int64_t>& ranks) const;

@@ -172,7 +172,7 @@ void BackwardRun::end_roots() {
     for (const auto unit : decision.discard) root->groups().at(unit)->unsharded().drop_gather();
     for (const auto unit : decision.evict) root->groups().at(unit)->reshard();
     for (const auto& [unit, group] : root->groups()) {
-      group->unsharded().gather_count().backward_ended();
+      group->unsharded().source().gather_count().backward_ended();
       if (root->is_last_backward()) group->unsharded().drop_post_forward_shards();
       group->unsettle();
     }

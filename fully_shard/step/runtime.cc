@@ -64,14 +64,17 @@ Runtime::Runtime(const DeviceMesh& mesh)
     by_unit_.emplace(*comm_context_, *unordered);
 }
 
-std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh) {
+std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh, Outer outer) {
   const auto dim = replicate_mesh_dim(mesh);
   if (!dim) return nullptr;
-  auto& transport = replicas_[mesh.group(*dim).get()];
-  if (transport) return transport;
-  transport = make_transport(mesh, *dim);
-  transport->connect_reductions();
-  return transport;
+  auto& replicas = replicas_[mesh.group(*dim).get()];
+  if (!replicas.transport) {
+    replicas.transport = make_transport(mesh, *dim);
+    replicas.transport->connect_reductions();
+  }
+  if (outer == Outer::kShardOptimizer && !std::exchange(replicas.gathers_are_connected, true))
+    replicas.transport->connect_gathers();
+  return replicas.transport;
 }
 
 std::shared_ptr<Transport> Runtime::neighbours(const DeviceMesh& mesh, int64_t count) {
@@ -134,6 +137,10 @@ void Runtime::enter(FSDPParamGroup& group, Pass pass) {
   leave_other_roots(group.info().unit().root(), pass);
   group.wait_unshard();
   prefetch(root, decision.prefetch);
+  if (group.info().has_pieces()) {
+    const auto last = decision.prefetch.empty() ? group.info().unit().id : decision.prefetch.back();
+    put_inner_shards_together_ahead(root, last);
+  }
   root.raw_writes().raise(comm_context_->global_rank());  // what apply() found
 }
 

@@ -37,9 +37,9 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   OpenBackward* open_backward() override { return is_on_device_ ? &open_backward_ : nullptr; }
 
   const std::shared_ptr<CommContext>& comm_context() const { return comm_context_; }
-  // To the ranks of the mesh with the same shards; null where there are none. Collective
-  // over them the first time.
-  std::shared_ptr<Transport> replicas(const DeviceMesh& mesh);
+  // To the ranks along the other dimension of the mesh; null where there are none.
+  // Collective over them the first time that it has this meaning.
+  std::shared_ptr<Transport> replicas(const DeviceMesh& mesh, Outer outer);
   // To the `count` neighbours that share what forwards leave (to_world(count)).
   // Collective over the ranks that shard the first time.
   std::shared_ptr<Transport> neighbours(const DeviceMesh& mesh, int64_t count);
@@ -59,7 +59,11 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void end_run() noexcept;
 
   std::shared_ptr<CommContext> comm_context_;
-  std::map<const void*, std::shared_ptr<Transport>> replicas_;  // by process group
+  struct Replicas {
+    std::shared_ptr<Transport> transport;
+    bool gathers_are_connected = false;
+  };
+  std::map<const void*, Replicas> replicas_;  // by process group
   std::map<std::pair<const void*, int64_t>, std::shared_ptr<Transport>> neighbours_;
   std::optional<ReductionsByUnit> by_unit_;  // where ranks share memory
   OwedReductions<FSDPParamGroup*> owed_;

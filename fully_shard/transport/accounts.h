@@ -22,13 +22,27 @@ class Accounts {
   // Takes over what another one counted.
   void absorb(const Accounts& other) {
     const auto& from = other.counters_;
-    for (auto counter :
-         {&Counters::all_gathers, &Counters::reduce_scatters, &Counters::all_reduces,
-          &Counters::prefetched_all_gathers, &Counters::unused_prefetches,
-          &Counters::late_reduce_scatters, &Counters::reshards, &Counters::all_gather_bytes,
-          &Counters::reduce_scatter_bytes, &Counters::sharded_bytes, &Counters::unsharded_bytes,
-          &Counters::in_place_bytes, &Counters::post_forward_bytes, &Counters::staging_bytes,
-          &Counters::gradient_bytes}) {
+    for (auto counter : {&Counters::all_gathers,
+                         &Counters::reduce_scatters,
+                         &Counters::all_reduces,
+                         &Counters::prefetched_all_gathers,
+                         &Counters::unused_prefetches,
+                         &Counters::late_reduce_scatters,
+                         &Counters::reshards,
+                         &Counters::all_gather_bytes,
+                         &Counters::reduce_scatter_bytes,
+                         &Counters::outer_all_gathers,
+                         &Counters::outer_reduce_scatters,
+                         &Counters::all_reduce_bytes,
+                         &Counters::outer_all_gather_bytes,
+                         &Counters::outer_reduce_scatter_bytes,
+                         &Counters::sharded_bytes,
+                         &Counters::inner_shard_bytes,
+                         &Counters::unsharded_bytes,
+                         &Counters::in_place_bytes,
+                         &Counters::post_forward_bytes,
+                         &Counters::staging_bytes,
+                         &Counters::gradient_bytes}) {
       counters_.*counter += from.*counter;
     }
     counters_.wait_seconds += from.wait_seconds;

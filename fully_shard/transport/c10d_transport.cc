@@ -70,6 +70,7 @@ class C10dTransport final : public Transport {
 
   std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue) override {
     return gathers_.start(GatherOptions{.row = shards,
+                                        .lengths = lengths_of(issue),
                                         .what = named("all-gather", issue),
                                         .unit = issue.unit,
                                         .words = issue.words,
@@ -79,6 +80,7 @@ class C10dTransport final : public Transport {
   std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
                                            const Issue& issue) override {
     return reductions_.start(SumRowsOptions{.rows = std::move(rows),
+                                            .lengths = lengths_of(issue),
                                             .dtype = dtype,
                                             .what = named("reduce-scatter", issue),
                                             .unit = issue.unit,
@@ -120,6 +122,9 @@ class C10dTransport final : public Transport {
   // Null where ranks do not share memory.
   std::shared_ptr<PeerChannel> channel_of(const Collectives& collectives) const {
     return device_.is_cpu() ? PeerChannel::of(collectives.group()) : nullptr;
+  }
+  static std::vector<int64_t> lengths_of(const Issue& issue) {
+    return issue.lengths == nullptr ? std::vector<int64_t>() : *issue.lengths;
   }
   static std::string named(const char* operation, const Issue& issue) {
     return operation + (" of " + in_words(issue));

@@ -24,6 +24,7 @@ PackedLayout::PackedLayout(const std::vector<ShardExtent>& extents, int64_t worl
     is_even_ = is_even_ && !chunk.has_ragged_rows();
   }
   is_even_ ? pack_evenly() : pack_by_rank();
+  find_lengths();
 }
 
 void PackedLayout::pack_evenly() {
@@ -54,6 +55,22 @@ void PackedLayout::pack_by_rank() {
     common_bytes_ += align_up(whole_bytes(static_cast<int64_t>(i)));
   }
   row_bytes_ = *std::max_element(ends.begin(), ends.end());
+}
+
+int64_t PackedLayout::end_of_row(int64_t rank) const {
+  for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
+    const auto length = chunk->length(rank);
+    if (length > 0) return align_up(chunk->offset_on(rank) + length);
+  }
+  return 0;
+}
+
+void PackedLayout::find_lengths() {
+  bool all_are_full = true;
+  for (int64_t rank = 0; all_are_full && rank < world_; ++rank)
+    all_are_full = end_of_row(rank) == row_bytes_;
+  if (all_are_full) return;
+  for (int64_t rank = 0; rank < world_; ++rank) lengths_.push_back(end_of_row(rank));
 }
 
 int64_t PackedLayout::whole_bytes(int64_t index) const {

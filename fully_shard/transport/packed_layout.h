@@ -105,7 +105,10 @@ class PackedLayout {
   PackedLayout(const std::vector<ShardExtent>& extents, int64_t world);
 
   int64_t row_bytes() const { return row_bytes_; }  // a multiple of kAlignment
-  bool is_even() const { return is_even_; }         // no cut is ragged
+  // Of the beginning of each rank's row that has something in it, multiples of
+  // kAlignment; none: of all rows all.
+  const std::vector<int64_t>& lengths() const { return lengths_; }
+  bool is_even() const { return is_even_; }  // no cut is ragged
   const PackedChunk& chunk(int64_t index) const { return chunks_[static_cast<size_t>(index)]; }
   int64_t size() const { return static_cast<int64_t>(chunks_.size()); }
   // Of that memory, and of a chunk there.
@@ -126,11 +129,14 @@ class PackedLayout {
  private:
   void pack_evenly();
   void pack_by_rank();
+  void find_lengths();
+  int64_t end_of_row(int64_t rank) const;
 
   int64_t world_;
   std::vector<PackedChunk> chunks_;
   bool is_even_ = true;
   int64_t row_bytes_ = 0, common_bytes_ = 0;
+  std::vector<int64_t> lengths_;
 };
 
 int64_t align_up(int64_t bytes);

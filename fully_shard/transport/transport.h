@@ -44,6 +44,9 @@ struct Issue {
   uint32_t unit = 0;           // number of the unit on this process group, the same on all ranks
   std::string unit_name = {};  // kRootName for a root
   NoticeWords words = {};      // travel with it, to be compared by the caller
+  // Of gather() and reduce(): the bytes at the beginning of each rank's row that count
+  // (GatherOptions). Outlives the call.
+  const std::vector<int64_t>* lengths = nullptr;
   // What sends gather() or reduce() in the transport's place, while it announces and
   // compares as ever; null: the transport. Outlives the call.
   const Communicate* custom = nullptr;

@@ -21,8 +21,6 @@ bool is_to_be_planned(const Shard& cut) {
   return cut.local_units == LocalUnits::of_owner(Owned::kPlanned);
 }
 
-int64_t ranks_that_shard(const DeviceMesh& mesh) { return mesh.size(shard_mesh_dim(mesh)); }
-
 // Whether a tensor-parallel style cuts that dimension, be it over one rank.
 bool is_cut_by_style(const at::Tensor& tensor, int64_t dim) {
   const auto* const meta = find_meta(tensor);
@@ -51,17 +49,20 @@ std::string misfit(const Shard& cut, const at::Tensor& part, int64_t ranks) {
   return "";
 }
 
-Shard cut_from(const Placement& placement, const FoundParam& param, const DeviceMesh& mesh) {
-  const auto where = c10::str("fully_shard: shard_placement_fn gave ", placement,
+Shard cut_from(const Placement& placement, const FoundParam& param, int64_t ranks, Outer outer,
+               const ErrorContext& context) {
+  const auto where = c10::str(context.caller, ": shard_placement_fn gave ", placement,
                               " for parameter '", param.path, "'");
-  const auto rank = c10::str(" (rank ", mesh.rank(), ")");
+  const auto& rank = context.rank;
   TORCH_CHECK_VALUE(placement.is_shard(), where, ", expected a Shard, RaggedShard or Owned", rank);
   Shard cut = placement.shard();
   const auto ndim = param.tensor.dim();
   if (cut.dim < 0) cut.dim += ndim;
   TORCH_CHECK_VALUE(cut.dim >= 0 && cut.dim < ndim, where, " of ", ndim, " dimensions", rank);
   TORCH_CHECK_NOT_IMPLEMENTED(cut.outer == 1, where, "; allowed are cuts without outer", rank);
-  const auto ranks = ranks_that_shard(mesh);
+  TORCH_CHECK_NOT_IMPLEMENTED(outer == Outer::kReplicate || !placement.is_interleaved(), where,
+                              " with outer = kShardOptimizer, which cuts the parts once more; ",
+                              "allowed there are Shard without unit", rank);
   const at::Tensor part = held_part(param.tensor);
   const auto why = misfit(cut, part, ranks);
   TORCH_CHECK_VALUE(why.empty(), where, " of shape ", param.tensor.sizes(), ": ", why, rank);
@@ -75,19 +76,19 @@ Shard cut_from(const Placement& placement, const FoundParam& param, const Device
 
 }  // namespace
 
-void place_parameters(ManagedModules& managed, const DeviceMesh& mesh,
-                      const FullyShardOptions& options) {
+int64_t ranks_that_shard(const DeviceMesh& mesh) { return mesh.size(shard_mesh_dim(mesh)); }
+
+void place_parameters(ManagedModules& managed, int64_t ranks, const FullyShardOptions& options,
+                      const ErrorContext& context) {
   if (!options.shard_placement_fn) return;
   for (auto& param : managed.params) {
     if (param.is_tied_to_a_unit()) continue;
     const auto placement = options.shard_placement_fn(param.path, param.tensor);
-    if (placement) param.cut = cut_from(*placement, param, mesh);
+    if (placement) param.cut = cut_from(*placement, param, ranks, options.outer, context);
   }
 }
 
-void plan_owners(ManagedModules& managed, const DeviceMesh& mesh,
-                 std::vector<int64_t>& owned_bytes) {
-  const auto ranks = ranks_that_shard(mesh);
+void plan_owners(ManagedModules& managed, int64_t ranks, std::vector<int64_t>& owned_bytes) {
   owned_bytes.resize(static_cast<size_t>(ranks), 0);
   std::vector<FoundParam*> planned;
   std::vector<int64_t> sizes;

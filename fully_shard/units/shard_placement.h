@@ -3,6 +3,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/policies.h"
+#include "fully_shard/units/error_context.h"
 #include "fully_shard/units/managed_modules.h"
 
 #include <cstdint>
@@ -10,16 +11,18 @@
 
 namespace fsdp::internal {
 
-// Sets the cut of every parameter that no unit has yet, as options.shard_placement_fn
-// says, which is asked once for each: Shard(0) where it says nothing. An Owned{} stays as
-// it is. Throws ValueError for what does not fit the parameter or the mesh.
-void place_parameters(ManagedModules& managed, const DeviceMesh& mesh,
-                      const FullyShardOptions& options);
+int64_t ranks_that_shard(const DeviceMesh& mesh);
+
+// Sets the cut of every parameter that no unit has yet, over `ranks` ranks, as
+// options.shard_placement_fn says, which is asked once for each: Shard(0) where it says
+// nothing. An Owned{} stays as it is. Throws ValueError for what does not fit the
+// parameter or the ranks.
+void place_parameters(ManagedModules& managed, int64_t ranks, const FullyShardOptions& options,
+                      const ErrorContext& context);
 
 // Gives each parameter that is placed Owned{} an owner (planned_owners.h). `owned_bytes`:
 // what each coordinate was given so by the units before, to which it is added.
-void plan_owners(ManagedModules& managed, const DeviceMesh& mesh,
-                 std::vector<int64_t>& owned_bytes);
+void plan_owners(ManagedModules& managed, int64_t ranks, std::vector<int64_t>& owned_bytes);
 
 using ShardPlacementFn = decltype(FullyShardOptions::shard_placement_fn);
 

@@ -69,6 +69,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   c10::Device device = c10::kCPU;  // where its modules compute
   MixedPrecisionPolicy precision = {};
   OffloadPolicy offload = {};
+  Outer outer = Outer::kReplicate;
   CustomCollectives custom = {};
   UnitBuffers buffers;  // with precision.buffer_dtype: those that the unit casts
   Summoned summoned = Summoned::kNo;

@@ -52,6 +52,10 @@ void validate_options(const FullyShardOptions& options, const DeviceMesh& mesh) 
   validate_dtype("reduce_dtype", policy.reduce_dtype, mesh);
   validate_dtype("buffer_dtype", policy.buffer_dtype, mesh);
   validate_dtype("output_dtype", policy.output_dtype, mesh);
+  TORCH_CHECK_VALUE(options.outer == Outer::kReplicate || mesh.ndim() == 2,
+                    "fully_shard: outer is kShardOptimizer on ", to_string(mesh), " of ",
+                    mesh.ndim(), " dimensions; it needs two, of which the first is the outer one ",
+                    "(init_hybrid_mesh makes such a mesh; rank ", mesh.rank(), ")");
 }
 
 // A member of parallelize_module, which lies on a mesh of its own.

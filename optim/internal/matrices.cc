@@ -21,7 +21,7 @@ std::string text_of(const std::vector<int64_t>& shape) {
 
 // Of a matrix itself, as they come after those of the batch. An owner has all of it.
 bool cuts_matrices(const Placement& placement, int64_t mesh_size, size_t batch_dims) {
-  const bool is_owned = placement.is_ragged() && placement.shard().local_units.owner();
+  const bool is_owned = placement.is_owned();
   return mesh_size > 1 && placement.is_shard() && !is_owned &&
          static_cast<size_t>(placement.shard_dim()) >= batch_dims;
 }

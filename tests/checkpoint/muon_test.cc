@@ -20,8 +20,13 @@
 namespace fsdp::testing {
 namespace {
 
-// How a model's matrices lie.
-enum class Matrices { kInRows, kOnOwners };
+// How a model's matrices lie. Pieces: with Outer::kShardOptimizer.
+enum class Matrices { kInRows, kOnOwners, kInPieces };
+
+std::vector<Matrices> layouts_on(const std::vector<int64_t>& mesh_shape) {
+  if (mesh_shape.size() < 2) return {Matrices::kInRows, Matrices::kOnOwners};
+  return {Matrices::kInRows, Matrices::kOnOwners, Matrices::kInPieces};
+}
 
 struct MuonTraining {
   explicit MuonTraining(const std::vector<int64_t>& mesh_shape,
@@ -32,6 +37,7 @@ struct MuonTraining {
       options.shard_placement_fn = [](const auto&, const torch::Tensor& tensor) {
         return tensor.dim() == 2 ? std::optional<Placement>(Owned{}) : std::nullopt;
       };
+    if (matrices == Matrices::kInPieces) options.outer = Outer::kShardOptimizer;
     if (!mesh_shape.empty()) fully_shard(model, init_device_mesh(c10::kCPU, mesh_shape), options);
     set_values(model->parameters());
     optimizer.emplace(split_for_muon(model), MuonOptions(2e-2), torch::optim::AdamWOptions(1e-2));
@@ -75,7 +81,7 @@ TEST(MuonCheckpoint, GoesOnAtAnyOtherWorldWithTheSameBits) {
     });
   };
   for (const auto& from : kMuonMeshes) {
-    for (const auto matrices : {Matrices::kInRows, Matrices::kOnOwners}) {
+    for (const auto matrices : layouts_on(from)) {
       const TemporaryFolder folder;
       const std::string path = folder / "saved";
       run_ranks(world_of(from), [&](int64_t) {
@@ -84,8 +90,7 @@ TEST(MuonCheckpoint, GoesOnAtAnyOtherWorldWithTheSameBits) {
         save(training.state(), path);
       });
       for (const auto& to : kMuonMeshes) {
-        go_on(path, to, Matrices::kInRows);
-        go_on(path, to, Matrices::kOnOwners);
+        for (const auto lie : layouts_on(to)) go_on(path, to, lie);
       }
     }
   }

@@ -54,6 +54,7 @@ void use_device_mesh() {
   expect(mesh.slice_index() == 0 && mesh.side_group(0, "consumer").defined(), "side_group");
   expect(mesh["dp"].beside(mesh["tp"]) == mesh[{"dp", "tp"}], "slices");
   expect(mesh[std::vector<std::string>{"tp"}] != mesh["dp"], "a slice of several names");
+  expect(mesh.permute({1, 0}) == mesh[{"tp", "dp"}], "permute");
   expect(mesh.flatten({"dp", "tp"}, "all").ndim() == 1, "flatten");
   expect(mesh.neighbours(0, 1).size() == 1 && mesh.hash() == std::hash<DeviceMesh>()(mesh),
          "neighbours and hash");

@@ -157,6 +157,20 @@ TEST(DeviceMesh, SlicesBesideEachOtherAreTheSliceOfBoth) {
   });
 }
 
+TEST(DeviceMesh, PermutedIsTheSliceInThatOrderAndNeedsNoNames) {
+  run_ranks(4, [](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});
+    EXPECT_EQ(mesh.permute({1, 0}), (mesh[{"tp", "dp"}]));
+    EXPECT_EQ(mesh.permute({0, 1}), mesh);
+    const auto plain = init_device_mesh(c10::kCPU, {1, 4}).permute({1, 0});
+    EXPECT_EQ(plain.shape(), (Indices{4, 1}));
+    EXPECT_EQ(plain.ranks(), (Indices{0, 1, 2, 3}));
+    EXPECT_EQ(plain.coordinate(), (Indices{plain.rank(), 0}));
+    for (const Indices& dims : std::vector<Indices>{{0}, {0, 0}, {0, 2}, {-1, 0}, {0, 1, 2}})
+      EXPECT_VALUE_ERROR(mesh.permute(dims), "expected each dimension");
+  });
+}
+
 TEST(DeviceMesh, FromGroupTakesTheGroupAsItIs) {
   run_ranks(4, [](int64_t rank) {
     const auto grid = init_device_mesh(c10::kCPU, {2, 2}, {"dp", "tp"});

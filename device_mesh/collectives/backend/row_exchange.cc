@@ -24,7 +24,7 @@ RowExchange::RowExchange(const Group& group, const at::Tensor& rows, at::ScalarT
       received_(rows_.size()),
       spare_(scratch_memory(rows_.front().sizes(), rows_.front().scalar_type(),
                             rows_.front().device())) {
-  received_[static_cast<size_t>(rank_)] = rows_[static_cast<size_t>(rank_)];
+  received_[static_cast<size_t>(rank_)] = beginning_for(rank_, rows_[static_cast<size_t>(rank_)]);
   start_round();
   // c10d's messages can not be asked whether they have arrived, so a thread waits for
   // them. With one peer there is but one round, which needs nobody's help.
@@ -38,11 +38,20 @@ int64_t RowExchange::staging_bytes() const { return (size_ + 1) * rows_.front().
 
 int64_t RowExchange::peer(int64_t distance) const { return (rank_ + distance + size_) % size_; }
 
+at::Tensor RowExchange::beginning_for(int64_t rank, const at::Tensor& row) const {
+  if (options_.lengths.empty()) return row;
+  return row.narrow(0, 0, options_.lengths[static_cast<size_t>(rank)]);
+}
+
 void RowExchange::start_round() {
-  if (round_ >= size_ || spare_.numel() == 0) return;
+  receiving_ = {};
+  sending_ = {};
+  if (round_ >= size_) return;
   const auto to = peer(round_);
-  receiving_ = receive(group_, spare_, peer(-round_), options_.tag);
-  sending_ = send(group_, rows_[static_cast<size_t>(to)], to, options_.tag);
+  const auto sent = beginning_for(to, rows_[static_cast<size_t>(to)]);
+  const auto received = beginning_for(rank_, spare_);
+  if (received.numel() > 0) receiving_ = receive(group_, received, peer(-round_), options_.tag);
+  if (sent.numel() > 0) sending_ = send(group_, sent, to, options_.tag);
 }
 
 void RowExchange::run_rounds() noexcept {
@@ -51,7 +60,7 @@ void RowExchange::run_rounds() noexcept {
     for (; round_ < size_; start_round()) {
       receiving_.wait(options_.what);
       sending_.wait(options_.what);
-      received_[static_cast<size_t>(peer(-round_))] = spare_;
+      received_[static_cast<size_t>(peer(-round_))] = beginning_for(rank_, spare_);
       spare_ = rows_[static_cast<size_t>(peer(round_))];
       ++round_;
     }

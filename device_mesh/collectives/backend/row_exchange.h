@@ -28,7 +28,9 @@ namespace fsdp::internal {
 
 struct RowExchangeOptions {
   std::string what;  // names the operation in errors
-  int tag = 0;       // of the messages (point_to_point.h)
+  // The bytes at the beginning of each row that are sent; none: all of it.
+  std::vector<int64_t> lengths = {};
+  int tag = 0;  // of the messages (point_to_point.h)
   // Runs before anything is waited for; what it throws is what wait() throws, and no
   // further round begins.
   std::function<void()> agree = {};
@@ -57,6 +59,8 @@ class RowExchange {
 
  private:
   int64_t peer(int64_t distance) const;
+  // What is sent of memory of a row that goes to `rank`.
+  at::Tensor beginning_for(int64_t rank, const at::Tensor& row) const;
   void start_round();
   void run_rounds() noexcept;  // those that are left; keeps what goes wrong
   void finish();

@@ -22,8 +22,9 @@ namespace fsdp::internal {
 class RowGather {
  public:
   // row: uint8, contiguous, of the same size on every rank; must not be written before
-  // the wait. Returns at once.
-  RowGather(const Group& group, const at::Tensor& row, int tag);
+  // the wait. lengths: as GatherOptions has them. Returns at once.
+  RowGather(const Group& group, const at::Tensor& row, const std::vector<int64_t>& lengths,
+            int tag);
 
   int64_t staging_bytes() const { return rows_->received.numel(); }
   // Throws DistBackendError, naming `what`, where a message failed; then nobody waits for
@@ -39,8 +40,15 @@ class RowGather {
 
  private:
   struct Rows {
-    at::Tensor own, received;  // the others' behind one another, in the order of the ranks
+    at::Tensor own, received;      // the others' behind one another, in the order of the ranks
+    std::vector<int64_t> offsets;  // of each rank's in `received`, and where they end
   };
+  static std::shared_ptr<const Rows> rows_of(const at::Tensor& row,
+                                             const std::vector<int64_t>& lengths, int64_t rank,
+                                             int64_t size);
+  // What this rank sends, and what another one does.
+  at::Tensor sent(const std::vector<int64_t>& lengths) const;
+  at::Tensor place_of(int64_t rank) const;
 
   Group group_;
   int64_t rank_, size_;

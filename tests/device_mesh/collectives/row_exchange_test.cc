@@ -12,7 +12,9 @@
 
 #include <atomic>
 #include <chrono>
+#include <cstdint>
 #include <stdexcept>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -36,6 +38,28 @@ TEST(RowExchange, GivesTheSumOfThisRanksRowsWithOneSpareRow) {
         EXPECT_TRUE(
             at::equal(sum, at::arange(10).add(rank).mul(world).add(of_ranks).to(at::kFloat)));
         EXPECT_EQ(agreed, 1);
+      });
+    }
+  }
+}
+
+// Row r has r floats that count.
+TEST(RowExchange, SendsTheBeginningsOfRowsOfDifferentLengths) {
+  for (int64_t world : {1, 2, 3, 4}) {
+    for (const bool in_background : {false, true}) {
+      run_ranks(world, [&](int64_t rank) {
+        auto rows = at::empty({world, 16}, at::kByte);
+        std::vector<int64_t> lengths;
+        for (int64_t r = 0; r < world; ++r) {
+          rows[r].view(at::kFloat).copy_(at::arange(4).add(100 * rank + r));
+          lengths.push_back(4 * r);
+        }
+        RowExchange exchange(
+            default_process_group(), rows, at::kFloat,
+            {.what = "sum", .lengths = lengths, .tag = 5, .in_background = in_background});
+        const auto of_ranks = 100 * world * (world - 1) / 2;
+        EXPECT_TRUE(at::equal(exchange.wait(),
+                              at::arange(rank).add(rank).mul(world).add(of_ranks).to(at::kFloat)));
       });
     }
   }

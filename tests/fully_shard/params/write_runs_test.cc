@@ -30,16 +30,17 @@ void gather(std::vector<WriteRuns>& ranks) {
 }
 
 // Parameters whose parts one, two and all ranks of three hold.
-const std::vector<Holders> kParams = {holders_of(chunk_of(1, kWorld), kWorld),
-                                      holders_of(chunk_of(2, kWorld), kWorld),
-                                      holders_of(chunk_of(5, kWorld), kWorld)};
+const std::vector<Holders> kParams = {holders_of(chunk_of(1, kWorld), {.inner_ranks = kWorld}),
+                                      holders_of(chunk_of(2, kWorld), {.inner_ranks = kWorld}),
+                                      holders_of(chunk_of(5, kWorld), {.inner_ranks = kWorld})};
 
 TEST(WriteRuns, KnowsWhichRanksHoldAPart) {
   EXPECT_EQ(kParams, (std::vector<Holders>{0b001, 0b011, 0b111}));
-  EXPECT_EQ(holders_of(chunk_of(0, kWorld), kWorld), 0u);
-  EXPECT_EQ(holders_of(chunk_of(1, 1), 1), 0b1u);
-  EXPECT_EQ(holders_of(chunk_of(64, 64), 64), ~Holders{0});
-  EXPECT_EQ(holders_of(chunk_of(40, 64), 64), 0xffu);  // ranks 0 to 7 share bits with 32 to 39
+  EXPECT_EQ(holders_of(chunk_of(0, kWorld), {.inner_ranks = kWorld}), 0u);
+  EXPECT_EQ(holders_of(chunk_of(1, 1), {.inner_ranks = 1}), 0b1u);
+  EXPECT_EQ(holders_of(chunk_of(64, 64), {.inner_ranks = 64}), ~Holders{0});
+  EXPECT_EQ(holders_of(chunk_of(40, 64), {.inner_ranks = 64}),
+            0xffu);  // ranks 0 to 7 share bits with 32 to 39
 }
 
 // Which of the parameters each rank writes in a run, as bits: all 8 * 8 * 8.

@@ -15,6 +15,16 @@ void draw_replicas(Draws& draws, Program& program) {
   }
 }
 
+// Parts of stated sizes are not cut once more.
+void draw_outer(Draws& draws, Program& program) {
+  bool has_weights = false;
+  for_each_node(program.root, [&](const Node& node) {
+    for (const auto& param : node.params) has_weights = has_weights || !param.weights.empty();
+  });
+  if (program.replicas > 1 && !has_weights && draws.chance(50))
+    program.outer = Outer::kShardOptimizer;
+}
+
 void draw_halves(Draws& draws, Program& program) {
   if (shards_of(program) != 4) return;
   for_each_node(program.root, [&](Node& node) {
@@ -118,6 +128,7 @@ void draw_options(Draws& draws, Program& program) {
   draw_buffers(draws, program);
   draw_offload(draws, program);
   draw_readings(draws, program);
+  draw_outer(draws, program);
 }
 
 }  // namespace fsdp::testing

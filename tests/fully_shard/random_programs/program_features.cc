@@ -223,6 +223,8 @@ std::vector<Feature> option_features() {
                       [](const Program& p) { return p.replicas > 1 && p.replicas == p.world; }),
       program_feature("hybrid sharding, two replicas of two shards",
                       [](const Program& p) { return p.replicas == 2 && p.world == 4; }),
+      program_feature("hybrid sharding of the optimizer",
+                      [](const Program& p) { return p.outer == Outer::kShardOptimizer; }),
       program_feature("SGD", [](const Program& p) { return p.optimizer == Optimizer::kSgd; }),
       program_feature("SGD with momentum",
                       [](const Program& p) { return p.optimizer == Optimizer::kMomentum; }),

@@ -24,7 +24,11 @@ class Simpler {
     offer([](Program& p) { p.prefetch_after_gradients = false; });
     offer([](Program& p) { p.weighs_entries = false; });
     offer([](Program& p) { p.optimizer = Optimizer::kSgd; });
-    offer([](Program& p) { p.replicas = 1; });
+    offer([](Program& p) { p.outer = Outer::kReplicate; });
+    offer([](Program& p) {
+      p.replicas = 1;
+      p.outer = Outer::kReplicate;
+    });
     if (program_.tensor_ranks > 2) offer([](Program& p) { --p.tensor_ranks; });
     if (program_.world > 2 && program_.replicas == 1) offer([](Program& p) { --p.world; });
     if (program_.width > 1) offer([](Program& p) { p.width = p.width > 4 ? 4 : p.width - 1; });

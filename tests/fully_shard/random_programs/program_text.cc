@@ -139,6 +139,7 @@ std::string to_string(const Program& program) {
   std::ostringstream out;
   out << "program of seed " << program.seed << ": world " << program.world;
   if (program.replicas > 1) out << " of " << program.replicas << " replicas";
+  if (program.outer == Outer::kShardOptimizer) out << " that shard the optimizer";
   if (program.tensor_ranks > 0)
     out << ", " << program.tensor_ranks << " tensor-parallel ranks each";
   if (!program.sharded) out << ", not sharded";

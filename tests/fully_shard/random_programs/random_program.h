@@ -8,6 +8,7 @@
 #pragma once
 
 #include "dtensor/placement.h"
+#include "fully_shard/policies.h"
 
 #include <cstdint>
 #include <functional>
@@ -136,6 +137,7 @@ struct Program {
   uint64_t seed = 0;
   int world = 2;
   int replicas = 1;  // hybrid sharding where more than one: a mesh {replicas, shards}
+  Outer outer = Outer::kReplicate;  // of all units
   ProgramTransport transport = ProgramTransport::kTestBackend;
   bool evict = false;                     // empty and poison every group after every operator
   bool deferred = false;                  // built without values, sharded, materialized

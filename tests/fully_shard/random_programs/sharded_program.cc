@@ -73,6 +73,7 @@ void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
     options.reshard_after_forward = ReshardAfterForward::to_world(2);
   options.mp_policy = policy_of(spec.precision);
   options.offload_policy.offload_to_cpu = spec.offload;
+  options.outer = program_.outer;
   options.shard_placement_fn = [this](const std::string&, const at::Tensor& tensor) {
     return placement_of(tensor);
   };

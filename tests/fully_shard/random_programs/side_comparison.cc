@@ -54,8 +54,7 @@ void SideComparison::compare(const std::string& what, const Tensor& found, const
 }
 
 Tensor SideComparison::own_part(int id, const Tensor& whole) const {
-  const auto shards = shards_of(program_);
-  return part_of(whole, *find_param(program_, id), rank_ % shards, shards);
+  return part_of(whole, *find_param(program_, id), program_, rank_);
 }
 
 // Of a sharded tensor's value or gradient: its part here.

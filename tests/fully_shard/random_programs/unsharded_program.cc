@@ -27,11 +27,26 @@ at::ScalarType sum_dtype(at::ScalarType dtype) {
 
 }  // namespace
 
-Tensor part_of(const Tensor& full, const ParamSpec& param, int64_t rank, int64_t shards) {
+namespace {
+
+Tensor cut(const Tensor& full, const ParamSpec& param, int64_t index, int64_t parts) {
   const auto dim = sharded_dim(param);
-  const auto bounds = bounds_of_parts(param, full.size(dim), shards);
-  const auto index = static_cast<size_t>(rank);
-  return full.narrow(dim, bounds[index], bounds[index + 1] - bounds[index]);
+  const auto bounds = bounds_of_parts(param, full.size(dim), parts);
+  const auto first = bounds[static_cast<size_t>(index)];
+  return full.narrow(dim, first, bounds[static_cast<size_t>(index) + 1] - first);
+}
+
+}  // namespace
+
+int64_t parts_of(const Program& program) {
+  return program.outer == Outer::kShardOptimizer ? program.world : shards_of(program);
+}
+
+Tensor part_of(const Tensor& full, const ParamSpec& param, const Program& program, int64_t rank) {
+  const auto shards = shards_of(program);
+  const auto shard = cut(full, param, rank % shards, shards);
+  if (program.outer == Outer::kReplicate) return shard;
+  return cut(shard, param, rank / shards, program.replicas);
 }
 
 void UnshardedProgram::Arrivals::add(const Tensor& gradient) {
@@ -48,7 +63,7 @@ void UnshardedProgram::Arrivals::add(const Arrivals& other) {
 }
 
 UnshardedProgram::UnshardedProgram(const Program& program, std::map<int, UnitSpec> sharded)
-    : program_(program), shards_(shards_of(program)), sharded_(std::move(sharded)) {
+    : program_(program), sharded_(std::move(sharded)) {
   for (int64_t rank = 0; rank < program.world; ++rank) models_.push_back(build_model(program));
   if (program.sharded)
     cast_buffers(program.root,
@@ -133,9 +148,9 @@ std::vector<Tensor> UnshardedProgram::optimized_tensors(const RandomModel& model
     if (tensor.dtype == tensor.computed_in && tensor.dtype != at::kBFloat16) continue;
     const auto& parameter = tensor.parameters[rank];
     const auto* const param = find_param(program_, id);
-    for (int64_t shard = 0; shard < shards_; ++shard) {
-      const auto chunk = part_of(parameter.detach(), *param, shard, shards_);
-      chunks_.push_back({parameter, param, shard, chunk.clone(at::MemoryFormat::Contiguous)});
+    for (int64_t part = 0; part < parts_of(program_); ++part) {
+      const auto chunk = part_of(parameter.detach(), *param, program_, part);
+      chunks_.push_back({parameter, param, part, chunk.clone(at::MemoryFormat::Contiguous)});
       parts[tensor.members[rank].unsafeGetTensorImpl()].push_back(chunks_.back().part);
     }
   }
@@ -265,14 +280,14 @@ void UnshardedProgram::zero_grad(bool set_to_none) {
 
 void UnshardedProgram::step() {
   for (auto& [parameter, param, rank, part] : chunks_) {
-    part.copy_(part_of(parameter.detach(), *param, rank, shards_));
+    part.copy_(part_of(parameter.detach(), *param, program_, rank));
     const auto& gradient = parameter.grad();
     part.mutable_grad() =
-        gradient.defined() ? part_of(gradient, *param, rank, shards_).contiguous() : Tensor();
+        gradient.defined() ? part_of(gradient, *param, program_, rank).contiguous() : Tensor();
   }
   for (auto& optimizer : optimizers_) optimizer->step();
   for (auto& [parameter, param, rank, part] : chunks_)
-    part_of(parameter.detach(), *param, rank, shards_).copy_(part);
+    part_of(parameter.detach(), *param, program_, rank).copy_(part);
   refresh_members();
 }
 

@@ -110,7 +110,6 @@ class UnshardedProgram {
                  double divisor) const;
 
   const Program& program_;
-  int64_t shards_;
   std::map<int, UnitSpec> sharded_;
   std::vector<RandomModel> models_;  // per rank
   std::map<int, PlainTensor> tensors_;
@@ -118,7 +117,10 @@ class UnshardedProgram {
   std::vector<std::unique_ptr<torch::optim::Optimizer>> optimizers_;
 };
 
-// What rank `rank` of those that shard holds of the tensor of such a parameter. A view.
-at::Tensor part_of(const at::Tensor& full, const ParamSpec& param, int64_t rank, int64_t shards);
+// How many different parts the ranks of a program have of a tensor.
+int64_t parts_of(const Program& program);
+// What rank `rank` of the mesh holds of the tensor of such a parameter. A view.
+at::Tensor part_of(const at::Tensor& full, const ParamSpec& param, const Program& program,
+                   int64_t rank);
 
 }  // namespace fsdp::testing

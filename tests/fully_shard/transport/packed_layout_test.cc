@@ -37,6 +37,35 @@ std::vector<int64_t> bytes_of_chunk(const ShardExtent& extent, int64_t world, in
   return bytes;
 }
 
+// Behind the last byte of a rank's chunks, on an alignment boundary.
+int64_t end_of_chunks(const PackedLayout& layout, int64_t rank) {
+  int64_t end = 0;
+  for (int64_t i = 0; i < layout.size(); ++i) {
+    const auto& chunk = layout.chunk(i);
+    if (chunk.length(rank) > 0)
+      end = std::max(end, align_up(chunk.offset_on(rank) + chunk.length(rank)));
+  }
+  return end;
+}
+
+TEST(PackedLayout, LengthsAreWhereTheChunksOfEachRankEnd) {
+  const Shard owned{.dim = 0, .local_units = LocalUnits::of_owner(1)};
+  const std::vector<std::vector<ShardExtent>> layouts = {
+      {{8, 64}, {4, 64}}, {{5, 100}, {7, 30}}, {{1, 64}},
+      {{0, 64}, {2, 64}}, {{8, 64, 1, owned}}, {{8, 64}, {3, 64, 1, owned}}};
+  for (const auto& extents : layouts) {
+    for (int64_t world = 2; world <= 4; ++world) {
+      const PackedLayout layout(extents, world);
+      for (int64_t rank = 0; rank < world; ++rank) {
+        const auto length = layout.lengths().empty() ? layout.row_bytes()
+                                                     : layout.lengths()[static_cast<size_t>(rank)];
+        EXPECT_EQ(length, end_of_chunks(layout, rank));
+      }
+    }
+  }
+  EXPECT_TRUE(PackedLayout({{8, 64}, {4, 64}}, 4).lengths().empty());
+}
+
 TEST(PackedLayout, APartHasTheRowsOfItsChunkOfEveryBlockInOrder) {
   for (int64_t blocks = 0; blocks <= 4; ++blocks) {
     for (int64_t rows = 0; rows <= 9; ++rows) {

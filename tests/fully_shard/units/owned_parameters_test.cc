@@ -146,6 +146,44 @@ TEST_P(OwnedParameters, TrainAsTheUnshardedModelHoweverTheyAreResharded) {
   });
 }
 
+// Over Gloo, between hosts: from the second gather on, when all ranks are known to cut
+// alike.
+TEST(OwnedRows, TravelAsLongAsTheyAre) {
+  const WithEnvironment memory("FSDP_PEER_MEMORY", "off");
+  constexpr int64_t kWidth = 256, kBytes = kWidth * kWidth * 4;
+  on_ranks_of(3, [&](int64_t rank, const DeviceMesh& mesh) {
+    torch::nn::Linear layer(torch::nn::LinearOptions(kWidth, kWidth).bias(false));
+    set_start_values(*layer);
+    const auto whole = layer->weight.detach().clone();
+    const FullyShardOptions options = placed_so({{"weight", Owned{1}}});
+    auto unit = fully_shard(layer, mesh, options);
+    unit.unshard();
+    unit.reshard();
+    auto handle = unit.unshard_async();
+    EXPECT_EQ(counters(mesh).staging_bytes, rank == 1 ? 0 : kBytes);
+    handle.wait();
+    const torch::NoGradGuard no_grad;
+    EXPECT_TRUE(torch::equal(layer->weight, whole));
+  });
+}
+
+TEST(OwnedRows, OfGradientsAreAddedUpOnTheirOwner) {
+  const WithEnvironment memory("FSDP_PEER_MEMORY", "off");
+  constexpr int64_t kWidth = 128;
+  on_ranks_of(3, [&](int64_t rank, const DeviceMesh& mesh) {
+    torch::nn::Linear layer(kWidth, kWidth);
+    set_start_values(*layer);
+    fully_shard(layer, mesh, placed_so({{"weight", Owned{2}}}));
+    for (int step = 0; step < 2; ++step) {
+      layer->zero_grad();
+      layer(torch::full({1, kWidth}, static_cast<double>(rank + 1))).sum().backward();
+      EXPECT_TRUE(
+          torch::equal(full_gradient(layer->parameters()[0]), torch::full({kWidth, kWidth}, 2.0)));
+      EXPECT_TRUE(torch::equal(full_gradient(layer->parameters()[1]), torch::ones({kWidth})));
+    }
+  });
+}
+
 // A double has another one's precision here, and so has the sum.
 TEST_P(OwnedParameters, TrainInMixedPrecisionAndOffloaded) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {

@@ -1,12 +1,14 @@
 // What plan_units() makes of a policy's choices, and what it refuses.
 #include "tests/fully_shard/units/planned_modules.h"
 #include "tests/support/errors.h"
+#include "tests/support/thread_ranks.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <memory>
+#include <optional>
 #include <sstream>
 
 namespace fsdp::testing {
@@ -68,6 +70,45 @@ TEST(UnitPlan, IsPrintedALineAUnit) {
   std::ostringstream printed;
   printed << plan;
   EXPECT_EQ(printed.str(), to_string(plan));
+}
+
+TEST(UnitPlan, ShowsWhereParametersLieOnSoManyRanks) {
+  FullyShardOptions options;
+  options.shard_placement_fn = [](const std::string&,
+                                  const at::Tensor& tensor) -> std::optional<Placement> {
+    if (tensor.dim() == 2) return Owned{};
+    return tensor.size(0) == 6 ? std::optional<Placement>(Shard{.dim = 0, .unit = 3})
+                               : std::nullopt;
+  };
+  const auto root = stage({{"x", linear(8, 6)}, {"y", linear(2, 2)}});
+  const auto plan = plan_units(root, by_type<Linear>(), options, /*ranks=*/3);
+  const std::vector<PlannedPlacement> of_x = {{"weight", Owned{2}},
+                                              {"bias", Shard{.dim = 0, .unit = 3}}};
+  EXPECT_EQ(plan.units[0].placements, of_x);
+  EXPECT_THAT(to_string(plan), ::testing::StartsWith("x: torch::nn::LinearImpl, 54 elements\n"
+                                                     "  weight: Owned(2)\n  bias: "));
+  EXPECT_TRUE(plan_units(root, by_type<Linear>(), options).units[1].placements.empty());
+}
+
+// Owners and all: what fully_shard does on so many ranks.
+TEST(UnitPlan, PlacesAsAutoShardDoes) {
+  FullyShardOptions options;
+  options.shard_placement_fn = [](const std::string&, const at::Tensor& tensor) {
+    return tensor.dim() == 2 ? std::optional<Placement>(Owned{}) : std::nullopt;
+  };
+  const auto root = [] {
+    return stage({{"x", linear(8, 4)}, {"y", linear(3, 5)}, {"z", linear(8, 4)}});
+  };
+  const auto plan = plan_units(root(), by_type<Linear>(), options, /*ranks=*/2);
+  run_ranks(2, [&](int64_t) {
+    const auto model = root();
+    auto_shard(model, by_type<Linear>(), init_device_mesh(torch::kCPU, {2}), options);
+    const auto parameters = model->named_parameters();
+    for (const auto& unit : plan.units) {
+      for (const auto& [name, placement] : unit.placements)
+        EXPECT_EQ(DTensor(parameters[unit.path + "." + name]).placements()[0], placement);
+    }
+  });
 }
 
 TEST(UnitPlan, RefusesModulesThatCanNotBeUnitsByName) {

@@ -10,6 +10,8 @@
 #include "tests/tensor_parallel/sharded_pair.h"
 
 #include <limits>
+#include <tuple>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
@@ -197,14 +199,16 @@ TEST(ShardedTraining, ActivationsAreCastBeforeTheyMove) {
       options);
 }
 
-class HybridTraining : public ::testing::TestWithParam<std::vector<int64_t>> {};
+class HybridTraining : public ::testing::TestWithParam<std::tuple<std::vector<int64_t>, Outer>> {};
 
 TEST_P(HybridTraining, EqualsOneDevice) {
-  const auto& shape = GetParam();
+  const auto& [shape, outer] = GetParam();
+  FullyShardOptions options;
+  options.outer = outer;
   for (const bool cut_sequence : {false, true}) {
     run_ranks(shape[0] * shape[1] * shape[2], [&](int64_t) {
       ShardedPair pair(kModel, init_device_mesh(c10::kCPU, shape, {"replicate", "dp", "tp"}),
-                       cut_sequence);
+                       cut_sequence, options);
       pair.backward();
       pair.expect_same_gradients();
       const double wanted = torch::nn::utils::clip_grad_norm_(pair.plain->parameters(), 1e-2);
@@ -214,10 +218,23 @@ TEST_P(HybridTraining, EqualsOneDevice) {
   }
 }
 
+TEST_P(HybridTraining, StepsAsOneDevice) {
+  const auto& [shape, outer] = GetParam();
+  FullyShardOptions options;
+  options.outer = outer;
+  run_ranks(shape[0] * shape[1] * shape[2], [&](int64_t) {
+    ShardedPair pair(kModel, init_device_mesh(c10::kCPU, shape, {"replicate", "dp", "tp"}),
+                     /*cut_sequence=*/true, options);
+    pair.expect_same_steps(3);
+  });
+}
+
 INSTANTIATE_TEST_SUITE_P(Meshes, HybridTraining,
-                         ::testing::Values(std::vector<int64_t>{2, 1, 2},
-                                           std::vector<int64_t>{1, 2, 2},
-                                           std::vector<int64_t>{2, 2, 2}));
+                         ::testing::Combine(::testing::Values(std::vector<int64_t>{2, 1, 2},
+                                                              std::vector<int64_t>{1, 2, 2},
+                                                              std::vector<int64_t>{2, 2, 2}),
+                                            ::testing::Values(Outer::kReplicate,
+                                                              Outer::kShardOptimizer)));
 
 TEST(ShardedMemberErrors, AMeshThatIsNotBesideTheMembersIsRefused) {
   run_ranks(2, [](int64_t) {
