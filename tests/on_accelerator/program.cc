@@ -1,5 +1,6 @@
 #include "tests/on_accelerator/program.h"
 
+#include <algorithm>
 #include <memory>
 #include <sstream>
 
@@ -19,10 +20,16 @@ void run_rank(const TrainingProgram& program, const DeviceMesh& mesh, ProgramRun
 
 }  // namespace
 
+// But for how many bytes they are of: ranks of different groups may have more or fewer.
 bool is_one_order(World& world) {
   const auto issued = world.issued();
+  const auto is_same = [](const std::string& one, const std::string& other) {
+    return one.substr(0, one.rfind(" of ")) == other.substr(0, other.rfind(" of "));
+  };
   for (const auto& [rank, operations] : issued) {
-    if (operations != issued.begin()->second) return false;
+    const auto& first = issued.begin()->second;
+    if (!std::equal(operations.begin(), operations.end(), first.begin(), first.end(), is_same))
+      return false;
   }
   return true;
 }

@@ -73,6 +73,7 @@ void draw_ranks(Draws& draws, Program& program) {
                                         {2, 1, 2},
                                         {1, 1, 1}});
   program.replicas = ranks.replicas;
+  if (program.replicas == 1) program.outer = Outer::kReplicate;
   program.world = ranks.replicas * ranks.shards;
   program.tensor_ranks = ranks.tensor_ranks;
   program.sharded = program.world > 1 || draws.chance(50);
