@@ -58,6 +58,37 @@ TEST(Redistribute, EveryTransitionOnOneDimension) {
   }
 }
 
+// Blocks of two, parts of stated sizes that begin or end with none, and owners, along
+// dimensions of 12 and 6.
+Placements cuts_over(int64_t world) {
+  const std::vector<std::vector<int64_t>> sixths = {{6}, {5, 1}, {1, 0, 5}, {0, 2, 3, 1}};
+  const std::vector<std::vector<int64_t>> thirds = {{3}, {0, 3}, {2, 1, 0}, {1, 1, 0, 1}};
+  const auto place = static_cast<size_t>(world) - 1;
+  Placements cuts;
+  for (int64_t dim = 0; dim < 2; ++dim) {
+    cuts.emplace_back(Shard{.dim = dim, .unit = 2});
+    cuts.emplace_back(RaggedShard{.dim = dim, .local_units = sixths[place]});
+    cuts.emplace_back(RaggedShard{.dim = dim, .local_units = thirds[place]});
+    for (const int64_t owner : {int64_t{0}, world - 1})
+      cuts.push_back(Placement(Owned{owner}).along(dim));
+  }
+  return cuts;
+}
+
+TEST(Redistribute, EveryTransitionBetweenAllKindsOfCuts) {
+  for (int64_t world = 1; world <= 4; ++world) {
+    run_ranks(world, [world](int64_t) {
+      const auto mesh = init_device_mesh(c10::kCPU, {world});
+      auto all = every_placement(2);
+      const auto cuts = cuts_over(world);
+      all.insert(all.end(), cuts.begin(), cuts.end());
+      for (const auto& from : all) {
+        for (const auto& to : all) expect_transition(mesh, {{from}, {to}, {12, 6}, 5});
+      }
+    });
+  }
+}
+
 void every_transition_on_two_by_two(const std::vector<int64_t>& shape) {
   run_ranks(4, [&shape](int64_t) {
     const auto mesh = init_device_mesh(c10::kCPU, {2, 2}, {"a", "b"});

@@ -20,11 +20,12 @@ using ::testing::HasSubstr;
 
 constexpr auto kTimeout = std::chrono::milliseconds(700);
 
-// One training step of one rank, with `fault` in the way of its collectives; the error's
-// text, or none.
-std::string step_with_fault(const DeviceMesh& mesh, const std::shared_ptr<Fault>& fault) {
+// One training step of one rank, with `fault` in the way of its collectives along the
+// mesh's first dimension; the error's text, or none.
+std::string step_with_fault(const DeviceMesh& mesh, const std::shared_ptr<Fault>& fault,
+                            const FullyShardOptions& options = {}) {
   auto model = build_seeded([] { return decoder_model(4, 1); });
-  shard_decoder(*model.module, mesh);
+  shard_decoder_with(options, *model.module, mesh);
   inject_fault(mesh.group(0), fault, kTimeout);
   inject_fault(mesh.side_group(0, "reduce"), fault, kTimeout);
   try {
@@ -68,6 +69,29 @@ TEST_P(FaultInjection, AFailureAtAnyCollectiveOfAnyRankIsNamedOnAllRanksAndTheNe
   }
   expect_parity(
       world, [] { return decoder_model(4, 1); }, shard_decoder, "after the failures");
+}
+
+// HFSDP, on {outer, 1}: what is gathered and reduced over the outer dimension.
+TEST_P(FaultInjection, AFailureOverTheOuterDimensionIsNamedOnAllRanks) {
+  const FullyShardOptions options{.outer = Outer::kShardOptimizer};
+  int64_t collectives = 0;
+  const auto mesh_of_outer = [&] { return init_device_mesh(torch::kCPU, {world(), 1}); };
+  run_ranks(world(), [&](int64_t rank) {
+    const auto none = std::make_shared<Fault>();
+    EXPECT_EQ(step_with_fault(mesh_of_outer(), none, options), "");
+    if (rank == 0) collectives = none->issued;
+  });
+  ASSERT_GE(collectives, 8);  // four units, gathered and reduced
+  for (int64_t at = 0; at < collectives; ++at) {
+    run_ranks(world(), [&](int64_t rank) {
+      const auto kind = rank == 0 ? Fault::Kind::kError : Fault::Kind::kNone;
+      const auto begin = std::chrono::steady_clock::now();
+      const auto error = step_with_fault(
+          mesh_of_outer(), std::make_shared<Fault>(Fault{.kind = kind, .at = at}), options);
+      EXPECT_THAT(error, HasSubstr(" of unit '")) << "rank " << rank << ", collective " << at;
+      EXPECT_LE(std::chrono::steady_clock::now() - begin, kTimeout + seconds(5));
+    });
+  }
 }
 
 TEST_P(FaultInjection, ADelayAtAnyCollectiveChangesNoNumber) {

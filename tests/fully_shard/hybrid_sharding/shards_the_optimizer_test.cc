@@ -50,10 +50,7 @@ Decoder sharded_so(const DeviceMesh& mesh, const FullyShardOptions& options) {
     model = Decoder(6, kBlocks);
     return Model{model.ptr(), {}};
   });
-  fully_shard(model->embedding, mesh, options);
-  for (auto& block : model->blocks) fully_shard(block, mesh, options);
-  fully_shard(model->head, mesh, options);
-  fully_shard(model, mesh, options);
+  shard_decoder_with(options, *model, mesh);
   return model;
 }
 
@@ -324,6 +321,57 @@ TEST_F(InnerShardsOfFour, LeaveNothingBehindAfterAStep) {
     EXPECT_EQ(counters(mesh).staging_bytes, 0);
     EXPECT_EQ(counters(mesh).gradient_bytes, 0);
     EXPECT_EQ(resident_bytes(counters(mesh)), 0);
+  });
+}
+
+// A decoder of units of one size. Of a model of p bytes: p / 4 of parameters, and so of
+// gradients and of each state, and p / 2 of inner shards, in place of p / 2 of
+// parameters; on top what hybrid sharding has, and a unit's inner shards that come ahead.
+TEST_F(InnerShardsOfFour, TakeTheMemoryThatTheTableSays) {
+  on_four([](const DeviceMesh& mesh) {
+    constexpr int64_t kModelWidth = 64;
+    Counters held[2];
+    int64_t model_bytes = 0;
+    for (const auto outer : {Outer::kReplicate, Outer::kShardOptimizer}) {
+      Decoder model(kModelWidth, 6);
+      set_start_values(*model);
+      for (auto& block : model->blocks) fully_shard(block, mesh, with(outer));
+      fully_shard(model, mesh, with(outer));
+      torch::optim::SGD optimizer(model->parameters(), 0.1);
+      for (int step = 0; step < 3; ++step) {
+        reset_peak(mesh);
+        loss_of(model, batch_of(mesh.rank(), 1)).backward();
+        optimizer.step();
+        optimizer.zero_grad();
+      }
+      held[static_cast<int>(outer)] = counters(mesh);
+      model_bytes = 0;
+      for (const auto& entry : model->parameters()) model_bytes += 4 * entry.numel();
+    }
+    const auto expect_about = [](int64_t actual, int64_t expected) {
+      EXPECT_NEAR(static_cast<double>(actual), static_cast<double>(expected),
+                  0.03 * static_cast<double>(expected));
+    };
+    expect_about(held[0].sharded_bytes, model_bytes / 2);
+    expect_about(held[1].sharded_bytes, model_bytes / 4);
+    EXPECT_EQ(held[0].inner_shard_bytes, 0);
+    expect_about(held[1].inner_shard_bytes, model_bytes / 2);
+    expect_about(held[1].peak_bytes, held[0].peak_bytes);
+  });
+}
+
+TEST_F(InnerShardsOfFour, TakeWhatASummonedScopeWrites) {
+  on_four([](const DeviceMesh& mesh) {
+    Layers layers(mesh, with(Outer::kShardOptimizer));
+    layers.train();
+    {
+      const SummonFullParams summoned(*layers.layers);
+      const torch::NoGradGuard no_grad;
+      for (auto& parameter : layers.layers->parameters()) parameter.fill_(3);
+    }
+    for (const auto& entry : layers.layers->parameters())
+      EXPECT_TRUE(torch::equal(full_value(entry), torch::full_like(full_value(entry), 3)));
+    EXPECT_EQ(layers.forward()[0][0].item<double>(), 9.0 * kWidth * kRows);
   });
 }
 

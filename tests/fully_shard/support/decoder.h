@@ -48,12 +48,16 @@ inline Model decoder_model(int64_t width, int64_t count) {
 }
 
 // Embedding, each block, head and the root as units.
-inline void shard_decoder(torch::nn::Module& module, const DeviceMesh& mesh) {
+inline void shard_decoder_with(const FullyShardOptions& options, torch::nn::Module& module,
+                               const DeviceMesh& mesh) {
   auto& model = dynamic_cast<DecoderImpl&>(module);
-  fully_shard(model.embedding, mesh);
-  for (auto& block : model.blocks) fully_shard(block, mesh);
-  fully_shard(model.head, mesh);
-  fully_shard(module, mesh);
+  fully_shard(model.embedding, mesh, options);
+  for (auto& block : model.blocks) fully_shard(block, mesh, options);
+  fully_shard(model.head, mesh, options);
+  fully_shard(module, mesh, options);
+}
+inline void shard_decoder(torch::nn::Module& module, const DeviceMesh& mesh) {
+  shard_decoder_with({}, module, mesh);
 }
 
 }  // namespace fsdp::testing
