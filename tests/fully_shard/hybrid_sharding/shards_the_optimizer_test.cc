@@ -259,13 +259,17 @@ TEST_F(InnerShardsOfFour, TravelOverTheOuterDimensionOnceAStep) {
   });
 }
 
-TEST_F(InnerShardsOfFour, AreOnTheirWayAUnitBeforeTheirUse) {
+// Those of the embedding are used, those of the first block gathered ahead, and the next
+// block's put together for that.
+TEST_F(InnerShardsOfFour, AreOnTheirWayAUnitBeforeTheirGather) {
   on_four([](const DeviceMesh& mesh) {
-    Layers layers(mesh, with(Outer::kShardOptimizer));
-    layers.train();
+    TrainedRun run(mesh, with(Outer::kShardOptimizer));
+    for (const uint64_t data : {1, 2}) run.step({data});
     const auto before = counters(mesh);
-    layers.layers->ptr<torch::nn::LinearImpl>(0)->forward(torch::ones({2, kWidth}));
-    EXPECT_EQ(difference(counters(mesh), before).outer_all_gathers, 2);
+    run.model->embedding->forward(batch_of(mesh.rank(), 3).index);
+    const auto touched = difference(counters(mesh), before);
+    EXPECT_EQ(touched.all_gathers, 2);
+    EXPECT_EQ(touched.outer_all_gathers, 3);
   });
 }
 
