@@ -259,6 +259,19 @@ TEST_F(InnerShardsOfFour, TravelOverTheOuterDimensionOnceAStep) {
   });
 }
 
+TEST_F(InnerShardsOfFour, StayForAllGathersUntilTheNextStep) {
+  on_four([](const DeviceMesh& mesh) {
+    Layers layers(mesh, with(Outer::kShardOptimizer, {.reshard_after_forward = true}));
+    layers.train();
+    const torch::NoGradGuard no_grad;
+    const auto before = counters(mesh);
+    for (int time = 0; time < 3; ++time) layers.forward();
+    const auto evaluated = difference(counters(mesh), before);
+    EXPECT_GE(evaluated.all_gathers, 3);
+    EXPECT_EQ(evaluated.outer_all_gathers, 2);
+  });
+}
+
 // Those of the embedding are used, those of the first block gathered ahead, and the next
 // block's put together for that.
 TEST_F(InnerShardsOfFour, AreOnTheirWayAUnitBeforeTheirGather) {
