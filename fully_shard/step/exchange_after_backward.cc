@@ -85,7 +85,7 @@ class Exchange {
     for (auto* const replicas : transports_to_replicas())
       attempt([&] { over_replicas(*replicas); });
     if (failure_) std::rethrow_exception(failure_);
-    for (size_t i = 0; i < reductions_.size(); ++i) reductions_[i].set_used(std::move(used_[i]));
+    for (size_t i = 0; i < reductions_.size(); ++i) reductions_[i].set_used(used_[i]);
     for (auto* group : groups_) group->agreement().exchanged();
     return late_;
   }

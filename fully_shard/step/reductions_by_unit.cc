@@ -64,7 +64,7 @@ ReductionsByUnit::Staging::Staging(const GroupAccounts& accounts, int64_t bytes)
 }
 
 ReductionsByUnit::Staging::Staging(Staging&& from) noexcept
-    : accounts_(from.accounts_), bytes_(std::exchange(from.bytes_, 0)) {}
+    : accounts_(std::move(from.accounts_)), bytes_(std::exchange(from.bytes_, 0)) {}
 
 ReductionsByUnit::Staging::~Staging() {
   if (bytes_ != 0) accounts_.add(&Counters::staging_bytes, -bytes_);

@@ -23,7 +23,8 @@ using Words = std::vector<uint32_t>;
 
 Words words_of(const at::Tensor& body) {
   const auto* const first = static_cast<const uint32_t*>(body.const_data_ptr());
-  return {first, first + body.nbytes() / sizeof(uint32_t)};
+  const auto count = static_cast<std::ptrdiff_t>(body.nbytes() / sizeof(uint32_t));
+  return {first, first + count};
 }
 
 }  // namespace

@@ -139,7 +139,9 @@ class UnorderedReduction {
   // where a rank has sent rows of another size.
   at::Tensor take();
   // Of this rank's rows, which stay until it goes.
-  int64_t staging_bytes() const { return own_rows_.defined() ? own_rows_.nbytes() : 0; }
+  int64_t staging_bytes() const {
+    return own_rows_.defined() ? static_cast<int64_t>(own_rows_.nbytes()) : 0;
+  }
 
  private:
   friend class UnorderedReductions;
