@@ -49,6 +49,7 @@
 #include "fully_shard/host_exchange.h"
 #include "fully_shard/no_sync_guard.h"
 #include "fully_shard/policies.h"
+#include "fully_shard/profile.h"
 #include "fully_shard/raw_access.h"
 #include "fully_shard/replicate.h"
 #include "fully_shard/script_module.h"

@@ -53,7 +53,6 @@ void AllGatherSource::drop_staged() {
 }
 
 void AllGatherSource::issue_inner_shards(NoticeWords words) {
-  if (!inner_shards_are_stale() || inner_shards_->is_under_way() || !shards_.has_values()) return;
   const auto pieces = packed_shards(*info_.replicas());
   inner_shards_->issue(pieces, issue_of(pieces, words, nullptr));
 }

@@ -48,9 +48,12 @@ class AllGatherSource {
   // How often it was gathered.
   GatherCount& gather_count() { return gather_count_; }
 
-  // HFSDP: gathers pieces that make inner shards, where those that are there are stale
-  // and no such gather is under way; does not block. Nothing otherwise. Collective over
-  // the outer dimension.
+  // HFSDP: whether inner shards are stale, and no gather that makes them is under way.
+  bool needs_inner_shards() const {
+    return inner_shards_are_stale() && !inner_shards_->is_under_way() && shards_.has_values();
+  }
+  // Gathers pieces that make them; does not block. REQUIRES: needs_inner_shards().
+  // Collective over the outer dimension.
   void issue_inner_shards(NoticeWords words);
   // Waits for that. Gives what the outer ranks said; nothing where there was nothing to
   // wait for.

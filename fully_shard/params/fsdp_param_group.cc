@@ -1,12 +1,12 @@
 #include "fully_shard/params/fsdp_param_group.h"
 
+#include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/params/gradient_share.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/units/root.h"
 #include "on_demand/pass.h"
 
-#include <ATen/record_function.h>
-
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
@@ -71,9 +71,10 @@ void FSDPParamGroup::issue_unshard() {
   if (!unsharded_.sharded_state().is_sharded()) return;
   unsharded_.check_has_values();
   if (evict_after_every_operator() && !pinned()) return;  // a prefetch: that mode is about touches
-  RECORD_FUNCTION("fsdp::all_gather(" + info_.name() + ")", {});
   const RuntimeMode runtime_mode;
   if (info_.has_pieces()) put_inner_shards_together();
+  std::optional<ProfilerRange> prefetch;
+  if (!pinned()) prefetch.emplace("prefetch", info_.name());
   unsharded_.issue(agreement_.words());
   info_.accounts().count(&Counters::all_gathers);
   if (!pinned()) info_.accounts().count(&Counters::prefetched_all_gathers);
@@ -87,7 +88,7 @@ void FSDPParamGroup::put_inner_shards_together() {
 
 void FSDPParamGroup::wait_unshard() {
   if (!unsharded_.sharded_state().is_gathering()) return;
-  RECORD_FUNCTION("fsdp::all_gather_copy_out(" + info_.name() + ")", {});
+  const ProfilerRange range("all_gather_copy_out", info_.name());
   const auto gathered = unsharded_.wait();
   try {
     agreement_.check(gathered);
@@ -110,6 +111,7 @@ void FSDPParamGroup::reshard_after_forward() {
 
 void FSDPParamGroup::empty() {
   if (!unsharded_.may_be_emptied()) return;
+  const ProfilerRange range("reshard", info_.name());
   writes_.note_raw_writes();
   writes_.write_back();
   unsharded_.empty();
@@ -118,6 +120,7 @@ void FSDPParamGroup::empty() {
 
 void FSDPParamGroup::evict_and_poison() {
   if (!unsharded_.may_be_emptied()) return;
+  const ProfilerRange range("reshard", info_.name());
   writes_.note_raw_writes();
   writes_.write_back();
   unsharded_.poison();

@@ -1,9 +1,9 @@
 #include "fully_shard/params/gradient_reduction.h"
 
+#include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/params/runtime_mode.h"
 
 #include <ATen/Dispatch.h>
-#include <ATen/record_function.h>
 
 #include <algorithm>
 #include <utility>
@@ -76,16 +76,16 @@ at::Tensor GradientReduction::wait_for() {
 
 void GradientReduction::send(ReduceScatterInput::Late late) {
   const CurrentStream on_reduce_stream(reduce_stream().stream());
-  RECORD_FUNCTION("fsdp::reduce_scatter(" + group_->info().name() + ")", {});
-  const auto bytes = input_.nbytes();
+  const auto ranks = group_->info().comm_context().shard_count();
+  const auto bytes = input_.nbytes() / ranks * (ranks - 1);
+  const ProfilerRange range("reduce_scatter", group_->info().name(), bytes);
   auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
   const auto lengths = input_.lengths();
   issue.lengths = &lengths;
   put_in_flight<Sent>(group_->info().comm_context().transport().reduce(input_.release_rows(late),
                                                                        input_.dtype(), issue));
-  const auto ranks = group_->info().comm_context().shard_count();
   group_->info().accounts().count(&Counters::reduce_scatters);
-  group_->info().accounts().add(&Counters::reduce_scatter_bytes, bytes / ranks * (ranks - 1));
+  group_->info().accounts().add(&Counters::reduce_scatter_bytes, bytes);
 }
 
 void GradientReduction::progress() { std::get<Sent>(stage_).pending->progress(); }
@@ -107,9 +107,10 @@ void GradientReduction::receive() {
 
 void GradientReduction::send_to_replicas(at::Tensor row) {
   const auto& info = group_->info();
-  RECORD_FUNCTION("fsdp::all_reduce(" + info.name() + ")", {});
+  const auto bytes = bytes_of_all_reduce(row, *info.replicas());
+  const ProfilerRange range("all_reduce", info.name(), bytes);
   info.accounts().count(&Counters::all_reduces);
-  info.accounts().add(&Counters::all_reduce_bytes, bytes_of_all_reduce(row, *info.replicas()));
+  info.accounts().add(&Counters::all_reduce_bytes, bytes);
   put_in_flight<Shared>(info.replicas()->all_reduce(
       std::move(row), info.issue(group_->agreement().word_for_replicas())));
 }
@@ -117,15 +118,15 @@ void GradientReduction::send_to_replicas(at::Tensor row) {
 // Each outer rank gets the sum of its pieces of `row`, of the parameters that were used.
 void GradientReduction::send_pieces(const at::Tensor& row) {
   const auto& info = group_->info();
-  RECORD_FUNCTION("fsdp::outer_reduce_scatter(" + info.name() + ")", {});
   auto& outer = *info.replicas();
   pieces_.emplace(pieces_of(row), row.scalar_type(), outer, row.device());
+  const auto bytes = pieces_->row_bytes() * (outer.shard_count() - 1);
+  const ProfilerRange range("outer_reduce_scatter", info.name(), bytes);
   const auto used = input_.used(row);
   for (size_t i = 0; i < used.size(); ++i) {
     const auto position = static_cast<int64_t>(i);
     if (used[i]) pieces_->add(position, input_.part(row, position));
   }
-  const auto bytes = pieces_->row_bytes() * (outer.shard_count() - 1);
   const auto late =
       input_.late(row) ? ReduceScatterInput::Late::kSome : ReduceScatterInput::Late::kNone;
   auto issue = info.issue({});

@@ -2,12 +2,14 @@
 // that it shards over, and those of its root.
 #pragma once
 
+#include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/transport/comm_context.h"
 #include "fully_shard/units/root.h"
 #include "fully_shard/units/unit.h"
 
 #include <chrono>
 #include <memory>
+#include <string>
 
 namespace fsdp::internal {
 
@@ -22,16 +24,18 @@ class GroupAccounts {
     unit_->root()->accounts().add(counter, amount);
   }
   void count(int64_t Counters::*counter) const { add(counter, int64_t{1}); }
+  const std::string& unit_name() const { return unit_->display_name(); }
 
  private:
   std::shared_ptr<CommContext> comm_context_;
   std::shared_ptr<Unit> unit_;
 };
 
-// Adds the time of a scope to Counters::wait_seconds.
+// Adds the time of a scope to Counters::wait_seconds. Profilers see it, too.
 class WaitClock {
  public:
-  explicit WaitClock(const GroupAccounts& accounts) : accounts_(accounts), start_(Clock::now()) {}
+  explicit WaitClock(const GroupAccounts& accounts)
+      : accounts_(accounts), range_("wait", accounts.unit_name()), start_(Clock::now()) {}
   ~WaitClock() {
     accounts_.add(&Counters::wait_seconds,
                   std::chrono::duration<double>(Clock::now() - start_).count());
@@ -41,6 +45,7 @@ class WaitClock {
  private:
   using Clock = std::chrono::steady_clock;
   const GroupAccounts& accounts_;
+  const ProfilerRange range_;
   Clock::time_point start_;
 };
 

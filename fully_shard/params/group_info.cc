@@ -17,10 +17,7 @@ GroupInfo::GroupInfo(DeviceMesh mesh, std::shared_ptr<CommContext> comm_context,
       number_(comm_context_->add_unit(unit_)),
       accounts_(comm_context_, unit_) {}
 
-const std::string& GroupInfo::name() const {
-  static const std::string root = kRootName;
-  return unit_->name.empty() ? root : unit_->name;
-}
+const std::string& GroupInfo::name() const { return unit_->display_name(); }
 
 ShardGrid GroupInfo::grid() const {
   ShardGrid grid{.inner_ranks = comm_context_->shard_count(),

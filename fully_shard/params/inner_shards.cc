@@ -1,10 +1,10 @@
 #include "fully_shard/params/inner_shards.h"
 
+#include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/transport/packed_copy.h"
 
-#include <exception>
-#include <utility>
+#include <c10/util/Exception.h>
 
 namespace fsdp::internal {
 
@@ -15,7 +15,8 @@ InnerShards::InnerShards(const GroupInfo& info, const std::vector<FSDPParam>& pa
       layout_(member_extents_of(params), grid_.inner_ranks),
       bytes_(device.is_meta()
                  ? at::Tensor()
-                 : info.comm_context().transport().shard_memory(layout_.row_bytes(), device)) {
+                 : info.comm_context().transport().shard_memory(layout_.row_bytes(), device)),
+      gather_(info.accounts()) {
   if (!bytes_.defined()) return;
   info_.accounts().add(&Counters::inner_shard_bytes, layout_.row_bytes());
   memory_.ready(DeviceStream::current(device));
@@ -29,29 +30,22 @@ InnerShards::~InnerShards() {
 
 void InnerShards::pieces_change() {
   is_stale_ = true;
-  if (!is_under_way()) return;
-  try {
-    gather_->wait();
-  } catch (const std::exception&) {
-    // What it brought no longer matters; the log of issues knows that it failed.
-  }
-  release_gather();
+  gather_.drop();
 }
 
 void InnerShards::issue(const PackedRow& pieces, Issue issue) {
-  if (!is_stale_ || is_under_way()) return;
+  TORCH_INTERNAL_ASSERT(is_stale_ && !is_under_way());
   auto& outer = *info_.replicas();
-  issuer_ = DeviceStream::current(pieces.bytes.device());
-  pieces_ = &pieces.layout;
   const auto lengths = lengths_of_column(pieces.layout);
   if (issue.lengths != nullptr) issue.lengths = &lengths;
-  gather_ = outer.gather(pieces.bytes, issue);
-  staging_bytes_ = gather_->staging_bytes();
+  const auto bytes = (outer.shard_count() - 1) * pieces.layout.row_bytes();
+  const ProfilerRange range("outer_all_gather", info_.name(), bytes);
+  const auto issuer = DeviceStream::current(pieces.bytes.device());
+  gather_.issued(outer.gather(pieces.bytes, issue), issuer);
+  pieces_ = &pieces.layout;
   const auto& accounts = info_.accounts();
-  accounts.add(&Counters::staging_bytes, staging_bytes_);
   accounts.count(&Counters::outer_all_gathers);
-  accounts.add(&Counters::outer_all_gather_bytes,
-               (outer.shard_count() - 1) * pieces.layout.row_bytes());
+  accounts.add(&Counters::outer_all_gather_bytes, bytes);
 }
 
 std::vector<int64_t> InnerShards::lengths_of_column(const PackedLayout& pieces) const {
@@ -65,24 +59,16 @@ std::vector<int64_t> InnerShards::lengths_of_column(const PackedLayout& pieces) 
 }
 
 std::vector<NoticeWords> InnerShards::wait() {
-  GatheredRows rows;
-  try {
-    const WaitClock clock(info_.accounts());
-    rows = gather_->wait();
-  } catch (...) {
-    release_gather();
-    throw;
-  }
+  auto rows = gather_.wait();
   const auto here = DeviceStream::current(bytes_.device());
   memory_.use_after_others(here, StreamWait::kFreeAfterUse);
   memory_.free();
   unpack(rows);
   memory_.ready(here);
-  if (*issuer_ != here)
-    make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, memory_.when_ready());
+  gather_.rows_were_read(memory_.when_ready());
   auto words = rows.words();
   rows = {};
-  release_gather();
+  gather_.release();
   return words;
 }
 
@@ -98,13 +84,6 @@ void InnerShards::unpack(const GatheredRows& rows) {
                   place_within({piece, place}, {shard, grid_.inner_rank}), bytes_.device());
     }
   }
-}
-
-// What is not waited for by now makes the current stream wait.
-void InnerShards::release_gather() {
-  const CurrentStream on_issuer(*issuer_);
-  gather_.reset();
-  info_.accounts().add(&Counters::staging_bytes, -std::exchange(staging_bytes_, 0));
 }
 
 PackedRow InnerShards::row() {

@@ -14,6 +14,7 @@
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"
+#include "fully_shard/params/gather_in_flight.h"
 #include "fully_shard/params/group_info.h"
 #include "fully_shard/params/unsharded_params.h"
 #include "fully_shard/transport/packed_layout.h"
@@ -22,7 +23,6 @@
 
 #include <ATen/core/Tensor.h>
 
-#include <memory>
 #include <vector>
 
 namespace fsdp::internal {
@@ -38,15 +38,15 @@ class InnerShards {
   const PackedLayout& layout() const { return layout_; }
 
   bool are_stale() const { return is_stale_; }
-  // Waits for a gather that is under way, since it reads the pieces, and drops it.
+  // Drops a gather that is under way, since it reads the pieces.
   void pieces_change();
 
   // Gathers what this rank has with the other outer ranks' pieces; does not block.
-  // pieces.layout: of the places of the grid, in the members' dtypes. issue.lengths:
-  // null, or the layout's. Nothing unless stale and not under way. Collective over the
-  // outer dimension.
+  // pieces.layout: of the places of the grid, in the members' dtypes; outlives the
+  // gather. issue.lengths: null, or the layout's. REQUIRES: stale, and not under way.
+  // Collective over the outer dimension.
   void issue(const PackedRow& pieces, Issue issue);
-  bool is_under_way() const { return gather_ != nullptr; }
+  bool is_under_way() const { return gather_.exists(); }
   // Puts the pieces together. Gives what the outer ranks said; nothing where no words
   // travel. Throws what failed; they are stale then as before. REQUIRES: under way.
   std::vector<NoticeWords> wait();
@@ -59,7 +59,6 @@ class InnerShards {
   // Of the rows of this rank's column: its inner shards' pieces.
   std::vector<int64_t> lengths_of_column(const PackedLayout& pieces) const;
   void unpack(const GatheredRows& rows);
-  void release_gather();
 
   const GroupInfo& info_;
   ShardGrid grid_;
@@ -67,10 +66,8 @@ class InnerShards {
   at::Tensor bytes_;  // memory of the inner transport
   StreamMemory memory_{StreamWait::kUseAfterFill, StreamWait::kFreeAfterUse};  // bytes_
   bool is_stale_ = true;
-  std::unique_ptr<Gather> gather_;
+  GatherInFlight gather_;
   const PackedLayout* pieces_ = nullptr;  // of the gather
-  std::optional<DeviceStream> issuer_;    // of the gather
-  int64_t staging_bytes_ = 0;             // of the gather
 };
 
 }  // namespace fsdp::internal

@@ -1,6 +1,5 @@
 #include "fully_shard/params/unsharded_params.h"
 
-#include <exception>
 #include <utility>
 
 namespace fsdp::internal {
@@ -9,6 +8,7 @@ UnshardedParams::UnshardedParams(ShardedState start, int64_t shard_count, GroupA
     : sharded_state_(start),
       accounts_(std::move(accounts)),
       shard_count_(shard_count),
+      gather_(accounts_),
       memory_(accounts_) {}
 
 UnshardedParams::~UnshardedParams() {
@@ -28,32 +28,23 @@ void UnshardedParams::await_what_went_to_shards(const DeviceStream& issuer) {
 }
 
 void UnshardedParams::issue(const PackedRow& own, const Issue& issue) {
-  issuer_ = DeviceStream::current(own.bytes.device());
-  gather_ = own.transport.gather(own.bytes, issue);
-  issued({.layout = &own.layout, .count = own.transport.shard_count()});
+  const auto issuer = DeviceStream::current(own.bytes.device());
+  issued(own.transport.gather(own.bytes, issue), issuer,
+         {.layout = &own.layout, .count = own.transport.shard_count()});
 }
 
 void UnshardedParams::issue_read(std::unique_ptr<SharedRead> read, const ShardBuffer& shards) {
-  issuer_ = DeviceStream::current(c10::kCPU);
   read_ = read.get();
-  gather_ = std::move(read);
-  issued({&shards.layout(), shard_count_, shards.arrangement()});
+  issued(std::move(read), DeviceStream::current(c10::kCPU),
+         {&shards.layout(), shard_count_, shards.arrangement()});
 }
 
-void UnshardedParams::issued(const Rows& rows) {
+void UnshardedParams::issued(std::unique_ptr<Gather> gather, const DeviceStream& issuer,
+                             const Rows& rows) {
   rows_ = rows;
   accounts_.add(&Counters::all_gather_bytes, (rows.count - 1) * rows.layout->row_bytes());
   sharded_state_.gather_issued();
-  staging_bytes_ = gather_->staging_bytes();
-  accounts_.add(&Counters::staging_bytes, staging_bytes_);
-}
-
-// What is not waited for by now makes the current stream wait.
-void UnshardedParams::release_gather() {
-  const CurrentStream on_issuer(*issuer_);
-  read_ = nullptr;
-  gather_.reset();
-  accounts_.add(&Counters::staging_bytes, -std::exchange(staging_bytes_, 0));
+  gather_.issued(std::move(gather), issuer);
 }
 
 UnshardedParams::WhatRanksSaid UnshardedParams::fill(const PackedLayout& layout,
@@ -66,13 +57,13 @@ UnshardedParams::WhatRanksSaid UnshardedParams::fill(const PackedLayout& layout,
   } while (read_ != nullptr && !read_->was_right());
   memory_.show(layout, params);
   streams_.ready(DeviceStream::current(device));
-  if (*issuer_ != DeviceStream::current(device))
-    make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, streams_.when_ready());
+  gather_.rows_were_read(streams_.when_ready());
   sharded_state_.filled();
   WhatRanksSaid said{rows.words()};
   if (read_ != nullptr) said.tables = read_->other_tables();
   rows = {};
-  release_gather();
+  read_ = nullptr;
+  gather_.release();
   return said;
 }
 
@@ -90,44 +81,34 @@ void UnshardedParams::leave_shards(const PackedLayout& layout,
 
 GatheredRows UnshardedParams::wait_for_rows() {
   try {
-    const WaitClock clock(accounts_);
-    return gather_->wait();
+    return gather_.wait();
   } catch (...) {
     memory_.discard();
-    drop_gather();
+    gather_dropped();
     throw;
   }
 }
 
-// The stream that issued the gather owns its rows.
-void UnshardedParams::wait_and_tell_issuer() {
-  gather_->wait();
-  make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, DeviceStream::current(issuer_->device()));
+void UnshardedParams::gather_dropped() {
+  read_ = nullptr;
+  sharded_state_.gather_dropped();
 }
 
 void UnshardedParams::await_and_drop() {
   if (read_ != nullptr) return drop_gather();  // it has read nothing yet
   try {
-    const WaitClock clock(accounts_);
-    wait_and_tell_issuer();
+    gather_.await_and_drop();
   } catch (...) {
-    drop_gather();
+    gather_dropped();
     throw;
   }
-  drop_gather();
+  gather_dropped();
 }
 
-// What may throw below is a broken invariant, which ends the process here.
-// NOLINTNEXTLINE(bugprone-exception-escape)
 void UnshardedParams::drop_gather() noexcept {
   if (!sharded_state_.is_gathering()) return;
-  try {  // whoever drops it may write the shards that it reads
-    if (*issuer_ != DeviceStream::current(issuer_->device())) wait_and_tell_issuer();
-  } catch (const std::exception&) {
-    // What it brought no longer matters.
-  }
-  release_gather();
-  sharded_state_.gather_dropped();
+  gather_.drop();
+  gather_dropped();
 }
 
 void UnshardedParams::empty(const std::vector<FSDPParam>& params) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"
+#include "fully_shard/params/gather_in_flight.h"
 #include "fully_shard/params/group_accounts.h"
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/sharded_state.h"
@@ -21,7 +22,6 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <optional>
 #include <vector>
 
 namespace fsdp::internal {
@@ -83,21 +83,18 @@ class UnshardedParams {
     int64_t count = 0;
     Arrangement arrangement = Arrangement::kRow;
   };
-  void issued(const Rows& rows);
-  void release_gather();
+  void issued(std::unique_ptr<Gather> gather, const DeviceStream& issuer, const Rows& rows);
   GatheredRows wait_for_rows();
   void fill_memory(const GatheredRows& rows, const PackedLayout& layout, c10::Device device);
-  void wait_and_tell_issuer();
+  void gather_dropped();
 
   ShardedStateMachine sharded_state_;
   GroupAccounts accounts_;
   int64_t shard_count_;
-  std::unique_ptr<Gather> gather_;
-  SharedRead* read_ = nullptr;          // the gather, where this rank reads by itself
-  std::optional<DeviceStream> issuer_;  // of the gather
-  Rows rows_;                           // of the gather
-  int64_t staging_bytes_ = 0;           // of the gather
-  UnshardedMemory memory_;              // filled while unsharded
+  GatherInFlight gather_;
+  SharedRead* read_ = nullptr;  // the gather, where this rank reads by itself
+  Rows rows_;                   // of the gather
+  UnshardedMemory memory_;      // filled while unsharded
   StreamMemory streams_{StreamWait::kUseAfterFill, StreamWait::kFreeAfterUse};  // memory_
   StreamSet wrote_shards_;  // since the last gather was issued
 };

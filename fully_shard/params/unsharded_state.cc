@@ -2,6 +2,7 @@
 
 #include "device_mesh/debug.h"
 #include "device_mesh/internal/device_stream.h"
+#include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/transport/packed_copy.h"
 #include "fully_shard/units/root.h"
@@ -43,7 +44,7 @@ UnshardedState::UnshardedState(const GroupInfo& info, std::vector<FSDPParam>& pa
       source_(info, params, shards) {}
 
 void UnshardedState::issue_inner_shards(NoticeWords words) {
-  if (!source_.inner_shards_are_stale()) return;
+  if (!source_.needs_inner_shards()) return;
   await_what_shards_become(DeviceStream::current(shards_.member_device()));
   source_.issue_inner_shards(words);
 }
@@ -69,12 +70,16 @@ void UnshardedState::issue(NoticeWords words) {
   await_what_shards_become(DeviceStream::current(shards_.member_device()));
   source_.gather_count().gathered();
   const auto send = [&](const PackedRow& row, const Communicate* custom) {
+    const auto bytes = (row.transport.shard_count() - 1) * row.layout.row_bytes();
+    const ProfilerRange range("all_gather", info_.name(), bytes);
     unsharded_params_.issue(row, source_.issue_of(row, words, custom));
   };
   if (post_forward_ && post_forward_->is_kept()) return send(post_forward_->row(), nullptr);
   const auto& custom = info_.unit().custom.all_gather;
   if (source_.is_staged() || shards_.shared() == nullptr || custom)
     return send(source_.row(), &custom);
+  const auto bytes = (info_.comm_context().shard_count() - 1) * shards_.layout().row_bytes();
+  const ProfilerRange range("all_gather", info_.name(), bytes);
   const auto what = "read of the shards of " + in_words(info_.issue({}));
   unsharded_params_.issue_read(shards_.shared()->read(what, read_by(shards_)), shards_);
 }

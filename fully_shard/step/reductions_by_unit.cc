@@ -1,6 +1,7 @@
 #include "fully_shard/step/reductions_by_unit.h"
 
-#include <ATen/record_function.h>
+#include "device_mesh/internal/profiler_range.h"
+
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -78,8 +79,8 @@ int64_t ReductionsByUnit::send_parts(FSDPParamGroup& group) {
   uint32_t part = 0;
   for (auto& input : inputs) {
     receive_what_has_come();
-    RECORD_FUNCTION("fsdp::reduce_scatter(" + info.name() + ")", {});
-    const auto bytes = input.nbytes();
+    const auto bytes = input.nbytes() / reductions_.ranks() * (reductions_.ranks() - 1);
+    const ProfilerRange range("reduce_scatter", info.name(), bytes);
     auto rows = input.release_rows(ReduceScatterInput::Late::kNone);
     auto sum = reductions_.send({.root = number_of(*info.unit().root(), comm_context_),
                                  .unit = info.number(),
@@ -91,8 +92,7 @@ int64_t ReductionsByUnit::send_parts(FSDPParamGroup& group) {
     step_.push_back({info.unit().shared_from_this(), std::move(input), std::move(sum)});
     step_.back().staging.emplace(info.accounts(), step_.back().sum->staging_bytes());
     info.accounts().count(&Counters::reduce_scatters);
-    info.accounts().add(&Counters::reduce_scatter_bytes,
-                        bytes / reductions_.ranks() * (reductions_.ranks() - 1));
+    info.accounts().add(&Counters::reduce_scatter_bytes, bytes);
   }
   return part;
 }

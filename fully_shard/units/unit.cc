@@ -1,5 +1,6 @@
 #include "fully_shard/units/unit.h"
 
+#include "fully_shard/transport/transport.h"
 #include "fully_shard/units/root.h"
 
 #include <algorithm>
@@ -20,6 +21,11 @@ Unit::Unit(UnitPolicy asked)
 }
 
 Unit::~Unit() { root_->schedule().remove(id); }
+
+const std::string& Unit::display_name() const {
+  static const std::string root = kRootName;
+  return name.empty() ? root : name;
+}
 
 void Unit::adopt(const std::shared_ptr<Unit>& child, const std::shared_ptr<Unit>& parent) {
   child->parent_ = parent;

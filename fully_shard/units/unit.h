@@ -78,7 +78,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   // No enclosing unit whose module lives.
   bool is_root() const;
   bool is_ancestor_of(const Unit& other) const;
-  std::string display_name() const { return name.empty() ? "(root)" : name; }
+  const std::string& display_name() const;
 
   // Gives the buffers the dtype that the policies ask for now.
   void cast_buffers() const;

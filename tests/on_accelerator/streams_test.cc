@@ -32,5 +32,15 @@ TEST_P(StreamPrograms, HaveTheBitsOfCpuInEverySchedule) {
 INSTANTIATE_TEST_SUITE_P(All, StreamPrograms, ::testing::ValuesIn(stream_programs()),
                          [](const auto& info) { return info.param.name; });
 
+// Making a mesh of two dimensions asks the device something, so that is not counted.
+TEST(StreamsOfHfsdp, HaveTheBitsOfCpuInEverySchedule) {
+  simulated::install();
+  const auto expected = run_on_cpu(write_pieces_on_the_side, 2);
+  for (const auto& schedule : schedules_of_programs()) {
+    SCOPED_TRACE(to_string(schedule));
+    EXPECT_EQ(faults_of(run_on_devices(write_pieces_on_the_side, 2, schedule), expected), "");
+  }
+}
+
 }  // namespace
 }  // namespace fsdp::testing

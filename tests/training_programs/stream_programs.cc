@@ -49,11 +49,12 @@ std::shared_ptr<Model> make() {
   return drawn_from_seed(1, [] { return std::make_shared<Model>(); });
 }
 
-std::shared_ptr<Branches> make_branches(const ProgramRank& rank) {
+std::shared_ptr<Branches> make_branches(const DeviceMesh& mesh,
+                                        const FullyShardOptions& options = {}) {
   auto model = make<Branches>();
   for (auto* layer : {&model->first, &model->second, &model->last})
-    fully_shard(**layer, rank.mesh());
-  fully_shard(*model, rank.mesh());
+    fully_shard(**layer, mesh, options);
+  fully_shard(*model, mesh, options);
   return model;
 }
 
@@ -82,7 +83,7 @@ void run_steps(ProgramRank& rank, torch::nn::Module& model, Mode mode,
 }
 
 void use_on_both(ProgramRank& rank, Order order, Mode mode) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   const auto x = input_of(rank);
   run_steps(rank, *model, mode, [&] {
     const auto h = rank.hold(model->before_branches(x));
@@ -99,7 +100,7 @@ void use_on_both(ProgramRank& rank, Order order, Mode mode) {
 }
 
 void use_on_the_side_alone(ProgramRank& rank, Mode mode) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   const auto x = input_of(rank);
   run_steps(rank, *model, mode, [&] {
     const auto h = rank.hold(model->before_branches(x));
@@ -115,13 +116,13 @@ void use_on_the_side_alone(ProgramRank& rank, Mode mode) {
 }  // namespace
 
 void train_on_one_stream(ProgramRank& rank) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   const auto x = input_of(rank);
   run_steps(rank, *model, Mode::kTraining, [&] { return model->forward(x).pow(2).sum(); });
 }
 
 void train_with_a_second_branch(ProgramRank& rank) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   const auto x = input_of(rank);
   run_steps(rank, *model, Mode::kTraining, [&] {
     const auto h = rank.hold(model->before_branches(x));
@@ -164,7 +165,7 @@ void train_one_unit_on_two_streams(ProgramRank& rank) {
 }
 
 void gather_here_and_use_on_the_side(ProgramRank& rank) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   const auto x = input_of(rank);
   const c10::NoGradGuard no_grad;
   auto second = get_fsdp_module(*model->second);
@@ -181,7 +182,7 @@ void gather_here_and_use_on_the_side(ProgramRank& rank) {
 }
 
 void reshard_by_hand_while_the_side_reads(ProgramRank& rank) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   const auto x = input_of(rank);
   const c10::NoGradGuard no_grad;
   auto second = get_fsdp_module(*model->second);
@@ -199,7 +200,7 @@ void reshard_by_hand_while_the_side_reads(ProgramRank& rank) {
 }
 
 void write_on_the_side(ProgramRank& rank) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   const auto x = input_of(rank);
   const c10::NoGradGuard no_grad;
   rank.steps(kProgramSteps, [&] {
@@ -216,8 +217,27 @@ void write_on_the_side(ProgramRank& rank) {
   rank.keep_parameters(*model);
 }
 
+void write_pieces_on_the_side(ProgramRank& rank) {
+  const auto mesh = init_device_mesh(rank.device().type(), {rank.mesh().size(), 1});
+  const auto model = make_branches(mesh, {.outer = Outer::kShardOptimizer});
+  const auto x = input_of(rank);
+  const c10::NoGradGuard no_grad;
+  rank.steps(kProgramSteps, [&] {
+    const auto h = rank.hold(torch::relu(model->first(x)));
+    rank.on_side([&] {
+      for (auto* layer : {&model->second, &model->last}) {
+        for (auto& piece : (*layer)->parameters()) piece.mul_(0.5);
+      }
+    });
+    rank.allocate_much();
+    rank.join_side();
+    rank.keep(model->last(torch::relu(model->second(h))));
+  });
+  rank.keep_parameters(*model);
+}
+
 void accumulate_on_the_side(ProgramRank& rank) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   const auto x = input_of(rank);
   torch::optim::SGD optimizer(model->parameters(), 1e-2);
   rank.steps(kProgramSteps, [&] {
@@ -238,7 +258,7 @@ void accumulate_on_the_side(ProgramRank& rank) {
 }
 
 void evaluate_on_the_side(ProgramRank& rank) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
   const auto x = input_of(rank);
   rank.steps(kProgramSteps, [&] {
@@ -258,7 +278,7 @@ void evaluate_on_the_side(ProgramRank& rank) {
 }
 
 void train_recomputed_on_the_side(ProgramRank& rank) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   torch::optim::SGD optimizer(model->parameters(), 1e-2);
   const auto x = input_of(rank);
   rank.steps(kProgramSteps, [&] {
@@ -276,7 +296,7 @@ void train_recomputed_on_the_side(ProgramRank& rank) {
 }
 
 void train_with_backward_on_a_thread(ProgramRank& rank) {
-  const auto model = make_branches(rank);
+  const auto model = make_branches(rank.mesh());
   torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-2));
   const auto x = input_of(rank);
   rank.steps(kProgramSteps, [&] {

@@ -55,4 +55,8 @@ void train_with_backward_on_a_thread(ProgramRank& rank);
 // All of them.
 std::vector<NamedProgram> stream_programs();
 
+// HFSDP, on a mesh that it makes: the second stream writes pieces of inner shards that
+// the first one gathers ahead of their use, while the first allocates.
+void write_pieces_on_the_side(ProgramRank& rank);
+
 }  // namespace fsdp::testing
