@@ -8,6 +8,7 @@
 #include "checkpoint/io/tensor_reader.h"
 #include "checkpoint/optimizer/libtorch_optimizer.h"
 #include "checkpoint/optimizer/optimizer_item.h"
+#include "checkpoint/plan/left_alone.h"
 #include "checkpoint/plan/savable.h"
 #include "checkpoint/plan/tied_values.h"
 #include "checkpoint/ranks/unmatched_names.h"
@@ -29,6 +30,17 @@ namespace {
 
 using namespace internal::checkpoint;  // NOLINT: this file is its front
 
+std::optional<std::string> find(const Catalog& catalog, const std::string& name) {
+  if (catalog.tensors.count(name) != 0) return name;
+  const auto tie = catalog.ties.find(name);
+  if (tie != catalog.ties.end() && catalog.tensors.count(tie->second) != 0) return tie->second;
+  return std::nullopt;
+}
+
+void append(std::vector<std::string>& to, const std::vector<std::string>& from) {
+  to.insert(to.end(), from.begin(), from.end());
+}
+
 // One call of load() on one rank: everything is checked, then everything is written.
 class Loading {
  public:
@@ -37,7 +49,8 @@ class Loading {
         path_(readable_path(normal_path(path))),
         what_("load " + path),
         options_(std::move(options)),
-        world_(default_world()) {}
+        world_(default_world()),
+        left_alone_(options_.leave) {}
 
   LoadResult run() {
     const Failure failure = without_path(attempt([&] { plan(); }));
@@ -79,6 +92,7 @@ class Loading {
     // Nothing was asked of a file that others made, which may be none at all.
     if (!manifest_ && catalogs_.empty() && !foreign_) open_catalog("");
     misfits_.raise_any();
+    left_alone_.check_all_used();
     plan_rest();
     // Into memory of its own, which is nobody's yet.
     for (TensorReader& reader : state_readers_) raise_unless_ok(reader.read());
@@ -107,7 +121,7 @@ class Loading {
         manifest_ ? catalog_of_item(path_, *manifest_, item) : catalog_of_files(path_)));
   }
 
-  ReadRules rules() const { return {options_.verify, options_.cast}; }
+  ReadRules rules() const { return {options_.verify, options_.cast, options_.init_new_rows}; }
 
   std::string name_in_file(const std::string& name) const {
     return options_.name_in_file ? options_.name_in_file(name) : name;
@@ -125,6 +139,7 @@ class Loading {
       names.insert(names.begin(), named.name);
       const auto stored = find_all(catalog, names);
       used.insert(stored.begin(), stored.end());
+      if (left_alone_.has(names)) continue;
       if (stored.empty()) {
         unmatched_.missing.push_back(named.name);
         for (const auto& each : names) note_unread(catalog, name_in_file(each));
@@ -162,13 +177,6 @@ class Loading {
     return all;
   }
 
-  static std::optional<std::string> find(const Catalog& catalog, const std::string& name) {
-    if (catalog.tensors.count(name) != 0) return name;
-    const auto tie = catalog.ties.find(name);
-    if (tie != catalog.ties.end() && catalog.tensors.count(tie->second) != 0) return tie->second;
-    return std::nullopt;
-  }
-
   void plan_optimizer(const std::string& item, torch::optim::Optimizer& optimizer,
                       const ModelTensors& model) {
     const Catalog& catalog = open_catalog(item);
@@ -189,16 +197,13 @@ class Loading {
   }
 
   void plan_fields(const OptimizerLoad& load, const Catalog& catalog) {
-    TensorReader& reader = state_readers_.emplace_back(catalog, rules());
+    TensorReader& reader =
+        state_readers_.emplace_back(catalog, ReadRules{options_.verify, options_.cast});
     for (const auto& wanted : load.wanted()) {
       misfits_.note(reader.plan(wanted.stored_name, wanted.name, wanted.target));
     }
     append(unmatched_.missing, load.missing());
     append(unmatched_.unexpected, load.unexpected());
-  }
-
-  static void append(std::vector<std::string>& to, const std::vector<std::string>& from) {
-    to.insert(to.end(), from.begin(), from.end());
   }
 
   // Collective unless all ranks have the same names.
@@ -255,6 +260,7 @@ class Loading {
   const std::string path_, what_;
   const LoadOptions options_;
   const World world_;
+  LeftAlone left_alone_;
   std::optional<Manifest> manifest_;
   std::deque<Catalog> catalogs_;                      // deques: readers keep references
   std::deque<TensorReader> readers_, state_readers_;  // of models, of optimizers

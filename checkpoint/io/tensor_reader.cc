@@ -29,6 +29,18 @@ Box part_of(const at::Tensor& tensor) {
   return whole_box(is_dtensor(tensor) ? spec_of(tensor).local_shape() : tensor.sizes().vec());
 }
 
+bool has_more_rows(const at::Tensor& tensor, const std::vector<int64_t>& shape) {
+  const auto sizes = tensor.sizes();
+  return !shape.empty() && sizes.size() == shape.size() && sizes.front() > shape.front() &&
+         sizes.slice(1) == c10::IntArrayRef(shape).slice(1);
+}
+
+at::Tensor view_of_box(at::Tensor tensor, const Box& box) {
+  for (size_t dim = 0; dim < box.size(); ++dim)
+    tensor = tensor.narrow(static_cast<int64_t>(dim), box[dim].offset, box[dim].length);
+  return tensor;
+}
+
 // What leads from places in the tensor to places in the part.
 std::vector<int64_t> way_into_part(const LocalBox& box) {
   std::vector<int64_t> way = box.begin;
@@ -95,10 +107,19 @@ absl::Status TensorReader::find_pieces(const std::string& stored_name, const Sto
 absl::Status TensorReader::plan(const std::string& stored_name, const std::string& name,
                                 const at::Tensor& target) {
   const StoredTensor& stored = catalog_.tensors.at(stored_name);
-  const Offered offered{stored.dtype, stored.shape, "in the file", "LoadOptions::cast allows it"};
+  const bool grows = rules_.init_new_rows && has_more_rows(target, stored.shape);
+  const Offered offered{stored.dtype, grows ? target.sizes() : c10::IntArrayRef(stored.shape),
+                        "in the file", "LoadOptions::cast allows it"};
   if (auto fits = check_fits(name, target, offered, rules_.cast); !fits.ok()) return fits;
-  Target planned{.tensor = target, .stored_dtype = stored.dtype, .part = part_of(target)};
-  auto found = find_pieces(stored_name, stored, boxes_of(target), planned);
+  Target planned{
+      .tensor = target, .stored_dtype = stored.dtype, .part = part_of(target), .name = name};
+  auto boxes = boxes_of(target);
+  if (grows) {
+    planned.new_rows = new_rows(boxes, stored.shape.front());
+    planned.is_plain = false;  // of what this rank holds the file has a part
+    boxes = old_boxes(std::move(boxes), stored.shape.front());
+  }
+  auto found = find_pieces(stored_name, stored, boxes, planned);
   if (!found.ok()) return found;
   targets_.push_back(std::move(planned));
   return absl::OkStatus();
@@ -186,11 +207,7 @@ absl::Status TensorReader::read_converted(const Target& target, const at::Tensor
 
 absl::Status TensorReader::read_by_strides(const Target& target, const at::Tensor& local) {
   for (const Piece& piece : target.pieces) {
-    at::Tensor place = local;
-    for (size_t dim = 0; dim < piece.common.size(); ++dim) {
-      const auto& [offset, length] = piece.common[dim];
-      place = place.narrow(static_cast<int64_t>(dim), offset, length);
-    }
+    const at::Tensor place = view_of_box(local, piece.common);
     std::vector<int64_t> from = offsets_of(piece.common);
     for (size_t dim = 0; dim < from.size(); ++dim) from[dim] -= piece.saved[dim].offset;
     StoredElements elements = piece.elements;
@@ -199,6 +216,11 @@ absl::Status TensorReader::read_by_strides(const Target& target, const at::Tenso
     if (auto read = source.read(from, place, buffer_); !read.ok()) return read;
   }
   return absl::OkStatus();
+}
+
+void TensorReader::init_new_rows(const Target& target) const {
+  for (const auto& [first, place] : target.new_rows)
+    rules_.init_new_rows(target.name, first, view_of_box(target.local, place));
 }
 
 // All ranks open what they write in one order, so that they come to each unit together.
@@ -229,6 +251,7 @@ absl::Status TensorReader::read() {
     auto read = target.is_plain ? read_converted(target, target.local)
                                 : read_by_strides(target, target.local);
     if (!read.ok()) return read;
+    init_new_rows(target);
   }
   for (const Target& target : targets_) close_after_writing(target.tensor);
   return absl::OkStatus();

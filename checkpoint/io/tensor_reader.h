@@ -8,6 +8,7 @@
 #pragma once
 
 #include "checkpoint/format/catalog.h"
+#include "checkpoint/io/new_rows.h"
 #include "checkpoint/io/verified_file.h"
 #include "dtensor/layout/local_boxes.h"
 
@@ -16,9 +17,11 @@
 #include <absl/status/statusor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal::checkpoint {
@@ -26,6 +29,8 @@ namespace fsdp::internal::checkpoint {
 struct ReadRules {
   bool verify = true;
   bool cast = false;
+  // LoadOptions::init_new_rows.
+  std::function<void(const std::string& name, int64_t first, at::Tensor rows)> init_new_rows = {};
 };
 
 // Local; what it writes are registry entries' shards, other DTensors' local tensors and
@@ -33,7 +38,8 @@ struct ReadRules {
 class TensorReader {
  public:
   // `catalog` outlives the reader.
-  TensorReader(const Catalog& catalog, ReadRules rules) : catalog_(catalog), rules_(rules) {}
+  TensorReader(const Catalog& catalog, ReadRules rules)
+      : catalog_(catalog), rules_(std::move(rules)) {}
 
   // That `target` is to receive the stored tensor `stored_name`. Refuses another shape, a
   // lossy dtype unless cast, and boxes that do not cover the target's exactly once. Opens
@@ -62,6 +68,8 @@ class TensorReader {
     std::vector<Piece> pieces;
     bool is_plain = true;   // the files have the very bytes, in order
     at::Tensor local = {};  // of `tensor`, once it is open
+    std::string name = {};  // in messages
+    std::vector<NewRows> new_rows = {};
   };
   absl::StatusOr<VerifiedFile*> open(size_t file);
   // Of what fills `box`, one of those that the target's part is made of.
@@ -89,6 +97,7 @@ class TensorReader {
                          BlockBuffer& buffer) const;
   absl::Status read_converted(const Target& target, const at::Tensor& local);
   absl::Status read_by_strides(const Target& target, const at::Tensor& local);
+  void init_new_rows(const Target& target) const;
 
   const Catalog& catalog_;
   ReadRules rules_;

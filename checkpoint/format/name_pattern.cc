@@ -1,0 +1,34 @@
+#include "checkpoint/format/name_pattern.h"
+
+#include <algorithm>
+#include <cstddef>
+
+namespace fsdp::internal::checkpoint {
+namespace {
+
+bool match_rest(std::string_view pattern, std::string_view name, NameMatch& found) {
+  if (pattern.empty()) {
+    found.below = name;
+    return name.empty() || name.front() == '.';
+  }
+  if (pattern.front() != '*')
+    return !name.empty() && name.front() == pattern.front() &&
+           match_rest(pattern.substr(1), name.substr(1), found);
+  const size_t end = std::min(name.find('.'), name.size());
+  for (size_t length = 0; length <= end; ++length) {
+    found.stars.push_back(name.substr(0, length));
+    if (match_rest(pattern.substr(1), name.substr(length), found)) return true;
+    found.stars.pop_back();
+  }
+  return false;
+}
+
+}  // namespace
+
+std::optional<NameMatch> match_name(std::string_view pattern, std::string_view name) {
+  NameMatch found;
+  if (!match_rest(pattern, name, found)) return std::nullopt;
+  return found;
+}
+
+}  // namespace fsdp::internal::checkpoint
