@@ -15,22 +15,21 @@ std::string path_of(const std::string& folder, int64_t step) {
 
 }  // namespace
 
-int64_t Checkpointing::resume(fsdp::ModuleRef model, fsdp::OptimizerRef optimizer) const {
+int64_t Checkpointing::resume(const fsdp::State& state) const {
   if (!options_.resume) return 0;
   const auto newest = fsdp::latest_checkpoint(options_.folder);
   if (!newest) return 0;
-  const auto loaded = fsdp::load({.model = model, .optimizer = optimizer}, *newest);
+  const auto loaded = fsdp::load(state, *newest);
   return loaded.values.at("steps_done").toInt();
 }
 
-void Checkpointing::save_if_due(int64_t step, int64_t steps, fsdp::ModuleRef model,
-                                fsdp::OptimizerRef optimizer) {
+void Checkpointing::save_if_due(int64_t step, int64_t steps, fsdp::State state) {
   if (options_.folder.empty()) return;
   if (step != steps && (options_.every == 0 || step % options_.every != 0)) return;
   finish();
-  saving_ = fsdp::async_save(
-      {.model = model, .optimizer = optimizer, .values = {{"steps_done", step}}},
-      path_of(options_.folder, step), {.overwrite = true, .step = step, .keep_last = kKept});
+  state.values.emplace("steps_done", step);
+  saving_ = fsdp::async_save(state, path_of(options_.folder, step),
+                             {.overwrite = true, .step = step, .keep_last = kKept});
   saving_step_ = step;
 }
 

@@ -1,9 +1,10 @@
 // Keeps checkpoints of a training run in one folder, and takes the newest up again.
 //
 //   Checkpointing checkpointing({.folder = "runs", .every = 100, .resume = true});
-//   for (int64_t step = checkpointing.resume(model, optimizer) + 1; step <= steps; ++step) {
+//   const fsdp::State state{.model = model, .optimizer = optimizer};
+//   for (int64_t step = checkpointing.resume(state) + 1; step <= steps; ++step) {
 //     ...
-//     checkpointing.save_if_due(step, steps, model, optimizer);
+//     checkpointing.save_if_due(step, steps, state);
 //   }
 //   checkpointing.finish();
 #pragma once
@@ -29,10 +30,9 @@ class Checkpointing {
 
   // The steps that were done when the newest checkpoint was saved, which is loaded; 0
   // without one. Collective.
-  int64_t resume(fsdp::ModuleRef model, fsdp::OptimizerRef optimizer) const;
+  int64_t resume(const fsdp::State& state) const;
   // Returns at once; the files are written in the background. Collective.
-  void save_if_due(int64_t step, int64_t steps, fsdp::ModuleRef model,
-                   fsdp::OptimizerRef optimizer);
+  void save_if_due(int64_t step, int64_t steps, fsdp::State state);
   // What the step line says: "saving step 100", "saved step 100", or nothing. Local.
   std::string status() const;
   // The last save stands, or what went wrong is thrown. Collective.

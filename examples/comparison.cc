@@ -73,7 +73,7 @@ Comparison::Comparison(Transformer twin, std::unique_ptr<torch::optim::Optimizer
     : twin_(std::move(twin)), optimizer_(std::move(optimizer)), rounding_(rounding) {}
 
 void Comparison::follow(const torch::nn::Module& sharded) {
-  if (rounding_ != Rounding::kEverywhere) return;
+  if (rounding_ == Rounding::kInSumsOverRanks) return;
   torch::NoGradGuard no_grad;
   const auto theirs = sharded.parameters();
   const auto ours = twin_->parameters();

@@ -2,7 +2,7 @@
 // alone, to show that sharding changes nothing.
 #pragma once
 
-#include "examples/text_data.h"
+#include "examples/batches.h"
 #include "examples/transformer.h"
 
 #include <torch/torch.h>
@@ -26,8 +26,9 @@ std::string to_string(const Difference& difference);
 
 // Where the two models may round differently.
 enum class Rounding {
-  kInSumsOverRanks,  // of gradients
-  kEverywhere,       // tensor parallelism: products are summed in parts
+  kInSumsOverRanks,     // of gradients, in the order of the ranks, as the twin adds them up
+  kInSumsOverReplicas,  // of gradients: each replica's ranks, and then the replicas
+  kEverywhere,          // tensor parallelism: products are summed in parts
 };
 
 class Comparison {
@@ -37,7 +38,7 @@ class Comparison {
   Comparison(Transformer twin, std::unique_ptr<torch::optim::Optimizer> optimizer,
              Rounding rounding);
 
-  // With Rounding::kEverywhere the twin goes on from the sharded model's parameters at
+  // Where sums have another order the twin goes on from the sharded model's parameters at
   // every step: by themselves the two would part, as any two runs do that round
   // differently. Collective.
   void follow(const torch::nn::Module& sharded);

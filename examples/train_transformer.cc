@@ -1,8 +1,11 @@
-// Trains a byte-level transformer, sharded, on real text: C++ headers by default.
+// Trains a transformer, sharded, on bytes of real text (C++ headers by default) or on
+// files of tokens; from a seed, or from a folder of Hugging Face's.
 //
 //   train_transformer --ranks 2                 starts two local processes
 //   torchrun --nproc-per-node 2 --no-python train_transformer
 //   train_transformer --help
+#include "examples/batches.h"
+#include "examples/hugging_face.h"
 #include "examples/launch.h"
 #include "examples/text_data.h"
 #include "examples/training.h"
@@ -30,7 +33,20 @@ ABSL_FLAG(
     int64_t, ranks, 2,
     "local processes to start; ignored under torchrun, srun and mpirun, which say it themselves");
 ABSL_FLAG(std::string, data, "",
-          "text to train on, a file or a folder; default: the LibTorch headers on this machine");
+          "text to train on, a file or a folder, or files of tokens (*.bin of nanoGPT, llm.c or "
+          "Megatron); default: the LibTorch headers on this machine");
+ABSL_FLAG(std::string, init_from, "",
+          "folder of Hugging Face's to go on from: config.json and safetensors of a Llama, Mistral "
+          "or Qwen2; instead of --width, --blocks, --heads and --kv_heads");
+ABSL_FLAG(std::string, export, "",
+          "folder to make at the end, which from_pretrained opens; must not be there");
+ABSL_FLAG(int64_t, lora, 0,
+          "rank of adapters, which are trained instead of the model; --export makes a folder of "
+          "them for peft; 0: none");
+ABSL_FLAG(double, lora_alpha, 16, "adapters count alpha / rank times");
+ABSL_FLAG(std::vector<std::string>, lora_targets, std::vector<std::string>({"query", "value"}),
+          "layers that get adapters: query, key, value, output, gate, up, down");
+ABSL_FLAG(std::string, lora_base, "bf16", "what the frozen model is in: bf16, f16 or f32");
 ABSL_FLAG(int64_t, replicas, 1,
           "hybrid sharding: groups of ranks that hold the same shards; a divisor of the ranks");
 ABSL_FLAG(bool, shard_optimizer, false,
@@ -53,7 +69,8 @@ ABSL_FLAG(int64_t, tp, 1,
 ABSL_FLAG(bool, sequence_parallel, false,
           "with --tp: cut what lies between attention and mlp along the tokens");
 ABSL_FLAG(int64_t, steps, 300, "training steps");
-ABSL_FLAG(int64_t, batch, 8, "sequences per rank and step");
+ABSL_FLAG(int64_t, batch, 8, "sequences per rank and backward");
+ABSL_FLAG(int64_t, accumulate, 1, "backwards per step, whose gradients add up");
 ABSL_FLAG(int64_t, tokens, 128, "tokens (bytes) per sequence");
 ABSL_FLAG(int64_t, width, 128, "width of the model");
 ABSL_FLAG(int64_t, blocks, 4, "transformer blocks");
@@ -61,12 +78,21 @@ ABSL_FLAG(int64_t, heads, 4, "attention heads");
 ABSL_FLAG(int64_t, kv_heads, 2, "key and value heads");
 ABSL_FLAG(std::string, optimizer, "adamw", "adamw or sgd");
 ABSL_FLAG(double, lr, 2e-3, "learning rate");
+ABSL_FLAG(int64_t, warmup, 0, "steps in which the learning rate rises");
+ABSL_FLAG(std::string, schedule, "constant",
+          "of the learning rate after --warmup: constant, or cosine, down to a tenth");
+ABSL_FLAG(double, weight_decay, 0.01, "of matrices, by adamw");
+ABSL_FLAG(double, clip, 0, "largest norm of the gradients; 0: any");
+ABSL_FLAG(std::string, metrics, "", "file to append a line of JSON to after each step");
+ABSL_FLAG(std::string, profile, "",
+          "file for a trace of steps 2 to 4 of rank 0, which Perfetto opens");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the weights, the batches and the generated text");
 ABSL_FLAG(int64_t, validate_every, 100,
           "steps between validations; 0: at the start and the end only");
 ABSL_FLAG(bool, compare, false,
           "train the unsharded model on the same global batch alongside, and compare");
-ABSL_FLAG(std::string, prompt, "#include <", "what the generated text starts with");
+ABSL_FLAG(std::string, prompt, "#include <",
+          "what the generated text starts with; of files of tokens a held-out sequence does");
 ABSL_FLAG(int64_t, generate, 200, "tokens to generate at the end; 0: none");
 ABSL_FLAG(double, temperature, 0.7, "of the generated text; 0: always the likeliest token");
 ABSL_FLAG(
@@ -114,7 +140,26 @@ std::string existing_text(std::string path) {
   return path;
 }
 
+template <class T>
+bool is_given(const absl::Flag<T>& flag) {
+  const auto& handle = absl::GetFlagReflectionHandle(flag);
+  return handle.CurrentValue() != handle.DefaultValue();
+}
+
+// The folder's model, for sequences of --tokens.
+examples::TransformerConfig model_from(const std::string& folder) {
+  for (const auto* size : {&FLAGS_width, &FLAGS_blocks, &FLAGS_heads, &FLAGS_kv_heads})
+    TORCH_CHECK_VALUE(!is_given(*size), "--", absl::GetFlagReflectionHandle(*size).Name(),
+                      " and --init_from exclude each other: ", folder, " says what the model is");
+  auto model = examples::hugging_face_config(folder);
+  const auto tokens = at_least(1, FLAGS_tokens);
+  TORCH_CHECK_VALUE(tokens <= model.max_tokens, "--tokens: ", tokens, ", allowed is ",
+                    model.max_tokens, " or less, which the model of --init_from was made for");
+  return model;
+}
+
 examples::TransformerConfig model_from_flags() {
+  if (is_given(FLAGS_init_from)) return model_from(absl::GetFlag(FLAGS_init_from));
   const examples::TransformerConfig model = {.width = at_least(1, FLAGS_width),
                                              .blocks = at_least(1, FLAGS_blocks),
                                              .heads = at_least(1, FLAGS_heads),
@@ -125,6 +170,42 @@ examples::TransformerConfig model_from_flags() {
   TORCH_CHECK_VALUE(model.heads % model.kv_heads == 0, "--kv_heads: ", model.kv_heads,
                     ", allowed are divisors of --heads, ", model.heads);
   return model;
+}
+
+examples::Decay decay() {
+  const std::string name = absl::GetFlag(FLAGS_schedule);
+  if (name == "cosine") return examples::Decay::kCosine;
+  TORCH_CHECK_VALUE(name == "constant", "--schedule: ", name, ", allowed are constant and cosine");
+  return examples::Decay::kNone;
+}
+
+std::optional<at::ScalarType> dtype(const absl::Flag<std::string>& flag) {
+  const std::string name = absl::GetFlag(flag);
+  if (name.empty()) return std::nullopt;
+  if (name == "bf16") return at::kBFloat16;
+  if (name == "f16") return at::kHalf;
+  TORCH_CHECK_VALUE(name == "f32", "--", absl::GetFlagReflectionHandle(flag).Name(), ": ", name,
+                    ", allowed are bf16, f16 and f32");
+  return at::kFloat;
+}
+
+examples::LoraOptions lora_options() {
+  const examples::LoraOptions lora{.rank = at_least(0, FLAGS_lora),
+                                   .alpha = finite(FLAGS_lora_alpha),
+                                   .targets = absl::GetFlag(FLAGS_lora_targets),
+                                   .frozen_dtype = *dtype(FLAGS_lora_base)};
+  TORCH_CHECK_VALUE(lora.rank == 0 || absl::GetFlag(FLAGS_tp) == 1,
+                    "--lora and --tp exclude each other: the plan does not cut adapters");
+  TORCH_CHECK_VALUE(lora.rank == 0 || !absl::GetFlag(FLAGS_compare),
+                    "--lora and --compare exclude each other: the unsharded model has no adapters");
+  return lora;
+}
+
+std::string new_folder_for_export() {
+  const std::string folder = absl::GetFlag(FLAGS_export);
+  TORCH_CHECK_VALUE(folder.empty() || !std::filesystem::exists(folder), "--export: ", folder,
+                    " is there already");
+  return folder;
 }
 
 struct JobShape {
@@ -160,16 +241,6 @@ JobShape job_shape() {
   int64_t ranks = 1;
   for (const int64_t size : sizes) ranks *= size;
   return {ranks, sizes.size() == 2 && tp > 1 ? 1 : sizes.front()};
-}
-
-std::optional<at::ScalarType> dtype(const absl::Flag<std::string>& flag) {
-  const std::string name = absl::GetFlag(flag);
-  if (name.empty()) return std::nullopt;
-  if (name == "bf16") return at::kBFloat16;
-  if (name == "f16") return at::kHalf;
-  TORCH_CHECK_VALUE(name == "f32", "--", absl::GetFlagReflectionHandle(flag).Name(), ": ", name,
-                    ", allowed are bf16, f16 and f32");
-  return at::kFloat;
 }
 
 std::optional<fsdp::ReshardAfterForward> reshard_after_forward() {
@@ -210,7 +281,10 @@ examples::CheckpointOptions checkpoint_options() {
 examples::TrainingOptions options_from_flags() {
   examples::TrainingOptions options;
   options.data = existing_text(absl::GetFlag(FLAGS_data));
+  options.init_from = absl::GetFlag(FLAGS_init_from);
   options.model = model_from_flags();
+  options.lora = lora_options();
+  options.export_to = new_folder_for_export();
   options.replicas = job_shape().replicas;
   options.tp = at_least(1, FLAGS_tp);
   options.sequence_parallel = absl::GetFlag(FLAGS_sequence_parallel);
@@ -218,13 +292,23 @@ examples::TrainingOptions options_from_flags() {
   options.deferred_init = absl::GetFlag(FLAGS_deferred_init);
   options.checkpoint_activations = absl::GetFlag(FLAGS_checkpoint_activations);
   options.batch = at_least(1, FLAGS_batch);
-  options.tokens = options.model.max_tokens;
+  options.accumulate = at_least(1, FLAGS_accumulate);
+  options.tokens = at_least(1, FLAGS_tokens);
   options.steps = at_least(1, FLAGS_steps);
   options.optimizer = optimizer_kind(absl::GetFlag(FLAGS_optimizer));
   options.lr = finite(FLAGS_lr);
+  options.warmup = at_least(0, FLAGS_warmup);
+  options.decay = decay();
+  options.weight_decay = finite(FLAGS_weight_decay);
+  options.clip = finite(FLAGS_clip);
   options.seed = absl::GetFlag(FLAGS_seed);
   options.validate_every = at_least(0, FLAGS_validate_every);
   options.compare = absl::GetFlag(FLAGS_compare);
+  TORCH_CHECK_VALUE(!options.compare || (options.accumulate == 1 && options.clip == 0),
+                    "--compare and --accumulate or --clip exclude each other: the unsharded model "
+                    "takes plain steps");
+  options.metrics = absl::GetFlag(FLAGS_metrics);
+  options.profile = absl::GetFlag(FLAGS_profile);
   options.prompt = absl::GetFlag(FLAGS_prompt);
   TORCH_CHECK_VALUE(!options.prompt.empty(), "--prompt: must not be empty");
   options.generate = at_least(0, FLAGS_generate);
@@ -249,8 +333,9 @@ int after_output(int exit_code) {
 // What every rank would find wrong.
 void check_job(const examples::TrainingOptions& options, int64_t ranks) {
   examples::check_mesh(options, ranks);
-  examples::TextData(options.data, options.seed)
-      .training_batch(/*step=*/0, /*rank=*/0, /*rows=*/1, options.tokens);
+  examples::Batches(examples::tokens_of(options.data),
+                    {.seed = options.seed, .tokens = options.tokens, .vocab = options.model.vocab})
+      .training(/*step=*/1, {.first = 0, .count = 1, .global = 1});
 }
 
 int run(const std::vector<char*>& left) {
@@ -288,7 +373,7 @@ void end_help_with_success(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   absl::SetProgramUsageMessage(
-      "trains a byte-level transformer, sharded over the ranks, on real text, and lets it write "
+      "trains a transformer, sharded over the ranks, on real text or tokens, and lets it write "
       "some.\n"
       "Usage: train_transformer [--ranks=2] [--steps=300] [--compare] ...");
   show_own_flags_in_help();

@@ -1,20 +1,27 @@
 #include "examples/training.h"
 
 #include "device_mesh/process_group.h"
+#include "examples/batches.h"
 #include "examples/comparison.h"
+#include "examples/hugging_face.h"
+#include "examples/metrics_file.h"
 #include "examples/phase_times.h"
 #include "examples/rank_metrics.h"
 #include "examples/report.h"
+#include "examples/sharded_model.h"
 #include "examples/text_data.h"
-#include "examples/transformer_plan.h"
-#include "fully_shard/activation_checkpoint.h"
+#include "examples/token_files.h"
+#include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
-#include "tensor_parallel/parallelize_module.h"
+#include "fully_shard/profile.h"
 
+#include <c10/util/StringUtil.h>
 #include <torch/torch.h>
 
+#include <algorithm>
 #include <cstdio>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -33,62 +40,31 @@ std::string format(const char* pattern, Args... args) {
   return line;
 }
 
-// The same initial weights on every rank.
-Transformer make_model(const TrainingOptions& options) {
-  torch::manual_seed(options.seed);
-  Transformer model(options.model);
-  model->to(options.device);
-  return model;
-}
-
-// The same weights, computed when the model is sharded.
-Transformer make_deferred_model(const TrainingOptions& options) {
-  torch::manual_seed(options.seed);
-  return fsdp::deferred_init([&] { return Transformer(options.model); });
-}
-
-// The embedding, every block and the head are units; the root takes what is left, the
-// last norm.
-void shard(Transformer& model, const fsdp::DeviceMesh& mesh,
-           const fsdp::FullyShardOptions& options) {
-  fsdp::fully_shard(model->embedding, mesh, options);
-  for (auto& block : model->blocks) fsdp::fully_shard(block, mesh, options);
-  fsdp::fully_shard(model->head, mesh, options);
-  fsdp::fully_shard(model, mesh, options);
-}
-
-void parallelize(Transformer& model, const fsdp::DeviceMesh& tp, const TrainingOptions& options) {
-  const int64_t head_width = options.model.width / options.model.heads;
-  fsdp::parallelize_module(model, tp, transformer_plan(head_width, options.sequence_parallel));
-}
-
-fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
-  return options.replicas > 1 ? mesh[{"replicate", "dp"}] : mesh["dp"];
-}
-
-void checkpoint_blocks(Transformer& model) {
-  model->around_block = [](const auto& run, const torch::Tensor& input) {
-    return fsdp::checkpoint(run, input);
-  };
-}
-
+// AdamW's decay is for matrices: biases and the weights of norms have other scales.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainingOptions& options,
                                                         Transformer& model) {
-  switch (options.optimizer) {
-    case OptimizerKind::kAdamW:
-      return std::make_unique<torch::optim::AdamW>(model->parameters(),
-                                                   torch::optim::AdamWOptions(options.lr));
-    case OptimizerKind::kSgd:
-      return std::make_unique<torch::optim::SGD>(model->parameters(),
-                                                 torch::optim::SGDOptions(options.lr));
-  }
-  return nullptr;
+  auto trained = model->parameters();
+  std::erase_if(trained, [](const auto& parameter) { return !parameter.requires_grad(); });
+  if (options.optimizer == OptimizerKind::kSgd)
+    return std::make_unique<torch::optim::SGD>(trained, torch::optim::SGDOptions(options.lr));
+  std::vector<torch::Tensor> matrices, others;
+  for (const auto& parameter : trained)
+    (parameter.dim() > 1 ? matrices : others).push_back(parameter);
+  const auto group = [&](const std::vector<torch::Tensor>& parameters, double weight_decay) {
+    return torch::optim::OptimizerParamGroup(
+        parameters, std::make_unique<torch::optim::AdamWOptions>(
+                        torch::optim::AdamWOptions(options.lr).weight_decay(weight_decay)));
+  };
+  return std::make_unique<torch::optim::AdamW>(
+      std::vector<torch::optim::OptimizerParamGroup>{group(matrices, options.weight_decay),
+                                                     group(others, 0)},
+      torch::optim::AdamWOptions(options.lr));
 }
 
-double parameter_bytes(const torch::nn::Module& model) {
-  double bytes = 0;
-  for (const auto& parameter : model.parameters()) bytes += static_cast<double>(parameter.nbytes());
-  return bytes;
+Rounding rounding_of(const TrainingOptions& options, int64_t data_ranks) {
+  if (options.tp > 1) return Rounding::kEverywhere;
+  const bool sums_twice = options.replicas > 1 && data_ranks > options.replicas;
+  return sums_twice ? Rounding::kInSumsOverReplicas : Rounding::kInSumsOverRanks;
 }
 
 // Bytes that are no printable ASCII, as an early model writes them, would garble the
@@ -100,6 +76,13 @@ std::string printable(std::string text) {
   return text;
 }
 
+// "17 4711 2"
+std::string numbers_of(const torch::Tensor& tokens) {
+  const auto numbers = tokens.to(torch::kCPU).contiguous();
+  const auto* const first = numbers.const_data_ptr<int64_t>();
+  return c10::Join(" ", std::vector<int64_t>(first, first + numbers.numel()));
+}
+
 class Trainer {
  public:
   Trainer(const TrainingOptions& options, const fsdp::DeviceMesh& mesh)
@@ -107,22 +90,22 @@ class Trainer {
         mesh_(mesh),
         data_mesh_(data_mesh_of(options, mesh)),
         data_rank_(mesh.rank() / options.tp),
-        data_(options.data, options.seed),
-        model_(options.deferred_init ? make_deferred_model(options) : make_model(options)),
-        unsharded_bytes_(parameter_bytes(*model_)),
+        data_(tokens_of(options.data),
+              {.seed = options.seed, .tokens = options.tokens, .vocab = options.model.vocab}),
+        sharded_(make_sharded_model(options, mesh)),
+        model_(sharded_.model),
+        optimizer_(make_optimizer(options, model_)),  // over the shards
+        learning_rate_(*optimizer_, learning_rate_options()),
         checkpointing_(options.checkpoints),
         times_([this] { return fsdp::counters(data_mesh_).wait_seconds; }),
-        report_(mesh.rank(), options.steps, options.batch * options.tokens * data_mesh_.size()) {
-    if (options.tp > 1) parallelize(model_, mesh["tp"], options);
-    shard(model_, data_mesh_, options.sharding);
-    fsdp::materialize(*model_);
-    optimizer_ = make_optimizer(options, model_);  // over the shards
-    if (options.checkpoint_activations) checkpoint_blocks(model_);
+        report_(mesh.rank(), options.steps, rows_per_step() * options.tokens),
+        metrics_file_(options.metrics, mesh.rank(), rows_per_step() * options.tokens) {
     if (!options.compare) return;
     auto twin = make_model(options);
     auto twin_optimizer = make_optimizer(options, twin);
+    twin_learning_rate_.emplace(*twin_optimizer, learning_rate_options());
     comparison_.emplace(std::move(twin), std::move(twin_optimizer),
-                        options.tp > 1 ? Rounding::kEverywhere : Rounding::kInSumsOverRanks);
+                        rounding_of(options, data_mesh_.size()));
   }
 
   int run() {
@@ -130,9 +113,13 @@ class Trainer {
     const int64_t done = resume();
     validate(done);
     std::vector<RankMetrics> metrics;
+    std::optional<fsdp::Profile> profile;
+    if (!options_.profile.empty())
+      profile.emplace(options_.profile, fsdp::ProfileOptions{.first_step = 2, .last_step = 4});
     for (int64_t step = done + 1; step <= options_.steps; ++step) {
       metrics = train_step(step);
-      checkpointing_.save_if_due(step, options_.steps, model_, optimizer_);
+      if (profile) profile->step();
+      checkpointing_.save_if_due(step, options_.steps, state());
       std::optional<double> unsharded;
       if (comparison_) unsharded = comparison_->unsharded_loss();
       report_.step(step, metrics, unsharded, checkpointing_.status());
@@ -142,15 +129,26 @@ class Trainer {
     }
     checkpointing_.finish();
     generate();
+    export_model();
     report_.time_table(times_);
-    if (!metrics.empty()) report_.memory_table(metrics, unsharded_bytes_);
+    if (!metrics.empty()) report_.memory_table(metrics, sharded_.unsharded_bytes);
     return comparison_ ? conclude_comparison() : 0;
   }
 
  private:
+  fsdp::State state() {
+    return {.model = model_, .optimizer = optimizer_, .scheduler = learning_rate_};
+  }
+
+  LearningRateOptions learning_rate_options() const {
+    return {.warmup = options_.warmup, .decay = options_.decay, .steps = options_.steps};
+  }
+
+  int64_t rows_per_step() const { return options_.batch * options_.accumulate * data_mesh_.size(); }
+
   // The steps that were done before.
   int64_t resume() {
-    const int64_t done = checkpointing_.resume(model_, optimizer_);
+    const int64_t done = checkpointing_.resume(state());
     if (done > 0) report_.say(format("resumed after step %lld", static_cast<long long>(done)));
     report_.start_after(done);
     return done;
@@ -158,30 +156,60 @@ class Trainer {
 
   void introduce() {
     report_.say(format(
-        "%.2f M parameters on %lld rank(s), %.1f MB of text to train on, %.1f MB held out (%s)",
-        unsharded_bytes_ / 4e6, static_cast<long long>(mesh_.size()), data_.training_bytes() / 1e6,
-        data_.held_out_bytes() / 1e6, options_.data.c_str()));
+        "%.2f M parameters on %lld rank(s), %.1f M tokens to train on, %.1f M held out (%s)",
+        sharded_.unsharded_bytes / 4e6, static_cast<long long>(mesh_.size()),
+        data_.training_tokens() / 1e6, data_.held_out_tokens() / 1e6, options_.data.c_str()));
   }
 
   Batch on_device(Batch batch) const {
     return {batch.inputs.to(options_.device), batch.targets.to(options_.device)};
   }
 
+  // Of one backward of one rank: those of all ranks come one behind the other.
+  BatchRows rows_of(int64_t backward, int64_t rank) const {
+    return {.first = (backward * data_mesh_.size() + rank) * options_.batch,
+            .count = options_.batch,
+            .global = rows_per_step()};
+  }
+
+  // The mean loss of this rank's rows. Gradients are reduced by the last backward.
+  double forward_backward(int64_t step) {
+    double sum = 0;
+    auto units = fsdp::get_fsdp_module(*model_);
+    for (int64_t backward = 0; backward < options_.accumulate; ++backward) {
+      units.set_requires_gradient_sync(backward + 1 == options_.accumulate);
+      auto batch = times_.measure(Phase::kData, [&] {
+        return on_device(data_.training(step, rows_of(backward, data_rank_)));
+      });
+      auto loss = times_.measure(Phase::kForward, [&] {
+        return next_token_loss(model_->forward(batch.inputs), batch.targets);
+      });
+      times_.measure(Phase::kBackward, [&] { (loss / options_.accumulate).backward(); });
+      sum += loss.item<double>();
+    }
+    return sum / static_cast<double>(options_.accumulate);
+  }
+
+  // Scales the gradients. Gives their norm, if somebody wants to know it.
+  std::optional<double> clip() {
+    if (options_.clip == 0 && !metrics_file_.is_wanted()) return std::nullopt;
+    const double most = options_.clip > 0 ? options_.clip : std::numeric_limits<double>::infinity();
+    return fsdp::clip_grad_norm_(model_->parameters(), most).item<double>();
+  }
+
   std::vector<RankMetrics> train_step(int64_t step) {
-    auto batch = times_.measure(Phase::kData, [&] {
-      return on_device(data_.training_batch(step, data_rank_, options_.batch, options_.tokens));
-    });
-    auto loss = times_.measure(Phase::kForward, [&] {
-      return next_token_loss(model_->forward(batch.inputs), batch.targets);
-    });
-    times_.measure(Phase::kBackward, [&] { loss.backward(); });
+    learning_rate_.step();
+    const double loss = forward_backward(step);
     if (comparison_) times_.measure(Phase::kUnsharded, [&] { compare_backward(step); });
+    std::optional<double> norm;
     times_.measure(Phase::kOptimizer, [&] {
+      norm = clip();
       optimizer_->step();
       optimizer_->zero_grad();
     });
-    auto metrics = times_.measure(
-        Phase::kMetrics, [&] { return exchange(own_metrics(loss.item<double>()), mesh_); });
+    auto metrics =
+        times_.measure(Phase::kMetrics, [&] { return exchange(own_metrics(loss), mesh_); });
+    metrics_file_.step(step, metrics, learning_rate_.now(), norm);
     if (comparison_) comparison_->record_sharded_loss(mean_loss(metrics));
     return metrics;
   }
@@ -199,10 +227,9 @@ class Trainer {
 
   void compare_backward(int64_t step) {
     std::vector<Batch> micro_batches;
-    for (int64_t rank = 0; rank < data_mesh_.size(); ++rank) {
-      micro_batches.push_back(
-          on_device(data_.training_batch(step, rank, options_.batch, options_.tokens)));
-    }
+    for (int64_t rank = 0; rank < data_mesh_.size(); ++rank)
+      micro_batches.push_back(on_device(data_.training(step, rows_of(0, rank))));
+    twin_learning_rate_->step();
     comparison_->follow(*model_);
     comparison_->forward_backward(micro_batches);
     if (step == 1) compare_first_step();
@@ -222,8 +249,7 @@ class Trainer {
       torch::NoGradGuard no_grad;
       double sum = 0;
       for (int64_t i = 0; i < kHeldOutBatches; ++i) {
-        auto batch =
-            on_device(data_.held_out_batch(i, data_rank_, options_.batch, options_.tokens));
+        auto batch = on_device(data_.held_out(i, rows_of(0, data_rank_)));
         sum += next_token_loss(model_->forward(batch.inputs), batch.targets).item<double>();
       }
       return exchange(own_metrics(sum / kHeldOutBatches), mesh_);
@@ -232,15 +258,30 @@ class Trainer {
                        mean_loss(metrics)));
   }
 
-  // A collective: every rank generates, from the same random numbers, and rank 0 prints.
+  // A collective: every rank generates, from the same random numbers, and rank 0 prints:
+  // bytes as text, other tokens by their numbers, as they continue a held-out sequence.
   void generate() {
     if (options_.generate == 0) return;
     torch::manual_seed(options_.seed);
-    auto text = times_.measure(Phase::kGeneration, [&] {
-      return fsdp::full_tensor(model_->generate(encode(options_.prompt).to(options_.device),
-                                                options_.generate, options_.temperature));
+    const bool is_text = !TokenFiles::are_at(options_.data);
+    const auto prompt = is_text ? encode(options_.prompt)
+                                : data_.held_out(0, {.first = 0, .count = 1, .global = 1})
+                                      .inputs[0]
+                                      .narrow(0, 0, std::min<int64_t>(options_.tokens, 16));
+    const auto tokens = times_.measure(Phase::kGeneration, [&] {
+      return fsdp::full_tensor(
+          model_->generate(prompt.to(options_.device), options_.generate, options_.temperature));
     });
-    report_.say("\ngenerated by the sharded model:\n" + printable(decode(text)));
+    report_.say("\ngenerated by the sharded model:\n" +
+                (is_text ? printable(decode(tokens)) : numbers_of(tokens)));
+  }
+
+  void export_model() {
+    if (options_.export_to.empty()) return;
+    const ExportOptions to{.folder = options_.export_to, .like = options_.init_from};
+    options_.lora.rank > 0 ? export_adapters(model_, options_.lora, to)
+                           : export_hugging_face(model_, options_.model, to);
+    report_.say("exported to " + options_.export_to);
   }
 
   int conclude_comparison() {
@@ -259,15 +300,18 @@ class Trainer {
   const fsdp::DeviceMesh mesh_;       // all ranks
   const fsdp::DeviceMesh data_mesh_;  // those that have batches of their own
   const int64_t data_rank_;
-  const TextData data_;
-  Transformer model_;
-  const double unsharded_bytes_;
+  const Batches data_;
+  ShardedModel sharded_;
+  Transformer& model_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
+  LearningRate learning_rate_;
   std::optional<Comparison> comparison_;
+  std::optional<LearningRate> twin_learning_rate_;
   bool first_step_agrees_ = true;
   Checkpointing checkpointing_;
   PhaseTimes times_;
   Report report_;
+  MetricsFile metrics_file_;
 };
 
 // {"replicate", "dp", "tp"}, without those that were not asked for.

@@ -1,8 +1,9 @@
-// Trains the transformer of transformer.h, sharded over the ranks of a job, on byte-level
-// text.
+// Trains the transformer of transformer.h, sharded over the ranks of a job, on text or
+// tokens; from a seed, or from a folder of Hugging Face's.
 #pragma once
 
 #include "examples/checkpointing.h"
+#include "examples/learning_rate.h"
 #include "examples/transformer.h"
 #include "fully_shard/policies.h"
 
@@ -16,19 +17,27 @@ namespace examples {
 enum class OptimizerKind { kAdamW, kSgd };
 
 struct TrainingOptions {
-  std::string data;  // file or folder
+  std::string data;  // file or folder (tokens.h)
   TransformerConfig model;
-  int64_t replicas = 1;  // groups of ranks that hold the same shards
-  int64_t tp = 1;        // ranks that compute one model together (transformer_plan.h)
+  LoraOptions lora;
+  std::string init_from;  // a folder (hugging_face.h) with this model; empty: from the seed
+  std::string export_to;  // such a folder, or one of adapters, to be made at the end; empty: none
+  int64_t replicas = 1;   // groups of ranks that hold the same shards
+  int64_t tp = 1;         // ranks that compute one model together (transformer_plan.h)
   bool sequence_parallel = false;
   fsdp::FullyShardOptions sharding;     // of every unit
   bool deferred_init = false;           // no rank ever has the whole model
   bool checkpoint_activations = false;  // compute blocks again in backward
-  int64_t batch = 8;                    // sequences per rank and step
+  int64_t batch = 8;                    // sequences per rank and backward
+  int64_t accumulate = 1;               // backwards per step
   int64_t tokens = 128;                 // per sequence
   int64_t steps = 300;
   OptimizerKind optimizer = OptimizerKind::kAdamW;
   double lr = 2e-3;
+  int64_t warmup = 0;  // steps
+  Decay decay = Decay::kNone;
+  double weight_decay = 0.01;  // of matrices, by AdamW
+  double clip = 0;             // largest norm of the gradients; 0: any
   uint64_t seed = 1;
   int64_t validate_every = 100;  // steps; 0: at the start and the end only
   bool compare = false;          // train the unsharded model alongside
@@ -37,6 +46,8 @@ struct TrainingOptions {
   double temperature = 0.7;
   c10::DeviceType device = c10::DeviceType::CPU;
   CheckpointOptions checkpoints;
+  std::string metrics;  // file (metrics_file.h); empty: none
+  std::string profile;  // file for a trace of rank 0's steps 2 to 4; empty: none
 };
 
 // One rank's part; every rank calls it with the same options. Returns the exit code: 1

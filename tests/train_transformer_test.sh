@@ -127,6 +127,11 @@ expect_refusal "--mesh: 2x2x2, allowed are two numbers, as 2x2" --mesh=2x2x2
 expect_refusal "--mesh: 2x4, whose last number must be --tp, 2" --mesh=2x4 --tp=2
 expect_refusal "--tp: 2, allowed are divisors of the number of ranks, 3" --ranks=3 --tp=2
 expect_refusal "--sequence_parallel needs --tp" --sequence_parallel
+expect_refusal "--schedule: linear, allowed are constant and cosine" --schedule=linear
+expect_refusal "--compare and --accumulate or --clip exclude each other" --compare --clip=1
+expect_refusal "--export: $work is there already" --export="$work"
+expect_refusal "$work/config.json: no such file" --init_from="$work"
+expect_refusal "--lora and --tp exclude each other" --lora=4 --ranks=2 --tp=2
 expect_refusal "Unknown command line flag 'nonsense'" --nonsense=1
 expect_refusal "Illegal value 'abc' specified for flag 'steps'" --steps=abc
 if ! nvidia-smi > /dev/null 2>&1; then
@@ -156,6 +161,52 @@ expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=1x2 --tp=2 --generate=5
 expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x1x2 --tp=2 --sequence_parallel --checkpoint_activations
 grep --quiet "agree" "$work/out" || fail "the comparison does not agree: $(cat "$work/out")"
 [[ ! -s $work/err ]] || fail "a good run complains: $(cat "$work/err")"
+
+# Fails unless the losses of the steps in the files $1 and $2 are equal within rounding, and of as many steps as $3.
+expect_same_losses() {
+  python3 - "$@" << 'EOF' || fail "the losses in $1 and $2 differ"
+import json, sys
+ours, others = ([json.loads(line) for line in open(path)] for path in sys.argv[1:3])
+steps = list(range(1, int(sys.argv[3]) + 1))
+assert [line["step"] for line in ours] == [line["step"] for line in others] == steps, (ours, others)
+for one, other in zip(ours, others):
+    assert abs(one["loss"] - other["loss"]) < 1e-5 * other["loss"], (one, other)
+    assert one["gradient_norm"] > 0 and one["tokens_per_second"] > 0 and one["peak_bytes"] > 0, one
+EOF
+}
+
+# Files of tokens: however many ranks there are, they see the same global batches in one order, after a resume too.
+python3 -c 'import array, sys; array.array("H", open(sys.argv[1], "rb").read()).tofile(open(sys.argv[2], "wb"))' \
+  "$work/text" "$work/tokens.bin"
+recipe=("${small[@]}" --data="$work/tokens.bin" --steps=6 --warmup=2 --schedule=cosine --clip=1 --validate_every=0)
+expect_exit 0 "${recipe[@]}" --ranks=1 --batch=8 --metrics="$work/1.jsonl" --generate=3 --profile="$work/trace.json"
+python3 -m json.tool "$work/trace.json" > /dev/null || fail "the trace is no JSON"
+grep --quiet --extended-regexp "^([0-9]+ ){18}[0-9]+$" "$work/out" || fail "no tokens were generated: $(cat "$work/out")"
+expect_exit 0 "${recipe[@]}" --ranks=4 --batch=2 --metrics="$work/4.jsonl"
+expect_same_losses "$work/1.jsonl" "$work/4.jsonl" 6
+expect_exit 0 "${recipe[@]}" --ranks=2 --batch=1 --accumulate=4 --metrics="$work/accumulated.jsonl"
+expect_same_losses "$work/1.jsonl" "$work/accumulated.jsonl" 6
+save=(--checkpoint="$work/checkpoints" --save_every=3 --metrics="$work/resumed.jsonl")
+expect_exit 0 "${recipe[@]}" --ranks=2 --batch=4 "${save[@]}"
+rm -r "$work/checkpoints/step-00000006"
+head -3 "$work/resumed.jsonl" > "$work/first.jsonl" && mv "$work/first.jsonl" "$work/resumed.jsonl"
+expect_exit 0 "${recipe[@]}" --ranks=4 --batch=2 "${save[@]}" --resume
+expect_same_losses "$work/1.jsonl" "$work/resumed.jsonl" 6
+echo -n x >> "$work/tokens.bin"
+expect_refusal "$work/tokens.bin: has " "${recipe[@]}"
+
+# To a folder of Hugging Face's and back: training goes on where it was.
+expect_exit 0 "${small[@]}" --steps=2 --export="$work/exported"
+loss=$(grep --only-matching "validation loss after 2 steps: .*" "$work/out")
+sizes_of_folder=(--data="$work/text" --tokens=16 --batch=1 --generate=0 --init_from="$work/exported")
+expect_exit 0 "${sizes_of_folder[@]}" --steps=1 --export="$work/again"
+grep --quiet "validation loss after 0 steps: ${loss##* }" "$work/out" || fail "not $loss: $(cat "$work/out")"
+diff "$work/exported/config.json" "$work/again/config.json" || fail "the configuration has changed"
+expect_exit 0 "${sizes_of_folder[@]}" --steps=1 --lora=4 --export="$work/adapters"
+[[ -s $work/adapters/adapter_model.safetensors && -s $work/adapters/adapter_config.json ]] || fail "no adapters"
+[[ ! -e $work/adapters.saving && ! -e $work/again.saving ]] || fail "exports have left something"
+expect_refusal "--width and --init_from exclude each other" "${small[@]}" --init_from="$work/exported"
+expect_refusal "--tokens: 17, allowed is 16 or less" --init_from="$work/exported" --tokens=17
 
 # Many more ranks than cores take their time, and train. They need 3 GB.
 expect_exit 0 "${small[@]}" --ranks=16 --steps=1 --validate_every=0

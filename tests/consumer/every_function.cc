@@ -5,6 +5,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/inspect.h"
+#include "checkpoint/name_map.h"
 #include "checkpoint/optimizer_state_dict.h"
 #include "checkpoint/state_dict.h"
 #include "device_mesh/all_reduce.h"
@@ -237,7 +238,10 @@ void use_checkpoints(Sequential& model, torch::optim::Optimizer& optimizer,
   expect(fsdp::load({.model = model, .optimizer = optimizer}, path).step == 1, "load");
   fsdp::verify_checkpoint(path);
   expect(!fsdp::describe_checkpoint(path).empty(), "describe_checkpoint");
-  fsdp::convert_checkpoint(path, folder + "/export");
+  const fsdp::NameMap names = {{"*", "layers.*"}};
+  names.check({"0.weight", "1.bias"});
+  expect(names.reversed()(names("0.weight")) == "0.weight", "NameMap");
+  fsdp::convert_checkpoint(path, folder + "/export", {.name_in_file = names});
   const auto values = fsdp::get_model_state_dict(*model);
   expect(fsdp::set_model_state_dict(*model, values).missing.empty(), "set_model_state_dict");
   const auto state = fsdp::get_optimizer_state_dict(*model, optimizer);
@@ -259,6 +263,8 @@ void use_fully_shard(const DeviceMesh& mesh, const std::string& folder) {
   train(model, optimizer, mesh);
   use_full_values(model);
   use_checkpoints(model, optimizer, folder);
+  fsdp::Profile profile(folder + "/trace.json", {.last_step = 1});
+  profile.step();
   torch::jit::Module scripted("scripted");
   scripted.register_parameter("weight", torch::ones({2}), /*is_buffer=*/false);
   expect(fsdp::adopt(scripted)->parameters().size() == 1, "adopt");

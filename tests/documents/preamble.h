@@ -4,6 +4,7 @@
 
 #include "checkpoint/async_save.h"
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/name_map.h"
 #include "examples/transformer.h"
 #include "examples/transformer_plan.h"
 #include "fully_shard/fully_shard.h"

@@ -118,9 +118,8 @@ TEST(TensorParallelFaults, AnErrorInABackwardDropsItsTerms) {
     at::Tensor embedded = pair.sharded->embedding->forward(rows.narrow(1, 0, 5));
     embedded.register_hook(
         [](const at::Tensor&) -> at::Tensor { TORCH_CHECK(false, "thrown in a hook"); });
-    const at::Tensor cos = pair.sharded->named_buffers()["cos"].narrow(0, 0, 5),
-                     sin = pair.sharded->named_buffers()["sin"].narrow(0, 0, 5);
-    const at::Tensor out = pair.sharded->blocks[0]->forward(embedded, cos, sin);
+    const auto rotation = pair.sharded->rotation(0, 5, torch::kCPU);
+    const at::Tensor out = pair.sharded->blocks[0]->forward(embedded, rotation);
     EXPECT_THAT(message_of([&] { out.square().sum().backward(); }), HasSubstr("thrown in a hook"));
     pair.sharded->zero_grad();
     pair.backward();

@@ -1,0 +1,77 @@
+#include "examples/sharded_model.h"
+
+#include "examples/hugging_face.h"
+#include "examples/transformer_plan.h"
+#include "fully_shard/activation_checkpoint.h"
+#include "fully_shard/fully_shard.h"
+#include "tensor_parallel/parallelize_module.h"
+
+#include <vector>
+
+namespace examples {
+namespace {
+
+// Computed when the model is sharded.
+Transformer make_deferred_model(const TrainingOptions& options) {
+  torch::manual_seed(options.seed);
+  return fsdp::deferred_init([&] {
+    Transformer model(options.model);
+    add_adapters(*model, options.lora);
+    return model;
+  });
+}
+
+void shard(Transformer& model, const fsdp::DeviceMesh& mesh,
+           const fsdp::FullyShardOptions& options) {
+  if (model->head) fsdp::fully_shard(model->embedding, mesh, options);
+  for (auto& block : model->blocks) fsdp::fully_shard(block, mesh, options);
+  if (model->head) fsdp::fully_shard(model->head, mesh, options);
+  fsdp::fully_shard(model, mesh, options);
+}
+
+void parallelize(Transformer& model, const fsdp::DeviceMesh& tp, const TrainingOptions& options) {
+  auto plan = transformer_plan(checked(options.model).head_width, options.sequence_parallel);
+  if (!model->head) std::erase_if(plan, [](const auto& entry) { return entry.first == "head"; });
+  fsdp::parallelize_module(model, tp, plan);
+}
+
+void checkpoint_blocks(Transformer& model) {
+  model->around_block = [](const auto& run, const torch::Tensor& input) {
+    return fsdp::checkpoint(run, input);
+  };
+}
+
+double parameter_bytes(const torch::nn::Module& model) {
+  double bytes = 0;
+  for (const auto& parameter : model.parameters()) bytes += static_cast<double>(parameter.nbytes());
+  return bytes;
+}
+
+}  // namespace
+
+fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
+  return options.replicas > 1 ? mesh[{"replicate", "dp"}] : mesh["dp"];
+}
+
+Transformer make_model(const TrainingOptions& options) {
+  torch::manual_seed(options.seed);
+  Transformer model(options.model);
+  add_adapters(*model, options.lora);
+  model->to(options.device);
+  if (!options.init_from.empty()) load_hugging_face(model, options.init_from);
+  return model;
+}
+
+ShardedModel make_sharded_model(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
+  const bool is_deferred = options.deferred_init || !options.init_from.empty();
+  auto model = is_deferred ? make_deferred_model(options) : make_model(options);
+  const double bytes = parameter_bytes(*model);
+  if (options.tp > 1) parallelize(model, mesh["tp"], options);
+  shard(model, data_mesh_of(options, mesh), options.sharding);
+  fsdp::materialize(*model);
+  if (!options.init_from.empty()) load_hugging_face(model, options.init_from);
+  if (options.checkpoint_activations) checkpoint_blocks(model);
+  return {std::move(model), bytes};
+}
+
+}  // namespace examples

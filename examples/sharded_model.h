@@ -1,0 +1,26 @@
+// The transformer of a run, from its options to shards on this rank.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "examples/training.h"
+#include "examples/transformer.h"
+
+namespace examples {
+
+// The mesh that parameters are sharded over, of the job's {"replicate", "dp", "tp"}.
+fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::DeviceMesh& mesh);
+
+// Unsharded, on the device of the options: the same on every rank. With init_from what
+// the folder has; collective over the world then.
+Transformer make_model(const TrainingOptions& options);
+
+// The same weights on shards. The embedding, every block and the head are units; the root
+// takes what is left: the last norm, and an embedding that is the head, too. Collective
+// over `mesh`.
+struct ShardedModel {
+  Transformer model;
+  double unsharded_bytes;  // of the parameters
+};
+ShardedModel make_sharded_model(const TrainingOptions& options, const fsdp::DeviceMesh& mesh);
+
+}  // namespace examples

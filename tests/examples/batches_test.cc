@@ -1,0 +1,126 @@
+#include "examples/batches.h"
+
+#include "tests/support/errors.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <memory>
+#include <numeric>
+#include <set>
+#include <vector>
+
+namespace examples {
+namespace {
+
+using fsdp::testing::message_of;
+using ::testing::HasSubstr;
+
+// 0, 1, 2, ...
+class Counting final : public Tokens {
+ public:
+  explicit Counting(int64_t size) : size_(size) {}
+  int64_t size() const override { return size_; }
+  at::Tensor read(int64_t first, int64_t count, int64_t /*vocab*/) const override {
+    return torch::arange(first, first + count);
+  }
+
+ private:
+  int64_t size_;
+};
+
+constexpr int64_t kTokens = 4;
+
+Batches batches(int64_t windows, uint64_t seed = 1) {
+  return {std::make_unique<Counting>(windows * kTokens + 1), {.seed = seed, .tokens = kTokens}};
+}
+
+// The windows of the rows.
+std::vector<int64_t> windows_of(const Batch& batch) {
+  std::vector<int64_t> windows;
+  for (int64_t row = 0; row < batch.inputs.size(0); ++row)
+    windows.push_back(batch.inputs[row][0].item<int64_t>() / kTokens);
+  return windows;
+}
+
+TEST(Batches, TargetsAreInputsOneTokenLater) {
+  const auto batch = batches(20).training(1, {.first = 0, .count = 3, .global = 3});
+  EXPECT_EQ(batch.inputs.sizes(), (std::vector<int64_t>{3, kTokens}));
+  EXPECT_TRUE(torch::equal(batch.targets, batch.inputs + 1));
+}
+
+TEST(Batches, AnEpochHasEachWindowOnceThatIsNotHeldOut) {
+  const auto data = batches(63);
+  EXPECT_EQ(data.training_tokens(), 60 * kTokens);
+  EXPECT_EQ(data.held_out_tokens(), 3 * kTokens);
+  std::vector<std::vector<int64_t>> epochs;
+  for (int64_t step = 1; step <= 30; ++step) {  // 6 rows each: an epoch is 10 steps
+    if (step % 10 == 1) epochs.emplace_back();
+    for (const auto window : windows_of(data.training(step, {.first = 0, .count = 6, .global = 6})))
+      epochs.back().push_back(window);
+  }
+  for (const auto& epoch : epochs) {
+    const std::set<int64_t> different(epoch.begin(), epoch.end());
+    EXPECT_EQ(different.size(), 60u);
+    for (const int64_t held_out : {19, 39, 59}) EXPECT_EQ(different.count(held_out), 0u);
+    EXPECT_LE(*different.rbegin(), 62);
+  }
+  EXPECT_NE(epochs[0], epochs[1]);
+  EXPECT_NE(epochs[1], epochs[2]);
+}
+
+TEST(Batches, HeldOutWindowsComeInTurn) {
+  const auto data = batches(63);
+  EXPECT_EQ(windows_of(data.held_out(0, {.first = 0, .count = 2, .global = 2})),
+            (std::vector<int64_t>{19, 39}));
+  EXPECT_EQ(windows_of(data.held_out(1, {.first = 0, .count = 2, .global = 2})),
+            (std::vector<int64_t>{59, 19}));
+}
+
+// However the rows are dealt out, and at whatever step somebody looks first.
+TEST(Batches, GlobalBatchesDoNotDependOnTheNumberOfRanks) {
+  const auto data = batches(100);
+  for (int64_t step : {7, 1, 40}) {
+    const auto whole = windows_of(data.training(step, {.first = 0, .count = 8, .global = 8}));
+    for (const int64_t ranks : {2, 4, 8}) {
+      std::vector<int64_t> together;
+      for (int64_t rank = 0; rank < ranks; ++rank) {
+        const auto part = batches(100).training(
+            step, {.first = rank * 8 / ranks, .count = 8 / ranks, .global = 8});
+        for (const auto window : windows_of(part)) together.push_back(window);
+      }
+      EXPECT_EQ(together, whole);
+    }
+  }
+}
+
+TEST(Batches, SeedsDrawOtherOrders) {
+  const BatchRows rows{.first = 0, .count = 10, .global = 10};
+  EXPECT_EQ(windows_of(batches(100, 1).training(1, rows)),
+            windows_of(batches(100, 1).training(1, rows)));
+  EXPECT_NE(windows_of(batches(100, 1).training(1, rows)),
+            windows_of(batches(100, 2).training(1, rows)));
+}
+
+TEST(Batches, ShortTextsAreRefused) {
+  EXPECT_THAT(message_of([] { batches(19); }),
+              HasSubstr("77 tokens, which are 19 sequences of 4; at least 20 are needed"));
+}
+
+TEST(Shuffled, IsAnOrderOfAllPlaces) {
+  for (const int64_t count : {1, 2, 3, 5, 16, 17, 1000}) {
+    for (uint64_t key = 0; key < 20; ++key) {
+      std::vector<int64_t> places;
+      for (int64_t index = 0; index < count; ++index) places.push_back(shuffled(index, count, key));
+      std::sort(places.begin(), places.end());
+      std::vector<int64_t> all(static_cast<size_t>(count));
+      std::iota(all.begin(), all.end(), 0);
+      EXPECT_EQ(places, all);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace examples

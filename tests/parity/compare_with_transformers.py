@@ -1,0 +1,244 @@
+"""Takes tiny models of Hugging Face's transformers through this library and back, and compares with transformers and FSDP2.
+
+Usage: compare_with_transformers.py PROGRAM
+
+PROGRAM is built from hugging_face_rank.cc. A family is a folder that save_pretrained wrote of a model with random weights.
+For each of them, at worlds of 1 and 2 and on dp 2 x tp 2:
+
+  logits     of the first inputs, within 1e-5 of those of transformers
+  losses     of ten steps of AdamW, within 1e-5 of those of the model under Python's fully_shard in a world of 2
+  export     opened by from_pretrained: the parameters have the bits of ours, and the config is as it was; it generates the
+             same tokens as we do, which it has without a cache and we have with one
+  adapters   opened by peft: beside the base, and merged into it, within 1e-5 of our logits after training
+  refusals   folders of other models, by the field that says so
+
+Prints a row per family and mesh, and exits 1 where one disagrees.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+
+os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
+
+import peft
+import torch
+import torch.distributed as dist
+import torch.multiprocessing
+import torch.nn.functional as F
+import transformers
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+STEPS, ROWS, TOKENS, VOCAB = 10, 4, 12, 61
+TOLERANCE = 1e-5
+
+SIZES = {
+    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "max_position_embeddings": 64,
+}  # fmt: skip
+LLAMA_3_SCALING = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}  # fmt: skip
+
+
+def rotation(theta, scaling=None):
+    """Of this version of transformers."""
+    if int(transformers.__version__.split(".")[0]) >= 5:
+        return {"rope_parameters": {"rope_type": "default", **(scaling or {}), "rope_theta": theta}}
+    return {"rope_theta": theta, "rope_scaling": scaling}
+
+
+FAMILIES = {
+    "llama2": transformers.LlamaConfig(**SIZES | {"num_key_value_heads": 4}, **rotation(10000.0)),
+    "llama3": transformers.LlamaConfig(**SIZES, rms_norm_eps=1e-5, **rotation(500000.0, LLAMA_3_SCALING)),
+    "mistral": transformers.MistralConfig(**SIZES, sliding_window=32, head_dim=12, **rotation(10000.0)),
+    "qwen2": transformers.Qwen2Config(**SIZES, **rotation(1000000.0)),
+    "smollm": transformers.LlamaConfig(**SIZES, tie_word_embeddings=True, **rotation(10000.0)),
+}
+
+# Name of a mesh: ranks, and how many of them compute one model together.
+MESHES = {"1": (1, 1), "2": (2, 1), "2x2": (4, 2)}
+
+# What is changed in the llama3 folder's config.json, and what the error names.
+REFUSALS = {
+    "gpt2": ({"model_type": "gpt2"}, 'model_type is "gpt2", allowed are llama, mistral and qwen2'),
+    "classifier": ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
+    "biases": ({"attention_bias": True}, "attention_bias is true, allowed is false"),
+    "activation": ({"hidden_act": "gelu"}, 'hidden_act is "gelu", allowed is "silu"'),
+    "scaling": ({"rope_scaling": {"rope_type": "yarn", "factor": 2.0}}, 'rope_type is "yarn", allowed are default and llama3'),
+    "unknown": ({"logit_scale": 0.5}, "field 'logit_scale' (0.5) is not known"),
+    "odd_heads": ({"num_key_value_heads": 3}, "kv_heads must divide heads"),
+    "string": ({"hidden_size": "32"}, "field 'hidden_size' is \"32\", which is of another type"),
+}  # fmt: skip
+
+
+def make_model(config):
+    """With biases and norms that are not all 0 and 1."""
+    model = transformers.AutoModelForCausalLM.from_config(config).float()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.1)
+    return model.eval()
+
+
+def loss_of(model, text):
+    logits = model(text[:, :-1]).logits
+    return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
+
+
+def open_model(folder):
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+def train_under_fsdp2(rank, world, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
+    mesh = init_device_mesh("cpu", (world,))
+    text = torch.load(folder / "tokens")["text"]
+    rows = ROWS // world
+    for family in FAMILIES:
+        model = open_model(folder / family)
+        for layer in model.model.layers:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+        losses = []
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            loss = loss_of(model, text[step, rank * rows : (rank + 1) * rows])
+            loss.backward()
+            optimizer.step()
+            mean = loss.detach().clone()
+            dist.all_reduce(mean)
+            losses.append(mean.item() / world)
+        if rank == 0:
+            torch.save(torch.tensor(losses, dtype=torch.float64), folder / f"{family}.fsdp2")
+    dist.destroy_process_group()
+
+
+def free_port():
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return listener.getsockname()[1]
+
+
+def run_program(program, world, tp, folder, out, families):
+    """Returns what went to stderr, and whether all ranks succeeded."""
+    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [program, str(folder), str(out), str(tp), *families]
+    environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
+        for rank in range(world)
+    ]  # fmt: skip
+    try:
+        statuses = [None]
+        while None in statuses and not any(statuses):  # the others wait for one that failed
+            time.sleep(0.02)
+            statuses = [rank.poll() for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    return "".join(rank.communicate()[1] for rank in ranks), not any(statuses)
+
+
+def largest(difference):
+    return difference.abs().max().item()
+
+
+def compare(family, folder, out):
+    """Yields what is compared and by how much it differs, at most TOLERANCE where it agrees."""
+    ours = torch.load(out / f"{family}.results", weights_only=False)  # it has type tags
+    text = torch.load(folder / "tokens")["text"]
+    with torch.no_grad():
+        yield "logits", largest(ours["logits"] - open_model(folder / family)(text[0, :, :-1]).logits)
+    yield "losses", largest(ours["losses"] - torch.load(folder / f"{family}.fsdp2"))
+    exported = open_model(out / family)
+    values = dict(exported.named_parameters())
+    yield "parameters", 0.0 if all(torch.equal(value, ours[name]) for name, value in values.items()) else 1.0
+    before, after = (json.loads((place / family / "config.json").read_text()) for place in (folder, out))
+    yield "config", 0.0 if before == after else 1.0
+    tokens = text[:1, 0, :5]
+    with torch.no_grad():
+        for _ in range(8):
+            tokens = torch.cat([tokens, exported(tokens).logits[:, -1].argmax(-1, keepdim=True)], 1)
+    yield "generated", 0.0 if torch.equal(tokens[0], ours["generated"]) else 1.0
+
+
+def compare_all(program, folder):
+    verdicts = []
+    for mesh, (world, tp) in MESHES.items():
+        out = folder / f"ours-{mesh}"
+        out.mkdir()
+        errors, succeeded = run_program(program, world, tp, folder, out, FAMILIES)
+        if not succeeded:
+            raise SystemExit(f"mesh {mesh}: {errors}")
+        for family in FAMILIES:
+            differences = dict(compare(family, folder, out))
+            agrees = all(difference <= TOLERANCE for difference in differences.values())
+            verdicts.append(agrees)
+            columns = "  ".join(f"{what} {difference:.1e}" for what, difference in differences.items())
+            print(f"{family:<8} {mesh:<4} {columns}  {'agree' if agrees else 'DISAGREE'}")
+    return verdicts
+
+
+def compare_adapters(program, folder):
+    out = folder / "adapters"
+    out.mkdir()
+    errors, succeeded = run_program(program, 2, 1, folder, out, ["llama3+lora"])
+    if not succeeded:
+        raise SystemExit(f"adapters: {errors}")
+    ours = torch.load(out / "llama3+lora.results", weights_only=False)
+    inputs = torch.load(folder / "tokens")["text"][0, :, :-1]
+    model = peft.PeftModel.from_pretrained(open_model(folder / "llama3"), out / "llama3+lora").eval()
+    with torch.no_grad():
+        beside = largest(ours["logits afterwards"] - model(inputs).logits)
+        merged = largest(ours["logits afterwards"] - model.merge_and_unload()(inputs).logits)
+    trained = largest(ours["logits afterwards"] - ours["logits"])
+    agrees = max(beside, merged) <= TOLERANCE < trained
+    print(f"adapters     beside {beside:.1e}  merged {merged:.1e}  trained {trained:.1e}  {'agree' if agrees else 'DISAGREE'}")
+    return [agrees]
+
+
+def refuse_all(program, folder):
+    verdicts = []
+    for name, (changes, expected) in REFUSALS.items():
+        shutil.copytree(folder / "llama3", folder / name)
+        path = folder / name / "config.json"
+        config = json.loads(path.read_text())
+        if "rope_scaling" in changes:
+            config.pop("rope_parameters", None)
+        path.write_text(json.dumps(config | changes))
+        errors, succeeded = run_program(program, 1, 1, folder, folder / "nowhere", [name])
+        is_named = not succeeded and str(path) in errors and expected in errors
+        verdicts.append(is_named)
+        print(f"{name:<12} {'refused' if is_named else 'NOT REFUSED BY NAME: ' + errors}")
+    return verdicts
+
+
+def main():
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = pathlib.Path(name)
+        for family, config in FAMILIES.items():
+            make_model(config).save_pretrained(folder / family)
+        torch.save({"text": torch.randint(VOCAB, (STEPS, ROWS, TOKENS + 1))}, folder / "tokens")
+        # Forked: importing takes seconds.
+        torch.multiprocessing.start_processes(train_under_fsdp2, (2, folder), 2, start_method="fork")
+        verdicts = compare_all(sys.argv[1], folder) + compare_adapters(sys.argv[1], folder)
+        verdicts += refuse_all(sys.argv[1], folder)
+    if not all(verdicts):
+        raise SystemExit("this library and transformers disagree")
+
+
+if __name__ == "__main__":
+    main()

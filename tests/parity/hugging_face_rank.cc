@@ -1,0 +1,121 @@
+// One rank of this library's half of compare_with_transformers.py, which starts it and
+// explains the comparison.
+//
+//   hugging_face_rank FOLDER OUT TP FAMILY...
+//
+// FOLDER/FAMILY is a folder of Hugging Face's; FOLDER/tokens what torch.save wrote of a
+// dict of "text", int64 [steps, rows, tokens + 1]. Trains each family on all ranks, TP of
+// which compute one model together, exports it to OUT/FAMILY, and rank 0 writes to
+// OUT/FAMILY.results, for torch.load, a dict of "logits" of the first inputs before
+// training, "losses", float64 [steps], and, after it, "logits afterwards", "generated"
+// tokens and the parameters by the folder's names. With FAMILY+lora it trains adapters,
+// and exports these.
+#include "device_mesh/all_reduce.h"
+#include "device_mesh/process_group.h"
+#include "dtensor/dtensor.h"
+#include "examples/hugging_face.h"
+#include "examples/sharded_model.h"
+
+#include <torch/torch.h>
+
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+#include <string>
+#include <vector>
+
+namespace {
+
+using torch::Tensor;
+using Tensors = c10::Dict<std::string, Tensor>;
+
+Tensor read_text(const std::string& path) {
+  std::ifstream file(path, std::ios::binary);
+  TORCH_CHECK_VALUE(file, "cannot read ", path);
+  const std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
+  return torch::pickle_load(bytes).toGenericDict().at("text").toTensor();
+}
+
+void write_tensors(const Tensors& tensors, const std::string& path) {
+  const auto bytes = torch::pickle_save(tensors);
+  std::ofstream file(path, std::ios::binary);
+  file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
+  TORCH_CHECK(file.flush(), "cannot write ", path);
+}
+
+Tensors train(const examples::TrainingOptions& options, const Tensor& text,
+              const fsdp::DeviceMesh& mesh) {
+  auto model = examples::make_sharded_model(options, mesh).model;
+  const auto data_mesh = examples::data_mesh_of(options, mesh);
+  const auto rows = text.size(1) / data_mesh.size(), tokens = text.size(2) - 1;
+  const auto mine = text.narrow(1, data_mesh.local_rank(0) * rows, rows);
+  Tensors results;
+  const auto keep_logits = [&](const char* name) {
+    const torch::NoGradGuard no_grad;
+    results.insert(name, fsdp::full_tensor(model->forward(text[0].narrow(1, 0, tokens))));
+  };
+  keep_logits("logits");
+  auto trained = model->parameters();
+  std::erase_if(trained, [](const Tensor& parameter) { return !parameter.requires_grad(); });
+  torch::optim::AdamW optimizer(trained, torch::optim::AdamWOptions(1e-3));
+  auto losses = torch::empty({text.size(0)}, torch::kDouble);
+  for (int64_t step = 0; step < text.size(0); ++step) {
+    optimizer.zero_grad();
+    const auto logits = model->forward(mine[step].narrow(1, 0, tokens));
+    const auto loss = examples::next_token_loss(logits, mine[step].narrow(1, 1, tokens));
+    loss.backward();
+    optimizer.step();
+    const auto mine_alone = fsdp::full_tensor(loss).item<double>();
+    losses[step] = fsdp::all_reduce(mine_alone, data_mesh, fsdp::Reduce::kMean);
+  }
+  results.insert("losses", losses);
+  keep_logits("logits afterwards");
+  results.insert("generated", fsdp::full_tensor(model->generate(text[0][0].narrow(0, 0, 5), 8, 0)));
+  for (const auto& parameter : model->named_parameters())
+    results.insert(examples::hugging_face_names()(parameter.key()),
+                   fsdp::full_tensor(parameter.value()).detach());
+  const examples::ExportOptions to{.folder = options.export_to, .like = options.init_from};
+  options.lora.rank > 0 ? examples::export_adapters(model, options.lora, to)
+                        : examples::export_hugging_face(model, options.model, to);
+  return results;
+}
+
+void run(const std::vector<std::string>& arguments) {
+  TORCH_CHECK_VALUE(arguments.size() > 3, "usage: hugging_face_rank FOLDER OUT TP FAMILY...");
+  at::set_num_threads(1);
+  const auto place = fsdp::launch_environment();
+  fsdp::init_process_group({.backend = "gloo"});
+  const int64_t tp = std::stoi(arguments[2]);
+  const auto mesh =
+      tp == 1 ? fsdp::init_device_mesh(torch::kCPU, {place.world_size}, {"dp"})
+              : fsdp::init_device_mesh(torch::kCPU, {place.world_size / tp, tp}, {"dp", "tp"});
+  const auto text = read_text(arguments[0] + "/tokens");
+  for (size_t i = 3; i < arguments.size(); ++i) {
+    examples::TrainingOptions options;
+    const auto family = arguments[i].substr(0, arguments[i].find('+'));
+    if (family != arguments[i])
+      options.lora = {.rank = 4, .targets = {"query", "down"}, .frozen_dtype = torch::kFloat};
+    options.init_from = arguments[0] + "/" + family;
+    options.export_to = arguments[1] + "/" + arguments[i];
+    options.model = examples::hugging_face_config(options.init_from);
+    options.tp = tp;
+    const auto results = train(options, text, mesh);
+    if (place.rank == 0) write_tensors(results, options.export_to + ".results");
+  }
+  fsdp::destroy_process_group();
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    run({argv + 1, argv + argc});
+    return 0;
+  } catch (const c10::Error& error) {
+    std::cerr << error.what_without_backtrace() << std::endl;
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+  }
+  return 1;
+}
