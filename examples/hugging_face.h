@@ -10,17 +10,13 @@
 #pragma once
 
 #include "checkpoint/name_map.h"
+#include "examples/hugging_face_config.h"
 #include "examples/lora.h"
 #include "examples/transformer.h"
 
 #include <string>
 
 namespace examples {
-
-// What config.json says; max_tokens: as many as the model was made for. Throws ValueError
-// that names the file, the field and what is allowed, for other architectures and for
-// fields that would make the model compute something else, or that are not known. Local.
-TransformerConfig hugging_face_config(const std::string& folder);
 
 // The Transformer's names, and those of the folder.
 fsdp::NameMap hugging_face_names();
@@ -35,7 +31,8 @@ struct ExportOptions {
   // of generation stay; empty: it came from none.
   std::string like = {};
 };
-// What from_pretrained opens. Collective over the world.
+// What from_pretrained opens; on rank 0 the folder stands when this returns. Collective
+// over the world.
 void export_hugging_face(Transformer& model, const TransformerConfig& config,
                          const ExportOptions& options);
 

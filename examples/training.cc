@@ -5,6 +5,7 @@
 #include "examples/comparison.h"
 #include "examples/hugging_face.h"
 #include "examples/metrics_file.h"
+#include "examples/optimizer.h"
 #include "examples/phase_times.h"
 #include "examples/rank_metrics.h"
 #include "examples/report.h"
@@ -38,27 +39,6 @@ std::string format(const char* pattern, Args... args) {
   char line[512];
   std::snprintf(line, sizeof(line), pattern, args...);
   return line;
-}
-
-// AdamW's decay is for matrices: biases and the weights of norms have other scales.
-std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainingOptions& options,
-                                                        Transformer& model) {
-  auto trained = model->parameters();
-  std::erase_if(trained, [](const auto& parameter) { return !parameter.requires_grad(); });
-  if (options.optimizer == OptimizerKind::kSgd)
-    return std::make_unique<torch::optim::SGD>(trained, torch::optim::SGDOptions(options.lr));
-  std::vector<torch::Tensor> matrices, others;
-  for (const auto& parameter : trained)
-    (parameter.dim() > 1 ? matrices : others).push_back(parameter);
-  const auto group = [&](const std::vector<torch::Tensor>& parameters, double weight_decay) {
-    return torch::optim::OptimizerParamGroup(
-        parameters, std::make_unique<torch::optim::AdamWOptions>(
-                        torch::optim::AdamWOptions(options.lr).weight_decay(weight_decay)));
-  };
-  return std::make_unique<torch::optim::AdamW>(
-      std::vector<torch::optim::OptimizerParamGroup>{group(matrices, options.weight_decay),
-                                                     group(others, 0)},
-      torch::optim::AdamWOptions(options.lr));
 }
 
 Rounding rounding_of(const TrainingOptions& options, int64_t data_ranks) {

@@ -157,6 +157,7 @@ grep --quiet "validation loss after 3 steps" "$work/out" || fail "no training in
 expect_exit 0 "${small[@]}" --steps=3 --compare
 expect_exit 0 "${small[@]}" --steps=3 --compare --deferred_init
 expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x1 --checkpoint_activations
+expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x2 --shard_optimizer
 expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=1x2 --tp=2 --generate=5
 expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x1x2 --tp=2 --sequence_parallel --checkpoint_activations
 grep --quiet "agree" "$work/out" || fail "the comparison does not agree: $(cat "$work/out")"
@@ -176,8 +177,13 @@ EOF
 }
 
 # Files of tokens: however many ranks there are, they see the same global batches in one order, after a resume too.
-python3 -c 'import array, sys; array.array("H", open(sys.argv[1], "rb").read()).tofile(open(sys.argv[2], "wb"))' \
-  "$work/text" "$work/tokens.bin"
+python3 - "$work/text" "$work/tokens.bin" << 'EOF'
+import sys
+data = open(sys.argv[1], "rb").read()
+tokens = bytearray(2 * len(data))
+tokens[::2] = data
+open(sys.argv[2], "wb").write(tokens)
+EOF
 recipe=("${small[@]}" --data="$work/tokens.bin" --steps=6 --warmup=2 --schedule=cosine --clip=1 --validate_every=0)
 expect_exit 0 "${recipe[@]}" --ranks=1 --batch=8 --metrics="$work/1.jsonl" --generate=3 --profile="$work/trace.json"
 python3 -m json.tool "$work/trace.json" > /dev/null || fail "the trace is no JSON"
