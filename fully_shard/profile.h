@@ -4,21 +4,17 @@
 // counters (counters.h) add up: "fsdp::all_gather(block0) 4096 bytes".
 //
 //   fsdp::Profile profile("trace.json", {.first_step = 10, .last_step = 12});
-//   for (int64_t step = 1; step <= steps; ++step) {
-//     ...
+//   for (const auto& batch : batches) {
+//     loss(batch).backward();
 //     profile.step();  // this one is over
 //   }
 //
-//   fsdp::all_gather(unit)             a gather is issued; inside fsdp::prefetch(unit) where
-//                                      that is before the unit is used
-//   fsdp::all_gather_copy_out(unit)    it is waited for, and copied where members show it
-//   fsdp::reduce_scatter(unit)         gradients are sent to be summed up
-//   fsdp::all_reduce(unit)             sums go over the replicas; with HFSDP these are
-//   fsdp::outer_reduce_scatter(unit)   cut, and shards come back by an
-//   fsdp::outer_all_gather(unit)
-//   fsdp::reshard(unit)                the unsharded parameters go
-//   fsdp::wait(unit)                   the host waits; what Counters::wait_seconds adds up
-//   fsdp::forward(unit)                by fsdp::forward (forward.h)
+// Ranges of a unit are all_gather, which issues a gather (inside prefetch, where that is
+// before the unit is used), and all_gather_copy_out, which waits for it and copies where
+// members show it; reduce_scatter, which sends gradients to be summed up, and all_reduce,
+// over the replicas; with HFSDP outer_reduce_scatter and outer_all_gather; reshard, where
+// unsharded parameters go; wait, where the host waits as Counters::wait_seconds adds up;
+// and forward, by fsdp::forward (forward.h).
 #pragma once
 
 #include "device_mesh/api.h"
@@ -36,19 +32,19 @@ struct ProfileOptions {
 };
 
 // One at a time in a process. Local.
-class FSDP_API Profile {
+class Profile {
  public:
   // Of several ranks each writes its own file: "trace.json" becomes "trace.rank3.json".
   // Throws ValueError for steps that are none, or a path of no folder.
-  [[nodiscard]] explicit Profile(std::string path, ProfileOptions options = {});
+  [[nodiscard]] FSDP_API explicit Profile(std::string path, ProfileOptions options = {});
   // Writes what was recorded, if last_step is not over.
-  ~Profile();
+  FSDP_API ~Profile();
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
 
   // The current step is over, and the next one begins. Waits for the device where the
   // profile begins or ends. Throws c10::Error where the file cannot be written.
-  void step();
+  FSDP_API void step();
 
  private:
   void begin();

@@ -27,6 +27,7 @@
 #include <iostream>
 #include <sstream>
 #include <string>
+#include <vector>
 
 namespace {
 
@@ -240,6 +241,8 @@ void use_checkpoints(Sequential& model, torch::optim::Optimizer& optimizer,
   expect(!fsdp::describe_checkpoint(path).empty(), "describe_checkpoint");
   const fsdp::NameMap names = {{"*", "layers.*"}};
   names.check({"0.weight", "1.bias"});
+  const std::vector<fsdp::NameMap::Entry> entries = {{"0", "first"}};
+  expect(fsdp::NameMap(entries)("0.weight") == "first.weight", "NameMap of a vector");
   expect(names.reversed()(names("0.weight")) == "0.weight", "NameMap");
   fsdp::convert_checkpoint(path, folder + "/export", {.name_in_file = names});
   const auto values = fsdp::get_model_state_dict(*model);
