@@ -15,14 +15,11 @@ after rounding to bf16, and losses may differ by its eps.
 """
 
 import argparse
-import os
 import pathlib
-import socket
-import subprocess
 import tempfile
-import time
 import typing
 
+import ranks
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -172,28 +169,9 @@ def run_fsdp2(world, data, folder):
     torch.multiprocessing.start_processes(run_fsdp2_rank, (world, data, folder), world, start_method="fork")
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def run_program(program, world, data_file, folder):
-    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [program, str(data_file), str(folder), *CASES[world]]
-    environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)})
-        for rank in range(world)
-    ]
-    try:
-        statuses = [None]
-        while None in statuses and not any(statuses):  # the others wait for one that failed
-            time.sleep(0.02)
-            statuses = [rank.poll() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
+    statuses, _ = ranks.run_ranks(command, world)
     if any(statuses):
         raise SystemExit(f"the ranks of {' '.join(command)} ended with {statuses}")
 

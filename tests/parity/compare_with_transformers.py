@@ -19,15 +19,14 @@ import json
 import os
 import pathlib
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
-import time
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
 import peft
+import ranks
 import torch
 import torch.distributed as dist
 import torch.multiprocessing
@@ -124,30 +123,11 @@ def train_under_fsdp2(rank, world, folder):
     dist.destroy_process_group()
 
 
-def free_port():
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return listener.getsockname()[1]
-
-
 def run_program(program, world, tp, folder, out, families):
     """Returns what went to stderr, and whether all ranks succeeded."""
-    place = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     command = [program, str(folder), str(out), str(tp), *families]
-    environment = {**os.environ, **place, "OMP_NUM_THREADS": "1"}
-    ranks = [
-        subprocess.Popen(command, env={**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}, stderr=subprocess.PIPE, text=True)
-        for rank in range(world)
-    ]  # fmt: skip
-    try:
-        statuses = [None]
-        while None in statuses and not any(statuses):  # the others wait for one that failed
-            time.sleep(0.02)
-            statuses = [rank.poll() for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    return "".join(rank.communicate()[1] for rank in ranks), not any(statuses)
+    statuses, errors = ranks.run_ranks(command, world, subprocess.PIPE)
+    return errors, not any(statuses)
 
 
 def largest(difference):
