@@ -1,7 +1,7 @@
 #include "checkpoint/name_map.h"
 
-#include "checkpoint/format/name_pattern.h"
 #include "checkpoint/format/names.h"
+#include "device_mesh/internal/name_pattern.h"
 
 #include <c10/util/Exception.h>
 
@@ -17,7 +17,7 @@ std::optional<std::string> renamed(const NameMap::Entry& entry, const std::strin
   const auto& [from, to] = entry;
   // The whole model is what all names are below.
   const std::string path = from.empty() && !name.empty() ? "." + name : name;
-  const auto found = internal::checkpoint::match_name(from, path);
+  const auto found = internal::match_name(from, path);
   if (!found) return std::nullopt;
   std::string text;
   size_t star = 0;

@@ -6,6 +6,7 @@
 #include "fully_shard/fully_shard.h"
 #include "tensor_parallel/parallelize_module.h"
 
+#include <string>
 #include <vector>
 
 namespace examples {
@@ -49,6 +50,31 @@ double parameter_bytes(const torch::nn::Module& model) {
 
 }  // namespace
 
+void check_mesh(const TrainingOptions& options, int64_t ranks) {
+  TORCH_CHECK_VALUE(ranks % options.tp == 0, "--tp: ", options.tp,
+                    ", allowed are divisors of the number of ranks, ", ranks);
+  const int64_t data_ranks = ranks / options.tp;
+  TORCH_CHECK_VALUE(data_ranks % options.replicas == 0, "--replicas: ", options.replicas,
+                    ", allowed are divisors of the number of ranks",
+                    options.tp > 1 ? " by --tp, " : ", ", data_ranks);
+  TORCH_CHECK_VALUE(options.sharding.outer == fsdp::Outer::kReplicate || options.replicas > 1,
+                    "--shard_optimizer needs 2 or more replicas (--replicas, --mesh)");
+}
+
+fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks) {
+  check_mesh(options, ranks);
+  std::vector<int64_t> shape;
+  std::vector<std::string> names;
+  const auto add = [&](int64_t size, const char* name) {
+    shape.push_back(size);
+    names.emplace_back(name);
+  };
+  if (options.replicas > 1) add(options.replicas, "replicate");
+  add(ranks / options.replicas / options.tp, "dp");
+  if (options.tp > 1) add(options.tp, "tp");
+  return fsdp::init_device_mesh(options.device, shape, names);
+}
+
 fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
   return options.replicas > 1 ? mesh[{"replicate", "dp"}] : mesh["dp"];
 }
@@ -62,16 +88,22 @@ Transformer make_model(const TrainingOptions& options) {
   return model;
 }
 
-ShardedModel make_sharded_model(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
-  const bool is_deferred = options.deferred_init || !options.init_from.empty();
-  auto model = is_deferred ? make_deferred_model(options) : make_model(options);
+ShardedModel shard_model(Transformer model, const TrainingOptions& options,
+                         const fsdp::DeviceMesh& mesh) {
   const double bytes = parameter_bytes(*model);
   if (options.tp > 1) parallelize(model, mesh["tp"], options);
   shard(model, data_mesh_of(options, mesh), options.sharding);
   fsdp::materialize(*model);
-  if (!options.init_from.empty()) load_hugging_face(model, options.init_from);
   if (options.checkpoint_activations) checkpoint_blocks(model);
   return {std::move(model), bytes};
+}
+
+ShardedModel make_sharded_model(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
+  const bool is_deferred = options.deferred_init || !options.init_from.empty();
+  auto sharded =
+      shard_model(is_deferred ? make_deferred_model(options) : make_model(options), options, mesh);
+  if (!options.init_from.empty()) load_hugging_face(sharded.model, options.init_from);
+  return sharded;
 }
 
 }  // namespace examples

@@ -7,6 +7,13 @@
 
 namespace examples {
 
+// Throws ValueError, naming --tp or --replicas, unless they divide the ranks.
+void check_mesh(const TrainingOptions& options, int64_t ranks);
+
+// The job's ranks as {"replicate", "dp", "tp"}, without those that were not asked for.
+// Throws ValueError as check_mesh() does. Collective over the world.
+fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks);
+
 // The mesh that parameters are sharded over, of the job's {"replicate", "dp", "tp"}.
 fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::DeviceMesh& mesh);
 
@@ -14,13 +21,17 @@ fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::Device
 // the folder has; collective over the world then.
 Transformer make_model(const TrainingOptions& options);
 
-// The same weights on shards. The embedding, every block and the head are units; the root
-// takes what is left: the last norm, and an embedding that is the head, too. Collective
-// over `mesh`.
+// Of `model`, which becomes the result, whatever values it has. The embedding, every
+// block and the head are units; the root takes what is left: the last norm, and an
+// embedding that is the head, too. Collective over `mesh`.
 struct ShardedModel {
   Transformer model;
   double unsharded_bytes;  // of the parameters
 };
+ShardedModel shard_model(Transformer model, const TrainingOptions& options,
+                         const fsdp::DeviceMesh& mesh);
+
+// The weights of make_model() on shards. Collective over `mesh`.
 ShardedModel make_sharded_model(const TrainingOptions& options, const fsdp::DeviceMesh& mesh);
 
 }  // namespace examples

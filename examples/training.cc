@@ -294,33 +294,7 @@ class Trainer {
   MetricsFile metrics_file_;
 };
 
-// {"replicate", "dp", "tp"}, without those that were not asked for.
-fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks) {
-  check_mesh(options, ranks);
-  std::vector<int64_t> shape;
-  std::vector<std::string> names;
-  const auto add = [&](int64_t size, const char* name) {
-    shape.push_back(size);
-    names.emplace_back(name);
-  };
-  if (options.replicas > 1) add(options.replicas, "replicate");
-  add(ranks / options.replicas / options.tp, "dp");
-  if (options.tp > 1) add(options.tp, "tp");
-  return fsdp::init_device_mesh(options.device, shape, names);
-}
-
 }  // namespace
-
-void check_mesh(const TrainingOptions& options, int64_t ranks) {
-  TORCH_CHECK_VALUE(ranks % options.tp == 0, "--tp: ", options.tp,
-                    ", allowed are divisors of the number of ranks, ", ranks);
-  const int64_t data_ranks = ranks / options.tp;
-  TORCH_CHECK_VALUE(data_ranks % options.replicas == 0, "--replicas: ", options.replicas,
-                    ", allowed are divisors of the number of ranks",
-                    options.tp > 1 ? " by --tp, " : ", ", data_ranks);
-  TORCH_CHECK_VALUE(options.sharding.outer == fsdp::Outer::kReplicate || options.replicas > 1,
-                    "--shard_optimizer needs 2 or more replicas (--replicas, --mesh)");
-}
 
 int train(const TrainingOptions& options) {
   const auto place = fsdp::launch_environment();

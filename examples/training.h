@@ -55,7 +55,4 @@ struct TrainingOptions {
 // world.
 int train(const TrainingOptions& options);
 
-// Throws ValueError, naming --tp or --replicas, unless they divide the ranks.
-void check_mesh(const TrainingOptions& options, int64_t ranks);
-
 }  // namespace examples

@@ -37,10 +37,6 @@
 #include <utility>
 #include <vector>
 
-namespace at {
-struct RecordFunction;
-}
-
 namespace torch::nn {
 class Module;
 }
@@ -58,6 +54,8 @@ template <class Struct>
 struct TensorFields {};
 
 namespace internal {
+
+class ProfilerRange;
 
 // What tensors become; unset: as they are. The dtype is for floating ones.
 struct CastTo {
@@ -170,7 +168,7 @@ class [[nodiscard]] FSDP_API ForwardRange {
   ForwardRange(const ForwardRange&) = delete;
 
  private:
-  std::unique_ptr<at::RecordFunction> range_;  // null where nobody looks
+  std::unique_ptr<ProfilerRange> range_;  // null where nobody looks
 };
 
 template <class Module, class... Inputs>

@@ -1,7 +1,7 @@
 #include "optim/split_for_muon.h"
 
 #include "device_mesh/internal/given_module.h"
-#include "tensor_parallel/internal/module_path.h"
+#include "device_mesh/internal/name_pattern.h"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/embedding.h>
@@ -36,7 +36,7 @@ class NamedOthers {
   std::string pattern_of(const std::string& name) {
     std::string first;
     for (const auto& pattern : patterns_) {
-      if (!internal::matches_path(pattern, name)) continue;
+      if (!internal::is_match(pattern, name)) continue;
       matched_.insert(pattern);
       if (first.empty()) first = pattern;
     }

@@ -1,6 +1,6 @@
 #include "checkpoint/plan/left_alone.h"
 
-#include "checkpoint/format/name_pattern.h"
+#include "device_mesh/internal/name_pattern.h"
 
 #include <c10/util/Exception.h>
 

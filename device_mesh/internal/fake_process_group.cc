@@ -42,9 +42,16 @@ char* host_row(const at::Tensor& rows, const at::Tensor& row, int64_t index) {
   return static_cast<char*>(rows.data_ptr()) + index * static_cast<int64_t>(row.nbytes());
 }
 
-// Each row as `row`, which may be one of them. One launch on a device where it is not.
-void fill_rows(const at::Tensor& rows, const at::Tensor& row) {
-  rows.copy_(rows.is_alias_of(row) ? row.clone() : row);
+// Each row as `row`, which may be row `index`. One launch on a device where it is not; in
+// no case other memory, which a true backend does not take either.
+void fill_rows(const at::Tensor& rows, const at::Tensor& row, int64_t index) {
+  if (!rows.is_alias_of(row)) {
+    rows.copy_(row);
+    return;
+  }
+  const int64_t after = rows.size(0) - index - 1;
+  if (index > 0) rows.narrow(0, 0, index).copy_(row);
+  if (after > 0) rows.narrow(0, index + 1, after).copy_(row);
 }
 
 class FakeBackend : public c10d::Backend {
@@ -72,7 +79,7 @@ class FakeBackend : public c10d::Backend {
                                            const c10d::AllgatherOptions&) override {
     if (input.numel() == 0) return finished(OpType::_ALLGATHER_BASE, {output});
     if (host_row(output, input, 0) == nullptr) {
-      fill_rows(output.view({getSize(), -1}), input.reshape({1, -1}));
+      fill_rows(output.view({getSize(), -1}), input.reshape({1, -1}), getRank());
     } else {
       for (int64_t i = 0; i < getSize(); ++i)
         std::memcpy(host_row(output, input, i), input.const_data_ptr(), input.nbytes());

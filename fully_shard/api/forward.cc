@@ -1,21 +1,17 @@
 #include "fully_shard/forward.h"
 
+#include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_table.h"
 
 #include <ATen/record_function.h>
 #include <torch/nn/module.h>
 
-#include <utility>
-
 namespace fsdp::internal {
 
 ForwardRange::ForwardRange(const torch::nn::Module& module) {
-  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
-  const auto unit = callbacks ? find_unit(module) : nullptr;
-  if (!unit) return;
-  range_ = std::make_unique<at::RecordFunction>(std::move(*callbacks));
-  range_->before("fsdp::forward(" + unit->display_name() + ")");
+  const auto unit = at::hasCallbacks() ? find_unit(module) : nullptr;
+  if (unit) range_ = std::make_unique<ProfilerRange>("forward", unit->display_name());
 }
 ForwardRange::~ForwardRange() = default;
 

@@ -3,6 +3,7 @@
 
 #include "deferred_init/deferred_storage.h"
 #include "deferred_init/fingerprint.h"
+#include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/tensor/value_hash.h"
@@ -48,6 +49,8 @@ uint32_t sequence_of_agreement(const DeviceMesh& mesh) {
 }  // namespace
 
 uint32_t check_agreement(const std::vector<PlannedParameter>& parameters, const DeviceMesh& mesh) {
+  // The ranks of a fake world have what this one has.
+  if (group_backend(mesh.group()) == "fake") return 0;
   const auto of_all = [&](std::vector<int64_t> words) {
     return agree(collectives_of(mesh),
                  {.words = std::move(words), .what = kAgreement, .device = local_device(mesh)});

@@ -1,9 +1,9 @@
 #include "tensor_parallel/internal/planned_parameters.h"
 
 #include "deferred_init/deferred_storage.h"
+#include "device_mesh/internal/name_pattern.h"
 #include "dtensor/dtensor.h"
 #include "on_demand/gate_key.h"
-#include "tensor_parallel/internal/module_path.h"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
@@ -75,9 +75,8 @@ std::vector<Named> named_parameters(torch::nn::Module& module) {
 }
 
 bool is_meant(const std::string& pattern, const ParallelStyle& style, const Named& parameter) {
-  if (matches_path(pattern, parameter.path)) return true;
-  return !std::holds_alternative<ShardParameter>(style) &&
-         matches_path(pattern, parameter.module_path);
+  if (is_match(pattern, parameter.path)) return true;
+  return !std::holds_alternative<ShardParameter>(style) && is_match(pattern, parameter.module_path);
 }
 
 void check_pattern(const std::string& pattern, const ParallelStyle& style,
@@ -86,9 +85,8 @@ void check_pattern(const std::string& pattern, const ParallelStyle& style,
                   [&](const Named& each) { return is_meant(pattern, style, each); }))
     return;
   for (const auto& item : module.named_modules()) {
-    TORCH_CHECK_VALUE(!matches_path(pattern, item.key()), "parallelize_module: plan entry '",
-                      pattern, "' means the module '", item.key(), "' (", item.value()->name(),
-                      "), ",
+    TORCH_CHECK_VALUE(!is_match(pattern, item.key()), "parallelize_module: plan entry '", pattern,
+                      "' means the module '", item.key(), "' (", item.value()->name(), "), ",
                       std::holds_alternative<ShardParameter>(style)
                           ? "but ShardParameter is for a parameter: add its name"
                           : "which has no parameters of its own; name the modules below it",
@@ -105,7 +103,7 @@ std::optional<ParallelStyle> last_style(const ParallelPlan& plan, const Named& p
     const auto& [pattern, style] = *entry;
     if (is_meant(pattern, style, parameter)) return style;
     const auto* const heads = std::get_if<ColwiseParallel>(&style);
-    if (heads != nullptr && parameter.attention && matches_path(pattern, parameter.attention->path))
+    if (heads != nullptr && parameter.attention && is_match(pattern, parameter.attention->path))
       return style_of_output_projection(*heads, parameter.attention->head_width);
   }
   return std::nullopt;

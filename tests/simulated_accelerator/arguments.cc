@@ -34,10 +34,6 @@ std::string name_of(const c10::FunctionSchema& schema) {
   return schema.name() + (overload.empty() ? "" : "." + overload);
 }
 
-bool is_written(const c10::Argument& argument) {
-  return argument.alias_info() != nullptr && argument.alias_info()->isWrite();
-}
-
 Arguments take_arguments(const c10::FunctionSchema& schema, Values& stack) {
   const auto count = schema.arguments().size();
   Arguments arguments{torch::jit::pop(stack, count), {}, {kDeviceType, current_device()}};

@@ -2,6 +2,7 @@
 // them.
 #pragma once
 
+#include "fake_device/values_in_calls.h"
 #include "tests/simulated_accelerator/access_history.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -15,11 +16,10 @@
 namespace fsdp::testing::simulated {
 
 using Values = torch::jit::Stack;
+using internal::is_written;
 
 // "aten::add.Tensor"
 std::string name_of(const c10::FunctionSchema& schema);
-
-bool is_written(const c10::Argument& argument);
 
 struct Arguments {
   Values given;

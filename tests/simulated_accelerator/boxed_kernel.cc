@@ -111,7 +111,7 @@ class BoxedCall {
     for (const auto& result : schema_.returns()) {
       TORCH_CHECK_NOT_IMPLEMENTED(result.alias_info() == nullptr || is_written(result), name_,
                                   " makes a view: the simulated accelerator needs a kernel of its "
-                                  "own for it (view_kernels.cc)");
+                                  "own for it (fake_device/view_kernels.cc)");
     }
     TORCH_CHECK_NOT_IMPLEMENTED(!is_random() || arguments_.generator, name_,
                                 " takes no generator: the simulated accelerator needs a kernel of "
@@ -176,7 +176,7 @@ class BoxedCall {
   void make_results() {
     for (size_t r = 0; r < schema_.returns().size(); ++r) {
       if (is_written(schema_.returns()[r])) {
-        stack_.push_back(argument_returned_as(schema_.returns()[r]));
+        stack_.push_back(internal::returned_argument(schema_, arguments_.given, r));
         continue;
       }
       stack_.push_back(with_tensors(results_.at(r), [this](const at::Tensor& result) {
@@ -187,14 +187,6 @@ class BoxedCall {
         return made;
       }));
     }
-  }
-
-  const c10::IValue& argument_returned_as(const c10::Argument& result) const {
-    for (size_t i = 0; i < arguments_.given.size(); ++i) {
-      const auto* const alias = schema_.arguments()[i].alias_info();
-      if (alias != nullptr && *alias == *result.alias_info()) return arguments_.given[i];
-    }
-    TORCH_INTERNAL_ASSERT(false, name_, " returns an argument that it does not have");
   }
 
   void launch() {

@@ -37,6 +37,8 @@ struct Counters {
   int64_t reused_blocks = 0;    // of the allocations
   int64_t allocated_bytes = 0;  // now
   int64_t peak_allocated_bytes = 0;
+  int64_t requested_bytes = 0;  // the same without what blocks are larger
+  int64_t peak_requested_bytes = 0;
   int64_t reserved_bytes = 0;  // of all blocks
   std::set<std::thread::id> launching_threads;
 };

@@ -67,11 +67,6 @@ bool is_on_device(const at::Tensor& tensor) {
   return tensor.defined() && tensor.device().type() == kDeviceType;
 }
 
-PlainKernels::PlainKernels()
-    : keys_(c10::DispatchKeySet(c10::DispatchKey::BackendSelect),
-            c10::default_excluded_set | c10::autograd_dispatch_keyset_with_ADInplaceOrView |
-                c10::autocast_dispatch_keyset) {}
-
 at::Tensor host_view(const at::Tensor& tensor) {
   const auto options = tensor.options().device(c10::kCPU).requires_grad(false);
   auto* const data = const_cast<void*>(tensor.const_data_ptr());
@@ -92,19 +87,6 @@ at::Tensor filled_like(const at::Tensor& tensor, int64_t number) {
   const PlainKernels plain;
   auto filled = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
   return with_flag_of(tensor, filled.fill_(number));
-}
-
-c10::IValue with_tensors(const c10::IValue& value,
-                         const std::function<at::Tensor(const at::Tensor&)>& replace) {
-  if (value.isTensor()) {
-    return value.toTensor().defined() ? c10::IValue(replace(value.toTensor())) : value;
-  }
-  if (!value.isList() || value.toListRef().empty()) return value;
-  c10::impl::GenericList list(value.toList().elementType());
-  for (const c10::IValue& element : value.toListRef()) {
-    list.push_back(with_tensors(element, replace));
-  }
-  return list;
 }
 
 }  // namespace fsdp::testing::simulated

@@ -1,27 +1,20 @@
 // Tensors of the device as CPU kernels see them, and what such a kernel accesses.
 #pragma once
 
+#include "fake_device/plain_kernels.h"
+#include "fake_device/values_in_calls.h"
 #include "tests/simulated_accelerator/access_history.h"
 
 #include <ATen/core/Tensor.h>
-#include <ATen/core/ivalue.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 
-#include <functional>
 #include <vector>
 
 namespace fsdp::testing::simulated {
 
+using internal::PlainKernels;
+using internal::with_tensors;
+
 bool is_on_device(const at::Tensor& tensor);
-
-// Within its scope operators are plain CPU kernels, whatever modes the thread is in.
-class PlainKernels {
- public:
-  PlainKernels();
-
- private:
-  c10::impl::ForceDispatchKeyGuard keys_;
-};
 
 // The same memory as a tensor on CPU. Keeps nothing alive, as a kernel in flight does
 // not.
@@ -41,10 +34,5 @@ at::Tensor copy_of_host_value(const at::Tensor& value);
 
 // Shaped like `tensor`, filled with `number`; a wrapped number, where that is one.
 at::Tensor filled_like(const at::Tensor& tensor, int64_t number);
-
-// `value` with each defined tensor in it, in lists too, replaced by what `replace`
-// returns.
-c10::IValue with_tensors(const c10::IValue& value,
-                         const std::function<at::Tensor(const at::Tensor&)>& replace);
 
 }  // namespace fsdp::testing::simulated

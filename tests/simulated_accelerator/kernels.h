@@ -11,7 +11,6 @@ namespace fsdp::testing::simulated {
 
 // `library` is aten's for the device's dispatch key.
 void register_memory_kernels(torch::Library& library);
-void register_view_kernels(torch::Library& library);
 void register_copy_kernels(torch::Library& library);
 void register_dropout_kernel(torch::Library& library);
 

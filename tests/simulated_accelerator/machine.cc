@@ -186,13 +186,18 @@ Block* Machine::allocate(size_t bytes, size_t queue, c10::DeviceIndex device) {
   counters.reserved_bytes += is_new ? size : 0;
   counters.allocated_bytes += size;
   counters.peak_allocated_bytes = std::max(counters.peak_allocated_bytes, counters.allocated_bytes);
+  block->requested = bytes;
+  counters.requested_bytes += static_cast<int64_t>(bytes);
+  counters.peak_requested_bytes = std::max(counters.peak_requested_bytes, counters.requested_bytes);
   poison(lock, *block, "allocate");
   return block;
 }
 
 void Machine::free(Block* block) {
   Lock lock(mutex_);
-  counters_of(block->device).allocated_bytes -= static_cast<int64_t>(block->bytes);
+  auto& counters = counters_of(block->device);
+  counters.allocated_bytes -= static_cast<int64_t>(block->bytes);
+  counters.requested_bytes -= static_cast<int64_t>(block->requested);
   if (settings_.poison == Settings::Poison::kWhenFreed) poison(lock, *block, "free");
   memory_.take_back(block);
 }
@@ -216,7 +221,9 @@ Counters Machine::counters(c10::DeviceIndex device) {
 
 void Machine::forget_peak(c10::DeviceIndex device) {
   const Lock lock(mutex_);
-  counters_of(device).peak_allocated_bytes = counters_of(device).allocated_bytes;
+  auto& counters = counters_of(device);
+  counters.peak_allocated_bytes = counters.allocated_bytes;
+  counters.peak_requested_bytes = counters.requested_bytes;
 }
 
 void Machine::finish(Lock& lock) {
@@ -236,8 +243,10 @@ void Machine::finish(Lock& lock) {
 void Machine::restart_counters() {
   for (auto& counters : seen_.devices) {
     const auto allocated = counters.allocated_bytes, reserved = counters.reserved_bytes;
+    const auto requested = counters.requested_bytes;
     counters = {};
     counters.allocated_bytes = counters.peak_allocated_bytes = allocated;
+    counters.requested_bytes = counters.peak_requested_bytes = requested;
     counters.reserved_bytes = reserved;
   }
 }

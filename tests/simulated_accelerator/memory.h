@@ -22,6 +22,7 @@ struct Block {
   size_t bytes;
   size_t queue;  // of the stream it belongs to
   c10::DeviceIndex device;
+  size_t requested = 0;  // of the bytes, by who has it now
   AccessHistory accesses = {};
 
   // A block that record_stream() was called for is never handed out again, as if its

@@ -32,24 +32,6 @@ at::Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride,
                                            c10::dtype_or_default(dtype));
 }
 
-at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
-                        at::IntArrayRef stride) {
-  auto* const impl = self.unsafeGetTensorImpl();
-  impl->set_storage_keep_dtype(std::move(source));
-  impl->set_storage_offset(offset);
-  if (stride.data() == nullptr) {
-    impl->set_sizes_contiguous(size);
-  } else {
-    impl->set_sizes_and_strides(size, stride);
-  }
-  return self;
-}
-
-at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
-  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(),
-                     source.strides());
-}
-
 void enlarge(c10::StorageImpl& storage, size_t bytes) {
   const c10::DeviceGuard guard(storage.device());
   const auto kept = storage.nbytes();
@@ -83,8 +65,6 @@ void record_stream_of(at::Tensor& self, c10::Stream) { record_stream(self.storag
 void register_memory_kernels(torch::Library& library) {
   library.impl("empty.memory_format", &empty);
   library.impl("empty_strided", &empty_strided);
-  library.impl("set_.source_Storage_storage_offset", &set_storage);
-  library.impl("set_.source_Tensor", &set_tensor);
   library.impl("resize_", &resize);
   library.impl("record_stream", &record_stream_of);
 }

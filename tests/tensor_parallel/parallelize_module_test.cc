@@ -1,6 +1,5 @@
 // Paths, styles and what is refused.
 #include "dtensor/dtensor.h"
-#include "tensor_parallel/internal/module_path.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 #include "tests/support/errors.h"
 #include "tests/support/head.h"
@@ -14,21 +13,7 @@
 namespace fsdp::testing {
 namespace {
 
-using internal::matches_path;
 using ::testing::HasSubstr;
-
-TEST(ModulePath, AStarStandsForPartOfOneName) {
-  EXPECT_TRUE(matches_path("block*.mlp.up", "block12.mlp.up"));
-  EXPECT_TRUE(matches_path("block*.*norm", "block0.attention_norm"));
-  EXPECT_TRUE(matches_path("*norm", "norm"));
-  EXPECT_TRUE(matches_path("*a*a*", "banana"));
-  EXPECT_TRUE(matches_path("", ""));
-  EXPECT_FALSE(matches_path("*norm", "block0.norm"));
-  EXPECT_FALSE(matches_path("block*", "block0.mlp"));
-  EXPECT_FALSE(matches_path("mlp", "mlp.up"));
-  EXPECT_FALSE(matches_path("", "mlp"));
-  EXPECT_FALSE(matches_path("*", "a.b"));
-}
 
 TEST(ParallelStyles, SayHowAParameterLies) {
   using internal::ModuleKind;

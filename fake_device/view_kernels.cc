@@ -1,11 +1,13 @@
-#include "tests/simulated_accelerator/kernels.h"
+#include "fake_device/private_use_kernels.h"
 
 #include <ATen/InferSize.h>
 #include <ATen/TensorUtils.h>
 #include <ATen/core/Tensor.h>
 #include <torch/library.h>
 
-namespace fsdp::testing::simulated {
+#include <utility>
+
+namespace fsdp::internal {
 namespace {
 
 at::Tensor alias_of(const at::Tensor& self, at::IntArrayRef size, at::IntArrayRef stride,
@@ -44,6 +46,24 @@ at::Tensor unfold(const at::Tensor& self, int64_t dim, int64_t size, int64_t ste
   return alias_of(self, sizes, strides, self.storage_offset());
 }
 
+at::Tensor& set_storage(at::Tensor& self, at::Storage source, int64_t offset, at::IntArrayRef size,
+                        at::IntArrayRef stride) {
+  auto* const impl = self.unsafeGetTensorImpl();
+  impl->set_storage_keep_dtype(std::move(source));
+  impl->set_storage_offset(offset);
+  if (stride.data() == nullptr) {
+    impl->set_sizes_contiguous(size);
+  } else {
+    impl->set_sizes_and_strides(size, stride);
+  }
+  return self;
+}
+
+at::Tensor& set_tensor(at::Tensor& self, const at::Tensor& source) {
+  return set_storage(self, source.storage(), source.storage_offset(), source.sizes(),
+                     source.strides());
+}
+
 }  // namespace
 
 void register_view_kernels(torch::Library& library) {
@@ -51,6 +71,8 @@ void register_view_kernels(torch::Library& library) {
   library.impl("_reshape_alias", &reshape_alias);
   library.impl("view", &view);
   library.impl("unfold", &unfold);
+  library.impl("set_.source_Storage_storage_offset", &set_storage);
+  library.impl("set_.source_Tensor", &set_tensor);
 }
 
-}  // namespace fsdp::testing::simulated
+}  // namespace fsdp::internal

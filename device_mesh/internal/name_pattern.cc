@@ -1,9 +1,9 @@
-#include "checkpoint/format/name_pattern.h"
+#include "device_mesh/internal/name_pattern.h"
 
 #include <algorithm>
 #include <cstddef>
 
-namespace fsdp::internal::checkpoint {
+namespace fsdp::internal {
 namespace {
 
 bool match_rest(std::string_view pattern, std::string_view name, NameMatch& found) {
@@ -31,4 +31,9 @@ std::optional<NameMatch> match_name(std::string_view pattern, std::string_view n
   return found;
 }
 
-}  // namespace fsdp::internal::checkpoint
+bool is_match(std::string_view pattern, std::string_view name) {
+  const auto found = match_name(pattern, name);
+  return found && found->below.empty();
+}
+
+}  // namespace fsdp::internal

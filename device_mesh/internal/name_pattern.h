@@ -6,7 +6,7 @@
 #include <string_view>
 #include <vector>
 
-namespace fsdp::internal::checkpoint {
+namespace fsdp::internal {
 
 // What a pattern means in a name.
 struct NameMatch {
@@ -18,4 +18,7 @@ struct NameMatch {
 // pattern does not mean the name. Its views are of `name`.
 std::optional<NameMatch> match_name(std::string_view pattern, std::string_view name);
 
-}  // namespace fsdp::internal::checkpoint
+// Whether the pattern means `name` itself, not only something above it.
+bool is_match(std::string_view pattern, std::string_view name);
+
+}  // namespace fsdp::internal

@@ -1,0 +1,38 @@
+// A planned step, for people and for programs.
+#pragma once
+
+#include "examples/planning/measured_step.h"
+#include "examples/planning/policy_search.h"
+#include "examples/planning/step_estimate.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <vector>
+
+namespace examples {
+
+struct PlannedJobText {
+  std::vector<int64_t> mesh_shape;
+  std::vector<std::string> mesh_dims;
+  int64_t rank = 0;
+  int64_t ranks_per_node = 8;
+  double tokens = 0;      // of the global batch
+  double parameters = 0;  // of the model
+  bool recomputes = false;
+  // Of the same job with activations recomputed, where it keeps them, or kept.
+  std::optional<StepMemory> otherwise;
+  MachineRates rates;
+};
+
+// Tables of memory and of traffic, and the estimate.
+std::string text_of(const MeasuredStep& step, const PlannedJobText& job);
+// The same numbers in bytes, as one JSON object on one line.
+std::string json_of(const MeasuredStep& step, const PlannedJobText& job);
+
+// Of those that fit, the first few.
+std::string text_of_fit(const std::vector<PlannedPolicy>& fit, const MachineRates& rates);
+
+LinkBytes link_bytes(const MeasuredStep& step, const PlannedJobText& job);
+
+}  // namespace examples

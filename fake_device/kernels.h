@@ -1,0 +1,15 @@
+// Kernels of the fake device's own; all others are shape_kernel.h's.
+#pragma once
+
+namespace torch {
+class Library;
+}
+
+namespace fsdp::internal {
+
+// `library` is aten's for PrivateUse1.
+void register_memory_kernels(torch::Library& library);  // and copies
+void register_kernels_without_meta(torch::Library& library);
+void register_attention_kernels(torch::Library& library);
+
+}  // namespace fsdp::internal
