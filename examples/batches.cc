@@ -1,7 +1,10 @@
 #include "examples/batches.h"
 
+#include "examples/transformer.h"
+
 #include <ATen/Functions.h>
 
+#include <algorithm>
 #include <utility>
 #include <vector>
 
@@ -58,8 +61,46 @@ Batch Batches::cut(const BatchRows& rows, const WindowOf& window_of) const {
     windows.push_back(
         text_->read(window_of(row) * options_.tokens, options_.tokens + 1, options_.vocab));
   const auto both = at::stack(windows);
-  return {both.narrow(1, 0, options_.tokens).contiguous(),
-          both.narrow(1, 1, options_.tokens).contiguous()};
+  Batch batch{both.narrow(1, 0, options_.tokens).contiguous(),
+              both.narrow(1, 1, options_.tokens).contiguous()};
+  if (options_.packing == Packing::kSeparate) separate(batch, rows, window_of);
+  return batch;
+}
+
+std::vector<int64_t> Batches::begins_in(int64_t window) const {
+  auto begins = text_->document_begins(window * options_.tokens, options_.tokens + 1);
+  for (auto& begin : begins) begin -= window * options_.tokens;
+  return begins;
+}
+
+// Each document that begins after a window's first token takes a target away. Whatever is
+// averaged is looked at, so that ranks agree on the mean without asking each other.
+template <class WindowOf>
+void Batches::separate(Batch& batch, const BatchRows& rows, const WindowOf& window_of) const {
+  const int64_t averaged = rows.averaged > 0 ? rows.averaged : rows.global;
+  int64_t targets = averaged * options_.tokens;
+  for (int64_t row = 0; row < averaged; ++row)
+    for (const int64_t begin : begins_in(window_of(row))) targets -= begin > 0 ? 1 : 0;
+  batch.target_count = static_cast<double>(std::max<int64_t>(targets, 1) * rows.count) /
+                       static_cast<double>(averaged);
+
+  batch.begins = at::zeros({rows.count, options_.tokens}, at::kBool);
+  auto begins = batch.begins.accessor<bool, 2>();
+  batch.targets = batch.targets.clone();  // it may share memory with the inputs
+  auto targets_of = batch.targets.accessor<int64_t, 2>();
+  for (int64_t row = 0; row < rows.count; ++row) {
+    for (const int64_t begin : begins_in(window_of(rows.first + row))) {
+      if (begin < options_.tokens) begins[row][begin] = true;
+      if (begin > 0) targets_of[row][begin - 1] = kNoTarget;
+    }
+  }
+}
+
+Batch Batch::to(c10::Device device) const {
+  auto batch = *this;
+  for (auto* const tensor : {&batch.inputs, &batch.targets, &batch.begins})
+    if (tensor->defined()) *tensor = tensor->to(device);
+  return batch;
 }
 
 Batch Batches::training(int64_t step, const BatchRows& rows) const {

@@ -13,24 +13,40 @@
 
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 namespace examples {
 
 struct Batch {
   at::Tensor inputs;   // int64 [rows, tokens]
   at::Tensor targets;  // int64 [rows, tokens]: inputs, one token later
+
+  // With Packing::kSeparate: bool [rows, tokens], where documents begin (documents.h).
+  // The first token of a document is no target, since nothing before tells of it: it is
+  // kNoTarget (transformer.h).
+  at::Tensor begins = {};
+  // Then, too: the targets of all rows that are averaged (BatchRows), by how many times
+  // these rows they are.
+  double target_count = 0;
+
+  Batch to(c10::Device device) const;
 };
 
 // Of a global batch.
 struct BatchRows {
   int64_t first, count;
-  int64_t global;  // rows of all ranks
+  int64_t global;        // rows of all ranks
+  int64_t averaged = 0;  // rows, from the first on, that one mean loss is of; 0: all
 };
+
+// What the documents in one window are to each other.
+enum class Packing { kJoined, kSeparate };
 
 struct BatchOptions {
   uint64_t seed = 1;
   int64_t tokens = 128;  // of a window
   int64_t vocab = 256;   // all tokens are below
+  Packing packing = Packing::kJoined;
 };
 
 class Batches {
@@ -49,6 +65,10 @@ class Batches {
  private:
   template <class WindowOf>
   Batch cut(const BatchRows& rows, const WindowOf& window_of) const;
+  // Of the window's tokens and the one after, where documents begin.
+  std::vector<int64_t> begins_in(int64_t window) const;
+  template <class WindowOf>
+  void separate(Batch& batch, const BatchRows& rows, const WindowOf& window_of) const;
 
   std::unique_ptr<Tokens> text_;
   BatchOptions options_;

@@ -1,6 +1,7 @@
 #include "examples/comparison.h"
 
 #include "dtensor/dtensor.h"
+#include "examples/batch_loss.h"
 
 #include <algorithm>
 #include <cmath>
@@ -88,7 +89,7 @@ void Comparison::forward_backward(const std::vector<Batch>& micro_batches) {
   double loss_sum = 0;
   for (const auto& batch : micro_batches) {
     twin_->zero_grad();
-    auto loss = next_token_loss(twin_->forward(batch.inputs), batch.targets);
+    auto loss = batch_loss(twin_, batch);
     loss.backward();
     loss_sum += loss.item<double>();
     for (size_t i = 0; i < parameters.size(); ++i) {

@@ -30,25 +30,16 @@ std::string read_file(const fs::path& path) {
 
 bool is_text(const std::string& content) { return content.find('\0') == std::string::npos; }
 
-std::string read_folder(const fs::path& folder) {
+// The same on every rank.
+std::vector<fs::path> files_of_text(const fs::path& path) {
+  if (!fs::is_directory(path)) return {path};
   std::vector<fs::path> paths;
   for (const auto& entry :
-       fs::recursive_directory_iterator(folder, fs::directory_options::skip_permission_denied)) {
+       fs::recursive_directory_iterator(path, fs::directory_options::skip_permission_denied)) {
     if (entry.is_regular_file()) paths.push_back(entry.path());
   }
-  std::sort(paths.begin(), paths.end());  // the same text on every rank
-  std::string text;
-  for (const auto& path : paths) {
-    const std::string content = read_file(path);
-    if (is_text(content)) text += content;
-  }
-  return text;
-}
-
-at::Tensor bytes(const std::string& text) {
-  auto tensor = at::empty({static_cast<int64_t>(text.size())}, at::kByte);
-  std::copy(text.begin(), text.end(), reinterpret_cast<char*>(tensor.mutable_data_ptr<uint8_t>()));
-  return tensor;
+  std::sort(paths.begin(), paths.end());
+  return paths;
 }
 
 int remember_libc10(dl_phdr_info* library, size_t /*size*/, void* path) {
@@ -59,18 +50,29 @@ int remember_libc10(dl_phdr_info* library, size_t /*size*/, void* path) {
 
 }  // namespace
 
-TextData::TextData(const std::string& path) : path_(path) {
+TextData::TextData(const std::string& path, const Tokenizer& tokenizer)
+    : path_(path), vocab_(tokenizer.vocab()) {
   TORCH_CHECK_VALUE(fs::exists(path), "--data: no such file or folder: ", path);
-  const std::string text = fs::is_directory(path) ? read_folder(path) : read_file(path);
-  TORCH_CHECK_VALUE(text.size() >= kSmallestText, "--data: ", path, " has ", text.size(),
+  std::vector<at::Tensor> documents;
+  size_t bytes = 0;
+  int64_t end = 0;
+  for (const auto& file : files_of_text(path)) {
+    const std::string text = read_file(file);
+    if (text.empty() || (fs::is_directory(path) && !is_text(text))) continue;
+    bytes += text.size();
+    documents.push_back(tokenizer.encode(text));
+    begins_.push_back(end);
+    end += documents.back().numel();
+  }
+  TORCH_CHECK_VALUE(bytes >= kSmallestText, "--data: ", path, " has ", bytes,
                     " bytes of text, at least ", kSmallestText, " are needed");
-  bytes_ = bytes(text);
+  tokens_ = documents.size() == 1 ? documents.front() : at::cat(documents);
 }
 
 at::Tensor TextData::read(int64_t first, int64_t count, int64_t vocab) const {
-  TORCH_CHECK_VALUE(vocab >= 256, "--data: ", path_, " is text, whose bytes need a vocabulary of ",
-                    "256; the model's is ", vocab);
-  return bytes_.narrow(0, first, count).to(at::kLong);
+  TORCH_CHECK_VALUE(vocab >= vocab_, "--data: ", path_, " is text, whose tokens need a vocabulary ",
+                    "of ", vocab_, "; the model's is ", vocab);
+  return tokens_.narrow(0, first, count).to(at::kLong);
 }
 
 std::string default_text_folder() {
@@ -80,14 +82,6 @@ std::string default_text_folder() {
   TORCH_CHECK_VALUE(!library.empty() && fs::is_directory(folder), "--data: name a file or folder; ",
                     folder.string(), " with the LibTorch headers, the default, does not exist");
   return folder.string();
-}
-
-at::Tensor encode(const std::string& text) { return bytes(text).to(at::kLong); }
-
-std::string decode(const at::Tensor& tokens) {
-  auto narrow = tokens.to(at::kCPU, at::kByte).contiguous();
-  return {reinterpret_cast<const char*>(narrow.const_data_ptr<uint8_t>()),
-          static_cast<size_t>(narrow.numel())};
 }
 
 }  // namespace examples

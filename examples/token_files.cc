@@ -1,18 +1,14 @@
 #include "examples/token_files.h"
 
+#include "examples/mapped_file.h"
+#include "examples/megatron_index.h"
+
 #include <ATen/Functions.h>
-#include <fcntl.h>
-#include <sys/mman.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
+#include <cstddef>
 #include <filesystem>
-#include <fstream>
-#include <numeric>
 #include <optional>
-#include <system_error>
 #include <utility>
 
 namespace examples {
@@ -27,38 +23,6 @@ struct TokenFormat {
   std::optional<int64_t> tokens = {};  // by the header; none: as many as there are
 };
 
-// A file's bytes, as long as it lives.
-class MappedFile {
- public:
-  explicit MappedFile(const std::string& path) : size_(static_cast<size_t>(fs::file_size(path))) {
-    if (size_ == 0) return;
-    const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-    TORCH_CHECK_VALUE(file >= 0, path, ": ", std::generic_category().message(errno));
-    bytes_ = ::mmap(nullptr, size_, PROT_READ, MAP_SHARED, file, 0);
-    const int error = errno;
-    ::close(file);
-    TORCH_CHECK_VALUE(bytes_ != MAP_FAILED, path, ": ", std::generic_category().message(error));
-  }
-  ~MappedFile() {
-    if (size_ > 0) ::munmap(bytes_, size_);
-  }
-  MappedFile(const MappedFile&) = delete;
-
-  int64_t size() const { return static_cast<int64_t>(size_); }
-  const char* data() const { return static_cast<const char*>(bytes_); }
-
- private:
-  size_t size_;
-  void* bytes_ = nullptr;
-};
-
-template <class Number>
-Number number_at(const char* bytes) {
-  Number number;
-  std::memcpy(&number, bytes, sizeof(number));
-  return number;
-}
-
 std::optional<TokenFormat> llm_c_format(const MappedFile& file, const std::string& path) {
   constexpr int64_t kHeader = 256 * sizeof(int32_t);
   if (file.size() < kHeader) return std::nullopt;
@@ -70,44 +34,6 @@ std::optional<TokenFormat> llm_c_format(const MappedFile& file, const std::strin
   return TokenFormat{.dtype = magic == 20240520 ? at::kUInt16 : at::kUInt32,
                      .first_byte = kHeader,
                      .tokens = number_at<int32_t>(file.data() + 8)};
-}
-
-at::ScalarType megatron_dtype(uint8_t code, const std::string& path) {
-  switch (code) {
-    case 1:
-      return at::kByte;
-    case 3:
-      return at::kShort;
-    case 4:
-      return at::kInt;
-    case 5:
-      return at::kLong;
-    case 8:
-      return at::kUInt16;
-    default:
-      TORCH_CHECK_VALUE(false, path, ": dtype ", int{code},
-                        " of Megatron's index has no tokens; allowed are 1, 3, 4, 5 and 8");
-  }
-}
-
-// magic, version, dtype, sequences, documents, then int32 lengths of all sequences.
-std::optional<TokenFormat> megatron_format(const std::string& path) {
-  const auto index_path = fs::path(path).replace_extension(".idx").string();
-  if (!fs::exists(index_path)) return std::nullopt;
-  constexpr int64_t kHeader = 9 + 8 + 1 + 8 + 8;
-  const MappedFile index(index_path);
-  TORCH_CHECK_VALUE(index.size() >= kHeader && std::memcmp(index.data(), "MMIDIDX\0\0", 9) == 0,
-                    index_path, ": is no index of Megatron's");
-  const auto version = number_at<uint64_t>(index.data() + 9);
-  TORCH_CHECK_VALUE(version == 1, index_path, ": version ", version, ", allowed is 1");
-  const auto sequences = number_at<int64_t>(index.data() + 18);
-  TORCH_CHECK_VALUE(sequences >= 0 && index.size() - kHeader >= 12 * sequences, index_path,
-                    ": has ", index.size(), " bytes, too few for ", sequences, " sequences");
-  int64_t tokens = 0;
-  for (int64_t i = 0; i < sequences; ++i)
-    tokens += number_at<int32_t>(index.data() + kHeader + 4 * i);
-  return TokenFormat{.dtype = megatron_dtype(number_at<uint8_t>(index.data() + 17), index_path),
-                     .tokens = tokens};
 }
 
 std::vector<std::string> files_at(const std::string& path) {
@@ -128,8 +54,9 @@ class TokenFile {
   explicit TokenFile(const std::string& path) : path_(path), file_(path) {
     if (const auto known = llm_c_format(file_, path)) {
       format_ = *known;
-    } else if (const auto indexed = megatron_format(path)) {
-      format_ = *indexed;
+    } else if (MegatronIndex::is_beside(path)) {
+      index_.emplace(path);
+      format_ = {.dtype = index_->dtype(), .tokens = index_->tokens()};
     }
     const auto width = static_cast<int64_t>(c10::elementSize(format_.dtype));
     const auto bytes = file_.size() - format_.first_byte;
@@ -140,14 +67,12 @@ class TokenFile {
     size_ = bytes / width;
   }
 
+  const std::string& path() const { return path_; }
   int64_t size() const { return size_; }
+  const std::optional<MegatronIndex>& index() const { return index_; }
+
   at::Tensor read(int64_t first, int64_t count, int64_t vocab) const {
-    const auto width = static_cast<int64_t>(c10::elementSize(format_.dtype));
-    const auto* const from = file_.data() + format_.first_byte + first * width;
-    // at::from_blob wants what is not const; nobody writes to it.
-    const auto tokens =
-        at::from_blob(const_cast<char*>(from), {count}, at::TensorOptions(format_.dtype))
-            .to(at::kLong);
+    const auto tokens = numbers(first, count);
     const auto* const values = tokens.const_data_ptr<int64_t>();
     const auto* const bad = std::find_if(
         values, values + count, [vocab](int64_t token) { return token < 0 || token >= vocab; });
@@ -156,36 +81,77 @@ class TokenFile {
     return tokens;
   }
 
+  // int64 [count], whatever they are.
+  at::Tensor numbers(int64_t first, int64_t count) const {
+    const auto width = static_cast<int64_t>(c10::elementSize(format_.dtype));
+    const auto* const from = file_.data() + format_.first_byte + first * width;
+    // at::from_blob wants what is not const; nobody writes to it.
+    return at::from_blob(const_cast<char*>(from), {count}, at::TensorOptions(format_.dtype))
+        .to(at::kLong);
+  }
+
  private:
   std::string path_;
   MappedFile file_;
+  std::optional<MegatronIndex> index_;
   TokenFormat format_;
   int64_t size_ = 0;
 };
 
-TokenFiles::TokenFiles(const std::string& path) {
+TokenFiles::TokenFiles(const std::string& path, const std::optional<DocumentMarks>& marks)
+    : marks_(marks.value_or(DocumentMarks())) {
   int64_t end = 0;
   for (const auto& each : files_at(path)) {
-    files_.push_back(std::make_unique<TokenFile>(each));
-    ends_.push_back(end += files_.back()->size());
+    const auto& file = *files_.emplace_back(std::make_unique<TokenFile>(each));
+    TORCH_CHECK_VALUE(!marks || marks->end || file.index(), "--documents: separate needs ",
+                      "--end_of_document, the last token of each document, for ", file.path(),
+                      " has no index (.idx) that tells of documents");
+    if (marks && file.index())
+      for (const int64_t begin : file.index()->document_begins()) begins_.push_back(end + begin);
+    ends_.push_back(end += file.size());
   }
   TORCH_CHECK_VALUE(end > 0, "--data: ", path, " has no tokens");
 }
 
 TokenFiles::~TokenFiles() = default;
 
-at::Tensor TokenFiles::read(int64_t first, int64_t count, int64_t vocab) const {
-  std::vector<at::Tensor> parts;
+template <class Visit>
+void TokenFiles::for_each_part(int64_t first, int64_t count, const Visit& visit) const {
   auto at = std::upper_bound(ends_.begin(), ends_.end(), first) - ends_.begin();
   for (int64_t left = count; left > 0; ++at) {
     const auto& file = *files_[static_cast<size_t>(at)];
     const auto begin = ends_[static_cast<size_t>(at)] - file.size();
     const auto here = std::min(left, begin + file.size() - first);
-    if (here > 0) parts.push_back(file.read(first - begin, here, vocab));
+    if (here > 0) visit(file, first - begin, here);
     first += here;
     left -= here;
   }
+}
+
+at::Tensor TokenFiles::read(int64_t first, int64_t count, int64_t vocab) const {
+  std::vector<at::Tensor> parts;
+  for_each_part(first, count, [&](const TokenFile& file, int64_t from, int64_t tokens) {
+    parts.push_back(file.read(from, tokens, vocab));
+  });
   return parts.size() == 1 ? parts.front() : at::cat(parts);
+}
+
+// The token before a place says whether the one before has ended there.
+std::vector<int64_t> TokenFiles::document_begins(int64_t first, int64_t count) const {
+  auto begins = places_in(begins_, first, count);
+  if (!marks_.end) return begins;
+  if (first == 0 && count > 0) begins.push_back(0);
+  int64_t place = std::max<int64_t>(first, 1);
+  for_each_part(place - 1, first + count - place,
+                [&](const TokenFile& file, int64_t from, int64_t tokens) {
+                  const auto numbers = file.numbers(from, tokens);
+                  const auto* const token = numbers.const_data_ptr<int64_t>();
+                  for (int64_t i = 0; i < tokens; ++i, ++place)
+                    if (token[i] == *marks_.end) begins.push_back(place);
+                });
+  std::sort(begins.begin(), begins.end());
+  begins.erase(std::unique(begins.begin(), begins.end()), begins.end());
+  return begins;
 }
 
 bool TokenFiles::are_at(const std::string& path) {

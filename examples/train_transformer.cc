@@ -4,7 +4,6 @@
 //   train_transformer --ranks 2                 starts two local processes
 //   torchrun --nproc-per-node 2 --no-python train_transformer
 //   train_transformer --help
-#include "examples/batches.h"
 #include "examples/command_line.h"
 #include "examples/hugging_face.h"
 #include "examples/job_flags.h"
@@ -12,6 +11,7 @@
 #include "examples/sharded_model.h"
 #include "examples/text_data.h"
 #include "examples/training.h"
+#include "examples/training_data.h"
 
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
@@ -21,9 +21,17 @@
 #include <string>
 #include <vector>
 
-ABSL_FLAG(std::string, data, "",
-          "text to train on, a file or a folder, or files of tokens (*.bin of nanoGPT, llm.c or "
-          "Megatron); default: the LibTorch headers on this machine");
+ABSL_FLAG(
+    std::string, data, "",
+    "text to train on, a file or a folder, as bytes or by the tokenizer.model of --init_from, "
+    "or files of tokens (*.bin of nanoGPT, llm.c or Megatron); default: the LibTorch headers "
+    "on this machine");
+ABSL_FLAG(std::string, documents, "joined",
+          "what the documents in one sequence are to each other: joined, or separate, which gives "
+          "each positions and attention of its own, and takes no loss across an end");
+ABSL_FLAG(int64_t, end_of_document, -1,
+          "with --documents=separate: the last token of each document, such as GPT-2's 50256, in "
+          "files of tokens; those with an index of Megatron's need none");
 ABSL_FLAG(std::string, init_from, "",
           "folder of Hugging Face's to go on from: config.json and safetensors of a Llama, Mistral "
           "or Qwen2; instead of --width, --blocks, --heads and --kv_heads");
@@ -88,6 +96,13 @@ std::string existing_text(std::string path) {
   return path;
 }
 
+examples::Packing packing() {
+  const std::string name = absl::GetFlag(FLAGS_documents);
+  if (name == "separate") return examples::Packing::kSeparate;
+  TORCH_CHECK_VALUE(name == "joined", "--documents: ", name, ", allowed are joined and separate");
+  return examples::Packing::kJoined;
+}
+
 template <class T>
 bool is_given(const absl::Flag<T>& flag) {
   const auto& handle = absl::GetFlagReflectionHandle(flag);
@@ -118,6 +133,16 @@ examples::TransformerConfig model_from_flags() {
   TORCH_CHECK_VALUE(model.heads % model.kv_heads == 0, "--kv_heads: ", model.kv_heads,
                     ", allowed are divisors of --heads, ", model.heads);
   return model;
+}
+
+std::optional<int64_t> end_of_document(int64_t vocab) {
+  if (!is_given(FLAGS_end_of_document)) return std::nullopt;
+  const auto token = at_least(0, FLAGS_end_of_document);
+  TORCH_CHECK_VALUE(packing() == examples::Packing::kSeparate,
+                    "--end_of_document needs --documents=separate");
+  TORCH_CHECK_VALUE(token < vocab, "--end_of_document: ", token, ", allowed is less than ", vocab,
+                    ", the vocabulary");
+  return token;
 }
 
 examples::Decay decay() {
@@ -163,6 +188,8 @@ examples::TrainingOptions options_from_flags() {
   options.data = existing_text(absl::GetFlag(FLAGS_data));
   options.init_from = absl::GetFlag(FLAGS_init_from);
   options.model = model_from_flags();
+  options.packing = packing();
+  options.end_of_document = end_of_document(options.model.vocab);
   options.lora = lora_options();
   options.export_to = new_folder_for_export();
   options.deferred_init = absl::GetFlag(FLAGS_deferred_init);
@@ -196,8 +223,7 @@ examples::TrainingOptions options_from_flags() {
 // What every rank would find wrong.
 void check_job(const examples::TrainingOptions& options, int64_t ranks) {
   examples::check_mesh(options, ranks);
-  examples::Batches(examples::tokens_of(options.data),
-                    {.seed = options.seed, .tokens = options.tokens, .vocab = options.model.vocab})
+  examples::batches_for(options, examples::tokenizer_for(options).get())
       .training(/*step=*/1, {.first = 0, .count = 1, .global = 1});
 }
 

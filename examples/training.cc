@@ -1,6 +1,7 @@
 #include "examples/training.h"
 
 #include "device_mesh/process_group.h"
+#include "examples/batch_loss.h"
 #include "examples/batches.h"
 #include "examples/comparison.h"
 #include "examples/hugging_face.h"
@@ -10,8 +11,8 @@
 #include "examples/rank_metrics.h"
 #include "examples/report.h"
 #include "examples/sharded_model.h"
-#include "examples/text_data.h"
-#include "examples/token_files.h"
+#include "examples/tokenizer.h"
+#include "examples/training_data.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
@@ -47,15 +48,6 @@ Rounding rounding_of(const TrainingOptions& options, int64_t data_ranks) {
   return sums_twice ? Rounding::kInSumsOverReplicas : Rounding::kInSumsOverRanks;
 }
 
-// Bytes that are no printable ASCII, as an early model writes them, would garble the
-// terminal.
-std::string printable(std::string text) {
-  for (char& byte : text) {
-    if ((byte < ' ' && byte != '\n' && byte != '\t') || byte > '~') byte = '?';
-  }
-  return text;
-}
-
 // "17 4711 2"
 std::string numbers_of(const torch::Tensor& tokens) {
   const auto numbers = tokens.to(torch::kCPU).contiguous();
@@ -70,8 +62,8 @@ class Trainer {
         mesh_(mesh),
         data_mesh_(data_mesh_of(options, mesh)),
         data_rank_(mesh.rank() / options.tp),
-        data_(tokens_of(options.data),
-              {.seed = options.seed, .tokens = options.tokens, .vocab = options.model.vocab}),
+        tokenizer_(tokenizer_for(options)),
+        data_(batches_for(options, tokenizer_.get())),
         sharded_(make_sharded_model(options, mesh)),
         model_(sharded_.model),
         optimizer_(make_optimizer(options, model_)),  // over the shards
@@ -141,10 +133,6 @@ class Trainer {
         data_.training_tokens() / 1e6, data_.held_out_tokens() / 1e6, options_.data.c_str()));
   }
 
-  Batch on_device(Batch batch) const {
-    return {batch.inputs.to(options_.device), batch.targets.to(options_.device)};
-  }
-
   // Of one backward of one rank: those of all ranks come one behind the other.
   BatchRows rows_of(int64_t backward, int64_t rank) const {
     return {.first = (backward * data_mesh_.size() + rank) * options_.batch,
@@ -159,11 +147,9 @@ class Trainer {
     for (int64_t backward = 0; backward < options_.accumulate; ++backward) {
       units.set_requires_gradient_sync(backward + 1 == options_.accumulate);
       auto batch = times_.measure(Phase::kData, [&] {
-        return on_device(data_.training(step, rows_of(backward, data_rank_)));
+        return data_.training(step, rows_of(backward, data_rank_)).to(options_.device);
       });
-      auto loss = times_.measure(Phase::kForward, [&] {
-        return next_token_loss(model_->forward(batch.inputs), batch.targets);
-      });
+      auto loss = times_.measure(Phase::kForward, [&] { return batch_loss(model_, batch); });
       times_.measure(Phase::kBackward, [&] { (loss / options_.accumulate).backward(); });
       sum += loss.item<double>();
     }
@@ -208,7 +194,7 @@ class Trainer {
   void compare_backward(int64_t step) {
     std::vector<Batch> micro_batches;
     for (int64_t rank = 0; rank < data_mesh_.size(); ++rank)
-      micro_batches.push_back(on_device(data_.training(step, rows_of(0, rank))));
+      micro_batches.push_back(data_.training(step, rows_of(0, rank)).to(options_.device));
     twin_learning_rate_->step();
     comparison_->follow(*model_);
     comparison_->forward_backward(micro_batches);
@@ -228,10 +214,10 @@ class Trainer {
     const auto metrics = times_.measure(Phase::kValidation, [&] {
       torch::NoGradGuard no_grad;
       double sum = 0;
-      for (int64_t i = 0; i < kHeldOutBatches; ++i) {
-        auto batch = on_device(data_.held_out(i, rows_of(0, data_rank_)));
-        sum += next_token_loss(model_->forward(batch.inputs), batch.targets).item<double>();
-      }
+      auto rows = rows_of(0, data_rank_);
+      rows.averaged = options_.batch * data_mesh_.size();
+      for (int64_t i = 0; i < kHeldOutBatches; ++i)
+        sum += batch_loss(model_, data_.held_out(i, rows).to(options_.device)).item<double>();
       return exchange(own_metrics(sum / kHeldOutBatches), mesh_);
     });
     report_.say(format("validation loss after %lld steps: %.4f", static_cast<long long>(step),
@@ -239,21 +225,20 @@ class Trainer {
   }
 
   // A collective: every rank generates, from the same random numbers, and rank 0 prints:
-  // bytes as text, other tokens by their numbers, as they continue a held-out sequence.
+  // text, or tokens by their numbers, as they continue a held-out sequence.
   void generate() {
     if (options_.generate == 0) return;
     torch::manual_seed(options_.seed);
-    const bool is_text = !TokenFiles::are_at(options_.data);
-    const auto prompt = is_text ? encode(options_.prompt)
-                                : data_.held_out(0, {.first = 0, .count = 1, .global = 1})
-                                      .inputs[0]
-                                      .narrow(0, 0, std::min<int64_t>(options_.tokens, 16));
+    const auto prompt = tokenizer_ ? tokenizer_->encode(options_.prompt).to(torch::kLong)
+                                   : data_.held_out(0, {.first = 0, .count = 1, .global = 1})
+                                         .inputs[0]
+                                         .narrow(0, 0, std::min<int64_t>(options_.tokens, 16));
     const auto tokens = times_.measure(Phase::kGeneration, [&] {
       return fsdp::full_tensor(
           model_->generate(prompt.to(options_.device), options_.generate, options_.temperature));
     });
     report_.say("\ngenerated by the sharded model:\n" +
-                (is_text ? printable(decode(tokens)) : numbers_of(tokens)));
+                (tokenizer_ ? printable(tokenizer_->decode(tokens)) : numbers_of(tokens)));
   }
 
   void export_model() {
@@ -280,6 +265,7 @@ class Trainer {
   const fsdp::DeviceMesh mesh_;       // all ranks
   const fsdp::DeviceMesh data_mesh_;  // those that have batches of their own
   const int64_t data_rank_;
+  const std::unique_ptr<Tokenizer> tokenizer_;  // null: the data are tokens
   const Batches data_;
   ShardedModel sharded_;
   Transformer& model_;

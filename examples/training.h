@@ -2,6 +2,7 @@
 // tokens; from a seed, or from a folder of Hugging Face's.
 #pragma once
 
+#include "examples/batches.h"
 #include "examples/checkpointing.h"
 #include "examples/learning_rate.h"
 #include "examples/transformer.h"
@@ -10,6 +11,7 @@
 #include <c10/core/DeviceType.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
 
 namespace examples {
@@ -18,6 +20,8 @@ enum class OptimizerKind { kAdamW, kSgd };
 
 struct TrainingOptions {
   std::string data;  // file or folder (tokens.h)
+  Packing packing = Packing::kJoined;
+  std::optional<int64_t> end_of_document;  // token that ends documents, in files of tokens
   TransformerConfig model;
   LoraOptions lora;
   std::string init_from;  // a folder (hugging_face.h) with this model; empty: from the seed

@@ -47,6 +47,19 @@ torch::Tensor frequencies(const TransformerConfig& config) {
   return torch::tensor(values, torch::kFloat64);
 }
 
+// Of each token's own position. positions: [batch, tokens].
+Rotation at_positions(const Rotation& rotation, const torch::Tensor& positions) {
+  const auto of_tokens = [&](const torch::Tensor& all) {
+    return all.index({positions}).unsqueeze(1);
+  };
+  return {of_tokens(rotation.cos), of_tokens(rotation.sin)};
+}
+
+void check_length(const torch::Tensor& tokens, int64_t most) {
+  TORCH_CHECK_VALUE(tokens.dim() == 2 && tokens.size(1) <= most, "tokens must be [batch, <= ", most,
+                    "], got ", tokens.sizes());
+}
+
 }  // namespace
 
 TransformerConfig checked(TransformerConfig config) {
@@ -81,7 +94,7 @@ AttentionImpl::AttentionImpl(const TransformerConfig& config)
 }
 
 torch::Tensor AttentionImpl::forward(const torch::Tensor& x, const Rotation& rotation,
-                                     KeysAndValues* past) {
+                                     KeysAndValues* past, const torch::Tensor& mask) {
   const int64_t batch = x.size(0), tokens = x.size(1);
   auto split = [&](const torch::Tensor& y, int64_t heads) {
     return y.view({batch, tokens, heads, head_width_}).transpose(1, 2);
@@ -96,8 +109,9 @@ torch::Tensor AttentionImpl::forward(const torch::Tensor& x, const Rotation& rot
     v = torch::cat({past->values, v}, 2);
   }
   if (past != nullptr) *past = {k, v};
-  auto mixed = torch::scaled_dot_product_attention(q, share(k), share(v), /*attn_mask=*/{},
-                                                   /*dropout_p=*/0.0, /*is_causal=*/is_first);
+  auto mixed = torch::scaled_dot_product_attention(
+      q, share(k), share(v), mask.defined() ? std::optional(mask) : std::nullopt,
+      /*dropout_p=*/0.0, /*is_causal=*/is_first && !mask.defined());
   return output(mixed.transpose(1, 2).reshape({batch, tokens, heads_ * head_width_}));
 }
 
@@ -119,8 +133,9 @@ BlockImpl::BlockImpl(const TransformerConfig& given) {
   mlp = register_module("mlp", SwiGlu(config.width, config.mlp_width));
 }
 
-torch::Tensor BlockImpl::forward(torch::Tensor x, const Rotation& rotation, KeysAndValues* past) {
-  x = x + attention(attention_norm(x), rotation, past);
+torch::Tensor BlockImpl::forward(torch::Tensor x, const Rotation& rotation, KeysAndValues* past,
+                                 const torch::Tensor& mask) {
+  x = x + attention(attention_norm(x), rotation, past, mask);
   return x + mlp(mlp_norm(x));
 }
 
@@ -142,8 +157,13 @@ TransformerImpl::TransformerImpl(const TransformerConfig& config) : config_(chec
   }
 }
 
-torch::Tensor TransformerImpl::forward(const torch::Tensor& tokens) {
-  return compute(tokens, nullptr);
+torch::Tensor TransformerImpl::forward(const torch::Tensor& tokens,
+                                       const std::optional<Documents>& documents) {
+  check_length(tokens, config_.max_tokens);
+  const auto angles = rotation(0, tokens.size(1), tokens.device());
+  return documents
+             ? compute(tokens, at_positions(angles, documents->positions), nullptr, documents->mask)
+             : compute(tokens, angles, nullptr, {});
 }
 
 Rotation TransformerImpl::rotation(int64_t first, int64_t tokens, c10::Device device) {
@@ -157,19 +177,15 @@ Rotation TransformerImpl::rotation(int64_t first, int64_t tokens, c10::Device de
   return {all_.cos.narrow(0, first, tokens), all_.sin.narrow(0, first, tokens)};
 }
 
-torch::Tensor TransformerImpl::compute(const torch::Tensor& tokens,
-                                       std::vector<KeysAndValues>* past) {
-  const bool is_first = past == nullptr || !past->front().keys.defined();
-  const int64_t before = is_first ? 0 : past->front().keys.size(2);
-  TORCH_CHECK_VALUE(tokens.dim() == 2 && before + tokens.size(1) <= config_.max_tokens,
-                    "tokens must be [batch, <= ", config_.max_tokens - before, "], got ",
-                    tokens.sizes());
-  const auto angles = rotation(before, tokens.size(1), tokens.device());
+torch::Tensor TransformerImpl::compute(const torch::Tensor& tokens, const Rotation& angles,
+                                       std::vector<KeysAndValues>* past,
+                                       const torch::Tensor& mask) {
   auto x = embedding(tokens);
   for (size_t i = 0; i < blocks.size(); ++i) {
     auto* const past_of_block = past == nullptr ? nullptr : &(*past)[i];
-    const Run run = [block = blocks[i], angles, past_of_block](const torch::Tensor& input) mutable {
-      return block->forward(input, angles, past_of_block);
+    const Run run = [block = blocks[i], angles, past_of_block,
+                     mask](const torch::Tensor& input) mutable {
+      return block->forward(input, angles, past_of_block, mask);
     };
     x = around_block ? around_block(run, x) : run(x);
   }
@@ -192,7 +208,9 @@ torch::Tensor TransformerImpl::generate(const torch::Tensor& prompt, int64_t n,
       const auto most = is_full ? (config_.max_tokens + 1) / 2 : config_.max_tokens;
       given = std::min(text.size(0), most);
     }
-    auto logits = compute(text.narrow(0, text.size(0) - given, given).unsqueeze(0), &past)
+    const int64_t before = past.front().keys.defined() ? past.front().keys.size(2) : 0;
+    auto logits = compute(text.narrow(0, text.size(0) - given, given).unsqueeze(0),
+                          rotation(before, given, text.device()), &past, /*mask=*/{})
                       .select(0, 0)
                       .select(0, -1);
     auto next = temperature > 0 ? torch::multinomial(torch::softmax(logits / temperature, -1), 1)
@@ -204,6 +222,13 @@ torch::Tensor TransformerImpl::generate(const torch::Tensor& prompt, int64_t n,
 
 torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets) {
   return torch::cross_entropy_loss(logits.flatten(0, 1).to(torch::kFloat), targets.flatten());
+}
+
+torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets,
+                              double count) {
+  return torch::cross_entropy_loss(logits.flatten(0, 1).to(torch::kFloat), targets.flatten(),
+                                   /*weight=*/{}, at::Reduction::Sum, kNoTarget) /
+         count;
 }
 
 }  // namespace examples

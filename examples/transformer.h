@@ -6,6 +6,7 @@
 // (train_transformer.cc).
 #pragma once
 
+#include "examples/documents.h"
 #include "examples/lora.h"
 
 #include <torch/torch.h>
@@ -46,7 +47,8 @@ struct TransformerConfig {
 // With the fields that are 0 filled in. Throws ValueError for what cannot be.
 TransformerConfig checked(TransformerConfig config);
 
-// Of the positions of a sequence: [tokens, head width / 2], float.
+// Of the positions of a sequence: [tokens, head width / 2], float; where the sequences of
+// a batch have positions of their own: [batch, 1, tokens, head width / 2].
 struct Rotation {
   torch::Tensor cos, sin;
 };
@@ -74,9 +76,10 @@ class AttentionImpl : public torch::nn::Module {
  public:
   explicit AttentionImpl(const TransformerConfig& config);
   // x: [batch, tokens, width]. past: null, or of this block; takes in what is new. One
-  // token at a time, once there are any.
+  // token at a time, once there are any. mask: of Documents, without a past; undefined:
+  // tokens attend to all before.
   torch::Tensor forward(const torch::Tensor& x, const Rotation& rotation,
-                        KeysAndValues* past = nullptr);
+                        KeysAndValues* past = nullptr, const torch::Tensor& mask = {});
 
   LoraLinear query{nullptr}, key{nullptr}, value{nullptr}, output{nullptr};
 
@@ -98,7 +101,8 @@ TORCH_MODULE(SwiGlu);
 class BlockImpl : public torch::nn::Module {
  public:
   explicit BlockImpl(const TransformerConfig& config);
-  torch::Tensor forward(torch::Tensor x, const Rotation& rotation, KeysAndValues* past = nullptr);
+  torch::Tensor forward(torch::Tensor x, const Rotation& rotation, KeysAndValues* past = nullptr,
+                        const torch::Tensor& mask = {});
 
   RmsNorm attention_norm{nullptr}, mlp_norm{nullptr};
   Attention attention{nullptr};
@@ -112,9 +116,11 @@ class TransformerImpl : public torch::nn::Module {
   // model.
   explicit TransformerImpl(const TransformerConfig& config);
 
-  // tokens: int64 [batch, tokens] with tokens <= max_tokens. Returns logits [batch,
-  // tokens, vocab].
-  torch::Tensor forward(const torch::Tensor& tokens);
+  // tokens: int64 [batch, tokens] with tokens <= max_tokens; documents: of these tokens,
+  // on their device, or none: each sequence is one. Returns logits [batch, tokens,
+  // vocab].
+  torch::Tensor forward(const torch::Tensor& tokens,
+                        const std::optional<Documents>& documents = {});
 
   // Continues `prompt` (int64 [tokens], not empty) by n tokens and returns all of them,
   // int64 [tokens + n]. Temperature 0 takes the likeliest token, otherwise tokens are
@@ -137,8 +143,9 @@ class TransformerImpl : public torch::nn::Module {
   torch::nn::Linear head{nullptr};  // null where it is tied
 
  private:
-  // past: null, or of each block.
-  torch::Tensor compute(const torch::Tensor& tokens, std::vector<KeysAndValues>* past);
+  // past: null, or of each block. mask: as the blocks take it.
+  torch::Tensor compute(const torch::Tensor& tokens, const Rotation& angles,
+                        std::vector<KeysAndValues>* past, const torch::Tensor& mask);
 
   TransformerConfig config_;
   Rotation all_;  // of as many positions as were asked for
@@ -148,5 +155,10 @@ TORCH_MODULE(Transformer);
 // Mean cross entropy, in nats per token, of logits [batch, tokens, vocab] against targets
 // int64 [batch, tokens].
 torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets);
+
+// The sum over the targets that are not kNoTarget, by `count`.
+torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& targets,
+                              double count);
+constexpr int64_t kNoTarget = -100;  // what LibTorch's losses leave out
 
 }  // namespace examples

@@ -129,6 +129,11 @@ expect_refusal "--tp: 2, allowed are divisors of the number of ranks, 3" --ranks
 expect_refusal "--sequence_parallel needs --tp" --sequence_parallel
 expect_refusal "--schedule: linear, allowed are constant and cosine" --schedule=linear
 expect_refusal "--compare and --accumulate or --clip exclude each other" --compare --clip=1
+expect_refusal "--documents: mixed, allowed are joined and separate" --documents=mixed
+expect_refusal "--end_of_document needs --documents=separate" --end_of_document=10
+expect_refusal "--end_of_document: 256, allowed is less than 256, the vocabulary" --documents=separate --end_of_document=256
+expect_refusal "--end_of_document: 10, but $work/text is text, whose files are its documents" --data="$work/text" \
+  --documents=separate --end_of_document=10
 expect_refusal "--export: $work is there already" --export="$work"
 expect_refusal "$work/config.json: no such file" --init_from="$work"
 expect_refusal "--lora and --tp exclude each other" --lora=4 --ranks=2 --tp=2
@@ -198,6 +203,20 @@ rm -r "$work/checkpoints/step-00000006"
 head -3 "$work/resumed.jsonl" > "$work/first.jsonl" && mv "$work/first.jsonl" "$work/resumed.jsonl"
 expect_exit 0 "${recipe[@]}" --ranks=4 --batch=2 "${save[@]}" --resume
 expect_same_losses "$work/1.jsonl" "$work/resumed.jsonl" 6
+
+# Separate documents: the mean is that of all targets, however they are dealt out, and sharding changes nothing.
+expect_refusal "--documents: separate needs --end_of_document" "${recipe[@]}" --documents=separate
+lines=("${recipe[@]}" --documents=separate --end_of_document=10)
+expect_exit 0 "${lines[@]}" --ranks=1 --batch=8 --metrics="$work/lines-1.jsonl"
+expect_exit 0 "${lines[@]}" --ranks=4 --batch=2 --metrics="$work/lines-4.jsonl"
+expect_same_losses "$work/lines-1.jsonl" "$work/lines-4.jsonl" 6
+expect_exit 0 "${lines[@]}" --ranks=2 --batch=1 --accumulate=4 --metrics="$work/lines-accumulated.jsonl"
+expect_same_losses "$work/lines-1.jsonl" "$work/lines-accumulated.jsonl" 6
+compared=("${small[@]}" --data="$work/tokens.bin" --documents=separate --end_of_document=10 --steps=3 --compare)
+expect_exit 0 "${compared[@]}" --checkpoint_activations
+expect_exit 0 "${compared[@]}" --mesh=2x1x2 --tp=2 --sequence_parallel --checkpoint_activations
+expect_exit 0 "${small[@]}" --data=checkpoint --documents=separate --steps=3 --param_dtype=bf16
+
 echo -n x >> "$work/tokens.bin"
 expect_refusal "$work/tokens.bin: has " "${recipe[@]}"
 
@@ -213,6 +232,39 @@ expect_exit 0 "${sizes_of_folder[@]}" --steps=1 --lora=4 --export="$work/adapter
 [[ ! -e $work/adapters.saving && ! -e $work/again.saving ]] || fail "exports have left something"
 expect_refusal "--width and --init_from exclude each other" "${small[@]}" --init_from="$work/exported"
 expect_refusal "--tokens: 17, allowed is 16 or less" --init_from="$work/exported" --tokens=17
+
+# A folder with a tokenizer of SentencePiece's: text is encoded and decoded by it. Its model has more tokens than one for bytes.
+fixtures=tests/examples/fixtures
+python3 - "$work/exported" "$work/pieces" << 'EOF'
+import json, os, struct, sys
+old, new = sys.argv[1:]
+os.mkdir(new)
+config = json.load(open(f"{old}/config.json"))
+json.dump(config | {"vocab_size": 512}, open(f"{new}/config.json", "w"))
+weights = open(f"{old}/model.safetensors", "rb").read()
+end = 8 + struct.unpack("<Q", weights[:8])[0]
+header, data = json.loads(weights[8:end]), b""
+header.pop("__metadata__", None)
+for tensor in header.values():
+    part = weights[end + tensor["data_offsets"][0] : end + tensor["data_offsets"][1]]
+    if tensor["shape"][0] == 256:
+        part, tensor["shape"][0] = 2 * part, 512
+    tensor["data_offsets"] = [len(data), len(data) + len(part)]
+    data += part
+text = json.dumps(header).encode()
+open(f"{new}/model.safetensors", "wb").write(struct.pack("<Q", len(text)) + text + data)
+EOF
+pieces=(--data="$work/text" --tokens=16 --batch=1 --init_from="$work/pieces" --steps=2)
+touch "$work/pieces/tokenizer.json"
+expect_refusal "whose tokenizer.json is read by Python alone" "${pieces[@]}"
+cp "$fixtures/tokenizer.model" "$work/pieces"
+expect_exit 0 "${pieces[@]}" --prompt="Grüße aus Köln" --generate=5 --documents=separate --export="$work/pieces-again"
+grep --quiet "^Grüße aus Köln" "$work/out" || fail "the prompt is not told again: $(cat "$work/out")"
+cmp "$fixtures/tokenizer.model" "$work/pieces-again/tokenizer.model" || fail "the tokenizer is not exported"
+cp "$fixtures/tokenizer.model" "$work/exported"
+expect_refusal "tokenizer.model has 384 tokens, and the model's vocabulary is 256" "${sizes_of_folder[@]}"
+head --bytes=5000 "$fixtures/tokenizer.model" > "$work/pieces/tokenizer.model"
+expect_refusal "$work/pieces/tokenizer.model: is no whole model of SentencePiece's" "${pieces[@]}"
 
 # Many more ranks than cores take their time, and train. They need 3 GB.
 expect_exit 0 "${small[@]}" --ranks=16 --steps=1 --validate_every=0

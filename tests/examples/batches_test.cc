@@ -1,5 +1,6 @@
 #include "examples/batches.h"
 
+#include "examples/transformer.h"
 #include "tests/support/errors.h"
 
 #include <gmock/gmock.h>
@@ -10,6 +11,7 @@
 #include <memory>
 #include <numeric>
 #include <set>
+#include <utility>
 #include <vector>
 
 namespace examples {
@@ -21,14 +23,19 @@ using ::testing::HasSubstr;
 // 0, 1, 2, ...
 class Counting final : public Tokens {
  public:
-  explicit Counting(int64_t size) : size_(size) {}
+  explicit Counting(int64_t size, std::vector<int64_t> begins = {})
+      : size_(size), begins_(std::move(begins)) {}
   int64_t size() const override { return size_; }
   at::Tensor read(int64_t first, int64_t count, int64_t /*vocab*/) const override {
     return torch::arange(first, first + count);
   }
+  std::vector<int64_t> document_begins(int64_t first, int64_t count) const override {
+    return places_in(begins_, first, count);
+  }
 
  private:
   int64_t size_;
+  std::vector<int64_t> begins_;
 };
 
 constexpr int64_t kTokens = 4;
@@ -102,6 +109,78 @@ TEST(Batches, SeedsDrawOtherOrders) {
             windows_of(batches(100, 1).training(1, rows)));
   EXPECT_NE(windows_of(batches(100, 1).training(1, rows)),
             windows_of(batches(100, 2).training(1, rows)));
+}
+
+// At every place with probability `density`.
+std::vector<int64_t> random_begins(int64_t size, double density) {
+  std::vector<int64_t> begins;
+  for (int64_t i = 0; i < size; ++i)
+    if (torch::rand({}).item<double>() < density) begins.push_back(i);
+  return begins;
+}
+
+Batches separate_batches(const std::vector<int64_t>& begins) {
+  return {std::make_unique<Counting>(60 * kTokens + 1, begins),
+          {.tokens = kTokens, .packing = Packing::kSeparate}};
+}
+
+// Also at a window's first token, at its last one, and at the one after, which is its
+// last target.
+TEST(Batches, DocumentsBeginAndTakeTargetsAwayWhereTheyDo) {
+  torch::manual_seed(2);
+  for (const double density : {0.0, 0.1, 0.5, 1.0}) {
+    const auto begins = random_begins(60 * kTokens + 1, density);
+    const std::set<int64_t> is_begin(begins.begin(), begins.end());
+    const auto batch =
+        separate_batches(begins).training(1, {.first = 0, .count = 57, .global = 57});
+    int64_t targets = 0;
+    for (int64_t row = 0; row < 57; ++row) {
+      for (int64_t i = 0; i < kTokens; ++i) {
+        const auto place = batch.inputs[row][i].item<int64_t>();
+        EXPECT_EQ(batch.begins[row][i].item<bool>(), is_begin.count(place) == 1);
+        const bool has_target = is_begin.count(place + 1) == 0;
+        EXPECT_EQ(batch.targets[row][i].item<int64_t>(), has_target ? place + 1 : kNoTarget);
+        targets += has_target ? 1 : 0;
+      }
+    }
+    EXPECT_EQ(batch.target_count, static_cast<double>(std::max<int64_t>(targets, 1)));
+  }
+}
+
+// One row's targets lie in the memory of its inputs.
+TEST(Batches, InputsKeepTokensThatAreNoTargets) {
+  const auto data = separate_batches(random_begins(60 * kTokens + 1, 1));
+  const auto batch = data.training(1, {.first = 0, .count = 1, .global = 1});
+  const auto first = batch.inputs[0][0].item<int64_t>();
+  EXPECT_TRUE(torch::equal(batch.inputs[0], torch::arange(first, first + kTokens)));
+  EXPECT_TRUE((batch.targets == kNoTarget).all().item<bool>());
+}
+
+TEST(Batches, DocumentsThatAreJoinedLeaveNoTrace) {
+  const Batches joined(std::make_unique<Counting>(60 * kTokens + 1, std::vector<int64_t>{5, 9}),
+                       {.tokens = kTokens});
+  const auto batch = joined.training(1, {.first = 0, .count = 57, .global = 57});
+  EXPECT_FALSE(batch.begins.defined());
+  EXPECT_TRUE(torch::equal(batch.targets, batch.inputs + 1));
+}
+
+// The mean over ranks and backwards is that of all targets.
+TEST(Batches, TargetsAreCountedAlikeHoweverRowsAreDealtOut) {
+  torch::manual_seed(3);
+  const auto data = separate_batches(random_begins(60 * kTokens + 1, 0.4));
+  const auto whole = data.training(3, {.first = 0, .count = 8, .global = 8});
+  EXPECT_EQ(whole.target_count, (whole.targets != kNoTarget).sum().item<double>());
+  EXPECT_LT(whole.target_count, 30);
+  for (const int64_t parts : {2, 4, 8}) {
+    for (int64_t part = 0; part < parts; ++part) {
+      const auto rows =
+          data.training(3, {.first = part * 8 / parts, .count = 8 / parts, .global = 8});
+      EXPECT_DOUBLE_EQ(rows.target_count * static_cast<double>(parts), whole.target_count);
+    }
+  }
+  const auto half = data.training(3, {.first = 2, .count = 2, .global = 8, .averaged = 4});
+  const auto first_half = whole.targets.narrow(0, 0, 4);
+  EXPECT_DOUBLE_EQ(half.target_count * 2, (first_half != kNoTarget).sum().item<double>());
 }
 
 TEST(Batches, ShortTextsAreRefused) {

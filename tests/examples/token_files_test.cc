@@ -9,6 +9,8 @@
 
 #include <cstdint>
 #include <fstream>
+#include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,12 +39,20 @@ std::string llm_c_header(int32_t magic, int32_t version, int32_t tokens) {
   return bytes_of(header);
 }
 
-std::string megatron_index(uint8_t dtype, const std::vector<int32_t>& lengths) {
-  const auto count = static_cast<uint64_t>(lengths.size());
-  std::vector<int64_t> pointers(lengths.size()), documents(lengths.size() + 1);
+// documents: of which sequence on each is, and how many sequences there are.
+std::string megatron_index(uint8_t dtype, const std::vector<int32_t>& lengths,
+                           const std::vector<int64_t>& documents) {
+  const std::vector<int64_t> pointers(lengths.size());
   return std::string("MMIDIDX\0\0", 9) + bytes_of<uint64_t>({1}) + bytes_of<uint8_t>({dtype}) +
-         bytes_of<uint64_t>({count, count + 1}) + bytes_of(lengths) + bytes_of(pointers) +
-         bytes_of(documents);
+         bytes_of<uint64_t>({lengths.size(), documents.size()}) + bytes_of(lengths) +
+         bytes_of(pointers) + bytes_of(documents);
+}
+
+// Each sequence a document.
+std::string megatron_index(uint8_t dtype, const std::vector<int32_t>& lengths) {
+  std::vector<int64_t> documents(lengths.size() + 1);
+  std::iota(documents.begin(), documents.end(), 0);
+  return megatron_index(dtype, lengths, documents);
 }
 
 std::vector<int64_t> read(const std::string& path, int64_t first, int64_t count,
@@ -129,6 +139,60 @@ TEST(TokenFiles, ThatAreDamagedAreRefused) {
   expect_refusal("lost.bin", "ab", "has 36 bytes, too few for 1 sequences");
   write(folder / "other.idx", "an index of something else, and long enough");
   expect_refusal("other.bin", "ab", "is no index of Megatron's");
+}
+
+// At any part of the text what is true of all of it.
+void expect_begins(const std::string& path, std::optional<int64_t> end, const Numbers& expected) {
+  const TokenFiles files(path, DocumentMarks{.end = end});
+  for (int64_t first = 0; first <= files.size(); ++first) {
+    for (int64_t count = 0; first + count <= files.size(); ++count)
+      EXPECT_EQ(files.document_begins(first, count), places_in(expected, first, count))
+          << first << ", " << count;
+  }
+}
+
+TEST(TokenFiles, DocumentsBeginAfterTheTokenThatEndsThem) {
+  const TemporaryFolder folder;
+  write(folder / "1.bin", bytes_of<uint16_t>({9, 1, 2, 9, 9, 3}));
+  write(folder / "2.bin", bytes_of<uint16_t>({4, 9}));  // goes on with the one before
+  write(folder / "3.bin", "");
+  write(folder / "4.bin", llm_c_header(20240801, 7, 2) + bytes_of<uint32_t>({5, 9}));
+  expect_begins(folder.path(), 9, {0, 1, 4, 5, 8});
+  expect_begins(folder.path(), 4, {0, 7});
+  expect_begins(folder.path(), 77, {0});
+}
+
+TEST(TokenFiles, DocumentsAreThoseOfMegatronsIndex) {
+  const TemporaryFolder folder;
+  write(folder / "a.bin", bytes_of<uint16_t>({1, 2, 3, 4, 9, 6}));
+  // Two sequences, none, an empty one, one of one token, none at the end.
+  write(folder / "a.idx", megatron_index(8, {2, 1, 0, 1, 2}, {0, 2, 2, 3, 4, 5, 5}));
+  write(folder / "b.bin", bytes_of<uint16_t>({7, 8}));
+  write(folder / "b.idx", megatron_index(8, {1, 1}));
+  expect_begins(folder.path(), std::nullopt, {0, 3, 4, 6, 7});
+  expect_begins(folder.path(), 9, {0, 3, 4, 5, 6, 7});
+  EXPECT_EQ(TokenFiles(folder.path()).document_begins(0, 8), Numbers{});
+}
+
+TEST(TokenFiles, DocumentsThatNothingTellsOfAreRefused) {
+  const TemporaryFolder folder;
+  const auto refusal = [&] {
+    return message_of([&] { TokenFiles(folder / "a.bin", DocumentMarks{}); });
+  };
+  write(folder / "a.bin", bytes_of<uint16_t>({1, 2, 3}));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("--end_of_document"), HasSubstr("a.bin has no index")));
+  write(folder / "a.idx", megatron_index(8, {1, 2}, {0, 2, 1}));
+  EXPECT_THAT(refusal(), AllOf(HasSubstr("a.idx: document 2 begins with sequence 1"),
+                               HasSubstr("allowed are 2 to 2")));
+  write(folder / "a.idx", megatron_index(8, {1, 2}, {0, 3}));
+  EXPECT_THAT(refusal(), HasSubstr("document 1 begins with sequence 3, allowed are 0 to 2"));
+  write(folder / "a.idx", megatron_index(8, {1, 2}, {0, 1}));
+  EXPECT_THAT(refusal(), HasSubstr("its documents have 1 sequences, and there are 2"));
+  auto index = megatron_index(8, {1, 2}, {0, 2});
+  index.pop_back();
+  write(folder / "a.idx", index);
+  EXPECT_THAT(refusal(), HasSubstr("a.idx: has 73 bytes, too few for 2 documents"));
+  EXPECT_EQ(TokenFiles(folder / "a.bin").size(), 3);  // where documents do not matter
 }
 
 TEST(TokenFiles, TokensAboveTheVocabularyAreNamedWithTheirPlace) {
