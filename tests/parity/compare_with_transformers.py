@@ -6,6 +6,7 @@ PROGRAM is built from hugging_face_rank.cc. A family is a folder that save_pretr
 For each of them, at worlds of 1 and 2 and on dp 2 x tp 2:
 
   logits     of the first inputs, within 1e-5 of those of transformers
+  documents  in the first inputs, with positions and attention of their own: their logits, within 1e-5 as well
   losses     of ten steps of AdamW, within 1e-5 of those of the model under Python's fully_shard in a world of 2
   export     opened by from_pretrained: the parameters have the bits of ours, and the config is as it was; it generates the
              same tokens as we do, which it has without a cache and we have with one
@@ -93,6 +94,15 @@ def loss_of(model, text):
     return F.cross_entropy(logits.flatten(0, 1), text[:, 1:].flatten())
 
 
+def logits_of_documents(model, inputs, begins):
+    """With positions and a mask that say where documents begin, which transformers takes as they are."""
+    place = torch.arange(TOKENS)
+    start = torch.cummax(begins * place, 1).values
+    attends = (start[:, :, None] == start[:, None, :]) & (place[:, None] >= place)
+    mask = torch.zeros(attends.shape).masked_fill(~attends, torch.finfo(torch.float32).min)
+    return model(inputs, attention_mask=mask[:, None], position_ids=place - start).logits
+
+
 def open_model(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -137,9 +147,14 @@ def largest(difference):
 def compare(family, folder, out):
     """Yields what is compared and by how much it differs, at most TOLERANCE where it agrees."""
     ours = torch.load(out / f"{family}.results", weights_only=False)  # it has type tags
-    text = torch.load(folder / "tokens")["text"]
+    text, begins = torch.load(folder / "tokens").values()
     with torch.no_grad():
-        yield "logits", largest(ours["logits"] - open_model(folder / family)(text[0, :, :-1]).logits)
+        model = open_model(folder / family)
+        yield "logits", largest(ours["logits"] - model(text[0, :, :-1]).logits)
+        documents = ours["logits of documents"]
+        if largest(documents - ours["logits"]) < 0.01:
+            raise SystemExit(f"{family}: documents make no difference")
+        yield "documents", largest(documents - logits_of_documents(model, text[0, :, :-1], begins))
     yield "losses", largest(ours["losses"] - torch.load(folder / f"{family}.fsdp2"))
     exported = open_model(out / family)
     values = dict(exported.named_parameters())
@@ -211,7 +226,8 @@ def main():
         folder = pathlib.Path(name)
         for family, config in FAMILIES.items():
             make_model(config).save_pretrained(folder / family)
-        torch.save({"text": torch.randint(VOCAB, (STEPS, ROWS, TOKENS + 1))}, folder / "tokens")
+        text, begins = torch.randint(VOCAB, (STEPS, ROWS, TOKENS + 1)), torch.rand(ROWS, TOKENS) < 0.3
+        torch.save({"text": text, "begins": begins}, folder / "tokens")
         # Forked: importing takes seconds.
         torch.multiprocessing.start_processes(train_under_fsdp2, (2, folder), 2, start_method="fork")
         verdicts = compare_all(sys.argv[1], folder) + compare_adapters(sys.argv[1], folder)

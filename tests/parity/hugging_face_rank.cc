@@ -4,12 +4,13 @@
 //   hugging_face_rank FOLDER OUT TP FAMILY...
 //
 // FOLDER/FAMILY is a folder of Hugging Face's; FOLDER/tokens what torch.save wrote of a
-// dict of "text", int64 [steps, rows, tokens + 1]. Trains each family on all ranks, TP of
-// which compute one model together, exports it to OUT/FAMILY, and rank 0 writes to
-// OUT/FAMILY.results, for torch.load, a dict of "logits" of the first inputs before
-// training, "losses", float64 [steps], and, after it, "logits afterwards", "generated"
-// tokens and the parameters by the folder's names. With FAMILY+lora it trains adapters,
-// and exports these.
+// dict of "text", int64 [steps, rows, tokens + 1], and "begins", bool [rows, tokens], of
+// documents in the first inputs. Trains each family on all ranks, TP of which compute one
+// model together, exports it to OUT/FAMILY, and rank 0 writes to OUT/FAMILY.results, for
+// torch.load, a dict of "logits" of the first inputs before training, "logits of
+// documents", which are these in pieces, "losses", float64 [steps], and, after it,
+// "logits afterwards", "generated" tokens and the parameters by the folder's names. With
+// FAMILY+lora it trains adapters, and exports these.
 #include "device_mesh/all_reduce.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
@@ -22,6 +23,7 @@
 #include <fstream>
 #include <iostream>
 #include <iterator>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -30,11 +32,16 @@ namespace {
 using torch::Tensor;
 using Tensors = c10::Dict<std::string, Tensor>;
 
-Tensor read_text(const std::string& path) {
+struct Text {
+  Tensor tokens, begins;
+};
+
+Text read_text(const std::string& path) {
   std::ifstream file(path, std::ios::binary);
   TORCH_CHECK_VALUE(file, "cannot read ", path);
   const std::vector<char> bytes(std::istreambuf_iterator<char>(file), {});
-  return torch::pickle_load(bytes).toGenericDict().at("text").toTensor();
+  const auto read = torch::pickle_load(bytes).toGenericDict();
+  return {read.at("text").toTensor(), read.at("begins").toTensor()};
 }
 
 void write_tensors(const Tensors& tensors, const std::string& path) {
@@ -44,18 +51,22 @@ void write_tensors(const Tensors& tensors, const std::string& path) {
   TORCH_CHECK(file.flush(), "cannot write ", path);
 }
 
-Tensors train(const examples::TrainingOptions& options, const Tensor& text,
+Tensors train(const examples::TrainingOptions& options, const Text& given,
               const fsdp::DeviceMesh& mesh) {
+  const auto& text = given.tokens;
   auto model = examples::make_sharded_model(options, mesh).model;
   const auto data_mesh = examples::data_mesh_of(options, mesh);
   const auto rows = text.size(1) / data_mesh.size(), tokens = text.size(2) - 1;
   const auto mine = text.narrow(1, data_mesh.local_rank(0) * rows, rows);
   Tensors results;
-  const auto keep_logits = [&](const char* name) {
+  const auto keep_logits = [&](const char* name,
+                               const std::optional<examples::Documents>& documents = {}) {
     const torch::NoGradGuard no_grad;
-    results.insert(name, fsdp::full_tensor(model->forward(text[0].narrow(1, 0, tokens))));
+    const auto inputs = text[0].narrow(1, 0, tokens);
+    results.insert(name, fsdp::full_tensor(model->forward(inputs, documents)));
   };
   keep_logits("logits");
+  keep_logits("logits of documents", examples::documents_of(given.begins));
   auto trained = model->parameters();
   std::erase_if(trained, [](const Tensor& parameter) { return !parameter.requires_grad(); });
   torch::optim::AdamW optimizer(trained, torch::optim::AdamWOptions(1e-3));
