@@ -17,6 +17,9 @@ ABSL_FLAG(int64_t, replicas, 1,
           "hybrid sharding: groups of ranks that hold the same shards; a divisor of the ranks");
 ABSL_FLAG(bool, shard_optimizer, false,
           "with replicas: they hold pieces of one optimizer state, not copies of it (HFSDP)");
+ABSL_FLAG(std::string, units, "blocks",
+          "what becomes a unit: blocks, with embedding and head; layers, each for itself; or root, "
+          "the whole model as one");
 ABSL_FLAG(std::string, reshard_after_forward, "",
           "true, false, or a number of ranks that share the parameters until backward; "
           "default: true, and false for the root");
@@ -44,6 +47,14 @@ OptimizerKind optimizer_kind(const std::string& name) {
   if (name == "adamw") return OptimizerKind::kAdamW;
   TORCH_CHECK_VALUE(name == "sgd", "--optimizer: ", name, ", allowed are adamw and sgd");
   return OptimizerKind::kSgd;
+}
+
+Units units() {
+  const std::string name = absl::GetFlag(FLAGS_units);
+  if (name == "blocks") return Units::kBlocks;
+  if (name == "layers") return Units::kLayers;
+  TORCH_CHECK_VALUE(name == "root", "--units: ", name, ", allowed are blocks, layers and root");
+  return Units::kRoot;
 }
 
 // "2x2x2"; empty for any other text.
@@ -102,6 +113,7 @@ void set_job_options(TrainingOptions& options) {
   options.replicas = job_shape().replicas;
   options.tp = at_least(1, FLAGS_tp);
   options.sequence_parallel = absl::GetFlag(FLAGS_sequence_parallel);
+  options.units = units();
   options.sharding = sharding_options();
   options.checkpoint_activations = absl::GetFlag(FLAGS_checkpoint_activations);
   options.batch = at_least(1, FLAGS_batch);

@@ -36,4 +36,9 @@ PhaseTime PhaseTimes::training() const {
   return sum;
 }
 
+double PhaseTimes::computing() const {
+  const auto all = training(), exchange = of(Phase::kMetrics);
+  return (all.seconds - all.waiting) - (exchange.seconds - exchange.waiting);
+}
+
 }  // namespace examples

@@ -1,9 +1,11 @@
 // Where the time of a run went: seconds per phase, and how much of each was spent waiting
-// for communication.
+// for communication. Profilers see the phases as ranges.
 //
 //   PhaseTimes times([&] { return fsdp::counters(mesh).wait_seconds; });
 //   auto loss = times.measure(Phase::kForward, [&] { return model->forward(tokens); });
 #pragma once
+
+#include "examples/training_range.h"
 
 #include <array>
 #include <chrono>
@@ -49,11 +51,13 @@ class PhaseTimes {
 
   PhaseTime of(Phase phase) const { return times_[static_cast<size_t>(phase)]; }
   PhaseTime training() const;  // sum over the phases that is_training() names
+  double computing() const;    // seconds of these but for waiting and the exchange of losses
 
  private:
   class Span {
    public:
-    Span(PhaseTimes& times, Phase phase) : times_(times), phase_(phase), waited_(times.waited_()) {}
+    Span(PhaseTimes& times, Phase phase)
+        : range_("phase", name(phase)), times_(times), phase_(phase), waited_(times.waited_()) {}
     ~Span() {
       auto& time = times_.times_[static_cast<size_t>(phase_)];
       time.seconds +=
@@ -62,6 +66,7 @@ class PhaseTimes {
     }
 
    private:
+    TrainingRange range_;
     PhaseTimes& times_;
     Phase phase_;
     double waited_;

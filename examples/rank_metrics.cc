@@ -1,6 +1,6 @@
 #include "examples/rank_metrics.h"
 
-#include "dtensor/dtensor.h"
+#include "examples/rank_rows.h"
 
 #include <ATen/Functions.h>
 #include <sys/resource.h>
@@ -8,18 +8,18 @@
 namespace examples {
 
 std::vector<RankMetrics> exchange(const RankMetrics& mine, const fsdp::DeviceMesh& mesh) {
-  // Row r of a distributed [ranks, metrics] tensor is rank r's.
-  auto row = at::tensor({mine.loss, mine.training_seconds, mine.waiting_seconds, mine.shard_bytes,
-                         mine.sharding_peak_bytes, mine.resident_peak_bytes},
-                        at::kDouble);
-  const std::vector<fsdp::Placement> by_rank(static_cast<size_t>(mesh.ndim()), fsdp::Shard{0});
-  auto rows = fsdp::from_local(row.unsqueeze(0).to(mesh.device_type()), mesh, by_rank);
-  auto all = rows.full_tensor().cpu();
+  const auto all =
+      rows_of_ranks(at::tensor({mine.loss, mine.training_seconds, mine.waiting_seconds,
+                                mine.computing_seconds, mine.shard_bytes, mine.sharding_peak_bytes,
+                                mine.step_peak_bytes, mine.resident_peak_bytes},
+                               at::kDouble),
+                    mesh);
   auto value = all.accessor<double, 2>();
   std::vector<RankMetrics> ranks;
   for (int64_t rank = 0; rank < all.size(0); ++rank) {
     auto metrics = value[rank];
-    ranks.push_back({metrics[0], metrics[1], metrics[2], metrics[3], metrics[4], metrics[5]});
+    ranks.push_back({metrics[0], metrics[1], metrics[2], metrics[3], metrics[4], metrics[5],
+                     metrics[6], metrics[7]});
   }
   return ranks;
 }

@@ -9,12 +9,14 @@
 namespace examples {
 
 struct RankMetrics {
-  double loss = 0;              // mean over this rank's micro-batch
-  double training_seconds = 0;  // since the start of training
-  double waiting_seconds = 0;   // of these, waiting for communication
-  double shard_bytes = 0;       // this rank's shards of the parameters
-  double sharding_peak_bytes =
-      0;  // highest sum of unsharded parameters, staging and full gradients so far
+  double loss = 0;               // mean over this rank's micro-batch
+  double training_seconds = 0;   // since the start of training
+  double waiting_seconds = 0;    // of these, waiting for communication
+  double computing_seconds = 0;  // of these, neither that nor the exchange of losses
+  double shard_bytes = 0;        // this rank's shards of the parameters
+  // The highest sum of unsharded parameters, staging and full gradients: of all steps so
+  // far, and of the last one.
+  double sharding_peak_bytes = 0, step_peak_bytes = 0;
   double resident_peak_bytes = 0;  // of the whole process
 };
 

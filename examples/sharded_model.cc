@@ -3,6 +3,7 @@
 #include "examples/hugging_face.h"
 #include "examples/transformer_plan.h"
 #include "fully_shard/activation_checkpoint.h"
+#include "fully_shard/auto_shard.h"
 #include "fully_shard/fully_shard.h"
 #include "tensor_parallel/parallelize_module.h"
 
@@ -22,12 +23,27 @@ Transformer make_deferred_model(const TrainingOptions& options) {
   });
 }
 
-void shard(Transformer& model, const fsdp::DeviceMesh& mesh,
-           const fsdp::FullyShardOptions& options) {
+void shard_blocks(Transformer& model, const fsdp::DeviceMesh& mesh,
+                  const fsdp::FullyShardOptions& options) {
   if (model->head) fsdp::fully_shard(model->embedding, mesh, options);
   for (auto& block : model->blocks) fsdp::fully_shard(block, mesh, options);
   if (model->head) fsdp::fully_shard(model->head, mesh, options);
   fsdp::fully_shard(model, mesh, options);
+}
+
+void shard(Transformer& model, const fsdp::DeviceMesh& mesh, const TrainingOptions& options) {
+  const auto has_parameters = [](torch::nn::Module& module) {
+    return !module.parameters(/*recurse=*/false).empty();
+  };
+  switch (options.units) {
+    case Units::kBlocks:
+      return shard_blocks(model, mesh, options.sharding);
+    case Units::kLayers:
+      fsdp::auto_shard(model, fsdp::by_fn(has_parameters), mesh, options.sharding);
+      return;
+    case Units::kRoot:
+      fsdp::fully_shard(model, mesh, options.sharding);
+  }
 }
 
 void parallelize(Transformer& model, const fsdp::DeviceMesh& tp, const TrainingOptions& options) {
@@ -92,7 +108,7 @@ ShardedModel shard_model(Transformer model, const TrainingOptions& options,
                          const fsdp::DeviceMesh& mesh) {
   const double bytes = parameter_bytes(*model);
   if (options.tp > 1) parallelize(model, mesh["tp"], options);
-  shard(model, data_mesh_of(options, mesh), options.sharding);
+  shard(model, data_mesh_of(options, mesh), options);
   fsdp::materialize(*model);
   if (options.checkpoint_activations) checkpoint_blocks(model);
   return {std::move(model), bytes};

@@ -21,9 +21,9 @@ fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::Device
 // the folder has; collective over the world then.
 Transformer make_model(const TrainingOptions& options);
 
-// Of `model`, which becomes the result, whatever values it has. The embedding, every
-// block and the head are units; the root takes what is left: the last norm, and an
-// embedding that is the head, too. Collective over `mesh`.
+// Of `model`, which becomes the result, whatever values it has. The units are those of
+// the options; the root takes what is left: of blocks the last norm, and an embedding
+// that is the head, too. Collective over `mesh`.
 struct ShardedModel {
   Transformer model;
   double unsharded_bytes;  // of the parameters

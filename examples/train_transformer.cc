@@ -60,6 +60,10 @@ ABSL_FLAG(double, weight_decay, 0.01, "of matrices, by adamw");
 ABSL_FLAG(std::string, metrics, "", "file to append a line of JSON to after each step");
 ABSL_FLAG(std::string, profile, "",
           "file for a trace of steps 2 to 4 of rank 0, which Perfetto opens");
+ABSL_FLAG(
+    std::string, report, "",
+    "file for a page about the run: loss, throughput, a step of every rank, memory, units and "
+    "advice; a browser opens it");
 ABSL_FLAG(uint64_t, seed, 1, "seed of the weights, the batches and the generated text");
 ABSL_FLAG(int64_t, validate_every, 100,
           "steps between validations; 0: at the start and the end only");
@@ -211,6 +215,7 @@ examples::TrainingOptions options_from_flags() {
                     "takes plain steps");
   options.metrics = absl::GetFlag(FLAGS_metrics);
   options.profile = absl::GetFlag(FLAGS_profile);
+  options.report = absl::GetFlag(FLAGS_report);
   options.prompt = absl::GetFlag(FLAGS_prompt);
   TORCH_CHECK_VALUE(!options.prompt.empty(), "--prompt: must not be empty");
   options.generate = at_least(0, FLAGS_generate);
@@ -223,6 +228,7 @@ examples::TrainingOptions options_from_flags() {
 // What every rank would find wrong.
 void check_job(const examples::TrainingOptions& options, int64_t ranks) {
   examples::check_mesh(options, ranks);
+  examples::check_output_files(options);
   examples::batches_for(options, examples::tokenizer_for(options).get())
       .training(/*step=*/1, {.first = 0, .count = 1, .global = 1});
 }

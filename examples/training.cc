@@ -7,12 +7,16 @@
 #include "examples/hugging_face.h"
 #include "examples/metrics_file.h"
 #include "examples/optimizer.h"
+#include "examples/output_file.h"
 #include "examples/phase_times.h"
 #include "examples/rank_metrics.h"
 #include "examples/report.h"
+#include "examples/run_page.h"
 #include "examples/sharded_model.h"
+#include "examples/step_peak.h"
 #include "examples/tokenizer.h"
 #include "examples/training_data.h"
+#include "examples/training_range.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
@@ -71,7 +75,9 @@ class Trainer {
         checkpointing_(options.checkpoints),
         times_([this] { return fsdp::counters(data_mesh_).wait_seconds; }),
         report_(mesh.rank(), options.steps, rows_per_step() * options.tokens),
-        metrics_file_(options.metrics, mesh.rank(), rows_per_step() * options.tokens) {
+        metrics_file_(options.metrics, mesh.rank(), rows_per_step() * options.tokens),
+        peak_(data_mesh_),
+        page_(options, mesh, data_mesh_) {
     if (!options.compare) return;
     auto twin = make_model(options);
     auto twin_optimizer = make_optimizer(options, twin);
@@ -86,10 +92,12 @@ class Trainer {
     validate(done);
     std::vector<RankMetrics> metrics;
     std::optional<fsdp::Profile> profile;
-    if (!options_.profile.empty())
+    if (!options_.profile.empty() && !page_.is_wanted())
       profile.emplace(options_.profile, fsdp::ProfileOptions{.first_step = 2, .last_step = 4});
+    page_.start(done);
     for (int64_t step = done + 1; step <= options_.steps; ++step) {
       metrics = train_step(step);
+      page_.step(step, metrics);
       if (profile) profile->step();
       checkpointing_.save_if_due(step, options_.steps, state());
       std::optional<double> unsharded;
@@ -102,6 +110,7 @@ class Trainer {
     checkpointing_.finish();
     generate();
     export_model();
+    page_.write(*model_);
     report_.time_table(times_);
     if (!metrics.empty()) report_.memory_table(metrics, sharded_.unsharded_bytes);
     return comparison_ ? conclude_comparison() : 0;
@@ -150,6 +159,7 @@ class Trainer {
         return data_.training(step, rows_of(backward, data_rank_)).to(options_.device);
       });
       auto loss = times_.measure(Phase::kForward, [&] { return batch_loss(model_, batch); });
+      page_.see_unsharded();
       times_.measure(Phase::kBackward, [&] { (loss / options_.accumulate).backward(); });
       sum += loss.item<double>();
     }
@@ -164,6 +174,8 @@ class Trainer {
   }
 
   std::vector<RankMetrics> train_step(int64_t step) {
+    const TrainingRange range("step", std::to_string(step));
+    peak_.begin();
     learning_rate_.step();
     const double loss = forward_backward(step);
     if (comparison_) times_.measure(Phase::kUnsharded, [&] { compare_backward(step); });
@@ -186,8 +198,10 @@ class Trainer {
     return {.loss = loss,
             .training_seconds = training.seconds,
             .waiting_seconds = training.waiting,
+            .computing_seconds = times_.computing(),
             .shard_bytes = static_cast<double>(counters.sharded_bytes),
-            .sharding_peak_bytes = static_cast<double>(counters.peak_bytes),
+            .sharding_peak_bytes = static_cast<double>(peak_.highest()),
+            .step_peak_bytes = static_cast<double>(peak_.of_step()),
             .resident_peak_bytes = resident_peak_bytes()};
   }
 
@@ -220,6 +234,7 @@ class Trainer {
         sum += batch_loss(model_, data_.held_out(i, rows).to(options_.device)).item<double>();
       return exchange(own_metrics(sum / kHeldOutBatches), mesh_);
     });
+    page_.validated(step, mean_loss(metrics));
     report_.say(format("validation loss after %lld steps: %.4f", static_cast<long long>(step),
                        mean_loss(metrics)));
   }
@@ -278,12 +293,21 @@ class Trainer {
   PhaseTimes times_;
   Report report_;
   MetricsFile metrics_file_;
+  StepPeak peak_;
+  RunPage page_;
 };
 
 }  // namespace
 
+void check_output_files(const TrainingOptions& options) {
+  check_output_file("--metrics", options.metrics);
+  check_output_file("--profile", options.profile);
+  check_output_file("--report", options.report);
+}
+
 int train(const TrainingOptions& options) {
   const auto place = fsdp::launch_environment();
+  if (place.rank == 0) check_output_files(options);
   std::optional<c10::DeviceGuard> device;
   if (options.device == c10::DeviceType::CUDA) {
     device.emplace(c10::Device(options.device, static_cast<c10::DeviceIndex>(place.local_rank)));

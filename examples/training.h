@@ -17,6 +17,9 @@
 namespace examples {
 
 enum class OptimizerKind { kAdamW, kSgd };
+// What becomes a unit beside the root: the embedding, every block and the head; every
+// layer with parameters; nothing.
+enum class Units { kBlocks, kLayers, kRoot };
 
 struct TrainingOptions {
   std::string data;  // file or folder (tokens.h)
@@ -29,6 +32,7 @@ struct TrainingOptions {
   int64_t replicas = 1;   // groups of ranks that hold the same shards
   int64_t tp = 1;         // ranks that compute one model together (transformer_plan.h)
   bool sequence_parallel = false;
+  Units units = Units::kBlocks;
   fsdp::FullyShardOptions sharding;     // of every unit
   bool deferred_init = false;           // no rank ever has the whole model
   bool checkpoint_activations = false;  // compute blocks again in backward
@@ -52,11 +56,16 @@ struct TrainingOptions {
   CheckpointOptions checkpoints;
   std::string metrics;  // file (metrics_file.h); empty: none
   std::string profile;  // file for a trace of rank 0's steps 2 to 4; empty: none
+  std::string report;   // file for the page of the run (run_page.h); empty: none
 };
 
 // One rank's part; every rank calls it with the same options. Returns the exit code: 1
 // when `compare` found a difference that rounding does not explain. Collective over the
 // world.
 int train(const TrainingOptions& options);
+
+// Throws ValueError, naming the flag, unless the files of --metrics, --profile and
+// --report can be written; where they are not, they are not made.
+void check_output_files(const TrainingOptions& options);
 
 }  // namespace examples

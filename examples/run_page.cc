@@ -1,0 +1,276 @@
+#include "examples/run_page.h"
+
+#include "examples/facts_of_units.h"
+#include "examples/run_report/memory_bound.h"
+#include "examples/run_report/trace.h"
+#include "fully_shard/counters.h"
+
+#include <ATen/Parallel.h>
+#include <c10/util/Exception.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+#include <thread>
+
+namespace examples {
+namespace {
+
+using run_report::bytes_in_words;
+
+// "3 ranks"
+std::string counted(int64_t count, const std::string& of) {
+  return std::to_string(count) + " " + of + (count == 1 ? "" : "s");
+}
+
+std::string in_words(double value, const char* pattern) {
+  char text[64];
+  std::snprintf(text, sizeof(text), pattern, value);
+  return text;
+}
+
+std::string in_words(Units units) {
+  switch (units) {
+    case Units::kBlocks:
+      return "blocks";
+    case Units::kLayers:
+      return "layers";
+    case Units::kRoot:
+      return "the root alone";
+  }
+  return "";
+}
+
+std::string in_words(std::optional<c10::ScalarType> dtype) {
+  return dtype ? c10::toString(*dtype) : "Float";
+}
+
+std::string batch_in_words(const TrainingOptions& options) {
+  std::string text = std::to_string(options.batch) + " x " + counted(options.tokens, "token");
+  if (options.accumulate > 1) text += ", " + std::to_string(options.accumulate) + " times";
+  return text;
+}
+
+std::string ranks_in_words(const TrainingOptions& options, int64_t ranks, int64_t hosts) {
+  auto text = std::to_string(ranks) + " on " + counted(hosts, "host");
+  if (options.replicas > 1) text += ", " + counted(options.replicas, "replica");
+  if (options.tp > 1) text += ", tensor parallelism of " + std::to_string(options.tp);
+  return text;
+}
+
+// Units that stay unsharded between forward and backward are not in the bound.
+bool keeps_units(const TrainingOptions& options) {
+  const auto& reshard = options.sharding.reshard_after_forward;
+  return reshard.has_value() && (!reshard->reshards() || reshard->world().has_value());
+}
+
+std::string formula_in_words(const run_report::Sharding& sharding, bool root_is_alone) {
+  if (sharding.where == run_report::Unsharded::kInPlace)
+    return std::string(
+               "Ranks show parameters where all of them have their shards, so unsharded units "
+               "take no memory. The bound is the root's gradients") +
+           (root_is_alone ? "." : ", and twice those of the largest unit.");
+  const std::string part = sharding.has_replicas ? "two ranks' parts of" : "a rank's part of";
+  if (root_is_alone)
+    return "The bound is the root's parameters and gradients, and " + part + " these.";
+  return "The bound is the root's parameters and gradients, twice those of the largest unit, and " +
+         part +
+         " its gradients. The first step may need a unit more, before the order of units is known.";
+}
+
+std::string about_bound(const TrainingOptions& options, const run_report::Sharding& sharding) {
+  if (sharding.ranks == 1)
+    return sharding.has_replicas
+               ? "No bound is drawn: there is none for replicas that hold the whole model."
+               : "A rank that shards with no other needs nothing beside its shards.";
+  if (keeps_units(options) && sharding.where != run_report::Unsharded::kInPlace)
+    return "No bound is drawn: units that --reshard_after_forward keeps come on top of it.";
+  auto text = formula_in_words(sharding, options.units == Units::kRoot);
+  if (options.accumulate > 1)
+    text +=
+        " Gradients of all units count, for those of a backward that was not the last one of "
+        "its step (--accumulate) stay.";
+  return text + " What is counted are unsharded parameters, rows on their way and full gradients.";
+}
+
+std::string about_advice(const run_report::RunFacts& facts) {
+  if (facts.sharding_ranks * facts.replicas == 1)
+    return "Of one rank there is nothing to say: it gathers nothing and waits for nobody.";
+  if (facts.ranks.empty())
+    return "Units were looked at. How long ranks wait and compute was not: that needs ten steps "
+           "after the first.";
+  return "Units, gathers ahead, waiting and the loads of ranks were looked at.";
+}
+
+void write_file(const std::string& path, const std::string& text) {
+  std::ofstream file(path, std::ios::trunc);
+  file << text;
+  file.close();
+  TORCH_CHECK(file.good(), "--report: ", path, " cannot be written");
+}
+
+void add_results(run_report::Run& run, const StepHistory& history) {
+  std::vector<double> speeds, waiting;
+  double peak = 0, process = 0;
+  for (const auto& point : run.steps) {
+    speeds.push_back(point.tokens_per_second);
+    waiting.push_back(point.waiting);
+    peak = std::max(peak, point.peak_bytes);
+  }
+  for (const auto& rank : history.last()) process = std::max(process, rank.resident_peak_bytes);
+  run.facts.insert(run.facts.end(),
+                   {{"steps", std::to_string(run.steps.size())},
+                    {"last loss", in_words(run.steps.back().loss, "%.4f")},
+                    {"throughput, median", in_words(run_report::median(speeds), "%.0f tokens/s")},
+                    {"waiting, median", in_words(100 * run_report::median(waiting), "%.0f %%")},
+                    {"peak beside shards", bytes_in_words(peak)},
+                    {"peak of a process", bytes_in_words(process)}});
+}
+
+}  // namespace
+
+RunPage::RunPage(const TrainingOptions& options, const fsdp::DeviceMesh& mesh,
+                 const fsdp::DeviceMesh& data_mesh)
+    : options_(options),
+      mesh_(mesh),
+      data_mesh_(data_mesh),
+      history_(options.batch * options.accumulate * data_mesh.size() * options.tokens) {
+  if (mesh.rank() != 0) return;
+  // What an earlier run has left is not taken for this one's.
+  for (int64_t rank = 0; is_wanted() && rank < mesh.size(); ++rank)
+    std::remove(trace_of(rank).c_str());
+}
+
+std::string RunPage::trace_of(int64_t rank) const {
+  auto path = std::filesystem::path(options_.report);
+  return path.replace_extension(".trace.rank" + std::to_string(rank) + ".json").string();
+}
+
+void RunPage::start(int64_t done) {
+  done_ = done;
+  if (!is_wanted()) return;
+  hosts_ = hosts_of(mesh_);
+  if (done >= options_.steps) return;
+  profiled_ = profiled_steps(options_.steps - done, !options_.profile.empty());
+  auto path = std::filesystem::path(options_.report);
+  profile_.emplace(
+      path.replace_extension(".trace.json").string(),
+      fsdp::ProfileOptions{
+          .first_step = profiled_.first, .last_step = profiled_.last, .on_every_rank = true});
+}
+
+void RunPage::see_unsharded() {
+  if (!is_wanted()) return;
+  const auto now = fsdp::counters(data_mesh_);
+  shows_in_place_ |= now.in_place_bytes > 0;
+  has_copies_ |= now.unsharded_bytes > 0;
+}
+
+void RunPage::step(int64_t step, const std::vector<RankMetrics>& ranks) {
+  if (!is_wanted()) return;
+  profile_->step();
+  history_.add(step, ranks);
+}
+
+void RunPage::validated(int64_t step, double loss) {
+  if (is_wanted()) validations_.emplace_back(step, loss);
+}
+
+std::vector<run_report::RankStep> RunPage::read_timelines(run_report::Run& run) const {
+  std::vector<run_report::RankStep> all;
+  std::optional<int64_t> base;
+  for (int64_t rank = 0; rank < mesh_.size(); ++rank) {
+    auto& timeline = run.timelines.emplace_back(run_report::RankTimeline{rank});
+    try {
+      if (!profile_) throw std::invalid_argument("this run has had no step");
+      const auto trace = run_report::read_trace(trace_of(rank));
+      const auto steps = run_report::steps_of(trace);
+      if (steps.empty()) throw std::invalid_argument(trace_of(rank) + " has no whole step");
+      all.insert(all.end(), steps.begin(), steps.end());
+      timeline.step = steps.back();
+      // Clocks of different hosts do not tell which rank was first.
+      const auto since = trace.base_nanoseconds - base.value_or(trace.base_nanoseconds);
+      base = base.value_or(trace.base_nanoseconds);
+      timeline.step->clock =
+          hosts_.count > 1 ? 0 : timeline.step->clock + 1e-9 * static_cast<double>(since);
+    } catch (const std::invalid_argument& error) {
+      timeline.missing = error.what();
+      if (hosts_.count > 1) timeline.missing += "; each host has the traces of its own ranks";
+    }
+  }
+  return all;
+}
+
+run_report::RunFacts RunPage::facts_for_advice() const {
+  return {.sharding_ranks = data_mesh_.size() / options_.replicas,
+          .replicas = options_.replicas,
+          .hosts = hosts_.count,
+          .ranks_on_host = hosts_.ranks_here,
+          .threads_per_rank = at::get_num_threads(),
+          .cores = static_cast<int64_t>(std::thread::hardware_concurrency()),
+          .order_is_known = profiled_.first > 1,
+          .ranks = history_.loads()};
+}
+
+run_report::Run RunPage::run_of(const std::vector<run_report::UnitFacts>& units) const {
+  const run_report::Sharding sharding{.where = shows_in_place_ && !has_copies_
+                                                   ? run_report::Unsharded::kInPlace
+                                                   : run_report::Unsharded::kGathered,
+                                      .ranks = data_mesh_.size() / options_.replicas,
+                                      .has_replicas = options_.replicas > 1,
+                                      .has_pending_gradients = options_.accumulate > 1};
+  run_report::Run run{.steps = history_.points(), .validations = validations_};
+  if (sharding.where == run_report::Unsharded::kInPlace || !keeps_units(options_))
+    run.bound = run_report::memory_bound(units, sharding);
+  run.about_bound = about_bound(options_, sharding);
+  run.unsharded_bound = run_report::unsharded_bound(units);
+  const auto timed = read_timelines(run);
+  auto facts = facts_for_advice();
+  for (const auto& step : timed)
+    facts.step_seconds += step.seconds / static_cast<double>(timed.size());
+  facts.units = run.units = run_report::unit_table(units, timed);
+  run.advice = run_report::advice(facts);
+  run.about_advice = about_advice(facts);
+  if (!timed.empty()) run.profiled = about_profile();
+  return run;
+}
+
+std::string RunPage::about_profile() const {
+  const auto first = std::to_string(done_ + profiled_.first),
+             last = std::to_string(done_ + profiled_.last);
+  return "This is step " + last + ". Profiled, and a little slower for that, " +
+         (first == last ? "was it alone" : "were steps " + first + " to " + last) +
+         ". Perfetto opens the traces, which have every operator: " +
+         std::filesystem::path(trace_of(0)).filename().string() +
+         (mesh_.size() > 1 ? " and those of other ranks." : ".");
+}
+
+void RunPage::write(torch::nn::Module& model) {
+  if (!is_wanted() || mesh_.rank() != 0) return;
+  const auto units = facts_of_units(model, options_, data_mesh_.size());
+  auto run = run_of(units);
+  int64_t bytes = 0;
+  for (const auto& unit : units) bytes += unit.bytes;
+  run.title = "A training run of " + counted(mesh_.size(), "rank");
+  run.facts = {{"ranks", ranks_in_words(options_, mesh_.size(), hosts_.count)},
+               {"parameters", bytes_in_words(static_cast<double>(bytes))},
+               {"units", in_words(options_.units)},
+               {"computes in", in_words(options_.sharding.mp_policy.param_dtype)},
+               {"batch of a rank", batch_in_words(options_)}};
+  if (!run.steps.empty()) add_results(run, history_);
+  write_file(options_.report, run_report::page_of(run));
+  copy_trace_of_rank_0();
+}
+
+void RunPage::copy_trace_of_rank_0() const {
+  if (options_.profile.empty() || !profile_) return;
+  std::ifstream from(trace_of(0), std::ios::binary);
+  std::ofstream to(options_.profile, std::ios::binary | std::ios::trunc);
+  to << from.rdbuf();
+  TORCH_CHECK(to.flush().good(), "--profile: ", options_.profile, " cannot be written");
+}
+
+}  // namespace examples

@@ -1,0 +1,63 @@
+// The page of a run (run_report/page.h) as training goes on: every step's numbers, and a
+// profile of every rank for some steps in the middle. Rank 0 writes the page at the end,
+// from the traces that all ranks have written beside it: "report.html" has
+// "report.trace.rank0.json" and so on, which Perfetto opens. Where --profile is given,
+// too, its trace is rank 0's of these.
+#pragma once
+
+#include "device_mesh/device_mesh.h"
+#include "examples/hosts.h"
+#include "examples/profiled_steps.h"
+#include "examples/rank_metrics.h"
+#include "examples/run_report/page.h"
+#include "examples/step_history.h"
+#include "examples/training.h"
+#include "fully_shard/profile.h"
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace examples {
+
+class RunPage {
+ public:
+  // Where options.report is empty, every call does nothing. Local.
+  RunPage(const TrainingOptions& options, const fsdp::DeviceMesh& mesh,
+          const fsdp::DeviceMesh& data_mesh);
+
+  bool is_wanted() const { return !options_.report.empty(); }
+  // Before the step after `done`. Collective over the world.
+  void start(int64_t done);
+  // Within a step, while units are unsharded. Local.
+  void see_unsharded();
+  // After each step; `ranks` is what exchange() returned. Local.
+  void step(int64_t step, const std::vector<RankMetrics>& ranks);
+  void validated(int64_t step, double loss);
+  // After the last step and a collective behind it; `model` is the sharded one. Rank 0
+  // alone does something. Throws c10::Error where the page cannot be written.
+  void write(torch::nn::Module& model);
+
+ private:
+  std::string trace_of(int64_t rank) const;
+  run_report::Run run_of(const std::vector<run_report::UnitFacts>& units) const;
+  // Those of all ranks whose traces are here go to `run`; gives them.
+  std::vector<run_report::RankStep> read_timelines(run_report::Run& run) const;
+  run_report::RunFacts facts_for_advice() const;
+  std::string about_profile() const;
+  void copy_trace_of_rank_0() const;
+
+  const TrainingOptions options_;
+  const fsdp::DeviceMesh mesh_, data_mesh_;
+  Hosts hosts_;
+  int64_t done_ = 0;  // steps before this run
+  ProfiledSteps profiled_;
+  std::optional<fsdp::Profile> profile_;
+  bool shows_in_place_ = false, has_copies_ = false;
+  StepHistory history_;
+  std::vector<std::pair<int64_t, double>> validations_;
+};
+
+}  // namespace examples

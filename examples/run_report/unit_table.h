@@ -1,0 +1,28 @@
+// What each unit costs in a step. Pure.
+#pragma once
+
+#include "examples/run_report/rank_step.h"
+#include "examples/run_report/unit_facts.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace examples::run_report {
+
+// Means over steps and ranks.
+struct UnitRow {
+  UnitFacts unit;
+  double gathers = 0;          // of a step
+  double prefetched = 0;       // of these, issued before their unit was used
+  double unused = 0;           // of these, dropped before their unit was used
+  double gathered_bytes = 0;   // from other ranks
+  double exposed_seconds = 0;  // that the host waited for its gathers
+  double unsharded_share = 0;  // of the step's time
+  bool is_first = false;       // the first that a step gathers: nothing could gather it ahead
+};
+
+// A row for each of `units`, in their order, from steps of any ranks.
+std::vector<UnitRow> unit_table(const std::vector<UnitFacts>& units,
+                                const std::vector<RankStep>& steps);
+
+}  // namespace examples::run_report

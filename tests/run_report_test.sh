@@ -1,0 +1,136 @@
+#!/usr/bin/env bash
+# The page of a run as a browser shows it: of a good configuration and of three bad ones, in light and in dark. Every chart is
+# drawn, no script fails, nothing is fetched, and the advice is right. Run from the repository root, after everything was built
+# and NEEDS_BROWSER=1 tools/setup has installed the browser.
+#
+#   KEEP=folder tests/run_report_test.sh    leaves the pages and pictures of them there
+set -euo pipefail
+
+work=$(mktemp -d)
+trap 'rm -rf "$work"' EXIT
+
+program=bazel-bin/examples/train_transformer
+cat examples/*.cc dtensor/ops/*.cc > "$work/text"
+
+fail() {
+  echo "run_report_test: $*" >&2
+  exit 1
+}
+
+# Trains with the arguments after $1, and writes the page $1.
+train() {
+  local name=$1
+  shift
+  timeout 120 "$program" --data="$work/text" --generate=0 --validate_every=0 --report="$work/$name.html" "$@" \
+    > "$work/out" 2>&1 || fail "$name: training failed: $(cat "$work/out")"
+}
+
+# What a browser does with $1, with the options after it; what it and the page's scripts complain of is in $work/err.
+browse() {
+  local page=$1
+  shift
+  HOME=$work timeout 60 chromium --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
+    --host-resolver-rules="MAP * ~NOTFOUND" --enable-logging=stderr --virtual-time-budget=2000 --window-size=1180,3000 \
+    "$@" "file://$page" 2> "$work/err" || fail "$page: chromium failed: $(tail -5 "$work/err")"
+  ! grep "CONSOLE" "$work/err" > "$work/console" || fail "$page: $(cat "$work/console")"
+}
+
+# The page $1 with a script that counts the points of each canvas that are painted, and looks for what the page fetched.
+probe() {
+  sed 's|</body>||; s|</html>||' "$work/$1.html"
+  cat << 'EOF'
+<script>
+addEventListener("load", () => setTimeout(() => {
+  const say = (what, value) => document.body.append(Object.assign(document.createElement("pre"),
+    { textContent: `probe ${what} ${value}` }));
+  for (const canvas of document.querySelectorAll("canvas")) {
+    const points = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+    const colours = new Set();
+    for (let i = 0; i < points.length; i += 4) if (points[i + 3] === 255) colours.add(points.slice(i, i + 3).join());
+    say(canvas.id, colours.size >= 3 ? "drawn" : "empty");
+  }
+  say("fetched", performance.getEntriesByType("resource").length);
+}, 500));
+</script></body></html>
+EOF
+}
+
+# The page $1 shows every chart, and the texts after it.
+expect_page() {
+  local name=$1 text chart
+  shift
+  probe "$name" > "$work/probed.html"
+  browse "$work/probed.html" --dump-dom > "$work/dom"
+  for chart in loss throughput timeline residency unsharded memory; do
+    grep --quiet "probe $chart drawn" "$work/dom" || fail "$name: nothing is drawn in $chart"
+  done
+  grep --quiet "probe fetched 0" "$work/dom" || fail "$name: the page needs the network"
+  for text in "$@"; do
+    grep --quiet --fixed-strings -- "$text" "$work/dom" || fail "$name: no '$text' in: $(grep --after-context 20 'id="advice"' "$work/dom")"
+  done
+}
+
+# Pictures of the page $1 in dark (0) and in light (1), which differ.
+take_pictures() {
+  local name=$1 scheme
+  for scheme in 0 1; do
+    browse "$work/$name.html" --screenshot="$work/$name-$scheme.png" --blink-settings=preferredColorScheme=$scheme > /dev/null
+    [[ -s $work/$name-$scheme.png ]] || fail "$name: no picture"
+  done
+  ! cmp --quiet "$work/$name-0.png" "$work/$name-1.png" || fail "$name: dark is as light"
+}
+
+# How often the page $1 advises something.
+advice_count() { grep --only-matching '"reason"' "$work/$1.html" | wc -l; }
+
+train good --steps=12 --tokens=64
+expect_page good "A training run of 2 ranks" "blocks" '<td>block0</td><td>9</td><td>721.0 KiB</td><td>2</td>' "2 of 2"
+take_pictures good
+# On a busy machine ranks may wait for each other; what units are is no accident.
+! grep --extended-regexp --quiet "Merge|Cut " "$work/good.html" || fail "advice on good units: $(grep reason "$work/good.html")"
+
+train layers --steps=6 --units=layers --batch=1
+expect_page layers "Merge 17 small units with their neighbours" "block0.attention_norm (512 bytes)" "--units blocks"
+
+train root --steps=6 --units=root
+expect_page root "Cut the root into several units" "The root holds 100 %"
+! grep --quiet "Merge" "$work/root.html" || fail "the root alone is no small unit"
+
+FSDP_PEER_MEMORY=off train waiting --ranks=4 --steps=15 --batch=1 --tokens=16
+expect_page waiting "wait less for each other" "--accumulate" "<option>3</option>"
+
+# With the other files of a run.
+train beside --steps=5 --metrics="$work/run.jsonl" --profile="$work/trace.json" --accumulate=2
+cmp "$work/trace.json" "$work/beside.trace.rank0.json" || fail "the profile is not rank 0's trace"
+[[ $(wc -l < "$work/run.jsonl") == 5 ]] || fail "no line for each step: $(cat "$work/run.jsonl")"
+grep --quiet "steps 2 to 4" "$work/beside.html" || fail "not the steps of the profile"
+train one --ranks=1 --steps=1
+[[ $(advice_count one) == 0 ]] || fail "advice on one rank"
+
+# Rank 1 leaves its trace elsewhere, as on another host, and what an earlier run has left here is not taken for it.
+mkdir "$work/elsewhere"
+echo "{}" > "$work/split.trace.rank1.json"
+export MASTER_ADDR=127.0.0.1 WORLD_SIZE=2 LOCAL_RANK=0 MASTER_PORT
+MASTER_PORT=$(python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])')
+split=("$PWD/$program" --data="$work/text" --generate=0 --validate_every=0 --steps=3 --batch=1 --report=split.html)
+(cd "$work/elsewhere" && RANK=1 timeout 60 "${split[@]}" > out 2>&1) &
+(cd "$work" && RANK=0 timeout 60 "${split[@]}" > "$work/out" 2>&1) || fail "split: training failed: $(cat "$work/out")"
+wait "$!" || fail "split: training failed on rank 1: $(cat "$work/elsewhere/out")"
+unset MASTER_ADDR WORLD_SIZE LOCAL_RANK MASTER_PORT
+expect_page split "No timeline of rank 1: split.trace.rank1.json is not there"
+
+for flag in report metrics profile; do
+  for ranks in 1 2; do
+    status=0
+    "$program" --data="$work/text" --ranks=$ranks --$flag="$work/no/file" > "$work/out" 2> "$work/err" || status=$?
+    [[ $status == 1 ]] || fail "--$flag in no folder: exit status $status"
+    grep --quiet "^--$flag: $work/no/file cannot be written: No such file or directory" "$work/err" ||
+      fail "--$flag in no folder: $(cat "$work/err")"
+    ! grep --quiet "^step" "$work/out" || fail "--$flag in no folder is told after training"
+  done
+done
+
+if [[ -n ${KEEP:-} ]]; then
+  for name in layers root waiting; do take_pictures "$name"; done
+  cp "$work"/*.html "$work"/*.png "$KEEP"
+fi
