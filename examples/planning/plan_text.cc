@@ -129,14 +129,14 @@ std::string json_of(const MeasuredStep& step, const PlannedJobText& job) {
 }
 
 std::string text_of_fit(const std::vector<PlannedPolicy>& fit, const MachineRates& rates) {
-  std::string text = line("%9s %9s %9s %9s  %s\n", "peak GiB", "node GiB", "net GiB", "s (est.)",
-                          "fewest bytes for a token first");
+  std::string text = line("%9s %9s %9s %12s  %s\n", "peak GiB", "node GiB", "net GiB", "tokens/s",
+                          "(estimate) fewest bytes for a token first");
   for (size_t i = 0; i < std::min(fit.size(), kShownPolicies); ++i) {
     const auto& one = fit[i];
     const auto estimate = estimate_step(one.flops, one.sent, rates);
-    text +=
-        line("%9.2f %9.2f %9.2f %9.3f  %s\n", one.peak_bytes / kGiB, one.sent.within_node / kGiB,
-             one.sent.between_nodes / kGiB, estimate.most_seconds(), to_string(one.policy).c_str());
+    text += line("%9.2f %9.2f %9.2f %12.0f  %s\n", one.peak_bytes / kGiB,
+                 one.sent.within_node / kGiB, one.sent.between_nodes / kGiB,
+                 one.tokens / estimate.most_seconds(), to_string(one.policy).c_str());
   }
   return text;
 }
