@@ -3,6 +3,7 @@
 
 #include <absl/flags/declare.h>
 #include <absl/flags/flag.h>
+#include <absl/flags/reflection.h>
 #include <c10/core/ScalarType.h>
 
 #include <cstdint>
@@ -23,6 +24,13 @@ struct Program {
 // Parses the flags and runs the program. Errors become one line on stderr, and exit code
 // 1, which output that is lost is, too.
 int run_program(int argc, char** argv, const Program& program);
+
+// Whether a flag has another value than its default.
+template <class T>
+bool is_given(const absl::Flag<T>& flag) {
+  const auto& handle = absl::GetFlagReflectionHandle(flag);
+  return handle.CurrentValue() != handle.DefaultValue();
+}
 
 // The values of flags. Each throws ValueError that names the flag, its value and what is
 // allowed.

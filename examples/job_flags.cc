@@ -12,7 +12,8 @@
 
 ABSL_FLAG(
     int64_t, ranks, 2,
-    "local processes to start; ignored under torchrun, srun and mpirun, which say it themselves");
+    "ranks of the job: local processes to start, but under torchrun, srun and mpirun, which say "
+    "it themselves");
 ABSL_FLAG(int64_t, replicas, 1,
           "hybrid sharding: groups of ranks that hold the same shards; a divisor of the ranks");
 ABSL_FLAG(bool, shard_optimizer, false,
@@ -43,6 +44,8 @@ ABSL_FLAG(double, clip, 0, "largest norm of the gradients; 0: any");
 namespace examples {
 namespace {
 
+constexpr int64_t kMostRanks = int64_t{1} << 20;  // of a dimension
+
 OptimizerKind optimizer_kind(const std::string& name) {
   if (name == "adamw") return OptimizerKind::kAdamW;
   TORCH_CHECK_VALUE(name == "sgd", "--optimizer: ", name, ", allowed are adamw and sgd");
@@ -63,7 +66,7 @@ std::vector<int64_t> sizes_of(const std::string& mesh) {
   std::istringstream parts(mesh);
   for (std::string part; std::getline(parts, part, 'x');) {
     int64_t size = 0;
-    if (!absl::SimpleAtoi(part, &size) || size <= 0) return {};
+    if (!absl::SimpleAtoi(part, &size) || size <= 0 || size > kMostRanks) return {};
     sizes.push_back(size);
   }
   return sizes;

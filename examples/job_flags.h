@@ -7,10 +7,13 @@
 #include <absl/flags/declare.h>
 
 #include <cstdint>
+#include <string>
 
+ABSL_DECLARE_FLAG(std::string, mesh);
+ABSL_DECLARE_FLAG(int64_t, replicas);
 ABSL_DECLARE_FLAG(int64_t, tp);
-ABSL_DECLARE_FLAG(int64_t, accumulate);
-ABSL_DECLARE_FLAG(double, clip);
+ABSL_DECLARE_FLAG(std::string, reshard_after_forward);
+ABSL_DECLARE_FLAG(bool, checkpoint_activations);
 
 namespace examples {
 

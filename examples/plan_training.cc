@@ -5,7 +5,6 @@
 //   plan_training --config llama-8b --mesh 4x8 --param_dtype bf16
 //   plan_training --config FOLDER --ranks 64 --fit 80
 //   plan_training --help
-#include "device_mesh/device_mesh.h"
 #include "examples/command_line.h"
 #include "examples/hugging_face_config.h"
 #include "examples/job_flags.h"
@@ -13,6 +12,7 @@
 #include "examples/planning/plan_text.h"
 #include "examples/planning/planned_step.h"
 #include "examples/planning/policy_search.h"
+#include "examples/sharded_model.h"
 #include "fake_device/fake_device.h"
 
 #include <absl/flags/flag.h>
@@ -21,20 +21,19 @@
 #include <cstdio>
 #include <filesystem>
 #include <string>
-#include <utility>
 #include <vector>
 
 ABSL_FLAG(std::string, config, "llama-8b",
           "the model: a folder with a config.json of Hugging Face's, or llama-8b, llama-70b, "
           "llama-405b");
-ABSL_FLAG(int64_t, tokens, 8192, "tokens per sequence");
+ABSL_FLAG(int64_t, tokens, 0, "tokens per sequence; 0: 8192, or as many as the model was made for");
 ABSL_FLAG(int64_t, rank, 0, "the rank to plan; rank 0 has the largest shards");
 ABSL_FLAG(int64_t, ranks_per_node, 8, "ranks that are on one machine");
 ABSL_FLAG(std::string, attention, "fused",
           "fused: one operator that keeps no scores, as on CUDA; composed: products and a softmax");
 ABSL_FLAG(double, fit, 0,
           "GiB of a device: plans many ways to shard (replicas, tensor parallelism, resharding, "
-          "recomputation) and tells which fit and send least; 0: plans the flags' one");
+          "recomputation) and tells which fit and receive least; 0: plans the flags' one");
 ABSL_FLAG(double, tflops, 400, "TFLOP/s that products of matrices reach, for the estimate");
 ABSL_FLAG(double, node_bandwidth, 400, "GB/s that a rank receives within a node, for the estimate");
 ABSL_FLAG(double, network_bandwidth, 40,
@@ -43,7 +42,10 @@ ABSL_FLAG(bool, json, false, "print one line of JSON, in bytes");
 
 namespace {
 
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
 using examples::at_least;
+using examples::is_given;
 using examples::MeasuredStep;
 using examples::PlannedJobText;
 using examples::PlannedPolicy;
@@ -65,18 +67,22 @@ examples::MachineRates rates() {
 
 examples::TransformerConfig model() {
   const std::string config = absl::GetFlag(FLAGS_config);
-  auto sizes = std::filesystem::is_directory(config) ? examples::hugging_face_config(config)
-                                                     : examples::model_called(config);
-  const auto tokens = at_least(1, FLAGS_tokens);
+  return checked(std::filesystem::is_directory(config) ? examples::hugging_face_config(config)
+                                                       : examples::model_called(config));
+}
+
+int64_t tokens_for(const examples::TransformerConfig& sizes) {
+  constexpr int64_t kUsual = 8192;
+  const auto tokens = at_least(0, FLAGS_tokens);
   TORCH_CHECK_VALUE(tokens <= sizes.max_tokens, "--tokens: ", tokens, ", allowed is ",
                     sizes.max_tokens, " or less, which the model was made for");
-  return checked(sizes);
+  return tokens > 0 ? tokens : std::min(kUsual, sizes.max_tokens);
 }
 
 TrainingOptions options_from_flags() {
   TrainingOptions options;
   options.model = model();
-  options.tokens = at_least(1, FLAGS_tokens);
+  options.tokens = tokens_for(options.model);
   examples::set_job_options(options);
   return options;
 }
@@ -98,22 +104,14 @@ examples::PlannedJob planned_job() {
 
 PlannedJobText text_for(const TrainingOptions& options, const MeasuredStep& step) {
   const auto job = planned_job();
-  const int64_t data_ranks = job.ranks / options.tp;
-  PlannedJobText text{.rank = job.rank,
-                      .ranks_per_node = at_least(1, FLAGS_ranks_per_node),
-                      .tokens = static_cast<double>(options.batch * options.accumulate *
-                                                    options.tokens * data_ranks),
-                      .parameters = step.unsharded_bytes / 4,
-                      .recomputes = options.checkpoint_activations,
-                      .rates = rates()};
-  const auto add = [&](int64_t size, const char* dim) {
-    text.mesh_shape.push_back(size);
-    text.mesh_dims.emplace_back(dim);
-  };
-  if (options.replicas > 1) add(options.replicas, "replicate");
-  add(data_ranks / options.replicas, "dp");
-  if (options.tp > 1) add(options.tp, "tp");
-  return text;
+  const int64_t sequences = options.batch * options.accumulate * (job.ranks / options.tp);
+  return {.mesh = mesh_dims(options, job.ranks),
+          .rank = job.rank,
+          .ranks_per_node = at_least(1, FLAGS_ranks_per_node),
+          .tokens = static_cast<double>(sequences * options.tokens),
+          .parameters = step.unsharded_bytes / 4,
+          .recomputes = options.checkpoint_activations,
+          .rates = rates()};
 }
 
 void plan_one(TrainingOptions options) {
@@ -131,6 +129,7 @@ void plan_one(TrainingOptions options) {
 TrainingOptions with(TrainingOptions options, const ShardingPolicy& policy) {
   options.replicas = policy.replicas;
   options.tp = policy.tp;
+  if (policy.replicas == 1) options.sharding.outer = fsdp::Outer::kReplicate;
   options.checkpoint_activations = policy.activations == examples::Activations::kRecomputed;
   switch (policy.reshard) {
     case examples::Reshard::kAfterForward:
@@ -156,14 +155,13 @@ PlannedPolicy plan(const TrainingOptions& base, const ShardingPolicy& policy) {
           .peak_bytes = static_cast<double>(memory.peak),
           .resident_bytes =
               static_cast<double>(memory.parameters + memory.gradients + memory.optimizer),
-          .sent = link_bytes(step, text),
+          .received = link_bytes(step, text),
           .flops = step.flops,
           .tokens = text.tokens};
 }
 
 void print_what_is_smallest(const std::vector<PlannedPolicy>& planned) {
   const auto least = smallest(planned);
-  constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
   std::printf(
       "nothing fits; the smallest takes %.2f GiB: %s\n"
       "with parameters, gradients and optimizer offloaded to the CPU (estimate): %.2f GiB\n",
@@ -171,7 +169,20 @@ void print_what_is_smallest(const std::vector<PlannedPolicy>& planned) {
       (least->peak_bytes - least->resident_bytes) / kGiB);
 }
 
+// What is searched for cannot be given.
+template <class T>
+void refuse_with_fit(const absl::Flag<T>& flag) {
+  TORCH_CHECK_VALUE(!is_given(flag), "--", absl::GetFlagReflectionHandle(flag).Name(),
+                    " and --fit exclude each other");
+}
+
 void plan_to_fit(const TrainingOptions& options, double bytes) {
+  refuse_with_fit(FLAGS_json);
+  refuse_with_fit(FLAGS_mesh);
+  refuse_with_fit(FLAGS_replicas);
+  refuse_with_fit(FLAGS_tp);
+  refuse_with_fit(FLAGS_reshard_after_forward);
+  refuse_with_fit(FLAGS_checkpoint_activations);
   const auto policies =
       examples::policies_to_plan({.ranks = planned_job().ranks,
                                   .ranks_per_node = at_least(1, FLAGS_ranks_per_node),
@@ -194,7 +205,7 @@ int run() {
   fsdp::set_fake_attention(attention());
   const double fit = examples::finite(FLAGS_fit);
   if (fit > 0) {
-    plan_to_fit(options, fit * 1024 * 1024 * 1024);
+    plan_to_fit(options, fit * kGiB);
   } else {
     plan_one(options);
   }

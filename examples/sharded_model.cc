@@ -47,7 +47,12 @@ void shard(Transformer& model, const fsdp::DeviceMesh& mesh, const TrainingOptio
 }
 
 void parallelize(Transformer& model, const fsdp::DeviceMesh& tp, const TrainingOptions& options) {
-  auto plan = transformer_plan(checked(options.model).head_width, options.sequence_parallel);
+  const auto head_width = checked(options.model).head_width;
+  auto plan = transformer_plan(head_width, options.sequence_parallel);
+  if (options.lora.rank > 0) {
+    const auto more = adapter_plan(options.lora.targets, head_width, options.sequence_parallel);
+    plan.insert(plan.end(), more.begin(), more.end());
+  }
   if (!model->head) std::erase_if(plan, [](const auto& entry) { return entry.first == "head"; });
   fsdp::parallelize_module(model, tp, plan);
 }
@@ -77,18 +82,22 @@ void check_mesh(const TrainingOptions& options, int64_t ranks) {
                     "--shard_optimizer needs 2 or more replicas (--replicas, --mesh)");
 }
 
-fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks) {
+MeshDims mesh_dims(const TrainingOptions& options, int64_t ranks) {
   check_mesh(options, ranks);
-  std::vector<int64_t> shape;
-  std::vector<std::string> names;
+  MeshDims dims;
   const auto add = [&](int64_t size, const char* name) {
-    shape.push_back(size);
-    names.emplace_back(name);
+    dims.shape.push_back(size);
+    dims.names.emplace_back(name);
   };
   if (options.replicas > 1) add(options.replicas, "replicate");
   add(ranks / options.replicas / options.tp, "dp");
   if (options.tp > 1) add(options.tp, "tp");
-  return fsdp::init_device_mesh(options.device, shape, names);
+  return dims;
+}
+
+fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks) {
+  const auto dims = mesh_dims(options, ranks);
+  return fsdp::init_device_mesh(options.device, dims.shape, dims.names);
 }
 
 fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {

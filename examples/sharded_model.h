@@ -5,13 +5,23 @@
 #include "examples/training.h"
 #include "examples/transformer.h"
 
+#include <cstdint>
+#include <string>
+#include <vector>
+
 namespace examples {
 
 // Throws ValueError, naming --tp or --replicas, unless they divide the ranks.
 void check_mesh(const TrainingOptions& options, int64_t ranks);
 
 // The job's ranks as {"replicate", "dp", "tp"}, without those that were not asked for.
-// Throws ValueError as check_mesh() does. Collective over the world.
+// Throws ValueError as check_mesh() does.
+struct MeshDims {
+  std::vector<int64_t> shape;
+  std::vector<std::string> names;
+};
+MeshDims mesh_dims(const TrainingOptions& options, int64_t ranks);
+// Collective over the world.
 fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks);
 
 // The mesh that parameters are sharded over, of the job's {"replicate", "dp", "tp"}.

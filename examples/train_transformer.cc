@@ -86,6 +86,7 @@ namespace {
 
 using examples::at_least;
 using examples::finite;
+using examples::is_given;
 
 c10::DeviceType device_type(const std::string& name) {
   if (name == "cpu") return c10::DeviceType::CPU;
@@ -105,12 +106,6 @@ examples::Packing packing() {
   if (name == "separate") return examples::Packing::kSeparate;
   TORCH_CHECK_VALUE(name == "joined", "--documents: ", name, ", allowed are joined and separate");
   return examples::Packing::kJoined;
-}
-
-template <class T>
-bool is_given(const absl::Flag<T>& flag) {
-  const auto& handle = absl::GetFlagReflectionHandle(flag);
-  return handle.CurrentValue() != handle.DefaultValue();
 }
 
 // The folder's model, for sequences of --tokens.
@@ -161,8 +156,6 @@ examples::LoraOptions lora_options() {
                                    .alpha = finite(FLAGS_lora_alpha),
                                    .targets = absl::GetFlag(FLAGS_lora_targets),
                                    .frozen_dtype = *examples::dtype(FLAGS_lora_base)};
-  TORCH_CHECK_VALUE(lora.rank == 0 || absl::GetFlag(FLAGS_tp) == 1,
-                    "--lora and --tp exclude each other: the plan does not cut adapters");
   TORCH_CHECK_VALUE(lora.rank == 0 || !absl::GetFlag(FLAGS_compare),
                     "--lora and --compare exclude each other: the unsharded model has no adapters");
   return lora;

@@ -21,10 +21,11 @@ namespace {
 
 std::atomic<FakeAttention> attention = FakeAttention::kFused;
 
-int64_t choose_attention(const at::Tensor&, const at::Tensor&, const at::Tensor&,
+// Of four dimensions alone, as on CUDA.
+int64_t choose_attention(const at::Tensor& query, const at::Tensor&, const at::Tensor&,
                          const std::optional<at::Tensor>&, double, bool, std::optional<double>,
                          bool) {
-  const bool is_fused = attention == FakeAttention::kFused;
+  const bool is_fused = attention == FakeAttention::kFused && query.dim() == 4;
   return static_cast<int64_t>(is_fused ? sdp::SDPBackend::overrideable : sdp::SDPBackend::math);
 }
 

@@ -22,7 +22,6 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <cstdint>
-#include <functional>
 
 namespace fsdp {
 
@@ -57,9 +56,6 @@ struct FakeMemory {
 };
 FakeMemory fake_memory();
 void reset_fake_peak();
-// Called whenever memory reaches a new peak, after the allocation; null: nothing is. It
-// may not allocate on the device.
-void on_fake_peak(std::function<void()> call);
 
 // Of products of matrices and attention since the start, multiplications and additions
 // counted each.

@@ -33,8 +33,9 @@ void count_flops(const c10::FunctionSchema& schema, const std::vector<c10::IValu
   if (found == products().end()) return;
   const auto& first = arguments[found->second].toTensor();
   const auto& second = arguments[found->second + 1].toTensor();
-  // [.., n, k] by [.., k, m]
-  const auto columns = second.dim() > 1 ? second.size(-1) : 1;
+  // [.., n, k] by [.., k, m]; of addr [n] by [m]
+  const bool is_outer = schema.name() == "aten::addr";
+  const auto columns = is_outer ? second.numel() : second.dim() > 1 ? second.size(-1) : 1;
   count_flops(2.0 * static_cast<double>(first.numel()) * static_cast<double>(columns));
 }
 

@@ -2,7 +2,7 @@
 #include "fake_device/fake_device.h"
 #include "fake_device/kernels.h"
 #include "fake_device/memory.h"
-#include "fake_device/private_use_kernels.h"
+#include "fake_device/private_use/kernels.h"
 #include "fake_device/shape_kernel.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

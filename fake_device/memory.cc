@@ -2,10 +2,10 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cstdint>
 #include <mutex>
-#include <utility>
 
 namespace fsdp {
 namespace internal {
@@ -20,15 +20,9 @@ class CountedMemory {
   }
 
   void add(int64_t bytes) {
-    std::function<void()> call;
-    {
-      const std::lock_guard lock(mutex_);
-      memory_.now += bytes;
-      if (memory_.now <= memory_.peak) return;
-      memory_.peak = memory_.now;
-      call = at_peak_;
-    }
-    if (call) call();
+    const std::lock_guard lock(mutex_);
+    memory_.now += bytes;
+    memory_.peak = std::max(memory_.peak, memory_.now);
   }
   void remove(int64_t bytes) {
     const std::lock_guard lock(mutex_);
@@ -42,15 +36,10 @@ class CountedMemory {
     const std::lock_guard lock(mutex_);
     memory_.peak = memory_.now;
   }
-  void at_peak(std::function<void()> call) {
-    const std::lock_guard lock(mutex_);
-    at_peak_ = std::move(call);
-  }
 
  private:
   std::mutex mutex_;
   FakeMemory memory_;
-  std::function<void()> at_peak_;
 };
 
 // Addresses are given out once and never again, so that who compares them finds out
@@ -106,8 +95,5 @@ c10::Allocator* fake_allocator() {
 
 FakeMemory fake_memory() { return internal::CountedMemory::instance().memory(); }
 void reset_fake_peak() { internal::CountedMemory::instance().forget_peak(); }
-void on_fake_peak(std::function<void()> call) {
-  internal::CountedMemory::instance().at_peak(std::move(call));
-}
 
 }  // namespace fsdp

@@ -1,7 +1,7 @@
 #include "fake_device/pointwise_kernel.h"
 
 #include "fake_device/fake_device.h"
-#include "fake_device/values_in_calls.h"
+#include "fake_device/private_use/values_in_calls.h"
 
 #include <ATen/ExpandUtils.h>
 #include <ATen/core/dispatch/Dispatcher.h>

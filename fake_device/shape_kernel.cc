@@ -2,9 +2,9 @@
 
 #include "fake_device/fake_device.h"
 #include "fake_device/flops.h"
-#include "fake_device/plain_kernels.h"
 #include "fake_device/pointwise_kernel.h"
-#include "fake_device/values_in_calls.h"
+#include "fake_device/private_use/plain_kernels.h"
+#include "fake_device/private_use/values_in_calls.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty_strided.h>

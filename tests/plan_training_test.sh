@@ -33,7 +33,7 @@ expect_output() {
 mkdir "$work/gpt"
 echo '{"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2"}' > "$work/gpt/config.json"
 
-expect_refusal "model: llama-9b, allowed are llama-8b, llama-70b, llama-405b and a folder" --config=llama-9b
+expect_refusal "--config: llama-9b, allowed are llama-8b, llama-70b, llama-405b and a folder" --config=llama-9b
 expect_refusal 'model_type is "gpt2", allowed are llama' --config="$work/gpt"
 expect_refusal "--tokens: 200000, allowed is 131072 or less" --tokens=200000
 expect_refusal "--mesh: 8, allowed are two numbers" --mesh=8
@@ -46,6 +46,8 @@ expect_refusal "unexpected argument 'llama-8b': the model is named by --config" 
 # Takes no memory for values that are not there: of 1.6 TB of parameters nothing.
 big=(--config=llama-405b --mesh=2048x8 --tp=8 --param_dtype=bf16 --reduce_dtype=f32 --batch=1)
 expect_output "405.85 B parameters on 16384 ranks: 2048 dp x 8 tp" "${big[@]}"
+grep --quiet "dp  *all-gather  *2048 .*between nodes" "$work/out" || fail "no such gathers in: $(cat "$work/out")"
+grep --quiet "tp  *all-reduce  *8 .*within a node" "$work/out" || fail "no such reductions in: $(cat "$work/out")"
 python3 - "$program" "${big[@]}" << 'EOF' || fail "more than 2 GiB"
 import resource, subprocess, sys
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL)
@@ -59,7 +61,9 @@ echo '{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_act
   "max_position_embeddings": 64, "rms_norm_eps": 1e-5, "rope_theta": 10000.0, "tie_word_embeddings": false}' \
   > "$work/llama/config.json"
 small=(--config="$work/llama" --ranks=16 --batch=1 --param_dtype=bf16 --reduce_dtype=f32 --tokens=64)
-expect_output " fit" "${small[@]}" --fit=80
-[[ $(wc -l < "$work/out") -ge 3 ]] || fail "--fit=80: $(cat "$work/out")"
+expect_output "peak GiB" "${small[@]}" --fit=80
+[[ $(wc -l < "$work/out") == 7 ]] || fail "--fit=80: $(cat "$work/out")"
+expect_output "peak GiB" "${small[@]}" --fit=80 --shard_optimizer
+expect_refusal "--tp and --fit exclude each other" "${small[@]}" --fit=80 --tp=2
 expect_output "nothing fits; the smallest takes" "${small[@]}" --fit=0.0001
 echo "plan_training_test: passed"

@@ -136,7 +136,6 @@ expect_refusal "--end_of_document: 10, but $work/text is text, whose files are i
   --documents=separate --end_of_document=10
 expect_refusal "--export: $work is there already" --export="$work"
 expect_refusal "$work/config.json: no such file" --init_from="$work"
-expect_refusal "--lora and --tp exclude each other" --lora=4 --ranks=2 --tp=2
 expect_refusal "Unknown command line flag 'nonsense'" --nonsense=1
 expect_refusal "Illegal value 'abc' specified for flag 'steps'" --steps=abc
 if ! nvidia-smi > /dev/null 2>&1; then

@@ -11,26 +11,52 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace examples {
 namespace {
 
-// Of the dimensions that shard parameters, or hold replicas of them.
-std::vector<Traffic> traffic_of_units(const fsdp::DeviceMesh& mesh, const fsdp::Counters& before,
-                                      const fsdp::Counters& after) {
-  const auto& names = mesh.dim_names();
-  std::vector<Traffic> traffic;
-  const auto add = [&](const std::string& dim, const char* collective, auto count, auto bytes) {
-    const Traffic one{dim, collective, after.*count - before.*count, after.*bytes - before.*bytes};
-    if (one.count > 0) traffic.push_back(one);
-  };
+// Of units, at three times of a step.
+struct CountersOfStep {
+  fsdp::Counters before, after_forward, after;
+};
+
+// What was counted between two times, of one kind.
+Traffic between(const fsdp::Counters& begin, const fsdp::Counters& end,
+                int64_t fsdp::Counters::*count, int64_t fsdp::Counters::*bytes) {
+  return {.count = end.*count - begin.*count, .bytes = end.*bytes - begin.*bytes};
+}
+
+// Of the dimensions that shard parameters, or hold replicas of them. Backward gathers
+// from `neighbours` where parameters stay with these.
+std::vector<Traffic> traffic_of_units(const fsdp::DeviceMesh& mesh, const CountersOfStep& counters,
+                                      std::optional<int64_t> neighbours) {
   using C = fsdp::Counters;
-  add(names.back(), "all-gather", &C::all_gathers, &C::all_gather_bytes);
-  add(names.back(), "reduce-scatter", &C::reduce_scatters, &C::reduce_scatter_bytes);
-  add(names.front(), "all-reduce", &C::all_reduces, &C::all_reduce_bytes);
-  add(names.front(), "all-gather", &C::outer_all_gathers, &C::outer_all_gather_bytes);
-  add(names.front(), "reduce-scatter", &C::outer_reduce_scatters, &C::outer_reduce_scatter_bytes);
+  const auto& names = mesh.dim_names();
+  const int64_t shards = mesh.size(-1), replicas = mesh.size(0);
+  const auto& [before, after_forward, after] = counters;
+  std::vector<Traffic> traffic;
+  const auto add = [&](const std::string& dim, const char* collective, int64_t group, Traffic one) {
+    if (one.count == 0) return;
+    one.dim = dim;
+    one.collective = collective;
+    one.group = group;
+    traffic.push_back(one);
+  };
+  const auto& until = neighbours ? after_forward : after;
+  add(names.back(), "all-gather", shards,
+      between(before, until, &C::all_gathers, &C::all_gather_bytes));
+  add(names.back(), "all-gather", neighbours.value_or(shards),
+      between(until, after, &C::all_gathers, &C::all_gather_bytes));
+  add(names.back(), "reduce-scatter", shards,
+      between(before, after, &C::reduce_scatters, &C::reduce_scatter_bytes));
+  add(names.front(), "all-reduce", replicas,
+      between(before, after, &C::all_reduces, &C::all_reduce_bytes));
+  add(names.front(), "all-gather", replicas,
+      between(before, after, &C::outer_all_gathers, &C::outer_all_gather_bytes));
+  add(names.front(), "reduce-scatter", replicas,
+      between(before, after, &C::outer_reduce_scatters, &C::outer_reduce_scatter_bytes));
   return traffic;
 }
 
@@ -48,6 +74,7 @@ std::vector<Traffic> traffic_of_dtensors(const fsdp::DeviceMesh& mesh,
     auto& sum = sums[{sent.mesh_dim, sent.collective}];
     sum.dim = sent.mesh_dim;
     sum.collective = sent.collective;
+    sum.group = mesh[sent.mesh_dim].size();
     ++sum.count;
     sum.bytes += received_bytes(sent, mesh[sent.mesh_dim].size());
   }
@@ -79,19 +106,25 @@ class StepRun {
     step();
     measured_.memory.peak = 0;
     fsdp::reset_peak(data_mesh_);
-    const auto before = fsdp::counters(data_mesh_);
+    CountersOfStep counters{.before = fsdp::counters(data_mesh_)};
     const double flops = flops_so_far();
     const fsdp::CommunicationLog log;
     step();
-    const auto after = fsdp::counters(data_mesh_);
+    counters.after_forward = after_forward_;
+    counters.after = fsdp::counters(data_mesh_);
     measured_.flops = flops_so_far() - flops;
-    measured_.memory.sharding_peak = after.peak_bytes;
-    measured_.traffic = traffic_of_units(data_mesh_, before, after);
+    measured_.memory.sharding_peak = counters.after.peak_bytes;
+    measured_.traffic = traffic_of_units(data_mesh_, counters, neighbours());
     for (auto& one : traffic_of_dtensors(mesh_, log.entries())) measured_.traffic.push_back(one);
     return measured_;
   }
 
  private:
+  std::optional<int64_t> neighbours() const {
+    const auto& reshard = options_.sharding.reshard_after_forward;
+    return reshard && options_.accumulate == 1 ? reshard->world() : std::nullopt;
+  }
+
   double flops_so_far() const { return device_.flops ? device_.flops() : 0; }
 
   // Bytes that are there but for what units hold beyond their shards.
@@ -119,6 +152,7 @@ class StepRun {
       torch::Tensor loss;
       run(StepPhase::kForward,
           [&] { loss = next_token_loss(sharded_.model->forward(tokens_), tokens_); });
+      after_forward_ = fsdp::counters(data_mesh_);
       measured_.memory.activations = bytes_beside_units() - before_forward;
       run(StepPhase::kBackward, [&] { (loss / options_.accumulate).backward(); });
     }
@@ -142,6 +176,7 @@ class StepRun {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   torch::Tensor tokens_;
   int64_t optimizer_bytes_ = 0;  // that the last step made
+  fsdp::Counters after_forward_;
   MeasuredStep measured_;
 };
 

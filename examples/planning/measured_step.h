@@ -40,6 +40,7 @@ struct StepMemory {
 struct Traffic {
   std::string dim;         // "dp"
   std::string collective;  // "all-gather"
+  int64_t group = 1;       // ranks of it: all of the dimension, or neighbours (to_world)
   int64_t count = 0;
   int64_t bytes = 0;  // that this rank gets from others
 };

@@ -25,7 +25,7 @@ TransformerConfig model_called(const std::string& name) {
       {"llama-70b", llama(8192, 80, 64, 28672)},
       {"llama-405b", llama(16384, 126, 128, 53248)}};
   const auto found = models.find(name);
-  TORCH_CHECK_VALUE(found != models.end(), "model: ", name,
+  TORCH_CHECK_VALUE(found != models.end(), "--config: ", name,
                     ", allowed are llama-8b, llama-70b, llama-405b and a folder with a "
                     "config.json");
   return found->second;

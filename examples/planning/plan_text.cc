@@ -23,9 +23,10 @@ std::string line(const char* pattern, Args... args) {
 double gib(int64_t bytes) { return static_cast<double>(bytes) / kGiB; }
 
 Link link_used_by(const Traffic& traffic, const PlannedJobText& job) {
-  const auto dim = std::find(job.mesh_dims.begin(), job.mesh_dims.end(), traffic.dim);
-  TORCH_INTERNAL_ASSERT(dim != job.mesh_dims.end());
-  return link_of(job.mesh_shape, static_cast<size_t>(dim - job.mesh_dims.begin()),
+  const auto& names = job.mesh.names;
+  const auto dim = std::find(names.begin(), names.end(), traffic.dim);
+  TORCH_INTERNAL_ASSERT(dim != names.end());
+  return link_of(job.mesh.shape, static_cast<size_t>(dim - names.begin()), traffic.group,
                  job.ranks_per_node);
 }
 
@@ -36,8 +37,9 @@ const char* link_name(Link link) {
 // "2048 dp x 8 tp"
 std::string mesh_text(const PlannedJobText& job) {
   std::string text;
-  for (size_t d = 0; d < job.mesh_shape.size(); ++d)
-    text += (d == 0 ? "" : " x ") + std::to_string(job.mesh_shape[d]) + " " + job.mesh_dims[d];
+  const auto& [shape, names] = job.mesh;
+  for (size_t d = 0; d < shape.size(); ++d)
+    text += (d == 0 ? "" : " x ") + std::to_string(shape[d]) + " " + names[d];
   return text;
 }
 
@@ -63,11 +65,11 @@ std::string traffic_table(const MeasuredStep& step, const PlannedJobText& job) {
   std::string text =
       line("%-12s %-16s %7s %12s  %s\n", "one step", "collective", "count", "GiB received", "link");
   for (const auto& one : step.traffic) {
-    text +=
-        line("  %-10s %-16s %7lld %12.3f  %s\n", one.dim.c_str(), one.collective.c_str(),
-             static_cast<long long>(one.count), gib(one.bytes), link_name(link_used_by(one, job)));
+    text += line("  %-10s %-16s %6lld %7lld %12.3f  %s\n", one.dim.c_str(), one.collective.c_str(),
+                 static_cast<long long>(one.group), static_cast<long long>(one.count),
+                 gib(one.bytes), link_name(link_used_by(one, job)));
   }
-  return step.traffic.empty() ? "one step sends nothing\n" : text;
+  return step.traffic.empty() ? "one step receives nothing\n" : text;
 }
 
 std::string estimate_text(const MeasuredStep& step, const PlannedJobText& job) {
@@ -76,7 +78,7 @@ std::string estimate_text(const MeasuredStep& step, const PlannedJobText& job) {
                           step.flops, job.tokens);
   text += line(
       "estimate, with %.0f TFLOP/s, %.0f GB/s within and %.0f GB/s between nodes: %.3f s to "
-      "compute, %.3f s to send;\n",
+      "compute, %.3f s to receive;\n",
       job.rates.flops_per_second / 1e12, job.rates.node_bytes_per_second / 1e9,
       job.rates.network_bytes_per_second / 1e9, estimate.compute_seconds,
       estimate.communication_seconds);
@@ -102,7 +104,7 @@ LinkBytes link_bytes(const MeasuredStep& step, const PlannedJobText& job) {
 }
 
 std::string text_of(const MeasuredStep& step, const PlannedJobText& job) {
-  const auto ranks = std::accumulate(job.mesh_shape.begin(), job.mesh_shape.end(), int64_t{1},
+  const auto ranks = std::accumulate(job.mesh.shape.begin(), job.mesh.shape.end(), int64_t{1},
                                      std::multiplies<>());
   return line("%.2f B parameters on %lld ranks: %s, %lld ranks a node\n\n", job.parameters / 1e9,
               static_cast<long long>(ranks), mesh_text(job).c_str(),
@@ -112,8 +114,8 @@ std::string text_of(const MeasuredStep& step, const PlannedJobText& job) {
 }
 
 std::string json_of(const MeasuredStep& step, const PlannedJobText& job) {
-  nlohmann::json json = {{"mesh", job.mesh_shape},
-                         {"mesh_dims", job.mesh_dims},
+  nlohmann::json json = {{"mesh", job.mesh.shape},
+                         {"mesh_dims", job.mesh.names},
                          {"memory", memory_json(step.memory)},
                          {"flops", step.flops},
                          {"tokens", job.tokens}};
@@ -121,6 +123,7 @@ std::string json_of(const MeasuredStep& step, const PlannedJobText& job) {
   for (const auto& one : step.traffic) {
     json["traffic"].push_back({{"dim", one.dim},
                                {"collective", one.collective},
+                               {"group", one.group},
                                {"count", one.count},
                                {"bytes", one.bytes},
                                {"link", link_name(link_used_by(one, job))}});
@@ -130,12 +133,12 @@ std::string json_of(const MeasuredStep& step, const PlannedJobText& job) {
 
 std::string text_of_fit(const std::vector<PlannedPolicy>& fit, const MachineRates& rates) {
   std::string text = line("%9s %9s %9s %12s  %s\n", "peak GiB", "node GiB", "net GiB", "tokens/s",
-                          "(estimate) fewest bytes for a token first");
+                          "(estimate); what needs least time on links for a token first");
   for (size_t i = 0; i < std::min(fit.size(), kShownPolicies); ++i) {
     const auto& one = fit[i];
-    const auto estimate = estimate_step(one.flops, one.sent, rates);
+    const auto estimate = estimate_step(one.flops, one.received, rates);
     text += line("%9.2f %9.2f %9.2f %12.0f  %s\n", one.peak_bytes / kGiB,
-                 one.sent.within_node / kGiB, one.sent.between_nodes / kGiB,
+                 one.received.within_node / kGiB, one.received.between_nodes / kGiB,
                  one.tokens / estimate.most_seconds(), to_string(one.policy).c_str());
   }
   return text;

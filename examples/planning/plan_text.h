@@ -4,6 +4,7 @@
 #include "examples/planning/measured_step.h"
 #include "examples/planning/policy_search.h"
 #include "examples/planning/step_estimate.h"
+#include "examples/sharded_model.h"
 
 #include <cstdint>
 #include <optional>
@@ -13,8 +14,7 @@
 namespace examples {
 
 struct PlannedJobText {
-  std::vector<int64_t> mesh_shape;
-  std::vector<std::string> mesh_dims;
+  MeshDims mesh;
   int64_t rank = 0;
   int64_t ranks_per_node = 8;
   double tokens = 0;      // of the global batch
@@ -27,10 +27,10 @@ struct PlannedJobText {
 
 // Tables of memory and of traffic, and the estimate.
 std::string text_of(const MeasuredStep& step, const PlannedJobText& job);
-// The same numbers in bytes, as one JSON object on one line.
+// Memory and traffic in bytes, as one JSON object on one line.
 std::string json_of(const MeasuredStep& step, const PlannedJobText& job);
 
-// Of those that fit, the first few.
+// The first five of them.
 std::string text_of_fit(const std::vector<PlannedPolicy>& fit, const MachineRates& rates);
 
 LinkBytes link_bytes(const MeasuredStep& step, const PlannedJobText& job);

@@ -1,6 +1,8 @@
 #include "examples/planning/policy_search.h"
 
 #include <algorithm>
+#include <functional>
+#include <iterator>
 #include <set>
 #include <utility>
 
@@ -28,7 +30,8 @@ std::vector<Reshard> ways_to_reshard(const SearchSpace& space, int64_t copy, int
 }
 
 double communication_per_token(const PlannedPolicy& planned, const MachineRates& rates) {
-  return estimate_step(planned.flops, planned.sent, rates).communication_seconds / planned.tokens;
+  return estimate_step(planned.flops, planned.received, rates).communication_seconds /
+         planned.tokens;
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// Which ways of sharding a job are worth planning, and which of those that fit sends
+// Which ways of sharding a job are worth planning, and which of those that fit receives
 // least. No torch here.
 #pragma once
 
@@ -43,13 +43,13 @@ struct PlannedPolicy {
   ShardingPolicy policy;
   double peak_bytes = 0;
   double resident_bytes = 0;  // of these, shards of parameters and gradients, and optimizer state
-  LinkBytes sent;             // received, rather: in one step
+  LinkBytes received;         // in one step
   double flops = 0;
   double tokens = 0;  // of the global batch
 };
 
-// Those that fit into `bytes`, the one that sends least for each token first: by the time
-// that the links need for it. Of several, the one that computes least.
+// Those that fit into `bytes`, the one that receives least for each token first: by the
+// time that the links need for it. Of several, the one that computes least.
 std::vector<PlannedPolicy> fitting(const std::vector<PlannedPolicy>& planned, double bytes,
                                    const MachineRates& rates);
 

@@ -152,6 +152,13 @@ std::optional<ReductionsByUnit::OnTheWay> ReductionsByUnit::join(const Reduction
   return OnTheWay{std::move(unit), std::move(input), std::move(sum)};
 }
 
+// Of all ranks; the wait for them counts for the last unit that sent.
+std::vector<ReductionNumber> ReductionsByUnit::await_end_of_step(
+    std::vector<ReductionNumber> sent) {
+  const WaitClock clock(order_.groups().back()->info().accounts());
+  return reductions_.end_step(std::move(sent));
+}
+
 // Sums, and the users' hooks, in one order on all ranks.
 std::vector<ReducedRow> ReductionsByUnit::end_step() {
   std::map<ReductionNumber, OnTheWay> own;
@@ -161,7 +168,7 @@ std::vector<ReducedRow> ReductionsByUnit::end_step() {
     own.emplace(sent.back(), std::move(reduction));
   }
   std::vector<ReducedRow> rows;
-  for (const auto& number : reductions_.end_step(std::move(sent))) {
+  for (const auto& number : await_end_of_step(std::move(sent))) {
     auto found = own.extract(number);
     auto reduction = found.empty() ? join(number) : std::optional(std::move(found.mapped()));
     if (!reduction || reduction->unit->group() == nullptr) continue;

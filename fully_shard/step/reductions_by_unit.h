@@ -73,6 +73,7 @@ class ReductionsByUnit final : public Reductions {
   void receive(OnTheWay& reduction);
   void receive_what_has_come();
   std::optional<OnTheWay> join(const ReductionNumber& number);
+  std::vector<ReductionNumber> await_end_of_step(std::vector<ReductionNumber> sent);
   std::vector<ReducedRow> end_step();
   void end_backward();
   UnorderedReductions::Backward backward() const;

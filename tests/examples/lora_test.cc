@@ -1,5 +1,7 @@
 #include "examples/lora.h"
 
+#include "dtensor/dtensor.h"
+#include "examples/sharded_model.h"
 #include "examples/transformer.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
@@ -20,7 +22,7 @@ namespace {
 using ::testing::HasSubstr;
 
 constexpr TransformerConfig kConfig{
-    .vocab = 64, .width = 32, .blocks = 2, .heads = 2, .kv_heads = 1, .max_tokens = 8};
+    .vocab = 64, .width = 32, .blocks = 2, .heads = 4, .kv_heads = 2, .max_tokens = 8};
 
 bool is_adapter(const std::string& name) { return name.find(".lora_") != std::string::npos; }
 
@@ -102,6 +104,62 @@ TEST(Lora, OnlyAdaptersHaveGradientTrafficAndOptimizerState) {
     for (const auto& item : model->named_parameters())
       EXPECT_EQ(item.value().grad().defined(), false) << item.key();
   });
+}
+
+LoraOptions adapters_everywhere() {
+  return {.rank = 4,
+          .targets = {"query", "key", "value", "output", "gate", "up", "down"},
+          .frozen_dtype = torch::kFloat};
+}
+
+// Weights that are large enough for every adapter to count.
+Transformer model_with_adapters() {
+  return fsdp::testing::drawn_from_seed(1, [] {
+    Transformer drawn(kConfig);
+    add_adapters(*drawn, adapters_everywhere());
+    const torch::NoGradGuard no_grad;
+    for (auto& parameter : drawn->parameters())
+      if (parameter.dim() == 2) parameter.normal_(0, 0.15);
+    return drawn;
+  });
+}
+
+// The losses of some steps, and the adapters after them.
+std::vector<torch::Tensor> trained_adapters(Transformer& model) {
+  std::vector<torch::Tensor> adapters, results;
+  for (const auto& item : model->named_parameters())
+    if (is_adapter(item.key())) adapters.push_back(item.value());
+  torch::optim::SGD optimizer(adapters, torch::optim::SGDOptions(0.01));
+  for (int step = 0; step < 2; ++step) {
+    const auto loss = next_token_loss(model->forward(some_tokens()), some_tokens());
+    loss.backward();
+    optimizer.step();
+    optimizer.zero_grad();
+    results.push_back(fsdp::full_tensor(loss).detach());
+  }
+  for (const auto& adapter : adapters) results.push_back(fsdp::full_tensor(adapter).detach());
+  return results;
+}
+
+TEST(Lora, AdaptersAreCutByTensorParallelismAsTheirLayersAre) {
+  auto whole = model_with_adapters();
+  const auto expected = trained_adapters(whole);
+  ASSERT_GT((expected[0] - expected[1]).abs().item<double>(), 1e-3);
+  for (const bool sequence_parallel : {false, true}) {
+    fsdp::testing::run_ranks(4, [&](int64_t) {
+      const TrainingOptions options{.model = kConfig,
+                                    .lora = adapters_everywhere(),
+                                    .tp = 2,
+                                    .sequence_parallel = sequence_parallel};
+      const auto mesh = mesh_of(options, 4);
+      auto model = shard_model(model_with_adapters(), options, mesh).model;
+      const auto results = trained_adapters(model);
+      ASSERT_EQ(results.size(), expected.size());
+      for (size_t i = 0; i < results.size(); ++i)
+        EXPECT_LT((results[i] - expected[i]).abs().max().item<double>(), 1e-5)
+            << i << " of " << expected[i].abs().max().item<double>();
+    });
+  }
 }
 
 }  // namespace

@@ -5,6 +5,9 @@
 
 #include <gtest/gtest.h>
 
+#include <chrono>
+#include <thread>
+
 namespace fsdp::testing {
 namespace {
 
@@ -47,6 +50,21 @@ TEST_P(CountersOfSteps, TimeIsSpentWaitingForCollectivesOnly) {
     torch::NoGradGuard no_grad;
     decoder.model->head(torch::ones({1, MeasuredDecoder::kWidth}));  // it is there
     EXPECT_EQ(counters(mesh).wait_seconds, waited);
+  });
+}
+
+// A model that is one unit: nothing is left to compute while its gradients are added up.
+TEST_P(CountersOfSteps, TheWaitForARankThatIsLateIsCounted) {
+  constexpr auto kLate = std::chrono::milliseconds(300);
+  on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
+    torch::nn::Linear model(4, 4);
+    fully_shard(model, mesh);
+    const auto loss = model->forward(torch::ones({2, 4})).sum();
+    const auto before = counters(mesh).wait_seconds;
+    if (rank == 0) std::this_thread::sleep_for(kLate);
+    loss.backward();
+    if (rank > 0)
+      EXPECT_GT(counters(mesh).wait_seconds - before, 0.5 * double(kLate.count()) / 1000);
   });
 }
 

@@ -129,6 +129,7 @@ void expect_same_traffic(const Json& plan, const std::vector<examples::Traffic>&
     SCOPED_TRACE(real[i].dim + " " + real[i].collective);
     EXPECT_EQ(plan[i].at("dim"), real[i].dim);
     EXPECT_EQ(plan[i].at("collective"), real[i].collective);
+    EXPECT_EQ(plan[i].at("group"), real[i].group);
     EXPECT_EQ(plan[i].at("count"), real[i].count);
     EXPECT_EQ(plan[i].at("bytes"), real[i].bytes);
   }

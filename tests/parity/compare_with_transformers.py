@@ -185,10 +185,10 @@ def compare_all(program, folder):
     return verdicts
 
 
-def compare_adapters(program, folder):
-    out = folder / "adapters"
+def compare_adapters(program, folder, ranks, tp):
+    out = folder / f"adapters{ranks}x{tp}"
     out.mkdir()
-    errors, succeeded = run_program(program, 2, 1, folder, out, ["llama3+lora"])
+    errors, succeeded = run_program(program, ranks, tp, folder, out, ["llama3+lora"])
     if not succeeded:
         raise SystemExit(f"adapters: {errors}")
     ours = torch.load(out / "llama3+lora.results", weights_only=False)
@@ -200,7 +200,7 @@ def compare_adapters(program, folder):
     trained = largest(ours["logits afterwards"] - ours["logits"])
     agrees = max(beside, merged) <= TOLERANCE < trained
     print(f"adapters     beside {beside:.1e}  merged {merged:.1e}  trained {trained:.1e}  {'agree' if agrees else 'DISAGREE'}")
-    return [agrees]
+    return agrees
 
 
 def refuse_all(program, folder):
@@ -230,7 +230,8 @@ def main():
         torch.save({"text": text, "begins": begins}, folder / "tokens")
         # Forked: importing takes seconds.
         torch.multiprocessing.start_processes(train_under_fsdp2, (2, folder), 2, start_method="fork")
-        verdicts = compare_all(sys.argv[1], folder) + compare_adapters(sys.argv[1], folder)
+        adapters = [compare_adapters(sys.argv[1], folder, ranks, tp) for ranks, tp in ((2, 1), (4, 2))]
+        verdicts = compare_all(sys.argv[1], folder) + adapters
         verdicts += refuse_all(sys.argv[1], folder)
     if not all(verdicts):
         raise SystemExit("this library and transformers disagree")

@@ -1,6 +1,6 @@
 #include "tests/simulated_accelerator/install.h"
 
-#include "fake_device/private_use_kernels.h"
+#include "fake_device/private_use/kernels.h"
 #include "tests/simulated_accelerator/allocator.h"
 #include "tests/simulated_accelerator/boxed_kernel.h"
 #include "tests/simulated_accelerator/device_guard.h"

@@ -1,4 +1,4 @@
-#include "fake_device/private_use_kernels.h"
+#include "fake_device/private_use/kernels.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>
 

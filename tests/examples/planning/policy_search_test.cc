@@ -14,8 +14,12 @@ using ::testing::HasSubstr;
 constexpr MachineRates kRates = {
     .flops_per_second = 100, .node_bytes_per_second = 10, .network_bytes_per_second = 1};
 
-PlannedPolicy planned(int64_t tp, double peak, LinkBytes sent, double flops, double tokens) {
-  return {.policy = {.tp = tp}, .peak_bytes = peak, .sent = sent, .flops = flops, .tokens = tokens};
+PlannedPolicy planned(int64_t tp, double peak, LinkBytes received, double flops, double tokens) {
+  return {.policy = {.tp = tp},
+          .peak_bytes = peak,
+          .received = received,
+          .flops = flops,
+          .tokens = tokens};
 }
 
 TEST(StepEstimate, IsTheSlowerOfBothWhereAllOverlapsAndTheirSumWhereNothingDoes) {
@@ -84,7 +88,7 @@ TEST(PolicySearch, ChoosesWhatFitsByTheTimeOfItsBytesForAToken) {
   EXPECT_EQ(fit[2].policy.tp, 4);
 }
 
-TEST(PolicySearch, TakesWhatComputesLessOfTwoThatSendAlike) {
+TEST(PolicySearch, TakesWhatComputesLessOfTwoThatReceiveAlike) {
   const auto recomputes = planned(1, 1, {.within_node = 5}, 4, 10);
   const auto keeps = planned(2, 2, {.within_node = 5}, 3, 10);
   EXPECT_EQ(fitting({recomputes, keeps}, 2, kRates).front().policy.tp, 2);

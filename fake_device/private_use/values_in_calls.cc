@@ -1,4 +1,4 @@
-#include "fake_device/values_in_calls.h"
+#include "fake_device/private_use/values_in_calls.h"
 
 #include <c10/util/Exception.h>
 

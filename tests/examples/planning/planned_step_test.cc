@@ -5,7 +5,12 @@
 #include "fake_device/fake_device.h"
 #include "tests/support/errors.h"
 
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
+
+#include <map>
+#include <string>
+#include <utility>
 
 namespace examples {
 namespace {
@@ -39,7 +44,7 @@ TEST(ModelSizes, AreThoseThatModelsAreCalledBy) {
     const auto step = plan_step(options, {.ranks = 64});
     EXPECT_NEAR(step.unsharded_bytes / 4, parameters, 0.001 * parameters) << name;
   }
-  expect_error<c10::ValueError>([] { model_called("gpt-5"); }, HasSubstr("model: gpt-5"));
+  expect_error<c10::ValueError>([] { model_called("gpt-5"); }, HasSubstr("--config: gpt-5"));
 }
 
 TEST(PlannedStep, KeepsShardsGradientsAndTwoMomentsOfThem) {
@@ -55,11 +60,11 @@ TEST(PlannedStep, KeepsShardsGradientsAndTwoMomentsOfThem) {
   }
 }
 
-TEST(PlannedStep, ARankThatIsLastHasTheSmallestShards) {
+TEST(PlannedStep, ARankThatIsLastHasTheSmallestOptimizerState) {
   auto options = small_options();
   const auto first = plan_step(options, {.ranks = 48, .rank = 0});
   const auto last = plan_step(options, {.ranks = 48, .rank = 47});
-  EXPECT_LE(last.memory.gradients, first.memory.gradients);
+  EXPECT_LT(last.memory.optimizer, first.memory.optimizer);
 }
 
 TEST(PlannedStep, SendsLessToHalfTheRanksWithHybridSharding) {
@@ -71,6 +76,18 @@ TEST(PlannedStep, SendsLessToHalfTheRanksWithHybridSharding) {
   EXPECT_GT(bytes_of(hybrid, "replicate", "all-reduce"), 0);
   EXPECT_EQ(bytes_of(all, "replicate", "all-reduce"), 0);
   EXPECT_GT(hybrid.memory.parameters, all.memory.parameters);
+}
+
+TEST(PlannedStep, GathersFromNeighboursInBackwardWhereTheyKeepParameters) {
+  auto options = small_options();
+  options.sharding.reshard_after_forward = fsdp::ReshardAfterForward::to_world(2);
+  const auto step = plan_step(options, {.ranks = 8});
+  std::map<int64_t, int64_t> bytes;
+  for (const auto& one : step.traffic)
+    if (one.collective == "all-gather") bytes[one.group] += one.bytes;
+  ASSERT_EQ(bytes.size(), 2u);
+  EXPECT_GT(bytes[8], bytes[2]);
+  EXPECT_GT(bytes[2], 0);
 }
 
 TEST(PlannedStep, TensorParallelismCutsWhatIsComputed) {
