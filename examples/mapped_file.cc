@@ -11,8 +11,18 @@
 
 namespace examples {
 
-MappedFile::MappedFile(const std::string& path)
-    : size_(static_cast<size_t>(std::filesystem::file_size(path))) {
+namespace {
+
+size_t size_of(const std::string& path) {
+  std::error_code error;
+  const auto size = std::filesystem::file_size(path, error);
+  TORCH_CHECK_VALUE(!error, path, ": ", error.message());
+  return static_cast<size_t>(size);
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : size_(size_of(path)) {
   if (size_ == 0) return;
   const int file = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
   TORCH_CHECK_VALUE(file >= 0, path, ": ", std::generic_category().message(errno));

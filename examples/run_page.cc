@@ -1,6 +1,7 @@
 #include "examples/run_page.h"
 
 #include "examples/facts_of_units.h"
+#include "examples/output_file.h"
 #include "examples/run_report/memory_bound.h"
 #include "examples/run_report/trace.h"
 #include "fully_shard/counters.h"
@@ -12,8 +13,9 @@
 #include <cstdio>
 #include <filesystem>
 #include <fstream>
-#include <sstream>
+#include <iostream>
 #include <stdexcept>
+#include <system_error>
 #include <thread>
 
 namespace examples {
@@ -105,32 +107,50 @@ std::string about_advice(const run_report::RunFacts& facts) {
   return "Units, gathers ahead, waiting and the loads of ranks were looked at.";
 }
 
-void write_file(const std::string& path, const std::string& text) {
-  std::ofstream file(path, std::ios::trunc);
-  file << text;
-  file.close();
-  TORCH_CHECK(file.good(), "--report: ", path, " cannot be written");
+// Beside the page.
+std::string trace_beside(const std::string& report, int64_t rank) {
+  auto path = std::filesystem::path(report);
+  return path.replace_extension(".trace.rank" + std::to_string(rank) + ".json").string();
+}
+
+// One tensor parallel rank's of them.
+std::string parameters_in_words(const std::vector<run_report::UnitFacts>& units, int64_t tp) {
+  int64_t bytes = 0;
+  for (const auto& unit : units) bytes += unit.bytes;
+  return bytes_in_words(static_cast<double>(bytes)) + (tp > 1 ? " of a tensor parallel rank" : "");
 }
 
 void add_results(run_report::Run& run, const StepHistory& history) {
-  std::vector<double> speeds, waiting;
   double peak = 0, process = 0;
-  for (const auto& point : run.steps) {
-    speeds.push_back(point.tokens_per_second);
-    waiting.push_back(point.waiting);
-    peak = std::max(peak, point.peak_bytes);
-  }
+  for (const auto& point : run.steps) peak = std::max(peak, point.peak_bytes);
   for (const auto& rank : history.last()) process = std::max(process, rank.resident_peak_bytes);
-  run.facts.insert(run.facts.end(),
-                   {{"steps", std::to_string(run.steps.size())},
-                    {"last loss", in_words(run.steps.back().loss, "%.4f")},
-                    {"throughput, median", in_words(run_report::median(speeds), "%.0f tokens/s")},
-                    {"waiting, median", in_words(100 * run_report::median(waiting), "%.0f %%")},
-                    {"peak beside shards", bytes_in_words(peak)},
-                    {"peak of a process", bytes_in_words(process)}});
+  const bool is_of_all = history.steps() <= static_cast<int64_t>(StepHistory::kStepsKept);
+  const std::string median =
+      is_of_all ? "median"
+                : "median of the last " + std::to_string(StepHistory::kStepsKept) + " steps";
+  run.facts.insert(
+      run.facts.end(),
+      {{"steps", std::to_string(history.steps())},
+       {"last loss", in_words(mean_loss(history.last()), "%.4f")},
+       {"throughput, " + median, in_words(history.median_tokens_per_second(), "%.0f tokens/s")},
+       {"waiting, " + median, in_words(100 * history.median_waiting(), "%.0f %%")},
+       {"peak beside shards", bytes_in_words(peak)},
+       {"peak of a process", bytes_in_words(process)}});
 }
 
 }  // namespace
+
+void check_files_of_page(const TrainingOptions& options, int64_t ranks) {
+  const std::vector<OutputFile> others = {{"--metrics", options.metrics},
+                                          {"--profile", options.profile}};
+  check_files_differ({others[0], others[1], {"--report", options.report}});
+  for (int64_t rank = 0; !options.report.empty() && rank < ranks; ++rank) {
+    const auto trace = trace_beside(options.report, rank);
+    for (const auto& other : others)
+      TORCH_CHECK_VALUE(other.path.empty() || !is_same_file(other.path, trace), other.flag, ": ",
+                        other.path, " is a trace of --report, ", options.report, ", too");
+  }
+}
 
 RunPage::RunPage(const TrainingOptions& options, const fsdp::DeviceMesh& mesh,
                  const fsdp::DeviceMesh& data_mesh)
@@ -138,15 +158,16 @@ RunPage::RunPage(const TrainingOptions& options, const fsdp::DeviceMesh& mesh,
       mesh_(mesh),
       data_mesh_(data_mesh),
       history_(options.batch * options.accumulate * data_mesh.size() * options.tokens) {
-  if (mesh.rank() != 0) return;
-  // What an earlier run has left is not taken for this one's.
-  for (int64_t rank = 0; is_wanted() && rank < mesh.size(); ++rank)
-    std::remove(trace_of(rank).c_str());
+  check_files_of_page(options, mesh.size());
 }
 
-std::string RunPage::trace_of(int64_t rank) const {
-  auto path = std::filesystem::path(options_.report);
-  return path.replace_extension(".trace.rank" + std::to_string(rank) + ".json").string();
+std::string RunPage::trace_of(int64_t rank) const { return trace_beside(options_.report, rank); }
+
+// Before the first profiled step: no rank can have written its own of this run then.
+void RunPage::remove_old_traces() const {
+  const auto own = mesh_.rank();
+  for (int64_t rank = own; rank < (own == 0 ? mesh_.size() : own + 1); ++rank)
+    std::remove(trace_of(rank).c_str());
 }
 
 void RunPage::start(int64_t done) {
@@ -155,7 +176,11 @@ void RunPage::start(int64_t done) {
   hosts_ = hosts_of(mesh_);
   if (done >= options_.steps) return;
   profiled_ = profiled_steps(options_.steps - done, !options_.profile.empty());
+  if (profiled_.first == 1) remove_old_traces();
   auto path = std::filesystem::path(options_.report);
+  // Rank 0 writes the page, and other hosts may lack its folder.
+  std::error_code error;
+  if (path.has_parent_path() && !std::filesystem::is_directory(path.parent_path(), error)) return;
   profile_.emplace(
       path.replace_extension(".trace.json").string(),
       fsdp::ProfileOptions{
@@ -171,37 +196,42 @@ void RunPage::see_unsharded() {
 
 void RunPage::step(int64_t step, const std::vector<RankMetrics>& ranks) {
   if (!is_wanted()) return;
-  profile_->step();
-  history_.add(step, ranks);
+  if (++steps_ + 1 == profiled_.first) remove_old_traces();
+  end_step_of_trace();
+  if (mesh_.rank() == 0) history_.add(step, ranks);
+}
+
+void RunPage::end_step_of_trace() {
+  if (!profile_) return;
+  try {
+    profile_->step();
+  } catch (const std::exception& error) {
+    const auto* const rich = dynamic_cast<const c10::Error*>(&error);
+    std::cerr << "--report: rank " << mesh_.rank()
+              << " has no trace: " << (rich ? rich->what_without_backtrace() : error.what())
+              << std::endl;
+    profile_.reset();
+  }
 }
 
 void RunPage::validated(int64_t step, double loss) {
-  if (is_wanted()) validations_.emplace_back(step, loss);
+  if (is_wanted() && mesh_.rank() == 0) validations_.add({.step = step, .loss = loss});
 }
 
-std::vector<run_report::RankStep> RunPage::read_timelines(run_report::Run& run) const {
-  std::vector<run_report::RankStep> all;
-  std::optional<int64_t> base;
+run_report::Timelines RunPage::read_timelines(
+    const std::vector<run_report::UnitFacts>& units) const {
+  run_report::Timelines timelines(units, /*has_one_clock=*/hosts_.count == 1);
   for (int64_t rank = 0; rank < mesh_.size(); ++rank) {
-    auto& timeline = run.timelines.emplace_back(run_report::RankTimeline{rank});
     try {
-      if (!profile_) throw std::invalid_argument("this run has had no step");
       const auto trace = run_report::read_trace(trace_of(rank));
-      const auto steps = run_report::steps_of(trace);
-      if (steps.empty()) throw std::invalid_argument(trace_of(rank) + " has no whole step");
-      all.insert(all.end(), steps.begin(), steps.end());
-      timeline.step = steps.back();
-      // Clocks of different hosts do not tell which rank was first.
-      const auto since = trace.base_nanoseconds - base.value_or(trace.base_nanoseconds);
-      base = base.value_or(trace.base_nanoseconds);
-      timeline.step->clock =
-          hosts_.count > 1 ? 0 : timeline.step->clock + 1e-9 * static_cast<double>(since);
+      if (!timelines.add(rank, trace))
+        timelines.missing(rank, trace_of(rank) + " has no whole step");
     } catch (const std::invalid_argument& error) {
-      timeline.missing = error.what();
-      if (hosts_.count > 1) timeline.missing += "; each host has the traces of its own ranks";
+      const auto where = hosts_.count > 1 ? "; each host has the traces of its own ranks" : "";
+      timelines.missing(rank, error.what() + std::string(where));
     }
   }
-  return all;
+  return timelines;
 }
 
 run_report::RunFacts RunPage::facts_for_advice() const {
@@ -222,55 +252,71 @@ run_report::Run RunPage::run_of(const std::vector<run_report::UnitFacts>& units)
                                       .ranks = data_mesh_.size() / options_.replicas,
                                       .has_replicas = options_.replicas > 1,
                                       .has_pending_gradients = options_.accumulate > 1};
-  run_report::Run run{.steps = history_.points(), .validations = validations_};
+  run_report::Run run{.steps = history_.points()};
+  for (const auto& point : validations_.points())
+    run.validations.emplace_back(point.step, point.loss);
   if (sharding.where == run_report::Unsharded::kInPlace || !keeps_units(options_))
     run.bound = run_report::memory_bound(units, sharding);
   run.about_bound = about_bound(options_, sharding);
   run.unsharded_bound = run_report::unsharded_bound(units);
-  const auto timed = read_timelines(run);
+  const auto timelines = read_timelines(units);
+  run.timelines = timelines.shown();
   auto facts = facts_for_advice();
-  for (const auto& step : timed)
-    facts.step_seconds += step.seconds / static_cast<double>(timed.size());
-  facts.units = run.units = run_report::unit_table(units, timed);
+  facts.step_seconds = timelines.mean_step_seconds();
+  facts.units = run.units = timelines.units();
   run.advice = run_report::advice(facts);
   run.about_advice = about_advice(facts);
-  if (!timed.empty()) run.profiled = about_profile();
+  if (timelines.ranks() > 0) run.profiled = about_profile(timelines);
   return run;
 }
 
-std::string RunPage::about_profile() const {
+std::string RunPage::about_profile(const run_report::Timelines& timelines) const {
+  std::string ranks;
+  if (timelines.ranks() > static_cast<int64_t>(run_report::Timelines::kFirst))
+    ranks = " Of " + std::to_string(timelines.ranks()) + " ranks the first " +
+            std::to_string(run_report::Timelines::kFirst) + " are shown";
+  if (const auto slowest = timelines.slowest())
+    ranks += ", and rank " + std::to_string(*slowest) + ", which computes longest";
+  if (!ranks.empty()) ranks += ".";
   const auto first = std::to_string(done_ + profiled_.first),
              last = std::to_string(done_ + profiled_.last);
   return "This is step " + last + ". Profiled, and a little slower for that, " +
-         (first == last ? "was it alone" : "were steps " + first + " to " + last) +
-         ". Perfetto opens the traces, which have every operator: " +
+         (first == last ? "was it alone" : "were steps " + first + " to " + last) + "." + ranks +
+         " Perfetto opens the traces, which have every operator: " +
          std::filesystem::path(trace_of(0)).filename().string() +
          (mesh_.size() > 1 ? " and those of other ranks." : ".");
 }
 
 void RunPage::write(torch::nn::Module& model) {
   if (!is_wanted() || mesh_.rank() != 0) return;
+  if (history_.steps() == 0) {
+    std::cerr << "--report: " << options_.report << " is not written: no step was left to do"
+              << std::endl;
+    return;
+  }
   const auto units = facts_of_units(model, options_, data_mesh_.size());
   auto run = run_of(units);
-  int64_t bytes = 0;
-  for (const auto& unit : units) bytes += unit.bytes;
   run.title = "A training run of " + counted(mesh_.size(), "rank");
   run.facts = {{"ranks", ranks_in_words(options_, mesh_.size(), hosts_.count)},
-               {"parameters", bytes_in_words(static_cast<double>(bytes))},
+               {"all units, unsharded and padded", parameters_in_words(units, options_.tp)},
                {"units", in_words(options_.units)},
                {"computes in", in_words(options_.sharding.mp_policy.param_dtype)},
                {"batch of a rank", batch_in_words(options_)}};
-  if (!run.steps.empty()) add_results(run, history_);
-  write_file(options_.report, run_report::page_of(run));
+  add_results(run, history_);
+  write_output_file({"--report", options_.report},
+                    [&](std::ostream& file) { file << run_report::page_of(run); });
   copy_trace_of_rank_0();
 }
 
 void RunPage::copy_trace_of_rank_0() const {
-  if (options_.profile.empty() || !profile_) return;
+  if (options_.profile.empty()) return;
   std::ifstream from(trace_of(0), std::ios::binary);
-  std::ofstream to(options_.profile, std::ios::binary | std::ios::trunc);
-  to << from.rdbuf();
-  TORCH_CHECK(to.flush().good(), "--profile: ", options_.profile, " cannot be written");
+  if (!from.is_open()) {
+    std::cerr << "--profile: " << options_.profile << " is not written: " << trace_of(0)
+              << " is not there" << std::endl;
+    return;
+  }
+  write_output_file({"--profile", options_.profile}, [&](std::ostream& to) { to << from.rdbuf(); });
 }
 
 }  // namespace examples

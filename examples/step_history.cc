@@ -16,6 +16,12 @@ double waiting_in_step(const RankMetrics& now, const RankMetrics& before) {
   return (now.waiting_seconds - before.waiting_seconds) / seconds_of_step(now, before);
 }
 
+template <class Value>
+void keep(std::deque<Value>& values, Value value) {
+  values.push_back(value);
+  if (values.size() > StepHistory::kStepsKept) values.pop_front();
+}
+
 }  // namespace
 
 void StepHistory::add(int64_t step, const std::vector<RankMetrics>& ranks) {
@@ -27,8 +33,10 @@ void StepHistory::add(int64_t step, const std::vector<RankMetrics>& ranks) {
     point.waiting += waiting_in_step(ranks[rank], last_[rank]) / static_cast<double>(ranks.size());
     point.peak_bytes = std::max(point.peak_bytes, ranks[rank].step_peak_bytes);
   }
-  if (!points_.empty()) add_loads(ranks);
-  points_.push_back(point);
+  if (steps_++ > 0) add_loads(ranks);
+  points_.add(point);
+  keep(tokens_per_second_, point.tokens_per_second);
+  keep(waiting_, point.waiting);
   last_ = ranks;
 }
 
@@ -37,22 +45,23 @@ void StepHistory::add_loads(const std::vector<RankMetrics>& ranks) {
   size_t slowest = 0;
   for (size_t rank = 0; rank < ranks.size(); ++rank) {
     auto& steps = by_rank_[rank];
-    steps.waiting.push_back(waiting_in_step(ranks[rank], last_[rank]));
-    steps.computing_seconds.push_back(ranks[rank].computing_seconds -
-                                      last_[rank].computing_seconds);
+    keep(steps.waiting, waiting_in_step(ranks[rank], last_[rank]));
+    keep(steps.computing_seconds, ranks[rank].computing_seconds - last_[rank].computing_seconds);
     if (steps.computing_seconds.back() > by_rank_[slowest].computing_seconds.back()) slowest = rank;
   }
-  ++by_rank_[slowest].slowest;
+  keep(slowest_, slowest);
+}
+
+double StepHistory::median(const std::deque<double>& values) {
+  return run_report::median({values.begin(), values.end()});
 }
 
 std::vector<run_report::RankLoad> StepHistory::loads() const {
+  if (slowest_.size() < kFewestSteps) return {};
   std::vector<run_report::RankLoad> loads;
-  for (const auto& steps : by_rank_) {
-    const auto count = steps.waiting.size();
-    if (count < kFewestSteps) return {};
-    loads.push_back({run_report::median(steps.waiting), run_report::median(steps.computing_seconds),
-                     static_cast<double>(steps.slowest) / static_cast<double>(count)});
-  }
+  for (const auto& steps : by_rank_)
+    loads.push_back({median(steps.waiting), median(steps.computing_seconds)});
+  for (const auto rank : slowest_) loads[rank].slowest += 1 / static_cast<double>(slowest_.size());
   return loads;
 }
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <filesystem>
 #include <fstream>
+#include <utility>
 #include <vector>
 
 namespace examples {
@@ -60,12 +61,16 @@ TextData::TextData(const std::string& path, const Tokenizer& tokenizer)
     const std::string text = read_file(file);
     if (text.empty() || (fs::is_directory(path) && !is_text(text))) continue;
     bytes += text.size();
-    documents.push_back(tokenizer.encode(text));
+    auto tokens = tokenizer.encode(text);
+    if (tokens.numel() == 0) continue;  // it would begin where the next one does
+    documents.push_back(std::move(tokens));
     begins_.push_back(end);
     end += documents.back().numel();
   }
   TORCH_CHECK_VALUE(bytes >= kSmallestText, "--data: ", path, " has ", bytes,
                     " bytes of text, at least ", kSmallestText, " are needed");
+  TORCH_CHECK_VALUE(!documents.empty(), "--data: ", path, " has ", bytes,
+                    " bytes of text, and no token of them");
   tokens_ = documents.size() == 1 ? documents.front() : at::cat(documents);
 }
 

@@ -21,8 +21,14 @@ size_t character_at(std::string_view text) {
   return std::all_of(rest.begin(), rest.end(), goes_on) ? bytes : 0;
 }
 
-bool is_control(char byte) {
-  return (static_cast<uint8_t>(byte) < ' ' && byte != '\n' && byte != '\t') || byte == 0x7f;
+// C0 and C1, from which terminals take commands, and C0 in two bytes.
+bool is_control(std::string_view character) {
+  const auto first = static_cast<uint8_t>(character.front());
+  if (character.size() == 1)
+    return (first < ' ' && first != '\n' && first != '\t') || first == 0x7f;
+  const bool is_below_a0 =
+      first < 0xc2 || (first == 0xc2 && static_cast<uint8_t>(character[1]) < 0xa0);
+  return character.size() == 2 && is_below_a0;
 }
 
 // A tokenizer that nothing here reads.
@@ -65,7 +71,7 @@ std::string printable(const std::string& text) {
   std::string shown;
   for (std::string_view left = text; !left.empty();) {
     const size_t bytes = character_at(left);
-    if (bytes == 0 || is_control(left.front()))
+    if (bytes == 0 || is_control(left.substr(0, bytes)))
       shown += '?';
     else
       shown += left.substr(0, bytes);

@@ -13,7 +13,6 @@ namespace {
 using OrderedJson = nlohmann::ordered_json;
 
 constexpr std::string_view kPlaceOfData = "RUN_DATA";
-constexpr size_t kMostPoints = 600;
 
 // In milliseconds, to tens of nanoseconds: all that traces have, in few digits.
 double milliseconds(double seconds) { return std::round(seconds * 1e8) / 1e5; }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "examples/run_report/advice.h"
-#include "examples/run_report/rank_step.h"
 #include "examples/run_report/step_points.h"
+#include "examples/run_report/timelines.h"
 #include "examples/run_report/unit_table.h"
 
 #include <cstdint>
@@ -13,12 +13,6 @@
 #include <vector>
 
 namespace examples::run_report {
-
-struct RankTimeline {
-  int64_t rank = 0;
-  std::optional<RankStep> step;
-  std::string missing;  // why there is none
-};
 
 struct Run {
   std::string title;

@@ -2,7 +2,7 @@
 // Draws what is in the element "run". Names of units are put in as text, never as HTML.
 (() => {
   const run = JSON.parse(document.getElementById("run").textContent);
-  const MOST_RANKS = 8, LANE = 22;
+  const LANE = 22;
   const byId = (id) => document.getElementById(id);
   const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue("--" + name).trim();
   const timed = run.timelines.filter((timeline) => !timeline.missing);
@@ -141,13 +141,13 @@
   const span = ([of, begin, end], y) => ({ x: [begin, end], y, of });
 
   function drawTimeline() {
-    const shown = timed.slice(0, MOST_RANKS), lanes = [];
+    const lanes = [];
     const kinds = { forward: "blue", backward: "purple", optimizer: "green" };
     const set = (label, name) => ({ label, color: colour(name), data: [] });
     const sets = { other: set("data and exchange of losses", "grey"), gather: set("gather", "teal"), reduction: set("reduction", "orange"),
       wait: set("waiting", "red") };
     for (const [phase, name] of Object.entries(kinds)) sets[phase] = set(phase, name);
-    for (const timeline of shown) {
+    for (const timeline of timed) {
       const lane = (name) => `rank ${timeline.rank} ${name}`;
       if (lanes.length > 0) lanes.push("");
       lanes.push(lane("computing"), lane("gathers"), lane("reductions"), lane("waiting"));

@@ -37,6 +37,9 @@ class UnitsOverTime {
         return;
       case RangeKind::kGather:
         return gather(range);
+      case RangeKind::kOuterGather:
+        outer_[range.of].bytes += range.bytes;
+        return;
       case RangeKind::kCopyOut:
         return copy_out(range);
       case RangeKind::kReduction:
@@ -54,7 +57,12 @@ class UnitsOverTime {
     drop(range.of, range.begin);
     const bool is_prefetch = prefetch_ && prefetch_->of == range.of && contains(*prefetch_, range);
     gathering_[range.of] = gathers.size();
-    gathers.push_back({{range.of, range.begin, range.end}, is_prefetch, true, range.bytes, 0});
+    const auto outer = std::exchange(outer_[range.of], {});
+    gathers.push_back({{range.of, range.begin, range.end},
+                       is_prefetch,
+                       true,
+                       range.bytes + outer.bytes,
+                       outer.waited});
   }
 
   void copy_out(const Range& range) {
@@ -88,6 +96,10 @@ class UnitsOverTime {
       if (waited_for_) gathers[*waited_for_].waited += range.end - range.begin;
       return;
     }
+    if (auto& outer = outer_[range.of]; outer.bytes > 0) {
+      outer.waited += range.end - range.begin;
+      return;
+    }
     const auto found = sent_.find(range.of);
     if (found == sent_.end()) return;
     reductions[found->second].end = range.end;
@@ -110,7 +122,14 @@ class UnitsOverTime {
                        [&](const Gather& gather) { return gather.of == unit; });
   }
 
+  // Of HFSDP, over the outer dimension: the first part of a unit's next gather.
+  struct Outer {
+    int64_t bytes = 0;
+    double waited = 0;
+  };
+
   std::optional<Range> phase_, prefetch_, copy_out_;
+  std::map<std::string, Outer> outer_;
   std::optional<size_t> waited_for_;
   std::map<std::string, size_t> gathering_, sent_;
   std::map<std::string, double> unsharded_since_;
@@ -150,12 +169,6 @@ RankStep rank_step(const Trace& trace, const UnitsOverTime& units, const Range& 
 }
 
 }  // namespace
-
-double RankStep::waited() const {
-  double sum = 0;
-  for (const auto& wait : waits) sum += wait.end - wait.begin;
-  return sum;
-}
 
 std::vector<RankStep> steps_of(const Trace& trace) {
   const UnitsOverTime units(trace);

@@ -32,8 +32,6 @@ struct RankStep {
   std::vector<Span> phases, reductions, waits;
   std::vector<Gather> gathers;  // those issued in this step
   std::vector<Span> unsharded;  // what of it lies within the step
-
-  double waited() const;  // seconds
 };
 
 // The steps that are in the trace from end to end, in their order. A unit that was

@@ -31,11 +31,33 @@ std::vector<StepPoint> thinned(const std::vector<StepPoint>& points, size_t most
   return result;
 }
 
+void ThinnedPoints::add(const StepPoint& point) {
+  if (in_last_ < group_) {
+    auto& last = points_.back();
+    const auto mean = [count = static_cast<double>(++in_last_)](double& of, double next) {
+      of += (next - of) / count;
+    };
+    last.step = point.step;
+    mean(last.loss, point.loss);
+    mean(last.tokens_per_second, point.tokens_per_second);
+    mean(last.waiting, point.waiting);
+    last.peak_bytes = std::max(last.peak_bytes, point.peak_bytes);
+    return;
+  }
+  if (points_.size() == most_) {
+    points_ = thinned(points_, most_ / 2);
+    group_ *= 2;
+  }
+  points_.push_back(point);
+  in_last_ = 1;
+}
+
 double median(std::vector<double> values) {
   if (values.empty()) return 0;
   const auto middle = values.begin() + static_cast<std::ptrdiff_t>(values.size() / 2);
   std::nth_element(values.begin(), middle, values.end());
-  return *middle;
+  if (values.size() % 2 == 1) return *middle;
+  return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
 }  // namespace examples::run_report

@@ -27,6 +27,7 @@ struct RangeName {
 std::optional<RangeKind> kind_of(std::string_view what) {
   static const std::map<std::string_view, RangeKind> kinds = {
       {"fsdp::all_gather", RangeKind::kGather},
+      {"fsdp::outer_all_gather", RangeKind::kOuterGather},
       {"fsdp::prefetch", RangeKind::kPrefetch},
       {"fsdp::all_gather_copy_out", RangeKind::kCopyOut},
       {"fsdp::reduce_scatter", RangeKind::kReduction},

@@ -11,11 +11,12 @@
 namespace examples::run_report {
 
 enum class RangeKind {
-  kStep,      // of: its number
-  kPhase,     // of: its name
-  kGather,    // issues it
-  kPrefetch,  // around such a kGather, where the unit is not used yet
-  kCopyOut,   // waits for it
+  kStep,         // of: its number
+  kPhase,        // of: its name
+  kGather,       // issues it
+  kOuterGather,  // issues one over HFSDP's outer dimension, before a kGather of the unit
+  kPrefetch,     // around such a kGather, where the unit is not used yet
+  kCopyOut,      // waits for it
   kReduction,
   kWait,  // the host, for a gather or a reduction
   kReshard

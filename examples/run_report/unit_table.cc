@@ -20,16 +20,22 @@ void add(UnitRow& row, const RankStep& step) {
 
 }  // namespace
 
-std::vector<UnitRow> unit_table(const std::vector<UnitFacts>& units,
-                                const std::vector<RankStep>& steps) {
-  std::vector<UnitRow> rows;
-  for (const auto& unit : units) {
-    auto& row = rows.emplace_back(UnitRow{unit});
-    if (steps.empty()) continue;
-    for (const auto& step : steps) add(row, step);
+UnitTable::UnitTable(const std::vector<UnitFacts>& units) {
+  for (const auto& unit : units) sums_.push_back({unit});
+}
+
+void UnitTable::add(const RankStep& step) {
+  ++steps_;
+  for (auto& row : sums_) run_report::add(row, step);
+}
+
+std::vector<UnitRow> UnitTable::rows() const {
+  auto rows = sums_;
+  if (steps_ == 0) return rows;
+  for (auto& row : rows) {
     for (auto* const sum : {&row.gathers, &row.prefetched, &row.unused, &row.gathered_bytes,
                             &row.exposed_seconds, &row.unsharded_share})
-      *sum /= static_cast<double>(steps.size());
+      *sum /= static_cast<double>(steps_);
   }
   return rows;
 }

@@ -21,8 +21,18 @@ struct UnitRow {
   bool is_first = false;       // the first that a step gathers: nothing could gather it ahead
 };
 
-// A row for each of `units`, in their order, from steps of any ranks.
-std::vector<UnitRow> unit_table(const std::vector<UnitFacts>& units,
-                                const std::vector<RankStep>& steps);
+// A row for each of `units`, in their order. Keeps sums of the steps, of any ranks.
+class UnitTable {
+ public:
+  explicit UnitTable(const std::vector<UnitFacts>& units);
+
+  void add(const RankStep& step);
+  int64_t steps() const { return steps_; }
+  std::vector<UnitRow> rows() const;
+
+ private:
+  std::vector<UnitRow> sums_;
+  int64_t steps_ = 0;
+};
 
 }  // namespace examples::run_report

@@ -54,5 +54,33 @@ TEST(StepHistory, KnowsWhatRanksDoOfTenStepsAfterTheFirst) {
   EXPECT_DOUBLE_EQ(loads[1].slowest, 0.2);
 }
 
+// Of a run of 5,000 steps, in whose last 1,000 rank 1 is slow.
+TEST(StepHistory, KeepsSoManyStepsAndNoMore) {
+  StepHistory history(/*tokens_per_step=*/60);
+  std::vector<RankMetrics> now(2);
+  for (int64_t step = 1; step <= 5000; ++step) {
+    const bool is_late = step > 4000;
+    for (auto& rank : now) {
+      rank.loss = static_cast<double>(step);
+      rank.training_seconds += is_late ? 3 : 2;
+      rank.waiting_seconds += is_late ? 1.5 : 0.5;
+    }
+    now[0].computing_seconds += 1;
+    now[1].computing_seconds += is_late ? 2 : 0.5;
+    history.add(step, now);
+  }
+  EXPECT_EQ(history.steps(), 5000);
+  EXPECT_LE(history.points().size(), run_report::kMostPoints);
+  EXPECT_EQ(history.points().back().step, 5000);
+  EXPECT_DOUBLE_EQ(history.median_tokens_per_second(), 20);
+  EXPECT_DOUBLE_EQ(history.median_waiting(), 0.5);
+  const auto loads = history.loads();
+  ASSERT_EQ(loads.size(), 2u);
+  EXPECT_DOUBLE_EQ(loads[0].slowest, 0);
+  EXPECT_NEAR(loads[1].slowest, 1, 1e-9);
+  EXPECT_DOUBLE_EQ(loads[1].computing_seconds, 2);
+  EXPECT_DOUBLE_EQ(loads[1].waiting, 0.5);
+}
+
 }  // namespace
 }  // namespace examples

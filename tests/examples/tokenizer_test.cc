@@ -118,6 +118,9 @@ TEST(Printable, HasNoControlCharactersAndOnlyWholeCharacters) {
   EXPECT_EQ(printable("plain\ttext\n"), "plain\ttext\n");
   EXPECT_EQ(printable("\x1b[1m\x7f\r"), "?[1m??");
   EXPECT_EQ(printable("Gr\u00fc\u00dfe \u4e16 \U0001f600"), "Gr\u00fc\u00dfe \u4e16 \U0001f600");
+  EXPECT_EQ(printable("\xc2\x80 \xc2\x9b[1m \xc2\x9f"), "? ?[1m ?");  // C1
+  EXPECT_EQ(printable("\u00a0\u00bf\u0480"), "\u00a0\u00bf\u0480");
+  EXPECT_EQ(printable("\xc0\x9b"), "?");          // an escape in two bytes
   EXPECT_EQ(printable("\xc3"), "?");              // cut off
   EXPECT_EQ(printable("\xe4\xb8z"), "??z");       // of three bytes the last is missing
   EXPECT_EQ(printable("\x80\xff\xf8z"), "???z");  // begins none
@@ -143,6 +146,32 @@ TEST(TextData, IsEncodedFileByFile) {
   const TextData bytes(folder.path(), Bytes());
   EXPECT_EQ(bytes.size(), static_cast<int64_t>(first.size() + second.size()));
   EXPECT_EQ(bytes.document_begins(0, bytes.size()), (std::vector<int64_t>{0, 70000}));
+}
+
+// As SentencePiece's is of spaces alone, where the model leaves these out.
+class NoSpaces final : public Tokenizer {
+ public:
+  int64_t vocab() const override { return 256; }
+  torch::Tensor encode(const std::string& text) const override {
+    const bool is_blank = text.find_first_not_of(' ') == std::string::npos;
+    return Bytes().encode(is_blank ? "" : text);
+  }
+  std::string decode(const torch::Tensor& tokens) const override { return Bytes().decode(tokens); }
+};
+
+TEST(TextData, FilesWithoutTokensAreNoDocuments) {
+  const TemporaryFolder folder;
+  write_content(folder / "1", "  ");
+  write_content(folder / "2", std::string(70000, 'x'));
+  write_content(folder / "3", " ");
+  write_content(folder / "4", "the end");
+  const TextData data(folder.path(), NoSpaces());
+  EXPECT_EQ(data.size(), 70007);
+  EXPECT_EQ(data.document_begins(0, data.size()), (std::vector<int64_t>{0, 70000}));
+  const TemporaryFolder blank;
+  write_content(blank / "1", std::string(70000, ' '));
+  EXPECT_THAT(message_of([&] { TextData(blank.path(), NoSpaces()); }),
+              HasSubstr("--data: " + blank.path() + " has 70000 bytes of text, and no token"));
 }
 
 }  // namespace

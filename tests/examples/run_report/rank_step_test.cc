@@ -49,8 +49,30 @@ TEST(StepsOf, TellAStepFromItsBeginning) {
   EXPECT_EQ(step.gathers, (std::vector<Gather>{{{"a", 1, 6}, false, true, 64, 2},
                                                {{"b", 7, 23}, true, true, 32, 0}}));
   EXPECT_EQ(step.waits, (std::vector<Span>{{"a", 3, 5}, {"b", 60, 70}}));
-  EXPECT_EQ(step.waited(), 12);
   EXPECT_EQ(step.unsharded, (std::vector<Span>{{"a", 2, 20}, {"b", 22, 80}}));
+}
+
+// HFSDP puts inner shards together before it gathers them.
+TEST(StepsOf, AddAnOuterGatherToTheGatherBehindIt) {
+  auto ranges = step_4();
+  ranges.insert(ranges.end(), {range(RangeKind::kOuterGather, "b", 106.2, 106.4, 1000),
+                               range(RangeKind::kWait, "b", 106.5, 107)});
+  const auto step = steps_of(trace(ranges)).at(0);
+  ASSERT_EQ(step.gathers.size(), 2u);
+  EXPECT_EQ(step.gathers[0].bytes, 64);  // of another unit
+  EXPECT_EQ(step.gathers[1].bytes, 1032);
+  EXPECT_DOUBLE_EQ(step.gathers[1].waited, 0.5);
+  EXPECT_EQ(step.reductions, (std::vector<Span>{{"b", 50, 70}, {"a", 71, 90}}));
+}
+
+TEST(StepsOf, DoNotTakeAnOuterGathersWaitForThatOfAReduction) {
+  const auto steps = steps_of(
+      trace({range(RangeKind::kStep, "1", 0, 100), range(RangeKind::kPhase, "backward", 0, 90),
+             range(RangeKind::kReduction, "a", 10, 11, 8),
+             range(RangeKind::kOuterGather, "a", 20, 21, 4), range(RangeKind::kWait, "a", 30, 35),
+             range(RangeKind::kGather, "a", 40, 41, 2), range(RangeKind::kWait, "a", 50, 60)}));
+  EXPECT_EQ(steps.at(0).reductions, (std::vector<Span>{{"a", 10, 60}}));
+  EXPECT_EQ(steps.at(0).gathers, (std::vector<Gather>{{{"a", 40, 41}, false, true, 6, 5}}));
 }
 
 TEST(StepsOf, EndAReductionWhereItsSumWasTaken) {

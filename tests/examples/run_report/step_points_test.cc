@@ -2,6 +2,8 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 namespace examples::run_report {
 namespace {
 
@@ -38,10 +40,38 @@ TEST(StepPoints, AreMeansOfNeighboursWhereThereAreMany) {
   EXPECT_DOUBLE_EQ(thin[5].loss, 11);
 }
 
+TEST(StepPoints, AreThinnedAsTheyCome) {
+  ThinnedPoints thin(10);
+  for (const auto& point : points(1000)) {
+    thin.add(point);
+    EXPECT_LE(thin.points().size(), 10u) << point.step;
+    EXPECT_GE(thin.points().size(), std::min<size_t>(static_cast<size_t>(point.step), 6));
+    EXPECT_EQ(thin.points().back().step, point.step);
+  }
+  // Groups of 128, the last one of 104.
+  ASSERT_EQ(thin.points().size(), 8u);
+  EXPECT_EQ(thin.points()[0].step, 128);
+  EXPECT_DOUBLE_EQ(thin.points()[0].loss, 64.5);
+  EXPECT_DOUBLE_EQ(thin.points()[0].tokens_per_second, 645);
+  EXPECT_DOUBLE_EQ(thin.points()[0].waiting, 0.0645);
+  EXPECT_EQ(thin.points()[0].peak_bytes, 12800);
+  EXPECT_NEAR(thin.points()[7].loss, 948.5, 1e-9);
+}
+
+TEST(StepPoints, AreAllKeptWhereThereAreFew) {
+  ThinnedPoints few(10);
+  for (const auto& point : points(10)) few.add(point);
+  ASSERT_EQ(few.points().size(), 10u);
+  EXPECT_EQ(few.points()[9].loss, 10);
+}
+
 TEST(StepPoints, HaveAMedian) {
   EXPECT_EQ(median({}), 0);
   EXPECT_EQ(median({3}), 3);
   EXPECT_EQ(median({9, 1, 5}), 5);
+  EXPECT_EQ(median({3, 8}), 5.5);
+  EXPECT_EQ(median({9, 1, 5, 2}), 3.5);
+  EXPECT_EQ(median({7, 7, 1, 1, 1, 1}), 1);
 }
 
 }  // namespace

@@ -44,6 +44,7 @@ TEST(ReadTrace, TakesTheRangesOfUnitsAndOfTraining) {
 TEST(ReadTrace, KnowsEveryKind) {
   const std::pair<const char*, RangeKind> kinds[] = {
       {"fsdp::all_gather(u) 1 bytes", RangeKind::kGather},
+      {"fsdp::outer_all_gather(u) 1 bytes", RangeKind::kOuterGather},
       {"fsdp::prefetch(u)", RangeKind::kPrefetch},
       {"fsdp::all_gather_copy_out(u)", RangeKind::kCopyOut},
       {"fsdp::reduce_scatter(u) 1 bytes", RangeKind::kReduction},

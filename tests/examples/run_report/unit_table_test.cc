@@ -10,12 +10,12 @@ RankStep step(std::vector<Gather> gathers, std::vector<Span> unsharded) {
 }
 
 TEST(UnitTable, HasMeansOverStepsAndRanks) {
-  const auto rows =
-      unit_table({{.name = "a", .bytes = 128}, {.name = "b"}, {.name = "never"}},
-                 {step({{{"a", 0, 1}, false, true, 64, 0.5}, {{"b", 1, 2}, true, true, 8, 0.25}},
-                       {{"a", 0, 5}, {"b", 5, 6}}),
-                  step({{{"a", 0, 1}, false, true, 64, 1.5}, {{"b", 1, 2}, true, false, 8, 0}},
-                       {{"a", 0, 2}, {"a", 4, 5}})});
+  UnitTable table({{.name = "a", .bytes = 128}, {.name = "b"}, {.name = "never"}});
+  table.add(step({{{"a", 0, 1}, false, true, 64, 0.5}, {{"b", 1, 2}, true, true, 8, 0.25}},
+                 {{"a", 0, 5}, {"b", 5, 6}}));
+  table.add(step({{{"a", 0, 1}, false, true, 64, 1.5}, {{"b", 1, 2}, true, false, 8, 0}},
+                 {{"a", 0, 2}, {"a", 4, 5}}));
+  const auto rows = table.rows();
   ASSERT_EQ(rows.size(), 3u);
   EXPECT_EQ(rows[0].unit.bytes, 128);
   EXPECT_EQ(rows[0].gathers, 1);
@@ -33,7 +33,7 @@ TEST(UnitTable, HasMeansOverStepsAndRanks) {
 }
 
 TEST(UnitTable, NeedsNoStep) {
-  const auto rows = unit_table({{.name = "a", .bytes = 3}}, {});
+  const auto rows = UnitTable({{.name = "a", .bytes = 3}}).rows();
   ASSERT_EQ(rows.size(), 1u);
   EXPECT_EQ(rows[0].unit.bytes, 3);
   EXPECT_EQ(rows[0].gathers, 0);
