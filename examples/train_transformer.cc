@@ -8,6 +8,7 @@
 #include "examples/hugging_face.h"
 #include "examples/job_flags.h"
 #include "examples/launch.h"
+#include "examples/run_page.h"
 #include "examples/sharded_model.h"
 #include "examples/text_data.h"
 #include "examples/training.h"
@@ -221,6 +222,7 @@ examples::TrainingOptions options_from_flags() {
 // What every rank would find wrong.
 void check_job(const examples::TrainingOptions& options, int64_t ranks) {
   examples::check_mesh(options, ranks);
+  examples::check_files_of_page(options, ranks);
   examples::check_output_files(options);
   examples::batches_for(options, examples::tokenizer_for(options).get())
       .training(/*step=*/1, {.first = 0, .count = 1, .global = 1});
