@@ -1,5 +1,6 @@
 // The counters that no other test of effects looks at.
 #include "tests/fully_shard/support/traffic.h"
+#include "tests/support/default_generator.h"
 #include "tests/support/with_environment.h"
 #include "tests/support/worlds.h"
 
@@ -57,7 +58,7 @@ TEST_P(CountersOfSteps, TimeIsSpentWaitingForCollectivesOnly) {
 TEST_P(CountersOfSteps, TheWaitForARankThatIsLateIsCounted) {
   constexpr auto kLate = std::chrono::milliseconds(300);
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
-    torch::nn::Linear model(4, 4);
+    auto model = drawn_from_seed(1, [] { return torch::nn::Linear(4, 4); });
     fully_shard(model, mesh);
     const auto loss = model->forward(torch::ones({2, 4})).sum();
     const auto before = counters(mesh).wait_seconds;
