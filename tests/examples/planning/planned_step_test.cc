@@ -56,7 +56,7 @@ TEST(PlannedStep, KeepsShardsGradientsAndTwoMomentsOfThem) {
                 0.02 * static_cast<double>(memory.parameters));
     EXPECT_NEAR(static_cast<double>(memory.optimizer), 2.0 * static_cast<double>(memory.parameters),
                 0.04 * static_cast<double>(memory.parameters));
-    EXPECT_GT(memory.peak, memory.parameters + memory.optimizer);
+    EXPECT_GE(memory.peak, memory.parameters + memory.optimizer + memory.activations);
   }
 }
 
