@@ -18,11 +18,9 @@ MetricsFile::MetricsFile(const std::string& path, int64_t rank, int64_t tokens_p
 void MetricsFile::step(int64_t step, const std::vector<RankMetrics>& ranks, double learning_rate,
                        std::optional<double> gradient_norm) {
   if (!file_.is_open()) return;
-  double waiting = 0, peak = 0;
-  for (const auto& rank : ranks) {
-    waiting += rank.waiting_seconds / static_cast<double>(ranks.size());
-    peak = std::max(peak, rank.resident_peak_bytes);
-  }
+  const double waiting = mean_waiting_seconds(ranks);
+  double peak = 0;
+  for (const auto& rank : ranks) peak = std::max(peak, rank.resident_peak_bytes);
   const double now = ranks.front().training_seconds;
   const double seconds = now - std::exchange(seconds_, now);
   nlohmann::ordered_json line = {

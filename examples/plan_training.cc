@@ -42,10 +42,9 @@ ABSL_FLAG(bool, json, false, "print one line of JSON, in bytes");
 
 namespace {
 
-constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
-
 using examples::at_least;
 using examples::is_given;
+using examples::kGiB;
 using examples::MeasuredStep;
 using examples::PlannedJobText;
 using examples::PlannedPolicy;

@@ -6,6 +6,15 @@
 #include <sys/resource.h>
 
 namespace examples {
+namespace {
+
+double mean(double RankMetrics::*number, const std::vector<RankMetrics>& ranks) {
+  double sum = 0;
+  for (const auto& rank : ranks) sum += rank.*number;
+  return sum / static_cast<double>(ranks.size());
+}
+
+}  // namespace
 
 std::vector<RankMetrics> exchange(const RankMetrics& mine, const fsdp::DeviceMesh& mesh) {
   const auto all =
@@ -24,10 +33,10 @@ std::vector<RankMetrics> exchange(const RankMetrics& mine, const fsdp::DeviceMes
   return ranks;
 }
 
-double mean_loss(const std::vector<RankMetrics>& ranks) {
-  double sum = 0;
-  for (const auto& rank : ranks) sum += rank.loss;
-  return sum / static_cast<double>(ranks.size());
+double mean_loss(const std::vector<RankMetrics>& ranks) { return mean(&RankMetrics::loss, ranks); }
+
+double mean_waiting_seconds(const std::vector<RankMetrics>& ranks) {
+  return mean(&RankMetrics::waiting_seconds, ranks);
 }
 
 double resident_peak_bytes() {

@@ -24,6 +24,7 @@ struct RankMetrics {
 std::vector<RankMetrics> exchange(const RankMetrics& mine, const fsdp::DeviceMesh& mesh);
 
 double mean_loss(const std::vector<RankMetrics>& ranks);
+double mean_waiting_seconds(const std::vector<RankMetrics>& ranks);
 // The highest resident memory this process has had.
 double resident_peak_bytes();
 

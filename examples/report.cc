@@ -13,12 +13,6 @@ constexpr int64_t kLinesPerRun = 20;
 
 double share(double part, double whole) { return whole > 0 ? 100 * part / whole : 0; }
 
-double mean_waiting(const std::vector<RankMetrics>& ranks) {
-  double sum = 0;
-  for (const auto& rank : ranks) sum += rank.waiting_seconds;
-  return sum / static_cast<double>(ranks.size());
-}
-
 }  // namespace
 
 Report::Report(int64_t rank, int64_t steps, int64_t tokens_per_step)
@@ -51,13 +45,13 @@ void Report::step(int64_t step, const std::vector<RankMetrics>& ranks,
               static_cast<long long>(step), static_cast<long long>(steps_), mean_loss(ranks));
   if (unsharded_loss) std::printf("  unsharded %.4f", *unsharded_loss);
   std::printf("  %.0f tokens/s  peak %.0f MiB/rank  waiting %.0f %%%s%s%s", tokens / seconds,
-              resident / kMiB, share(mean_waiting(ranks) - shown_waiting_, seconds),
+              resident / kMiB, share(mean_waiting_seconds(ranks) - shown_waiting_, seconds),
               note.empty() ? "" : "  ", note.c_str(), terminal_ ? "\033[K" : "\n");
   std::fflush(stdout);
   line_open_ = terminal_;
   shown_step_ = step;
   shown_seconds_ = ranks[0].training_seconds;
-  shown_waiting_ = mean_waiting(ranks);
+  shown_waiting_ = mean_waiting_seconds(ranks);
 }
 
 void Report::start_after(int64_t step) { shown_step_ = step; }

@@ -2,8 +2,10 @@
 
 #include "examples/facts_of_units.h"
 #include "examples/output_file.h"
+#include "examples/page_words.h"
 #include "examples/run_report/memory_bound.h"
 #include "examples/run_report/trace.h"
+#include "examples/words.h"
 #include "fully_shard/counters.h"
 
 #include <ATen/Parallel.h>
@@ -21,103 +23,10 @@
 namespace examples {
 namespace {
 
-using run_report::bytes_in_words;
-
-// "3 ranks"
-std::string counted(int64_t count, const std::string& of) {
-  return std::to_string(count) + " " + of + (count == 1 ? "" : "s");
-}
-
-std::string in_words(double value, const char* pattern) {
-  char text[64];
-  std::snprintf(text, sizeof(text), pattern, value);
-  return text;
-}
-
-std::string in_words(Units units) {
-  switch (units) {
-    case Units::kBlocks:
-      return "blocks";
-    case Units::kLayers:
-      return "layers";
-    case Units::kRoot:
-      return "the root alone";
-  }
-  return "";
-}
-
-std::string in_words(std::optional<c10::ScalarType> dtype) {
-  return dtype ? c10::toString(*dtype) : "Float";
-}
-
-std::string batch_in_words(const TrainingOptions& options) {
-  std::string text = std::to_string(options.batch) + " x " + counted(options.tokens, "token");
-  if (options.accumulate > 1) text += ", " + std::to_string(options.accumulate) + " times";
-  return text;
-}
-
-std::string ranks_in_words(const TrainingOptions& options, int64_t ranks, int64_t hosts) {
-  auto text = std::to_string(ranks) + " on " + counted(hosts, "host");
-  if (options.replicas > 1) text += ", " + counted(options.replicas, "replica");
-  if (options.tp > 1) text += ", tensor parallelism of " + std::to_string(options.tp);
-  return text;
-}
-
-// Units that stay unsharded between forward and backward are not in the bound.
-bool keeps_units(const TrainingOptions& options) {
-  const auto& reshard = options.sharding.reshard_after_forward;
-  return reshard.has_value() && (!reshard->reshards() || reshard->world().has_value());
-}
-
-std::string formula_in_words(const run_report::Sharding& sharding, bool root_is_alone) {
-  if (sharding.where == run_report::Unsharded::kInPlace)
-    return std::string(
-               "Ranks show parameters where all of them have their shards, so unsharded units "
-               "take no memory. The bound is the root's gradients") +
-           (root_is_alone ? "." : ", and twice those of the largest unit.");
-  const std::string part = sharding.has_replicas ? "two ranks' parts of" : "a rank's part of";
-  if (root_is_alone)
-    return "The bound is the root's parameters and gradients, and " + part + " these.";
-  return "The bound is the root's parameters and gradients, twice those of the largest unit, and " +
-         part +
-         " its gradients. The first step may need a unit more, before the order of units is known.";
-}
-
-std::string about_bound(const TrainingOptions& options, const run_report::Sharding& sharding) {
-  if (sharding.ranks == 1)
-    return sharding.has_replicas
-               ? "No bound is drawn: there is none for replicas that hold the whole model."
-               : "A rank that shards with no other needs nothing beside its shards.";
-  if (keeps_units(options) && sharding.where != run_report::Unsharded::kInPlace)
-    return "No bound is drawn: units that --reshard_after_forward keeps come on top of it.";
-  auto text = formula_in_words(sharding, options.units == Units::kRoot);
-  if (options.accumulate > 1)
-    text +=
-        " Gradients of all units count, for those of a backward that was not the last one of "
-        "its step (--accumulate) stay.";
-  return text + " What is counted are unsharded parameters, rows on their way and full gradients.";
-}
-
-std::string about_advice(const run_report::RunFacts& facts) {
-  if (facts.sharding_ranks * facts.replicas == 1)
-    return "Of one rank there is nothing to say: it gathers nothing and waits for nobody.";
-  if (facts.ranks.empty())
-    return "Units were looked at. How long ranks wait and compute was not: that needs ten steps "
-           "after the first.";
-  return "Units, gathers ahead, waiting and the loads of ranks were looked at.";
-}
-
 // Beside the page.
 std::string trace_beside(const std::string& report, int64_t rank) {
   auto path = std::filesystem::path(report);
   return path.replace_extension(".trace.rank" + std::to_string(rank) + ".json").string();
-}
-
-// One tensor parallel rank's of them.
-std::string parameters_in_words(const std::vector<run_report::UnitFacts>& units, int64_t tp) {
-  int64_t bytes = 0;
-  for (const auto& unit : units) bytes += unit.bytes;
-  return bytes_in_words(static_cast<double>(bytes)) + (tp > 1 ? " of a tensor parallel rank" : "");
 }
 
 void add_results(run_report::Run& run, const StepHistory& history) {
@@ -131,9 +40,9 @@ void add_results(run_report::Run& run, const StepHistory& history) {
   run.facts.insert(
       run.facts.end(),
       {{"steps", std::to_string(history.steps())},
-       {"last loss", in_words(mean_loss(history.last()), "%.4f")},
-       {"throughput, " + median, in_words(history.median_tokens_per_second(), "%.0f tokens/s")},
-       {"waiting, " + median, in_words(100 * history.median_waiting(), "%.0f %%")},
+       {"last loss", formatted("%.4f", mean_loss(history.last()))},
+       {"throughput, " + median, formatted("%.0f tokens/s", history.median_tokens_per_second())},
+       {"waiting, " + median, formatted("%.0f %%", 100 * history.median_waiting())},
        {"peak beside shards", bytes_in_words(peak)},
        {"peak of a process", bytes_in_words(process)}});
 }
@@ -297,11 +206,7 @@ void RunPage::write(torch::nn::Module& model) {
   const auto units = facts_of_units(model, options_, data_mesh_.size());
   auto run = run_of(units);
   run.title = "A training run of " + counted(mesh_.size(), "rank");
-  run.facts = {{"ranks", ranks_in_words(options_, mesh_.size(), hosts_.count)},
-               {"all units, unsharded and padded", parameters_in_words(units, options_.tp)},
-               {"units", in_words(options_.units)},
-               {"computes in", in_words(options_.sharding.mp_policy.param_dtype)},
-               {"batch of a rank", batch_in_words(options_)}};
+  run.facts = settings_in_words(options_, {.ranks = mesh_.size(), .hosts = hosts_.count}, units);
   add_results(run, history_);
   write_output_file({"--report", options_.report},
                     [&](std::ostream& file) { file << run_report::page_of(run); });

@@ -17,6 +17,7 @@
 #include "examples/tokenizer.h"
 #include "examples/training_data.h"
 #include "examples/training_range.h"
+#include "examples/words.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
@@ -38,13 +39,6 @@ namespace examples {
 namespace {
 
 constexpr int64_t kHeldOutBatches = 8;
-
-template <class... Args>
-std::string format(const char* pattern, Args... args) {
-  char line[512];
-  std::snprintf(line, sizeof(line), pattern, args...);
-  return line;
-}
 
 Rounding rounding_of(const TrainingOptions& options, int64_t data_ranks) {
   if (options.tp > 1) return Rounding::kEverywhere;
@@ -130,13 +124,13 @@ class Trainer {
   // The steps that were done before.
   int64_t resume() {
     const int64_t done = checkpointing_.resume(state());
-    if (done > 0) report_.say(format("resumed after step %lld", static_cast<long long>(done)));
+    if (done > 0) report_.say(formatted("resumed after step %lld", static_cast<long long>(done)));
     report_.start_after(done);
     return done;
   }
 
   void introduce() {
-    report_.say(format(
+    report_.say(formatted(
         "%.2f M parameters on %lld rank(s), %.1f M tokens to train on, %.1f M held out (%s)",
         sharded_.unsharded_bytes / 4e6, static_cast<long long>(mesh_.size()),
         data_.training_tokens() / 1e6, data_.held_out_tokens() / 1e6, options_.data.c_str()));
@@ -235,8 +229,8 @@ class Trainer {
       return exchange(own_metrics(sum / kHeldOutBatches), mesh_);
     });
     page_.validated(step, mean_loss(metrics));
-    report_.say(format("validation loss after %lld steps: %.4f", static_cast<long long>(step),
-                       mean_loss(metrics)));
+    report_.say(formatted("validation loss after %lld steps: %.4f", static_cast<long long>(step),
+                          mean_loss(metrics)));
   }
 
   // A collective: every rank generates, from the same random numbers, and rank 0 prints:
@@ -267,12 +261,12 @@ class Trainer {
   int conclude_comparison() {
     const double largest = comparison_->largest_loss_difference();
     const bool agrees = first_step_agrees_ && largest <= kLossTolerance;
-    report_.say(
-        format("\ncompared with the unsharded model over %lld steps: losses differ by at most %.3g "
-               "relative "
-               "(allowed: %.3g): %s",
-               static_cast<long long>(options_.steps), largest, kLossTolerance,
-               agrees ? "agree" : "DIFFER"));
+    report_.say(formatted(
+        "\ncompared with the unsharded model over %lld steps: losses differ by at most %.3g "
+        "relative "
+        "(allowed: %.3g): %s",
+        static_cast<long long>(options_.steps), largest, kLossTolerance,
+        agrees ? "agree" : "DIFFER"));
     return agrees ? 0 : 1;
   }
 

@@ -46,6 +46,7 @@ expect_refusal "unexpected argument 'llama-8b': the model is named by --config" 
 # Takes no memory for values that are not there: of 1.6 TB of parameters nothing.
 big=(--config=llama-405b --mesh=2048x8 --tp=8 --param_dtype=bf16 --reduce_dtype=f32 --batch=1)
 expect_output "405.85 B parameters on 16384 ranks: 2048 dp x 8 tp" "${big[@]}"
+grep --quiet "collective  *ranks  *count  *GiB received  *link" "$work/out" || fail "no such heads in: $(cat "$work/out")"
 grep --quiet "dp  *all-gather  *2048 .*between nodes" "$work/out" || fail "no such gathers in: $(cat "$work/out")"
 grep --quiet "tp  *all-reduce  *8 .*within a node" "$work/out" || fail "no such reductions in: $(cat "$work/out")"
 python3 - "$program" "${big[@]}" << 'EOF' || fail "more than 2 GiB"

@@ -13,6 +13,8 @@
 
 namespace examples {
 
+constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
+
 struct PlannedJobText {
   MeshDims mesh;
   int64_t rank = 0;
@@ -30,7 +32,7 @@ std::string text_of(const MeasuredStep& step, const PlannedJobText& job);
 // Memory and traffic in bytes, as one JSON object on one line.
 std::string json_of(const MeasuredStep& step, const PlannedJobText& job);
 
-// The first five of them.
+// The first five of `fit`, a line each.
 std::string text_of_fit(const std::vector<PlannedPolicy>& fit, const MachineRates& rates);
 
 LinkBytes link_bytes(const MeasuredStep& step, const PlannedJobText& job);

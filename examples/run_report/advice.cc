@@ -1,25 +1,16 @@
 #include "examples/run_report/advice.h"
 
+#include "examples/words.h"
+
 #include <algorithm>
-#include <array>
-#include <cstdio>
 #include <optional>
-#include <string_view>
 
 namespace examples::run_report {
 namespace {
 
-std::string rounded(double value, int digits = 0) {
-  std::array<char, 64> text = {};
-  std::snprintf(text.data(), text.size(), "%.*f", digits, value);
-  return text.data();
-}
+std::string rounded(double value, int digits = 0) { return formatted("%.*f", digits, value); }
 
 std::string percent(double share) { return rounded(100 * share) + " %"; }
-
-std::string number(int64_t count, std::string_view of) {
-  return std::to_string(count) + " " + std::string(of) + (count == 1 ? "" : "s");
-}
 
 // "a (3.0 KiB), b (512 bytes) and 7 more"
 std::string names_of(const std::vector<UnitRow>& rows) {
@@ -60,7 +51,7 @@ std::optional<Advice> about_small_units(const RunFacts& run) {
     costs +=
         " " + percent(gathers_of(small) / gathers_of(run.units)) + " of the gathers of a step, and";
   costs += " " + percent(double(bytes_of(small)) / double(bytes_of(run.units))) + " of the bytes.";
-  return Advice{"Merge " + number(int64_t(small.size()), "small unit") + " with " +
+  return Advice{"Merge " + counted(int64_t(small.size()), "small unit") + " with " +
                     (is_one ? "its" : "their") + " neighbours",
                 names_of(small) + (is_one ? " is" : " are") + " smaller than " + limit + ". " +
                     costs + " Below " + limit +
@@ -142,12 +133,12 @@ double waiting_of(const RunFacts& run) {
 std::string remedies_of_waiting(const RunFacts& run) {
   std::string text;
   if (shares_cores(run))
-    text = number(run.ranks_on_host, "rank") + " of " + number(run.threads_per_rank, "thread") +
-           " share " + number(run.cores, "core") +
+    text = counted(run.ranks_on_host, "rank") + " of " + counted(run.threads_per_rank, "thread") +
+           " share " + counted(run.cores, "core") +
            ": a rank that is waited for is often not even running. Start no more than there are "
            "cores. ";
   if (run.hosts > 1 && run.replicas == 1)
-    text += "The ranks that shard are on " + number(run.hosts, "host") +
+    text += "The ranks that shard are on " + counted(run.hosts, "host") +
             ": with hybrid sharding, --replicas " + std::to_string(run.hosts) +
             ", gathers stay within a host, and reductions of shards alone leave it. ";
   return text + "A larger --batch, or --accumulate, computes more for each gather and reduction.";
@@ -172,7 +163,7 @@ std::optional<Advice> about_gathers_without_prefetch(const RunFacts& run) {
     exposed += row.exposed_seconds;
   }
   if (late.empty() || !run.order_is_known) return std::nullopt;
-  return Advice{"Let the gathers of " + number(int64_t(late.size()), "unit") + " begin earlier",
+  return Advice{"Let the gathers of " + counted(int64_t(late.size()), "unit") + " begin earlier",
                 names_of(late) + ": never gathered ahead, and the host waits for " +
                     (late.size() == 1 ? "it" : "them") + " in " +
                     percent(exposed / run.step_seconds) + " of the step (told from " +
@@ -211,14 +202,6 @@ std::vector<Advice> advice(const RunFacts& run) {
     if (auto found = about(run)) result.push_back(*std::move(found));
   }
   return result;
-}
-
-std::string bytes_in_words(double bytes) {
-  if (bytes < 1024) return rounded(bytes) + " bytes";
-  const std::array units = {"KiB", "MiB", "GiB"};
-  size_t unit = 0;
-  for (bytes /= 1024; bytes >= 1024 && unit + 1 < units.size(); bytes /= 1024) ++unit;
-  return rounded(bytes, 1) + " " + units[unit];
 }
 
 }  // namespace examples::run_report

@@ -52,7 +52,4 @@ struct Advice {
 // What matters most first; nothing where all is well.
 std::vector<Advice> advice(const RunFacts& run);
 
-// "512 bytes", "3.0 KiB", "1.5 MiB", "2.0 GiB"
-std::string bytes_in_words(double bytes);
-
 }  // namespace examples::run_report

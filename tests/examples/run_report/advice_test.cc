@@ -1,5 +1,7 @@
 #include "examples/run_report/advice.h"
 
+#include "examples/words.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
