@@ -12,7 +12,6 @@
 namespace fsdp {
 namespace {
 
-using internal::CollectiveKind;
 using internal::CommCause;
 using internal::CommEvent;
 
@@ -53,31 +52,10 @@ const char* name_of(CommunicationCause cause) {
   return "";
 }
 
-const char* name_of(CollectiveKind kind) {
-  switch (kind) {
-    case CollectiveKind::kAllGather:
-      return "all-gather";
-    case CollectiveKind::kReduceScatter:
-      return "reduce-scatter";
-    case CollectiveKind::kAllReduce:
-      return "all-reduce";
-    case CollectiveKind::kAllToAll:
-      return "all-to-all";
-    case CollectiveKind::kBroadcast:
-      return "broadcast";
-  }
-  return "";
-}
-
-std::string name_of_dim(const DeviceMesh& mesh, int64_t dim) {
-  return mesh.dim_names().empty() ? std::to_string(dim)
-                                  : mesh.dim_names()[static_cast<size_t>(dim)];
-}
-
 Communication communication(const CommEvent& event) {
   return {.operator_name = event.operator_name,
-          .collective = name_of(event.kind),
-          .mesh_dim = name_of_dim(event.mesh, event.mesh_dim),
+          .collective = internal::name_of(event.kind),
+          .mesh_dim = internal::name_of_dim(event.mesh, event.mesh_dim),
           .from = event.from,
           .to = event.to,
           .shape = event.shape,

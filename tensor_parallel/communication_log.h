@@ -10,6 +10,7 @@
 //
 // Both are of the thread that made them and of the backwards that it starts, which on
 // devices run on threads of autograd's.
+// LibTorch's profilers see each as a range, too: fully_shard/profile.h.
 // What fully_shard sends for units is not a DTensor's: fsdp::counters() has it.
 #pragma once
 

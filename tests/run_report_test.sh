@@ -25,16 +25,9 @@ train() {
     > "$work/out" 2>&1 || fail "$name: training failed: $(cat "$work/out")"
 }
 
-# Chromium with the options $@.
-chromium_with() {
-  HOME=$work timeout 60 chromium --headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars \
-    --host-resolver-rules="MAP * ~NOTFOUND" --enable-logging=stderr --virtual-time-budget=2000 --window-size=1180,3000 "$@"
-}
-
-# Of a snap there may be a command alone.
+source tests/support/browser.sh
 has_browser=
-echo "<script>document.write('wo' + 'rks')</script>" > "$work/trivial.html"
-if command -v chromium > /dev/null && chromium_with --dump-dom "file://$work/trivial.html" 2> /dev/null | grep --quiet works; then
+if has_browser; then
   has_browser=1
 else
   echo "run_report_test: NOT TESTED: pages in a browser, for there is no chromium that opens one" >&2

@@ -7,9 +7,8 @@
 //   auto* observer = static_cast<UnitObserver*>(inherited(Inherited::kUnitObserver));
 #pragma once
 
-#include <c10/util/ThreadLocalDebugInfo.h>
-
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -22,17 +21,18 @@ constexpr size_t kInheritedKinds = 2;
 // as a backward that failed may go on there for a while.
 void* inherited(Inherited which);
 
-// Scopes of a thread nest.
+// Scopes of a thread nest among their kind, but not with what others refer to in the same
+// way: a profiler may start within one and stop after it, or the other way round.
 class InheritedScope {
  public:
   InheritedScope(Inherited which, void* value);
-  ~InheritedScope() { value_->store(nullptr); }
+  ~InheritedScope();
   InheritedScope(const InheritedScope&) = delete;
   InheritedScope& operator=(const InheritedScope&) = delete;
 
  private:
-  std::shared_ptr<std::atomic<void*>> value_;
-  c10::DebugInfoGuard guard_;
+  Inherited which_;
+  std::shared_ptr<std::atomic<void*>> value_, before_;
 };
 
 }  // namespace fsdp::internal

@@ -1,5 +1,6 @@
 #include "dtensor/redistribute/comm_listener.h"
 
+#include <sstream>
 #include <utility>
 
 namespace fsdp::internal {
@@ -46,8 +47,36 @@ std::string CommOperatorScope::current() {
 
 bool has_comm_listener() { return last_listener() != nullptr; }
 
-void note_comm_event(const CommEvent& event) {
+const char* name_of(CollectiveKind kind) {
+  switch (kind) {
+    case CollectiveKind::kAllGather:
+      return "all-gather";
+    case CollectiveKind::kReduceScatter:
+      return "reduce-scatter";
+    case CollectiveKind::kAllReduce:
+      return "all-reduce";
+    case CollectiveKind::kAllToAll:
+      return "all-to-all";
+    case CollectiveKind::kBroadcast:
+      return "broadcast";
+  }
+  return "";
+}
+
+std::string name_of_dim(const DeviceMesh& mesh, int64_t dim) {
+  return mesh.dim_names().empty() ? std::to_string(dim)
+                                  : mesh.dim_names()[static_cast<size_t>(dim)];
+}
+
+void tell_comm_listeners(const CommEvent& event) {
   if (const auto* const listener = last_listener()) listener->hear(event);
+}
+
+std::string range_name(const CommEvent& event) {
+  std::ostringstream name;
+  name << name_of(event.kind) << " over " << name_of_dim(event.mesh, event.mesh_dim) << ", "
+       << event.from << " -> " << event.to;
+  return name.str();
 }
 
 }  // namespace fsdp::internal

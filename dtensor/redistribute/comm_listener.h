@@ -1,12 +1,16 @@
 // Listeners that are told of every collective of DTensors before it is issued, and may
-// forbid it (PyTorch's CommDebugMode, in the library).
+// forbid it (PyTorch's CommDebugMode, in the library). Profilers see it as a range.
+//
+//   issue_comm(bytes, [&] { return CommEvent{...}; }, [&] { collectives.all_gather(...); });
 #pragma once
 
 #include "device_mesh/collectives/stamp.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/internal/inherited.h"
+#include "device_mesh/internal/profiler_range.h"
 #include "dtensor/placement.h"
 
+#include <concepts>
 #include <cstdint>
 #include <functional>
 #include <string>
@@ -36,6 +40,10 @@ struct CommEvent {
   int64_t bytes;               // that this rank gives to the collective
 };
 
+const char* name_of(CollectiveKind kind);  // "all-gather"
+// The index where dimensions have no names.
+std::string name_of_dim(const DeviceMesh& mesh, int64_t dim);
+
 // While it lives, `listener` hears of every event of this thread and of the backwards
 // that it starts, before it happens; those that were there before hear of it first. What
 // it throws forbids the collective: it must do so on every rank of the mesh, or on none.
@@ -49,7 +57,7 @@ class CommListener {
   CommListener& operator=(const CommListener&) = delete;
 
  private:
-  friend void note_comm_event(const CommEvent& event);
+  friend void tell_comm_listeners(const CommEvent& event);
   void hear(const CommEvent& event) const;
 
   Listener listener_;
@@ -88,8 +96,18 @@ class CommOperatorScope {
   CommCause cause_before_;
 };
 
-// Whether somebody listens: note_comm_event() does nothing otherwise.
 bool has_comm_listener();
-void note_comm_event(const CommEvent& event);
+void tell_comm_listeners(const CommEvent& event);
+// "all-gather over tp, Shard(1) -> Replicate()"
+std::string range_name(const CommEvent& event);
+
+// Issues `collective`, of which `event()` tells: called where somebody wants to know.
+template <std::invocable Event, std::invocable Collective>
+void issue_comm(int64_t bytes, const Event& event, const Collective& collective) {
+  if (has_comm_listener()) tell_comm_listeners(event());
+  const ProfilerRange range(
+      "redistribute", [&] { return range_name(event()); }, bytes);
+  collective();
+}
 
 }  // namespace fsdp::internal

@@ -22,17 +22,22 @@ void sum_alike(const std::vector<at::Tensor>& gradients, const std::vector<size_
   for (const size_t i : places) flat.push_back(local_of(gradients[i]).reshape({-1}));
   const at::Tensor all = at::cat(flat);
   const DeviceMesh& mesh = spec_of(gradients[places[0]]).mesh();
-  note_comm_event({.operator_name = {},
-                   .cause = CommCause::kGradient,
-                   .kind = CollectiveKind::kAllReduce,
-                   .mesh = mesh,
-                   .mesh_dim = 0,
-                   .from = Partial{},
-                   .to = Replicate{},
-                   .shape = all.sizes().vec(),
-                   .bytes = static_cast<int64_t>(all.nbytes())});
-  collectives_of(mesh, 0).all_reduce(
-      {.tensor = all, .what = "all-reduce of tensor-parallel gradients"});
+  const auto bytes = static_cast<int64_t>(all.nbytes());
+  const auto event = [&] {
+    return CommEvent{.operator_name = {},
+                     .cause = CommCause::kGradient,
+                     .kind = CollectiveKind::kAllReduce,
+                     .mesh = mesh,
+                     .mesh_dim = 0,
+                     .from = Partial{},
+                     .to = Replicate{},
+                     .shape = all.sizes().vec(),
+                     .bytes = bytes};
+  };
+  issue_comm(bytes, event, [&] {
+    collectives_of(mesh, 0).all_reduce(
+        {.tensor = all, .what = "all-reduce of tensor-parallel gradients"});
+  });
   int64_t offset = 0;
   for (const size_t i : places) {
     const int64_t length = gradients[i].numel();

@@ -159,8 +159,8 @@ at::Tensor RedistributeStep::from_owner(const at::Tensor& local, int64_t owner) 
   const at::Tensor whole = index_ == owner ? local.clone(at::MemoryFormat::Contiguous)
                                            : at::empty(shape_, local.options());
   if (whole.numel() > 0) {
-    tell(CollectiveKind::kBroadcast, whole);
-    scalars_.send([&] { collectives_.broadcast({.tensor = whole, .what = what_, .root = owner}); });
+    send(CollectiveKind::kBroadcast, whole,
+         [&] { collectives_.broadcast({.tensor = whole, .what = what_, .root = owner}); });
   }
   return whole;
 }
@@ -222,9 +222,8 @@ at::Tensor RedistributeStep::gather(const at::Tensor& local, int64_t dim) const 
   rows[0] *= parts_;
   const at::Tensor output = at::empty(rows, input.options());
   if (output.numel() > 0) {
-    tell(CollectiveKind::kAllGather, input);
-    scalars_.send(
-        [&] { collectives_.all_gather({.output = output, .input = input, .what = what_}); });
+    send(CollectiveKind::kAllGather, input,
+         [&] { collectives_.all_gather({.output = output, .input = input, .what = what_}); });
   }
   return output.narrow(0, 0, shape_[dim]).movedim(0, dim).contiguous();
 }
@@ -232,9 +231,8 @@ at::Tensor RedistributeStep::gather(const at::Tensor& local, int64_t dim) const 
 at::Tensor RedistributeStep::reduce(const at::Tensor& local, Partial::Op op) const {
   at::Tensor sum = local.clone(at::MemoryFormat::Contiguous);
   if (sum.numel() > 0) {
-    tell(CollectiveKind::kAllReduce, sum);
-    scalars_.send(
-        [&] { collectives_.all_reduce({.tensor = sum, .what = what_, .op = reduce_op(op)}); });
+    send(CollectiveKind::kAllReduce, sum,
+         [&] { collectives_.all_reduce({.tensor = sum, .what = what_, .op = reduce_op(op)}); });
   }
   return averaged(std::move(sum), op, parts_);
 }
@@ -247,8 +245,7 @@ at::Tensor RedistributeStep::reduce_shard(const at::Tensor& local, Partial::Op o
   rows[0] = capacity;
   const at::Tensor output = at::empty(rows, input.options());
   if (output.numel() > 0) {
-    tell(CollectiveKind::kReduceScatter, input);
-    scalars_.send([&] {
+    send(CollectiveKind::kReduceScatter, input, [&] {
       collectives_.reduce_scatter(
           {.output = output, .input = input, .what = what_, .op = reduce_op(op)});
     });
@@ -265,9 +262,8 @@ at::Tensor RedistributeStep::all_to_all_shards(const at::Tensor& local, int64_t 
   input = input.unflatten(to, at::IntArrayRef{parts_, to_capacity}).movedim(to, 0).contiguous();
   const at::Tensor output = at::empty_like(input);
   if (output.numel() > 0) {
-    tell(CollectiveKind::kAllToAll, input);
-    scalars_.send(
-        [&] { collectives_.all_to_all({.output = output, .input = input, .what = what_}); });
+    send(CollectiveKind::kAllToAll, input,
+         [&] { collectives_.all_to_all({.output = output, .input = input, .what = what_}); });
   }
   return output.movedim(0, from)
       .flatten(from, from + 1)
@@ -276,17 +272,22 @@ at::Tensor RedistributeStep::all_to_all_shards(const at::Tensor& local, int64_t 
       .contiguous();
 }
 
-void RedistributeStep::tell(CollectiveKind kind, const at::Tensor& input) const {
-  if (!has_comm_listener()) return;
-  note_comm_event({.operator_name = CommOperatorScope::current(),
-                   .cause = CommCauseScope::current(),
-                   .kind = kind,
-                   .mesh = mesh_,
-                   .mesh_dim = mesh_dim_,
-                   .from = from_,
-                   .to = to_,
-                   .shape = shape_,
-                   .bytes = static_cast<int64_t>(input.nbytes())});
+template <class Collective>
+void RedistributeStep::send(CollectiveKind kind, const at::Tensor& given,
+                            const Collective& collective) const {
+  const auto bytes = static_cast<int64_t>(given.nbytes());
+  const auto event = [&] {
+    return CommEvent{.operator_name = CommOperatorScope::current(),
+                     .cause = CommCauseScope::current(),
+                     .kind = kind,
+                     .mesh = mesh_,
+                     .mesh_dim = mesh_dim_,
+                     .from = from_,
+                     .to = to_,
+                     .shape = shape_,
+                     .bytes = bytes};
+  };
+  issue_comm(bytes, event, [&] { scalars_.send(collective); });
 }
 
 }  // namespace fsdp::internal

@@ -47,7 +47,9 @@ class RedistributeStep {
   at::Tensor reduce(const at::Tensor& local, Partial::Op op) const;
   at::Tensor reduce_shard(const at::Tensor& local, Partial::Op op, int64_t dim) const;
   at::Tensor all_to_all_shards(const at::Tensor& local, int64_t from, int64_t to) const;
-  void tell(CollectiveKind kind, const at::Tensor& input) const;
+  // `given`: what this rank gives to it.
+  template <class Collective>
+  void send(CollectiveKind kind, const at::Tensor& given, const Collective& collective) const;
 
   const DeviceMesh& mesh_;
   ScalarAgreement& scalars_;

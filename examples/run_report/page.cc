@@ -61,6 +61,7 @@ OrderedJson json_of(const RankTimeline& timeline, double first) {
           {"gathers", json_of(step.gathers, shift)},
           {"reductions", json_of(step.reductions, shift)},
           {"waits", json_of(step.waits, shift)},
+          {"redistributions", json_of(step.redistributions, shift)},
           {"unsharded", json_of(step.unsharded, shift)}};
 }
 

@@ -145,12 +145,14 @@
     const kinds = { forward: "blue", backward: "purple", optimizer: "green" };
     const set = (label, name) => ({ label, color: colour(name), data: [] });
     const sets = { other: set("data and exchange of losses", "grey"), gather: set("gather", "teal"), reduction: set("reduction", "orange"),
-      wait: set("waiting", "red") };
+      wait: set("waiting", "red"), redistribution: set("redistribution", "pink") };
+    const redistributes = timed.some((timeline) => timeline.redistributions.length > 0);
     for (const [phase, name] of Object.entries(kinds)) sets[phase] = set(phase, name);
     for (const timeline of timed) {
       const lane = (name) => `rank ${timeline.rank} ${name}`;
       if (lanes.length > 0) lanes.push("");
       lanes.push(lane("computing"), lane("gathers"), lane("reductions"), lane("waiting"));
+      if (redistributes) lanes.push(lane("redistributions"));
       for (const each of timeline.phases) (sets[each[0]] || sets.other).data.push(span(each, lane("computing")));
       for (const each of timeline.gathers) {
         const [, , , ahead, used, size, waited] = each;
@@ -159,8 +161,9 @@
       }
       for (const each of timeline.reductions) sets.reduction.data.push(span(each, lane("reductions")));
       for (const each of timeline.waits) sets.wait.data.push(span(each, lane("waiting")));
+      for (const each of timeline.redistributions) sets.redistribution.data.push(span(each, lane("redistributions")));
     }
-    const order = ["forward", "backward", "optimizer", "other", "gather", "reduction", "wait"];
+    const order = ["forward", "backward", "optimizer", "other", "gather", "reduction", "wait", "redistribution"];
     return bars("timeline", lanes, order.map((name) => sets[name]));
   }
 

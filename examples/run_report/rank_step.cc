@@ -156,6 +156,7 @@ RankStep rank_step(const Trace& trace, const UnitsOverTime& units, const Range& 
     const Span span{range.of, range.begin - step.begin, range.end - step.begin};
     if (range.kind == RangeKind::kPhase) result.phases.push_back(span);
     if (range.kind == RangeKind::kWait) result.waits.push_back(span);
+    if (range.kind == RangeKind::kRedistribution) result.redistributions.push_back(span);
   }
   for (const auto& reduction : units.reductions) add_clipped(result.reductions, reduction, step);
   for (const auto& span : units.unsharded) add_clipped(result.unsharded, span, step);

@@ -1,5 +1,6 @@
 // One step of one rank as a person looks at it: which phase it was in, which gathers and
-// reductions were on their way, when it waited, and when each unit was unsharded.
+// reductions were on their way, when it waited, when DTensors moved, and when each unit
+// was unsharded.
 #pragma once
 
 #include "examples/run_report/trace.h"
@@ -12,7 +13,7 @@ namespace examples::run_report {
 
 // Seconds from the beginning of the step.
 struct Span {
-  std::string of;  // a phase or a unit
+  std::string of;  // a phase, a unit, or what a redistribution does
   double begin = 0, end = 0;
   bool operator==(const Span&) const = default;
 };
@@ -29,7 +30,7 @@ struct RankStep {
   int64_t number = 0;
   double clock = 0;  // where it begins, in seconds by the host's clock from the trace's base
   double seconds = 0;
-  std::vector<Span> phases, reductions, waits;
+  std::vector<Span> phases, reductions, waits, redistributions;
   std::vector<Gather> gathers;  // those issued in this step
   std::vector<Span> unsharded;  // what of it lies within the step
 };

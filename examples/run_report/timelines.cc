@@ -12,15 +12,21 @@ bool computes(const Span& phase) {
 
 double seconds_of(const Span& span) { return span.end - span.begin; }
 
-// Without what it waits in these phases.
+double seconds_within(const Span& phase, const std::vector<Span>& spans) {
+  double sum = 0;
+  for (const auto& span : spans) {
+    if (phase.begin <= span.begin && span.end <= phase.end) sum += seconds_of(span);
+  }
+  return sum;
+}
+
+// Without what it waits in these phases, and what DTensors move.
 double computing_seconds(const RankStep& step) {
   double sum = 0;
   for (const auto& phase : step.phases) {
     if (!computes(phase)) continue;
-    sum += seconds_of(phase);
-    for (const auto& wait : step.waits) {
-      if (phase.begin <= wait.begin && wait.end <= phase.end) sum -= seconds_of(wait);
-    }
+    sum += seconds_of(phase) - seconds_within(phase, step.waits) -
+           seconds_within(phase, step.redistributions);
   }
   return sum;
 }

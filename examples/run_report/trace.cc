@@ -35,6 +35,7 @@ std::optional<RangeKind> kind_of(std::string_view what) {
       {"fsdp::outer_reduce_scatter", RangeKind::kReduction},
       {"fsdp::wait", RangeKind::kWait},
       {"fsdp::reshard", RangeKind::kReshard},
+      {"fsdp::redistribute", RangeKind::kRedistribution},
       {"train::step", RangeKind::kStep},
       {"train::phase", RangeKind::kPhase}};
   const auto found = kinds.find(what);

@@ -19,13 +19,14 @@ enum class RangeKind {
   kCopyOut,      // waits for it
   kReduction,
   kWait,  // the host, for a gather or a reduction
-  kReshard
+  kReshard,
+  kRedistribution  // of: what it does, since it is of no unit
 };
 
 struct Range {
   RangeKind kind;
   std::string of;     // the unit, as ranges call it: "(root)"
-  int64_t bytes = 0;  // from other ranks
+  int64_t bytes = 0;  // from other ranks; of a redistribution, that this rank gives
   double begin = 0;   // seconds by the host's clock, from `base`
   double end = 0;     // of the same clock
   bool operator==(const Range&) const = default;

@@ -4,18 +4,14 @@
 #include "tests/fully_shard/support/decoder.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"
+#include "tests/support/trace_file.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
-#include <nlohmann/json.hpp>
-#include <unistd.h>
 
 #include <filesystem>
-#include <fstream>
 #include <optional>
-#include <ostream>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace fsdp::testing {
@@ -23,54 +19,9 @@ namespace {
 
 using ::testing::AllOf;
 using ::testing::HasSubstr;
-using Json = nlohmann::json;
-
-// A path for a trace, which goes at the end.
-class TraceFile {
- public:
-  explicit TraceFile(const std::string& name)
-      : path_(::testing::TempDir() + "fsdp_" + std::to_string(getpid()) + "_" + name) {}
-  ~TraceFile() { std::filesystem::remove(path_); }
-  TraceFile(const TraceFile&) = delete;
-  const std::string& path() const { return path_; }
-
- private:
-  std::string path_;
-};
-
-// What a trace's ranges of one kind add up to.
-struct Sum {
-  int64_t count = 0, bytes = 0;
-  bool operator==(const Sum&) const = default;
-};
-void PrintTo(const Sum& sum, std::ostream* out) {
-  *out << sum.count << " of " << sum.bytes << " bytes together";
-}
-
-Json events_in(const std::string& path) {
-  std::ifstream file(path);
-  return Json::parse(file).at("traceEvents");
-}
-
-bool is_range(const Json& event, const std::string& what) {
-  return event.value("ph", "") == "X" &&
-         std::string_view(event.at("name").get_ref<const std::string&>())
-             .starts_with("fsdp::" + what + "(");
-}
-
-Sum sum_of(const Json& events, const std::string& what) {
-  Sum sum;
-  for (const auto& event : events) {
-    if (!is_range(event, what)) continue;
-    ++sum.count;
-    const auto& name = event.at("name").get_ref<const std::string&>();
-    if (name.ends_with(" bytes")) sum.bytes += std::stoll(name.substr(name.rfind(')') + 1));
-  }
-  return sum;
-}
 
 // The members that trace viewers need of a complete event.
-void expect_is_trace(const Json& events) {
+void expect_is_trace(const nlohmann::json& events) {
   ASSERT_TRUE(events.is_array());
   int64_t complete = 0;
   for (const auto& event : events) {
@@ -112,7 +63,7 @@ void expect_trace_of_counters(const std::vector<int64_t>& shape, const FullyShar
   expect_is_trace(events);
   const auto expect = [&](const char* what, int64_t Counters::*count, int64_t Counters::*bytes) {
     EXPECT_EQ(sum_of(events, what),
-              (Sum{after.*count - before.*count, after.*bytes - before.*bytes}))
+              (RangeSum{after.*count - before.*count, after.*bytes - before.*bytes}))
         << what;
   };
   expect("all_gather", &Counters::all_gathers, &Counters::all_gather_bytes);

@@ -2,10 +2,12 @@
 #include "device_mesh/internal/inherited.h"
 
 #include <ATen/ThreadLocalState.h>
+#include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
 
 #include <optional>
 #include <thread>
+#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -42,6 +44,69 @@ TEST(Inherited, IsSeenByThreadsWithTheStateOfTheFirstUntilTheScopeEnds) {
     const at::ThreadLocalStateGuard guard(state);
     EXPECT_EQ(listener(), nullptr);
   }).join();
+}
+
+// As a profiler does, which pushes its state where it starts and pops it where it stops.
+struct ProfilerState final : c10::DebugInfoBase {};
+constexpr auto kProfiler = c10::DebugInfoKind::PROFILER_STATE;
+
+TEST(Inherited, OutlivesAProfilerThatStartedBeforeIt) {
+  int value = 0;
+  const auto state = std::make_shared<ProfilerState>();
+  c10::ThreadLocalDebugInfo::_push(kProfiler, state);
+  const InheritedScope scope(Inherited::kCommListener, &value);
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::get(kProfiler), state.get());
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::_pop(kProfiler), state);
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::get(kProfiler), nullptr);
+  EXPECT_EQ(listener(), &value);
+}
+
+TEST(Inherited, LeavesAProfilerThatStartedWithinIt) {
+  int value = 0;
+  const auto state = std::make_shared<ProfilerState>();
+  {
+    const InheritedScope scope(Inherited::kCommListener, &value);
+    c10::ThreadLocalDebugInfo::_push(kProfiler, state);
+    const InheritedScope inner(Inherited::kUnitObserver, &value);
+  }
+  EXPECT_EQ(listener(), nullptr);
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::get(kProfiler), state.get());
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::_pop(kProfiler), state);
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::current(), nullptr);
+}
+
+TEST(Inherited, KeepsTheOrderOfWhatOthersPush) {
+  int value = 0;
+  const auto lower = std::make_shared<ProfilerState>(), upper = std::make_shared<ProfilerState>();
+  for (const auto& [first, second] : {std::pair(kProfiler, c10::DebugInfoKind::PARAM_COMMS_INFO),
+                                      std::pair(c10::DebugInfoKind::PARAM_COMMS_INFO, kProfiler)}) {
+    c10::ThreadLocalDebugInfo::_push(first, lower);
+    c10::ThreadLocalDebugInfo::_push(second, upper);
+    { const InheritedScope scope(Inherited::kCommListener, &value); }
+    EXPECT_EQ(c10::ThreadLocalDebugInfo::_pop(second), upper);
+    EXPECT_EQ(c10::ThreadLocalDebugInfo::_pop(first), lower);
+  }
+}
+
+TEST(Inherited, OfAnotherKindMayEndLater) {
+  int value = 0, other = 0;
+  std::optional<InheritedScope> first, second;
+  first.emplace(Inherited::kCommListener, &value);
+  second.emplace(Inherited::kUnitObserver, &other);
+  first.reset();
+  EXPECT_EQ(listener(), nullptr);
+  EXPECT_EQ(observer(), &other);
+}
+
+// Of the kind that is ours, too.
+TEST(Inherited, IsHiddenByWhatOthersPushLater) {
+  int value = 0;
+  const auto state = std::make_shared<ProfilerState>();
+  const InheritedScope scope(Inherited::kCommListener, &value);
+  c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::INFERENCE_CONTEXT, state);
+  EXPECT_EQ(listener(), nullptr);
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::INFERENCE_CONTEXT), state);
+  EXPECT_EQ(listener(), &value);
 }
 
 }  // namespace

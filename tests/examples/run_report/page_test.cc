@@ -27,6 +27,7 @@ Run small_run() {
   RankStep step{.number = 2, .clock = 7, .seconds = 0.5};
   step.phases = {{"forward", 0, 0.25}};
   step.gathers = {{{"block0", 0.125, 0.25}, true, true, 32, 0.0625}};
+  step.redistributions = {{"all-gather over tp", 0.25, 0.5}};
   run.timelines = {{0, step, ""}, {1, std::nullopt, "x.json is not there"}};
   run.timelines.push_back(run.timelines[0]);
   run.timelines[2].step->clock = 6.5;
@@ -62,6 +63,7 @@ TEST(Page, PutsTheRanksOnOneClock) {
   EXPECT_EQ(timelines[0]["end"], 1000);
   EXPECT_EQ(timelines[0]["gathers"][0], (nlohmann::json{"block0", 625, 750, true, true, 32, 62.5}));
   EXPECT_EQ(timelines[0]["phases"][0], (nlohmann::json{"forward", 500, 750}));
+  EXPECT_EQ(timelines[0]["redistributions"][0], (nlohmann::json{"all-gather over tp", 750, 1000}));
   EXPECT_EQ(timelines[1]["missing"], "x.json is not there");
 }
 

@@ -29,6 +29,7 @@ std::vector<Range> step_4() {
           range(RangeKind::kWait, "a", 103, 105),
           range(RangeKind::kPrefetch, "b", 106, 109),
           range(RangeKind::kGather, "b", 107, 108, 32),
+          range(RangeKind::kRedistribution, "all-gather over tp", 115, 118, 16),
           range(RangeKind::kReshard, "a", 120, 121),
           range(RangeKind::kCopyOut, "b", 122, 123),
           range(RangeKind::kPhase, "backward", 140, 190),
@@ -49,6 +50,7 @@ TEST(StepsOf, TellAStepFromItsBeginning) {
   EXPECT_EQ(step.gathers, (std::vector<Gather>{{{"a", 1, 6}, false, true, 64, 2},
                                                {{"b", 7, 23}, true, true, 32, 0}}));
   EXPECT_EQ(step.waits, (std::vector<Span>{{"a", 3, 5}, {"b", 60, 70}}));
+  EXPECT_EQ(step.redistributions, (std::vector<Span>{{"all-gather over tp", 15, 18}}));
   EXPECT_EQ(step.unsharded, (std::vector<Span>{{"a", 2, 20}, {"b", 22, 80}}));
 }
 

@@ -45,6 +45,18 @@ TEST(Timelines, AreShownOnce) {
   EXPECT_EQ(timelines.slowest(), std::nullopt);
 }
 
+TEST(Timelines, DoNotCountRedistributionsAsComputing) {
+  Timelines timelines({{.name = "a"}}, /*has_one_clock=*/true);
+  for (int64_t rank = 0; rank < 40; ++rank) {
+    auto trace = trace_of({1});
+    const double seconds = rank == 20 ? 1 : 2;
+    trace.ranges.push_back(
+        {RangeKind::kRedistribution, "all-reduce over tp", 8, 104, 104 + seconds});
+    timelines.add(rank, trace);
+  }
+  EXPECT_EQ(timelines.slowest(), 20);
+}
+
 TEST(Timelines, AddUpEveryRanksSteps) {
   Timelines timelines({{.name = "a"}}, /*has_one_clock=*/true);
   for (int64_t rank = 0; rank < 20; ++rank) timelines.add(rank, trace_of({1, 1}));

@@ -52,6 +52,7 @@ TEST(ReadTrace, KnowsEveryKind) {
       {"fsdp::outer_reduce_scatter(u) 1 bytes", RangeKind::kReduction},
       {"fsdp::wait(u)", RangeKind::kWait},
       {"fsdp::reshard(u)", RangeKind::kReshard},
+      {"fsdp::redistribute(u) 1 bytes", RangeKind::kRedistribution},
       {"train::step(u)", RangeKind::kStep},
       {"train::phase(u)", RangeKind::kPhase}};
   for (const auto& [name, kind] : kinds) {
