@@ -1,15 +1,24 @@
 // The loss of the transformer of transformer.h on a batch of batches.h.
 #pragma once
 
+#include "device_mesh/device_mesh.h"
 #include "examples/batches.h"
 #include "examples/transformer.h"
 
+#include <vector>
+
 namespace examples {
 
-// Mean cross entropy in nats per token. Where documents are separate the sum over the
-// batch's targets, by batch.target_count: over all rows that are averaged, these are, in
-// the mean, the mean loss of a target, however the rows are dealt out to ranks. A forward
-// of `model`.
-torch::Tensor batch_loss(Transformer& model, const Batch& batch);
+// Targets of a batch, in the mean over `batches`, of all ranks, which have as many of
+// them each. Collective over `mesh`.
+double mean_target_count(const std::vector<Batch>& batches, const fsdp::DeviceMesh& mesh);
+// The same of what one process has. Local.
+double mean_target_count(const std::vector<Batch>& batches);
+
+// Mean cross entropy in nats per token. Where documents are separate, batches have
+// different numbers of targets: then it is the sum over this one's targets, by
+// `mean_target_count`, so that the mean over batches is the mean over all of their
+// targets. A forward of `model`.
+torch::Tensor batch_loss(Transformer& model, const Batch& batch, double mean_target_count);
 
 }  // namespace examples

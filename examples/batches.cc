@@ -63,6 +63,7 @@ Batch Batches::cut(const BatchRows& rows, const WindowOf& window_of) const {
   const auto both = at::stack(windows);
   Batch batch{both.narrow(1, 0, options_.tokens).contiguous(),
               both.narrow(1, 1, options_.tokens).contiguous()};
+  batch.target_count = batch.targets.numel();
   if (options_.packing == Packing::kSeparate) separate(batch, rows, window_of);
   return batch;
 }
@@ -73,17 +74,9 @@ std::vector<int64_t> Batches::begins_in(int64_t window) const {
   return begins;
 }
 
-// Each document that begins after a window's first token takes a target away. Whatever is
-// averaged is looked at, so that ranks agree on the mean without asking each other.
+// Each document that begins after a window's first token takes a target away.
 template <class WindowOf>
 void Batches::separate(Batch& batch, const BatchRows& rows, const WindowOf& window_of) const {
-  const int64_t averaged = rows.averaged > 0 ? rows.averaged : rows.global;
-  int64_t targets = averaged * options_.tokens;
-  for (int64_t row = 0; row < averaged; ++row)
-    for (const int64_t begin : begins_in(window_of(row))) targets -= begin > 0 ? 1 : 0;
-  batch.target_count = static_cast<double>(std::max<int64_t>(targets, 1) * rows.count) /
-                       static_cast<double>(averaged);
-
   batch.begins = at::zeros({rows.count, options_.tokens}, at::kBool);
   auto begins = batch.begins.accessor<bool, 2>();
   batch.targets = batch.targets.clone();  // it may share memory with the inputs
@@ -91,7 +84,9 @@ void Batches::separate(Batch& batch, const BatchRows& rows, const WindowOf& wind
   for (int64_t row = 0; row < rows.count; ++row) {
     for (const int64_t begin : begins_in(window_of(rows.first + row))) {
       if (begin < options_.tokens) begins[row][begin] = true;
-      if (begin > 0) targets_of[row][begin - 1] = kNoTarget;
+      if (begin == 0) continue;
+      targets_of[row][begin - 1] = kNoTarget;
+      --batch.target_count;
     }
   }
 }

@@ -25,9 +25,7 @@ struct Batch {
   // The first token of a document is no target, since nothing before tells of it: it is
   // kNoTarget (transformer.h).
   at::Tensor begins = {};
-  // Then, too: the targets of all rows that are averaged (BatchRows), by how many times
-  // these rows they are.
-  double target_count = 0;
+  int64_t target_count = 0;  // that are not kNoTarget
 
   Batch to(c10::Device device) const;
 };
@@ -35,8 +33,7 @@ struct Batch {
 // Of a global batch.
 struct BatchRows {
   int64_t first, count;
-  int64_t global;        // rows of all ranks
-  int64_t averaged = 0;  // rows, from the first on, that one mean loss is of; 0: all
+  int64_t global;  // rows of all ranks
 };
 
 // What the documents in one window are to each other.

@@ -87,9 +87,10 @@ void Comparison::forward_backward(const std::vector<Batch>& micro_batches) {
   const auto parameters = twin_->parameters();
   std::vector<at::Tensor> sums;
   double loss_sum = 0;
+  const double target_count = mean_target_count(micro_batches);
   for (const auto& batch : micro_batches) {
     twin_->zero_grad();
-    auto loss = batch_loss(twin_, batch);
+    auto loss = batch_loss(twin_, batch, target_count);
     loss.backward();
     loss_sum += loss.item<double>();
     for (size_t i = 0; i < parameters.size(); ++i) {

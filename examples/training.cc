@@ -143,16 +143,32 @@ class Trainer {
             .global = rows_per_step()};
   }
 
+  // What this rank trains on in a step: a batch for each backward.
+  std::vector<Batch> batches_of(int64_t step) const {
+    std::vector<Batch> batches;
+    for (int64_t backward = 0; backward < options_.accumulate; ++backward)
+      batches.push_back(data_.training(step, rows_of(backward, data_rank_)));
+    return batches;
+  }
+
+  // Where documents are joined, all batches have the same.
+  double target_count_of(const std::vector<Batch>& batches) const {
+    return options_.packing == Packing::kSeparate ? mean_target_count(batches, data_mesh_)
+                                                  : mean_target_count(batches);
+  }
+
   // The mean loss of this rank's rows. Gradients are reduced by the last backward.
   double forward_backward(int64_t step) {
     double sum = 0;
+    const auto batches = times_.measure(Phase::kData, [&] { return batches_of(step); });
+    const double target_count = target_count_of(batches);
     auto units = fsdp::get_fsdp_module(*model_);
     for (int64_t backward = 0; backward < options_.accumulate; ++backward) {
       units.set_requires_gradient_sync(backward + 1 == options_.accumulate);
-      auto batch = times_.measure(Phase::kData, [&] {
-        return data_.training(step, rows_of(backward, data_rank_)).to(options_.device);
-      });
-      auto loss = times_.measure(Phase::kForward, [&] { return batch_loss(model_, batch); });
+      const auto batch = times_.measure(
+          Phase::kData, [&] { return batches[static_cast<size_t>(backward)].to(options_.device); });
+      auto loss =
+          times_.measure(Phase::kForward, [&] { return batch_loss(model_, batch, target_count); });
       page_.see_unsharded();
       times_.measure(Phase::kBackward, [&] { (loss / options_.accumulate).backward(); });
       sum += loss.item<double>();
@@ -222,10 +238,12 @@ class Trainer {
     const auto metrics = times_.measure(Phase::kValidation, [&] {
       torch::NoGradGuard no_grad;
       double sum = 0;
-      auto rows = rows_of(0, data_rank_);
-      rows.averaged = options_.batch * data_mesh_.size();
+      std::vector<Batch> batches;
       for (int64_t i = 0; i < kHeldOutBatches; ++i)
-        sum += batch_loss(model_, data_.held_out(i, rows).to(options_.device)).item<double>();
+        batches.push_back(data_.held_out(i, rows_of(0, data_rank_)));
+      const double target_count = target_count_of(batches);
+      for (const auto& batch : batches)
+        sum += batch_loss(model_, batch.to(options_.device), target_count).item<double>();
       return exchange(own_metrics(sum / kHeldOutBatches), mesh_);
     });
     page_.validated(step, mean_loss(metrics));

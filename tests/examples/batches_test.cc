@@ -21,7 +21,7 @@ using fsdp::testing::message_of;
 using ::testing::HasSubstr;
 
 // 0, 1, 2, ...
-class Counting final : public Tokens {
+class Counting : public Tokens {
  public:
   explicit Counting(int64_t size, std::vector<int64_t> begins = {})
       : size_(size), begins_(std::move(begins)) {}
@@ -143,7 +143,7 @@ TEST(Batches, DocumentsBeginAndTakeTargetsAwayWhereTheyDo) {
         targets += has_target ? 1 : 0;
       }
     }
-    EXPECT_EQ(batch.target_count, static_cast<double>(std::max<int64_t>(targets, 1)));
+    EXPECT_EQ(batch.target_count, targets);
   }
 }
 
@@ -164,23 +164,26 @@ TEST(Batches, DocumentsThatAreJoinedLeaveNoTrace) {
   EXPECT_TRUE(torch::equal(batch.targets, batch.inputs + 1));
 }
 
-// The mean over ranks and backwards is that of all targets.
-TEST(Batches, TargetsAreCountedAlikeHoweverRowsAreDealtOut) {
-  torch::manual_seed(3);
-  const auto data = separate_batches(random_begins(60 * kTokens + 1, 0.4));
-  const auto whole = data.training(3, {.first = 0, .count = 8, .global = 8});
-  EXPECT_EQ(whole.target_count, (whole.targets != kNoTarget).sum().item<double>());
-  EXPECT_LT(whole.target_count, 30);
-  for (const int64_t parts : {2, 4, 8}) {
-    for (int64_t part = 0; part < parts; ++part) {
-      const auto rows =
-          data.training(3, {.first = part * 8 / parts, .count = 8 / parts, .global = 8});
-      EXPECT_DOUBLE_EQ(rows.target_count * static_cast<double>(parts), whole.target_count);
-    }
+// Counts what it is asked to read.
+class Watched final : public Counting {
+ public:
+  Watched(std::vector<int64_t> begins, int64_t* tokens_looked_at)
+      : Counting(60 * kTokens + 1, std::move(begins)), tokens_looked_at_(tokens_looked_at) {}
+  std::vector<int64_t> document_begins(int64_t first, int64_t count) const override {
+    *tokens_looked_at_ += count;
+    return Counting::document_begins(first, count);
   }
-  const auto half = data.training(3, {.first = 2, .count = 2, .global = 8, .averaged = 4});
-  const auto first_half = whole.targets.narrow(0, 0, 4);
-  EXPECT_DOUBLE_EQ(half.target_count * 2, (first_half != kNoTarget).sum().item<double>());
+
+ private:
+  int64_t* tokens_looked_at_;
+};
+
+TEST(Batches, ARankLooksAtItsOwnRowsOnly) {
+  int64_t tokens = 0;
+  const Batches data(std::make_unique<Watched>(std::vector<int64_t>{7, 30}, &tokens),
+                     {.tokens = kTokens, .packing = Packing::kSeparate});
+  data.training(1, {.first = 6, .count = 2, .global = 50});
+  EXPECT_EQ(tokens, 2 * (kTokens + 1));
 }
 
 TEST(Batches, ShortTextsAreRefused) {
