@@ -17,9 +17,10 @@
 namespace examples {
 namespace {
 
-// Of units, at three times of a step.
+// Of units, at both ends of a step.
 struct CountersOfStep {
-  fsdp::Counters before, after_forward, after;
+  fsdp::Counters before, after;
+  Traffic gathered_by_forwards;
 };
 
 // What was counted between two times, of one kind.
@@ -28,14 +29,18 @@ Traffic between(const fsdp::Counters& begin, const fsdp::Counters& end,
   return {.count = end.*count - begin.*count, .bytes = end.*bytes - begin.*bytes};
 }
 
-// Of the dimensions that shard parameters, or hold replicas of them. Backward gathers
+Traffic gathers_between(const fsdp::Counters& begin, const fsdp::Counters& end) {
+  return between(begin, end, &fsdp::Counters::all_gathers, &fsdp::Counters::all_gather_bytes);
+}
+
+// Of the dimensions that shard parameters, or hold replicas of them. Backwards gather
 // from `neighbours` where parameters stay with these.
 std::vector<Traffic> traffic_of_units(const fsdp::DeviceMesh& mesh, const CountersOfStep& counters,
                                       std::optional<int64_t> neighbours) {
   using C = fsdp::Counters;
   const auto& names = mesh.dim_names();
   const int64_t shards = mesh.size(-1), replicas = mesh.size(0);
-  const auto& [before, after_forward, after] = counters;
+  const auto& [before, after, by_forwards] = counters;
   std::vector<Traffic> traffic;
   const auto add = [&](const std::string& dim, const char* collective, int64_t group, Traffic one) {
     if (one.count == 0) return;
@@ -44,11 +49,13 @@ std::vector<Traffic> traffic_of_units(const fsdp::DeviceMesh& mesh, const Counte
     one.group = group;
     traffic.push_back(one);
   };
-  const auto& until = neighbours ? after_forward : after;
-  add(names.back(), "all-gather", shards,
-      between(before, until, &C::all_gathers, &C::all_gather_bytes));
-  add(names.back(), "all-gather", neighbours.value_or(shards),
-      between(until, after, &C::all_gathers, &C::all_gather_bytes));
+  auto gathers = gathers_between(before, after);
+  if (neighbours) {
+    add(names.back(), "all-gather", shards, by_forwards);
+    gathers.count -= by_forwards.count;
+    gathers.bytes -= by_forwards.bytes;
+  }
+  add(names.back(), "all-gather", neighbours.value_or(shards), gathers);
   add(names.back(), "reduce-scatter", shards,
       between(before, after, &C::reduce_scatters, &C::reduce_scatter_bytes));
   add(names.front(), "all-reduce", replicas,
@@ -110,7 +117,7 @@ class StepRun {
     const double flops = flops_so_far();
     const fsdp::CommunicationLog log;
     step();
-    counters.after_forward = after_forward_;
+    counters.gathered_by_forwards = gathered_by_forwards_;
     counters.after = fsdp::counters(data_mesh_);
     measured_.flops = flops_so_far() - flops;
     measured_.memory.sharding_peak = counters.after.peak_bytes;
@@ -122,7 +129,7 @@ class StepRun {
  private:
   std::optional<int64_t> neighbours() const {
     const auto& reshard = options_.sharding.reshard_after_forward;
-    return reshard && options_.accumulate == 1 ? reshard->world() : std::nullopt;
+    return reshard ? reshard->world() : std::nullopt;
   }
 
   double flops_so_far() const { return device_.flops ? device_.flops() : 0; }
@@ -146,13 +153,17 @@ class StepRun {
   void step() {
     auto units = fsdp::get_fsdp_module(*sharded_.model);
     const int64_t before = bytes_beside_units();
+    gathered_by_forwards_ = {};
     for (int64_t backward = 0; backward < options_.accumulate; ++backward) {
       units.set_requires_gradient_sync(backward + 1 == options_.accumulate);
       const int64_t before_forward = bytes_beside_units();
+      const auto counters = fsdp::counters(data_mesh_);
       torch::Tensor loss;
       run(StepPhase::kForward,
           [&] { loss = next_token_loss(sharded_.model->forward(tokens_), tokens_); });
-      after_forward_ = fsdp::counters(data_mesh_);
+      const auto gathered = gathers_between(counters, fsdp::counters(data_mesh_));
+      gathered_by_forwards_.count += gathered.count;
+      gathered_by_forwards_.bytes += gathered.bytes;
       measured_.memory.activations = bytes_beside_units() - before_forward;
       run(StepPhase::kBackward, [&] { (loss / options_.accumulate).backward(); });
     }
@@ -176,7 +187,7 @@ class StepRun {
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   torch::Tensor tokens_;
   int64_t optimizer_bytes_ = 0;  // that the last step made
-  fsdp::Counters after_forward_;
+  Traffic gathered_by_forwards_;
   MeasuredStep measured_;
 };
 

@@ -81,13 +81,18 @@ TEST(PlannedStep, SendsLessToHalfTheRanksWithHybridSharding) {
 TEST(PlannedStep, GathersFromNeighboursInBackwardWhereTheyKeepParameters) {
   auto options = small_options();
   options.sharding.reshard_after_forward = fsdp::ReshardAfterForward::to_world(2);
-  const auto step = plan_step(options, {.ranks = 8});
-  std::map<int64_t, int64_t> bytes;
-  for (const auto& one : step.traffic)
-    if (one.collective == "all-gather") bytes[one.group] += one.bytes;
-  ASSERT_EQ(bytes.size(), 2u);
-  EXPECT_GT(bytes[8], bytes[2]);
-  EXPECT_GT(bytes[2], 0);
+  std::map<int64_t, int64_t> once;
+  for (const int64_t times : {1, 3}) {
+    options.accumulate = times;
+    std::map<int64_t, int64_t> bytes;
+    for (const auto& one : plan_step(options, {.ranks = 8}).traffic)
+      if (one.collective == "all-gather") bytes[one.group] += one.bytes;
+    ASSERT_EQ(bytes.size(), 2u);
+    EXPECT_GT(bytes[8], bytes[2]);
+    EXPECT_GT(bytes[2], 0);
+    if (times == 1) once = bytes;
+    for (const auto& [group, of_one] : once) EXPECT_EQ(bytes[group], times * of_one) << group;
+  }
 }
 
 TEST(PlannedStep, TensorParallelismCutsWhatIsComputed) {
