@@ -11,6 +11,8 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 
+#include <utility>
+
 namespace fsdp::internal::checkpoint {
 namespace {
 
@@ -33,7 +35,7 @@ bool have_same_values(const at::Tensor& a, const at::Tensor& b) {
 void check_tied_in_file(const Catalog& catalog, const std::vector<std::string>& stored_names,
                         const NamedTensor& named, ReadRules rules) {
   if (stored_names.size() < 2) return;
-  TensorReader reader(catalog, rules);
+  TensorReader reader(catalog, std::move(rules));
   std::vector<at::Tensor> values;
   for (const auto& name : stored_names) {
     values.push_back(at::empty_like(named.tensor.detach()));

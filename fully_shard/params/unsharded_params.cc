@@ -105,6 +105,7 @@ void UnshardedParams::await_and_drop() {
   gather_dropped();
 }
 
+// NOLINTNEXTLINE(bugprone-exception-escape): what is gathering may be dropped
 void UnshardedParams::drop_gather() noexcept {
   if (!sharded_state_.is_gathering()) return;
   gather_.drop();
