@@ -21,6 +21,7 @@ double mean(int64_t targets, int64_t batches) {
 }  // namespace
 
 double mean_target_count(const std::vector<Batch>& batches, const fsdp::DeviceMesh& mesh) {
+  if (!batches.front().begins.defined()) return mean_target_count(batches);
   return mean(fsdp::all_reduce(targets_of(batches), mesh),
               static_cast<int64_t>(batches.size()) * mesh.size());
 }

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <exception>
 #include <iostream>
+#include <string_view>
 
 namespace examples {
 namespace {
@@ -19,6 +20,18 @@ namespace {
 void refuse_further_arguments(const std::vector<char*>& left, const std::string& instead) {
   TORCH_CHECK_VALUE(left.size() <= 1, "unexpected argument '", left[1], "': ", instead,
                     "; --help lists the flags");
+}
+
+// As a script leaves it whose variable is not set: what is not given has a default, which
+// is not what was meant.
+void refuse_empty_values(const std::vector<char*>& arguments) {
+  for (size_t i = 1; i < arguments.size(); ++i) {
+    const std::string_view flag = arguments[i];
+    const bool is_followed_by_nothing =
+        i + 1 < arguments.size() && std::string_view(arguments[i + 1]).empty();
+    TORCH_CHECK_VALUE(!flag.starts_with("-") || (!flag.ends_with("=") && !is_followed_by_nothing),
+                      flag, ": has no value; leave the flag out for its default");
+  }
 }
 
 // A full disk, or a reader that is gone, must not look like success.
@@ -55,8 +68,10 @@ int run_program(int argc, char** argv, const Program& program) {
   absl::SetProgramUsageMessage(program.usage);
   show_flags_in_help(program.flags_of);
   end_help_with_success(argc, argv);
+  const std::vector<char*> arguments(argv, argv + argc);
   const auto left = absl::ParseCommandLine(argc, argv);
   try {
+    refuse_empty_values(arguments);
     refuse_further_arguments(left, program.about_arguments);
     return after_output(program.run());
   } catch (const c10::Error& error) {

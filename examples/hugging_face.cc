@@ -92,6 +92,11 @@ std::string adapter_config(const LoraOptions& lora, const std::string& like) {
   return json.dump(2) + "\n";
 }
 
+// Where an export is written, which a slash at the end must not put within it.
+std::string folder_beside(const std::string& folder) {
+  return (fs::path(folder) / "").parent_path().string() + ".saving";
+}
+
 }  // namespace
 
 fsdp::NameMap hugging_face_names() {
@@ -127,7 +132,7 @@ void export_hugging_face(Transformer& model, const TransformerConfig& config,
                          const ExportOptions& options) {
   check_is_new(options.folder);
   const auto exported = config_for_export(config, options.like);
-  const auto saved = options.folder + ".saving";
+  const auto saved = folder_beside(options.folder);
   fsdp::save({.model = model}, saved,
              {.layout = fsdp::Layout::kFull,
               .overwrite = true,
@@ -142,7 +147,7 @@ void export_hugging_face(Transformer& model, const TransformerConfig& config,
 
 void export_adapters(Transformer& model, const LoraOptions& lora, const ExportOptions& options) {
   check_is_new(options.folder);
-  const auto saved = options.folder + ".saving";
+  const auto saved = folder_beside(options.folder);
   const auto published = [names = hugging_face_names()](const std::string& name) {
     return "base_model.model." + names(name);
   };

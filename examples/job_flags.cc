@@ -24,7 +24,8 @@ ABSL_FLAG(std::string, units, "blocks",
 ABSL_FLAG(std::string, reshard_after_forward, "",
           "true, false, or a number of ranks that share the parameters until backward; "
           "default: true, and false for the root");
-ABSL_FLAG(std::string, param_dtype, "", "mixed precision, what modules compute with: bf16 or f16");
+ABSL_FLAG(std::string, param_dtype, "",
+          "mixed precision, what modules compute with: bf16, f16 or f32");
 ABSL_FLAG(std::string, reduce_dtype, "",
           "what gradients are added up in: bf16, f16 or f32; default: --param_dtype");
 ABSL_FLAG(bool, checkpoint_activations, false,

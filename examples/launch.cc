@@ -1,6 +1,7 @@
 #include "examples/launch.h"
 
 #include <arpa/inet.h>
+#include <c10/util/Exception.h>
 #include <netinet/in.h>
 #include <signal.h>
 #include <spawn.h>
@@ -9,6 +10,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <chrono>
 #include <cstdlib>
@@ -18,6 +20,7 @@
 #include <iterator>
 #include <string>
 #include <system_error>
+#include <thread>
 #include <vector>
 
 extern char** environ;
@@ -27,6 +30,7 @@ namespace {
 
 constexpr const char* kLauncherVariable =
     "FULLY_SHARD_LAUNCHER";  // the launcher's process id, in ranks it started
+constexpr int64_t kRanksPerProcessor = 64;
 constexpr auto kGracePeriod = std::chrono::seconds(3);  // between SIGTERM and SIGKILL
 
 [[noreturn]] void throw_errno(const char* what, int error = errno) {
@@ -207,6 +211,13 @@ class LocalJob {
   std::vector<pid_t> processes_;  // by rank; 0 once it has ended
 };
 
+void check_processes(int64_t ranks) {
+  const auto processors = std::max<int64_t>(std::thread::hardware_concurrency(), 1);
+  TORCH_CHECK_VALUE(ranks <= kRanksPerProcessor * processors, "--ranks: ", ranks,
+                    " processes on this machine, allowed are ", kRanksPerProcessor * processors,
+                    ", ", kRanksPerProcessor, " for each of its ", processors, " processors");
+}
+
 }  // namespace
 
 std::optional<int> launch_ranks(int64_t ranks, const std::function<void()>& check) {
@@ -215,6 +226,7 @@ std::optional<int> launch_ranks(int64_t ranks, const std::function<void()>& chec
     return std::nullopt;
   }
   if (started_by_another_launcher() || ranks == 1) return std::nullopt;
+  check_processes(ranks);
   if (check) check();
   const sigset_t signals = launcher_signals();
   sigprocmask(SIG_BLOCK, &signals, nullptr);

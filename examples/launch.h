@@ -24,7 +24,8 @@ namespace examples {
 // SIGINT, SIGTERM or SIGHUP to the launcher stops every rank (exit code 128 + signal).
 // When a rank fails, a message on stderr names it and the others are stopped (exit code
 // 1); so are all ranks when the launcher itself is killed. Throws std::system_error when
-// the ranks cannot be started.
+// the ranks cannot be started, and ValueError for more of them than a machine like this
+// one can run.
 std::optional<int> launch_ranks(int64_t ranks, const std::function<void()>& check = {});
 
 }  // namespace examples

@@ -30,7 +30,12 @@ MegatronIndex::MegatronIndex(const std::string& tokens_path)
   sequences_ = number_at<int64_t>(file_.data() + 18);
   TORCH_CHECK_VALUE(sequences_ >= 0 && (file_.size() - kIndexHeader) / 12 >= sequences_, path_,
                     ": has ", file_.size(), " bytes, too few for ", sequences_, " sequences");
+  TORCH_CHECK_VALUE(
+      documents() >= 0 && (file_.size() - kIndexHeader - 12 * sequences_) / 8 >= documents(), path_,
+      ": has ", file_.size(), " bytes, too few for ", documents(), " documents");
 }
+
+int64_t MegatronIndex::documents() const { return number_at<int64_t>(file_.data() + 26); }
 
 c10::ScalarType MegatronIndex::dtype() const {
   const auto code = number_at<uint8_t>(file_.data() + 17);
@@ -59,14 +64,10 @@ int64_t MegatronIndex::tokens() const {
 }
 
 std::vector<int64_t> MegatronIndex::document_begins() const {
-  const auto documents = number_at<int64_t>(file_.data() + 26);
-  const int64_t bytes = file_.size() - kIndexHeader - 12 * sequences_;
-  TORCH_CHECK_VALUE(documents >= 0 && bytes / 8 >= documents, path_, ": has ", file_.size(),
-                    " bytes, too few for ", documents, " documents");
   const char* const first_sequences = file_.data() + kIndexHeader + 12 * sequences_;
   std::vector<int64_t> begins;
   int64_t sequence = 0, token = 0;
-  for (int64_t i = 0; i < documents; ++i) {
+  for (int64_t i = 0; i < documents(); ++i) {
     const auto first = number_at<int64_t>(first_sequences + 8 * i);
     TORCH_CHECK_VALUE(first >= sequence && first <= sequences_, path_, ": document ", i,
                       " begins with sequence ", first, ", allowed are ", sequence, " to ",
@@ -76,7 +77,7 @@ std::vector<int64_t> MegatronIndex::document_begins() const {
     if (!begins.empty() && begins.back() == token) continue;  // the one before is empty
     begins.push_back(token);
   }
-  TORCH_CHECK_VALUE(documents > 0 && sequence == sequences_, path_, ": its documents have ",
+  TORCH_CHECK_VALUE(documents() > 0 && sequence == sequences_, path_, ": its documents have ",
                     sequence, " sequences, and there are ", sequences_);
   begins.pop_back();
   return begins;

@@ -27,6 +27,8 @@ class MegatronIndex {
   std::vector<int64_t> document_begins() const;
 
  private:
+  int64_t documents() const;  // one more, which is where the last one ends
+
   std::string path_;
   MappedFile file_;
   int64_t sequences_;

@@ -14,11 +14,11 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// Where `path` leads to, over links.
+// Where `path` leads to, over links, without a slash at its end.
 std::string target_of(const std::string& path) {
   std::error_code error;
   const auto target = fs::weakly_canonical(fs::absolute(path), error);
-  return error ? path : target.string();
+  return error ? path : (target / "").parent_path().string();
 }
 
 bool written(const std::string& path, const std::function<void(std::ostream&)>& write) {
@@ -47,6 +47,32 @@ void check_output_file(const char* flag, const std::string& path) {
   TORCH_CHECK_VALUE(opens, flag, ": ", path, " cannot be written: ", std::strerror(errno));
   // What was made, and not a link that led to nothing before.
   if (is_new) std::remove(target_of(path).c_str());
+}
+
+void check_new_folder(const char* flag, const std::string& path) {
+  if (path.empty()) return;
+  TORCH_CHECK_VALUE(!fs::exists(path), flag, ": ", path, " is there already");
+  std::vector<fs::path> made;  // the innermost first
+  for (auto missing = (fs::absolute(path) / "").parent_path(); !fs::exists(missing);
+       missing = missing.parent_path())
+    made.push_back(missing);
+  std::error_code error, ignored;
+  for (auto folder = made.rbegin(); folder != made.rend() && !error; ++folder)
+    fs::create_directory(*folder, error);
+  for (const auto& folder : made) fs::remove(folder, ignored);
+  TORCH_CHECK_VALUE(!error, flag, ": ", path, " cannot be made: ", error.message());
+}
+
+void check_is_not_read(const OutputFile& written, const OutputFile& read) {
+  if (written.path.empty() || read.path.empty()) return;
+  TORCH_CHECK_VALUE(!is_same_file(written.path, read.path), written.flag, ": ", written.path,
+                    " would be written over, and ", read.flag, " reads it");
+  const auto inside = fs::path(target_of(written.path)).lexically_relative(target_of(read.path));
+  const bool lies_within = !inside.empty() && *inside.begin() != ".." && *inside.begin() != ".";
+  std::error_code error;
+  TORCH_CHECK_VALUE(!lies_within || !fs::exists(written.path, error), written.flag, ": ",
+                    written.path, " would be written over, and it is in the folder of ", read.flag,
+                    ", ", read.path);
 }
 
 bool is_same_file(const std::string& one, const std::string& other) {

@@ -1,4 +1,4 @@
-// Files that a run writes at its end, tried at its start.
+// Files and folders that a run writes at its end, tried at its start.
 #pragma once
 
 #include <functional>
@@ -12,10 +12,17 @@ namespace examples {
 // What is there stays; where nothing is, nothing is left. Empty: no file. Local.
 void check_output_file(const char* flag, const std::string& path);
 
+// The same of a folder that is to be made.
+void check_new_folder(const char* flag, const std::string& path);
+
 struct OutputFile {
   const char* flag;
   std::string path;  // empty: none
 };
+
+// Throws ValueError, naming both flags, where `written` is `read`, or a file that is
+// there in the folder `read`. Local.
+void check_is_not_read(const OutputFile& written, const OutputFile& read);
 
 // Whether both paths lead to one file, which need not be there. Local.
 bool is_same_file(const std::string& one, const std::string& other);

@@ -67,6 +67,8 @@ TextData::TextData(const std::string& path, const Tokenizer& tokenizer)
     begins_.push_back(end);
     end += documents.back().numel();
   }
+  TORCH_CHECK_VALUE(bytes > 0 || !fs::is_directory(path), "--data: ", path,
+                    " has no file of text, nor one of tokens (*.bin)");
   TORCH_CHECK_VALUE(bytes >= kSmallestText, "--data: ", path, " has ", bytes,
                     " bytes of text, at least ", kSmallestText, " are needed");
   TORCH_CHECK_VALUE(!documents.empty(), "--data: ", path, " has ", bytes,

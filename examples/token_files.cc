@@ -18,6 +18,7 @@ namespace fs = std::filesystem;
 
 // How the tokens lie in a file.
 struct TokenFormat {
+  std::string name = "nanoGPT's, which begin with the first token";
   at::ScalarType dtype = at::kUInt16;
   int64_t first_byte = 0;
   std::optional<int64_t> tokens = {};  // by the header; none: as many as there are
@@ -31,7 +32,8 @@ std::optional<TokenFormat> llm_c_format(const MappedFile& file, const std::strin
   const auto version = number_at<int32_t>(file.data() + 4);
   TORCH_CHECK_VALUE(version == (magic == 20240520 ? 1 : 7), path, ": version ", version,
                     " of llm.c's format is not known");
-  return TokenFormat{.dtype = magic == 20240520 ? at::kUInt16 : at::kUInt32,
+  return TokenFormat{.name = "llm.c's",
+                     .dtype = magic == 20240520 ? at::kUInt16 : at::kUInt32,
                      .first_byte = kHeader,
                      .tokens = number_at<int32_t>(file.data() + 8)};
 }
@@ -49,6 +51,7 @@ std::vector<std::string> files_at(const std::string& path) {
 
 }  // namespace
 
+// One file of tokens.
 class TokenFile {
  public:
   explicit TokenFile(const std::string& path) : path_(path), file_(path) {
@@ -56,12 +59,12 @@ class TokenFile {
       format_ = *known;
     } else if (MegatronIndex::is_beside(path)) {
       index_.emplace(path);
-      format_ = {.dtype = index_->dtype(), .tokens = index_->tokens()};
+      format_ = {.name = "Megatron's", .dtype = index_->dtype(), .tokens = index_->tokens()};
     }
     const auto width = static_cast<int64_t>(c10::elementSize(format_.dtype));
     const auto bytes = file_.size() - format_.first_byte;
     TORCH_CHECK_VALUE(bytes % width == 0, path, ": has ", bytes, " bytes of tokens of ", width,
-                      " bytes each, of which the last is not whole");
+                      " bytes each, of which the last is not whole (read as ", format_.name, ")");
     TORCH_CHECK_VALUE(!format_.tokens || *format_.tokens == bytes / width, path, ": has ",
                       bytes / width, " tokens where its header says ", *format_.tokens);
     size_ = bytes / width;
@@ -70,6 +73,7 @@ class TokenFile {
   const std::string& path() const { return path_; }
   int64_t size() const { return size_; }
   const std::optional<MegatronIndex>& index() const { return index_; }
+  bool tells_its_format() const { return format_.tokens.has_value(); }
 
   at::Tensor read(int64_t first, int64_t count, int64_t vocab) const {
     const auto tokens = numbers(first, count);
@@ -111,6 +115,17 @@ TokenFiles::TokenFiles(const std::string& path, const std::optional<DocumentMark
     ends_.push_back(end += file.size());
   }
   TORCH_CHECK_VALUE(end > 0, "--data: ", path, " has no tokens");
+  check_indices();
+}
+
+// A file that has lost its index would be read as nanoGPT's.
+void TokenFiles::check_indices() const {
+  const auto with = std::find_if(files_.begin(), files_.end(),
+                                 [](const auto& file) { return file->index().has_value(); });
+  const auto lost = std::find_if(files_.begin(), files_.end(),
+                                 [](const auto& file) { return !file->tells_its_format(); });
+  TORCH_CHECK_VALUE(with == files_.end() || lost == files_.end(), (*lost)->path(),
+                    ": has no index (.idx) of Megatron's, and ", (*with)->path(), " has one");
 }
 
 TokenFiles::~TokenFiles() = default;

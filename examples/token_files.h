@@ -40,6 +40,7 @@ class TokenFiles final : public Tokens {
   static bool are_at(const std::string& path);
 
  private:
+  void check_indices() const;
   // Calls visit(file, first of it, count) for the parts of files that these tokens are.
   template <class Visit>
   void for_each_part(int64_t first, int64_t count, const Visit& visit) const;

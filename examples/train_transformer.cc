@@ -162,11 +162,14 @@ examples::LoraOptions lora_options() {
   return lora;
 }
 
-std::string new_folder_for_export() {
-  const std::string folder = absl::GetFlag(FLAGS_export);
-  TORCH_CHECK_VALUE(folder.empty() || !std::filesystem::exists(folder), "--export: ", folder,
-                    " is there already");
-  return folder;
+// So that the places of tokens in a step are numbers.
+void check_size(const examples::TrainingOptions& options) {
+  constexpr int64_t kMostTokens = int64_t{1} << 31, kMostBackwards = int64_t{1} << 20;
+  TORCH_CHECK_VALUE(options.batch <= kMostTokens / options.tokens, "--batch: ", options.batch,
+                    ", allowed with --tokens ", options.tokens, " are ",
+                    kMostTokens / options.tokens, " or less");
+  TORCH_CHECK_VALUE(options.accumulate <= kMostBackwards, "--accumulate: ", options.accumulate,
+                    ", allowed are ", kMostBackwards, " or less");
 }
 
 examples::CheckpointOptions checkpoint_options() {
@@ -189,9 +192,10 @@ examples::TrainingOptions options_from_flags() {
   options.packing = packing();
   options.end_of_document = end_of_document(options.model.vocab);
   options.lora = lora_options();
-  options.export_to = new_folder_for_export();
+  options.export_to = absl::GetFlag(FLAGS_export);
   options.deferred_init = absl::GetFlag(FLAGS_deferred_init);
   options.tokens = at_least(1, FLAGS_tokens);
+  check_size(options);
   options.steps = at_least(1, FLAGS_steps);
   options.lr = finite(FLAGS_lr);
   options.warmup = at_least(0, FLAGS_warmup);

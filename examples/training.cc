@@ -38,7 +38,7 @@
 namespace examples {
 namespace {
 
-constexpr int64_t kHeldOutBatches = 8;
+constexpr int64_t kHeldOutBatches = 8;  // of as many sequences as a step has
 
 Rounding rounding_of(const TrainingOptions& options, int64_t data_ranks) {
   if (options.tp > 1) return Rounding::kEverywhere;
@@ -151,17 +151,14 @@ class Trainer {
     return batches;
   }
 
-  // Where documents are joined, all batches have the same.
-  double target_count_of(const std::vector<Batch>& batches) const {
-    return options_.packing == Packing::kSeparate ? mean_target_count(batches, data_mesh_)
-                                                  : mean_target_count(batches);
-  }
-
   // The mean loss of this rank's rows. Gradients are reduced by the last backward.
   double forward_backward(int64_t step) {
     double sum = 0;
     const auto batches = times_.measure(Phase::kData, [&] { return batches_of(step); });
-    const double target_count = target_count_of(batches);
+    const auto count_targets = [&] { return mean_target_count(batches, data_mesh_); };
+    const double target_count = options_.packing == Packing::kSeparate
+                                    ? times_.measure(Phase::kMetrics, count_targets)
+                                    : count_targets();
     auto units = fsdp::get_fsdp_module(*model_);
     for (int64_t backward = 0; backward < options_.accumulate; ++backward) {
       units.set_requires_gradient_sync(backward + 1 == options_.accumulate);
@@ -240,11 +237,12 @@ class Trainer {
       double sum = 0;
       std::vector<Batch> batches;
       for (int64_t i = 0; i < kHeldOutBatches; ++i)
-        batches.push_back(data_.held_out(i, rows_of(0, data_rank_)));
-      const double target_count = target_count_of(batches);
+        for (int64_t backward = 0; backward < options_.accumulate; ++backward)
+          batches.push_back(data_.held_out(i, rows_of(backward, data_rank_)));
+      const double target_count = mean_target_count(batches, data_mesh_);
       for (const auto& batch : batches)
         sum += batch_loss(model_, batch.to(options_.device), target_count).item<double>();
-      return exchange(own_metrics(sum / kHeldOutBatches), mesh_);
+      return exchange(own_metrics(sum / static_cast<double>(batches.size())), mesh_);
     });
     page_.validated(step, mean_loss(metrics));
     report_.say(formatted("validation loss after %lld steps: %.4f", static_cast<long long>(step),
@@ -312,9 +310,16 @@ class Trainer {
 }  // namespace
 
 void check_output_files(const TrainingOptions& options) {
-  check_output_file("--metrics", options.metrics);
-  check_output_file("--profile", options.profile);
-  check_output_file("--report", options.report);
+  const OutputFile read[] = {{"--data", options.data}, {"--init_from", options.init_from}};
+  for (const OutputFile& written :
+       {OutputFile{"--metrics", options.metrics}, OutputFile{"--profile", options.profile},
+        OutputFile{"--report", options.report}}) {
+    for (const auto& each : read) check_is_not_read(written, each);
+    check_output_file(written.flag, written.path);
+  }
+  check_files_differ(
+      {{"--checkpoint", options.checkpoints.folder}, {"--export", options.export_to}});
+  check_new_folder("--export", options.export_to);
 }
 
 int train(const TrainingOptions& options) {

@@ -65,7 +65,8 @@ struct TrainingOptions {
 int train(const TrainingOptions& options);
 
 // Throws ValueError, naming the flag, unless the files of --metrics, --profile and
-// --report can be written; where they are not, they are not made.
+// --report and the folder of --export can be written, and are none of what the run reads
+// or of its checkpoints; where they are not, they are not made.
 void check_output_files(const TrainingOptions& options);
 
 }  // namespace examples

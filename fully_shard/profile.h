@@ -14,11 +14,12 @@
 // members show it; reduce_scatter, which sends gradients to be summed up, and all_reduce,
 // over the replicas; with HFSDP outer_reduce_scatter and outer_all_gather; reshard, where
 // unsharded parameters go; wait, where the host waits as Counters::wait_seconds adds up;
-// and forward, by fsdp::forward (forward.h).
-// Collectives of DTensors are redistribute, with what they do in place of a unit, and the
-// bytes that CommunicationLog (tensor_parallel/communication_log.h) adds up, which this
-// rank gives: "fsdp::redistribute(all-reduce over tp, Partial(sum) -> Replicate()) 128
-// bytes", within the range of their operator.
+// and forward, by fsdp::forward (forward.h). Collectives of DTensors are redistribute,
+// with what they do in place of a unit, and the bytes that CommunicationLog
+// (tensor_parallel/communication_log.h) adds up, which this rank gives (of a broadcast:
+// the tensor's, on every rank): "fsdp::redistribute(all-reduce over tp, Partial(sum) ->
+// Replicate()) 128 bytes". Where an operator needs one, it lies within the operator's
+// range.
 #pragma once
 
 #include "device_mesh/api.h"

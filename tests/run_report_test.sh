@@ -27,7 +27,7 @@ train() {
 
 source tests/support/browser.sh
 has_browser=
-if has_browser; then
+if browser_works; then
   has_browser=1
 else
   echo "run_report_test: NOT TESTED: pages in a browser, for there is no chromium that opens one" >&2
@@ -94,6 +94,12 @@ advice_count() { grep --only-matching '"reason"' "$work/$1.html" | wc -l; }
 train good --steps=12 --tokens=64
 expect_page good "A training run of 2 ranks" "blocks" "all units, unsharded and padded" '<td>block0</td><td>9</td><td>721.0 KiB</td><td>2</td>' "2 of 2"
 take_pictures good
+! grep --quiet "all-gather over" "$work/good.html" || fail "the exchange of losses is shown as a redistribution"
+
+train parallel --ranks=2 --tp=2 --steps=4 --batch=1
+expect_page parallel "A training run of 2 ranks"
+grep --quiet "all-reduce over tp, Partial(sum) -&gt; Replicate()\|all-reduce over tp, Partial(sum) -> Replicate()" "$work/parallel.html" ||
+  fail "no redistributions of tensor parallelism"
 # On a busy machine ranks may wait for each other; what units are is no accident.
 ! grep --extended-regexp --quiet "Merge|Cut " "$work/good.html" || fail "advice on good units: $(grep reason "$work/good.html")"
 

@@ -135,6 +135,14 @@ expect_refusal "--end_of_document: 256, allowed is less than 256, the vocabulary
 expect_refusal "--end_of_document: 10, but $work/text is text, whose files are its documents" --data="$work/text" \
   --documents=separate --end_of_document=10
 expect_refusal "--export: $work is there already" --export="$work"
+expect_refusal "--export: /dev/null/x cannot be made: Not a directory" --export=/dev/null/x
+expect_refusal "--export: $work/new/ is the file of --checkpoint, $work/new, too" --export="$work/new/" --checkpoint="$work/new"
+expect_refusal "--report: $work/text would be written over, and --data reads it" --data="$work/text" --report="$work/text"
+expect_refusal "--ranks: 5000000 processes on this machine, allowed are" --ranks=5000000
+expect_refusal "--batch: 9223372036854775807, allowed with --tokens 128 are" --batch=9223372036854775807
+expect_refusal "--accumulate: 1000000000000, allowed are" --accumulate=1000000000000
+expect_refusal "--init_from=: has no value" --init_from=
+expect_refusal "--init_from: has no value" --init_from ""
 expect_refusal "$work/config.json: no such file" --init_from="$work"
 expect_refusal "Unknown command line flag 'nonsense'" --nonsense=1
 expect_refusal "Illegal value 'abc' specified for flag 'steps'" --steps=abc
@@ -148,7 +156,7 @@ echo -n x > "$work/byte"
 expect_refusal "--data: $work/byte has 1 bytes of text, at least 65536 are needed" --data="$work/byte"
 mkdir "$work/binaries"
 cp "$program" "$work/binaries"
-expect_refusal "--data: $work/binaries has 0 bytes of text, at least 65536 are needed" --data="$work/binaries"
+expect_refusal "--data: $work/binaries has no file of text, nor one of tokens" --data="$work/binaries"
 # Reading this file fails even for root.
 expect_refusal "--data: cannot read /proc/self/mem" --data=/proc/self/mem
 
@@ -220,7 +228,8 @@ echo -n x >> "$work/tokens.bin"
 expect_refusal "$work/tokens.bin: has " "${recipe[@]}"
 
 # To a folder of Hugging Face's and back: training goes on where it was.
-expect_exit 0 "${small[@]}" --steps=2 --export="$work/exported"
+expect_exit 0 "${small[@]}" --steps=2 --export="$work/exported/"
+[[ ! -e $work/exported.saving && ! -e $work/exported/.saving ]] || fail "the export has left parts of it"
 loss=$(grep --only-matching "validation loss after 2 steps: .*" "$work/out")
 sizes_of_folder=(--data="$work/text" --tokens=16 --batch=1 --generate=0 --init_from="$work/exported")
 expect_exit 0 "${sizes_of_folder[@]}" --steps=1 --export="$work/again"

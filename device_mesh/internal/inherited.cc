@@ -17,15 +17,6 @@ using c10::ThreadLocalDebugInfo;
 // Which LibTorch itself sets nowhere.
 constexpr auto kKind = DebugInfoKind::INFERENCE_CONTEXT;
 
-// Ours last: it lies below the others.
-constexpr std::array kKinds = {DebugInfoKind::PROFILER_STATE,
-                               DebugInfoKind::PARAM_COMMS_INFO,
-                               DebugInfoKind::PRODUCER_INFO,
-                               DebugInfoKind::MOBILE_RUNTIME_INFO,
-                               DebugInfoKind::TEST_INFO,
-                               DebugInfoKind::TEST_INFO_2,
-                               kKind};
-
 using Value = std::shared_ptr<std::atomic<void*>>;
 
 struct Values final : c10::DebugInfoBase {
@@ -53,39 +44,48 @@ bool is_last(DebugInfoKind kind) {
   }
 }
 
+// Of the info that this thread was given last, whichever kinds there are.
+DebugInfoKind last_kind() {
+  uint8_t kind = 0;
+  while (!is_last(DebugInfoKind{kind})) ++kind;
+  return DebugInfoKind{kind};
+}
+
 // Takes this thread's infos from it, the last pushed first.
 std::vector<Info> take_infos() {
   std::vector<Info> taken;
   while (ThreadLocalDebugInfo::current() != nullptr) {
-    const auto* const kind = std::find_if(kKinds.begin(), kKinds.end(), is_last);
-    TORCH_INTERNAL_ASSERT(kind != kKinds.end(), "ThreadLocalDebugInfo of a new kind");
-    taken.push_back({*kind, ThreadLocalDebugInfo::_pop(*kind)});
+    const auto kind = last_kind();
+    taken.push_back({kind, ThreadLocalDebugInfo::_pop(kind)});
   }
   return taken;
 }
 
-// Below those of others, which take what they have pushed from the top.
-void make_current(std::shared_ptr<Values> values) {
-  const bool is_empty = std::none_of(values->of.begin(), values->of.end(),
-                                     [](const Value& value) { return value != nullptr; });
-  auto infos = take_infos();
-  std::erase_if(infos, [](const Info& info) {
-    return dynamic_cast<const Values*>(info.value.get()) != nullptr;
-  });
-  const auto hidden =
-      std::find_if(infos.begin(), infos.end(), [](const Info& info) { return info.kind == kKind; });
-  if (!is_empty) infos.insert(hidden, {kKind, std::move(values)});
-  for (auto info = infos.rbegin(); info != infos.rend(); ++info)
-    ThreadLocalDebugInfo::_push(info->kind, std::move(info->value));
+Value exchange(Values& values, Inherited which, Value value) {
+  return std::exchange(values.of.at(static_cast<size_t>(which)), std::move(value));
 }
 
-// Returns what was there before.
-Value exchange_current(Inherited which, Value value) {
-  const auto* const before = current();
-  auto values = before == nullptr ? std::make_shared<Values>() : std::make_shared<Values>(*before);
-  auto of_before = std::exchange(values->of.at(static_cast<size_t>(which)), std::move(value));
-  make_current(std::move(values));
-  return of_before;
+bool is_empty(const Values& values) {
+  return std::all_of(values.of.begin(), values.of.end(), [](const Value& value) {
+    return value == nullptr || value->load() == nullptr;
+  });
+}
+
+// Ours lie below those of others, which take what they have pushed from the top. Returns
+// what was there before.
+Value exchange_current(Inherited which, const Value& value) {
+  auto values = std::make_shared<Values>();
+  auto infos = take_infos();
+  std::erase_if(infos, [&](const Info& info) {
+    const auto* const ours = dynamic_cast<const Values*>(info.value.get());
+    if (ours != nullptr) *values = *ours;
+    return ours != nullptr;
+  });
+  auto before = exchange(*values, which, value);
+  if (!is_empty(*values)) infos.push_back({kKind, std::move(values)});
+  for (auto info = infos.rbegin(); info != infos.rend(); ++info)
+    ThreadLocalDebugInfo::_push(info->kind, std::move(info->value));
+  return before;
 }
 
 }  // namespace
@@ -104,7 +104,7 @@ InheritedScope::InheritedScope(Inherited which, void* value)
 
 InheritedScope::~InheritedScope() {
   value_->store(nullptr);
-  exchange_current(which_, std::move(before_));
+  exchange_current(which_, before_);
 }
 
 }  // namespace fsdp::internal

@@ -21,8 +21,9 @@ constexpr size_t kInheritedKinds = 2;
 // as a backward that failed may go on there for a while.
 void* inherited(Inherited which);
 
-// Scopes of a thread nest among their kind, but not with what others refer to in the same
-// way: a profiler may start within one and stop after it, or the other way round.
+// Scopes of a thread nest among their kind. With a profiler they need not: one may start
+// within a scope and stop after it, or the other way round. Of whoever uses
+// INFERENCE_CONTEXT for something else, the infos hide these while they are there.
 class InheritedScope {
  public:
   InheritedScope(Inherited which, void* value);

@@ -96,12 +96,15 @@ class CommOperatorScope {
   CommCause cause_before_;
 };
 
+// Of this thread.
 bool has_comm_listener();
+// Throws where a listener forbids the collective.
 void tell_comm_listeners(const CommEvent& event);
 // "all-gather over tp, Shard(1) -> Replicate()"
 std::string range_name(const CommEvent& event);
 
-// Issues `collective`, of which `event()` tells: called where somebody wants to know.
+// Issues `collective`, once listeners and profilers have heard of it. `event()` makes
+// what they hear, and is called only where there is one.
 template <std::invocable Event, std::invocable Collective>
 void issue_comm(int64_t bytes, const Event& event, const Collective& collective) {
   if (has_comm_listener()) tell_comm_listeners(event());

@@ -17,7 +17,7 @@
 namespace examples {
 namespace {
 
-// Of units, at both ends of a step.
+// What units have sent until a step begins and until it ends, and in its forwards.
 struct CountersOfStep {
   fsdp::Counters before, after;
   Traffic gathered_by_forwards;

@@ -146,6 +146,13 @@ void add_clipped(std::vector<Span>& to, const Span& span, const Range& step) {
   if (auto part = clipped(span, step)) to.push_back(*std::move(part));
 }
 
+// Of the phases that have begun.
+bool is_in_computing_phase(const std::vector<Span>& phases, const Span& span) {
+  return std::any_of(phases.begin(), phases.end(), [&](const Span& phase) {
+    return computes(phase) && phase.begin <= span.begin && span.end <= phase.end;
+  });
+}
+
 RankStep rank_step(const Trace& trace, const UnitsOverTime& units, const Range& step) {
   RankStep result;
   result.number = std::atoll(step.of.c_str());
@@ -156,7 +163,8 @@ RankStep rank_step(const Trace& trace, const UnitsOverTime& units, const Range& 
     const Span span{range.of, range.begin - step.begin, range.end - step.begin};
     if (range.kind == RangeKind::kPhase) result.phases.push_back(span);
     if (range.kind == RangeKind::kWait) result.waits.push_back(span);
-    if (range.kind == RangeKind::kRedistribution) result.redistributions.push_back(span);
+    if (range.kind == RangeKind::kRedistribution && is_in_computing_phase(result.phases, span))
+      result.redistributions.push_back(span);
   }
   for (const auto& reduction : units.reductions) add_clipped(result.reductions, reduction, step);
   for (const auto& span : units.unsharded) add_clipped(result.unsharded, span, step);
@@ -170,6 +178,10 @@ RankStep rank_step(const Trace& trace, const UnitsOverTime& units, const Range& 
 }
 
 }  // namespace
+
+bool computes(const Span& phase) {
+  return phase.of == "forward" || phase.of == "backward" || phase.of == "optimizer";
+}
 
 std::vector<RankStep> steps_of(const Trace& trace) {
   const UnitsOverTime units(trace);

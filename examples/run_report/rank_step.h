@@ -26,13 +26,17 @@ struct Gather : Span {       // from its issue until its unit is unsharded
   bool operator==(const Gather&) const = default;
 };
 
+// Forward, backward and the optimizer: not what it does beside them.
+bool computes(const Span& phase);
+
 struct RankStep {
   int64_t number = 0;
   double clock = 0;  // where it begins, in seconds by the host's clock from the trace's base
   double seconds = 0;
-  std::vector<Span> phases, reductions, waits, redistributions;
-  std::vector<Gather> gathers;  // those issued in this step
-  std::vector<Span> unsharded;  // what of it lies within the step
+  std::vector<Span> phases, reductions, waits;
+  std::vector<Span> redistributions;  // in phases that compute
+  std::vector<Gather> gathers;        // those issued in this step
+  std::vector<Span> unsharded;        // what of it lies within the step
 };
 
 // The steps that are in the trace from end to end, in their order. A unit that was

@@ -6,10 +6,6 @@
 namespace examples::run_report {
 namespace {
 
-bool computes(const Span& phase) {
-  return phase.of == "forward" || phase.of == "backward" || phase.of == "optimizer";
-}
-
 double seconds_of(const Span& span) { return span.end - span.begin; }
 
 double seconds_within(const Span& phase, const std::vector<Span>& spans) {

@@ -36,7 +36,8 @@ class Timelines {
   int64_t ranks() const { return ranks_; }  // with a step
   // The last step of each rank that is shown, by rank, and the ranks without one.
   std::vector<RankTimeline> shown() const;
-  // The rank that computes longest, where it is none of the first.
+  // The rank that computes longest, where it is none of the first: without its
+  // redistributions, which times of phases (phase_times.h) do not tell from computing.
   std::optional<int64_t> slowest() const;
   std::vector<UnitRow> units() const { return units_.rows(); }
   double mean_step_seconds() const;

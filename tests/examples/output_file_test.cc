@@ -102,6 +102,38 @@ TEST(OutputFile, StaysWhereTheDiskIsFull) {
   EXPECT_FALSE(std::filesystem::exists(folder / "page.tmp"));
 }
 
+TEST(NewFolder, IsTriedAndLeavesNothing) {
+  const fsdp::testing::TemporaryFolder folder;
+  for (const auto* path : {"new", "new/", "a/b/new"}) {
+    EXPECT_NO_THROW(check_new_folder("--export", folder / path)) << path;
+    EXPECT_TRUE(std::filesystem::is_empty(folder.path())) << path;
+  }
+  write_text(folder / "file", "old");
+  for (const auto& path : {folder / "file/new", std::string("/proc/new"), folder / "file"}) {
+    expect_error<c10::ValueError>([&] { check_new_folder("--export", path); },
+                                  StartsWith("--export: " + path));
+  }
+  EXPECT_EQ(text_in(folder / "file"), "old");
+}
+
+TEST(OutputFile, IsNoneOfWhatIsRead) {
+  const fsdp::testing::TemporaryFolder folder;
+  std::filesystem::create_directory(folder / "data");
+  write_text(folder / "data/text", "words");
+  const auto check = [&](const std::string& written, const std::string& read) {
+    check_is_not_read({"--report", folder / written}, {"--data", folder / read});
+  };
+  for (const auto* path : {"data/text", "data/../data/text"}) {
+    expect_error<c10::ValueError>([&] { check(path, "data/text"); }, StartsWith("--report: "));
+    expect_error<c10::ValueError>([&] { check(path, "data"); }, StartsWith("--report: "));
+  }
+  expect_error<c10::ValueError>([&] { check("data", "data"); }, StartsWith("--report: "));
+  EXPECT_NO_THROW(check("data/new", "data"));
+  EXPECT_NO_THROW(check("page", "data"));
+  EXPECT_NO_THROW(check_is_not_read({"--report", ""}, {"--data", folder / "data"}));
+  EXPECT_NO_THROW(check_is_not_read({"--report", folder / "data/text"}, {"--data", ""}));
+}
+
 TEST(OutputFile, IsRefusedByItsFlag) {
   const fsdp::testing::TemporaryFolder folder;
   for (const auto& path : {folder / "no/folder", folder.path()}) {

@@ -139,6 +139,14 @@ TEST(TokenFiles, ThatAreDamagedAreRefused) {
   expect_refusal("lost.bin", "ab", "has 36 bytes, too few for 1 sequences");
   write(folder / "other.idx", "an index of something else, and long enough");
   expect_refusal("other.bin", "ab", "is no index of Megatron's");
+  write(folder / "torn.idx", megatron_index(8, {1}).substr(0, megatron_index(8, {1}).size() - 1));
+  expect_refusal("torn.bin", "ab", "too few for");
+  std::filesystem::create_directory(folder / "mixed");
+  write(folder / "mixed/a.bin", "ab");
+  write(folder / "mixed/a.idx", megatron_index(8, {1}));
+  write(folder / "mixed/b.bin", "ab");
+  EXPECT_THAT(message_of([&] { TokenFiles{folder / "mixed"}; }),
+              HasSubstr("mixed/b.bin: has no index (.idx) of Megatron's"));
 }
 
 // At any part of the text what is true of all of it.
@@ -192,7 +200,8 @@ TEST(TokenFiles, DocumentsThatNothingTellsOfAreRefused) {
   index.pop_back();
   write(folder / "a.idx", index);
   EXPECT_THAT(refusal(), HasSubstr("a.idx: has 73 bytes, too few for 2 documents"));
-  EXPECT_EQ(TokenFiles(folder / "a.bin").size(), 3);  // where documents do not matter
+  // Where documents do not matter, too.
+  EXPECT_THAT(message_of([&] { TokenFiles{folder / "a.bin"}; }), HasSubstr("too few for 2"));
 }
 
 TEST(TokenFiles, TokensAboveTheVocabularyAreNamedWithTheirPlace) {

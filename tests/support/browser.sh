@@ -7,7 +7,7 @@ chromium_with() {
 }
 
 # Of a snap there may be a command alone.
-has_browser() {
+browser_works() {
   command -v chromium > /dev/null || return 1
   echo "<script>document.write('wo' + 'rks')</script>" > "$work/trivial.html"
   chromium_with --dump-dom "file://$work/trivial.html" 2> /dev/null | grep --quiet works

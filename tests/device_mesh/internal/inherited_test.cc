@@ -105,8 +105,20 @@ TEST(Inherited, IsHiddenByWhatOthersPushLater) {
   const InheritedScope scope(Inherited::kCommListener, &value);
   c10::ThreadLocalDebugInfo::_push(c10::DebugInfoKind::INFERENCE_CONTEXT, state);
   EXPECT_EQ(listener(), nullptr);
+  { const InheritedScope hidden(Inherited::kUnitObserver, &value); }
+  const InheritedScope outlives(Inherited::kUnitObserver, &value);
   EXPECT_EQ(c10::ThreadLocalDebugInfo::_pop(c10::DebugInfoKind::INFERENCE_CONTEXT), state);
   EXPECT_EQ(listener(), &value);
+  EXPECT_EQ(observer(), &value);
+}
+
+TEST(Inherited, KeepsInfosOfKindsThatAreNotKnown) {
+  int value = 0;
+  const auto state = std::make_shared<ProfilerState>();
+  const c10::DebugInfoKind unknown{200};
+  c10::ThreadLocalDebugInfo::_push(unknown, state);
+  { const InheritedScope scope(Inherited::kCommListener, &value); }
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::_pop(unknown), state);
 }
 
 }  // namespace

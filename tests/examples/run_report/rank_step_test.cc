@@ -36,7 +36,9 @@ std::vector<Range> step_4() {
           range(RangeKind::kReduction, "b", 150, 151, 32),
           range(RangeKind::kWait, "b", 160, 170),
           range(RangeKind::kReduction, "a", 171, 172),
-          range(RangeKind::kReshard, "b", 180, 181)};
+          range(RangeKind::kReshard, "b", 180, 181),
+          range(RangeKind::kPhase, "exchange of losses", 190, 198),
+          range(RangeKind::kRedistribution, "all-gather over dp", 192, 195, 8)};
 }
 
 TEST(StepsOf, TellAStepFromItsBeginning) {
@@ -46,7 +48,9 @@ TEST(StepsOf, TellAStepFromItsBeginning) {
   EXPECT_EQ(step.number, 4);
   EXPECT_EQ(step.clock, 100);
   EXPECT_EQ(step.seconds, 100);
-  EXPECT_EQ(step.phases, (std::vector<Span>{{"forward", 0, 40}, {"backward", 40, 90}}));
+  EXPECT_EQ(step.phases,
+            (std::vector<Span>{
+                {"forward", 0, 40}, {"backward", 40, 90}, {"exchange of losses", 90, 98}}));
   EXPECT_EQ(step.gathers, (std::vector<Gather>{{{"a", 1, 6}, false, true, 64, 2},
                                                {{"b", 7, 23}, true, true, 32, 0}}));
   EXPECT_EQ(step.waits, (std::vector<Span>{{"a", 3, 5}, {"b", 60, 70}}));
