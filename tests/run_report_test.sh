@@ -96,8 +96,8 @@ expect_page good "A training run of 2 ranks" "blocks" "all units, unsharded and 
 take_pictures good
 ! grep --quiet "all-gather over" "$work/good.html" || fail "the exchange of losses is shown as a redistribution"
 
-train parallel --ranks=2 --tp=2 --steps=4 --batch=1
-expect_page parallel "A training run of 2 ranks"
+train parallel --ranks=4 --tp=2 --steps=4 --batch=1
+expect_page parallel "A training run of 4 ranks"
 grep --quiet "all-reduce over tp, Partial(sum) -&gt; Replicate()\|all-reduce over tp, Partial(sum) -> Replicate()" "$work/parallel.html" ||
   fail "no redistributions of tensor parallelism"
 # On a busy machine ranks may wait for each other; what units are is no accident.
