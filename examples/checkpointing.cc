@@ -1,5 +1,7 @@
 #include "examples/checkpointing.h"
 
+#include <c10/util/Exception.h>
+
 #include <cstdio>
 
 namespace examples {
@@ -14,6 +16,13 @@ std::string path_of(const std::string& folder, int64_t step) {
 }
 
 }  // namespace
+
+void check_checkpoints(const CheckpointOptions& options) {
+  if (options.folder.empty() || options.resume) return;
+  const auto newest = fsdp::latest_checkpoint(options.folder);
+  TORCH_CHECK_VALUE(!newest, "--checkpoint: ", options.folder, " has ", newest.value_or(""),
+                    " of another run; --resume goes on from it, or name another folder");
+}
 
 int64_t Checkpointing::resume(const fsdp::State& state) const {
   if (!options_.resume) return 0;

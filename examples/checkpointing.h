@@ -23,6 +23,9 @@ struct CheckpointOptions {
   bool resume = false;
 };
 
+// Throws ValueError where a new run would mix its checkpoints with another's. Local.
+void check_checkpoints(const CheckpointOptions& options);
+
 // All ranks call the same.
 class Checkpointing {
  public:

@@ -27,9 +27,10 @@ void refuse_further_arguments(const std::vector<char*>& left, const std::string&
 void refuse_empty_values(const std::vector<char*>& arguments) {
   for (size_t i = 1; i < arguments.size(); ++i) {
     const std::string_view flag = arguments[i];
+    const bool ends_with_its_name = flag.find('=') == flag.size() - 1;  // "--prompt=a=" does not
     const bool is_followed_by_nothing =
         i + 1 < arguments.size() && std::string_view(arguments[i + 1]).empty();
-    TORCH_CHECK_VALUE(!flag.starts_with("-") || (!flag.ends_with("=") && !is_followed_by_nothing),
+    TORCH_CHECK_VALUE(!flag.starts_with("-") || (!ends_with_its_name && !is_followed_by_nothing),
                       flag, ": has no value; leave the flag out for its default");
   }
 }

@@ -45,7 +45,13 @@ ABSL_FLAG(double, clip, 0, "largest norm of the gradients; 0: any");
 namespace examples {
 namespace {
 
-constexpr int64_t kMostRanks = int64_t{1} << 20;  // of a dimension
+constexpr int64_t kMostRanks = int64_t{1} << 20;
+
+int64_t checked_ranks(int64_t ranks) {
+  TORCH_CHECK_VALUE(ranks <= kMostRanks, "--ranks: ", ranks, ", allowed are ", kMostRanks,
+                    " or less");
+  return ranks;
+}
 
 OptimizerKind optimizer_kind(const std::string& name) {
   if (name == "adamw") return OptimizerKind::kAdamW;
@@ -99,7 +105,7 @@ JobShape job_shape() {
   const int64_t tp = at_least(1, FLAGS_tp);
   TORCH_CHECK_VALUE(tp > 1 || !absl::GetFlag(FLAGS_sequence_parallel),
                     "--sequence_parallel needs --tp of 2 or more");
-  if (mesh.empty()) return {at_least(1, FLAGS_ranks), at_least(1, FLAGS_replicas)};
+  if (mesh.empty()) return {checked_ranks(at_least(1, FLAGS_ranks)), at_least(1, FLAGS_replicas)};
   const auto sizes = sizes_of(mesh);
   const bool valid = sizes.size() == 2 || (sizes.size() == 3 && tp > 1);
   TORCH_CHECK_VALUE(valid, "--mesh: ", mesh, ", allowed are two numbers, as 2x2",
@@ -109,7 +115,10 @@ JobShape job_shape() {
   TORCH_CHECK_VALUE(absl::GetFlag(FLAGS_replicas) == 1,
                     "--mesh and --replicas exclude each other: the first number is the replicas");
   int64_t ranks = 1;
-  for (const int64_t size : sizes) ranks *= size;
+  for (const int64_t size : sizes) ranks = checked_ranks(ranks * size);
+  TORCH_CHECK_VALUE(!is_given(FLAGS_ranks) || absl::GetFlag(FLAGS_ranks) == ranks,
+                    "--ranks: ", absl::GetFlag(FLAGS_ranks), ", and --mesh, ", mesh, ", has ",
+                    ranks);
   return {ranks, sizes.size() == 2 && tp > 1 ? 1 : sizes.front()};
 }
 

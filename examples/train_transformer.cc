@@ -17,7 +17,9 @@
 #include <ATen/Context.h>
 #include <ATen/Parallel.h>
 #include <absl/flags/flag.h>
+#include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -152,11 +154,22 @@ examples::Decay decay() {
   return examples::Decay::kNone;
 }
 
+// Those of a block.
+const std::vector<std::string>& lora_layers() {
+  static const std::vector<std::string> layers = {"query", "key", "value", "output",
+                                                  "gate",  "up",  "down"};
+  return layers;
+}
+
 examples::LoraOptions lora_options() {
   const examples::LoraOptions lora{.rank = at_least(0, FLAGS_lora),
                                    .alpha = finite(FLAGS_lora_alpha),
                                    .targets = absl::GetFlag(FLAGS_lora_targets),
                                    .frozen_dtype = *examples::dtype(FLAGS_lora_base)};
+  const auto& layers = lora_layers();
+  for (const auto& target : lora.targets)
+    TORCH_CHECK_VALUE(std::find(layers.begin(), layers.end(), target) != layers.end(),
+                      "--lora_targets: ", target, ", allowed are ", c10::Join(", ", layers));
   TORCH_CHECK_VALUE(lora.rank == 0 || !absl::GetFlag(FLAGS_compare),
                     "--lora and --compare exclude each other: the unsharded model has no adapters");
   return lora;

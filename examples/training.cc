@@ -27,6 +27,7 @@
 #include <torch/torch.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <limits>
 #include <memory>
@@ -125,6 +126,9 @@ class Trainer {
   int64_t resume() {
     const int64_t done = checkpointing_.resume(state());
     if (done > 0) report_.say(formatted("resumed after step %lld", static_cast<long long>(done)));
+    if (done >= options_.steps)
+      report_.say(formatted("nothing is left to do: --steps is %lld",
+                            static_cast<long long>(options_.steps)));
     report_.start_after(done);
     return done;
   }
@@ -195,8 +199,15 @@ class Trainer {
     auto metrics =
         times_.measure(Phase::kMetrics, [&] { return exchange(own_metrics(loss), mesh_); });
     metrics_file_.step(step, metrics, learning_rate_.now(), norm);
+    check_is_finite(step, mean_loss(metrics));
     if (comparison_) comparison_->record_sharded_loss(mean_loss(metrics));
     return metrics;
+  }
+
+  // Before a checkpoint of it replaces an older one. The same on every rank.
+  static void check_is_finite(int64_t step, double loss) {
+    TORCH_CHECK(std::isfinite(loss), "step ", step, ": the loss is ", loss,
+                "; a lower --lr, a --warmup or --clip may keep it finite");
   }
 
   RankMetrics own_metrics(double loss) const {
@@ -320,6 +331,7 @@ void check_output_files(const TrainingOptions& options) {
   check_files_differ(
       {{"--checkpoint", options.checkpoints.folder}, {"--export", options.export_to}});
   check_new_folder("--export", options.export_to);
+  check_checkpoints(options.checkpoints);
 }
 
 int train(const TrainingOptions& options) {

@@ -138,7 +138,10 @@ expect_refusal "--export: $work is there already" --export="$work"
 expect_refusal "--export: /dev/null/x cannot be made: Not a directory" --export=/dev/null/x
 expect_refusal "--export: $work/new/ is the file of --checkpoint, $work/new, too" --export="$work/new/" --checkpoint="$work/new"
 expect_refusal "--report: $work/text would be written over, and --data reads it" --data="$work/text" --report="$work/text"
-expect_refusal "--ranks: 5000000 processes on this machine, allowed are" --ranks=5000000
+expect_refusal "--ranks: 1000000 processes on this machine, allowed are" --ranks=1000000
+expect_refusal "--ranks: 1099511627776, allowed are 1048576 or less" --ranks=1099511627776
+expect_refusal "--ranks: 3, and --mesh, 2x1, has 2" --mesh=2x1 --ranks=3
+expect_refusal "--lora_targets: q_proj, allowed are query, key" --lora=4 --lora_targets=q_proj
 expect_refusal "--batch: 9223372036854775807, allowed with --tokens 128 are" --batch=9223372036854775807
 expect_refusal "--accumulate: 1000000000000, allowed are" --accumulate=1000000000000
 expect_refusal "--init_from=: has no value" --init_from=
@@ -159,6 +162,16 @@ cp "$program" "$work/binaries"
 expect_refusal "--data: $work/binaries has no file of text, nor one of tokens" --data="$work/binaries"
 # Reading this file fails even for root.
 expect_refusal "--data: cannot read /proc/self/mem" --data=/proc/self/mem
+
+expect_exit 1 "${small[@]}" --steps=5 --lr=1e30 --checkpoint="$work/diverged" --save_every=1
+grep --quiet "the loss is " "$work/err" || fail "a loss that is not finite: $(cat "$work/err")"
+
+# Tensor parallelism leaves the last norm alone, which is a unit by itself.
+expect_exit 0 "${small[@]}" --ranks=4 --tp=2 --steps=2 --checkpoint="$work/parallel"
+expect_exit 0 "${small[@]}" --ranks=2 --steps=3 --checkpoint="$work/parallel/" --resume
+grep --quiet "resumed after step 2" "$work/out" || fail "no resume at another mesh: $(cat "$work/out")"
+expect_exit 0 "${small[@]}" --ranks=2 --steps=3 --checkpoint="$work/parallel" --resume
+grep --quiet "nothing is left to do" "$work/out" || fail "not told that nothing is left: $(cat "$work/out")"
 
 expect_exit 0 --help
 grep --quiet -- "--ranks" "$work/out" || fail "--help does not show the flags"
@@ -206,6 +219,7 @@ expect_exit 0 "${recipe[@]}" --ranks=2 --batch=1 --accumulate=4 --metrics="$work
 expect_same_losses "$work/1.jsonl" "$work/accumulated.jsonl" 6
 save=(--checkpoint="$work/checkpoints" --save_every=3 --metrics="$work/resumed.jsonl")
 expect_exit 0 "${recipe[@]}" --ranks=2 --batch=4 "${save[@]}"
+expect_refusal "--checkpoint: $work/checkpoints has $work/checkpoints/step-0000000" "${recipe[@]}" "${save[@]}"
 rm -r "$work/checkpoints/step-00000006"
 head -3 "$work/resumed.jsonl" > "$work/first.jsonl" && mv "$work/first.jsonl" "$work/resumed.jsonl"
 expect_exit 0 "${recipe[@]}" --ranks=4 --batch=2 "${save[@]}" --resume

@@ -1,7 +1,9 @@
 #include "checkpoint/plan/save_plan.h"
 
 #include "checkpoint/format/dtype.h"
+#include "checkpoint/ranks/tensor_values.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/tensor/value_hash.h"
 
 #include <c10/util/Exception.h>
 
@@ -149,9 +151,32 @@ void merge_details(Json& merged, const Json& details, size_t rank) {
   }
 }
 
+// But for the ranks.
+bool are_cut_alike(const SavedLayout& one, const SavedLayout& other) {
+  return one.mesh_shape == other.mesh_shape && one.mesh_names == other.mesh_names &&
+         one.placements == other.placements;
+}
+
+// Of `rank`, which is in `layout`, the one at its place in `other`.
+size_t counterpart(int64_t rank, const SavedLayout& layout, const SavedLayout& other) {
+  const auto place = std::find(layout.ranks.begin(), layout.ranks.end(), rank);
+  return static_cast<size_t>(other.ranks[static_cast<size_t>(place - layout.ranks.begin())]);
+}
+
+// Whether `rank` has on its slice what the known one has.
+bool is_copy(const SavedLayout& layout, const SavedLayout& known, int64_t rank,
+             const std::string& item, const std::string& tensor, const std::vector<Json>& hashes) {
+  if (!are_cut_alike(layout, known) || hashes.empty()) return false;
+  const auto hash_on = [&](size_t each) {
+    return hashes[each].value(item, Json::object()).value(tensor, Json());
+  };
+  const Json own = hash_on(static_cast<size_t>(rank));
+  return !own.is_null() && own == hash_on(counterpart(rank, layout, known));
+}
+
 // Adds what `rank` knows of item `name`.
 void merge_item(Manifest& merged, const Manifest& plan, const std::string& name,
-                const ItemRecord& item, size_t rank) {
+                const ItemRecord& item, size_t rank, const std::vector<Json>& hashes) {
   const ItemRecord empty{.kind = item.kind, .tensors = {}, .ties = {}, .details = item.details};
   ItemRecord& target = merged.items.try_emplace(name, empty).first->second;
   merge_details(target.details, item.details, rank);
@@ -163,12 +188,14 @@ void merge_item(Manifest& merged, const Manifest& plan, const std::string& name,
     if (is_plain(layout, merged.world_size)) record.replica = static_cast<int64_t>(rank);
     const auto [known, is_new] = target.tensors.emplace(tensor, record);
     const auto& known_layout = merged.layouts[static_cast<size_t>(known->second.layout)];
-    const bool same = known->second.dtype == theirs.dtype && known->second.shape == theirs.shape &&
-                      known_layout == layout;
+    const bool same =
+        known->second.dtype == theirs.dtype && known->second.shape == theirs.shape &&
+        (known_layout == layout ||
+         is_copy(layout, known_layout, static_cast<int64_t>(rank), name, tensor, hashes));
     TORCH_CHECK_VALUE(is_new || same, "'", tensor, "' of '", name, "' has another shape, dtype, ",
                       "mesh or placement on rank ", rank,
-                      " than on an earlier rank; what each rank has ",
-                      "of its own (an expert, say) needs a name of its own");
+                      " than on an earlier rank, or is another one with values of its own; what ",
+                      "each rank has of its own (an expert, say) needs a name of its own");
   }
 }
 
@@ -211,11 +238,40 @@ std::vector<FileToWrite> files_of_rank(const std::vector<SaveItem>& items, const
   return files;
 }
 
-Manifest merge_plans(const std::vector<Manifest>& plans) {
+std::map<std::string, std::set<std::string>> names_on_slices(const std::vector<Manifest>& plans) {
+  std::map<std::string, std::set<std::string>> names;
+  std::map<std::pair<std::string, std::string>, const SavedLayout*> known;
+  for (const Manifest& plan : plans) {
+    for (const auto& [name, item] : plan.items) {
+      for (const auto& [tensor, record] : item.tensors) {
+        const auto& layout = plan.layouts[static_cast<size_t>(record.layout)];
+        const auto& first = *known.try_emplace({name, tensor}, &layout).first->second;
+        if (!(first == layout) && are_cut_alike(first, layout)) names[name].insert(tensor);
+      }
+    }
+  }
+  return names;
+}
+
+Json hashes_on_slices(const std::vector<SaveItem>& items,
+                      const std::map<std::string, std::set<std::string>>& names) {
+  Json hashes = Json::object();
+  for (const SaveItem& item : items) {
+    const auto wanted = names.find(item.name);
+    if (wanted == names.end()) continue;
+    for (const NamedTensor& named : item.tensors) {
+      if (wanted->second.count(named.name) == 0) continue;
+      hashes[item.name][named.name] = hash_of_values(local_value(named.tensor), /*seed=*/0);
+    }
+  }
+  return hashes;
+}
+
+Manifest merge_plans(const std::vector<Manifest>& plans, const std::vector<Json>& hashes) {
   Manifest merged = plans.front();
   for (size_t rank = 1; rank < plans.size(); ++rank) {
     for (const auto& [name, item] : plans[rank].items) {
-      merge_item(merged, plans[rank], name, item, rank);
+      merge_item(merged, plans[rank], name, item, rank, hashes);
     }
   }
   for (const auto& [name, item] : merged.items) check_held_by_its_ranks(merged, plans, name, item);

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -38,11 +39,20 @@ struct SavePlan {
 SavePlan plan_save(const std::vector<SaveItem>& items, int64_t rank, int64_t world_size,
                    bool balanced);
 
-// Plans of ranks whose models differ (stages of a pipeline), by rank and not balanced, as
-// one: a plain tensor is written by the first rank that has it. Throws ValueError where
-// two ranks mean different things by one name, or where a rank does not have what it
-// holds a part of.
-Manifest merge_plans(const std::vector<Manifest>& plans);
+// Tensors that are cut alike over several slices of the ranks, as over each "dp" of a
+// mesh of dp x tp: names, by item. By the plans of all ranks, so the same on each. Local.
+std::map<std::string, std::set<std::string>> names_on_slices(const std::vector<Manifest>& plans);
+// Of those that this rank has, hashes of the values of its parts: {item: {name: hash}}.
+// Waits for their device. Local.
+Json hashes_on_slices(const std::vector<SaveItem>& items,
+                      const std::map<std::string, std::set<std::string>>& names);
+
+// Plans of ranks whose models differ (stages of a pipeline, slices), by rank and not
+// balanced, as one: a plain tensor is written by the first rank that has it, and one that
+// several slices have by the first slice, if by `hashes`, each rank's, the others have
+// the same values. Throws ValueError where two ranks mean different things by one name,
+// or where a rank does not have what it holds a part of.
+Manifest merge_plans(const std::vector<Manifest>& plans, const std::vector<Json>& hashes = {});
 // What `rank` writes of `items`, as `manifest` says.
 std::vector<FileToWrite> files_of_rank(const std::vector<SaveItem>& items, const Manifest& manifest,
                                        int64_t rank);

@@ -172,7 +172,13 @@ void Saving::merge() {
   const auto texts = exchange(world_, format_manifest(plan_.manifest), what_);
   std::vector<Manifest> plans;
   for (const auto& text : texts) plans.push_back(value_or_raise(parse_manifest(text, what_)));
-  plan_.manifest = merge_plans(plans);
+  std::vector<Json> hashes;
+  if (const auto names = names_on_slices(plans); !names.empty()) {
+    const auto own = hashes_on_slices(items_, names);
+    for (const auto& text : exchange(world_, own.dump(), what_))
+      hashes.push_back(Json::parse(text));
+  }
+  plan_.manifest = merge_plans(plans, hashes);
   plan_.files = files_of_rank(items_, plan_.manifest, world_.rank);
 }
 

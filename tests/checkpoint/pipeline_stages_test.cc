@@ -91,16 +91,50 @@ TEST(StagesCheckpoint, OneNameOfTwoShapesIsRefused) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
+// Rank r of 4 is in the slice r % 2.
+DeviceMesh own_slice() { return init_device_mesh(torch::kCPU, {2, 2}, {"dp", "slices"})["dp"]; }
+
+TEST(StagesCheckpoint, WhatSlicesHaveAlikeIsOneTensor) {
+  TemporaryFolder folder;
+  const auto whole = torch::arange(5.);
+  run_ranks(4, [&](int64_t rank) {
+    const auto norm = distribute_tensor(whole, own_slice(), {Shard{0}});
+    const std::string own = "own" + std::to_string(rank % 2);
+    save({.tensors = {{"norm", norm}, {own, DTensor(norm + rank % 2)}}}, folder / "saved");
+    const auto read = torch::zeros({5}), of_slice = torch::zeros({5});
+    load({.tensors = {{"norm", read}, {"own1", of_slice}}}, folder / "saved", {.strict = false});
+    EXPECT_TRUE(read.equal(whole));
+    EXPECT_TRUE(of_slice.equal(whole + 1));
+    const auto again = distribute_tensor(torch::zeros({5}), own_slice(), {Shard{0}});
+    load({.tensors = {{"norm", again}}}, folder / "saved", {.strict = false});
+    EXPECT_TRUE(DTensor(again).full_tensor().equal(whole));
+  });
+}
+
+TEST(StagesCheckpoint, WhatSlicesHaveOfTheirOwnByOneNameIsRefused) {
+  TemporaryFolder folder;
+  run_ranks(4, [&](int64_t rank) {
+    auto whole = torch::arange(5.);
+    if (rank % 2 == 1) whole[4] = 7;  // which rank 3 holds
+    const auto expert = distribute_tensor(whole, own_slice(), {Shard{0}});
+    EXPECT_THAT(message_of([&] {
+                  save({.tensors = {{"expert", expert}}}, folder / "saved");
+                }),
+                HasSubstr("on rank 3 than on an earlier rank, or is another one with values"));
+  });
+  EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
+}
+
 TEST(StagesCheckpoint, OneNameOnMeshesOfDifferentRanksIsRefused) {
   TemporaryFolder folder;
-  run_ranks(2, [&](int64_t) {
+  run_ranks(2, [&](int64_t rank) {
     const auto own = init_device_mesh(torch::kCPU, {2, 1}, {"ranks", "own"})["own"];
     const std::map<std::string, at::Tensor> tensors = {
-        {"expert", distribute_tensor(torch::ones({2}), own, {Shard{0}})}};
+        {"expert", distribute_tensor(torch::full({2}, rank), own, {Shard{0}})}};
     EXPECT_THAT(
         message_of([&] { save({.tensors = tensors}, folder / "saved"); }),
         HasSubstr("'expert' of 'tensors' has another shape, dtype, mesh or placement on rank "
-                  "1 than on an earlier rank; what each rank has of its own"));
+                  "1 than on an earlier rank, or is another one with values of its own"));
   });
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }

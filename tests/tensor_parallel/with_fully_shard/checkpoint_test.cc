@@ -70,6 +70,35 @@ TEST(ShardedCheckpoint, OneMeshLoadsWhatAnotherSaved) {
   }
 }
 
+// A unit without a parameter that is cut over tp: the root's is the last norm.
+TEST(ShardedCheckpoint, HasUnitsThatTensorParallelismDoesNotCut) {
+  for (const int64_t dp : {1, 2}) {
+    const TemporaryFolder folder;
+    auto plain = drawn(3, [] { return examples::Transformer(kSaved); });
+    run_ranks(2 * dp, [&](int64_t) {
+      const auto mesh = mesh_of(dp, 2);
+      auto model = drawn(3, [] { return examples::Transformer(kSaved); });
+      parallelize_module(model, mesh["tp"],
+                         transformer_plan(kSaved.width / kSaved.heads, /*cut_sequence=*/false));
+      fully_shard(model->embedding, mesh["dp"]);
+      fully_shard(model->head, mesh["dp"]);
+      for (auto& block : model->blocks) fully_shard(*block, mesh["dp"]);
+      fully_shard(*model, mesh["dp"]);
+      torch::optim::AdamW optimizer(model->parameters(), adamw());
+      const auto text = torch::arange(12).view({2, 6});
+      ShardedPair::loss(model, text).backward();
+      optimizer.step();
+      save({.model = model, .optimizer = optimizer}, folder / "step");
+      const auto saved = full_value(model->norm->named_parameters()["weight"]);
+      spoil(*model);
+      load({.model = model, .optimizer = optimizer}, folder / "step");
+      EXPECT_TRUE(full_value(model->norm->named_parameters()["weight"]).equal(saved));
+    });
+    load({.model = plain}, folder / "step");
+    EXPECT_FALSE(plain->norm->named_parameters()["weight"].equal(torch::ones({kSaved.width})));
+  }
+}
+
 TEST(ShardedCheckpoint, APlainModelLoadsIt) {
   const TemporaryFolder folder;
   const std::string path = folder / "step";
