@@ -10,8 +10,8 @@
 // under autograd, beside the part under autograd.
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
-#include "examples/transformer.h"
-#include "examples/transformer_plan.h"
+#include "programs/trainer/model/transformer.h"
+#include "programs/trainer/model/transformer_plan.h"
 #include "tensor_parallel/parallelize_module.h"
 
 #include <absl/flags/flag.h>

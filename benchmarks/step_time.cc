@@ -13,11 +13,11 @@
 // sharded step takes beyond it: whatever else the machine does meets both.
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
-#include "examples/transformer.h"
-#include "examples/transformer_plan.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
 #include "optim/muon_with_adamw.h"
+#include "programs/trainer/model/transformer.h"
+#include "programs/trainer/model/transformer_plan.h"
 #include "tensor_parallel/parallelize_module.h"
 
 #include <absl/flags/flag.h>

@@ -9,8 +9,8 @@ source tools/setup
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-program=bazel-bin/examples/train_transformer
-cat examples/*.cc > "$work/text"
+program=bazel-bin/programs/trainer/train_transformer
+cat programs/trainer/{,*/}*.cc > "$work/text"
 
 fail() {
   echo "perfetto_test: $*" >&2

@@ -3,7 +3,7 @@
 # model on 16,384 ranks takes little memory. Run from the repository root, after everything was built.
 set -euo pipefail
 
-program=bazel-bin/examples/plan_training
+program=bazel-bin/programs/planner/plan_training
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 

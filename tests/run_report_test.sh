@@ -9,8 +9,8 @@ set -euo pipefail
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
-program=bazel-bin/examples/train_transformer
-cat examples/*.cc dtensor/ops/*.cc > "$work/text"
+program=bazel-bin/programs/trainer/train_transformer
+cat programs/trainer/{,*/}*.cc dtensor/ops/*.cc > "$work/text"
 
 fail() {
   echo "run_report_test: $*" >&2

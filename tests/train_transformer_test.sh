@@ -13,8 +13,8 @@ clean_up() {
 }
 trap clean_up EXIT
 
-program=bazel-bin/examples/train_transformer
-cat examples/*.cc dtensor/ops/*.cc > "$work/text"
+program=bazel-bin/programs/trainer/train_transformer
+cat programs/trainer/{,*/}*.cc dtensor/ops/*.cc > "$work/text"
 small=(--data="$work/text" --width=16 --heads=2 --kv_heads=1 --blocks=1 --tokens=16 --batch=1 --generate=0)
 endless=("${small[@]}" --steps=1000000 --validate_every=20)  # The validations show that it goes on.
 
@@ -256,7 +256,7 @@ expect_refusal "--width and --init_from exclude each other" "${small[@]}" --init
 expect_refusal "--tokens: 17, allowed is 16 or less" --init_from="$work/exported" --tokens=17
 
 # A folder with a tokenizer of SentencePiece's: text is encoded and decoded by it. Its model has more tokens than one for bytes.
-fixtures=tests/examples/fixtures
+fixtures=tests/programs/trainer/fixtures
 python3 - "$work/exported" "$work/pieces" << 'EOF'
 import json, os, struct, sys
 old, new = sys.argv[1:]

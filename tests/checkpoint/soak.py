@@ -3,7 +3,7 @@
 
     tests/checkpoint/soak.py --kills 50 [--mixed]
 
-Needs a built //examples:train_transformer. Killed are one rank, all ranks, or the launcher. With as many ranks as before
+Needs a built //programs/trainer:train_transformer. Killed are one rank, all ranks, or the launcher. With as many ranks as before
 every time, the last checkpoint must be equal byte by byte; with --mixed each resumption has 1 to 4 ranks, and the losses
 must agree up to rounding. Nothing but the kept checkpoints may be left in the folder.
 """
@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-PROGRAM = "bazel-bin/examples/train_transformer"
+PROGRAM = "bazel-bin/programs/trainer/train_transformer"
 GLOBAL_BATCH = 12  # sequences; 1 to 4 ranks divide it
 RANKS = 3
 KEPT = 2

@@ -5,11 +5,11 @@
 #include "checkpoint/async_save.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/name_map.h"
-#include "examples/transformer.h"
-#include "examples/transformer_plan.h"
 #include "fully_shard/fully_shard.h"
 #include "optim/muon_with_adamw.h"
 #include "optim/owned_step.h"
+#include "programs/trainer/model/transformer.h"
+#include "programs/trainer/model/transformer_plan.h"
 #include "tensor_parallel/communication_log.h"
 #include "tensor_parallel/parallelize_module.h"
 

@@ -1,8 +1,8 @@
 // What tools/plan tells beside what steps take on a device that counts, with all values
 // computed by all ranks.
-#include "examples/hugging_face_config.h"
-#include "examples/planning/measured_step.h"
-#include "examples/sharded_model.h"
+#include "programs/planner/measured_step.h"
+#include "programs/trainer/hugging_face/hugging_face_config.h"
+#include "programs/trainer/setup/sharded_model.h"
 #include "tests/simulated_accelerator/machine.h"
 #include "tests/simulated_accelerator/move_module.h"
 #include "tests/simulated_accelerator/run.h"
@@ -76,9 +76,9 @@ std::vector<PlannedCase> cases() {
 }
 
 std::string plan_program() {
-  const std::string in_runfiles = "examples/plan_training";
+  const std::string in_runfiles = "programs/planner/plan_training";
   return std::filesystem::is_regular_file(in_runfiles) ? "./" + in_runfiles
-                                                       : "bazel-bin/examples/plan_training";
+                                                       : "bazel-bin/programs/planner/plan_training";
 }
 
 Json planned(const std::string& folder, const PlannedCase& one, int64_t rank) {

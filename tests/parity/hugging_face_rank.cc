@@ -14,8 +14,8 @@
 #include "device_mesh/all_reduce.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
-#include "examples/hugging_face.h"
-#include "examples/sharded_model.h"
+#include "programs/trainer/hugging_face/hugging_face.h"
+#include "programs/trainer/setup/sharded_model.h"
 
 #include <torch/torch.h>
 

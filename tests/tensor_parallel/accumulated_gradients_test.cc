@@ -1,6 +1,6 @@
 // Gradients of several backwards that add up: what ranks hold as terms of a sum is summed
 // at the end of each, for all parameters at once, in the second as in the first.
-#include "examples/transformer.h"
+#include "programs/trainer/model/transformer.h"
 #include "tensor_parallel/communication_log.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"

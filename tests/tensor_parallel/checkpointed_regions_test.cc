@@ -1,6 +1,6 @@
 // Regions that run again in backward, of a tensor-parallel model that is not sharded.
-#include "examples/transformer.h"
 #include "fully_shard/activation_checkpoint.h"
+#include "programs/trainer/model/transformer.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"
 #include "tests/tensor_parallel/counted_collectives.h"

@@ -1,6 +1,6 @@
 // How many collectives a step issues: those of Megatron, no others. The first step
 // compares the ranks' inputs, too (first_inputs_test.cc).
-#include "examples/transformer.h"
+#include "programs/trainer/model/transformer.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"
 #include "tests/tensor_parallel/counted_collectives.h"

@@ -1,7 +1,7 @@
 // Ranks of one tensor-parallel group that are given different batches learn it in the
 // first step; later steps compare nothing.
-#include "examples/transformer.h"
 #include "fully_shard/fully_shard.h"
+#include "programs/trainer/model/transformer.h"
 #include "tests/support/errors.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"

@@ -1,6 +1,6 @@
 // Fewer key heads than ranks: key and value are whole on every rank, and each rank's
 // query heads take what they need of them.
-#include "examples/transformer.h"
+#include "programs/trainer/model/transformer.h"
 #include "tensor_parallel/communication_log.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"

@@ -3,8 +3,8 @@
 #pragma once
 
 #include "device_mesh/device_mesh.h"
-#include "examples/transformer.h"
 #include "fully_shard/fully_shard.h"
+#include "programs/trainer/model/transformer.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/tensor_parallel/beside_one_device.h"
 #include "tests/tensor_parallel/transformer_plan.h"

@@ -1,6 +1,6 @@
 // What a training loop does with a tensor-parallel model, beside one device.
 #include "dtensor/dtensor.h"
-#include "examples/transformer.h"
+#include "programs/trainer/model/transformer.h"
 #include "tests/support/worlds.h"
 #include "tests/tensor_parallel/beside_one_device.h"
 #include "tests/tensor_parallel/transformer_plan.h"

@@ -1,7 +1,7 @@
 // The plan of the example's transformer, and its loss in the dtype of the logits.
 #pragma once
 
-#include "examples/transformer_plan.h"
+#include "programs/trainer/model/transformer_plan.h"
 
 #include <torch/torch.h>
 

@@ -1,5 +1,5 @@
 // The example's transformer, unchanged, on one device and over the ranks.
-#include "examples/transformer.h"
+#include "programs/trainer/model/transformer.h"
 
 #include "dtensor/dtensor.h"
 #include "tests/support/worlds.h"

@@ -1,12 +1,12 @@
 #include "tests/training_programs/transformers.h"
 
 #include "checkpoint/checkpoint.h"
-#include "examples/transformer.h"
-#include "examples/transformer_plan.h"
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/grad_scaler.h"
+#include "programs/trainer/model/transformer.h"
+#include "programs/trainer/model/transformer_plan.h"
 #include "tensor_parallel/parallelize_module.h"
 #include "tests/support/default_generator.h"
 
