@@ -4,7 +4,7 @@
 #include "checkpoint/files/file_calls.h"
 #include "checkpoint/files/raise.h"
 #include "checkpoint/files/save_id.h"
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/io/commit.h"

@@ -1,7 +1,7 @@
 #include "checkpoint/inspect.h"
 
 #include "checkpoint/files/raise.h"
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/format/saved_layout.h"

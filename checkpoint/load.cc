@@ -1,6 +1,6 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/raise.h"
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/format/ivalue_json.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/io/commit.h"

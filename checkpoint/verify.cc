@@ -1,7 +1,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/raise.h"
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/io/commit.h"
 #include "checkpoint/io/verified_file.h"
 

@@ -9,6 +9,7 @@
 #include <exception>
 #include <optional>
 #include <stdexcept>
+#include <string_view>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -167,6 +168,30 @@ absl::Status check_no_holes(std::vector<Entry>& entries, int64_t data_bytes,
                              std::to_string(expected));
 }
 
+absl::StatusOr<Header> parse_header(std::string_view json, int64_t data_bytes,
+                                    const std::string& path) {
+  auto parsed = parse_json(json, path + ": header");
+  if (!parsed.ok()) return parsed.status();
+  if (!parsed->is_object()) {
+    return absl::DataLossError(path + ": its header is no JSON object of tensors");
+  }
+  Header header;
+  for (const auto& item : parsed->get_ref<const Json::object_t&>()) {
+    const std::string& name = item.first;
+    const Json& value = item.second;
+    if (name == kMetadata) {
+      header.metadata = metadata_from(value);
+      continue;
+    }
+    auto entry = told_of_entry(path, name, [&] { return parse_entry(name, value, path); });
+    if (!entry.ok()) return entry.status();
+    header.entries.push_back(*std::move(entry));
+  }
+  if (auto whole = check_no_holes(header.entries, data_bytes, path); !whole.ok()) return whole;
+  if (auto placed = place_entries(header, path); !placed.ok()) return placed;
+  return header;
+}
+
 }  // namespace
 
 int64_t bytes_of(const Entry& entry) {
@@ -207,30 +232,6 @@ std::string format_header(const std::vector<Entry>& entries,
   std::string head(sizeof(length), '\0');
   std::memcpy(head.data(), &length, sizeof(length));
   return head + text;
-}
-
-absl::StatusOr<Header> parse_header(std::string_view json, int64_t data_bytes,
-                                    const std::string& path) {
-  auto parsed = parse_json(json, path + ": header");
-  if (!parsed.ok()) return parsed.status();
-  if (!parsed->is_object()) {
-    return absl::DataLossError(path + ": its header is no JSON object of tensors");
-  }
-  Header header;
-  for (const auto& item : parsed->get_ref<const Json::object_t&>()) {
-    const std::string& name = item.first;
-    const Json& value = item.second;
-    if (name == kMetadata) {
-      header.metadata = metadata_from(value);
-      continue;
-    }
-    auto entry = told_of_entry(path, name, [&] { return parse_entry(name, value, path); });
-    if (!entry.ok()) return entry.status();
-    header.entries.push_back(*std::move(entry));
-  }
-  if (auto whole = check_no_holes(header.entries, data_bytes, path); !whole.ok()) return whole;
-  if (auto placed = place_entries(header, path); !placed.ok()) return placed;
-  return header;
 }
 
 absl::StatusOr<Header> read_header(const InputFile& file) {

@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <map>
 #include <string>
-#include <string_view>
 #include <vector>
 
 namespace fsdp::internal::checkpoint {
@@ -54,7 +53,5 @@ std::string format_header(const std::vector<Entry>& entries,
 // holes or do not end where the file ends. Entries of dtypes that no tensor has are
 // `unread`.
 absl::StatusOr<Header> read_header(const InputFile& file);
-absl::StatusOr<Header> parse_header(std::string_view json, int64_t data_bytes,
-                                    const std::string& path);
 
 }  // namespace fsdp::internal::checkpoint

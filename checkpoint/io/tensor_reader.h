@@ -7,7 +7,7 @@
 //   status = reader.read();
 #pragma once
 
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/io/new_rows.h"
 #include "checkpoint/io/verified_file.h"
 #include "dtensor/layout/local_boxes.h"

@@ -2,7 +2,7 @@
 
 #include "checkpoint/files/checksums.h"
 #include "checkpoint/files/file_format.h"
-#include "checkpoint/format/torch_archive.h"
+#include "checkpoint/format/torch_file/torch_archive.h"
 #include "checkpoint/io/shard_writer.h"
 
 #include <algorithm>

@@ -5,7 +5,7 @@
 // each with a buffer of its own.
 #pragma once
 
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/format/safetensors.h"
 
 #include <absl/status/statusor.h>

@@ -1,7 +1,7 @@
 #include "checkpoint/optimizer/libtorch_optimizer.h"
 
-#include "checkpoint/format/pickle.h"
-#include "checkpoint/format/torch_archive.h"
+#include "checkpoint/format/pickle/pickle.h"
+#include "checkpoint/format/torch_file/torch_archive.h"
 #include "checkpoint/optimizer/archive_fields.h"
 
 #include <c10/util/Exception.h>

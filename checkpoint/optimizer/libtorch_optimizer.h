@@ -3,7 +3,7 @@
 // names, so this is read into an optimizer with the same groups over the same model.
 #pragma once
 
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/format/strict_json.h"
 #include "checkpoint/plan/state_items.h"
 

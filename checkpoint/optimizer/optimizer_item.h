@@ -6,7 +6,7 @@
 // erased: it is made anew at the parameter's next step, as for a parameter never used.
 #pragma once
 
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/format/strict_json.h"
 #include "checkpoint/optimizer/archive_fields.h"
 #include "checkpoint/optimizer/parameter_names.h"

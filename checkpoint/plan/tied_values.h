@@ -2,7 +2,7 @@
 // its names the same values, bit by bit.
 #pragma once
 
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/io/tensor_reader.h"
 #include "checkpoint/plan/state_items.h"
 

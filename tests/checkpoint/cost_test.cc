@@ -1,6 +1,6 @@
 // What saving and loading cost besides the bytes: collectives, bytes read.
 #include "checkpoint/async_save.h"
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 #include "checkpoint/io/tensor_reader.h"
 #include "device_mesh/process_group.h"
 #include "tests/checkpoint/small_model.h"

@@ -1,9 +1,9 @@
-#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/pickle/pickle.h"
 
 #include "checkpoint/files/plain_text.h"
-#include "checkpoint/format/pickle_input.h"
-#include "checkpoint/format/pickle_opcodes.h"
-#include "checkpoint/format/pickle_stack.h"
+#include "checkpoint/format/pickle/pickle_input.h"
+#include "checkpoint/format/pickle/pickle_opcodes.h"
+#include "checkpoint/format/pickle/pickle_stack.h"
 
 #include <exception>
 

@@ -1,4 +1,4 @@
-#include "checkpoint/format/pickled_calls.h"
+#include "checkpoint/format/torch_file/pickled_calls.h"
 
 #include "checkpoint/format/dtype.h"
 

@@ -7,7 +7,7 @@
 //   found.tensors[0].name;  // "encoder.0.weight"
 #pragma once
 
-#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/pickle/pickle.h"
 #include "checkpoint/format/unread.h"
 
 #include <c10/core/ScalarType.h>

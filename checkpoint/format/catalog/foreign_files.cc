@@ -1,13 +1,13 @@
-#include "checkpoint/format/foreign_files.h"
+#include "checkpoint/format/catalog/foreign_files.h"
 
 #include "checkpoint/files/file_calls.h"
 #include "checkpoint/files/file_format.h"
 #include "checkpoint/files/stays_in_folder.h"
+#include "checkpoint/format/catalog/weight_files.h"
 #include "checkpoint/format/names.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/format/strict_json.h"
-#include "checkpoint/format/torch_archive.h"
-#include "checkpoint/format/weight_files.h"
+#include "checkpoint/format/torch_file/torch_archive.h"
 
 #include <algorithm>
 #include <filesystem>

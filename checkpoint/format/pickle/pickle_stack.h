@@ -2,7 +2,7 @@
 // stack of them with marks, and a memo of those that it recalls by number.
 #pragma once
 
-#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/pickle/pickle.h"
 
 #include <cstddef>
 #include <deque>

@@ -1,8 +1,8 @@
-#include "checkpoint/format/torch_archive.h"
+#include "checkpoint/format/torch_file/torch_archive.h"
 
 #include "checkpoint/files/plain_text.h"
-#include "checkpoint/format/pickle.h"
-#include "checkpoint/format/placed_tensors.h"
+#include "checkpoint/format/pickle/pickle.h"
+#include "checkpoint/format/torch_file/placed_tensors.h"
 
 #include <caffe2/serialize/inline_container.h>
 #include <caffe2/serialize/read_adapter_interface.h>

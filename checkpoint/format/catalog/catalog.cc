@@ -1,8 +1,8 @@
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 
 #include "checkpoint/files/plain_text.h"
-#include "checkpoint/format/dcp_folder.h"
-#include "checkpoint/format/foreign_files.h"
+#include "checkpoint/format/catalog/dcp_folder.h"
+#include "checkpoint/format/catalog/foreign_files.h"
 
 #include <exception>
 #include <utility>

@@ -5,7 +5,7 @@
 #include "checkpoint/files/file_calls.h"
 #include "checkpoint/files/plain_text.h"
 #include "checkpoint/files/stays_in_folder.h"
-#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/pickle/pickle.h"
 #include "checkpoint/inspect.h"
 #include "tests/support/errors.h"
 #include "tests/support/temporary_folder.h"

@@ -2,7 +2,7 @@
 // TorchScript rebuild one, from which storage, and which make something that is not read.
 #pragma once
 
-#include "checkpoint/format/pickled_tensors.h"
+#include "checkpoint/format/torch_file/pickled_tensors.h"
 
 #include <cstdint>
 #include <stdexcept>

@@ -1,11 +1,11 @@
-#include "checkpoint/format/dcp_folder.h"
+#include "checkpoint/format/catalog/dcp_folder.h"
 
 #include "checkpoint/files/file_calls.h"
 #include "checkpoint/files/file_format.h"
 #include "checkpoint/files/plain_text.h"
 #include "checkpoint/files/stays_in_folder.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/pickle/pickle.h"
 
 #include <exception>
 #include <filesystem>

@@ -2,8 +2,8 @@
 // file's storages lie.
 #pragma once
 
-#include "checkpoint/format/pickled_tensors.h"
-#include "checkpoint/format/torch_archive.h"
+#include "checkpoint/format/torch_file/pickled_tensors.h"
+#include "checkpoint/format/torch_file/torch_archive.h"
 
 #include <cstdint>
 #include <functional>

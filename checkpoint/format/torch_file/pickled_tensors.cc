@@ -1,6 +1,6 @@
-#include "checkpoint/format/pickled_tensors.h"
+#include "checkpoint/format/torch_file/pickled_tensors.h"
 
-#include "checkpoint/format/pickled_calls.h"
+#include "checkpoint/format/torch_file/pickled_calls.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -1,4 +1,4 @@
-#include "checkpoint/format/pickle_stack.h"
+#include "checkpoint/format/pickle/pickle_stack.h"
 
 #include <stdexcept>
 

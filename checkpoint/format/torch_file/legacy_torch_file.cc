@@ -1,7 +1,7 @@
 #include "checkpoint/files/plain_text.h"
-#include "checkpoint/format/pickle.h"
-#include "checkpoint/format/placed_tensors.h"
-#include "checkpoint/format/torch_archive.h"
+#include "checkpoint/format/pickle/pickle.h"
+#include "checkpoint/format/torch_file/placed_tensors.h"
+#include "checkpoint/format/torch_file/torch_archive.h"
 
 #include <algorithm>
 #include <exception>

@@ -1,4 +1,4 @@
-#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/pickle/pickle.h"
 
 #include <gtest/gtest.h>
 

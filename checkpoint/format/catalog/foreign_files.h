@@ -2,7 +2,7 @@
 // an index as Hugging Face's folders have it.
 #pragma once
 
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 
 #include <absl/status/statusor.h>
 

@@ -1,4 +1,4 @@
-#include "checkpoint/format/pickle_input.h"
+#include "checkpoint/format/pickle/pickle_input.h"
 
 #include <charconv>
 #include <system_error>

@@ -1,4 +1,4 @@
-#include "checkpoint/format/weight_files.h"
+#include "checkpoint/format/catalog/weight_files.h"
 
 #include <algorithm>
 #include <set>

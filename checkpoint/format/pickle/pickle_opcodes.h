@@ -2,8 +2,8 @@
 // stack. They build Pickled values and run nothing.
 #pragma once
 
-#include "checkpoint/format/pickle_input.h"
-#include "checkpoint/format/pickle_stack.h"
+#include "checkpoint/format/pickle/pickle_input.h"
+#include "checkpoint/format/pickle/pickle_stack.h"
 
 namespace fsdp::internal::checkpoint {
 

@@ -3,7 +3,7 @@
 // torch.save.
 #pragma once
 
-#include "checkpoint/format/catalog.h"
+#include "checkpoint/format/catalog/catalog.h"
 
 #include <absl/status/statusor.h>
 

@@ -1,4 +1,4 @@
-#include "checkpoint/format/placed_tensors.h"
+#include "checkpoint/format/torch_file/placed_tensors.h"
 
 #include "checkpoint/files/plain_text.h"
 #include "dtensor/layout/shard_layout.h"

@@ -1,9 +1,9 @@
 // Files that somebody else wrote: fixtures/make_fixtures.py says how.
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/file_calls.h"
-#include "checkpoint/format/dcp_folder.h"
-#include "checkpoint/format/pickle.h"
-#include "checkpoint/format/torch_archive.h"
+#include "checkpoint/format/catalog/dcp_folder.h"
+#include "checkpoint/format/pickle/pickle.h"
+#include "checkpoint/format/torch_file/torch_archive.h"
 #include "checkpoint/optimizer_state_dict.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/errors.h"

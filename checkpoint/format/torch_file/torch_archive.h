@@ -6,7 +6,7 @@
 #pragma once
 
 #include "checkpoint/files/file_calls.h"
-#include "checkpoint/format/pickle.h"
+#include "checkpoint/format/pickle/pickle.h"
 #include "checkpoint/format/unread.h"
 
 #include <absl/status/statusor.h>
