@@ -2,7 +2,7 @@
 
 #include "checkpoint/save/background_save.h"
 #include "checkpoint/save/saving.h"
-#include "device_mesh/internal/dimension_groups.h"
+#include "device_mesh/process_groups/dimension_groups.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

@@ -3,10 +3,10 @@
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/internal/device_types.h"
-#include "device_mesh/internal/dimension_groups.h"
 #include "device_mesh/internal/mesh_layout.h"
-#include "device_mesh/internal/process_group_factory.h"
 #include "device_mesh/process_group.h"
+#include "device_mesh/process_groups/dimension_groups.h"
+#include "device_mesh/process_groups/process_group_factory.h"
 
 #include <ATen/DeviceAccelerator.h>
 #include <c10/util/Exception.h>

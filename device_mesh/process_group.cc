@@ -1,12 +1,12 @@
 #include "device_mesh/process_group.h"
 
-#include "device_mesh/internal/backend_table.h"
 #include "device_mesh/internal/device_types.h"
-#include "device_mesh/internal/dimension_groups.h"
-#include "device_mesh/internal/process_group_factory.h"
-#include "device_mesh/internal/process_settings.h"
-#include "device_mesh/internal/rendezvous.h"
-#include "device_mesh/internal/store_connection.h"
+#include "device_mesh/process_groups/backend_table.h"
+#include "device_mesh/process_groups/dimension_groups.h"
+#include "device_mesh/process_groups/process_group_factory.h"
+#include "device_mesh/rendezvous/process_settings.h"
+#include "device_mesh/rendezvous/rendezvous.h"
+#include "device_mesh/rendezvous/store_connection.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

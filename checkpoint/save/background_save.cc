@@ -1,8 +1,8 @@
 #include "checkpoint/save/background_save.h"
 
 #include "checkpoint/ranks/world.h"
-#include "device_mesh/internal/dimension_groups.h"
 #include "device_mesh/internal/weak_registry.h"
+#include "device_mesh/process_groups/dimension_groups.h"
 
 #include <c10/util/intrusive_ptr.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

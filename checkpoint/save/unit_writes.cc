@@ -1,7 +1,7 @@
 #include "checkpoint/save/unit_writes.h"
 
 #include "checkpoint/files/checksums.h"
-#include "device_mesh/internal/presence.h"
+#include "device_mesh/rendezvous/presence.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/transport/mesh_dims.h"
 

@@ -1,6 +1,6 @@
 #include "device_mesh/collectives/failure_words.h"
 
-#include "device_mesh/internal/deadline.h"
+#include "device_mesh/rendezvous/deadline.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -2,9 +2,9 @@
 #include "device_mesh/peer_memory/peer_channel.h"
 
 #include "device_mesh/collectives/group_name.h"
-#include "device_mesh/internal/process_group_factory.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_receive.h"
+#include "device_mesh/process_groups/process_group_factory.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

@@ -1,8 +1,8 @@
 #include "device_mesh/peer_memory/peer_memory.h"
 
-#include "device_mesh/internal/network.h"
 #include "device_mesh/peer_memory/futex.h"
 #include "device_mesh/peer_memory/peer.h"
+#include "device_mesh/rendezvous/network.h"
 
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>

@@ -2,9 +2,9 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/scratch_memory.h"
-#include "device_mesh/internal/process_group_factory.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "device_mesh/peer_memory/peer_channel.h"
+#include "device_mesh/process_groups/process_group_factory.h"
 #include "fully_shard/host_exchange.h"
 #include "fully_shard/transport/host_exchange.h"
 #include "fully_shard/transport/shared_shards.h"

@@ -2,7 +2,7 @@
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/device_mesh.h"
-#include "device_mesh/internal/dimension_groups.h"
+#include "device_mesh/process_groups/dimension_groups.h"
 #include "tests/support/errors.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"

@@ -3,10 +3,10 @@
 
 #include "device_mesh/all_reduce.h"
 #include "device_mesh/collectives/collectives.h"
-#include "device_mesh/internal/backend_table.h"
 #include "device_mesh/internal/device_types.h"
-#include "device_mesh/internal/process_group_factory.h"
 #include "device_mesh/process_group.h"
+#include "device_mesh/process_groups/backend_table.h"
+#include "device_mesh/process_groups/process_group_factory.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/simulated_accelerator/install.h"
 #include "tests/simulated_accelerator/run.h"

@@ -1,4 +1,4 @@
-#include "device_mesh/internal/backend_table.h"
+#include "device_mesh/process_groups/backend_table.h"
 #include "tests/simulated_accelerator/current_stream.h"
 #include "tests/simulated_accelerator/exchange.h"
 #include "tests/simulated_accelerator/host_view.h"

@@ -15,7 +15,7 @@
 // the time when its host does not answer: run it within a deadline (deadline.h).
 #pragma once
 
-#include "device_mesh/internal/presence.h"
+#include "device_mesh/rendezvous/presence.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/intrusive_ptr.h>

@@ -1,4 +1,4 @@
-#include "device_mesh/internal/roll_call.h"
+#include "device_mesh/rendezvous/roll_call.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Store.hpp>

@@ -1,8 +1,8 @@
-#include "device_mesh/internal/store_connection.h"
+#include "device_mesh/rendezvous/store_connection.h"
 
-#include "device_mesh/internal/deadline.h"
-#include "device_mesh/internal/network.h"
-#include "device_mesh/internal/rendezvous.h"
+#include "device_mesh/rendezvous/deadline.h"
+#include "device_mesh/rendezvous/network.h"
+#include "device_mesh/rendezvous/rendezvous.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>

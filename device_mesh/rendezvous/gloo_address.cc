@@ -1,4 +1,4 @@
-#include "device_mesh/internal/gloo_address.h"
+#include "device_mesh/rendezvous/gloo_address.h"
 
 #include <c10/util/Exception.h>
 

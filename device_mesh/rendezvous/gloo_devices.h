@@ -1,7 +1,7 @@
 // The Gloo devices of this rank: one per network interface that its connections use.
 #pragma once
 
-#include "device_mesh/internal/presence.h"
+#include "device_mesh/rendezvous/presence.h"
 
 #include <c10/util/intrusive_ptr.h>
 

@@ -1,8 +1,8 @@
 #define XXH_INLINE_ALL
-#include "device_mesh/internal/dimension_groups.h"
+#include "device_mesh/process_groups/dimension_groups.h"
 
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/internal/process_group_factory.h"
+#include "device_mesh/process_groups/process_group_factory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <xxhash.h>

@@ -1,4 +1,4 @@
-#include "device_mesh/internal/presence.h"
+#include "device_mesh/rendezvous/presence.h"
 
 #include <algorithm>
 #include <cstdlib>

@@ -1,4 +1,4 @@
-#include "device_mesh/internal/process_settings.h"
+#include "device_mesh/rendezvous/process_settings.h"
 
 #include <c10/util/Logging.h>
 #include <poll.h>

@@ -1,6 +1,6 @@
 // How ranks make sure of one another when a group is made: what each is told where one is
 // missing, is there twice, or cannot go on.
-#include "device_mesh/internal/roll_call.h"
+#include "device_mesh/rendezvous/roll_call.h"
 
 #include "tests/support/errors.h"
 

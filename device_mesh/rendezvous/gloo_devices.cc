@@ -1,9 +1,9 @@
-#include "device_mesh/internal/gloo_devices.h"
+#include "device_mesh/rendezvous/gloo_devices.h"
 
-#include "device_mesh/internal/batch_threads.h"
-#include "device_mesh/internal/gloo_address.h"
-#include "device_mesh/internal/network.h"
-#include "device_mesh/internal/rendezvous.h"
+#include "device_mesh/rendezvous/batch_threads.h"
+#include "device_mesh/rendezvous/gloo_address.h"
+#include "device_mesh/rendezvous/network.h"
+#include "device_mesh/rendezvous/rendezvous.h"
 
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

@@ -2,8 +2,8 @@
 // no I/O.
 #pragma once
 
-#include "device_mesh/internal/network.h"
-#include "device_mesh/internal/presence.h"
+#include "device_mesh/rendezvous/network.h"
+#include "device_mesh/rendezvous/presence.h"
 
 #include <functional>
 #include <optional>

@@ -1,8 +1,8 @@
 // Connecting to a rank that has come to the roll call and is gone before it connects.
-#include "device_mesh/internal/gloo_connection.h"
+#include "device_mesh/rendezvous/gloo_connection.h"
 
-#include "device_mesh/internal/gloo_devices.h"
-#include "device_mesh/internal/roll_call.h"
+#include "device_mesh/rendezvous/gloo_devices.h"
+#include "device_mesh/rendezvous/roll_call.h"
 #include "tests/support/errors.h"
 
 #include <gmock/gmock.h>

@@ -1,9 +1,9 @@
-#include "device_mesh/internal/gloo_connection.h"
+#include "device_mesh/rendezvous/gloo_connection.h"
 
-#include "device_mesh/internal/deadline.h"
-#include "device_mesh/internal/network.h"
-#include "device_mesh/internal/roll_call.h"
 #include "device_mesh/peer_memory/peer_meeting.h"
+#include "device_mesh/rendezvous/deadline.h"
+#include "device_mesh/rendezvous/network.h"
+#include "device_mesh/rendezvous/roll_call.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

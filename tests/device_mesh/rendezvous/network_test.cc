@@ -1,5 +1,5 @@
 // Who takes this host's connections, asked of its own loopback interface.
-#include "device_mesh/internal/network.h"
+#include "device_mesh/rendezvous/network.h"
 
 #include <arpa/inet.h>
 #include <gtest/gtest.h>

@@ -1,4 +1,4 @@
-#include "device_mesh/internal/network.h"
+#include "device_mesh/rendezvous/network.h"
 
 #include <arpa/inet.h>
 #include <ifaddrs.h>

@@ -1,4 +1,4 @@
-#include "device_mesh/internal/fake_process_group.h"
+#include "device_mesh/process_groups/fake_process_group.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>

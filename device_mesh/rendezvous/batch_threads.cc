@@ -1,4 +1,4 @@
-#include "device_mesh/internal/batch_threads.h"
+#include "device_mesh/rendezvous/batch_threads.h"
 
 #include <sched.h>
 

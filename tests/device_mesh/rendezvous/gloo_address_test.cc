@@ -1,5 +1,5 @@
 // Which address a rank connects by, decided alone.
-#include "device_mesh/internal/gloo_address.h"
+#include "device_mesh/rendezvous/gloo_address.h"
 
 #include "tests/support/errors.h"
 

@@ -2,7 +2,7 @@
 // choose how they reach each other, and connect.
 #pragma once
 
-#include "device_mesh/internal/gloo_devices.h"
+#include "device_mesh/rendezvous/gloo_devices.h"
 
 #include <c10/util/intrusive_ptr.h>
 

@@ -2,7 +2,7 @@
 // CUDA's headers.
 #pragma once
 
-#include "device_mesh/internal/backend_table.h"
+#include "device_mesh/process_groups/backend_table.h"
 
 namespace fsdp::internal {
 

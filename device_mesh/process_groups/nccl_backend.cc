@@ -1,4 +1,4 @@
-#include "device_mesh/internal/nccl_backend.h"
+#include "device_mesh/process_groups/nccl_backend.h"
 
 #ifdef USE_C10D_NCCL
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>

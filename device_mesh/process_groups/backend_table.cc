@@ -1,8 +1,8 @@
-#include "device_mesh/internal/backend_table.h"
+#include "device_mesh/process_groups/backend_table.h"
 
 #include "device_mesh/internal/device_types.h"
-#include "device_mesh/internal/fake_process_group.h"
-#include "device_mesh/internal/nccl_backend.h"
+#include "device_mesh/process_groups/fake_process_group.h"
+#include "device_mesh/process_groups/nccl_backend.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/Backend.hpp>

@@ -1,4 +1,4 @@
-#include "device_mesh/internal/rendezvous.h"
+#include "device_mesh/rendezvous/rendezvous.h"
 
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>

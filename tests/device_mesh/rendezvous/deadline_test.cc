@@ -1,5 +1,5 @@
 // A call that may never come back: who asks has an answer in time all the same.
-#include "device_mesh/internal/deadline.h"
+#include "device_mesh/rendezvous/deadline.h"
 
 #include <gtest/gtest.h>
 
