@@ -15,7 +15,18 @@ using c10::DebugInfoKind;
 using c10::ThreadLocalDebugInfo;
 
 // Which LibTorch itself sets nowhere.
-constexpr auto kKind = DebugInfoKind::INFERENCE_CONTEXT;
+const auto kKind = DebugInfoKind::INFERENCE_CONTEXT;
+
+// LibTorch does not tell the kind of the info that was pushed last, and from 2.15 on anybody
+// can make kinds. An explicit instantiation may name a private member: this one hands out
+// a pointer to it.
+using KindMember = DebugInfoKind ThreadLocalDebugInfo::*;
+KindMember kind_member();
+template <KindMember member>
+struct HandsOut {
+  friend KindMember kind_member() { return member; }
+};
+template struct HandsOut<&ThreadLocalDebugInfo::kind_>;
 
 using Value = std::shared_ptr<std::atomic<void*>>;
 
@@ -34,28 +45,11 @@ struct Info {
   std::shared_ptr<c10::DebugInfoBase> value;
 };
 
-bool is_last(DebugInfoKind kind) {
-  if (ThreadLocalDebugInfo::get(kind) == nullptr) return false;
-  try {
-    ThreadLocalDebugInfo::_peek(kind);
-    return true;
-  } catch (const c10::Error&) {  // one of another kind was pushed later
-    return false;
-  }
-}
-
-// Of the info that this thread was given last, whichever kinds there are.
-DebugInfoKind last_kind() {
-  uint8_t kind = 0;
-  while (!is_last(DebugInfoKind{kind})) ++kind;
-  return DebugInfoKind{kind};
-}
-
 // Takes this thread's infos from it, the last pushed first.
 std::vector<Info> take_infos() {
   std::vector<Info> taken;
-  while (ThreadLocalDebugInfo::current() != nullptr) {
-    const auto kind = last_kind();
+  while (const auto last = ThreadLocalDebugInfo::current()) {
+    const auto kind = (*last).*kind_member();
     taken.push_back({kind, ThreadLocalDebugInfo::_pop(kind)});
   }
   return taken;

@@ -4,8 +4,10 @@
 #include <ATen/ThreadLocalState.h>
 #include <c10/util/ThreadLocalDebugInfo.h>
 #include <gtest/gtest.h>
+#include <torch/headeronly/version.h>
 
 #include <optional>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -48,7 +50,7 @@ TEST(Inherited, IsSeenByThreadsWithTheStateOfTheFirstUntilTheScopeEnds) {
 
 // As a profiler does, which pushes its state where it starts and pops it where it stops.
 struct ProfilerState final : c10::DebugInfoBase {};
-constexpr auto kProfiler = c10::DebugInfoKind::PROFILER_STATE;
+const auto kProfiler = c10::DebugInfoKind::PROFILER_STATE;
 
 TEST(Inherited, OutlivesAProfilerThatStartedBeforeIt) {
   int value = 0;
@@ -112,13 +114,19 @@ TEST(Inherited, IsHiddenByWhatOthersPushLater) {
   EXPECT_EQ(observer(), &value);
 }
 
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+constexpr c10::DebugInfoKind kUnknown{200};
+#else
+constexpr std::string_view kUnknownName = "unknown";
+constexpr c10::DebugInfoKind kUnknown{&kUnknownName};
+#endif
+
 TEST(Inherited, KeepsInfosOfKindsThatAreNotKnown) {
   int value = 0;
   const auto state = std::make_shared<ProfilerState>();
-  const c10::DebugInfoKind unknown{200};
-  c10::ThreadLocalDebugInfo::_push(unknown, state);
+  c10::ThreadLocalDebugInfo::_push(kUnknown, state);
   { const InheritedScope scope(Inherited::kCommListener, &value); }
-  EXPECT_EQ(c10::ThreadLocalDebugInfo::_pop(unknown), state);
+  EXPECT_EQ(c10::ThreadLocalDebugInfo::_pop(kUnknown), state);
 }
 
 }  // namespace
