@@ -1,6 +1,7 @@
 """The C++ rules of this project: warnings are errors here, and only here (LibTorch's headers are system headers)."""
 
 load("@rules_cc//cc:defs.bzl", "cc_binary", "cc_library", "cc_test")
+load("//tools/build:precompiled_header.bzl", "precompiled_header")
 
 _WARNINGS = [
     "-Wall",
@@ -25,6 +26,37 @@ _RELEASE = ["-DNDEBUG"]
 # switched on by tests (fsdp::set_debug_options).
 _OPTIMISED = ["-O2"] + _RELEASE
 
+_LIBTORCH = "@libtorch//:libtorch"
+
+# Those of tests/ and of everything else; each is compiled with the options of those that it serves.
+_PRECOMPILED = {
+    "library_headers": _OPTIMISED + _HIDDEN,
+    "test_headers": _RELEASE + ["-O0"],
+}
+
+def precompiled_headers():
+    """The targets of tools/build that _with_precompiled names."""
+    for name, copts in _PRECOMPILED.items():
+        precompiled_header(
+            name = name,
+            copts = copts,
+            header = name + ".h",
+            visibility = ["//visibility:public"],
+            deps = [_LIBTORCH],
+        )
+
+def _with_precompiled(name, deps):
+    """What to add to the options and dependencies of a target that has `deps`, so that it starts with precompiled header `name`:
+    nothing where it does without LibTorch, or where the configuration asks what each file includes."""
+    if _LIBTORCH not in deps:
+        return [], []
+    none = {"//tools/build:alone": [], "//tools/build:every_header": []}
+    path = "tools/build/precompiled/%s.h" % name
+    return (
+        select(dict(none, **{"//conditions:default": ["-include", path]})),
+        select(dict(none, **{"//conditions:default": ["//tools/build:" + name]})),
+    )
+
 def _one_source_per_folder(name, srcs, testonly):
     """The files of each folder behind one another: LibTorch's headers take five times as long to compile as what a file
     of ours says. Messages and debuggers name the files. What is in an anonymous namespace must differ within a folder."""
@@ -44,7 +76,7 @@ def _one_source_per_folder(name, srcs, testonly):
         together.append(source)
     return together
 
-def fsdp_cc_library(name, srcs = [], copts = [], testonly = False, **kwargs):
+def fsdp_cc_library(name, srcs = [], copts = [], deps = [], testonly = False, **kwargs):
     """A library. It is always linked whole: its dispatcher kernels are registered by static initialisers. Its headers, as
     files, are name_headers."""
     native.filegroup(
@@ -53,6 +85,7 @@ def fsdp_cc_library(name, srcs = [], copts = [], testonly = False, **kwargs):
         srcs = kwargs.get("hdrs", []),
         visibility = kwargs.get("visibility"),
     )
+    with_headers, headers = _with_precompiled("library_headers", deps if srcs else [])
     cc_library(
         name = name,
         testonly = testonly,
@@ -61,7 +94,8 @@ def fsdp_cc_library(name, srcs = [], copts = [], testonly = False, **kwargs):
             "//conditions:default": _one_source_per_folder(name, srcs, testonly),
         }),
         alwayslink = True,
-        copts = _WARNINGS + _OPTIMISED + _HIDDEN + (_TEST_ONLY if testonly else []) + copts,
+        copts = _WARNINGS + _OPTIMISED + _HIDDEN + (_TEST_ONLY if testonly else []) + copts + with_headers,
+        deps = deps + headers,
         linkstatic = True,
         **kwargs
     )
@@ -135,12 +169,13 @@ def fsdp_cc_test(name, srcs, copts = [], deps = [], size = "large", **kwargs):
         testonly = True,
         textual_hdrs = sources,
     )
+    with_headers, headers = _with_precompiled("test_headers", deps)
     cc_test(
         name = name,
         size = size,
         srcs = [src for src in srcs if src not in sources] + _compiled_by_folder(name, sources),
-        copts = _WARNINGS + _RELEASE + _TEST_ONLY + ["-O0"] + copts,
+        copts = _WARNINGS + _RELEASE + _TEST_ONLY + ["-O0"] + copts + with_headers,
         linkstatic = True,
-        deps = deps + [name + "_files", "@googletest//:gtest"],
+        deps = deps + [name + "_files", "@googletest//:gtest"] + headers,
         **kwargs
     )
