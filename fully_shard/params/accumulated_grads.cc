@@ -144,7 +144,7 @@ void AccumulatedGrads::pack(int64_t index) {
 }
 
 void AccumulatedGrads::pack_whole(int64_t index, const at::Tensor& gradient) {
-  if (settings_.stays_here()) return publish_here(index, gradient);
+  if (settings_.stays_here()) return keep_here(index, gradient);
   open();
   for (auto& input : reduce_scatter_inputs_) {
     const auto position = input.position(index);
@@ -154,22 +154,34 @@ void AccumulatedGrads::pack_whole(int64_t index, const at::Tensor& gradient) {
 }
 
 // As a reduction over one rank would: it divides in the dtype that sums are made in.
-void AccumulatedGrads::publish_here(int64_t index, const at::Tensor& gradient) {
+void AccumulatedGrads::keep_here(int64_t index, const at::Tensor& gradient) {
   const auto dtype = settings_.dtype_of(param(index));
   const auto sum = in_dtype(gradient, dtype);
   const auto mean =
       settings_.divisor() != 1 ? in_dtype(sum, sum_dtype(dtype)).div(settings_.divisor()) : sum;
-  publish(index, on_device(mean, shards_.device()));
+  stayed_.emplace_back(index, on_device(mean, shards_.device()));
+  accumulated_on_.add(current_stream(shards_));
 }
 
-void AccumulatedGrads::publish_zeros_here() {
+void AccumulatedGrads::keep_zeros_here() {
   for (const auto index : reduced_params()) {
     const auto entry = param(index).entry();
-    if (!entry.defined() || entry.grad().defined()) continue;
+    const bool has_gradient =
+        std::any_of(stayed_.begin(), stayed_.end(),
+                    [index](const auto& gradient) { return gradient.first == index; });
+    if (has_gradient || !entry.defined() || entry.grad().defined()) continue;
     const auto options =
         at::TensorOptions().dtype(param(index).meta().dtype()).device(shards_.device());
-    publish(index, at::zeros(param(index).meta().shape(), options));
+    stayed_.emplace_back(index, at::zeros(param(index).meta().shape(), options));
   }
+}
+
+void AccumulatedGrads::publish_what_stayed() {
+  if (stayed_.empty()) return;
+  const auto came_on = std::exchange(accumulated_on_, {});
+  came_on.are_awaited_by(current_stream(shards_), StreamWait::kPackAccumulated);
+  for (const auto& [index, gradient] : std::exchange(stayed_, {})) publish(index, gradient);
+  came_on.wait_for(current_stream(shards_), StreamWait::kPackAccumulated);
 }
 
 bool AccumulatedGrads::complete() {
@@ -188,7 +200,7 @@ void AccumulatedGrads::pack_accumulated() {
   for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
   for (const auto& [index, sum] : terms_.take_sums()) pack_whole(index, sum);
   accumulated_on.wait_for(current_stream(shards_), StreamWait::kPackAccumulated);
-  if (settings_.stays_here() && settings_.publishes_unused()) publish_zeros_here();
+  if (settings_.stays_here() && settings_.publishes_unused()) keep_zeros_here();
   unsynchronized_.assign(params_.size(), false);
 }
 

@@ -26,6 +26,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <memory>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
@@ -65,7 +66,7 @@ class AccumulatedGrads {
   // Makes room for a backward's gradients, if that was not done.
   void open();
   // Packs the gradient of parameter `index` and what was accumulated, if any. Where it
-  // stays here it is published. That of a tensor-parallel member is brought to where this
+  // stays here it waits for publish_what_stayed(). That of a tensor-parallel member is brought to where this
   // lies, which is collective over its mesh if data moves; terms of one that lies whole
   // are packed by pack_accumulated(), all at once.
   void pack(int64_t index);
@@ -78,6 +79,7 @@ class AccumulatedGrads {
       ReduceScatterInput::Rows rows = ReduceScatterInput::Rows::kAllocated);
   void drop() {
     terms_.drop();
+    stayed_.clear();
     take();
   }
   bool empty() const { return reduce_scatter_inputs_.empty(); }
@@ -85,14 +87,16 @@ class AccumulatedGrads {
   // Adds this rank's part of parameter `index`'s reduced gradient to its registry entry's
   // .grad, through the hooks that the user put on the entry.
   void publish(int64_t index, const at::Tensor& part);
+  // The same of all gradients that no reduction takes, in the order in which they came.
+  void publish_what_stayed();
 
  private:
   void pack_whole(int64_t index, const at::Tensor& gradient);
   std::vector<ReduceScatterInput> make_inputs(ReduceScatterInput::Rows rows);
   bool is_reduced(size_t index);
   std::vector<int64_t> reduced_params();
-  void publish_here(int64_t index, const at::Tensor& gradient);
-  void publish_zeros_here();
+  void keep_here(int64_t index, const at::Tensor& gradient);
+  void keep_zeros_here();
   FSDPParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
 
   const GroupInfo& info_;
@@ -106,6 +110,8 @@ class AccumulatedGrads {
   StreamSet accumulated_on_;  // whose memory the waiting gradients may be
   // One per dtype, while a backward fills them.
   std::vector<ReduceScatterInput> reduce_scatter_inputs_;
+  // By parameter, where no reduction takes them, until their backward has succeeded.
+  std::vector<std::pair<int64_t, at::Tensor>> stayed_;
 };
 
 }  // namespace fsdp::internal

@@ -155,6 +155,7 @@ void BackwardRun::publish(std::vector<ReducedRow> results) {
   std::vector<ReducedRow> rows;
   for (const auto& root : roots) {
     if (!root->is_last_backward()) continue;
+    for (const auto& [unit, group] : root->groups()) group->gradients().publish_what_stayed();
     auto results = held_back_.extract(root);
     if (!results.empty())
       std::move(results.mapped().begin(), results.mapped().end(), std::back_inserter(rows));

@@ -11,6 +11,7 @@
 
 #include <functional>
 #include <stdexcept>
+#include <vector>
 
 namespace fsdp::testing {
 namespace {
@@ -86,7 +87,46 @@ TEST_P(AbortedBackward, LeavesWaitingGradientsToBeReducedByTheNext) {
   });
 }
 
-TEST_P(AbortedBackward, DropsWhatEarlierBackwardsHeldBack) {
+TEST_P(AbortedBackward, TeachesNoSuccessors) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh);
+    decoder.step();
+    decoder.step();
+    decoder.forward();
+    EXPECT_THROW(failing_loss(decoder).backward(), std::exception);
+    const auto backward = decoder.backward();      // of the graph that was made before
+    EXPECT_EQ(backward.all_gathers, kBlocks + 2);  // the head, the root and the blocks
+    EXPECT_EQ(backward.prefetched, kBlocks);       // as in every step
+    EXPECT_EQ(backward.unused, 0);
+  });
+}
+
+INSTANTIATE_WORLDS(AbortedBackward, 2, 3);
+
+// The same where nothing is reduced, since there is one rank.
+class BackwardThatThrows : public Worlds {};
+
+TEST_P(BackwardThatThrows, AddsToNoGradient) {
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    MeasuredDecoder decoder(mesh);
+    const auto gradients_of_a_step = [&] {
+      decoder.forward();
+      decoder.backward();
+      std::vector<torch::Tensor> gradients;
+      for (const auto& each : decoder.model->parameters()) gradients.push_back(full_gradient(each));
+      return gradients;
+    };
+    const auto expected = gradients_of_a_step();
+    decoder.model->zero_grad();
+    for (int i = 0; i < 3; ++i) EXPECT_THROW(failing_loss(decoder).backward(), std::exception);
+    for (const auto& each : decoder.model->parameters()) EXPECT_FALSE(each.grad().defined());
+    const auto gradients = gradients_of_a_step();
+    for (size_t i = 0; i < expected.size(); ++i)
+      EXPECT_TRUE(torch::equal(gradients[i], expected[i])) << i;
+  });
+}
+
+TEST_P(BackwardThatThrows, DropsWhatEarlierBackwardsHeldBack) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     MeasuredDecoder decoder(mesh);
     head_loss(decoder).backward();
@@ -103,21 +143,7 @@ TEST_P(AbortedBackward, DropsWhatEarlierBackwardsHeldBack) {
   });
 }
 
-TEST_P(AbortedBackward, TeachesNoSuccessors) {
-  on_ranks([](int64_t, const DeviceMesh& mesh) {
-    MeasuredDecoder decoder(mesh);
-    decoder.step();
-    decoder.step();
-    decoder.forward();
-    EXPECT_THROW(failing_loss(decoder).backward(), std::exception);
-    const auto backward = decoder.backward();      // of the graph that was made before
-    EXPECT_EQ(backward.all_gathers, kBlocks + 2);  // the head, the root and the blocks
-    EXPECT_EQ(backward.prefetched, kBlocks);       // as in every step
-    EXPECT_EQ(backward.unused, 0);
-  });
-}
-
-INSTANTIATE_WORLDS(AbortedBackward, 2, 3);
+INSTANTIATE_WORLDS(BackwardThatThrows, 1, 2, 3);
 
 // Two suspicions about the end of a backward: that nobody cleans up when it fails, and
 // that a unit which dies in its middle lets the last reduction leave too early.
