@@ -1,6 +1,7 @@
 #include "checkpoint/files/checksums.h"
 
 #include <c10/util/Exception.h>
+#include <caffe2/serialize/crc_alt.h>
 
 #include <algorithm>
 #include <cstdio>
@@ -18,6 +19,10 @@ XXH3_state_t* state_of(void* state) { return static_cast<XXH3_state_t*>(state); 
 
 uint64_t checksum_of(const void* data, int64_t bytes) {
   return XXH3_64bits(data, static_cast<size_t>(bytes));
+}
+
+uint32_t crc32_of(const void* data, int64_t bytes, uint32_t before) {
+  return crc32_fast(data, static_cast<size_t>(bytes), before);
 }
 
 std::string checksum_text(std::string_view data) {

@@ -11,6 +11,8 @@ namespace fsdp::internal::checkpoint {
 inline constexpr int64_t kMebibyte = int64_t{1} << 20;
 
 uint64_t checksum_of(const void* data, int64_t bytes);
+// The CRC-32 of zip archives, of what has `before` and of `bytes` at `data` behind it.
+uint32_t crc32_of(const void* data, int64_t bytes, uint32_t before = 0);
 std::string checksum_text(std::string_view data);  // 16 hexadecimal digits
 
 // Sums bytes as they come, in pieces of any size.

@@ -1,5 +1,6 @@
 #include "checkpoint/format/torch_file/torch_archive.h"
 
+#include "checkpoint/files/checksums.h"
 #include "checkpoint/files/plain_text.h"
 #include "checkpoint/format/pickle/pickle.h"
 #include "checkpoint/format/torch_file/placed_tensors.h"
@@ -10,9 +11,11 @@
 #include <algorithm>
 #include <exception>
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string_view>
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal::checkpoint {
 namespace {
@@ -96,6 +99,7 @@ class Archive {
     require_in_archive(claimed <= kLongest,
                        record + " claims to take " + std::to_string(claimed) + " bytes");
     const auto [data, bytes] = reader_.getRecord(record);
+    check_crc(record, crc32_of(data.get(), static_cast<int64_t>(bytes)));
     return std::string(static_cast<const char*>(data.get()), bytes);
   }
 
@@ -113,21 +117,68 @@ class Archive {
     require_in_archive(
         place.bytes >= 0 && place.begin <= end_ - place.bytes && !is_compressed(record),
         "has a storage that is compressed or cut off");
+    check_crc(record, crc_of(place));
     return place;
+  }
+
+  uint32_t crc_of(const StoragePlace& place) {
+    uint32_t crc = 0;
+    piece_.resize(static_cast<size_t>(std::min(place.bytes, kMebibyte)));
+    for (int64_t done = 0; done < place.bytes; done += kMebibyte) {
+      const auto bytes = std::min(place.bytes - done, kMebibyte);
+      require_in_archive(file_.read_at(piece_.data(), bytes, place.begin + done).ok(),
+                         "has a storage that cannot be read");
+      crc = crc32_of(piece_.data(), bytes, crc);
+    }
+    return crc;
+  }
+
+  void check_crc(const std::string& record, uint32_t crc) {
+    const auto saved = saved_crc(record);
+    require_in_archive(!saved || *saved == crc,
+                       "is damaged: record '" + record + "' has not the CRC-32 it was saved with");
+  }
+
+  // In the header of a record or, where this says so, behind its bytes. torch.save can be
+  // told to leave it out, and writes zero then.
+  std::optional<uint32_t> saved_crc(const std::string& record) {
+    constexpr int64_t kFlags = 6, kCrc = 14;  // in the header
+    constexpr uint16_t kIsBehind = 8;
+    constexpr uint32_t kSignature = 0x08074b50;
+    auto at = begin_of_header(record) + kCrc;
+    if ((number_at<uint16_t>(begin_of_header(record) + kFlags) & kIsBehind) != 0) {
+      if (is_compressed(record)) return std::nullopt;
+      const auto end = reader_.getRecordOffset(record) + reader_.getRecordSize(record);
+      at = offset_ + static_cast<int64_t>(end);
+      if (number_at<uint32_t>(at) != kSignature) return std::nullopt;
+      at += sizeof(kSignature);
+    }
+    const auto crc = number_at<uint32_t>(at);
+    return crc == 0 ? std::nullopt : std::optional(crc);
   }
 
   // How a record is stored is said by the header before it, which ends in as much padding
   // as torch.save was told to align by.
   bool is_compressed(const std::string& record) {
     constexpr int64_t kMethod = 8;  // in the header
-    uint16_t method = 0;
-    const auto header = static_cast<int64_t>(reader_.getRecordHeaderOffset(record));
-    return !file_.read_at(&method, sizeof(method), offset_ + header + kMethod).ok() || method != 0;
+    return number_at<uint16_t>(begin_of_header(record) + kMethod) != 0;
+  }
+
+  int64_t begin_of_header(const std::string& record) {
+    return offset_ + static_cast<int64_t>(reader_.getRecordHeaderOffset(record));
+  }
+
+  template <class Number>
+  Number number_at(int64_t offset) const {
+    Number number = 0;
+    require_in_archive(file_.read_at(&number, sizeof(number), offset).ok(), "is cut off");
+    return number;
   }
 
   const InputFile& file_;
   const int64_t offset_, end_;
   PyTorchStreamReader reader_;
+  std::vector<char> piece_;  // of a storage, while it is checked
 };
 
 absl::Status unreadable(const InputFile& file, const std::exception& error) {

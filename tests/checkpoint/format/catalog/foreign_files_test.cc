@@ -22,6 +22,7 @@ namespace {
 using internal::checkpoint::InputFile;
 using internal::checkpoint::Pickle;
 using internal::checkpoint::read_file;
+using ::testing::AllOf;
 using ::testing::HasSubstr;
 namespace fs = std::filesystem;
 
@@ -137,6 +138,34 @@ TEST(ForeignFiles, AMissingDataFileIsNoticedBeforeAnythingIsWritten) {
               }),
               HasSubstr("__1_0.distcp: No such file"));
   EXPECT_TRUE(torch::equal(model->first->weight, expected->first->weight));
+}
+
+TEST(ForeignFiles, AChangedNumberOfTorchSaveIsToldWithItsRecord) {
+  const std::string whole = *read_file(fixture("state_dict.pt"));
+  TemporaryFolder folder;
+  const auto write = [&](const std::string& bytes) {
+    std::ofstream(folder / "file", std::ios::binary | std::ios::trunc) << bytes;
+  };
+  const auto load_it = [&] {
+    SmallModel model;
+    return message_of([&] { load({.model = model}, folder / "file"); });
+  };
+  write(whole);
+  const auto file = InputFile::open(folder / "file").value();
+  const auto found = internal::checkpoint::tensors_of_archive(file, 0, file.bytes()).value();
+  ASSERT_GE(found.tensors.size(), 3u);
+  for (const auto& tensor : found.tensors) {
+    std::string damaged = whole;
+    auto& byte = damaged[static_cast<size_t>(tensor.begin)];
+    byte = static_cast<char>(byte ^ 1);
+    write(damaged);
+    EXPECT_THAT(load_it(), AllOf(HasSubstr("'" + tensor.name + "'"), HasSubstr("record 'data/"),
+                                 HasSubstr("CRC-32")));
+  }
+  std::string damaged = whole;
+  damaged[damaged.find("first.weight")] = 'F';  // in data.pkl
+  write(damaged);
+  EXPECT_THAT(load_it(), AllOf(HasSubstr("record 'data.pkl'"), HasSubstr("CRC-32")));
 }
 
 // Pickles and archives that are damaged at random end in an error or in a result, never
