@@ -29,7 +29,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr uint64_t kDefaultDevicePrograms = 100;
+constexpr uint64_t kShare = 30, kAll = 100;
 constexpr uint64_t kStreamsOfARandomProgram = 8;
 
 using KeptByRank = std::vector<std::vector<KeptValue>>;
@@ -126,7 +126,7 @@ void print_exclusions(uint64_t first, uint64_t count) {
 TEST(RandomProgramsOnDevices, HaveTheBitsOfCpu) {
   simulated::install();
   const auto first = number_from_environment("FSDP_FIRST_SEED", 1);
-  const auto count = number_from_environment("FSDP_DEVICE_PROGRAMS", kDefaultDevicePrograms);
+  const auto count = number_of_cases("FSDP_DEVICE_PROGRAMS", kShare, kAll);
   ProgramFailures failures;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     const auto program = generate_for_devices(seed);

@@ -18,6 +18,7 @@
 #include "fully_shard/summon_full_params.h"
 #include "tensor_parallel/parallelize_module.h"
 #include "tests/support/errors.h"
+#include "tests/support/number_from_environment.h"
 #include "tests/support/put_on_meta.h"
 #include "tests/support/start_values.h"
 #include "tests/support/temporary_folder.h"
@@ -237,8 +238,9 @@ class EveryPair : public ::testing::Test {
 
 TEST_F(EveryPair, OfCollectiveCallsOnTwoRanksIsAnErrorOnBothThatNamesBoth) {
   const auto calls = every_call();
+  const size_t stride = is_night() ? 1 : 4;  // before a landing one pair of four, with every call
   for (size_t first = 0; first < calls.size(); ++first) {
-    for (size_t second = first + 1; second < calls.size(); ++second) {
+    for (size_t second = first + 1; second < calls.size(); second += stride) {
       const Call* const made[] = {&calls[first], &calls[second]};
       run_ranks(2, [&](int64_t rank) {
         Scene scene(folder_.path());

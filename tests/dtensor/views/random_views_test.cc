@@ -26,7 +26,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr uint64_t kDefaultViews = 10000;
+constexpr uint64_t kShare = 3000, kAll = 10000;
 constexpr size_t kFailuresTold = 5;
 
 using Difference = std::optional<std::string>;
@@ -228,7 +228,7 @@ void expect_both(const char* what, int64_t one, int64_t other) {
 
 TEST(RandomViews, OfDTensorsAreThoseOfPlainTensors) {
   const auto first = number_from_environment("FSDP_FIRST_SEED", 1);
-  const auto count = number_from_environment("FSDP_VIEWS", kDefaultViews);
+  const auto count = number_of_cases("FSDP_VIEWS", kShare, kAll);
   std::map<Sizes, std::vector<RandomView>> by_mesh;
   for (uint64_t seed = first; seed < first + count; ++seed) {
     RandomView view = draw_view(seed);

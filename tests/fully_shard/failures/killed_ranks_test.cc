@@ -149,6 +149,7 @@ const ChildCase kStopped("one_rank_is_stopped", [] {
 });
 
 TEST(KilledRanks, ARankThatWasStoppedForAWhileLosesNothing) {
+  if (!is_night()) GTEST_SKIP() << "at night: a quarter of a minute";
   const auto losses = [](const std::string& stop) {
     std::vector<std::string> losses;
     for (const auto& end : run_processes("one_rank_is_stopped", 2, kSlowdown * seconds(90),

@@ -18,13 +18,13 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr uint64_t kDefaultSharedPrograms = 500;
-constexpr uint64_t kShare = 10;  // one of so many programs runs in processes
+// One of ten programs runs in processes.
+uint64_t number_of_programs() { return number_of_cases("FSDP_PROGRAMS", 120, 500) / 10; }
 
 // Of one world; what empties every group all the time is told process-wide and left out.
 std::vector<Program> programs_of_world(int64_t world) {
   const auto first = number_from_environment("FSDP_FIRST_SEED", 1);
-  const auto count = number_from_environment("FSDP_PROGRAMS", kDefaultSharedPrograms) / kShare;
+  const auto count = number_of_programs();
   std::vector<Program> programs;
   for (uint64_t seed = first; programs.size() < count; ++seed) {
     auto program = generate(seed);
@@ -60,7 +60,7 @@ class ProcessPrograms : public ::testing::TestWithParam<ProcessWorld> {};
 
 TEST_P(ProcessPrograms, HaveTheUnshardedNumbers) {
   const WithEnvironment memory("FSDP_PEER_MEMORY", GetParam().peer_memory);
-  const auto programs = number_from_environment("FSDP_PROGRAMS", kDefaultSharedPrograms) / kShare;
+  const auto programs = number_of_programs();
   const std::chrono::seconds deadline(120 + programs);
   const auto ends = run_processes("runs_random_programs", GetParam().size, deadline);
   for (size_t rank = 0; rank < ends.size(); ++rank)

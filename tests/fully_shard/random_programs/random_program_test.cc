@@ -19,7 +19,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr uint64_t kDefaultPrograms = 500;
+constexpr uint64_t kShare = 120, kAll = 500;
 
 MeshInMemory memory_of(const Program& program) {
   return MeshInMemory(mesh_shape(program), {},
@@ -48,7 +48,7 @@ class Coverage {
 
 TEST(RandomPrograms, HaveTheUnshardedNumbers) {
   const auto first = number_from_environment("FSDP_FIRST_SEED", 1);
-  const auto count = number_from_environment("FSDP_PROGRAMS", kDefaultPrograms);
+  const auto count = number_of_cases("FSDP_PROGRAMS", kShare, kAll);
   Coverage coverage;
   std::vector<Program> programs;
   for (uint64_t seed = first; seed < first + count; ++seed) {
@@ -60,7 +60,7 @@ TEST(RandomPrograms, HaveTheUnshardedNumbers) {
                    return run_program(program, mesh.rank(), mesh);
                  }});
   coverage.print();
-  if (count >= kDefaultPrograms) coverage.expect_all();
+  if (count >= kAll) coverage.expect_all();
 }
 
 TEST(RandomPrograms, ShrinkToTheFewPartsThatFail) {

@@ -21,7 +21,7 @@ namespace {
 using ::testing::AnyOf;
 using ::testing::HasSubstr;
 
-constexpr uint64_t kDefaultPrograms = 300;
+constexpr uint64_t kShare = 100, kAll = 300;
 
 // What ranks do between steps that concerns nobody else.
 struct Pause {
@@ -85,7 +85,7 @@ void pause(ExpertTwins& twins, const Pause& pause) {
 
 TEST(RankDivergentPrograms, HaveTheMeanOfAllRanks) {
   const auto first = number_from_environment("FSDP_FIRST_SEED", 1);
-  const auto count = number_from_environment("FSDP_DIVERGENT_PROGRAMS", kDefaultPrograms);
+  const auto count = number_of_cases("FSDP_DIVERGENT_PROGRAMS", kShare, kAll);
   for (uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
     SCOPED_TRACE("FSDP_DIVERGENT_PROGRAMS=1 FSDP_FIRST_SEED=" + std::to_string(seed));
     const auto program = draw_program(seed);
@@ -123,7 +123,7 @@ void run_fault(ExpertTwins& twins, Fault fault, const MicroBatch& batch, bool is
 // After the fault all ranks go on as if nothing had been, until they hear of it.
 TEST(RankDivergentPrograms, ThatAreNotLegalEndInAnErrorOnEveryRank) {
   const auto first = number_from_environment("FSDP_FIRST_SEED", 1);
-  const auto count = number_from_environment("FSDP_DIVERGENT_PROGRAMS", kDefaultPrograms) / 20;
+  const auto count = number_of_cases("FSDP_DIVERGENT_PROGRAMS", kShare, kAll) / 20;
   for (uint64_t seed = first; seed < first + count && !HasFailure(); ++seed) {
     SCOPED_TRACE("FSDP_DIVERGENT_PROGRAMS=20 FSDP_FIRST_SEED=" + std::to_string(seed));
     const auto program = draw_program(seed);

@@ -20,7 +20,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr uint64_t kDefaultPrograms = 500;
+constexpr uint64_t kShare = 120, kAll = 500;
 
 MeshInMemory memory_of(const Program& program) {
   const int64_t tensor_ranks = program.tensor_ranks, shards = shards_of(program);
@@ -135,12 +135,12 @@ void expect_all_features(const std::vector<Program>& programs) {
 
 TEST(RandomPlacements, HaveTheNumbersOfOneDevice) {
   const auto first = number_from_environment("FSDP_FIRST_SEED", 1);
-  const auto count = number_from_environment("FSDP_PROGRAMS", kDefaultPrograms);
+  const auto count = number_of_cases("FSDP_PROGRAMS", kShare, kAll);
   std::vector<Program> programs;
   for (uint64_t seed = first; seed < first + count; ++seed)
     programs.push_back(generate_parallel(seed));
   expect_no_difference(programs, {.memory = memory_of, .run = run_parallel});
-  if (count >= kDefaultPrograms) expect_all_features(programs);
+  if (count >= kAll) expect_all_features(programs);
 }
 
 }  // namespace
