@@ -1,4 +1,5 @@
-"""Counts test cases: prints what failed, then "N passed, N failed" as the last line. Exits 1 on failure or on no test.
+"""Counts test cases: prints the slowest, what failed, then "N passed, N failed" as the last line. Exits 1 on failure or on no
+test.
 
 Usage: summarize_tests.py FOLDER, which holds Bazel's build events (events.json) and one line "passed NAME" or
 "failed NAME" per script (scripts).
@@ -12,10 +13,16 @@ import urllib.parse
 import xml.etree.ElementTree as xml
 
 
+SLOWEST = 10  # so many are named
+
+seconds = {}  # of each case, by name
+
+
 def cases_of(path):
     """Yields (outcome, name) for each case of a test.xml."""
     for case in xml.parse(path).iter("testcase"):
         name = ".".join(part for part in (case.get("classname"), case.get("name")) if part)
+        seconds[name] = float(case.get("time") or 0)
         if case.find("failure") is not None or case.find("error") is not None:
             yield "failed", name
         elif case.find("skipped") is not None:
@@ -72,6 +79,8 @@ def script_outcomes(path):
 def main():
     folder = pathlib.Path(sys.argv[1])
     outcomes = [*bazel_outcomes(folder / "events.json"), *script_outcomes(folder / "scripts")]
+    for name in sorted(seconds, key=seconds.get, reverse=True)[:SLOWEST]:
+        print(f"{seconds[name]:7.1f} s  {name}")
     count = collections.Counter(outcome for outcome, _ in outcomes)
     for outcome, name in outcomes:
         if outcome == "failed":
