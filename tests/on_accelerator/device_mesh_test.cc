@@ -11,6 +11,7 @@
 #include "tests/simulated_accelerator/install.h"
 #include "tests/simulated_accelerator/run.h"
 #include "tests/simulated_accelerator/world.h"
+#include "tests/support/on_another_thread.h"
 
 #include <c10/core/DeviceGuard.h>
 #include <gmock/gmock.h>
@@ -23,7 +24,6 @@
 #include <map>
 #include <memory>
 #include <string>
-#include <thread>
 
 namespace fsdp::testing {
 namespace {
@@ -72,24 +72,24 @@ TEST_F(MeshOnAccelerator, KeepsItsDeviceOnThreadsWithoutAGuard) {
   on_devices(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(kDeviceType, {2, 1}, {"dp", "tp"});
     const auto device = simulated::device(rank);
-    std::thread([&] {
+    on_another_thread([&] {
       EXPECT_EQ(internal::current_device(kDeviceType), simulated::device(0));
       EXPECT_EQ(local_device(mesh), device);
       EXPECT_EQ(local_device(mesh["dp"]), device);
       EXPECT_EQ(local_device(mesh["dp"].beside(mesh["tp"])), device);
       EXPECT_EQ(local_device(mesh.flatten({"dp", "tp"})["dp_tp"]), device);
       EXPECT_EQ(local_device(mesh.neighbours(0, 1)), device);
-    }).join();
+    });
   });
 }
 
 TEST_F(MeshOnAccelerator, ReducesAndWaitsOnItsDeviceFromAThreadWithoutAGuard) {
   on_devices(2, [](int64_t rank) {
     const auto mesh = init_device_mesh(kDeviceType, {2});
-    std::thread([&] {
+    on_another_thread([&] {
       EXPECT_EQ(all_reduce(rank + 1, mesh), 3);
       barrier(mesh);
-    }).join();
+    });
   });
 }
 

@@ -5,6 +5,7 @@
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/no_sync_guard.h"
 #include "tests/support/default_generator.h"
+#include "tests/support/on_another_thread.h"
 
 #include <c10/core/DeviceGuard.h>
 #include <torch/nn.h>
@@ -14,7 +15,6 @@
 
 #include <functional>
 #include <memory>
-#include <thread>
 
 namespace fsdp::testing {
 namespace {
@@ -303,10 +303,10 @@ void train_with_backward_on_a_thread(ProgramRank& rank) {
     optimizer.zero_grad();
     const auto loss = model->forward(x).pow(2).sum();
     rank.keep(loss);
-    std::thread([&] {
+    on_another_thread([&] {
       const c10::OptionalDeviceGuard guard(x.device());
       loss.backward();
-    }).join();
+    });
     optimizer.step();
   });
   rank.keep_parameters(*model);

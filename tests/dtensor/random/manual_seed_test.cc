@@ -4,6 +4,7 @@
 #include "dtensor/random/default_generator_as.h"
 #include "dtensor/random/thread_generators.h"
 #include "tests/support/errors.h"
+#include "tests/support/on_another_thread.h"
 #include "tests/support/worlds.h"
 
 #include <ATen/ATen.h>
@@ -12,7 +13,6 @@
 
 #include <array>
 #include <functional>
-#include <thread>
 
 namespace fsdp::testing {
 namespace {
@@ -93,7 +93,7 @@ TEST(ManualSeed, HoldsForTheThreadUntilItIsEnded) {
     const at::Tensor own = at::rand({20});
     EXPECT_FALSE(own.equal(by_default));
     at::Tensor beside;
-    std::thread([&] { beside = at::rand({20}); }).join();
+    on_another_thread([&] { beside = at::rand({20}); });
     EXPECT_TRUE(beside.equal(by_default));
     manual_seed(2, mesh);
     EXPECT_TRUE(at::rand({20}).equal(own));

@@ -3,6 +3,7 @@
 #include "device_mesh/process_group.h"
 #include "tests/fully_shard/support/decoder.h"
 #include "tests/support/full_value.h"
+#include "tests/support/on_another_thread.h"
 #include "tests/support/process_ranks.h"
 #include "tests/support/resident_bytes.h"
 #include "tests/support/start_values.h"
@@ -15,7 +16,6 @@
 #include <cstdio>
 #include <memory>
 #include <string>
-#include <thread>
 #include <vector>
 
 namespace fsdp::testing {
@@ -170,16 +170,7 @@ TEST_P(ProgramsOnWorlds, MayTrainOnAnotherThreadThanTheOneThatSharded) {
     auto sharded = build_seeded([] { return decoder_model(8, 2); });
     shard_decoder(*sharded.module, mesh);
     const auto mine = make_data(407 + static_cast<uint64_t>(rank));
-    std::string error;
-    std::thread worker([&] {
-      try {
-        sharded.loss(mine).backward();
-      } catch (const std::exception& e) {
-        error = e.what();
-      }
-    });
-    worker.join();
-    EXPECT_EQ(error, "");
+    on_another_thread([&] { sharded.loss(mine).backward(); });
     expect_gradients(*sharded.module, expected_gradients(plain, mesh.size(), 4), mesh.size(),
                      "on another thread");
   });

@@ -7,7 +7,6 @@
 #include "tests/support/process_ranks.h"
 #include "tests/support/with_environment.h"
 
-#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +33,6 @@ std::vector<Program> programs_of_world(int64_t world) {
 }
 
 const ChildCase kRunsPrograms("runs_random_programs", [] {
-  at::set_num_threads(1);
   const auto world = launch_environment().world_size;
   std::map<int, DeviceMesh> meshes;  // by replicas
   for (const auto& program : programs_of_world(world)) {

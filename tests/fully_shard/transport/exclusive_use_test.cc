@@ -4,6 +4,7 @@
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "tests/support/errors.h"
+#include "tests/support/on_another_thread.h"
 #include "tests/support/worlds.h"
 
 #include <gmock/gmock.h>
@@ -41,10 +42,10 @@ TEST(ExclusiveUse, IsTakenByTouchesAndByGathersByHand) {
     const internal::ExclusiveUse first(
         internal::unit_of(unit)->group()->info().comm_context().user());
     std::string by_touch, by_hand;
-    std::thread([&] {
+    on_another_thread([&] {
       by_touch = message_of([&] { linear(torch::ones({1, 3})); });
       by_hand = message_of([&] { unit.unshard(); });
-    }).join();
+    });
     EXPECT_THAT(by_touch, HasSubstr("two threads"));
     EXPECT_THAT(by_hand, HasSubstr("two threads"));
     EXPECT_EQ(counters(mesh).all_gathers, 0);
