@@ -5,15 +5,18 @@ Usage: compare_with_transformers.py PROGRAM
 PROGRAM is built from hugging_face_rank.cc. A family is a folder that save_pretrained wrote of a model with random weights.
 For each of them, at worlds of 1 and 2 and on dp 2 x tp 2:
 
-  logits     of the first inputs, within 1e-5 of those of transformers
-  documents  in the first inputs, with positions and attention of their own: their logits, within 1e-5 as well
-  losses     of ten steps of AdamW, within 1e-5 of those of the model under Python's fully_shard in a world of 2
-  export     opened by from_pretrained: the parameters have the bits of ours, and the config is as it was; it generates the
-             same tokens as we do, which it has without a cache and we have with one
-  adapters   opened by peft: beside the base, and merged into it, within 1e-5 of our logits after training
+  logits     of the first inputs are those of transformers
+  documents  in the first inputs, with positions and attention of their own: their logits as well
+  gradients  of the first step are those of the model under Python's fully_shard in a world of 2
+  losses     of ten steps of AdamW as well
+  export     opened by from_pretrained: the parameters have the bits of ours, and the config is as it was; it finds the
+             tokens the likeliest that we generate, which we have with a cache and it has without one
+  adapters   opened by peft: beside the base, and merged into it, it has our logits after training
   refusals   folders of other models, by the field that says so
 
-Prints a row per family and mesh, and exits 1 where one disagrees.
+What rounding of transformers' model becomes is measured (rounding.py), and values may differ by that.
+
+Prints a row per family and mesh, differences in parts of their bounds, and exits 1 where one disagrees.
 """
 
 import json
@@ -23,6 +26,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from functools import partial
 
 os.environ |= {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_VERBOSITY": "error", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -33,11 +37,11 @@ import torch.distributed as dist
 import torch.multiprocessing
 import torch.nn.functional as F
 import transformers
+from rounding import ADAMW_EPS, bounds_of, largest
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
-STEPS, ROWS, TOKENS, VOCAB = 10, 4, 12, 61
-TOLERANCE = 1e-5
+STEPS, ROWS, TOKENS, VOCAB, GENERATED = 10, 4, 12, 61, 8
 
 SIZES = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 44, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -103,6 +107,34 @@ def logits_of_documents(model, inputs, begins):
     return model(inputs, attention_mask=mask[:, None], position_ids=place - start).logits
 
 
+def train(model, rows_of_step):
+    """Ten steps. Returns the losses and the first step's gradients; of a sharded model, this rank's losses and shards."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, eps=ADAMW_EPS)
+    losses, gradients = [], {}
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        loss = loss_of(model, rows_of_step[step])
+        loss.backward()
+        if step == 0:
+            gradients = {f"gradient of {name}": parameter.grad.clone() for name, parameter in model.named_parameters()}
+        optimizer.step()
+        losses.append(loss.detach())
+    return torch.stack(losses), gradients
+
+
+def results_of(folder, text, begins, change):
+    """All that is compared within bounds, of one process."""
+    model = open_model(folder)
+    change(model.parameters())
+    with torch.no_grad():
+        logits = {
+            "logits": model(text[0, :, :-1]).logits,
+            "logits of documents": logits_of_documents(model, text[0, :, :-1], begins),
+        }
+    losses, gradients = train(model, text)
+    return {**logits, "losses": losses, **gradients}
+
+
 def open_model(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
@@ -118,18 +150,12 @@ def train_under_fsdp2(rank, world, folder):
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)
         fully_shard(model, mesh=mesh)
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-        losses = []
-        for step in range(STEPS):
-            optimizer.zero_grad()
-            loss = loss_of(model, text[step, rank * rows : (rank + 1) * rows])
-            loss.backward()
-            optimizer.step()
-            mean = loss.detach().clone()
-            dist.all_reduce(mean)
-            losses.append(mean.item() / world)
+        losses, shards = train(model, text[:, rank * rows : (rank + 1) * rows])
+        gradients = {name: shard.full_tensor() for name, shard in shards.items()}
+        losses = losses.double()
+        dist.all_reduce(losses)
         if rank == 0:
-            torch.save(torch.tensor(losses, dtype=torch.float64), folder / f"{family}.fsdp2")
+            torch.save({"losses": losses / world, **gradients}, folder / f"{family}.fsdp2")
     dist.destroy_process_group()
 
 
@@ -140,35 +166,42 @@ def run_program(program, world, tp, folder, out, families):
     return errors, not any(statuses)
 
 
-def largest(difference):
-    return difference.abs().max().item()
+def shortfall(model, generated, prompt):
+    """By how much the logits of tokens that follow the prompt are below the largest."""
+    if generated.shape != (len(prompt) + GENERATED,) or not torch.equal(generated[: len(prompt)], prompt):
+        return torch.inf
+    with torch.no_grad():
+        logits = model(generated[None, :-1]).logits[0, len(prompt) - 1 :]
+    return largest(logits.max(-1).values - logits.gather(-1, generated[len(prompt) :, None])[:, 0])
 
 
-def compare(family, folder, out):
-    """Yields what is compared and by how much it differs, at most TOLERANCE where it agrees."""
+def compare(family, folder, out, bounds):
+    """Yields what is compared and by how much it differs in parts of its bound, at most 1 where it agrees."""
     ours = torch.load(out / f"{family}.results", weights_only=False)  # it has type tags
     text, begins = torch.load(folder / "tokens").values()
+    theirs = torch.load(folder / f"{family}.fsdp2")
     with torch.no_grad():
         model = open_model(folder / family)
-        yield "logits", largest(ours["logits"] - model(text[0, :, :-1]).logits)
-        documents = ours["logits of documents"]
-        if largest(documents - ours["logits"]) < 0.01:
-            raise SystemExit(f"{family}: documents make no difference")
-        yield "documents", largest(documents - logits_of_documents(model, text[0, :, :-1], begins))
-    yield "losses", largest(ours["losses"] - torch.load(folder / f"{family}.fsdp2"))
+        theirs["logits"] = model(text[0, :, :-1]).logits
+        theirs["logits of documents"] = logits_of_documents(model, text[0, :, :-1], begins)
+    if largest(ours["logits of documents"] - ours["logits"]) < 0.01:
+        raise SystemExit(f"{family}: documents make no difference")
+    parts = {what: largest(ours[what] - value) / bounds[what] for what, value in theirs.items()}
+    yield "logits", parts["logits"]
+    yield "documents", parts["logits of documents"]
+    yield "gradients", max(part for what, part in parts.items() if what.startswith("gradient of "))
+    yield "losses", parts["losses"]
     exported = open_model(out / family)
     values = dict(exported.named_parameters())
-    yield "parameters", 0.0 if all(torch.equal(value, ours[name]) for name, value in values.items()) else 1.0
+    yield "parameters", 0.0 if all(torch.equal(value, ours[name]) for name, value in values.items()) else torch.inf
     before, after = (json.loads((place / family / "config.json").read_text()) for place in (folder, out))
-    yield "config", 0.0 if before == after else 1.0
-    tokens = text[:1, 0, :5]
-    with torch.no_grad():
-        for _ in range(8):
-            tokens = torch.cat([tokens, exported(tokens).logits[:, -1].argmax(-1, keepdim=True)], 1)
-    yield "generated", 0.0 if torch.equal(tokens[0], ours["generated"]) else 1.0
+    yield "config", 0.0 if before == after else torch.inf
+    yield "generated", shortfall(exported, ours["generated"], text[0, 0, :5]) / bounds["logits"]
 
 
 def compare_all(program, folder):
+    text, begins = torch.load(folder / "tokens").values()
+    bounds = {family: bounds_of(partial(results_of, folder / family, text, begins)) for family in FAMILIES}
     verdicts = []
     for mesh, (world, tp) in MESHES.items():
         out = folder / f"ours-{mesh}"
@@ -177,10 +210,10 @@ def compare_all(program, folder):
         if not succeeded:
             raise SystemExit(f"mesh {mesh}: {errors}")
         for family in FAMILIES:
-            differences = dict(compare(family, folder, out))
-            agrees = all(difference <= TOLERANCE for difference in differences.values())
+            parts = dict(compare(family, folder, out, bounds[family]))
+            agrees = all(part <= 1 for part in parts.values())
             verdicts.append(agrees)
-            columns = "  ".join(f"{what} {difference:.1e}" for what, difference in differences.items())
+            columns = "  ".join(f"{what} {part:.2f}" for what, part in parts.items())
             print(f"{family:<8} {mesh:<4} {columns}  {'agree' if agrees else 'DISAGREE'}")
     return verdicts
 
@@ -193,13 +226,19 @@ def compare_adapters(program, folder, ranks, tp):
         raise SystemExit(f"adapters: {errors}")
     ours = torch.load(out / "llama3+lora.results", weights_only=False)
     inputs = torch.load(folder / "tokens")["text"][0, :, :-1]
-    model = peft.PeftModel.from_pretrained(open_model(folder / "llama3"), out / "llama3+lora").eval()
+
+    def opened(change=lambda parameters: None):
+        model = peft.PeftModel.from_pretrained(open_model(folder / "llama3"), out / "llama3+lora").eval()
+        change(model.parameters())
+        return model
+
     with torch.no_grad():
-        beside = largest(ours["logits afterwards"] - model(inputs).logits)
-        merged = largest(ours["logits afterwards"] - model.merge_and_unload()(inputs).logits)
-    trained = largest(ours["logits afterwards"] - ours["logits"])
-    agrees = max(beside, merged) <= TOLERANCE < trained
-    print(f"adapters     beside {beside:.1e}  merged {merged:.1e}  trained {trained:.1e}  {'agree' if agrees else 'DISAGREE'}")
+        bound = bounds_of(lambda change: {"logits": opened(change)(inputs).logits})["logits"]
+        beside = largest(ours["logits afterwards"] - opened()(inputs).logits) / bound
+        merged = largest(ours["logits afterwards"] - opened().merge_and_unload()(inputs).logits) / bound
+    trained = largest(ours["logits afterwards"] - ours["logits"]) / bound
+    agrees = max(beside, merged) <= 1 < trained
+    print(f"adapters      beside {beside:.2f}  merged {merged:.2f}  trained {trained:.2f}  {'agree' if agrees else 'DISAGREE'}")
     return agrees
 
 

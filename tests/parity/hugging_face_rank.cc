@@ -8,9 +8,10 @@
 // documents in the first inputs. Trains each family on all ranks, TP of which compute one
 // model together, exports it to OUT/FAMILY, and rank 0 writes to OUT/FAMILY.results, for
 // torch.load, a dict of "logits" of the first inputs before training, "logits of
-// documents", which are these in pieces, "losses", float64 [steps], and, after it,
-// "logits afterwards", "generated" tokens and the parameters by the folder's names. With
-// FAMILY+lora it trains adapters, and exports these.
+// documents", which are these in pieces, "gradient of NAME" of the first step, NAME being
+// the folder's, "losses", float64 [steps], and, after it, "logits afterwards",
+// "generated" tokens and the parameters by the folder's names. With FAMILY+lora it trains
+// adapters, and exports these.
 #include "device_mesh/all_reduce.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
@@ -65,17 +66,25 @@ Tensors train(const examples::TrainingOptions& options, const Text& given,
     const auto inputs = text[0].narrow(1, 0, tokens);
     results.insert(name, fsdp::full_tensor(model->forward(inputs, documents)));
   };
+  const auto keep_gradients = [&] {
+    for (const auto& parameter : model->named_parameters()) {
+      if (const auto& gradient = parameter.value().grad(); gradient.defined())
+        results.insert("gradient of " + examples::hugging_face_names()(parameter.key()),
+                       fsdp::full_tensor(gradient));
+    }
+  };
   keep_logits("logits");
   keep_logits("logits of documents", examples::documents_of(given.begins));
   auto trained = model->parameters();
   std::erase_if(trained, [](const Tensor& parameter) { return !parameter.requires_grad(); });
-  torch::optim::AdamW optimizer(trained, torch::optim::AdamWOptions(1e-3));
+  torch::optim::AdamW optimizer(trained, torch::optim::AdamWOptions(1e-3).eps(1e-4));
   auto losses = torch::empty({text.size(0)}, torch::kDouble);
   for (int64_t step = 0; step < text.size(0); ++step) {
     optimizer.zero_grad();
     const auto logits = model->forward(mine[step].narrow(1, 0, tokens));
     const auto loss = examples::next_token_loss(logits, mine[step].narrow(1, 1, tokens));
     loss.backward();
+    if (step == 0) keep_gradients();
     optimizer.step();
     const auto mine_alone = fsdp::full_tensor(loss).item<double>();
     losses[step] = fsdp::all_reduce(mine_alone, data_mesh, fsdp::Reduce::kMean);
