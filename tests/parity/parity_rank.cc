@@ -157,7 +157,7 @@ Tensors train(const Case& of, const Tensors& data, int64_t rank) {
   Model model(data);
   for (auto& block : model->blocks) fsdp::fully_shard(block, mesh, {.mp_policy = of.policy});
   fsdp::fully_shard(model, mesh, {.mp_policy = of.policy_of_root});
-  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3));
+  torch::optim::AdamW optimizer(model->parameters(), torch::optim::AdamWOptions(1e-3).eps(1e-4));
 
   Tensors results;
   const auto texts = data.at("text").select(1, rank);
