@@ -48,7 +48,9 @@ struct Adversaries {
 
   // After fully_shard, since these hold registry entries.
   void make_optimizers() {
-    generator_optimizer = torch::optim::Adam(generator->parameters(), 0.05);
+    // With eps as large as gradients are, what is rounded stays small.
+    generator_optimizer =
+        torch::optim::Adam(generator->parameters(), torch::optim::AdamOptions(0.05).eps(1e-3));
     discriminator_optimizer =
         torch::optim::SGD(discriminator->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
   }
