@@ -17,9 +17,9 @@ using c10::ThreadLocalDebugInfo;
 // Which LibTorch itself sets nowhere.
 const auto kKind = DebugInfoKind::INFERENCE_CONTEXT;
 
-// LibTorch does not tell the kind of the info that was pushed last, and from 2.15 on anybody
-// can make kinds. An explicit instantiation may name a private member: this one hands out
-// a pointer to it.
+// LibTorch does not tell the kind of the info that was pushed last, and from 2.15 on
+// anybody can make kinds. An explicit instantiation may name a private member: this one
+// hands out a pointer to it.
 using KindMember = DebugInfoKind ThreadLocalDebugInfo::*;
 KindMember kind_member();
 template <KindMember member>

@@ -66,9 +66,9 @@ class AccumulatedGrads {
   // Makes room for a backward's gradients, if that was not done.
   void open();
   // Packs the gradient of parameter `index` and what was accumulated, if any. Where it
-  // stays here it waits for publish_what_stayed(). That of a tensor-parallel member is brought to where this
-  // lies, which is collective over its mesh if data moves; terms of one that lies whole
-  // are packed by pack_accumulated(), all at once.
+  // stays here it waits for publish_what_stayed(). That of a tensor-parallel member is
+  // brought to where this lies, which is collective over its mesh if data moves; terms of
+  // one that lies whole are packed by pack_accumulated(), all at once.
   void pack(int64_t index);
   // Packs all that is accumulated. Collective over the meshes of tensor-parallel members
   // whose gradients are terms.

@@ -16,8 +16,8 @@ inline uint64_t number_from_environment(const char* name, uint64_t otherwise) {
 // runs a share of each.
 inline bool is_night() { return number_from_environment("FSDP_NIGHT", 0) != 0; }
 
-// How many random cases to run: as many as the variable `name` says, else `whole` at night
-// and `share` before a landing.
+// How many random cases to run: as many as the variable `name` says, else `whole` at
+// night and `share` before a landing.
 inline uint64_t number_of_cases(const char* name, uint64_t share, uint64_t whole) {
   return number_from_environment(name, is_night() ? whole : share);
 }

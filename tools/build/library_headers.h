@@ -1,4 +1,5 @@
-// What most files of the library include of LibTorch and C++, compiled once (precompiled_header.bzl, CMakeLists.txt).
+// What most files of the library include of LibTorch and C++, compiled once
+// (precompiled_header.bzl, CMakeLists.txt).
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
