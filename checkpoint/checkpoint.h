@@ -79,13 +79,13 @@ struct LoadOptions {
   // optimizers' state goes by it, too.
   std::function<std::string(const std::string&)> name_in_file = {};
   // Patterns (as NameMap's) of names of the model that stay as they are, whatever the
-  // file has for them: "head" for a new one. What means no name throws.
+  // file has for them: "head" for a new one. A pattern that matches no name throws.
   std::vector<std::string> leave = {};
-  // Of a parameter that has more rows (indices of its first dimension) here than in the
-  // file, such as the table of an enlarged vocabulary, the file's are loaded, and this is
-  // called for the new ones of each rank: `rows` is a view of them, `first` the place of
-  // the first one. Several times where a rank's part is in pieces, and on some ranks
-  // never: it must not be collective. Null: load throws.
+  // For a parameter that has more rows (indices of its first dimension) here than in the
+  // file, such as the table of an enlarged vocabulary. The file's rows are loaded, and
+  // this function is called for the new rows of each rank: `rows` is a view of them,
+  // `first` the place of the first one. Several times where a rank's part is in pieces,
+  // and on some ranks never: it must not be collective. Null: load throws.
   std::function<void(const std::string& name, int64_t first, at::Tensor rows)> init_new_rows = {};
 };
 

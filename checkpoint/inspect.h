@@ -7,9 +7,9 @@
 
 namespace fsdp {
 
-// A table of tensors with dtype, shape, bytes and layout, and what else there is, not
-// least what load() does not read and why. `path`: whatever load() reads. Reads the
-// manifest or the headers only. Local. Throws as load().
+// Returns a table of tensors with dtype, shape, bytes and layout, and a list of what else
+// is there, including what load() does not read, with the reason. `path` may be whatever
+// load() reads. Reads the manifest or the headers only. Local. Throws as load().
 [[nodiscard]] FSDP_API std::string describe_checkpoint(const std::string& path);
 
 }  // namespace fsdp

@@ -40,9 +40,9 @@ class NameMap {
   FSDP_API NameMap reversed() const;
 
   // Throws ValueError that lists the entries that mean no name of the model, names that
-  // become one, and names that reversed() does not give back. What the model and the file
-  // have left over, load() lists. names: of named_parameters() and named_buffers().
-  // Local.
+  // become one, and names that reversed() does not give back. (What only the model or
+  // only the file has, load() lists.) `names` are those of named_parameters() and
+  // named_buffers(). Local.
   FSDP_API void check(const std::vector<std::string>& names) const;
 
  private:

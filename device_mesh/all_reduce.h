@@ -1,13 +1,13 @@
-// What a training loop asks of the other ranks itself: a number of all of them, and that
-// they wait for one another.
+// What a training loop itself needs of the other ranks: a number that combines theirs,
+// and a barrier.
 //
 //   const double loss_of_all = fsdp::all_reduce(loss.item<double>(), mesh, fsdp::Reduce::kMean);
 //   const bool stop = fsdp::all_reduce(interrupted ? 1 : 0, mesh, fsdp::Reduce::kMax) != 0;
 //   if (fsdp::is_rank_zero()) std::printf("loss %g\n", loss_of_all);
 //   fsdp::barrier(mesh);
 //
-// Those of a mesh are collective over all its ranks, which call in one order, and
-// announced: ranks that call different ones, or another collective meanwhile, get an
+// Functions that take a mesh are collective over all its ranks, which must call them in
+// the same order. Ranks that call different ones, or another collective meanwhile, get an
 // error that names both.
 #pragma once
 

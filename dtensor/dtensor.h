@@ -5,9 +5,9 @@
 //   at::Tensor rows = weight.to_local();         // this rank's
 //   at::Tensor whole = weight.full_tensor();     // everything, on every rank
 //
-// Operators work on DTensors (docs/design/dtensor_operators.md lists what happens): on
-// parts where a placement strategy fits, else on the whole value. A plain tensor beside a
-// DTensor counts as replicated, but not beside what comes from a parameter of fully_shard
+// Operators work on DTensors: on parts where a placement strategy fits, else on the whole
+// value (docs/design/dtensor.md lists what happens). A plain tensor beside a DTensor
+// counts as replicated, but not beside what comes from a parameter of fully_shard
 // (fully_shard/fully_shard.h). A DTensor has no storage of its own: raw access throws.
 #pragma once
 
@@ -44,8 +44,8 @@ class FSDP_API DTensor : public at::Tensor {
   //
   //   at::Tensor own = weight.to_local({.grad_placements = {{fsdp::Partial{}}}});
   //
-  // Throws ValueError for grad_placements that do not fit the mesh, of which this rank's
-  // part has another shape, or that are a minimum, maximum or product.
+  // Throws ValueError for grad_placements that do not fit the mesh, that give this rank a
+  // part of another shape, or that are a minimum, maximum or product.
   [[nodiscard]] at::Tensor to_local(const ToLocalOptions& options = {}) const;
   // The whole value as a plain tensor. Collective over the mesh. Differentiable: its
   // gradient counts as the same on all ranks, or as `options` say (see to_local()).

@@ -1,5 +1,5 @@
-// Activation checkpointing: memory for time. Nothing that a region of the forward saves
-// for backward is kept but its inputs; backward runs the region again.
+// Activation checkpointing: memory for time. Of all that a region of the forward saves
+// for backward only its inputs are kept, and backward runs the region again.
 //
 //   auto y = fsdp::checkpoint([&](const at::Tensor& x) { return block->forward(x); }, x);
 //   auto [a, b] = fsdp::checkpoint([&](auto x, auto mask) { return attend(x, mask); }, x, mask);

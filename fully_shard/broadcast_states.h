@@ -22,7 +22,7 @@ namespace fsdp {
 // Every parameter and buffer at and below `module` gets, in place and bit by bit, the
 // values that it has on rank mesh.ranks()[src]: of any dtype, frozen or not, contiguous
 // or not. A tensor that is registered several times is sent once. Handles, requires_grad
-// and gradients stay. What was saved by a graph that is alive counts as written.
+// and gradients stay. Tensors that a living graph saved count as written.
 //
 // Collective over the whole mesh, whatever its dimensions. Sends each byte once along
 // every dimension, 250 MiB at a time, which is what it takes of memory; a tensor that is

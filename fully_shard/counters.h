@@ -23,18 +23,18 @@ struct Counters {
   int64_t unused_prefetches = 0;       // of those, the ones that were dropped unused
   int64_t late_reduce_scatters = 0;    // of reduce_scatters, second ones for late gradients
   int64_t reshards = 0;
-  int64_t all_gather_bytes = 0;            // of other ranks that all-gathers bring or read, padded
-  int64_t reduce_scatter_bytes = 0;        // that reduce-scatters bring from other ranks, padded
-  int64_t all_reduce_bytes = 0;            // that all-reduces bring from other ranks, padded
-  int64_t outer_all_gather_bytes = 0;      // the same of the outer dimension
+  int64_t all_gather_bytes = 0;        // that all-gathers bring or read from other ranks, padded
+  int64_t reduce_scatter_bytes = 0;    // that reduce-scatters bring from other ranks, padded
+  int64_t all_reduce_bytes = 0;        // that all-reduces bring from other ranks, padded
+  int64_t outer_all_gather_bytes = 0;  // the same of the outer dimension
   int64_t outer_reduce_scatter_bytes = 0;  // the same of the outer dimension
   double wait_seconds = 0;                 // the calling thread blocked on a collective
 
   // Bytes held now.
   int64_t sharded_bytes = 0;       // parameter shards, padded
-  int64_t inner_shard_bytes = 0;   // HFSDP: inner shards, which are put together of those
+  int64_t inner_shard_bytes = 0;   // HFSDP: inner shards, put together from those
   int64_t unsharded_bytes = 0;     // full parameters
-  int64_t in_place_bytes = 0;      // those that are read where all ranks have their shards
+  int64_t in_place_bytes = 0;      // full parameters that are read in the shards of all ranks
   int64_t post_forward_bytes = 0;  // parts of them that ReshardAfterForward::to_world(n) keeps
   int64_t staging_bytes = 0;   // gather buffers, reduce inputs in flight and their received rows
   int64_t gradient_bytes = 0;  // full gradients accumulating

@@ -3,12 +3,12 @@
 //
 //   auto y = fsdp::forward(block, x, mask);    // instead of block->forward(x, mask)
 //
-// Of the module's own unit (fully_shard was applied to it): inputs are copied to the
-// device of its parameters where that is not the CPU; floating inputs are cast to
-// mp_policy.param_dtype (with cast_forward_inputs), floating outputs to
-// mp_policy.output_dtype; a module without one, and what is no tensor, is left alone, and
-// a tensor that is as it should be stays the same one. Copies and casts are
-// differentiable. Profilers see fsdp::forward(unit). Collective as the module's forward.
+// Where fully_shard was applied to the module itself, inputs are copied to the device of
+// its parameters if that is not the CPU, floating inputs are cast to
+// mp_policy.param_dtype (with cast_forward_inputs), and floating outputs to
+// mp_policy.output_dtype. Other modules, and values that are no tensors, are left alone.
+// A tensor that needs no change stays the same one. Copies and casts are differentiable.
+// Profilers see fsdp::forward(unit). Collective as the module's forward.
 //
 // Tensors are found in vectors, arrays, optionals, pairs, tuples, std::map and its kin,
 // torch::OrderedDict, and in structs whose fields are listed once:

@@ -54,7 +54,8 @@ class FSDP_API FSDPModule {
   const std::string& name() const;
   // No enclosing unit. Local.
   bool is_root() const;
-  // What fully_shard was applied to, in that order, without what died since. Local.
+  // The modules that fully_shard was applied to, in that order, without those that died
+  // since. Local.
   std::vector<std::shared_ptr<torch::nn::Module>> modules() const;
   // This unit's group: the registry entries that travel together, each once, in the order
   // in which they were registered; none for a unit without parameters of its own, or once
@@ -64,7 +65,7 @@ class FSDP_API FSDPModule {
   // replicated, over the very same process groups. Units without parameters lie on none.
   // Local.
   bool spans_single_mesh() const;
-  // Of all units of this unit's tree. Local.
+  // The counters of all units of this unit's tree together. Local.
   Counters counters() const;
 
   // Gathers this unit's parameters now. Collective over the mesh unless they are
@@ -79,26 +80,28 @@ class FSDP_API FSDPModule {
   // False: backward leaves gradients unreduced on this rank; they join the next
   // synchronised backward.
   void set_requires_gradient_sync(bool requires_gradient_sync, bool recurse = true);
-  // Hybrid sharding. False: gradients are reduced over the shards only and kept, in size
-  // of shards; they join the next backward that reduces over the replicas too.
+  // For hybrid sharding. False: gradients are reduced over the shards only, and the sums
+  // are kept, in the size of shards. They join the next backward that reduces over the
+  // replicas too.
   void set_requires_all_reduce(bool requires_all_reduce, bool recurse = true);
-  // False: the ends of the next backwards leave .grad unset (but on a mesh of one rank)
-  // and parameters unsharded, until that of a last one. Local; every rank must run as
-  // many backwards, but where all of them share memory (docs/design/one_sided.md).
+  // False: the next backwards do not set .grad at their end (except on a mesh of one
+  // rank) and leave parameters unsharded, until a backward runs with true. Local; every
+  // rank must run the same number of backwards.
   void set_is_last_backward(bool is_last_backward);
-  // For the forwards to come. Collective over the mesh where to_world(n) is new to it.
+  // Holds for the forwards to come. Collective over the mesh where to_world(n) is new to
+  // it.
   void set_reshard_after_forward(ReshardAfterForward reshard_after_forward, bool recurse = true);
   // False: unsharded parameters stay after backward.
   void set_reshard_after_backward(bool reshard_after_backward, bool recurse = true);
   // False: no prefetch of this unit in backward; a touch still gathers.
   void set_unshard_in_backward(bool unshard_in_backward);
-  // Of what these units gather ahead in backward.
+  // When these units issue their prefetch in backward.
   void set_backward_prefetch(BackwardPrefetch when, bool recurse = true);
-  // True: modules compute with the own dtype of parameters and buffers, as for an
-  // evaluation, and what is gathered has it; MixedPrecisionPolicy's param_dtype,
-  // buffer_dtype, input casts and output_dtype wait until it is false again. Reshards the
-  // units. Local; every rank must do the same. Throws ValueError, with nothing changed,
-  // while a unit is held, in use or part of a live graph.
+  // True: modules compute in the parameters' and buffers' own dtype, for example in an
+  // evaluation, and gathers bring that dtype. MixedPrecisionPolicy's param_dtype,
+  // buffer_dtype, input casts and output_dtype have no effect until it is false again.
+  // Reshards the units. Local; every rank must do the same. Throws ValueError, with
+  // nothing changed, while a unit is held, in use or part of a live graph.
   void set_full_precision(bool full_precision, bool recurse = true);
   // The units whose all-gathers are issued when this one is entered, instead of the
   // expected successor.
@@ -108,9 +111,9 @@ class FSDP_API FSDPModule {
   // the number of ranks. Of this unit only: call it on every one of fsdp_modules(model)
   // for a whole model. REQUIRES: factor > 0.
   void set_gradient_divide_factor(double factor);
-  // Plain parameters, registered in modules of this unit or of units below it after
-  // fully_shard, that are neither sharded nor reduced by anybody, as those in
-  // FullyShardOptions::ignored_params: the caller keeps them equal on all ranks. By
+  // Leaves out plain parameters that were registered after fully_shard in modules of this
+  // unit or of units below it, as FullyShardOptions::ignored_params does: nobody shards
+  // or reduces them, and the caller keeps them equal on all ranks. They are known by
   // identity. Local; every rank must do the same. Throws ValueError for a tensor that is
   // undefined or belongs to a unit.
   void ignore(const std::vector<at::Tensor>& parameters);
@@ -120,13 +123,13 @@ class FSDP_API FSDPModule {
   // effect: call it on all ranks.
   void reset_lazy_init();
 
-  // Called with the sums of this unit's gradients over all ranks, before they are
-  // divided, once per reduction (one per dtype) and on all ranks in the same order: this
-  // rank's row [elements], padding included, of the dtype that sums are made in. What it
-  // writes in place becomes the gradients: an all-reduce over other ranks, for instance.
-  // Whoever has a hook gets gradients for all trainable parameters, used or not. Runs
-  // inside backward, under no_grad; an exception is the backward's. Empty: none. Local;
-  // every rank must do the same.
+  // The hook gets the sums of this unit's gradients over all ranks before they are
+  // divided: this rank's row [elements], padding included, in the dtype that sums are
+  // made in. It is called once per reduction (one per dtype), on all ranks in the same
+  // order, inside backward and under no_grad. What it writes in place becomes the
+  // gradients, for instance the result of an all-reduce over other ranks. With a hook,
+  // all trainable parameters get gradients, used or not. What it throws, backward throws.
+  // Empty: no hook. Local; every rank must do the same.
   void set_all_reduce_hook(std::function<void(const at::Tensor&)> hook);
   // True: every trainable parameter gets a gradient from each backward of its root, zeros
   // where no rank used it, and units that no rank used are reduced as well. Local; every
@@ -135,19 +138,19 @@ class FSDP_API FSDPModule {
   // Nothing to do: reductions here are always sums, divided afterwards.
   void set_force_sum_reduction_for_comms(bool enable);
 
-  // What gathers this unit's parameters, and adds up its gradients, over the ranks that
-  // shard, instead of the mesh's process groups (communicate.h); empty: these. Each is
-  // called on all ranks in one order, the two in any order to each other, so they need
-  // groups of their own. Called without gradients; what it throws is told as a failed
-  // collective of the unit. Not asked: pieces that ReshardAfterForward::to_world keeps.
-  // Local; every rank must do the same. Throws NotImplementedError where gathers need no
-  // other rank.
+  // These functions gather this unit's parameters and add up its gradients over the ranks
+  // that shard, instead of the mesh's process groups (communicate.h). Empty: the process
+  // groups again. Each is called on all ranks in one order, but the two in any order to
+  // each other, so they need groups of their own. They run without recording gradients,
+  // and what they throw is reported as a failed collective of the unit. Pieces that
+  // ReshardAfterForward::to_world keeps are gathered without them. Local; every rank must
+  // do the same. Throws NotImplementedError where gathers need no other rank.
   using Communicate = fsdp::Communicate;
   void set_custom_all_gather(Communicate all_gather);
   void set_custom_reduce_scatter(Communicate reduce_scatter);
-  // The next all-gather of this unit's tree waits, on the device, for what was recorded:
-  // an optimizer that runs on another stream. Once; null: nothing to wait for. Throws
-  // ValueError for an event of another type of device. Local.
+  // The next all-gather of this unit's tree waits on the device for this event, for
+  // example for an optimizer that runs on another stream. Only that one waits; null: none
+  // does. Throws ValueError for an event of another type of device. Local.
   void set_post_optim_event(std::shared_ptr<c10::Event> event);
 
   bool operator==(const FSDPModule&) const = default;

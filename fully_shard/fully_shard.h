@@ -8,11 +8,11 @@
 //   optimizer.step();
 //
 // After the call module->parameters() holds DTensors, this rank's shards, with sharded
-// .grad; the module's own members (linear->weight) keep their identity and global
-// shape and hold memory only while used. An operator that reads a member of a sharded
-// unit is a collective over the mesh: every rank must run the same ones in the same
-// order. Where ranks share memory (docs/design/one_sided.md) and no gradients are
-// recorded, it needs nobody else.
+// .grad; the module's own members (linear->weight) keep their identity and global shape
+// and hold memory only while used. An operator that reads a member of a sharded unit is a
+// collective over the mesh: every rank must run the same ones in the same order. Where
+// ranks share memory (docs/design/shared_memory.md) and no gradients are recorded, a rank
+// can read it alone.
 //
 // Operators on entries alone (optimizers, averages) stay sharded. Where no gradients are
 // recorded, and of frozen parameters, one that reads an entry, or what was computed from

@@ -20,7 +20,7 @@ namespace fsdp {
 // zero_grad() does not reach them; FSDPModule::zero_pending_gradients() does. The end of
 // the scope, by an exception too, gives every unit the setting that it had before, so
 // guards nest and units that were switched off by hand stay off. Local, but every rank
-// must do the same, unless all of them share memory (docs/design/one_sided.md).
+// must do the same.
 class [[nodiscard]] FSDP_API NoSyncGuard {
  public:
   [[nodiscard]] explicit NoSyncGuard(FSDPModule module);

@@ -55,36 +55,40 @@ class ReshardAfterForward {
   std::variant<bool, World> value_;
 };
 
-// Of Half, BFloat16, Float and Double; unset: as the parameters are. Only floating
-// parameters, gradients, buffers, inputs and outputs are cast.
+// Each dtype is Half, BFloat16, Float or Double. Only floating parameters, gradients,
+// buffers, inputs and outputs are cast.
 struct MixedPrecisionPolicy {
-  // What modules compute with, and what is gathered; shards keep their dtype.
+  // The dtype that modules compute in and that is gathered; shards keep their own. Unset:
+  // the parameters' own.
   std::optional<at::ScalarType> param_dtype = {};
-  // What gradients are added up in, over backwards and ranks; unset: param_dtype. Over
-  // ranks on CPU, 16-bit types are added in Float; on devices the backend, such as NCCL,
-  // adds in this dtype.
+  // The dtype that gradients are added up in, over backwards and ranks; unset:
+  // param_dtype. Over ranks on CPU, 16-bit types are added in Float; on devices the
+  // backend, such as NCCL, adds in this dtype.
   std::optional<at::ScalarType> reduce_dtype = {};
-  // What buffers become, in place, when fully_shard is applied; unset: they stay. Those
-  // of the unit's modules, but not of units below; one that two units share goes to the
-  // first. Checkpoints save what they were before.
+  // The dtype that buffers of the unit's modules, but not of units below, are cast to in
+  // place when fully_shard is applied; unset: they stay. A buffer that two units share
+  // goes to the first. Checkpoints save the dtype from before.
   std::optional<at::ScalarType> buffer_dtype = {};
-  // What fsdp::forward returns.
+  // The dtype that fsdp::forward casts outputs to; unset: they stay.
   std::optional<at::ScalarType> output_dtype = {};
-  // With param_dtype: an operator that meets a parameter gets its other floating inputs
-  // (of one dimension or more) in that dtype; fsdp::forward casts its own.
+  // With param_dtype: where an operator uses a parameter, its other floating inputs (of
+  // one dimension or more) are cast to that dtype; fsdp::forward casts the inputs of the
+  // module.
   bool cast_forward_inputs = true;
 };
 
-// When a backward gathers ahead what is expected next: when a unit is entered, or, for
-// one unit less in memory, when that unit's gradients have left for their reduction
-// (without gradient synchronisation: not ahead at all). The same units are gathered.
+// When a backward gathers the unit that it expects next. kPre: when a unit is entered.
+// kPost: when that unit's gradients have left for their reduction, which needs the memory
+// of one unit less; without gradient synchronisation nothing is then gathered ahead. Both
+// gather the same units.
 enum class BackwardPrefetch { kPre, kPost };
 
-// Shards, their gradients and so the optimizer's state and step are on the CPU; on the
-// mesh's device is what a gather brings, while it is there. Gathers copy this rank's
-// shards to the device, and reductions their result back; the host waits for both. On a
-// CPU mesh nothing changes. Sharded parameters stay where they are: moving the module
-// throws and names the parameter.
+// Shards and their gradients are on the CPU, and so are the optimizer's state and step.
+// Only what a gather brings is on the mesh's device. Gathers copy this rank's shards to
+// the device, and reductions copy their result back. The host waits for these results
+// once, at the end of a backward; without pin_memory it waits for each. On a CPU mesh
+// nothing changes. Sharded parameters stay where they are: moving the module throws and
+// names the parameter.
 struct OffloadPolicy {
   bool offload_to_cpu = false;
   bool pin_memory = true;  // page-locked, as copies to and from a device like it

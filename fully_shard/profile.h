@@ -31,7 +31,7 @@
 namespace fsdp {
 
 struct ProfileOptions {
-  int64_t first_step = 1;  // whose beginning is the profile's, from 1
+  int64_t first_step = 1;  // the profile begins with it; the first is 1
   int64_t last_step = std::numeric_limits<int64_t>::max();
   bool on_every_rank = false;  // false: rank 0 alone, of the default process group
 };
@@ -40,7 +40,8 @@ struct ProfileOptions {
 class Profile {
  public:
   // Of several ranks each writes its own file: "trace.json" becomes "trace.rank3.json".
-  // Throws ValueError for steps that are none, or a path of no folder.
+  // Throws ValueError for a range without steps, and for a path whose folder does not
+  // exist.
   [[nodiscard]] FSDP_API explicit Profile(std::string path, ProfileOptions options = {});
   // Writes what was recorded, if last_step is not over.
   FSDP_API ~Profile();

@@ -47,8 +47,8 @@ struct FSDP_API MuonOptions : public torch::optim::OptimizerCloneableOptions<Muo
   TORCH_ARG(double, eps) = 1e-7;
   TORCH_ARG(int64_t, ns_steps) = 5;
   TORCH_ARG(AdjustLr, adjust_lr) = AdjustLr::kOriginal;
-  // Of 2-D parameters: each so many rows are a matrix of their own, such as the rows of a
-  // head; they must divide the rows. 0: a parameter is one matrix.
+  // For 2-D parameters: so many rows at a time are a matrix of their own, such as the
+  // rows of a head. The number must divide the rows. 0: a parameter is one matrix.
   TORCH_ARG(int64_t, matrix_rows) = 0;
   // The last two dimensions are a matrix, and those in front of them count matrices, such
   // as experts. Else every parameter has two dimensions.

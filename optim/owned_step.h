@@ -1,6 +1,6 @@
-// For an optimizer of one's own that needs whole tensors: for the time of its step each
-// parameter's tensor is whole on one rank, its owner (what torchtitan calls the compute
-// layout Owned), however the parameter lies. Muon steps so; examples/shampoo.h does, too.
+// For optimizers of your own that need whole tensors. During a step each parameter's
+// tensor is whole on one rank, its owner (what torchtitan calls the compute layout
+// Owned), however the parameter lies. Muon steps so; examples/shampoo.h does, too.
 //
 //   fsdp::OwnedStep owned(params, {.optimizer = "Shampoo"});
 //   torch::Tensor left = owned.zeros(i, {rows, rows});   // state, where it is computed with
@@ -31,17 +31,18 @@ namespace fsdp {
 
 struct OwnedStepOptions {
   std::string optimizer;  // its name, in errors
-  // Of computing with a parameter of that shape, in any unit; by default its elements.
+  // The cost of computing with a parameter of that shape, in any unit of measure; by
+  // default the number of its elements.
   std::function<double(at::IntArrayRef shape)> cost = {};
   // What inputs and results are sent as; by default the parameter's dtype.
   std::optional<at::ScalarType> sent_as = {};
-  // A bucket of tensors travels while the one before is computed with: the bytes of one,
-  // all ranks together. Two buckets are in memory at a time.
+  // The bytes of one bucket of tensors, all ranks together. While one bucket is computed
+  // with, the next one travels, so two are in memory at a time.
   int64_t bucket_bytes = int64_t{64} << 20;
 };
 
 struct OwnedWork {
-  // What is computed with of parameter `i`: as the parameter lies.
+  // The tensor of parameter `i` that is computed with. It lies as the parameter does.
   std::function<at::Tensor(size_t i)> input;
   // Called on the owner, or on every rank that has the whole. `whole`: plain, of the
   // parameter's shape and of `sent_as`. Returns a tensor of that shape; any dtype.

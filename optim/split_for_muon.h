@@ -38,12 +38,12 @@ struct MuonSplit {
   FSDP_API std::vector<torch::Tensor> others() const;
 };
 
-// By global shape, so that sharded and plain models give the same: two dimensions, and
-// not of an Embedding or EmbeddingBag; a tied parameter is what any of its names makes
-// it not to be a matrix. Stacks of matrices (experts) have more dimensions and so come to
-// the others: give them to Muon in a group of their own, with leading_dims_are_batch.
-// Frozen parameters count. Local. Throws ValueError for a pattern of `others` that no
-// name of a parameter matches.
+// A parameter is for Muon if its global shape has two dimensions and it belongs to no
+// Embedding or EmbeddingBag, so sharded and plain models give the same. A tied parameter
+// is for the others if one of its names makes it so. Stacks of matrices (experts) have
+// more dimensions and so come to the others: give them to Muon in a group of their own,
+// with leading_dims_are_batch. Frozen parameters count. Local. Throws ValueError for a
+// pattern of `others` that no name of a parameter matches.
 [[nodiscard]] FSDP_API MuonSplit split_for_muon(ConstModuleRef module,
                                                 const MuonSplitOptions& options = {});
 

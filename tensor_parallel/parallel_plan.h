@@ -23,7 +23,7 @@
 namespace fsdp {
 
 // Linear: the columns of its output are cut, so weight and bias are cut along dimension
-// 0. Its input is wanted whole. Embedding: the columns of its table are cut.
+// 0, and its input must be whole. Embedding: the columns of its table are cut.
 // MultiheadAttention, with sections = 3: its heads are cut, and its output projection is
 // row-wise, with the output_layout given here.
 struct ColwiseParallel {
@@ -40,20 +40,21 @@ struct RowwiseParallel {
   int64_t unit = 1;                             // as that of what makes the input
 };
 
-// For LayerNorm, and norms of one's own: parameters whole on every rank, the input of
-// layer_norm and rms_norm cut along the sequence.
+// For LayerNorm and norms of your own: the parameters are whole on every rank, and the
+// input of layer_norm and rms_norm is cut along the sequence.
 struct SequenceParallel {
   int64_t sequence_dim = 1;
 };
 
-// Parameters whole on every rank. Linear and norms may want their input elsewhere than it
-// comes: with the sequence cut, keys and values of fewer heads than ranks take it whole,
-// as the query's ColwiseParallel does, so that it is gathered once for all three.
+// The parameters are whole on every rank. `input_layout` says where Linear and norms want
+// their input, if not as it comes: with the sequence cut, keys and values of fewer heads
+// than ranks take it whole, as the query's ColwiseParallel does, so that it is gathered
+// once for all three.
 struct ReplicateParallel {
   std::optional<Placement> input_layout = {};  // default: as it is
 };
 
-// One parameter, named itself, however it is used.
+// For one parameter, which the path names itself, however it is used.
 struct ShardParameter {
   Placement placement;
 };

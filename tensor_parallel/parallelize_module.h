@@ -31,13 +31,13 @@
 
 namespace fsdp {
 
-// Before the optimizer is made. Every rank must hold the same values, of which it keeps
-// its part. Operators that meet the parameters are collective over `mesh` from now on;
-// .grad lies as its parameter once backward is done. LibTorch's default generator of the
-// mesh's device gets the state that it has on coordinate 0, on all ranks that are
-// processes of their own. Parameters of a deferred_init have no values yet: ranks must
-// have recorded the same, and materialize() computes their parts. Collective over the
-// mesh.
+// To be called before the optimizer is made. Every rank must hold the same values, and
+// keeps its part of them. Operators that meet the parameters are collective over `mesh`
+// from now on; .grad lies as its parameter once backward is done. LibTorch's default
+// generator of the mesh's device gets the state that it has on coordinate 0, on all ranks
+// that are processes of their own. Parameters of a deferred_init have no values yet:
+// ranks must have recorded the same, and materialize() computes their parts. Collective
+// over the mesh.
 //
 // Throws ValueError, leaving the module as it was, for: a mesh that has not one
 // dimension, a pattern that matches nothing, or only modules without parameters, a style

@@ -13,8 +13,9 @@ namespace fsdp::internal {
 // Of operations that belong to no unit.
 inline constexpr uint32_t kNoUnit = 0xffffffffu;
 
-// Words of the caller that travel with a notice, for it to compare (Announcement::wait):
-// another one is another member here, and an error of its caller's own where it differs.
+// Words of the caller that travel with a notice. The caller compares them
+// (Announcement::wait) and throws an error of its own where they differ. Whoever has
+// another word to send adds a member here.
 struct NoticeWords {
   uint64_t agreement = 0;  // of values that must be alike
   // Of gathers, who holds a part of what was written here (write_runs.h); of all-reduces

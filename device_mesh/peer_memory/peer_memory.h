@@ -8,7 +8,7 @@
 //   const auto got = own->take(1, 7, 0);   // none: it has not come yet
 //
 // Ranks are processes of one user, or threads of one process. Thread-safe. Nothing here
-// is collective. See docs/design/peer_memory.md for how messages and blocks live.
+// is collective. See docs/design/shared_memory.md for how messages and blocks live.
 #pragma once
 
 #include "device_mesh/collectives/notice.h"

@@ -1,5 +1,5 @@
 // What lies in the memory that the ranks of one host share, as each of them sees it. Pure
-// data; whoever writes a field is named. See docs/design/peer_memory.md.
+// data; whoever writes a field is named. See docs/design/shared_memory.md.
 //
 //   a rank's control segment   ControlPage, then one MessageLane for each rank of the job
 //   a rank's further segments  blocks: a BlockHeader, then the bytes

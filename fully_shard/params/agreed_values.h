@@ -5,11 +5,11 @@
 // group's travel in one word with its next gather, and where the words differ one more
 // exchange tells which parameter it is.
 //
-// Any write to a member or a shard takes that parameter's start value back, and one that
-// leaves nothing of the values before it takes back what was copied into it and what it
-// was written with, too. A rank need not have noted those three: one without a part of
-// the parameter need not write it, and others may write by other operators. Everything
-// but difference() is local.
+// A write to a member or a shard invalidates the hash of that parameter's start values. A
+// write of the whole parameter also invalidates the hashes of what was copied into it and
+// of what it was written with. A hash of zero means "not recorded" and matches anything,
+// because a rank without a part of the parameter need not write it, and ranks may write
+// by other operators. Everything but difference() is local.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -34,7 +34,8 @@ class AgreedValues {
   // The whole parameter with its name, and how it is cut; a parameter without values
   // (meta, no bytes) has none.
   void note_start(size_t param, const std::string& name, const at::Tensor& whole, const Shard& cut);
-  // Of a copied value something is left, which still has to be alike.
+  // A value that was copied before still has to be alike, because a part of it may be
+  // left.
   void note_write(size_t param) { params_[param].start_values = 0; }
   void note_overwrite(size_t param) {
     Hashes& hashes = params_[param];

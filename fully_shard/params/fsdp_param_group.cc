@@ -70,7 +70,8 @@ void FSDPParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* sto
 void FSDPParamGroup::issue_unshard() {
   if (!unsharded_.sharded_state().is_sharded()) return;
   unsharded_.check_has_values();
-  if (evict_after_every_operator() && !pinned()) return;  // a prefetch: that mode is about touches
+  // Tests that empty units after every operator have no prefetches.
+  if (evict_after_every_operator() && !pinned()) return;
   const RuntimeMode runtime_mode;
   if (info_.has_pieces()) put_inner_shards_together();
   std::optional<ProfilerRange> prefetch;

@@ -29,7 +29,8 @@ void GatherInFlight::rows_were_read(const DeviceEvent& read) {
     make_wait(StreamWait::kRowsFreeAfterCopyOut, *issuer_, read);
 }
 
-// What is not waited for by now makes the current stream wait.
+// Destroying a gather that was not waited for makes the current stream wait for it, which
+// is its issuer's here.
 void GatherInFlight::release() {
   const CurrentStream on_issuer(*issuer_);
   gather_.reset();

@@ -37,9 +37,10 @@ class RankAgreement {
   // What travels with the next gather, and with a sum of gradients over the replicas.
   NoticeWords words() const;
   NoticeWords word_for_replicas() const;
-  // HFSDP: what travels with a gather of pieces, and what the outer ranks said with it;
-  // none: nothing travelled. Whether they agree; where they do not, the next words() tell
-  // the inner ranks, so that all ranks of the mesh throw.
+  // HFSDP: the words that travel with the outer gather of pieces. hear_pieces() gets
+  // those of the outer ranks (empty: none travelled) and returns false if one of them
+  // skipped a write. The next words() then tell the inner ranks, so that every rank of
+  // the mesh throws.
   NoticeWords words_for_pieces() const { return {.writing = piece_runs_.writing()}; }
   bool hear_pieces(const std::vector<NoticeWords>& of_outer_ranks);
   // Throws ValueError, on all ranks alike, where the ranks that were gathered from, or

@@ -45,7 +45,7 @@ class ReduceScatterInput {
 
   at::ScalarType dtype() const { return dtype_; }
   int64_t row_bytes() const { return flag_bytes() + layout_.row_bytes(); }
-  // Of the beginning of each row that has something in it; none: of all rows all.
+  // How many bytes at the start of each row are used. Empty if every row is fully used.
   std::vector<int64_t> lengths() const;
   int64_t nbytes() const { return static_cast<int64_t>(rows_.nbytes()); }
   bool complete() const { return arrived_count_ == static_cast<int64_t>(params_.size()); }

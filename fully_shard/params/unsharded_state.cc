@@ -17,7 +17,7 @@
 namespace fsdp::internal {
 namespace {
 
-// Whoever asked for it: what its stream writes to the shards is gathered.
+// Makes the gather wait for the event that set_post_optim_event() was given.
 void await_optimizer(Root& root, const DeviceStream& issuer) {
   const auto event = root.take_gather_after();
   if (event) issuer.wait(*event);

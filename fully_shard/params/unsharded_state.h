@@ -25,8 +25,8 @@
 
 namespace fsdp::internal {
 
-// Whose rows it came from: those that a forward left are of neighbours. What was read
-// by this rank alone was compared with nothing yet.
+// Where the gathered data came from: the shards of all ranks, the neighbours of
+// to_world(n), or a read by this rank alone, which was not compared with other ranks yet.
 enum class CameFrom : uint8_t { kAllShards, kNeighbours, kRead };
 struct Gathered {
   CameFrom from = CameFrom::kAllShards;
@@ -94,9 +94,9 @@ class UnshardedState {
   // never sharded.
   void layouts_changed();
 
-  // The full parameters, by an operator that pins them, or this rank's shards are about
-  // to be written. Where these are the same memory, the first are a copy from then on,
-  // or, where nobody needs them, gone.
+  // To be called before an operator that pins the full parameters writes them, and before
+  // this rank's shards are written. Where the members show the shards themselves, they
+  // become a copy, or are freed if nobody needs them.
   void leave_shards();
 
   // What the copy holds of parameter `index`, in the member's dtype. REQUIRES: unsharded.

@@ -88,8 +88,8 @@ class WriteCoherence {
   Touchable& users_;
   // Of the local tensors when last seen; none after a write that was announced.
   std::vector<std::optional<uint32_t>> shard_versions_;
-  // A shard has received what was written to the copy before the others of the unit do: a
-  // write that ends when all of it is written back, as it does on every rank.
+  // One shard was written back early. The write stays open until the whole unit is
+  // written back, which happens on every rank.
   bool is_writing_back_ = false;
 };
 

@@ -25,9 +25,9 @@
 
 namespace fsdp::internal {
 
-// A bit per rank of the group that holds a part of a parameter. Beyond 32 ranks several
-// share a bit, which is set where all of them do: what is missed is not noticed then, and
-// nothing is refused that is right.
+// A bit per rank of the group that holds a part of a parameter. With more than 32 ranks
+// several share a bit, which is set only if all of them hold a part. The check may then
+// miss an error, but it never reports a false one.
 using Holders = uint32_t;
 // The inner ranks that a gather of this rank's goes to; and, with HFSDP, the outer ranks
 // that hold the pieces of its inner shards. chunk: of the places of the grid.

@@ -67,8 +67,8 @@ void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
     if (id == entered || turn == Turn::kWaiting) continue;
     // Kept for a backward that never came: there is none without gradients.
     const bool left_by_inference = at_.kind == PassKind::kInference && reshards(id, *state.policy);
-    // An ancestor that was to go in the middle of its forward, and whose place there was
-    // not known.
+    // A unit with units below it that should have been resharded in the middle of its
+    // forward, but the end of its turn there could not be predicted.
     const bool left_by_training = at_.kind == PassKind::kTraining && id != at_.current &&
                                   state.policy->reshard_after_forward == true &&
                                   tree_.has_descendants(id);

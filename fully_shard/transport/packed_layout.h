@@ -105,17 +105,18 @@ class PackedLayout {
   PackedLayout(const std::vector<ShardExtent>& extents, int64_t world);
 
   int64_t row_bytes() const { return row_bytes_; }  // a multiple of kAlignment
-  // Of the beginning of each rank's row that has something in it, multiples of
-  // kAlignment; none: of all rows all.
+  // How many bytes at the start of each rank's row are used, in multiples of kAlignment.
+  // Empty if every row is fully used.
   const std::vector<int64_t>& lengths() const { return lengths_; }
   bool is_even() const { return is_even_; }  // no cut is ragged
   const PackedChunk& chunk(int64_t index) const { return chunks_[static_cast<size_t>(index)]; }
   int64_t size() const { return static_cast<int64_t>(chunks_.size()); }
-  // Of that memory, and of a chunk there.
+  // The size of the memory that a rank has in this arrangement (kRow), or all ranks
+  // (kCommon).
   int64_t bytes(Arrangement arrangement) const {
     return arrangement == Arrangement::kRow ? row_bytes_ : common_bytes_;
   }
-  // Of a whole parameter there.
+  // The size of a whole parameter in kCommon.
   int64_t whole_bytes(int64_t index) const;
   int64_t offset(Arrangement arrangement, int64_t index, int64_t rank) const {
     const auto& chunk = this->chunk(index);

@@ -25,10 +25,10 @@ class PeerChannel;
 void await_peer(const Collectives& collectives, int64_t rank, c10::intrusive_ptr<c10d::Work> work,
                 const std::string& what);
 
-// A wait that a program may be right to make vain: other ranks may be waiting for this
-// one elsewhere. Ranks in step come soon; once they did not, the next waits are left out,
-// until ranks have come before anybody waited. Nor is a rank waited for when one of the
-// channel is gone: what needs that one says so.
+// A bounded wait for ranks that are probably about to come; a correct program may also
+// have them wait for this rank elsewhere. After one wait that ended in vain, later ones
+// return at once, until ranks have come before anybody waited for them. A wait also ends
+// when a rank of the channel is gone: whatever needs that rank reports it.
 struct Patience {
   std::chrono::milliseconds most{500};
   bool was_in_vain = false;

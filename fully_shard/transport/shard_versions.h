@@ -26,7 +26,7 @@
 // A rank may write its shards where nobody sees it begin (an alias of them is out): it is
 // *exposed*, and the others read nothing but copies that it publishes.
 //
-// See docs/design/one_sided.md.
+// See docs/design/shared_memory.md.
 #pragma once
 
 #include <cstddef>
