@@ -10,7 +10,10 @@ import json
 import os
 import pathlib
 import platform
+import statistics
 import subprocess
+import sys
+import time
 
 import compare_host_costs
 import link
@@ -54,7 +57,9 @@ class Case:
         """By implementation, what each round printed."""
         run = run or (lambda program, name: run_ranks(program, self.ranks, {"FSDP_PEER_MEMORY": IMPLEMENTATIONS[name][1]}))
         results = {name: [] for name in self.implementations}
-        for _ in range(max(1, round(self.rounds * options.effort))):
+        rounds = max(1, round(self.rounds * options.effort))
+        for done in range(rounds):
+            print(f"[benchmarks] {self.size}, {self.ranks} ranks: round {done + 1} of {rounds}", file=sys.stderr, flush=True)
             for name in self.implementations:
                 results[name].append(run(self.program(name, options), name))
         return results
@@ -117,9 +122,11 @@ def named(size):
 class Report:
     def __init__(self, options):
         self.options, self.parts, self.raw = options, [], {}
+        self.noise = [noise()]
 
     def add(self, title, head, rows):
         self.parts.append(f"## {title}\n\n{table(head, rows)}\n")
+        self.noise.append(noise())
         print(self.parts[-1], flush=True)
 
     def one_host(self):
@@ -182,9 +189,28 @@ class Report:
         machine = f"{cpu_model()}, {os.cpu_count()} CPUs, {platform.system()} {platform.release()}"
         head = (f"# Measured\n\nBy `benchmarks/run --all`, {datetime.date.today()}, on {machine}; torch {torch_version(self.options.python)}. "
                 "Median step (forward, backward, AdamW) of the example's transformer, batch 2 and one thread per rank; cells are the median "
-                "(smallest..largest) of rounds in which the implementations take turns, and ratios are formed within a round.\n")
+                "(smallest..largest) of rounds in which the implementations take turns, and ratios are formed within a round. "
+                f"How noisy the machine was: before and after each table a loop of one thread took {noise_in_words(self.noise)}.\n")
         (FOLDER / "results.md").write_text("\n".join([head, *self.parts]), encoding="utf-8")
         (FOLDER / "results.json").write_text(json.dumps({"machine": machine, "measured": self.raw}, indent=1), encoding="utf-8")
+
+
+def noise(repeats=15):
+    """Seconds that the same work takes, again and again, while nothing is measured."""
+    taken = []
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        sum(range(2_000_000))
+        taken.append(time.perf_counter() - begin)
+    return taken
+
+
+def noise_in_words(samples):
+    """By their median: the largest within one look at the machine, and the medians of all looks."""
+    all_of_them = statistics.median(sum(samples, []))
+    largest = max(max(each) / statistics.median(each) for each in samples)
+    medians = [statistics.median(each) / all_of_them for each in samples]
+    return f"{spread(medians, 1, 2)} times its usual time, and up to {largest:.2f} times that of its neighbours"
 
 
 def over_the_larger(results, name, bits):
@@ -210,7 +236,8 @@ def main():
     parser.add_argument("--parts", nargs="+", choices=PARTS, default=PARTS, help="of the report")
     options = parser.parse_args()
     report = Report(options)
-    for part in options.parts:
+    for done, part in enumerate(options.parts):
+        print(f"[benchmarks] {part}, part {done + 1} of {len(options.parts)}", file=sys.stderr, flush=True)
         getattr(report, part)()
     report.write()
 
