@@ -134,11 +134,15 @@ def run(program, suites, until):
         try:
             while True:
                 ended = finished(process)
-                cases = re.findall(r"^\[ RUN      \] (.+)$", pathlib.Path(said.name).read_text(errors="replace"), re.MULTILINE)
+                text = pathlib.Path(said.name).read_text(errors="replace")
+                cases = re.findall(r"^\[ RUN      \] (.+)$", text, re.MULTILINE)
                 if cases and current != cases[-1]:
                     current, began = cases[-1], time.monotonic()
+                if ended and process.returncode != 0:
+                    failed = re.search(r"^\[  FAILED  \] ([^\s,]+)", text, re.MULTILINE)
+                    return failed.group(1) if failed else current or "the start of the program"
                 if ended:
-                    return current if process.returncode != 0 else ""
+                    return ""
                 if time.monotonic() - began > HANGS:
                     return current
                 if time.monotonic() > until and time.monotonic() - began < HANGS / 5:
