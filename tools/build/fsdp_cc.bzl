@@ -48,7 +48,7 @@ def precompiled_headers():
 def _with_precompiled(name, deps):
     """What to add to the options and dependencies of a target that has `deps`, so that it starts with precompiled header `name`:
     nothing where it does without LibTorch, or where the configuration asks what each file includes."""
-    if _LIBTORCH not in deps:
+    if name == None or _LIBTORCH not in deps:
         return [], []
     none = {"//tools/build:alone": [], "//tools/build:every_header": []}
     path = "tools/build/precompiled/%s.h" % name
@@ -100,11 +100,13 @@ def fsdp_cc_library(name, srcs = [], copts = [], deps = [], testonly = False, **
         **kwargs
     )
 
-def fsdp_cc_binary(name, copts = [], **kwargs):
-    """A program."""
+def fsdp_cc_binary(name, copts = [], precompiled = None, deps = [], **kwargs):
+    """A program. One that starts with the `precompiled` header of tests is compiled as quickly as they are, not to be fast."""
+    with_headers, headers = _with_precompiled(precompiled, deps)
     cc_binary(
         name = name,
-        copts = _WARNINGS + _OPTIMISED + copts,
+        copts = _WARNINGS + _OPTIMISED + _PRECOMPILED.get(precompiled, []) + copts + with_headers,
+        deps = deps + headers,
         **kwargs
     )
 
