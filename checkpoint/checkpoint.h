@@ -34,18 +34,18 @@ namespace fsdp {
 
 // What is saved, and what load fills.
 struct State {
-  ModuleRef model;  // parameters and buffers, by name
-  OptimizerRef optimizer;
-  SchedulerRef scheduler;
+  ModuleRef model = {};  // parameters and buffers, by name
+  OptimizerRef optimizer = {};
+  SchedulerRef scheduler = {};
   // Several: the optimizer of a key names its parameters by the model of that key, or
   // else by `model`.
-  std::map<std::string, ModuleRef> models;
-  std::map<std::string, OptimizerRef> optimizers;
-  std::map<std::string, at::Tensor> tensors;  // any placement, or plain: the same on all ranks
+  std::map<std::string, ModuleRef> models = {};
+  std::map<std::string, OptimizerRef> optimizers = {};
+  std::map<std::string, at::Tensor> tensors = {};  // any placement, or plain: the same on all ranks
   // Numbers, strings, lists and dictionaries of them; rank 0's are kept.
-  std::map<std::string, c10::IValue> values;
+  std::map<std::string, c10::IValue> values = {};
   // Each rank its own; may hold tensors. Loads at the same world size only.
-  std::map<std::string, c10::IValue> per_rank;
+  std::map<std::string, c10::IValue> per_rank = {};
   // This rank's CPU and CUDA generators, manual_seed's included, per rank as well. Ranks
   // that are threads need manual_seed for it.
   bool rng = false;
@@ -95,8 +95,8 @@ struct LoadResult {
   // Per-rank items of another world size, and what a file of others holds that is no
   // tensor or cannot be read: sparse tensors, objects, variants of files.
   std::vector<std::string> skipped;
-  std::map<std::string, c10::IValue> values;
-  std::map<std::string, c10::IValue> per_rank;
+  std::map<std::string, c10::IValue> values = {};
+  std::map<std::string, c10::IValue> per_rank = {};
   int64_t step = -1;
 };
 
