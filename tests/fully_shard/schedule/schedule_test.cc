@@ -511,5 +511,31 @@ TEST(Schedule, ForgettingLeavesTheOrderOfRegistration) {
   EXPECT_EQ(driven.prefetched, std::vector<UnitId>{1});
 }
 
+TEST(Schedule, AUnitThatIsGoneIsGatheredAheadNeitherByRegistrationNorByAList) {
+  const auto tree = blocks();
+  Driven driven(tree, /*prefetches=*/true);
+  driven.schedule.set_prefetch_list(2, /*backward=*/false, {1, 3});
+  driven.schedule.remove(1);
+  driven.touch(0, Pass::kTraining);
+  EXPECT_EQ(driven.prefetched, std::vector<UnitId>{2});
+  driven.touch(2, Pass::kTraining);
+  EXPECT_EQ(driven.prefetched, std::vector<UnitId>{3});
+}
+
+TEST(Schedule, AUnitThatIsGoneIsGatheredAheadNeitherInBackwardNorAsWhatFollowedLastTime) {
+  const auto tree = blocks();
+  Driven driven(tree, /*prefetches=*/true);
+  driven.schedule.set_prefetch_list(3, /*backward=*/true, {1, 2});
+  run(driven, {0, 2, 0, 2}, Pass::kTraining);
+  driven.end_backward();
+  driven.schedule.remove(1);
+  driven.touch(3, Pass::kBackward);
+  EXPECT_EQ(std::ranges::count(driven.prefetched, UnitId{1}), 0);
+  driven.end_backward();
+  driven.schedule.remove(2);
+  driven.touch(0, Pass::kTraining);
+  EXPECT_EQ(driven.prefetched, std::vector<UnitId>{3});
+}
+
 }  // namespace
 }  // namespace fsdp::internal
