@@ -197,8 +197,14 @@ struct DeviceMesh::State {
                                                const std::string& name) const {
     const auto& world = family->world;
     if (members == internal::global_ranks(world->group())) return world;
-    for (const int64_t dim : along) dims[static_cast<size_t>(dim)]->announce(caller);
-    return world->make_subset(members, name);
+    const auto meet = [&](const std::string& what) {
+      for (const int64_t dim : along) dims[static_cast<size_t>(dim)]->announce(what);
+    };
+    meet(caller);
+    auto made = world->make_subset(members, name);
+    // Nobody goes on, or ends and takes the store along, while others still connect.
+    meet("end of " + caller);
+    return made;
   }
 
   Indices merged_coordinate(const Indices& dims_named) const {

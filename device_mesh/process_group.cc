@@ -90,9 +90,7 @@ std::shared_ptr<DimensionGroups> make_default(const ProcessGroupOptions& options
   } else if (request.backend == "fake") {
     request.store = c10::make_intrusive<c10d::HashStore>();
   } else {
-    const auto met = internal::connect_rendezvous_store(here, options.timeout);
-    request.store = met.store;
-    request.serves_store = met.served_here;
+    request.store = internal::connect_rendezvous_store(here, options.timeout);
     request.advice = c10::str(
         ". Look whether those ranks were started and run (their own output tells why one ended), "
         "and "

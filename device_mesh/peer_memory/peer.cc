@@ -7,6 +7,7 @@
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
 
+#include <chrono>
 #include <new>
 #include <utility>
 
@@ -89,15 +90,22 @@ void Peer::send(Arena& arena, const PeerMessage& message) {
 
 // Of its memory; opened when it is first read.
 char* Peer::at(BlockRef ref) {
-  const auto& page = control_page(*control_);
   if (segments_.size() <= ref.segment()) segments_.resize(ref.segment() + 1);
   auto& segment = segments_[ref.segment()];
-  if (!segment) {
-    const auto& entry = page.entries[ref.segment()];
-    segment = SharedSegment::open(
-        {.pid = process_.pid(), .fd = entry.fd, .bytes = entry.bytes, .mark = entry.mark});
-  }
+  if (!segment) segment = open(ref.segment());
   return segment->data() + ref.offset();
+}
+
+std::shared_ptr<SharedSegment> Peer::open(uint32_t segment) const {
+  constexpr auto kToEnd = std::chrono::seconds(1);  // its files are closed before it has ended
+  const auto& entry = control_page(*control_).entries[segment];
+  try {
+    return SharedSegment::open(
+        {.pid = process_.pid(), .fd = entry.fd, .bytes = entry.bytes, .mark = entry.mark});
+  } catch (const c10::Error&) {
+    if (!process_.ends_within(kToEnd)) throw;
+  }
+  TORCH_CHECK(false, why_gone(), ", and what this rank had not read yet went with it");
 }
 
 char* Peer::bytes_of(BlockRef block) {
@@ -198,9 +206,10 @@ std::string Peer::failure_in(uint64_t channel) {
 }
 
 std::string Peer::why_gone() const {
-  if (control_page(*control_).whereabouts.load(std::memory_order_acquire) == Whereabouts::kLeft)
+  const auto whereabouts = control_page(*control_).whereabouts.load(std::memory_order_acquire);
+  if (whereabouts == Whereabouts::kLeft)
     return c10::str("rank ", rank_, " has left: it destroyed its process group");
-  if (process_.has_ended())
+  if (whereabouts == Whereabouts::kEnded || process_.has_ended())
     return c10::str("rank ", rank_, " has ended (process ", process_.pid(), ")");
   return "";
 }

@@ -137,6 +137,7 @@ char* PeerChannel::block_of(int64_t rank, BlockRef block) const {
 
 void share_peer_memory(const Group& world, const std::shared_ptr<PeerMemory>& memory) {
   use(world, memory, Role::kWorld);
+  PeerMemory::leave_at_exit(memory);
 }
 
 void inherit_peer_memory(const Group& group, const Group& parent) {

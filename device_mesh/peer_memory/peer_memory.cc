@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <cstdlib>
 #include <cstring>
 #include <new>
 #include <sstream>
@@ -207,12 +208,66 @@ BlockRef PeerMemory::block_of(const at::Tensor& tensor) {
   return lent->block;
 }
 
-void PeerMemory::leave() {
-  page().whereabouts.store(Whereabouts::kLeft, std::memory_order_release);
+// False where it has said so before.
+bool PeerMemory::say(Whereabouts whereabouts) {
+  auto here = Whereabouts::kHere;
+  if (!page().whereabouts.compare_exchange_strong(here, whereabouts, std::memory_order_release))
+    return false;
   for (const auto& [rank, peer] : peers_) peer->ring();
+  return true;
+}
+
+void PeerMemory::leave() {
+  say(Whereabouts::kLeft);
+  await_readers();
+}
+
+void PeerMemory::await_readers() {
   const auto until = std::chrono::steady_clock::now() + kForReaders;
   while (!is_all_taken() && std::chrono::steady_clock::now() < until)
     wait_round(kSpins, [this] { return is_all_taken(); });
+}
+
+// Leaked: of the ranks of this process, as a rule one.
+class PeerMemory::AtExit {
+ public:
+  static AtExit& get() {
+    static auto& instance = *new AtExit();
+    return instance;
+  }
+
+  void add(std::weak_ptr<PeerMemory> memory) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(ranks_, [](const auto& each) { return each.expired(); });
+    if (std::exchange(process_, getpid()) != getpid()) {
+      ranks_.clear();  // in a copy of a process they are that one's
+      std::atexit([] { get().run(); });
+    }
+    ranks_.push_back(std::move(memory));
+  }
+
+ private:
+  // First all say so, since none waits for one that has.
+  void run() {
+    if (process_ != getpid()) return;  // a copy of this process, which is no rank
+    std::vector<std::shared_ptr<PeerMemory>> leaving;
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& weak : ranks_) {
+        auto memory = weak.lock();
+        if (memory && memory->say(Whereabouts::kEnded)) leaving.push_back(std::move(memory));
+      }
+    }
+    for (const auto& memory : leaving) memory->await_readers();
+  }
+
+  std::mutex mutex_;
+  std::vector<std::weak_ptr<PeerMemory>> ranks_;
+  pid_t process_ = 0;  // for which run() is called
+};
+
+void PeerMemory::leave_at_exit(std::weak_ptr<PeerMemory> memory) {
+  AtExit::get().add(std::move(memory));
 }
 
 // What has been taken is mapped by the rank that took it. What a rank that is gone has

@@ -14,6 +14,7 @@
 #include "device_mesh/collectives/notice.h"
 #include "device_mesh/peer_memory/arena.h"
 #include "device_mesh/peer_memory/number_range.h"
+#include "device_mesh/peer_memory/shared_layout.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/util/FunctionRef.h>
@@ -107,8 +108,13 @@ class PeerMemory {
   // Says that nothing more will come from here, then waits, for two seconds at most,
   // until what was sent has been taken, or its receivers are gone.
   void leave();
+  // Does so when the program ends, by the end of main() or exit(), if it has not left.
+  static void leave_at_exit(std::weak_ptr<PeerMemory> memory);
 
  private:
+  class AtExit;
+  bool say(Whereabouts whereabouts);
+  void await_readers();
   ControlPage& page() const;
   void add_segment(const SegmentName& name);
   bool is_all_taken();

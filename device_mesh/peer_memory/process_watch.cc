@@ -20,9 +20,9 @@ ProcessWatch::~ProcessWatch() {
   if (fd_ >= 0) close(fd_);
 }
 
-bool ProcessWatch::has_ended() const {
+bool ProcessWatch::ends_within(std::chrono::milliseconds limit) const {
   pollfd ended{.fd = fd_, .events = POLLIN, .revents = 0};
-  return fd_ >= 0 && poll(&ended, 1, 0) == 1;
+  return fd_ >= 0 && poll(&ended, 1, static_cast<int>(limit.count())) == 1;
 }
 
 }  // namespace fsdp::internal

@@ -2,6 +2,7 @@
 // for it: by a pidfd, which stays with that process when its number is used again.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 
 namespace fsdp::internal {
@@ -16,7 +17,9 @@ class ProcessWatch {
   ProcessWatch& operator=(const ProcessWatch&) = delete;
 
   int64_t pid() const { return pid_; }
-  bool has_ended() const;  // a system call
+  bool has_ended() const { return ends_within(std::chrono::milliseconds(0)); }  // a system call
+  // Waits for it.
+  bool ends_within(std::chrono::milliseconds limit) const;
 
  private:
   int64_t pid_;

@@ -50,7 +50,8 @@ struct SharedSegmentEntry {
   uint64_t mark;
 };
 
-enum class Whereabouts : uint32_t { kHere, kLeft };
+// kEnded: its program is over, by the end of main() or exit().
+enum class Whereabouts : uint32_t { kHere, kLeft, kEnded };
 
 // Written by its rank, but for the bell.
 struct alignas(64) ControlPage {

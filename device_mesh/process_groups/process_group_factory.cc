@@ -99,7 +99,6 @@ Group make_world_group(const GroupRequest& request) {
   made.timeout = request.timeout;
   made.deadline = request.deadline;
   made.advice = request.advice;
-  made.serves_store = request.serves_store;
   return assemble(request.backend, *entry, made);
 }
 

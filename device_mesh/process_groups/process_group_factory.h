@@ -35,7 +35,6 @@ struct GroupRequest {
   std::chrono::milliseconds timeout;               // of a collective
   std::chrono::steady_clock::time_point deadline;  // for making the group
   std::string advice;                              // what to look at where ranks are missing
-  bool serves_store = false;                       // this process does
 
   GroupRequest();
   ~GroupRequest();

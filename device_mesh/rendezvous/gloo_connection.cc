@@ -4,6 +4,7 @@
 #include "device_mesh/rendezvous/deadline.h"
 #include "device_mesh/rendezvous/network.h"
 #include "device_mesh/rendezvous/roll_call.h"
+#include "device_mesh/rendezvous/store_connection.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -76,6 +77,7 @@ class Connection {
     auto backend = roll.attempt([&] { return connect(store); });
     auto memory = roll.attempt([&] { return meeting ? meeting->conclude(*store) : nullptr; });
     roll.meet(RollCall::Stage::kConnected);
+    roll.leave();
     return {store, std::move(backend), std::move(memory)};
   }
 
@@ -87,7 +89,7 @@ class Connection {
             .index = request_.index,
             .deadline = request_.deadline,
             .advice = request_.advice,
-            .serves_store = request_.serves_store,
+            .serves_store = is_served_here(*request_.store),
             .why_gone = request_.why_gone};
   }
 

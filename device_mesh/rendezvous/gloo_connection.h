@@ -32,7 +32,6 @@ struct GlooRequest {
   std::chrono::milliseconds timeout;               // of a collective
   std::chrono::steady_clock::time_point deadline;  // for making the group
   std::string advice;                              // what to look at where ranks are missing
-  bool serves_store = false;                       // this process does
   // Why not all ranks of the group can come any more (RollCallOptions).
   std::function<std::string()> why_gone = {};
   GlooDevices devices = {};  // those of the parent; none: of the world, chosen here

@@ -22,6 +22,7 @@ const std::string kFailure = "failure\n";
 const std::string kPresent = "present";  // topics: one for each time that all meet
 const std::string kReady = "ready";
 const std::string kConnected = "connected";
+const std::string kLeaving = "leaving";
 
 std::string member_key(const std::string& topic, int64_t index) {
   return topic + "/" + std::to_string(index);
@@ -57,6 +58,24 @@ std::vector<Presence> RollCall::gather(const Presence& own) {
 }
 
 void RollCall::meet(Stage stage) { meet_at(stage == Stage::kReady ? kReady : kConnected, "here"); }
+
+void RollCall::leave() {
+  constexpr auto kAtMost = std::chrono::seconds(30);
+  if (!options_.serves_store) {
+    try {
+      options_.store->set(member_key(kLeaving, options_.index), bytes_of("gone"));
+    } catch (const c10::Error&) {
+      // Whoever serves it was killed, and the group is there all the same.
+    }
+    return;
+  }
+  std::vector<std::string> others;
+  for (size_t i = 0; i < options_.ranks.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    if (index != options_.index) others.push_back(member_key(kLeaving, index));
+  }
+  if (!others.empty()) wait_until(others, std::min(Clock::now() + kAtMost, options_.deadline));
+}
 
 void RollCall::agree(const std::string& what, const std::string& value) {
   auto& store = *options_.store;
@@ -151,11 +170,15 @@ void RollCall::conclude_for_good(const std::string& topic, const std::string& ve
   options_.store->set(verdict_key(topic), bytes_of(verdict));
 }
 
-// False when the time is up. Throws where the store is gone.
 bool RollCall::wait_until(const std::string& key, Clock::time_point until) const {
+  return wait_until(std::vector{key}, until);
+}
+
+// False when the time is up. Throws where the store is gone.
+bool RollCall::wait_until(const std::vector<std::string>& keys, Clock::time_point until) const {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(until - Clock::now());
   try {
-    options_.store->wait({key}, std::max(left, std::chrono::milliseconds(1)));
+    options_.store->wait(keys, std::max(left, std::chrono::milliseconds(1)));
     return true;
   } catch (const c10::DistNetworkError&) {
     throw;

@@ -7,6 +7,7 @@
 //   roll.meet(Stage::kReady);
 //   roll.attempt([&] { ... });               // connect
 //   roll.meet(Stage::kConnected);            // nobody goes on before all have
+//   roll.leave();                            // the process that serves the store leaves last
 //
 // Each step throws alike on all ranks that are there: DistStoreError that names who is
 // missing and who is there when the time is up, or as soon as one of those is known to be
@@ -60,6 +61,10 @@ class RollCall {
   // Returns when all have come there.
   enum class Stage { kReady, kConnected };
   void meet(Stage stage);
+  // After the last meet(): this rank asks the store nothing more. The process that serves
+  // it may end as soon as this returns, so there it waits until all have called it; for
+  // 30 s at most, since one of them may just have been killed.
+  void leave();
 
   // Runs what this rank does by itself. What it throws is told to the others, who throw
   // the same: a ValueError remains one.
@@ -92,6 +97,8 @@ class RollCall {
   void meet_at(const std::string& topic, const std::string& word);
   void await_verdict(const std::string& topic);
   bool wait_until(const std::string& key, std::chrono::steady_clock::time_point until) const;
+  bool wait_until(const std::vector<std::string>& keys,
+                  std::chrono::steady_clock::time_point until) const;
   bool await_members(const std::string& topic, std::chrono::steady_clock::time_point until);
   void conclude(const std::string& topic, const std::string& verdict);
   void conclude_for_good(const std::string& topic, const std::string& verdict,

@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -44,6 +45,29 @@ bool takes_connections(const LaunchEnvironment& here) {
   failure.host = host_name();
   failure.interfaces = describe(network_interfaces());
   C10_THROW_ERROR(DistNetworkError, explain(failure));
+}
+
+// Kept for the life of the process: a rank that makes the default group again must not
+// meet the server of one that has not destroyed its own yet. Group names in the store
+// never repeat.
+struct Connections {
+  struct Connection {
+    StorePtr store;
+    bool is_served_here = false;
+  };
+  std::mutex connecting;  // held for as long as that takes
+  std::mutex mutex;
+  std::map<std::pair<std::string, int64_t>, Connection> by_address;
+
+  static Connections& get() {
+    static auto& connections = *new Connections();
+    return connections;
+  }
+};
+
+const c10d::Store* whole_store(c10d::Store& store) {
+  auto* const part = dynamic_cast<c10d::PrefixStore*>(&store);
+  return part == nullptr ? &store : part->getUnderlyingNonPrefixStore().get();
 }
 
 // The constructor waits without end for the first word of what it has connected to, and
@@ -97,23 +121,22 @@ std::string explain(const StoreFailure& failure) {
       "its host, and for a firewall between", because);
 }
 
-RendezvousStore connect_rendezvous_store(const LaunchEnvironment& here,
-                                         std::chrono::milliseconds timeout) {
-  if (here.world_size == 1) return {c10::make_intrusive<c10d::HashStore>()};
+StorePtr connect_rendezvous_store(const LaunchEnvironment& here,
+                                  std::chrono::milliseconds timeout) {
+  if (here.world_size == 1) return c10::make_intrusive<c10d::HashStore>();
   TORCH_CHECK_VALUE(
       !here.master_addr.empty(), "environment variable MASTER_ADDR is not set: a world of ",
       here.world_size,
       " ranks needs the host name of rank 0 there (and MASTER_PORT, default 29500); rank ",
       here.rank);
-  // Kept for the life of the process: a rank that makes the default group again must not
-  // meet the server of one that has not destroyed its own yet. Group names in the store
-  // never repeat.
-  static auto* connected = new std::map<std::pair<std::string, int64_t>, RendezvousStore>();
-  static std::mutex mutex;
-  const std::lock_guard<std::mutex> lock(mutex);
-  RendezvousStore& kept = (*connected)[{here.master_addr, here.master_port}];
-  if (kept.store) return kept;
-
+  auto& connections = Connections::get();
+  const std::lock_guard one_at_a_time(connections.connecting);
+  const std::pair address(here.master_addr, here.master_port);
+  {
+    const std::lock_guard lock(connections.mutex);
+    const auto kept = connections.by_address.find(address);
+    if (kept != connections.by_address.end()) return kept->second.store;
+  }
   const StoreHost host = parse_store_host(process_environment());
   c10d::TCPStoreOptions options;
   options.port = static_cast<uint16_t>(here.master_port);
@@ -121,9 +144,19 @@ RendezvousStore connect_rendezvous_store(const LaunchEnvironment& here,
   options.numWorkers = static_cast<size_t>(here.world_size);
   options.waitWorkers = false;
   options.timeout = timeout;
-  kept = {c10::make_intrusive<c10d::PrefixStore>(host.key_prefix, connect(here, options)),
-          options.isServer};
-  return kept;
+  auto store = c10::make_intrusive<c10d::PrefixStore>(host.key_prefix, connect(here, options));
+  const std::lock_guard lock(connections.mutex);
+  connections.by_address[address] = {store, options.isServer};
+  return store;
+}
+
+bool is_served_here(c10d::Store& store) {
+  auto& connections = Connections::get();
+  const std::lock_guard lock(connections.mutex);
+  return std::any_of(
+      connections.by_address.begin(), connections.by_address.end(), [&](const auto& item) {
+        return item.second.is_served_here && whole_store(*item.second.store) == whole_store(store);
+      });
 }
 
 }  // namespace fsdp::internal

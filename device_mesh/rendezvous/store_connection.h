@@ -15,16 +15,14 @@ class Store;
 
 namespace fsdp::internal {
 
-struct RendezvousStore {
-  c10::intrusive_ptr<c10d::Store> store;
-  bool served_here = false;  // by this process
-};
-
 // Kept for the life of the process, one per address. Returns or throws within `timeout`
 // and 4 s. Throws ValueError without MASTER_ADDR, and DistNetworkError that tells apart a
 // name that does not resolve, a taken port, nobody there and somebody who does not speak.
-RendezvousStore connect_rendezvous_store(const LaunchEnvironment& here,
-                                         std::chrono::milliseconds timeout);
+c10::intrusive_ptr<c10d::Store> connect_rendezvous_store(const LaunchEnvironment& here,
+                                                         std::chrono::milliseconds timeout);
+// Whether this process serves that store, or the one that it is a part of, because
+// connect_rendezvous_store() made it do so. Local.
+bool is_served_here(c10d::Store& store);
 
 // Why that failed, in words, for the pure part of it.
 struct StoreFailure {

@@ -10,6 +10,8 @@
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
+#include <algorithm>
+#include <initializer_list>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -57,6 +59,19 @@ std::string word_of_others(const Group& group) {
 std::string told_of_others(const Group& group, const c10::intrusive_ptr<c10d::Work>& work) {
   if (dynamic_cast<const PeerWait*>(work.get()) != nullptr) return "";
   return word_of_others(group) + ". Other ranks may hang until their timeout";
+}
+
+// Gloo tells of closed sockets alone. `peer`: a group rank; -1: any.
+std::string with_who_ended(const Group& group, int64_t peer, const std::string& reason) {
+  const std::initializer_list<const char*> closed = {
+      "Connection closed by peer", "Connection reset by peer", "Broken pipe", "Socket closed"};
+  const bool is_closed = std::any_of(closed.begin(), closed.end(), [&](const char* words) {
+    return reason.find(words) != std::string::npos;
+  });
+  if (!is_closed) return reason;
+  const auto who =
+      peer < 0 ? "a rank" : c10::str("rank ", ranks_in_job(group)[static_cast<size_t>(peer)]);
+  return who + " has ended, or the link to it is down: " + reason;
 }
 
 [[noreturn]] void throw_failure(const Group& group, const std::string& what,
@@ -148,7 +163,7 @@ bool Pending::wait_unless_aborted(const std::string& what) {
       slow.emplace([&] { return describe_wait(group, what); });
     finished = work->wait();
   } catch (const std::exception& error) {
-    throw_failure(group, what, backend_message(error), work);
+    throw_failure(group, what, with_who_ended(group, peer_, backend_message(error)), work);
   }
   if (!finished) {
     group_ = group;

@@ -10,10 +10,15 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <functional>
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 namespace fsdp::internal {
@@ -184,6 +189,84 @@ TEST(PeerMemory, LeavingWaitsForReadersAndNotForThoseWhoHaveLeft) {
   EXPECT_GE(took, std::chrono::milliseconds(90));
   EXPECT_LT(took, std::chrono::milliseconds(1500));
   other.join();
+}
+
+// Rank 0 of two, in a process of its own, which does `last` once both have met. Rank 1 is
+// this process's.
+class OtherProcess {
+ public:
+  explicit OtherProcess(const std::function<void(const std::shared_ptr<PeerMemory>&)>& last)
+      : memory_(std::make_shared<PeerMemory>(1, 2)) {
+    std::array<int, 2> to_child{}, to_parent{};
+    EXPECT_EQ(pipe(to_child.data()) + pipe(to_parent.data()), 0);
+    std::fflush(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) be_child(to_child[0], to_parent[1], last);
+    std::array<char, 4096> text{};
+    EXPECT_GT(read(to_parent[0], text.data(), text.size() - 1), 0);
+    memory_->meet(0, text.data());
+    EXPECT_EQ(write(to_child[1], "x", 1), 1);
+    for (const int fd : {to_child[0], to_child[1], to_parent[0], to_parent[1]}) close(fd);
+  }
+  ~OtherProcess() { await_end(); }
+  OtherProcess(const OtherProcess&) = delete;
+
+  PeerMemory& memory() const { return *memory_; }
+  std::string name() const { return "rank 0 has ended (process " + std::to_string(pid_) + ")"; }
+  void await_end() {
+    if (!std::exchange(has_ended_, true)) waitpid(pid_, nullptr, 0);
+  }
+  bool ends_within(std::chrono::milliseconds limit) {
+    const auto until = std::chrono::steady_clock::now() + limit;
+    while (!has_ended_ && std::chrono::steady_clock::now() < until) {
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+      has_ended_ = waitpid(pid_, nullptr, WNOHANG) == pid_;
+    }
+    return has_ended_;
+  }
+
+ private:
+  [[noreturn]] void be_child(int from_parent, int to_parent,
+                             const std::function<void(const std::shared_ptr<PeerMemory>&)>& last) {
+    const auto own = std::make_shared<PeerMemory>(0, 2);
+    own->meet(1, memory_->invitation());
+    const auto& invitation = own->invitation();
+    char met = 0;
+    if (write(to_parent, invitation.data(), invitation.size()) > 0 &&
+        read(from_parent, &met, 1) == 1)
+      last(own);
+    _exit(0);
+  }
+
+  const std::shared_ptr<PeerMemory> memory_;
+  pid_t pid_ = 0;
+  bool has_ended_ = false;
+};
+
+void send_in_a_new_segment(PeerMemory& from) {
+  from.send(1, {.body = from.as_sent(bytes_of(5 << 20, 4))});
+}
+
+TEST(PeerMemory, WhatAProcessThatIsGoneHadSentIsAnErrorThatNamesIt) {
+  OtherProcess other([](const auto& own) { send_in_a_new_segment(*own); });
+  other.await_end();
+  EXPECT_EQ(testing::message_of([&] { other.memory().take(0, 0, 0); }),
+            other.name() + ", and what this rank had not read yet went with it");
+}
+
+TEST(PeerMemory, AProgramThatEndsWaitsUntilWhatItSentWasTaken) {
+  OtherProcess other([](const auto& own) {
+    PeerMemory::leave_at_exit(own);
+    send_in_a_new_segment(*own);
+    std::exit(0);
+  });
+  while (other.memory().why_gone(0).empty())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_FALSE(other.ends_within(std::chrono::milliseconds(700)));
+  const auto message = other.memory().take(0, 0, 0);
+  ASSERT_TRUE(message);
+  EXPECT_TRUE(at::equal(message->body, bytes_of(5 << 20, 4)));
+  EXPECT_EQ(other.memory().why_gone(0), other.name());
 }
 
 TEST(PeerMemory, AFailureIsToldInItsChannel) {

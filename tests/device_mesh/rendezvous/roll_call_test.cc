@@ -9,6 +9,7 @@
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <string>
@@ -169,6 +170,29 @@ TEST(RollCall, AMistakeIsAValueErrorOnTheOthersTooAndAFailureIsNot) {
     }
     other.join();
   }
+}
+
+// Else it would take the store along while the others still read there that all have
+// come.
+TEST(RollCall, TheProcessThatServesTheStoreLeavesLast) {
+  const auto store = c10::make_intrusive<c10d::HashStore>();
+  const auto member = [&store](int64_t index) {
+    return RollCall({.store = store,
+                     .group = "process group 'world'",
+                     .ranks = {0, 1},
+                     .index = index,
+                     .deadline = std::chrono::steady_clock::now() + kLong,
+                     .serves_store = index == 0});
+  };
+  std::atomic<bool> other_leaves = false;
+  std::thread other([&] {
+    std::this_thread::sleep_for(kSoon);
+    other_leaves = true;
+    member(1).leave();
+  });
+  member(0).leave();
+  EXPECT_TRUE(other_leaves);
+  other.join();
 }
 
 TEST(RollCall, RanksWithDifferentWorldSizesBothLearnIt) {
