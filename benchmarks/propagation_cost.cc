@@ -187,22 +187,22 @@ void measure_operators(const DeviceMesh& mesh) {
   }
 }
 
-double step_nanoseconds(examples::Transformer& model, const Tensor& text) {
+double step_nanoseconds(programs::Transformer& model, const Tensor& text) {
   const int64_t tokens = absl::GetFlag(FLAGS_tokens);
   model->zero_grad();
   return nanoseconds([&] {
-    examples::next_token_loss(model->forward(text.narrow(1, 0, tokens)), text.narrow(1, 1, tokens))
+    programs::next_token_loss(model->forward(text.narrow(1, 0, tokens)), text.narrow(1, 1, tokens))
         .backward();
   });
 }
 
 void measure_model(const DeviceMesh& one_rank, bool cut_sequence) {
-  const examples::TransformerConfig config{.width = absl::GetFlag(FLAGS_width),
+  const programs::TransformerConfig config{.width = absl::GetFlag(FLAGS_width),
                                            .blocks = absl::GetFlag(FLAGS_blocks),
                                            .max_tokens = absl::GetFlag(FLAGS_tokens)};
-  examples::Transformer plain(config), parallel(config);
+  programs::Transformer plain(config), parallel(config);
   fsdp::parallelize_module(parallel, one_rank,
-                           examples::transformer_plan(config.width / config.heads, cut_sequence));
+                           programs::transformer_plan(config.width / config.heads, cut_sequence));
   const Tensor text = at::randint(0, 64, {2, config.max_tokens + 1}, at::kLong);
   std::vector<double> ratios, of_plain;
   for (int step = -3; step < absl::GetFlag(FLAGS_steps); ++step) {

@@ -121,7 +121,7 @@ class Training {
 
   void step() {
     optimizer_->zero_grad();
-    loss_ = examples::next_token_loss(model_->forward(inputs_), targets_);
+    loss_ = programs::next_token_loss(model_->forward(inputs_), targets_);
     loss_.backward();
     if (absl::GetFlag(FLAGS_optimizer)) optimizer_->step();
   }
@@ -129,9 +129,9 @@ class Training {
   double loss() const { return loss_.item<double>(); }
 
  private:
-  static examples::Transformer make_model() {
-    return examples::Transformer(
-        examples::TransformerConfig{.width = absl::GetFlag(FLAGS_width),
+  static programs::Transformer make_model() {
+    return programs::Transformer(
+        programs::TransformerConfig{.width = absl::GetFlag(FLAGS_width),
                                     .blocks = absl::GetFlag(FLAGS_blocks),
                                     .max_tokens = absl::GetFlag(FLAGS_tokens)});
   }
@@ -155,10 +155,10 @@ class Training {
     if (absl::GetFlag(FLAGS_param_dtype) == "bf16")
       options.mp_policy = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
     if (absl::GetFlag(FLAGS_tp) > 1) {
-      const int64_t head_width = absl::GetFlag(FLAGS_width) / examples::TransformerConfig().heads;
+      const int64_t head_width = absl::GetFlag(FLAGS_width) / programs::TransformerConfig().heads;
       fsdp::parallelize_module(
           model_, mesh["tp"],
-          examples::transformer_plan(head_width, absl::GetFlag(FLAGS_sequence_parallel)));
+          programs::transformer_plan(head_width, absl::GetFlag(FLAGS_sequence_parallel)));
     }
     const auto data_mesh = mesh["dp"];
     if (absl::GetFlag(FLAGS_muon) == "owners")
@@ -171,7 +171,7 @@ class Training {
     fsdp::fully_shard(model_, data_mesh, options);
   }
 
-  examples::Transformer model_;
+  programs::Transformer model_;
   std::unique_ptr<torch::optim::Optimizer> optimizer_;
   torch::Tensor inputs_, targets_, loss_;
 };

@@ -14,7 +14,7 @@
 #include <iostream>
 #include <string_view>
 
-namespace examples {
+namespace programs {
 namespace {
 
 void refuse_further_arguments(const std::vector<char*>& left, const std::string& instead) {
@@ -108,4 +108,4 @@ std::optional<at::ScalarType> dtype(const absl::Flag<std::string>& flag) {
   return at::kFloat;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 struct Program {
   std::string usage;                  // what --help begins with
@@ -39,4 +39,4 @@ double finite(const absl::Flag<double>& flag);  // and 0 or more
 // bf16, f16 or f32; nothing where it is empty.
 std::optional<c10::ScalarType> dtype(const absl::Flag<std::string>& flag);
 
-}  // namespace examples
+}  // namespace programs

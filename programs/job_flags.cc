@@ -42,7 +42,7 @@ ABSL_FLAG(int64_t, accumulate, 1, "backwards per step, whose gradients add up");
 ABSL_FLAG(std::string, optimizer, "adamw", "adamw or sgd");
 ABSL_FLAG(double, clip, 0, "largest norm of the gradients; 0: any");
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr int64_t kMostRanks = int64_t{1} << 20;
@@ -135,4 +135,4 @@ void set_job_options(TrainingOptions& options) {
   options.clip = finite(FLAGS_clip);
 }
 
-}  // namespace examples
+}  // namespace programs

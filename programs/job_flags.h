@@ -15,7 +15,7 @@ ABSL_DECLARE_FLAG(int64_t, tp);
 ABSL_DECLARE_FLAG(std::string, reshard_after_forward);
 ABSL_DECLARE_FLAG(bool, checkpoint_activations);
 
-namespace examples {
+namespace programs {
 
 // Of --ranks, or --mesh. Throws ValueError that names the flag.
 struct JobShape {
@@ -27,4 +27,4 @@ JobShape job_shape();
 // and what is allowed.
 void set_job_options(TrainingOptions& options);
 
-}  // namespace examples
+}  // namespace programs

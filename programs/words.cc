@@ -2,7 +2,7 @@
 
 #include <array>
 
-namespace examples {
+namespace programs {
 
 std::string counted(int64_t count, std::string_view of) {
   return std::to_string(count) + " " + std::string(of) + (count == 1 ? "" : "s");
@@ -16,4 +16,4 @@ std::string bytes_in_words(double bytes) {
   return formatted("%.1f %s", bytes, units[unit]);
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -6,7 +6,7 @@
 #include <string>
 #include <string_view>
 
-namespace examples {
+namespace programs {
 
 // As std::printf() prints them.
 template <class... Args>
@@ -22,4 +22,4 @@ std::string counted(int64_t count, std::string_view of);
 // "512 bytes", "3.0 KiB", "1.5 MiB", "2.0 GiB"
 std::string bytes_in_words(double bytes);
 
-}  // namespace examples
+}  // namespace programs

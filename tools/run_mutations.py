@@ -15,7 +15,7 @@ import time
 
 import mutants
 
-LAYERS = "checkpoint deferred_init device_mesh dtensor examples fake_device fully_shard on_demand optim tensor_parallel".split()
+LAYERS = "checkpoint deferred_init device_mesh dtensor fake_device fully_shard on_demand optim programs tensor_parallel".split()
 SURVIVORS = pathlib.Path("tests/mutation_survivors.txt")
 HANGS = 150  # seconds; a test that takes longer has noticed
 TIME_AT_A_LANDING = 120  # seconds for the tests of one mutant
@@ -27,9 +27,9 @@ PROGRAMS = {
     "tests/deferred_init": "on_demand_test",
     "tests/device_mesh": "device_mesh_test",
     "tests/dtensor": "dtensor_test",
-    "tests/examples": "examples_test",
-    "tests/examples/planning": "planning_test",
-    "tests/examples/run_report": "run_report_test",
+    "tests/programs": "trainer_test",
+    "tests/programs/planner": "planning_test",
+    "tests/programs/trainer/page": "run_report_test",
     "tests/fake_device": "planning_test",
     "tests/fully_shard": "fully_shard_test",
     "tests/fully_shard/protocol": "shard_versions_test",

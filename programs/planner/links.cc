@@ -3,7 +3,7 @@
 #include <functional>
 #include <numeric>
 
-namespace examples {
+namespace programs {
 
 Link link_of(const std::vector<int64_t>& mesh_shape, size_t dim, int64_t group,
              int64_t ranks_per_node) {
@@ -17,4 +17,4 @@ Link link_of(const std::vector<int64_t>& mesh_shape, size_t dim, int64_t group,
   return ranks_per_node % block == 0 ? Link::kWithinNode : Link::kBetweenNodes;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 enum class Link { kWithinNode, kBetweenNodes };
 
@@ -15,4 +15,4 @@ enum class Link { kWithinNode, kBetweenNodes };
 Link link_of(const std::vector<int64_t>& mesh_shape, size_t dim, int64_t group,
              int64_t ranks_per_node);
 
-}  // namespace examples
+}  // namespace programs

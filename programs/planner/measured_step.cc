@@ -14,7 +14,7 @@
 #include <optional>
 #include <utility>
 
-namespace examples {
+namespace programs {
 namespace {
 
 // What units have sent until a step begins and until it ends, and in its forwards.
@@ -210,4 +210,4 @@ MeasuredStep measure_step(const std::function<Transformer()>& make, const Traini
   return StepRun(make, options, mesh, device).measure();
 }
 
-}  // namespace examples
+}  // namespace programs

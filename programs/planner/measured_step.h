@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 enum class StepPhase { kForward, kBackward, kOptimizer };
 const char* name(StepPhase phase);
@@ -58,4 +58,4 @@ struct MeasuredStep {
 MeasuredStep measure_step(const std::function<Transformer()>& make, const TrainingOptions& options,
                           const fsdp::DeviceMesh& mesh, const DeviceCounters& device);
 
-}  // namespace examples
+}  // namespace programs

@@ -2,7 +2,7 @@
 
 #include <map>
 
-namespace examples {
+namespace programs {
 namespace {
 
 TransformerConfig llama(int64_t width, int64_t blocks, int64_t heads, int64_t mlp_width) {
@@ -31,4 +31,4 @@ TransformerConfig model_called(const std::string& name) {
   return found->second;
 }
 
-}  // namespace examples
+}  // namespace programs

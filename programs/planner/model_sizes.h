@@ -5,10 +5,10 @@
 
 #include <string>
 
-namespace examples {
+namespace programs {
 
 // Llama 3.1 as published: "llama-8b", "llama-70b" and "llama-405b". Throws ValueError for
 // another name.
 TransformerConfig model_called(const std::string& name);
 
-}  // namespace examples
+}  // namespace programs

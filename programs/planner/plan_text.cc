@@ -9,7 +9,7 @@
 #include <functional>
 #include <numeric>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr size_t kShownPolicies = 5;
@@ -144,4 +144,4 @@ std::string text_of_fit(const std::vector<PlannedPolicy>& fit, const MachineRate
   return text;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 constexpr double kGiB = 1024.0 * 1024.0 * 1024.0;
 
@@ -37,4 +37,4 @@ std::string text_of_fit(const std::vector<PlannedPolicy>& fit, const MachineRate
 
 LinkBytes link_bytes(const MeasuredStep& step, const PlannedJobText& job);
 
-}  // namespace examples
+}  // namespace programs

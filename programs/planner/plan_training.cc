@@ -42,35 +42,35 @@ ABSL_FLAG(bool, json, false, "print one line of JSON, in bytes");
 
 namespace {
 
-using examples::at_least;
-using examples::is_given;
-using examples::kGiB;
-using examples::MeasuredStep;
-using examples::PlannedJobText;
-using examples::PlannedPolicy;
-using examples::ShardingPolicy;
-using examples::TrainingOptions;
+using programs::at_least;
+using programs::is_given;
+using programs::kGiB;
+using programs::MeasuredStep;
+using programs::PlannedJobText;
+using programs::PlannedPolicy;
+using programs::ShardingPolicy;
+using programs::TrainingOptions;
 
 double positive(const absl::Flag<double>& flag) {
-  const double value = examples::finite(flag);
+  const double value = programs::finite(flag);
   TORCH_CHECK_VALUE(value > 0, "--", absl::GetFlagReflectionHandle(flag).Name(), ": ", value,
                     ", allowed is a number above 0");
   return value;
 }
 
-examples::MachineRates rates() {
+programs::MachineRates rates() {
   return {.flops_per_second = positive(FLAGS_tflops) * 1e12,
           .node_bytes_per_second = positive(FLAGS_node_bandwidth) * 1e9,
           .network_bytes_per_second = positive(FLAGS_network_bandwidth) * 1e9};
 }
 
-examples::TransformerConfig model() {
+programs::TransformerConfig model() {
   const std::string config = absl::GetFlag(FLAGS_config);
-  return checked(std::filesystem::is_directory(config) ? examples::hugging_face_config(config)
-                                                       : examples::model_called(config));
+  return checked(std::filesystem::is_directory(config) ? programs::hugging_face_config(config)
+                                                       : programs::model_called(config));
 }
 
-int64_t tokens_for(const examples::TransformerConfig& sizes) {
+int64_t tokens_for(const programs::TransformerConfig& sizes) {
   constexpr int64_t kUsual = 8192;
   const auto tokens = at_least(0, FLAGS_tokens);
   TORCH_CHECK_VALUE(tokens <= sizes.max_tokens, "--tokens: ", tokens, ", allowed is ",
@@ -82,7 +82,7 @@ TrainingOptions options_from_flags() {
   TrainingOptions options;
   options.model = model();
   options.tokens = tokens_for(options.model);
-  examples::set_job_options(options);
+  programs::set_job_options(options);
   return options;
 }
 
@@ -93,8 +93,8 @@ fsdp::FakeAttention attention() {
   return fsdp::FakeAttention::kComposed;
 }
 
-examples::PlannedJob planned_job() {
-  const examples::PlannedJob job{.ranks = examples::job_shape().ranks,
+programs::PlannedJob planned_job() {
+  const programs::PlannedJob job{.ranks = programs::job_shape().ranks,
                                  .rank = at_least(0, FLAGS_rank)};
   TORCH_CHECK_VALUE(job.rank < job.ranks, "--rank: ", job.rank, ", allowed is less than ",
                     job.ranks, ", the number of ranks");
@@ -129,15 +129,15 @@ TrainingOptions with(TrainingOptions options, const ShardingPolicy& policy) {
   options.replicas = policy.replicas;
   options.tp = policy.tp;
   if (policy.replicas == 1) options.sharding.outer = fsdp::Outer::kReplicate;
-  options.checkpoint_activations = policy.activations == examples::Activations::kRecomputed;
+  options.checkpoint_activations = policy.activations == programs::Activations::kRecomputed;
   switch (policy.reshard) {
-    case examples::Reshard::kAfterForward:
+    case programs::Reshard::kAfterForward:
       options.sharding.reshard_after_forward = std::nullopt;
       break;
-    case examples::Reshard::kKeep:
+    case programs::Reshard::kKeep:
       options.sharding.reshard_after_forward = false;
       break;
-    case examples::Reshard::kToNode:
+    case programs::Reshard::kToNode:
       options.sharding.reshard_after_forward =
           fsdp::ReshardAfterForward::to_world(absl::GetFlag(FLAGS_ranks_per_node) / policy.tp);
       break;
@@ -183,14 +183,14 @@ void plan_to_fit(const TrainingOptions& options, double bytes) {
   refuse_with_fit(FLAGS_reshard_after_forward);
   refuse_with_fit(FLAGS_checkpoint_activations);
   const auto policies =
-      examples::policies_to_plan({.ranks = planned_job().ranks,
+      programs::policies_to_plan({.ranks = planned_job().ranks,
                                   .ranks_per_node = at_least(1, FLAGS_ranks_per_node),
                                   .kv_heads = options.model.kv_heads});
   std::vector<PlannedPolicy> planned;
   for (const auto& policy : policies) {
     // What fits without is not recomputed.
     const bool is_needed =
-        policy.activations == examples::Activations::kKept || planned.back().peak_bytes > bytes;
+        policy.activations == programs::Activations::kKept || planned.back().peak_bytes > bytes;
     if (is_needed) planned.push_back(plan(options, policy));
   }
   const auto fit = fitting(planned, bytes, rates());
@@ -202,7 +202,7 @@ void plan_to_fit(const TrainingOptions& options, double bytes) {
 int run() {
   const auto options = options_from_flags();
   fsdp::set_fake_attention(attention());
-  const double fit = examples::finite(FLAGS_fit);
+  const double fit = programs::finite(FLAGS_fit);
   if (fit > 0) {
     plan_to_fit(options, fit * kGiB);
   } else {
@@ -214,7 +214,7 @@ int run() {
 }  // namespace
 
 int main(int argc, char** argv) {
-  return examples::run_program(
+  return programs::run_program(
       argc, argv,
       {.usage = "tells what a training job would take: memory, collectives and bytes.\n"
                 "Usage: plan_training [--config=llama-8b] [--ranks=8] [--fit=80] ...",

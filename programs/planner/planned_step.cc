@@ -4,7 +4,7 @@
 #include "fake_device/fake_device.h"
 #include "programs/trainer/setup/sharded_model.h"
 
-namespace examples {
+namespace programs {
 namespace {
 
 // The process group of a world that is not there, while it lives.
@@ -39,4 +39,4 @@ MeasuredStep plan_step(TrainingOptions options, const PlannedJob& job) {
                       mesh_of(options, job.ranks), counters_of_fake_device());
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -7,7 +7,7 @@
 
 #include <cstdint>
 
-namespace examples {
+namespace programs {
 
 // The ranks of a job, of which `rank` is planned: rank 0 has the largest shards.
 struct PlannedJob {
@@ -19,4 +19,4 @@ struct PlannedJob {
 // PrivateUse1 device the fake one, and needs that no process group is there. Local.
 MeasuredStep plan_step(TrainingOptions options, const PlannedJob& job);
 
-}  // namespace examples
+}  // namespace programs

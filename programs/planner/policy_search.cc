@@ -6,7 +6,7 @@
 #include <set>
 #include <utility>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr int64_t kNodesOfOneCopy = 8;
@@ -89,4 +89,4 @@ std::optional<PlannedPolicy> smallest(const std::vector<PlannedPolicy>& planned)
   return found == planned.end() ? std::nullopt : std::optional(*found);
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 enum class Reshard { kAfterForward, kKeep, kToNode };
 enum class Activations { kKept, kRecomputed };
@@ -56,4 +56,4 @@ std::vector<PlannedPolicy> fitting(const std::vector<PlannedPolicy>& planned, do
 // The smallest peak; nothing of nothing.
 std::optional<PlannedPolicy> smallest(const std::vector<PlannedPolicy>& planned);
 
-}  // namespace examples
+}  // namespace programs

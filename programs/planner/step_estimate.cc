@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace examples {
+namespace programs {
 
 double StepEstimate::least_seconds() const {
   return std::max(compute_seconds, communication_seconds);
@@ -14,4 +14,4 @@ StepEstimate estimate_step(double flops, const LinkBytes& bytes, const MachineRa
                                    bytes.between_nodes / rates.network_bytes_per_second};
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -6,7 +6,7 @@
 
 #include <cstdint>
 
-namespace examples {
+namespace programs {
 
 // Of one rank.
 struct MachineRates {
@@ -35,4 +35,4 @@ struct StepEstimate {
 
 StepEstimate estimate_step(double flops, const LinkBytes& bytes, const MachineRates& rates);
 
-}  // namespace examples
+}  // namespace programs

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace examples {
+namespace programs {
 namespace {
 
 int64_t targets_of(const std::vector<Batch>& batches) {
@@ -36,4 +36,4 @@ torch::Tensor batch_loss(Transformer& model, const Batch& batch, double mean_tar
                          mean_target_count);
 }
 
-}  // namespace examples
+}  // namespace programs

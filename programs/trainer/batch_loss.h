@@ -7,7 +7,7 @@
 
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 // The mean number of targets of a batch, over the batches of all ranks of `mesh`, of
 // which each rank passes as many. Collective over it where documents are separate;
@@ -23,4 +23,4 @@ double mean_target_count(const std::vector<Batch>& batches);
 // `model`.
 torch::Tensor batch_loss(Transformer& model, const Batch& batch, double mean_target_count);
 
-}  // namespace examples
+}  // namespace programs

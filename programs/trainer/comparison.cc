@@ -9,7 +9,7 @@
 #include <sstream>
 #include <utility>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr double kEpsilon = std::numeric_limits<float>::epsilon();
@@ -154,4 +154,4 @@ void Comparison::record_sharded_loss(double loss) {
   if (!(relative <= largest_loss_difference_)) largest_loss_difference_ = relative;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 // How far values of the sharded model are from the unsharded one's.
 struct Difference {
@@ -80,4 +80,4 @@ class Comparison {
 // The bound on the relative difference of losses, at every step.
 constexpr double kLossTolerance = 2e-6;
 
-}  // namespace examples
+}  // namespace programs

@@ -25,7 +25,7 @@
 
 extern char** environ;
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr const char* kLauncherVariable =
@@ -233,4 +233,4 @@ std::optional<int> launch_ranks(int64_t ranks, const std::function<void()>& chec
   return LocalJob(ranks).wait();
 }
 
-}  // namespace examples
+}  // namespace programs

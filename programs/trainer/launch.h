@@ -1,7 +1,7 @@
 // Starts the ranks of a job on this machine, as processes of the running program.
 //
 //   int main(int argc, char** argv) {
-//     if (auto exit_code = examples::launch_ranks(2)) return *exit_code;   // the launcher
+//     if (auto exit_code = programs::launch_ranks(2)) return *exit_code;   // the launcher
 //     ...  // a rank: RANK, WORLD_SIZE, ... are set
 //   }
 //
@@ -13,7 +13,7 @@
 #include <functional>
 #include <optional>
 
-namespace examples {
+namespace programs {
 
 // Returns nothing in a rank: the caller goes on. In the launcher it starts `ranks` copies
 // of this program with the same arguments and with RANK, WORLD_SIZE, LOCAL_RANK,
@@ -28,4 +28,4 @@ namespace examples {
 // one can run.
 std::optional<int> launch_ranks(int64_t ranks, const std::function<void()>& check = {});
 
-}  // namespace examples
+}  // namespace programs

@@ -87,9 +87,9 @@ ABSL_FLAG(int64_t, threads, 1, "threads per rank");
 
 namespace {
 
-using examples::at_least;
-using examples::finite;
-using examples::is_given;
+using programs::at_least;
+using programs::finite;
+using programs::is_given;
 
 c10::DeviceType device_type(const std::string& name) {
   if (name == "cpu") return c10::DeviceType::CPU;
@@ -99,33 +99,33 @@ c10::DeviceType device_type(const std::string& name) {
 }
 
 std::string existing_text(std::string path) {
-  if (path.empty()) path = examples::default_text_folder();
+  if (path.empty()) path = programs::default_text_folder();
   TORCH_CHECK_VALUE(std::filesystem::exists(path), "--data: no such file or folder: ", path);
   return path;
 }
 
-examples::Packing packing() {
+programs::Packing packing() {
   const std::string name = absl::GetFlag(FLAGS_documents);
-  if (name == "separate") return examples::Packing::kSeparate;
+  if (name == "separate") return programs::Packing::kSeparate;
   TORCH_CHECK_VALUE(name == "joined", "--documents: ", name, ", allowed are joined and separate");
-  return examples::Packing::kJoined;
+  return programs::Packing::kJoined;
 }
 
 // The folder's model, for sequences of --tokens.
-examples::TransformerConfig model_from(const std::string& folder) {
+programs::TransformerConfig model_from(const std::string& folder) {
   for (const auto* size : {&FLAGS_width, &FLAGS_blocks, &FLAGS_heads, &FLAGS_kv_heads})
     TORCH_CHECK_VALUE(!is_given(*size), "--", absl::GetFlagReflectionHandle(*size).Name(),
                       " and --init_from exclude each other: ", folder, " says what the model is");
-  auto model = examples::hugging_face_config(folder);
+  auto model = programs::hugging_face_config(folder);
   const auto tokens = at_least(1, FLAGS_tokens);
   TORCH_CHECK_VALUE(tokens <= model.max_tokens, "--tokens: ", tokens, ", allowed is ",
                     model.max_tokens, " or less, which the model of --init_from was made for");
   return model;
 }
 
-examples::TransformerConfig model_from_flags() {
+programs::TransformerConfig model_from_flags() {
   if (is_given(FLAGS_init_from)) return model_from(absl::GetFlag(FLAGS_init_from));
-  const examples::TransformerConfig model = {.width = at_least(1, FLAGS_width),
+  const programs::TransformerConfig model = {.width = at_least(1, FLAGS_width),
                                              .blocks = at_least(1, FLAGS_blocks),
                                              .heads = at_least(1, FLAGS_heads),
                                              .kv_heads = at_least(1, FLAGS_kv_heads),
@@ -140,18 +140,18 @@ examples::TransformerConfig model_from_flags() {
 std::optional<int64_t> end_of_document(int64_t vocab) {
   if (!is_given(FLAGS_end_of_document)) return std::nullopt;
   const auto token = at_least(0, FLAGS_end_of_document);
-  TORCH_CHECK_VALUE(packing() == examples::Packing::kSeparate,
+  TORCH_CHECK_VALUE(packing() == programs::Packing::kSeparate,
                     "--end_of_document needs --documents=separate");
   TORCH_CHECK_VALUE(token < vocab, "--end_of_document: ", token, ", allowed is less than ", vocab,
                     ", the vocabulary");
   return token;
 }
 
-examples::Decay decay() {
+programs::Decay decay() {
   const std::string name = absl::GetFlag(FLAGS_schedule);
-  if (name == "cosine") return examples::Decay::kCosine;
+  if (name == "cosine") return programs::Decay::kCosine;
   TORCH_CHECK_VALUE(name == "constant", "--schedule: ", name, ", allowed are constant and cosine");
-  return examples::Decay::kNone;
+  return programs::Decay::kNone;
 }
 
 // Those of a block.
@@ -161,11 +161,11 @@ const std::vector<std::string>& lora_layers() {
   return layers;
 }
 
-examples::LoraOptions lora_options() {
-  const examples::LoraOptions lora{.rank = at_least(0, FLAGS_lora),
+programs::LoraOptions lora_options() {
+  const programs::LoraOptions lora{.rank = at_least(0, FLAGS_lora),
                                    .alpha = finite(FLAGS_lora_alpha),
                                    .targets = absl::GetFlag(FLAGS_lora_targets),
-                                   .frozen_dtype = *examples::dtype(FLAGS_lora_base)};
+                                   .frozen_dtype = *programs::dtype(FLAGS_lora_base)};
   const auto& layers = lora_layers();
   for (const auto& target : lora.targets)
     TORCH_CHECK_VALUE(std::find(layers.begin(), layers.end(), target) != layers.end(),
@@ -176,7 +176,7 @@ examples::LoraOptions lora_options() {
 }
 
 // So that the places of tokens in a step are numbers.
-void check_size(const examples::TrainingOptions& options) {
+void check_size(const programs::TrainingOptions& options) {
   constexpr int64_t kMostTokens = int64_t{1} << 31, kMostBackwards = int64_t{1} << 20;
   TORCH_CHECK_VALUE(options.batch <= kMostTokens / options.tokens, "--batch: ", options.batch,
                     ", allowed with --tokens ", options.tokens, " are ",
@@ -185,8 +185,8 @@ void check_size(const examples::TrainingOptions& options) {
                     ", allowed are ", kMostBackwards, " or less");
 }
 
-examples::CheckpointOptions checkpoint_options() {
-  examples::CheckpointOptions options{.folder = absl::GetFlag(FLAGS_checkpoint),
+programs::CheckpointOptions checkpoint_options() {
+  programs::CheckpointOptions options{.folder = absl::GetFlag(FLAGS_checkpoint),
                                       .every = at_least(0, FLAGS_save_every),
                                       .resume = absl::GetFlag(FLAGS_resume)};
   TORCH_CHECK_VALUE(!options.folder.empty() || (options.every == 0 && !options.resume),
@@ -196,9 +196,9 @@ examples::CheckpointOptions checkpoint_options() {
   return options;
 }
 
-examples::TrainingOptions options_from_flags() {
-  examples::TrainingOptions options;
-  examples::set_job_options(options);
+programs::TrainingOptions options_from_flags() {
+  programs::TrainingOptions options;
+  programs::set_job_options(options);
   options.data = existing_text(absl::GetFlag(FLAGS_data));
   options.init_from = absl::GetFlag(FLAGS_init_from);
   options.model = model_from_flags();
@@ -237,28 +237,28 @@ examples::TrainingOptions options_from_flags() {
 }
 
 // What every rank would find wrong.
-void check_job(const examples::TrainingOptions& options, int64_t ranks) {
-  examples::check_mesh(options, ranks);
-  examples::check_files_of_page(options, ranks);
-  examples::check_output_files(options);
-  examples::batches_for(options, examples::tokenizer_for(options).get())
+void check_job(const programs::TrainingOptions& options, int64_t ranks) {
+  programs::check_mesh(options, ranks);
+  programs::check_files_of_page(options, ranks);
+  programs::check_output_files(options);
+  programs::batches_for(options, programs::tokenizer_for(options).get())
       .training(/*step=*/1, {.first = 0, .count = 1, .global = 1});
 }
 
 int run() {
   const auto options = options_from_flags();
   const auto threads = static_cast<int>(at_least(1, FLAGS_threads));
-  const auto ranks = examples::job_shape().ranks;
-  const auto exit_code = examples::launch_ranks(ranks, [&] { check_job(options, ranks); });
+  const auto ranks = programs::job_shape().ranks;
+  const auto exit_code = programs::launch_ranks(ranks, [&] { check_job(options, ranks); });
   if (exit_code) return *exit_code;
   at::set_num_threads(threads);
-  return examples::train(options);
+  return programs::train(options);
 }
 
 }  // namespace
 
 int main(int argc, char** argv) {
-  return examples::run_program(
+  return programs::run_program(
       argc, argv,
       {.usage = "trains a transformer, sharded over the ranks, on real text or tokens, and lets it "
                 "write some.\n"

@@ -35,7 +35,7 @@
 #include <utility>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr int64_t kHeldOutBatches = 8;  // of as many sequences as a step has
@@ -370,4 +370,4 @@ int train(const TrainingOptions& options) {
   return exit_code;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -4,7 +4,7 @@
 
 #include "programs/trainer/setup/training_options.h"
 
-namespace examples {
+namespace programs {
 
 // One rank's part; every rank calls it with the same options. Returns the exit code: 1
 // when `compare` found a difference that rounding does not explain. Collective over the
@@ -16,4 +16,4 @@ int train(const TrainingOptions& options);
 // or of its checkpoints; where they are not, they are not made.
 void check_output_files(const TrainingOptions& options);
 
-}  // namespace examples
+}  // namespace programs

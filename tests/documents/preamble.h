@@ -24,10 +24,10 @@
 
 namespace {
 
-using examples::Block;
-using examples::Transformer;
+using programs::Block;
+using programs::Transformer;
 
-examples::TransformerConfig config;
+programs::TransformerConfig config;
 Transformer model{nullptr}, sharded_model{nullptr};
 torch::nn::TransformerEncoderLayer block{nullptr};  // forward(x) and forward(x, mask)
 torch::nn::Linear linear{nullptr}, layer{nullptr};

@@ -26,8 +26,8 @@ namespace fsdp::testing {
 namespace {
 
 using namespace simulated;
-using examples::MeasuredStep;
-using examples::TrainingOptions;
+using programs::MeasuredStep;
+using programs::TrainingOptions;
 using Json = nlohmann::json;
 
 constexpr const char* kConfig = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -92,7 +92,7 @@ Json planned(const std::string& folder, const PlannedCase& one, int64_t rank) {
   return Json::parse(text);
 }
 
-examples::DeviceCounters counters_of(c10::Device device) {
+programs::DeviceCounters counters_of(c10::Device device) {
   auto& machine = Machine::instance();
   return {
       .memory = [&machine, device] { return machine.counters(device.index()).requested_bytes; },
@@ -106,7 +106,7 @@ std::vector<MeasuredStep> measured(TrainingOptions options, int64_t ranks) {
   std::vector<MeasuredStep> steps(static_cast<size_t>(ranks));
   const auto body = [&](int64_t rank) {
     const auto make = [&] {
-      auto model = drawn_from_seed(1, [&] { return examples::Transformer(options.model); });
+      auto model = drawn_from_seed(1, [&] { return programs::Transformer(options.model); });
       move_to(*model, device(rank));
       return model;
     };
@@ -123,7 +123,7 @@ void expect_close(const Json& plan, int64_t real, const char* what) {
       << what;
 }
 
-void expect_same_traffic(const Json& plan, const std::vector<examples::Traffic>& real) {
+void expect_same_traffic(const Json& plan, const std::vector<programs::Traffic>& real) {
   ASSERT_EQ(plan.size(), real.size());
   for (size_t i = 0; i < real.size(); ++i) {
     SCOPED_TRACE(real[i].dim + " " + real[i].collective);
@@ -141,7 +141,7 @@ TEST_P(PlannedMemory, IsWhatADeviceCounts) {
   const TemporaryFolder folder;
   std::ofstream(folder.path() + "/config.json") << kConfig;
   auto options = GetParam().options;
-  options.model = examples::hugging_face_config(folder.path());
+  options.model = programs::hugging_face_config(folder.path());
   options.batch = 3;
   options.tokens = 24;
   const auto steps = measured(options, GetParam().ranks);

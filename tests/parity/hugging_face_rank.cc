@@ -52,16 +52,16 @@ void write_tensors(const Tensors& tensors, const std::string& path) {
   TORCH_CHECK(file.flush(), "cannot write ", path);
 }
 
-Tensors train(const examples::TrainingOptions& options, const Text& given,
+Tensors train(const programs::TrainingOptions& options, const Text& given,
               const fsdp::DeviceMesh& mesh) {
   const auto& text = given.tokens;
-  auto model = examples::make_sharded_model(options, mesh).model;
-  const auto data_mesh = examples::data_mesh_of(options, mesh);
+  auto model = programs::make_sharded_model(options, mesh).model;
+  const auto data_mesh = programs::data_mesh_of(options, mesh);
   const auto rows = text.size(1) / data_mesh.size(), tokens = text.size(2) - 1;
   const auto mine = text.narrow(1, data_mesh.local_rank(0) * rows, rows);
   Tensors results;
   const auto keep_logits = [&](const char* name,
-                               const std::optional<examples::Documents>& documents = {}) {
+                               const std::optional<programs::Documents>& documents = {}) {
     const torch::NoGradGuard no_grad;
     const auto inputs = text[0].narrow(1, 0, tokens);
     results.insert(name, fsdp::full_tensor(model->forward(inputs, documents)));
@@ -69,12 +69,12 @@ Tensors train(const examples::TrainingOptions& options, const Text& given,
   const auto keep_gradients = [&] {
     for (const auto& parameter : model->named_parameters()) {
       if (const auto& gradient = parameter.value().grad(); gradient.defined())
-        results.insert("gradient of " + examples::hugging_face_names()(parameter.key()),
+        results.insert("gradient of " + programs::hugging_face_names()(parameter.key()),
                        fsdp::full_tensor(gradient));
     }
   };
   keep_logits("logits");
-  keep_logits("logits of documents", examples::documents_of(given.begins));
+  keep_logits("logits of documents", programs::documents_of(given.begins));
   auto trained = model->parameters();
   std::erase_if(trained, [](const Tensor& parameter) { return !parameter.requires_grad(); });
   torch::optim::AdamW optimizer(trained, torch::optim::AdamWOptions(1e-3).eps(1e-4));
@@ -82,7 +82,7 @@ Tensors train(const examples::TrainingOptions& options, const Text& given,
   for (int64_t step = 0; step < text.size(0); ++step) {
     optimizer.zero_grad();
     const auto logits = model->forward(mine[step].narrow(1, 0, tokens));
-    const auto loss = examples::next_token_loss(logits, mine[step].narrow(1, 1, tokens));
+    const auto loss = programs::next_token_loss(logits, mine[step].narrow(1, 1, tokens));
     loss.backward();
     if (step == 0) keep_gradients();
     optimizer.step();
@@ -93,11 +93,11 @@ Tensors train(const examples::TrainingOptions& options, const Text& given,
   keep_logits("logits afterwards");
   results.insert("generated", fsdp::full_tensor(model->generate(text[0][0].narrow(0, 0, 5), 8, 0)));
   for (const auto& parameter : model->named_parameters())
-    results.insert(examples::hugging_face_names()(parameter.key()),
+    results.insert(programs::hugging_face_names()(parameter.key()),
                    fsdp::full_tensor(parameter.value()).detach());
-  const examples::ExportOptions to{.folder = options.export_to, .like = options.init_from};
-  options.lora.rank > 0 ? examples::export_adapters(model, options.lora, to)
-                        : examples::export_hugging_face(model, options.model, to);
+  const programs::ExportOptions to{.folder = options.export_to, .like = options.init_from};
+  options.lora.rank > 0 ? programs::export_adapters(model, options.lora, to)
+                        : programs::export_hugging_face(model, options.model, to);
   return results;
 }
 
@@ -112,13 +112,13 @@ void run(const std::vector<std::string>& arguments) {
               : fsdp::init_device_mesh(torch::kCPU, {place.world_size / tp, tp}, {"dp", "tp"});
   const auto text = read_text(arguments[0] + "/tokens");
   for (size_t i = 3; i < arguments.size(); ++i) {
-    examples::TrainingOptions options;
+    programs::TrainingOptions options;
     const auto family = arguments[i].substr(0, arguments[i].find('+'));
     if (family != arguments[i])
       options.lora = {.rank = 4, .targets = {"query", "down"}, .frozen_dtype = torch::kFloat};
     options.init_from = arguments[0] + "/" + family;
     options.export_to = arguments[1] + "/" + arguments[i];
-    options.model = examples::hugging_face_config(options.init_from);
+    options.model = programs::hugging_face_config(options.init_from);
     options.tp = tp;
     const auto results = train(options, text, mesh);
     if (place.rank == 0) write_tensors(results, options.export_to + ".results");

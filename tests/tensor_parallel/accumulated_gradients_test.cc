@@ -16,11 +16,11 @@
 namespace fsdp::testing {
 namespace {
 
-using examples::Transformer;
+using programs::Transformer;
 
 class AccumulatedGradients : public Worlds {
  protected:
-  static examples::TransformerConfig config() {
+  static programs::TransformerConfig config() {
     return {.vocab = 64, .width = 48, .blocks = 2, .heads = 6, .kv_heads = 1, .max_tokens = 8};
   }
   // Keys and values of one head, whole on every rank, and the sequence cut.

@@ -9,7 +9,7 @@
 namespace fsdp::testing {
 namespace {
 
-constexpr examples::TransformerConfig kRunAgain{
+constexpr programs::TransformerConfig kRunAgain{
     .vocab = 67, .width = 24, .blocks = 2, .heads = 6, .kv_heads = 6, .max_tokens = 8};
 
 class CheckpointedRegions : public Worlds {};
@@ -19,7 +19,7 @@ TEST_P(CheckpointedRegions, GiveTheGradientsOfOneDeviceAndSendWhatAForwardSends)
   constexpr int64_t kBlocks = kRunAgain.blocks;
   for (const bool cut_sequence : {false, true}) {
     on_ranks([&](int64_t, const DeviceMesh& mesh) {
-      const auto make = [] { return examples::Transformer(kRunAgain); };
+      const auto make = [] { return programs::Transformer(kRunAgain); };
       auto plain = drawn(3, make), model = drawn(3, make);
       parallelize_module(model, mesh, transformer_plan(/*head_width=*/4, cut_sequence));
       model->around_block = [](const auto& run, const at::Tensor& x) { return checkpoint(run, x); };

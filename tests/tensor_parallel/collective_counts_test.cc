@@ -10,13 +10,13 @@ namespace fsdp::testing {
 namespace {
 
 StepCounts count_step(int64_t blocks, int64_t kv_heads, bool cut_sequence, const DeviceMesh& mesh) {
-  const examples::TransformerConfig config{.vocab = 64,
+  const programs::TransformerConfig config{.vocab = 64,
                                            .width = 32,
                                            .blocks = blocks,
                                            .heads = 4,
                                            .kv_heads = kv_heads,
                                            .max_tokens = 8};
-  auto model = drawn(3, [&] { return examples::Transformer(config); });
+  auto model = drawn(3, [&] { return programs::Transformer(config); });
   parallelize_module(model, mesh, transformer_plan(/*head_width=*/8, cut_sequence));
   const at::Tensor tokens = torch::arange(16).view({2, 8});
   transformer_loss(model->forward(tokens), tokens).backward();

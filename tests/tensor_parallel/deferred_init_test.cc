@@ -13,7 +13,7 @@
 namespace fsdp::testing {
 namespace {
 
-using examples::Transformer;
+using programs::Transformer;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 

@@ -168,9 +168,9 @@ TEST_P(TensorParallelDropout, OfAnEncoderLayerIsThatOfOneDevice) {
 
 TEST_P(TensorParallelDropout, TokensThatAreDrawnAreThoseOfOneDevice) {
   on_ranks([&](int64_t, const DeviceMesh& mesh) {
-    const examples::TransformerConfig config{
+    const programs::TransformerConfig config{
         .vocab = 67, .width = 24, .blocks = 1, .heads = 3, .kv_heads = 3, .max_tokens = 16};
-    const auto make = [&] { return examples::Transformer(config); };
+    const auto make = [&] { return programs::Transformer(config); };
     auto plain = drawn(3, make), parallel = drawn(3, make);
     parallelize_module(parallel, mesh, transformer_plan(8, /*cut_sequence=*/false));
     const at::Tensor prompt = torch::tensor({3, 1, 4});

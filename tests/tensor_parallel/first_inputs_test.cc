@@ -20,12 +20,12 @@
 namespace fsdp::testing {
 namespace {
 
-using examples::Transformer;
+using programs::Transformer;
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 using torch::nn::Linear;
 
-constexpr examples::TransformerConfig kModelOfInputs{
+constexpr programs::TransformerConfig kModelOfInputs{
     .vocab = 64, .width = 16, .blocks = 1, .heads = 4, .kv_heads = 4, .max_tokens = 8};
 
 Transformer parallel_transformer(const DeviceMesh& mesh) {

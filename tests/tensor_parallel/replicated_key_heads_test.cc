@@ -37,9 +37,9 @@ CollectiveCounts counts_in(const CommunicationLog& log, bool in_backward) {
 }
 
 // Of a second step, whose numbers are those of one device. The log has what is counted.
-StepCounts counts_of_step(const examples::TransformerConfig& config, const ParallelPlan& plan,
+StepCounts counts_of_step(const programs::TransformerConfig& config, const ParallelPlan& plan,
                           const DeviceMesh& mesh) {
-  const auto make = [&] { return examples::Transformer(config); };
+  const auto make = [&] { return programs::Transformer(config); };
   auto plain = drawn(3, make), model = drawn(3, make);
   parallelize_module(model, mesh, plan);
   const at::Tensor tokens = torch::arange(16).view({2, 8});
@@ -61,7 +61,7 @@ StepCounts counts_of_step(const examples::TransformerConfig& config, const Paral
 class ReplicatedKeys : public Worlds {
  protected:
   // Some head on every rank: attention is gathered where one has none.
-  examples::TransformerConfig config(int64_t kv_heads) const {
+  programs::TransformerConfig config(int64_t kv_heads) const {
     const int64_t heads = world() == 3 ? 6 : 4;
     return {.vocab = 64,
             .width = kHeadSize * heads,

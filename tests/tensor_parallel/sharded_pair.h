@@ -14,19 +14,19 @@
 namespace fsdp::testing {
 
 struct ShardedPair {
-  using Config = examples::TransformerConfig;
+  using Config = programs::TransformerConfig;
 
   DeviceMesh mesh;  // {"dp", "tp"}, or {"replicate", "dp", "tp"}
-  examples::Transformer plain, sharded;
+  programs::Transformer plain, sharded;
   at::Tensor text;  // [batches of ranks, batch, tokens + 1]
 
   ShardedPair(const Config& config, const DeviceMesh& on, bool cut_sequence,
               const FullyShardOptions& options = {}, c10::ScalarType dtype = torch::kFloat64)
       : mesh(on),
         plain(drawn(
-            3, [&] { return examples::Transformer(config); }, dtype)),
+            3, [&] { return programs::Transformer(config); }, dtype)),
         sharded(drawn(
-            3, [&] { return examples::Transformer(config); }, dtype)) {
+            3, [&] { return programs::Transformer(config); }, dtype)) {
     parallelize_module(sharded, mesh["tp"],
                        transformer_plan(config.width / config.heads, cut_sequence));
     for (auto& block : sharded->blocks) fully_shard(*block, data_mesh(), options);
@@ -40,7 +40,7 @@ struct ShardedPair {
   // Of the batches.
   int64_t data_rank() const { return mesh.rank() / mesh["tp"].size(); }
 
-  static at::Tensor loss(examples::Transformer& model, const at::Tensor& of) {
+  static at::Tensor loss(programs::Transformer& model, const at::Tensor& of) {
     return transformer_loss(model->forward(of.narrow(1, 0, 5)), of.narrow(1, 1, 5));
   }
   // The batches of all ranks have the same size, so the mean of their losses is that of

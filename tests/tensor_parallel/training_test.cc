@@ -8,9 +8,9 @@
 namespace fsdp::testing {
 namespace {
 
-using examples::Transformer;
+using programs::Transformer;
 
-constexpr examples::TransformerConfig kConfig{
+constexpr programs::TransformerConfig kConfig{
     .vocab = 67, .width = 24, .blocks = 2, .heads = 3, .kv_heads = 3, .max_tokens = 8};
 constexpr int64_t kHeadWidth = 8;
 

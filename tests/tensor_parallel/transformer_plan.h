@@ -7,7 +7,7 @@
 
 namespace fsdp::testing {
 
-using examples::transformer_plan;
+using programs::transformer_plan;
 
 inline at::Tensor transformer_loss(const at::Tensor& logits, const at::Tensor& targets) {
   return torch::cross_entropy_loss(logits.flatten(0, 1), targets.flatten());

@@ -9,8 +9,8 @@
 namespace fsdp::testing {
 namespace {
 
-using examples::Transformer;
-using examples::TransformerConfig;
+using programs::Transformer;
+using programs::TransformerConfig;
 
 struct Shape {
   TransformerConfig config;

@@ -18,26 +18,26 @@ namespace {
 
 constexpr int kTransformerSteps = 3;
 constexpr int64_t kTokens = 12;
-const examples::TransformerConfig kConfig = {
+const programs::TransformerConfig kConfig = {
     .vocab = 32, .width = 32, .blocks = 2, .max_tokens = kTokens};
 
-examples::Transformer make_transformer() {
-  return drawn_from_seed(1, [] { return examples::Transformer(kConfig); });
+programs::Transformer make_transformer() {
+  return drawn_from_seed(1, [] { return programs::Transformer(kConfig); });
 }
 
-void shard(examples::Transformer& model, const DeviceMesh& mesh,
+void shard(programs::Transformer& model, const DeviceMesh& mesh,
            const FullyShardOptions& options = {}) {
   for (auto& block : model->blocks) fully_shard(block, mesh, options);
   fully_shard(model, mesh, options);
 }
 
-torch::optim::AdamW make_adamw(const examples::Transformer& model) {
+torch::optim::AdamW make_adamw(const programs::Transformer& model) {
   return torch::optim::AdamW(model->parameters(), torch::optim::AdamWOptions(1e-3).eps(1e-3));
 }
 
 enum class ForwardPass { kPlain, kRecomputed };
 
-at::Tensor loss_of_batch(examples::Transformer& model, const ProgramRank& rank, int64_t data_rank,
+at::Tensor loss_of_batch(programs::Transformer& model, const ProgramRank& rank, int64_t data_rank,
                          ForwardPass pass = ForwardPass::kPlain) {
   const auto text =
       ((torch::arange(2 * (kTokens + 1)) * 7 + data_rank * 5) % kConfig.vocab).view({2, -1});
@@ -46,10 +46,10 @@ at::Tensor loss_of_batch(examples::Transformer& model, const ProgramRank& rank, 
   const auto tokens = on_device.narrow(1, 0, kTokens).contiguous();
   const auto logits =
       pass == ForwardPass::kRecomputed ? checkpoint(forward, tokens) : forward(tokens);
-  return examples::next_token_loss(logits, on_device.narrow(1, 1, kTokens).contiguous());
+  return programs::next_token_loss(logits, on_device.narrow(1, 1, kTokens).contiguous());
 }
 
-void train(ProgramRank& rank, examples::Transformer& model, torch::optim::AdamW& optimizer,
+void train(ProgramRank& rank, programs::Transformer& model, torch::optim::AdamW& optimizer,
            int64_t data_rank, ForwardPass pass = ForwardPass::kPlain) {
   rank.steps(kTransformerSteps, [&] {
     optimizer.zero_grad();
@@ -93,7 +93,7 @@ void train_tensor_parallel_transformer(ProgramRank& rank) {
   auto model = make_transformer();
   model->to(rank.device());
   parallelize_module(model, mesh["tp"],
-                     examples::transformer_plan(kConfig.width / kConfig.heads,
+                     programs::transformer_plan(kConfig.width / kConfig.heads,
                                                 /*sequence_parallel=*/true));
   shard(model, mesh["dp"]);
   auto optimizer = make_adamw(model);
@@ -109,7 +109,7 @@ TrainingProgram training_that_is_resumed(const std::string& folder) {
     train(rank, first, optimizer, rank.rank());
     const auto path = folder + "/" + c10::DeviceTypeName(rank.device().type());
     save({.model = first, .optimizer = optimizer}, path);
-    examples::Transformer second(kConfig);
+    programs::Transformer second(kConfig);
     shard(second, rank.mesh());
     auto other = make_adamw(second);
     load({.model = second, .optimizer = other}, path);

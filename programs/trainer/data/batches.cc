@@ -8,7 +8,7 @@
 #include <utility>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr int64_t kHeldOutPeriod = 20;  // the last window of so many is held out
@@ -114,4 +114,4 @@ Batch Batches::held_out(int64_t index, const BatchRows& rows) const {
   });
 }
 
-}  // namespace examples
+}  // namespace programs

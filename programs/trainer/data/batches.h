@@ -15,7 +15,7 @@
 #include <memory>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 struct Batch {
   at::Tensor inputs;   // int64 [rows, tokens]
@@ -76,4 +76,4 @@ class Batches {
 // once.
 int64_t shuffled(int64_t index, int64_t count, uint64_t key);
 
-}  // namespace examples
+}  // namespace programs

@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <system_error>
 
-namespace examples {
+namespace programs {
 
 namespace {
 
@@ -36,4 +36,4 @@ MappedFile::~MappedFile() {
   if (size_ > 0) ::munmap(bytes_, size_);
 }
 
-}  // namespace examples
+}  // namespace programs

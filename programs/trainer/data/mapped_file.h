@@ -6,7 +6,7 @@
 #include <cstring>
 #include <string>
 
-namespace examples {
+namespace programs {
 
 class MappedFile {
  public:
@@ -31,4 +31,4 @@ Number number_at(const char* bytes) {
   return number;
 }
 
-}  // namespace examples
+}  // namespace programs

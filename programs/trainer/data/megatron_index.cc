@@ -5,7 +5,7 @@
 #include <cstring>
 #include <filesystem>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr int64_t kIndexHeader = 9 + 8 + 1 + 8 + 8;  // bytes
@@ -83,4 +83,4 @@ std::vector<int64_t> MegatronIndex::document_begins() const {
   return begins;
 }
 
-}  // namespace examples
+}  // namespace programs

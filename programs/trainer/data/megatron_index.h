@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 class MegatronIndex {
  public:
@@ -34,4 +34,4 @@ class MegatronIndex {
   int64_t sequences_;
 };
 
-}  // namespace examples
+}  // namespace programs

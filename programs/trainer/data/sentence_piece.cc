@@ -9,7 +9,7 @@
 #include <fstream>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -64,4 +64,4 @@ std::string SentencePiece::decode(const at::Tensor& tokens) const {
   return text;
 }
 
-}  // namespace examples
+}  // namespace programs

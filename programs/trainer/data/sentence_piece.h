@@ -11,7 +11,7 @@ namespace sentencepiece {
 class SentencePieceProcessor;
 }  // namespace sentencepiece
 
-namespace examples {
+namespace programs {
 
 class SentencePiece final : public Tokenizer {
  public:
@@ -36,4 +36,4 @@ class SentencePiece final : public Tokenizer {
   bool begins_with_bos_;
 };
 
-}  // namespace examples
+}  // namespace programs

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -91,4 +91,4 @@ std::string default_text_folder() {
   return folder.string();
 }
 
-}  // namespace examples
+}  // namespace programs

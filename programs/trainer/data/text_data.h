@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 class TextData final : public Tokens {
  public:
@@ -34,4 +34,4 @@ class TextData final : public Tokens {
 // libraries.
 std::string default_text_folder();
 
-}  // namespace examples
+}  // namespace programs

@@ -11,7 +11,7 @@
 #include <optional>
 #include <utility>
 
-namespace examples {
+namespace programs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -174,4 +174,4 @@ bool TokenFiles::are_at(const std::string& path) {
   return !files.empty() && fs::path(files.front()).extension() == ".bin" && fs::exists(path);
 }
 
-}  // namespace examples
+}  // namespace programs

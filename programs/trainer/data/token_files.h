@@ -20,7 +20,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 class TokenFile;
 
@@ -51,4 +51,4 @@ class TokenFiles final : public Tokens {
   std::vector<int64_t> begins_;  // of documents that indices tell of
 };
 
-}  // namespace examples
+}  // namespace programs

@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <filesystem>
 
-namespace examples {
+namespace programs {
 namespace {
 
 // Bytes of the UTF-8 character at the start of `text`; 0: there is none. Forms that are
@@ -80,4 +80,4 @@ std::string printable(const std::string& text) {
   return shown;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-namespace examples {
+namespace programs {
 
 class Tokenizer {
  public:
@@ -37,4 +37,4 @@ std::unique_ptr<Tokenizer> tokenizer_of(const std::string& folder, int64_t vocab
 // them, would garble: these bytes are '?' instead.
 std::string printable(const std::string& text);
 
-}  // namespace examples
+}  // namespace programs

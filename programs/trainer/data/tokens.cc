@@ -5,7 +5,7 @@
 
 #include <algorithm>
 
-namespace examples {
+namespace programs {
 
 std::unique_ptr<Tokens> tokens_of(const std::string& path, const Tokenizer* tokenizer,
                                   const std::optional<DocumentMarks>& marks) {
@@ -20,4 +20,4 @@ std::vector<int64_t> places_in(const std::vector<int64_t>& sorted, int64_t first
   return {begin, std::lower_bound(begin, sorted.end(), first + count)};
 }
 
-}  // namespace examples
+}  // namespace programs

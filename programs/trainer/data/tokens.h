@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 class Tokens {
  public:
@@ -41,4 +41,4 @@ std::unique_ptr<Tokens> tokens_of(const std::string& path, const Tokenizer* toke
 // Those of `sorted` that are in first ... first + count.
 std::vector<int64_t> places_in(const std::vector<int64_t>& sorted, int64_t first, int64_t count);
 
-}  // namespace examples
+}  // namespace programs

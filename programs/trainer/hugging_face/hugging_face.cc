@@ -12,7 +12,7 @@
 #include <map>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -160,4 +160,4 @@ void export_adapters(Transformer& model, const LoraOptions& lora, const ExportOp
   publish(saved, weights, options.folder);
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -2,11 +2,11 @@
 // blocks are those of transformer.h: Llama 2 and 3, Mistral, Qwen2, and what says that it
 // is one of these, such as SmolLM and TinyLlama.
 //
-//   auto config = examples::hugging_face_config(folder);
-//   examples::Transformer model(config);   // or deferred, and sharded
-//   examples::load_hugging_face(model, folder);
+//   auto config = programs::hugging_face_config(folder);
+//   programs::Transformer model(config);   // or deferred, and sharded
+//   programs::load_hugging_face(model, folder);
 //   ...
-//   examples::export_hugging_face(model, config, {.folder = "tuned", .like = folder});
+//   programs::export_hugging_face(model, config, {.folder = "tuned", .like = folder});
 #pragma once
 
 #include "checkpoint/name_map.h"
@@ -16,7 +16,7 @@
 
 #include <string>
 
-namespace examples {
+namespace programs {
 
 // The Transformer's names, and those of the folder.
 fsdp::NameMap hugging_face_names();
@@ -40,4 +40,4 @@ void export_hugging_face(Transformer& model, const TransformerConfig& config,
 // puts them beside the model of options.like. Collective over the world.
 void export_adapters(Transformer& model, const LoraOptions& lora, const ExportOptions& options);
 
-}  // namespace examples
+}  // namespace programs

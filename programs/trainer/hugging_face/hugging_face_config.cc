@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using Json = nlohmann::ordered_json;
@@ -219,4 +219,4 @@ ExportedConfig config_for_export(const TransformerConfig& config, const std::str
   return {json.dump(2) + "\n", dtype_in(json, path)};
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -8,7 +8,7 @@
 
 #include <string>
 
-namespace examples {
+namespace programs {
 
 // What config.json says; max_tokens: as many as the model was made for. Throws ValueError
 // that names the file, the field and what is allowed, for other architectures and for
@@ -23,4 +23,4 @@ struct ExportedConfig {
 };
 ExportedConfig config_for_export(const TransformerConfig& config, const std::string& like);
 
-}  // namespace examples
+}  // namespace programs

@@ -5,7 +5,7 @@
 
 #include <tuple>
 
-namespace examples {
+namespace programs {
 
 Documents documents_of(const at::Tensor& begins) {
   const auto place = at::arange(begins.size(1), begins.options().dtype(at::kLong));
@@ -16,4 +16,4 @@ Documents documents_of(const at::Tensor& begins) {
   return {place - start, is_same.logical_and(is_before).unsqueeze(1)};
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -4,7 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
-namespace examples {
+namespace programs {
 
 struct Documents {
   at::Tensor positions;  // int64 [batch, tokens]: from 0 in each document
@@ -18,4 +18,4 @@ struct Documents {
 // Local.
 Documents documents_of(const at::Tensor& begins);
 
-}  // namespace examples
+}  // namespace programs

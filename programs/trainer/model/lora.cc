@@ -7,7 +7,7 @@
 
 #include <algorithm>
 
-namespace examples {
+namespace programs {
 namespace {
 
 std::string last_name(const std::string& path) { return path.substr(path.rfind('.') + 1); }
@@ -47,4 +47,4 @@ void add_adapters(torch::nn::Module& model, const LoraOptions& options) {
                     unknown.front(), "'");
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 struct LoraOptions {
   int64_t rank = 0;  // of the matrices; 0: no adapters
@@ -39,4 +39,4 @@ TORCH_MODULE(LoraLinear);
 // Nothing where rank is 0. Throws ValueError for a target that no layer is called.
 void add_adapters(torch::nn::Module& model, const LoraOptions& options);
 
-}  // namespace examples
+}  // namespace programs

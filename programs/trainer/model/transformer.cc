@@ -6,7 +6,7 @@
 #include <string>
 #include <tuple>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr double kInitialDeviation = 0.02;
@@ -231,4 +231,4 @@ torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& 
          count;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -16,7 +16,7 @@
 #include <optional>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 // Slower rotations for texts longer than those of the first training, as Llama 3.1 has
 // them: frequencies of more than original_max_tokens / low wavelengths are divided by
@@ -161,4 +161,4 @@ torch::Tensor next_token_loss(const torch::Tensor& logits, const torch::Tensor& 
                               double count);
 constexpr int64_t kNoTarget = -100;  // what LibTorch's losses leave out
 
-}  // namespace examples
+}  // namespace programs

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 // What the residual stream is cut by, between attention and mlp: along the tokens, or by
 // nothing.
@@ -52,4 +52,4 @@ inline fsdp::ParallelPlan adapter_plan(const std::vector<std::string>& layers, i
   return plan;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace examples {
+namespace programs {
 
 MetricsFile::MetricsFile(const std::string& path, int64_t rank, int64_t tokens_per_step)
     : path_(path), is_wanted_(!path.empty()), tokens_per_step_(tokens_per_step) {
@@ -33,4 +33,4 @@ void MetricsFile::step(int64_t step, const std::vector<RankMetrics>& ranks, doub
   TORCH_CHECK(file_.good(), "--metrics: ", path_, " cannot be written");
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -11,7 +11,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 class MetricsFile {
  public:
@@ -32,4 +32,4 @@ class MetricsFile {
   double seconds_ = 0, waiting_ = 0;  // up to the step before
 };
 
-}  // namespace examples
+}  // namespace programs

@@ -9,7 +9,7 @@
 #include <fstream>
 #include <system_error>
 
-namespace examples {
+namespace programs {
 namespace {
 
 namespace fs = std::filesystem;
@@ -100,4 +100,4 @@ void write_output_file(const OutputFile& file, const std::function<void(std::ost
   TORCH_CHECK(is_written, file.flag, ": ", file.path, " cannot be written");
 }
 
-}  // namespace examples
+}  // namespace programs

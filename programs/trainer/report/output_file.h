@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 // Throws ValueError, naming the flag and the path, unless a file can be written there.
 // What is there stays; where nothing is, nothing is left. Empty: no file. Local.
@@ -34,4 +34,4 @@ void check_files_differ(const std::vector<OutputFile>& files);
 // Throws c10::Error, naming the flag and the path, where that fails. Local.
 void write_output_file(const OutputFile& file, const std::function<void(std::ostream&)>& write);
 
-}  // namespace examples
+}  // namespace programs

@@ -6,7 +6,7 @@
 
 #include <optional>
 
-namespace examples {
+namespace programs {
 namespace {
 
 std::string in_words(Units units) {
@@ -100,4 +100,4 @@ std::string about_advice(const run_report::RunFacts& facts) {
   return "Units, gathers ahead, waiting and the loads of ranks were looked at.";
 }
 
-}  // namespace examples
+}  // namespace programs

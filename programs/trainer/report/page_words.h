@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 struct RanksAndHosts {
   int64_t ranks, hosts;
@@ -30,4 +30,4 @@ std::string about_bound(const TrainingOptions& options, const run_report::Shardi
 // What the advice has looked at.
 std::string about_advice(const run_report::RunFacts& facts);
 
-}  // namespace examples
+}  // namespace programs

@@ -1,6 +1,6 @@
 #include "programs/trainer/report/phase_times.h"
 
-namespace examples {
+namespace programs {
 
 const char* name(Phase phase) {
   switch (phase) {
@@ -41,4 +41,4 @@ double PhaseTimes::computing() const {
   return (all.seconds - all.waiting) - (exchange.seconds - exchange.waiting);
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -12,7 +12,7 @@
 #include <functional>
 #include <utility>
 
-namespace examples {
+namespace programs {
 
 enum class Phase {
   kData,
@@ -77,4 +77,4 @@ class PhaseTimes {
   std::array<PhaseTime, kPhases.size()> times_ = {};
 };
 
-}  // namespace examples
+}  // namespace programs

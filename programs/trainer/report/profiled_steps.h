@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cstdint>
 
-namespace examples {
+namespace programs {
 
 struct ProfiledSteps {
   int64_t first = 1, last = 1;  // counted from the first one that this run does
@@ -19,4 +19,4 @@ inline ProfiledSteps profiled_steps(int64_t steps, bool as_profile) {
   return {first, first + count - 1};
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -5,7 +5,7 @@
 #include <ATen/Functions.h>
 #include <sys/resource.h>
 
-namespace examples {
+namespace programs {
 namespace {
 
 double mean(double RankMetrics::*number, const std::vector<RankMetrics>& ranks) {
@@ -53,4 +53,4 @@ double resident_peak_bytes() {
   return static_cast<double>(usage.ru_maxrss) * 1024;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -8,7 +8,7 @@
 
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 struct RankMetrics {
   double loss = 0;               // mean over this rank's micro-batch
@@ -34,4 +34,4 @@ double mean_waiting_seconds(const std::vector<RankMetrics>& ranks);
 // The highest resident memory this process has had.
 double resident_peak_bytes();
 
-}  // namespace examples
+}  // namespace programs

@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cstdio>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr double kMiB = 1024.0 * 1024.0;
@@ -88,4 +88,4 @@ void Report::memory_table(const std::vector<RankMetrics>& ranks, double unsharde
   std::fflush(stdout);
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 class Report {
  public:
@@ -42,4 +42,4 @@ class Report {
   double shown_waiting_ = 0;
 };
 
-}  // namespace examples
+}  // namespace programs

@@ -28,7 +28,7 @@
 #include <system_error>
 #include <thread>
 
-namespace examples {
+namespace programs {
 namespace {
 
 // Beside the page.
@@ -293,4 +293,4 @@ void RunPage::copy_trace_of_rank_0() const {
   write_output_file({"--profile", options_.profile}, [&](std::ostream& to) { to << from.rdbuf(); });
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -18,7 +18,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 // Throws ValueError, naming both flags, where of --metrics, --profile, --report and the
 // traces beside the last one two are one file. Local.
@@ -72,4 +72,4 @@ class RunPage {
   run_report::ThinnedPoints validations_{run_report::kMostPoints};
 };
 
-}  // namespace examples
+}  // namespace programs

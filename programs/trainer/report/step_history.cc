@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <cstddef>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr size_t kFewestSteps = 10;
@@ -65,4 +65,4 @@ std::vector<run_report::RankLoad> StepHistory::loads() const {
   return loads;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -9,7 +9,7 @@
 #include <deque>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 // Of bounded size, however many steps there are. Local.
 class StepHistory {
@@ -50,4 +50,4 @@ class StepHistory {
   std::vector<RankMetrics> last_;
 };
 
-}  // namespace examples
+}  // namespace programs

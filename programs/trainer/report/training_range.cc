@@ -4,7 +4,7 @@
 
 #include <utility>
 
-namespace examples {
+namespace programs {
 
 TrainingRange::TrainingRange(const char* what, const std::string& of) {
   auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
@@ -15,4 +15,4 @@ TrainingRange::TrainingRange(const char* what, const std::string& of) {
 
 TrainingRange::~TrainingRange() = default;
 
-}  // namespace examples
+}  // namespace programs

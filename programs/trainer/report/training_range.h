@@ -11,7 +11,7 @@ namespace at {
 struct RecordFunction;
 }
 
-namespace examples {
+namespace programs {
 
 // Costs nothing where nobody looks.
 class TrainingRange {
@@ -25,4 +25,4 @@ class TrainingRange {
   std::unique_ptr<at::RecordFunction> range_;  // null where nobody looks
 };
 
-}  // namespace examples
+}  // namespace programs

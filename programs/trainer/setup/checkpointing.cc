@@ -4,7 +4,7 @@
 
 #include <cstdio>
 
-namespace examples {
+namespace programs {
 namespace {
 
 constexpr int64_t kKept = 2;
@@ -49,4 +49,4 @@ std::string Checkpointing::status() const {
 
 void Checkpointing::finish() { saving_.wait(); }
 
-}  // namespace examples
+}  // namespace programs

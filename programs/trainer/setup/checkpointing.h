@@ -15,7 +15,7 @@
 #include <string>
 #include <utility>
 
-namespace examples {
+namespace programs {
 
 struct CheckpointOptions {
   std::string folder;  // empty: no checkpoints
@@ -47,4 +47,4 @@ class Checkpointing {
   int64_t saving_step_ = 0;
 };
 
-}  // namespace examples
+}  // namespace programs

@@ -15,7 +15,7 @@
 #include <numbers>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 enum class Decay { kNone, kCosine };
 
@@ -55,4 +55,4 @@ class LearningRate final : public torch::optim::LRScheduler {
   std::vector<double> whole_;  // of each group
 };
 
-}  // namespace examples
+}  // namespace programs

@@ -6,7 +6,7 @@
 #include <utility>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainingOptions& options,
                                                         Transformer& model) {
@@ -28,4 +28,4 @@ std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainingOptions& o
       torch::optim::AdamWOptions(options.lr));
 }
 
-}  // namespace examples
+}  // namespace programs

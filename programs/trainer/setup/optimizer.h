@@ -8,11 +8,11 @@
 
 #include <memory>
 
-namespace examples {
+namespace programs {
 
 // Of what is trained: all parameters, or adapters alone. AdamW's decay is for matrices;
 // biases and the weights of norms have other scales. Local.
 std::unique_ptr<torch::optim::Optimizer> make_optimizer(const TrainingOptions& options,
                                                         Transformer& model);
 
-}  // namespace examples
+}  // namespace programs

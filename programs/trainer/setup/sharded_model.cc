@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 // Computed when the model is sharded.
@@ -131,4 +131,4 @@ ShardedModel make_sharded_model(const TrainingOptions& options, const fsdp::Devi
   return sharded;
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 
 // Throws ValueError, naming --tp or --replicas, unless they divide the ranks.
 void check_mesh(const TrainingOptions& options, int64_t ranks);
@@ -44,4 +44,4 @@ ShardedModel shard_model(Transformer model, const TrainingOptions& options,
 // The weights of make_model() on shards. Collective over `mesh`.
 ShardedModel make_sharded_model(const TrainingOptions& options, const fsdp::DeviceMesh& mesh);
 
-}  // namespace examples
+}  // namespace programs

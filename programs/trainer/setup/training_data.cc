@@ -4,7 +4,7 @@
 
 #include <optional>
 
-namespace examples {
+namespace programs {
 
 std::unique_ptr<Tokenizer> tokenizer_for(const TrainingOptions& options) {
   if (TokenFiles::are_at(options.data)) return nullptr;
@@ -21,4 +21,4 @@ Batches batches_for(const TrainingOptions& options, const Tokenizer* tokenizer) 
            .packing = options.packing}};
 }
 
-}  // namespace examples
+}  // namespace programs

@@ -7,7 +7,7 @@
 
 #include <memory>
 
-namespace examples {
+namespace programs {
 
 // How text is encoded; null where the data are files of tokens. Local. Throws as
 // tokenizer_of.
@@ -16,4 +16,4 @@ std::unique_ptr<Tokenizer> tokenizer_for(const TrainingOptions& options);
 // `tokenizer`: what tokenizer_for gave. Local. Throws as tokens_of and Batches.
 Batches batches_for(const TrainingOptions& options, const Tokenizer* tokenizer);
 
-}  // namespace examples
+}  // namespace programs

@@ -13,7 +13,7 @@
 #include <optional>
 #include <string>
 
-namespace examples {
+namespace programs {
 
 enum class OptimizerKind { kAdamW, kSgd };
 // What becomes a unit beside the root: the embedding, every block and the head; every
@@ -58,4 +58,4 @@ struct TrainingOptions {
   std::string report;   // file for the page of the run (run_page.h); empty: none
 };
 
-}  // namespace examples
+}  // namespace programs

@@ -74,10 +74,10 @@ TEST(ShardedCheckpoint, OneMeshLoadsWhatAnotherSaved) {
 TEST(ShardedCheckpoint, HasUnitsThatTensorParallelismDoesNotCut) {
   for (const int64_t dp : {1, 2}) {
     const TemporaryFolder folder;
-    auto plain = drawn(3, [] { return examples::Transformer(kSaved); });
+    auto plain = drawn(3, [] { return programs::Transformer(kSaved); });
     run_ranks(2 * dp, [&](int64_t) {
       const auto mesh = mesh_of(dp, 2);
-      auto model = drawn(3, [] { return examples::Transformer(kSaved); });
+      auto model = drawn(3, [] { return programs::Transformer(kSaved); });
       parallelize_module(model, mesh["tp"],
                          transformer_plan(kSaved.width / kSaved.heads, /*cut_sequence=*/false));
       fully_shard(model->embedding, mesh["dp"]);
@@ -103,11 +103,11 @@ TEST(ShardedCheckpoint, APlainModelLoadsIt) {
   const TemporaryFolder folder;
   const std::string path = folder / "step";
   run_ranks(4, [&](int64_t) { save_after_a_step(path, mesh_of(2, 2), true); });
-  auto plain = drawn(3, [] { return examples::Transformer(kSaved); });
+  auto plain = drawn(3, [] { return programs::Transformer(kSaved); });
   run_ranks(4, [&](int64_t) {
     ShardedPair pair(kSaved, mesh_of(2, 2), true);
     load({.model = pair.sharded}, path);
-    auto loaded = drawn(5, [] { return examples::Transformer(kSaved); });
+    auto loaded = drawn(5, [] { return programs::Transformer(kSaved); });
     load({.model = loaded}, path);
     for (const auto& item : pair.sharded->named_parameters()) {
       EXPECT_TRUE(full_value(item.value()).equal(loaded->named_parameters()[item.key()]))

@@ -60,8 +60,8 @@ TEST_P(ShardedInSixteenBits, TheLossFollowsThatOfOneDevice) {
     const auto adamw = torch::optim::AdamWOptions(3e-3).eps(1e-3);
     torch::optim::AdamW theirs(pair.plain->parameters(), adamw);
     torch::optim::AdamW ours(pair.sharded->parameters(), adamw);
-    const auto loss = [](examples::Transformer& model, const at::Tensor& text) {
-      return examples::next_token_loss(model->forward(text.narrow(1, 0, 5)), text.narrow(1, 1, 5));
+    const auto loss = [](programs::Transformer& model, const at::Tensor& text) {
+      return programs::next_token_loss(model->forward(text.narrow(1, 0, 5)), text.narrow(1, 1, 5));
     };
     const at::Tensor own = pair.text[pair.data_rank()];
     double first = 0, last = 0, largest = 0;

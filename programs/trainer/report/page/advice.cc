@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <optional>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 std::string rounded(double value, int digits = 0) { return formatted("%.*f", digits, value); }
@@ -204,4 +204,4 @@ std::vector<Advice> advice(const RunFacts& run) {
   return result;
 }
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 // Smaller units cost what starting a gather costs, whatever it brings.
 constexpr int64_t kSmallUnit = 64 << 10;  // bytes
@@ -52,4 +52,4 @@ struct Advice {
 // What matters most first; nothing where all is well.
 std::vector<Advice> advice(const RunFacts& run);
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

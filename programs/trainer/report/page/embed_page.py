@@ -31,9 +31,9 @@ def main():
     page, *others = map(pathlib.Path, sys.argv[1:])
     text = with_files(page.read_text(), {path.name: path.read_text() for path in others})
     print('#include "programs/trainer/report/page/page_template.h"')
-    print("namespace examples::run_report {")
+    print("namespace programs::run_report {")
     print(f'const std::string_view page_template = R"{END}({text}){END}";')
-    print("}  // namespace examples::run_report")
+    print("}  // namespace programs::run_report")
 
 
 if __name__ == "__main__":

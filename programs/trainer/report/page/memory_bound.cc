@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <functional>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 // Of the units below the root, the largest `count`.
@@ -46,4 +46,4 @@ int64_t unsharded_bound(const std::vector<UnitFacts>& units) {
   return root + largest(units, &UnitFacts::bytes, 2);
 }
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

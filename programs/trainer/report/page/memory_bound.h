@@ -8,7 +8,7 @@
 #include <optional>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 // Where a rank has unsharded parameters.
 enum class Unsharded { kGathered, kInPlace };
@@ -28,4 +28,4 @@ std::optional<int64_t> memory_bound(const std::vector<UnitFacts>& units, const S
 // Of unsharded parameters alone: the root's, and those of two units beside it.
 int64_t unsharded_bound(const std::vector<UnitFacts>& units);
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

@@ -7,7 +7,7 @@
 #include <cmath>
 #include <string_view>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 using OrderedJson = nlohmann::ordered_json;
@@ -136,4 +136,4 @@ std::string page_of(const Run& run) {
   return page;
 }
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 struct Run {
   std::string title;
@@ -31,4 +31,4 @@ struct Run {
 
 std::string page_of(const Run& run);
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

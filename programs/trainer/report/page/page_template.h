@@ -4,8 +4,8 @@
 
 #include <string_view>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 extern const std::string_view page_template;
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

@@ -6,7 +6,7 @@
 #include <optional>
 #include <utility>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 bool contains(const Range& outer, const Range& inner) {
@@ -192,4 +192,4 @@ std::vector<RankStep> steps_of(const Trace& trace) {
   return steps;
 }
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

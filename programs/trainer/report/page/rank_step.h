@@ -9,7 +9,7 @@
 #include <string>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 // Seconds from the beginning of the step.
 struct Span {
@@ -43,4 +43,4 @@ struct RankStep {
 // unsharded before the trace begins counts as that once it is resharded.
 std::vector<RankStep> steps_of(const Trace& trace);
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

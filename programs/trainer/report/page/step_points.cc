@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 StepPoint merged(const StepPoint* first, const StepPoint* last) {
@@ -60,4 +60,4 @@ double median(std::vector<double> values) {
   return (*std::max_element(values.begin(), middle) + *middle) / 2;
 }
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

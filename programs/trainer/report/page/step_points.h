@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 constexpr size_t kMostPoints = 600;  // of a run
 
@@ -38,4 +38,4 @@ class ThinnedPoints {
 // The mean of the two in the middle of an even number; 0 where there are none.
 double median(std::vector<double> values);
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

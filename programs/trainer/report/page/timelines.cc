@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <utility>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 double seconds_of(const Span& span) { return span.end - span.begin; }
@@ -70,4 +70,4 @@ double Timelines::mean_step_seconds() const {
   return units_.steps() == 0 ? 0 : seconds_ / static_cast<double>(units_.steps());
 }
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

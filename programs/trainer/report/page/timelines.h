@@ -12,7 +12,7 @@
 #include <string>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 struct RankTimeline {
   int64_t rank = 0;
@@ -53,4 +53,4 @@ class Timelines {
   std::optional<RankTimeline> slowest_;
 };
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

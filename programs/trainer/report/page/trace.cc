@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <string_view>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 using Json = nlohmann::json;
@@ -96,4 +96,4 @@ Trace read_trace(const std::string& path) {
   }
 }
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

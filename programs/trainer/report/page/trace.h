@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 enum class RangeKind {
   kStep,         // of: its number
@@ -42,4 +42,4 @@ Trace trace_in(std::istream& json);
 // Of a file; throws std::invalid_argument, naming it, where it cannot be read either.
 Trace read_trace(const std::string& path);
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

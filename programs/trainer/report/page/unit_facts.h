@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 struct UnitFacts {
   std::string name;  // as ranges call it: "(root)"
@@ -14,4 +14,4 @@ struct UnitFacts {
   int64_t gradient_bytes = 0;  // of the trainable ones, in the wider dtype of gradients
 };
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

@@ -1,6 +1,6 @@
 #include "programs/trainer/report/page/unit_table.h"
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 void add(UnitRow& row, const RankStep& step) {
@@ -40,4 +40,4 @@ std::vector<UnitRow> UnitTable::rows() const {
   return rows;
 }
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

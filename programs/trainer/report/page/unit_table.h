@@ -7,7 +7,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 
 // Means over steps and ranks.
 struct UnitRow {
@@ -35,4 +35,4 @@ class UnitTable {
   int64_t steps_ = 0;
 };
 
-}  // namespace examples::run_report
+}  // namespace programs::run_report

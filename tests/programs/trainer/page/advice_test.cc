@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 using ::testing::AllOf;
@@ -250,4 +250,4 @@ TEST(BytesInWords, AreRounded) {
 }
 
 }  // namespace
-}  // namespace examples::run_report
+}  // namespace programs::run_report

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 const UnitFacts kRoot{.name = "(root)", .is_root = true, .bytes = 10, .gradient_bytes = 20};
@@ -49,4 +49,4 @@ TEST(MemoryBound, OfARootWithoutParameters) {
 }
 
 }  // namespace
-}  // namespace examples::run_report
+}  // namespace programs::run_report

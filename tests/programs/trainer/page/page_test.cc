@@ -6,7 +6,7 @@
 
 #include <string>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 using ::testing::HasSubstr;
@@ -88,4 +88,4 @@ TEST(Page, IsNotEndedByANameInIt) {
 }
 
 }  // namespace
-}  // namespace examples::run_report
+}  // namespace programs::run_report

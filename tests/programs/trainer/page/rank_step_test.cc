@@ -6,7 +6,7 @@
 #include <string>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 Range range(RangeKind kind, const std::string& of, double begin, double end, int64_t bytes = 0) {
@@ -130,4 +130,4 @@ TEST(StepsOf, LeavesOutWhatIsBetweenSteps) {
 }
 
 }  // namespace
-}  // namespace examples::run_report
+}  // namespace programs::run_report

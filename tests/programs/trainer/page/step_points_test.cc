@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 std::vector<StepPoint> points(int64_t count) {
@@ -75,4 +75,4 @@ TEST(StepPoints, HaveAMedian) {
 }
 
 }  // namespace
-}  // namespace examples::run_report
+}  // namespace programs::run_report

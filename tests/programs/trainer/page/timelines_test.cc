@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 // Steps of 10 s each, in which the rank waits so long in backward.
@@ -89,4 +89,4 @@ TEST(Timelines, AreOnOneClockWithinAHost) {
 }
 
 }  // namespace
-}  // namespace examples::run_report
+}  // namespace programs::run_report

@@ -7,7 +7,7 @@
 #include <stdexcept>
 #include <string>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 using ::testing::HasSubstr;
@@ -90,4 +90,4 @@ TEST(ReadTrace, NamesAFileThatIsNotThere) {
 }
 
 }  // namespace
-}  // namespace examples::run_report
+}  // namespace programs::run_report

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace examples::run_report {
+namespace programs::run_report {
 namespace {
 
 RankStep step(std::vector<Gather> gathers, std::vector<Span> unsharded) {
@@ -40,4 +40,4 @@ TEST(UnitTable, NeedsNoStep) {
 }
 
 }  // namespace
-}  // namespace examples::run_report
+}  // namespace programs::run_report
