@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace examples {
+namespace programs {
 namespace {
 
 // By brute force: the ranks of every group of neighbours along the dimension.
@@ -45,4 +45,4 @@ TEST(Links, AreWithinANodeWhereAllGroupsAre) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

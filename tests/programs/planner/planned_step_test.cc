@@ -12,7 +12,7 @@
 #include <string>
 #include <utility>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using fsdp::testing::expect_error;
@@ -140,4 +140,4 @@ TEST(PlannedStep, LeavesNothingBehind) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <set>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using ::testing::HasSubstr;
@@ -108,4 +108,4 @@ TEST(PolicySearch, SaysWhatAPolicyIs) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

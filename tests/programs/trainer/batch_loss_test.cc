@@ -9,7 +9,7 @@
 #include <memory>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using fsdp::testing::run_ranks;
@@ -81,4 +81,4 @@ TEST(BatchLoss, OfNoTargetsIsNothing) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

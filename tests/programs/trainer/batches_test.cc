@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using fsdp::testing::message_of;
@@ -205,4 +205,4 @@ TEST(Shuffled, IsAnOrderOfAllPlaces) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

@@ -11,7 +11,7 @@
 #include <utility>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 // bool [1, tokens]: bit i of `pattern` says whether a document begins at token i.
@@ -132,4 +132,4 @@ TEST(NextTokenLoss, SumsWhatHasATargetByTheCountThatIsGiven) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

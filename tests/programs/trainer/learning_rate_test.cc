@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
-namespace examples {
+namespace programs {
 namespace {
 
 TEST(LearningRate, RisesToTheWholeInWarmup) {
@@ -38,4 +38,4 @@ TEST(LearningRate, IsThatOfEachGroup) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

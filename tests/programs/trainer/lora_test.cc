@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using ::testing::HasSubstr;
@@ -163,4 +163,4 @@ TEST(Lora, AdaptersAreCutByTensorParallelismAsTheirLayersAre) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

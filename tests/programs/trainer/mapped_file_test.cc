@@ -9,7 +9,7 @@
 #include <fstream>
 #include <string>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using fsdp::testing::TemporaryFolder;
@@ -32,4 +32,4 @@ TEST(MappedFile, ThatCannotBeReadIsNamed) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

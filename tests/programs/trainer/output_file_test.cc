@@ -15,7 +15,7 @@
 #include <string>
 #include <utility>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using fsdp::testing::expect_error;
@@ -148,4 +148,4 @@ TEST(OutputFile, IsRefusedByItsFlag) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

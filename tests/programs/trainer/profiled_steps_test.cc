@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace examples {
+namespace programs {
 namespace {
 
 TEST(ProfiledSteps, AreUpToThreeInTheMiddleAndNotTheFirst) {
@@ -29,4 +29,4 @@ TEST(ProfiledSteps, AreThoseOfTheProfile) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

@@ -16,7 +16,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using fsdp::testing::expect_error;
@@ -186,4 +186,4 @@ TEST(RunPage, TellsOnceOfATraceThatCannotBeWritten) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

@@ -2,7 +2,7 @@
 
 #include <gtest/gtest.h>
 
-namespace examples {
+namespace programs {
 namespace {
 
 // After step `step` of 2 s each, in which the rank waits and computes so long.
@@ -83,4 +83,4 @@ TEST(StepHistory, KeepsSoManyStepsAndNoMore) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

@@ -14,7 +14,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using fsdp::testing::message_of;
@@ -214,4 +214,4 @@ TEST(TokenFiles, TokensAboveTheVocabularyAreNamedWithTheirPlace) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

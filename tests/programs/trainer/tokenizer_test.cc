@@ -17,7 +17,7 @@
 #include <string>
 #include <vector>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using fsdp::testing::message_of;
@@ -175,4 +175,4 @@ TEST(TextData, FilesWithoutTokensAreNoDocuments) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs

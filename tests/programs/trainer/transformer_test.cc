@@ -7,7 +7,7 @@
 
 #include <string>
 
-namespace examples {
+namespace programs {
 namespace {
 
 using ::testing::HasSubstr;
@@ -75,4 +75,4 @@ TEST(Transformer, RefusesSizesThatDoNotFit) {
 }
 
 }  // namespace
-}  // namespace examples
+}  // namespace programs
