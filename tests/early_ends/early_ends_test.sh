@@ -1,3 +1,3 @@
 #!/usr/bin/env bash
-# Places of the table of program $1 at random for 40 seconds; .ci/early_ends runs all of it.
-exec "$1" --seconds=40 --seed="${FSDP_FIRST_SEED:-1}"
+# Places of the table of program $1 at random for 20 seconds, at night 5 minutes; .ci/early_ends runs all of it.
+exec "$1" --seconds="$((${FSDP_NIGHT:-0} ? 300 : 20))" --seed="${FSDP_FIRST_SEED:-1}"
