@@ -145,7 +145,9 @@ class Table {
     ++row["runs"];
     for (int64_t rank = 0; rank < place.world; ++rank) {
       const auto& end = ends[static_cast<size_t>(rank)];
-      const auto fault = rank == place.quick() ? fault_of_quick(place, end) : fault_of(place, end);
+      const auto fault = rank == place.quick()
+                             ? fault_of_quick(place, end)
+                             : fault_of(place, end, who_may_be_named(place, ends));
       if (fault.empty()) continue;
       ++row["FAULTS"];
       std::string outputs;
@@ -178,22 +180,36 @@ class Table {
     return end.exit_code == expected ? "" : "has exit code " + std::to_string(end.exit_code);
   }
 
-  std::string fault_of(const Place& place, const RankEnd& end) {
+  static bool is_told(const RankEnd& end) {
+    const bool finished = end.output.find("\nfinished\n") != std::string::npos;
+    return end.output.find("\ntold: ") != std::string::npos ||
+           (!finished && end.output.find("main caught: ") != std::string::npos);
+  }
+
+  // As a regular expression: the quick rank, and those that were told and ended for it.
+  static std::string who_may_be_named(const Place& place, const std::vector<RankEnd>& ends) {
+    auto ranks = std::to_string(place.quick());
+    for (size_t rank = 0; rank < ends.size(); ++rank) {
+      if (is_told(ends[rank])) ranks += "|" + std::to_string(rank);
+    }
+    return ranks;
+  }
+
+  std::string fault_of(const Place& place, const RankEnd& end, const std::string& named) {
     if (end.hung) return "hangs";
     auto& row = rows_[place.row()];
     const bool finished = end.output.find("\nfinished\n") != std::string::npos;
-    const bool is_told = end.output.find("\ntold: ") != std::string::npos ||
-                         (!finished && end.output.find("main caught: ") != std::string::npos);
-    const auto text = is_told ? text_of(place, end.output) : "";
-    if (is_told) ++texts_[place.transport + (finished ? ", next: " : ", last: ") + text];
-    ++row[!finished ? "told of the last" : is_told ? "told of the next" : "went on"];
+    const bool told = is_told(end);
+    const auto text = told ? text_of(place, end.output) : "";
+    if (told) ++texts_[place.transport + (finished ? ", next: " : ", last: ") + text];
+    ++row[!finished ? "told of the last" : told ? "told of the next" : "went on"];
     if (end.exit_code != (finished ? 0 : 1))
       return "has exit code " + std::to_string(end.exit_code);
-    if (!finished && !is_told) return "neither finished nor was told";
+    if (!finished && !told) return "neither finished nor was told";
     // A program that ends by itself lets the others finish; _exit() can not.
     if (!finished && place.end != "_exit") return "did not finish: " + text;
-    const std::regex names("rank " + std::to_string(place.quick()) + "\\b[^.]*\\b(ended|left)");
-    if (is_told && !std::regex_search(end.output, names)) return "is not told who ended: " + text;
+    const std::regex names("rank (" + named + "),? has (ended|left)\\b");
+    if (told && !std::regex_search(end.output, names)) return "is not told who ended: " + text;
     return "";
   }
 
