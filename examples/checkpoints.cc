@@ -2,6 +2,7 @@
 // was, on any number of ranks.
 //
 //   ./checkpoints runs     # trains 8 steps, as if it was killed then; again: 8 more
+//   export OMP_NUM_THREADS=1   # a thread per rank; torchrun sets it by itself
 //   for r in 0 1; do RANK=$r WORLD_SIZE=2 MASTER_ADDR=localhost ./checkpoints runs & done; wait
 //   torchrun --nproc-per-node 4 --no-python ./checkpoints runs   # or another launcher
 //

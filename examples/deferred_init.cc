@@ -4,6 +4,7 @@
 // was built at once.
 //
 //   ./deferred_init                                           # one process
+//   export OMP_NUM_THREADS=1   # a thread per rank; torchrun sets it by itself
 //   for r in 0 1; do RANK=$r WORLD_SIZE=2 MASTER_ADDR=localhost ./deferred_init & done; wait
 //   torchrun --nproc-per-node 4 --no-python ./deferred_init   # or another launcher
 //

@@ -1,6 +1,7 @@
 // The first model: ordinary LibTorch code that trains sharded after one line per block.
 //
 //   ./first_model                                           # one process
+//   export OMP_NUM_THREADS=1   # a thread per rank; torchrun sets it by itself
 //   for r in 0 1; do RANK=$r WORLD_SIZE=2 MASTER_ADDR=localhost ./first_model & done; wait
 //   torchrun --nproc-per-node 4 --no-python ./first_model   # or another launcher
 //

@@ -4,6 +4,7 @@
 //
 // Here a node has two ranks, so it takes 2 ranks (one node) or 4 (two):
 //
+//   export OMP_NUM_THREADS=1   # a thread per rank; torchrun sets it by itself
 //   for r in 0 1 2 3; do
 //     RANK=$r WORLD_SIZE=4 MASTER_ADDR=localhost ./hybrid_sharding &
 //   done; wait

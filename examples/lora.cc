@@ -2,6 +2,7 @@
 // are trained. Gradients are reduced, and states of the optimizer kept, for these alone.
 //
 //   ./lora                                           # one process
+//   export OMP_NUM_THREADS=1   # a thread per rank; torchrun sets it by itself
 //   for r in 0 1; do RANK=$r WORLD_SIZE=2 MASTER_ADDR=localhost ./lora & done; wait
 //   torchrun --nproc-per-node 4 --no-python ./lora   # or another launcher
 //

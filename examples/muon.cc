@@ -2,6 +2,7 @@
 // matrix is orthogonalized on one rank, however it is sharded.
 //
 //   ./muon                                           # one process
+//   export OMP_NUM_THREADS=1   # a thread per rank; torchrun sets it by itself
 //   for r in 0 1; do RANK=$r WORLD_SIZE=2 MASTER_ADDR=localhost ./muon & done; wait
 //   torchrun --nproc-per-node 4 --no-python ./muon   # or another launcher
 //

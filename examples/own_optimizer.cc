@@ -4,6 +4,7 @@
 // fsdp::OwnedStep (shampoo.h; adam_8bit.h is another one).
 //
 //   ./own_optimizer                                           # one process
+//   export OMP_NUM_THREADS=1   # a thread per rank; torchrun sets it by itself
 //   for r in 0 1; do RANK=$r WORLD_SIZE=2 MASTER_ADDR=localhost ./own_optimizer & done; wait
 //   torchrun --nproc-per-node 4 --no-python ./own_optimizer   # or another launcher
 //

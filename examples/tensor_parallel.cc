@@ -3,6 +3,7 @@
 // says how the layers are cut.
 //
 //   ./tensor_parallel                                           # one process: nothing is cut
+//   export OMP_NUM_THREADS=1   # a thread per rank; torchrun sets it by itself
 //   for r in 0 1 2 3; do
 //     RANK=$r WORLD_SIZE=4 MASTER_ADDR=localhost ./tensor_parallel &
 //   done; wait

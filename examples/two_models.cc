@@ -3,6 +3,7 @@
 // them apart.
 //
 //   ./two_models                                           # one process
+//   export OMP_NUM_THREADS=1   # a thread per rank; torchrun sets it by itself
 //   for r in 0 1; do RANK=$r WORLD_SIZE=2 MASTER_ADDR=localhost ./two_models & done; wait
 //   torchrun --nproc-per-node 4 --no-python ./two_models   # or another launcher
 //

@@ -6,14 +6,17 @@
 #include "device_mesh/rendezvous/roll_call.h"
 #include "device_mesh/rendezvous/store_connection.h"
 
+#include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
 
 #include <algorithm>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <thread>
 #include <utility>
 
 namespace fsdp::internal {
@@ -69,6 +72,7 @@ class Connection {
       return presence;
     });
     const auto members = roll.gather(own);
+    if (is_world) warn_of_threads(members);
     roll.attempt([&] {
       get_ready(own, members);
       if (meeting) meeting->open(*store, invitations_of(members));
@@ -105,6 +109,14 @@ class Connection {
                         ", and ", describe(presence()),
                         ". Look how RANK is set; if the first one has ended, start all ranks anew");
     });
+  }
+
+  void warn_of_threads(const std::vector<Presence>& members) const {
+    if (std::getenv("OMP_NUM_THREADS") != nullptr) return;  // somebody has thought of it
+    const auto advice =
+        advice_about_threads(members, static_cast<size_t>(request_.index), at::get_num_threads(),
+                             static_cast<int64_t>(std::thread::hardware_concurrency()));
+    if (!advice.empty()) TORCH_WARN(advice);
   }
 
   void get_ready(const Presence& own, const std::vector<Presence>& members) {

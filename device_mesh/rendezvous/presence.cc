@@ -48,6 +48,24 @@ std::string describe(const std::map<int64_t, Presence>& by_rank) {
   return text + and_more(by_rank.size());
 }
 
+std::string advice_about_threads(const std::vector<Presence>& members, size_t self, int64_t threads,
+                                 int64_t cores) {
+  int64_t processes = 0;
+  for (size_t i = 0; i < members.size(); ++i) {
+    if (members[i].host != members[self].host) continue;
+    const bool is_thread_beside = i != self && members[i].pid == members[self].pid;
+    if (i < self || is_thread_beside) return "";
+    ++processes;
+  }
+  if (processes < 2 || processes * threads <= cores) return "";
+  const auto number = [](int64_t count) { return std::to_string(count); };
+  return number(processes) + " ranks on host '" + members[self].host + "' compute with " +
+         number(threads) + " threads each on " + number(cores) +
+         " cores, which can take many times as long: set OMP_NUM_THREADS=" +
+         number(std::max<int64_t>(1, cores / processes)) +
+         ", or call at::set_num_threads() before the first process group is made";
+}
+
 std::string ranks_text(const std::vector<int64_t>& ranks) {
   std::string text;
   for (size_t i = 0; i < std::min(ranks.size(), kNamed); ++i)

@@ -24,6 +24,11 @@ Presence parse_presence(const std::string& text);
 std::string describe(const Presence& presence);
 // "rank 0 (pid 12 on host 'node0'), rank 3 (...)"; of many the first, and how many more.
 std::string describe(const std::map<int64_t, Presence>& by_rank);
+// What the first rank of a host is to say where the processes of that host, with
+// `threads` each, have more threads than it has `cores`: waiting threads then keep others
+// from computing, and a step takes many times as long. Empty: nothing.
+std::string advice_about_threads(const std::vector<Presence>& members, size_t self, int64_t threads,
+                                 int64_t cores);
 // "rank 3", "ranks 0, 3"; of many the first, and how many more.
 std::string ranks_text(const std::vector<int64_t>& ranks);
 

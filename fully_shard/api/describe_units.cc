@@ -3,6 +3,7 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/internal/given_module.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
+#include "device_mesh/rendezvous/presence.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/transport/transport.h"
@@ -74,6 +75,21 @@ void describe_unit(std::ostream& out, const Unit& unit) {
   out << "\n";
 }
 
+void describe_last_operations(std::ostream& out, const IssueLog& log) {
+  constexpr size_t kShown = 64;
+  const auto operations = log.recent_operations();
+  if (operations.empty()) return;
+  out << "collectives issued last by rank " << log.global_rank() << " among "
+      << internal::ranks_text(log.ranks()) << ":\n";
+  const size_t left_out = operations.size() - std::min(operations.size(), kShown);
+  for (size_t i = left_out; i < operations.size(); ++i) {
+    const auto& operation = operations[i];
+    out << "  " << operation.sequence;
+    if (operation.lane != 0) out << " of side group " << operation.lane;
+    out << ": " << operation.what << ", " << operation.bytes << " bytes\n";
+  }
+}
+
 }  // namespace
 
 std::string describe_units(ModuleRef module) {
@@ -87,12 +103,7 @@ std::string describe_units(ModuleRef module) {
       if (std::find(logs.begin(), logs.end(), log) == logs.end()) logs.push_back(std::move(log));
     }
   }
-  for (const auto& log : logs) {
-    out << "collectives issued last by rank " << log->global_rank() << ":\n";
-    for (const auto& operation : log->recent_operations())
-      out << "  " << operation.sequence << ": " << operation.what << ", " << operation.bytes
-          << " bytes\n";
-  }
+  for (const auto& log : logs) describe_last_operations(out, *log);
   return out.str();
 }
 

@@ -8,6 +8,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 
 namespace fsdp::testing {
@@ -48,9 +50,30 @@ TEST_P(DescribeUnits, SaysWhereEachStands) {
       model->forward(torch::ones({2, 4})).sum().backward();
     }
     EXPECT_THAT(line_of(*model, "second"), HasSubstr("gradients waiting"));
-    EXPECT_THAT(describe_units(*model),
-                AllOf(HasSubstr("collectives issued last by rank " + std::to_string(rank)),
-                      HasSubstr("2: all-gather of unit 'first', ")));
+    EXPECT_THAT(describe_units(*model), AllOf(HasSubstr("collectives issued last by rank " +
+                                                        std::to_string(rank) + " among ranks 0, 1"),
+                                              HasSubstr("2: all-gather of unit 'first', ")));
+  });
+}
+
+// At most 64 in a line each, below their heading.
+TEST_P(DescribeUnits, ListsTheLastCollectivesOnly) {
+  const WithEnvironment over_gloo("FSDP_PEER_MEMORY", "off");
+  on_ranks([](int64_t, const DeviceMesh& mesh) {
+    auto model = sharded(Pair(4, 6, 3), mesh, {});
+    const auto lines = [&] {
+      const auto text = describe_units(*model);
+      return std::count(text.begin() + static_cast<int64_t>(text.find("issued last by")),
+                        text.end(), '\n');
+    };
+    auto first = get_fsdp_module(*model->first);
+    first.unshard();
+    EXPECT_LT(lines(), 10);
+    for (int i = 0; i < 80; ++i) {
+      first.reshard();
+      first.unshard();
+    }
+    EXPECT_EQ(lines(), 1 + 64);
   });
 }
 
