@@ -57,7 +57,7 @@ std::string advice_about_threads(const std::vector<Presence>& members, size_t se
     if (i < self || is_thread_beside) return "";
     ++processes;
   }
-  if (processes < 2 || processes * threads <= cores) return "";
+  if (processes < 2 || threads < 2 || processes * threads <= cores) return "";
   const auto number = [](int64_t count) { return std::to_string(count); };
   return number(processes) + " ranks on host '" + members[self].host + "' compute with " +
          number(threads) + " threads each on " + number(cores) +

@@ -32,7 +32,11 @@ TEST(AdviceAboutThreads, IsOfTheFirstRankOfEachHost) {
 TEST(AdviceAboutThreads, IsNoneWhereCoresAreEnough) {
   EXPECT_THAT(advice_about_threads(kTwoHosts, 0, 2, 4), IsEmpty());
   EXPECT_THAT(advice_about_threads(kTwoHosts, 0, 3, 4), HasSubstr("OMP_NUM_THREADS=2,"));
-  EXPECT_THAT(advice_about_threads(kTwoHosts, 0, 1, 1), HasSubstr("OMP_NUM_THREADS=1,"));
+  EXPECT_THAT(advice_about_threads(kTwoHosts, 0, 2, 1), HasSubstr("OMP_NUM_THREADS=1,"));
+}
+
+TEST(AdviceAboutThreads, IsNoneWhereRanksHaveOneThread) {
+  EXPECT_THAT(advice_about_threads(kTwoHosts, 0, 1, 1), IsEmpty());
 }
 
 TEST(AdviceAboutThreads, IsNoneToOneRankNorToRanksThatAreThreads) {
