@@ -116,7 +116,8 @@ class Connection {
     const auto advice =
         advice_about_threads(members, static_cast<size_t>(request_.index), at::get_num_threads(),
                              static_cast<int64_t>(std::thread::hardware_concurrency()));
-    if (!advice.empty()) TORCH_WARN_ONCE(advice);
+    if (advice.empty()) return;
+    TORCH_WARN_ONCE(advice);
   }
 
   void get_ready(const Presence& own, const std::vector<Presence>& members) {
