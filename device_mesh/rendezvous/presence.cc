@@ -58,11 +58,10 @@ std::string advice_about_threads(const std::vector<Presence>& members, size_t se
     ++processes;
   }
   if (processes < 2 || threads < 2 || processes * threads <= cores) return "";
-  const auto number = [](int64_t count) { return std::to_string(count); };
-  return number(processes) + " ranks on host '" + members[self].host + "' compute with " +
-         number(threads) + " threads each on " + number(cores) +
+  return std::to_string(processes) + " ranks on host '" + members[self].host + "' compute with " +
+         std::to_string(threads) + " threads each on " + std::to_string(cores) +
          " cores, which can take many times as long: set OMP_NUM_THREADS=" +
-         number(std::max<int64_t>(1, cores / processes)) +
+         std::to_string(std::max<int64_t>(1, cores / processes)) +
          ", or call at::set_num_threads() before the first process group is made";
 }
 

@@ -7,8 +7,10 @@
 #include "tests/support/process_ranks.h"
 #include "tests/support/thread_ranks.h"
 
+#include <ATen/Parallel.h>
 #include <ATen/ops/full.h>
 #include <c10/util/Exception.h>
+#include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
@@ -17,6 +19,7 @@
 #include <barrier>
 #include <chrono>
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <functional>
 #include <string>
@@ -27,6 +30,7 @@ namespace fsdp {
 namespace {
 
 using testing::ChildCase;
+using ::testing::HasSubstr;
 using testing::run_processes;
 
 int64_t sum_of_ranks(const c10::intrusive_ptr<c10d::ProcessGroup>& group) {
@@ -44,6 +48,14 @@ const ChildCase kMeetsTheOthers("meets_the_others", [] {
   const bool same = sum_of_ranks(default_process_group()) == 3;
   destroy_process_group();
   return same ? 0 : 3;
+});
+
+const ChildCase kHasManyThreads("has_many_threads", [] {
+  unsetenv("OMP_NUM_THREADS");
+  at::set_num_threads(static_cast<int>(std::thread::hardware_concurrency()) + 1);
+  init_process_group({.backend = "gloo"});
+  destroy_process_group();
+  return 0;
 });
 
 const ChildCase kLastRankDies("last_rank_dies", [] {
@@ -70,6 +82,13 @@ TEST(ProcessGroup, ProcessesMeetThroughTheEnvironment) {
     EXPECT_EQ(ends[rank].exit_code, 0) << ends[rank].output;
     EXPECT_EQ(ends[rank].output, "rank " + std::to_string(rank) + " sum 3\n");
   }
+}
+
+TEST(ProcessGroup, TheFirstRankOfAHostWarnsOfMoreThreadsThanCores) {
+  const auto ends = run_processes("has_many_threads", 2, std::chrono::seconds(40));
+  EXPECT_THAT(ends[0].output, HasSubstr("2 ranks on host "));
+  EXPECT_THAT(ends[0].output, HasSubstr("OMP_NUM_THREADS="));
+  EXPECT_EQ(ends[1].output, "");
 }
 
 TEST(ProcessGroup, DeadRankEndsTheOthersAtOnce) {

@@ -180,10 +180,13 @@ class Table {
     return end.exit_code == expected ? "" : "has exit code " + std::to_string(end.exit_code);
   }
 
+  static bool has_finished(const RankEnd& end) {
+    return end.output.find("\nfinished\n") != std::string::npos;
+  }
+
   static bool is_told(const RankEnd& end) {
-    const bool finished = end.output.find("\nfinished\n") != std::string::npos;
     return end.output.find("\ntold: ") != std::string::npos ||
-           (!finished && end.output.find("main caught: ") != std::string::npos);
+           (!has_finished(end) && end.output.find("main caught: ") != std::string::npos);
   }
 
   // As a regular expression: the quick rank, and those that were told and ended for it.
@@ -198,7 +201,7 @@ class Table {
   std::string fault_of(const Place& place, const RankEnd& end, const std::string& named) {
     if (end.hung) return "hangs";
     auto& row = rows_[place.row()];
-    const bool finished = end.output.find("\nfinished\n") != std::string::npos;
+    const bool finished = has_finished(end);
     const bool told = is_told(end);
     const auto text = told ? text_of(place, end.output) : "";
     if (told) ++texts_[place.transport + (finished ? ", next: " : ", last: ") + text];

@@ -7,6 +7,8 @@ export OMP_NUM_THREADS=1  # ranks share the cores
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 
+export OMP_NUM_THREADS=1  # as the comments of the programs ask for
+
 fail() {
   echo "examples_run_test: $*" >&2
   exit 1
@@ -22,7 +24,7 @@ run_ranks() {
   shift 2
   port=$(free_port)
   for ((rank = 0; rank < ranks; ++rank)); do
-    OMP_NUM_THREADS=1 RANK=$rank WORLD_SIZE=$ranks MASTER_ADDR=localhost MASTER_PORT=$port timeout 60 "examples/$program" "$@" \
+    RANK=$rank WORLD_SIZE=$ranks MASTER_ADDR=localhost MASTER_PORT=$port timeout 60 "examples/$program" "$@" \
       > "$work/rank$rank" 2>&1 &
     processes+=($!)
   done
