@@ -57,28 +57,33 @@ def _with_precompiled(name, deps):
         select(dict(none, **{"//conditions:default": ["//tools/build:" + name]})),
     )
 
-def _one_source_per_folder(name, srcs, testonly):
-    """The files of each folder behind one another: LibTorch's headers take five times as long to compile as what a file
-    of ours says. Messages and debuggers name the files. What is in an anonymous namespace must differ within a folder."""
-    folders = {}
-    for src in srcs:
-        folders.setdefault(src.rpartition("/")[0], []).append(src)
-    together = []
-    for folder, files in folders.items():
-        source = "%s_sources/%s.cc" % (name, folder or native.package_name())
-        native.genrule(
-            name = source.replace("/", "_"),
-            testonly = testonly,
-            srcs = files,
-            outs = [source],
-            cmd = "for f in $(SRCS); do echo \"#line 1 \\\"$$f\\\"\"; cat $$f; done > $@",
-        )
-        together.append(source)
-    return together
+def _one_source(source, files, testonly = False):
+    """`files` behind one another. Messages and debuggers name the files."""
+    native.genrule(
+        name = source.replace("/", "_"),
+        testonly = testonly,
+        srcs = files,
+        outs = [source],
+        cmd = "for f in $(SRCS); do echo \"#line 1 \\\"$$f\\\"\"; cat $$f; done > $@",
+    )
+    return source
 
-def fsdp_cc_library(name, srcs = [], copts = [], deps = [], testonly = False, **kwargs):
+def _one_source_per_folder(name, srcs, testonly, together):
+    """The files of each folder behind one another, and of the folders of a list in `together`: LibTorch's headers take five
+    times as long to compile as what a file of ours says. What is in an anonymous namespace must differ within them."""
+    first = {folder: folders[0] for folders in together for folder in folders}
+    sources = {}
+    for src in srcs:
+        folder = src.rpartition("/")[0]
+        sources.setdefault(first.get(folder, folder), []).append(src)
+    return [
+        _one_source("%s_sources/%s.cc" % (name, folder or native.package_name()), files, testonly)
+        for folder, files in sources.items()
+    ]
+
+def fsdp_cc_library(name, srcs = [], copts = [], deps = [], testonly = False, together = [], **kwargs):
     """A library. It is always linked whole: its dispatcher kernels are registered by static initialisers. Its headers, as
-    files, are name_headers."""
+    files, are name_headers. Each list in `together` has folders that are compiled as one."""
     native.filegroup(
         name = name + "_headers",
         testonly = testonly,
@@ -91,7 +96,7 @@ def fsdp_cc_library(name, srcs = [], copts = [], deps = [], testonly = False, **
         testonly = testonly,
         srcs = select({
             "//tools/build:alone": srcs,
-            "//conditions:default": _one_source_per_folder(name, srcs, testonly),
+            "//conditions:default": _one_source_per_folder(name, srcs, testonly, together),
         }),
         alwayslink = True,
         copts = _WARNINGS + _OPTIMISED + _HIDDEN + (_TEST_ONLY if testonly else []) + copts + with_headers,
@@ -100,11 +105,13 @@ def fsdp_cc_library(name, srcs = [], copts = [], deps = [], testonly = False, **
         **kwargs
     )
 
-def fsdp_cc_binary(name, copts = [], precompiled = None, deps = [], **kwargs):
-    """A program. One that starts with the `precompiled` header of tests is compiled as quickly as they are, not to be fast."""
+def fsdp_cc_binary(name, srcs, hdrs = [], copts = [], precompiled = None, deps = [], **kwargs):
+    """A program, compiled as one source. One that starts with the `precompiled` header of tests is compiled as quickly as they
+    are, not to be fast."""
     with_headers, headers = _with_precompiled(precompiled, deps)
     cc_binary(
         name = name,
+        srcs = [srcs[0] if len(srcs) == 1 else _one_source("%s_sources/%s.cc" % (name, name), srcs)] + hdrs,
         copts = _WARNINGS + _OPTIMISED + _PRECOMPILED.get(precompiled, []) + copts + with_headers,
         deps = deps + headers,
         **kwargs
