@@ -3,6 +3,9 @@
 #include "dtensor/dtensor.h"
 #include "programs/trainer/batch_loss.h"
 
+#include <torch/optim/sgd.h>
+#include <torch/utils.h>
+
 #include <algorithm>
 #include <cmath>
 #include <limits>

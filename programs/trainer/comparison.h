@@ -5,7 +5,7 @@
 #include "programs/trainer/data/batches.h"
 #include "programs/trainer/model/transformer.h"
 
-#include <torch/torch.h>
+#include <torch/optim/optimizer.h>
 
 #include <memory>
 #include <string>

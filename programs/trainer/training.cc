@@ -23,7 +23,7 @@
 #include "programs/words.h"
 
 #include <c10/util/StringUtil.h>
-#include <torch/torch.h>
+#include <torch/utils.h>
 
 #include <algorithm>
 #include <cmath>

@@ -4,7 +4,6 @@
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/nn/module.h>
 
 #include <algorithm>
 #include <condition_variable>

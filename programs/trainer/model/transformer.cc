@@ -1,5 +1,7 @@
 #include "programs/trainer/model/transformer.h"
 
+#include <torch/utils.h>
+
 #include <algorithm>
 #include <cmath>
 #include <numbers>

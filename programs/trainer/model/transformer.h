@@ -9,7 +9,9 @@
 #include "programs/trainer/model/documents.h"
 #include "programs/trainer/model/lora.h"
 
-#include <torch/torch.h>
+#include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
+#include <torch/types.h>
 
 #include <cstdint>
 #include <functional>
