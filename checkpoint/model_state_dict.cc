@@ -11,7 +11,7 @@
 #include "checkpoint/state_dict.h"
 #include "device_mesh/internal/given_module.h"
 #include "dtensor/dtensor.h"
-#include "fully_shard/units/unit_buffers.h"
+#include "fully_shard/units/unit.h"
 
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>

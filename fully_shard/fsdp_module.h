@@ -135,8 +135,6 @@ class FSDP_API FSDPModule {
   // where no rank used it, and units that no rank used are reduced as well. Local; every
   // rank must do the same.
   void set_reduce_scatter_unused_params(bool enable, bool recurse = true);
-  // Nothing to do: reductions here are always sums, divided afterwards.
-  void set_force_sum_reduction_for_comms(bool enable);
 
   // These functions gather this unit's parameters and add up its gradients over the ranks
   // that shard, instead of the mesh's process groups (communicate.h). Empty: the process

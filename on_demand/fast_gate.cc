@@ -7,7 +7,6 @@
 #include "on_demand/input_cast.h"
 #include "on_demand/on_demand_storage.h"
 #include "on_demand/replicated_members.h"
-#include "on_demand/touched_groups.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/ops/_fused_rms_norm_backward_ops.h>

@@ -7,17 +7,109 @@
 #pragma once
 
 #include "dtensor/tensor/dtensor_impl.h"
-#include "on_demand/touchable.h"
+#include "on_demand/pass.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/StorageImpl.h>
+#include <c10/util/SmallVector.h>
+#include <c10/util/intrusive_ptr.h>
 
+#include <atomic>
 #include <cstdint>
 #include <optional>
 #include <string>
 #include <typeinfo>
 
+namespace c10 {
+struct TensorImpl;
+}
+
 namespace fsdp::internal {
+
+class OnDemandStorage;
+
+// Storages that are made readable together, and what the gate tells them of operators:
+// that they are about to use them. fully_shard/ implements it:
+//
+//   void touch() override { gather(); settle(current_pass()); }   // until something changes:
+//   void reshard() { unsettle(); free(); }
+//
+// One thread at a time drives it.
+class Touchable : public c10::intrusive_ptr_target {
+ public:
+  // Makes the storages readable, for the calling thread's stream, or throws. May be
+  // collective. Not called while settled.
+  virtual void touch() = 0;
+  virtual const std::string& parameter_name(int64_t index) const = 0;
+  // `storage` belonged to this, and may be followed by another one by now.
+  virtual void storage_destroyed(int64_t /*index*/, const OnDemandStorage* /*storage*/) noexcept {}
+  // Test mode: empties what there is to empty, and poisons its bytes, unless pinned.
+  virtual void evict_and_poison() {}
+
+  // Until unsettle(), or settle() of another pass, a touch in `pass` would do nothing,
+  // and is left out. REQUIRES: the storages are readable.
+  void settle(Pass pass) { settled_.store(mark_of(pass), std::memory_order_release); }
+  void unsettle() { settled_.store(kUnsettled, std::memory_order_release); }
+  bool settled(Pass pass) const {
+    return settled_.load(std::memory_order_acquire) == mark_of(pass);
+  }
+  // The same on a device, where the calling thread's stream may be another one each time:
+  // touch() is called all the same, and has nothing but that to look at.
+  void settle_but_for_stream(Pass pass) {
+    settled_.store(mark_of(pass) | kStreamMatters, std::memory_order_release);
+  }
+  bool settled_but_for_stream(Pass pass) const {
+    return settled_.load(std::memory_order_acquire) == (mark_of(pass) | kStreamMatters);
+  }
+
+  // A backward that failed and whose end, on another thread, empties what is not pinned:
+  // nothing may be pinned, or looked at, before that. Null for none, and on the CPU.
+  OpenBackward* failed_backward() const {
+    return backward_ != nullptr && backward_->has_failed() ? backward_ : nullptr;
+  }
+  // For those who look at it without a touch. Waits for that end.
+  void await_failed_backward() const {
+    if (auto* const failed = failed_backward()) failed->await_end();
+  }
+
+  // A pinned group is not emptied.
+  void pin() { pins_.fetch_add(1, std::memory_order_relaxed); }
+  void unpin() { pins_.fetch_sub(1, std::memory_order_relaxed); }
+  bool pinned() const { return pins_.load(std::memory_order_relaxed) != 0; }
+
+ protected:
+  // `backward`: which uses this; outlives it. Null where it ends on the caller's thread.
+  explicit Touchable(OpenBackward* backward = nullptr) : backward_(backward) {}
+
+ private:
+  static constexpr uint8_t kUnsettled = 0;
+  static constexpr uint8_t kStreamMatters = 0x80;
+  static constexpr uint8_t mark_of(Pass pass) { return static_cast<uint8_t>(pass) + 1; }
+
+  std::atomic<int64_t> pins_{0};
+  std::atomic<uint8_t> settled_{kUnsettled};
+  OpenBackward* backward_;
+};
+
+// The parameters that are filled and emptied together, and that operators may write.
+class OnDemandGroup : public Touchable {
+ public:
+  explicit OnDemandGroup(OpenBackward* backward = nullptr) : Touchable(backward) {}
+  // Brings what autograd reads of parameter `index` (requires_grad) up to date, if `impl`
+  // is the parameter itself. Left out where the storage sees that nothing changed
+  // (OnDemandStorage::watch_requires_grad).
+  virtual void synchronize_metadata(int64_t index, c10::TensorImpl* impl) = 0;
+  // An operator is about to write parameter `index` in place, and the group is readable.
+  virtual void member_written(int64_t index) = 0;
+  // Whether `impl` is parameter `index` itself, not a view of it.
+  virtual bool is_member(int64_t index, const c10::TensorImpl* impl) const = 0;
+  // The plain tensor that this rank brings to the reduction of parameter `index`, or a
+  // view of it, for a gradient that came as the DTensor `gradient`. Collective where it
+  // has to move.
+  virtual at::Tensor gradient_share(int64_t index, const at::Tensor& gradient) const = 0;
+  // The same, before the group is made readable for the operator.
+  virtual void before_member_write(int64_t /*index*/) {}
+};
 
 class OnDemandStorage final : public c10::StorageImpl {
  public:
@@ -100,5 +192,64 @@ class OnDemandStorage final : public c10::StorageImpl {
 // poison it. With it a result can not depend on a group being unsharded by luck.
 void set_evict_after_every_operator(bool enabled);
 bool evict_after_every_operator();
+
+// The groups that one operator uses: collected and pinned first, then made readable, and
+// unpinned when the operator is done.
+//
+//   TouchedGroups groups;
+//   for (...) groups.add(*OnDemandStorage::behind(tensor));
+//   groups.fill();      // collective where a group is not readable yet
+//   run the operator
+
+// REQUIRES: the groups outlive this object.
+class TouchedGroups {
+ public:
+  TouchedGroups() = default;
+  TouchedGroups(const TouchedGroups&) = delete;
+  TouchedGroups& operator=(const TouchedGroups&) = delete;
+  ~TouchedGroups() {
+    for (auto* group : groups_) group->unpin();
+    if (evict_after_every_operator()) evict_if_outermost();
+  }
+
+  void add(const OnDemandStorage& storage) {
+    auto* const group = &storage.group();
+    if (!groups_.empty() && groups_.back() == group) return;
+    group->pin();
+    groups_.push_back(group);
+  }
+  void fill() {
+    if (groups_.empty()) return;
+    const Pass pass = current_pass();
+    for (auto* group : groups_) {
+      if (!group->settled(pass)) touch(*group);
+    }
+  }
+  // What fill() begins with. For those who look at a group before that.
+  void await_failed_backwards();
+
+ private:
+  // Out of line, so that the way of settled groups stays short in every kernel.
+  void touch(Touchable& group);
+  void await_failed_backward(Touchable& group);
+  void await_end_unpinned(OpenBackward& backward);
+  void evict_if_outermost();
+
+  c10::SmallVector<Touchable*, 8> groups_;
+};
+
+// An operator whose body may meet the gate again is running while one lives.
+class OuterOperator {
+ public:
+  OuterOperator() { ++depth(); }
+  OuterOperator(const OuterOperator&) = delete;
+  OuterOperator& operator=(const OuterOperator&) = delete;
+  ~OuterOperator() { --depth(); }
+
+  static bool is_running() { return depth() > 0; }
+
+ private:
+  static int64_t& depth();
+};
 
 }  // namespace fsdp::internal

@@ -44,7 +44,7 @@ PROGRAMS = {
 ALSO_SEE = {
     "checkpoint": "PackedCheckpoint StagesCheckpoint",
     "deferred_init": "DeferredModels DeferredInit DeferredMemory DeferredTensorParallel",
-    "device_mesh": "CustomCollectives CustomCollectivesBetweenRanks SixteenBitGradients C10dTransport Errors HybridMesh "
+    "device_mesh": "CustomCollectives CustomCollectivesBetweenRanks SixteenBitGradients TransportErrors Errors HybridMesh "
     "MeshOnAccelerator",
     "dtensor": "WritesBesideEntries ImplicitReplicationOfEntries ShardedEntries ShardedDropout TensorParallelReplicated",
     "fake_device": "PlannedStep PolicySearch",

@@ -2,7 +2,7 @@
 
 #include "checkpoint/files/raise.h"
 #include "checkpoint/format/dtype.h"
-#include "fully_shard/units/unit_buffers.h"
+#include "fully_shard/units/unit.h"
 
 #include <c10/util/Exception.h>
 

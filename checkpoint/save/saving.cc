@@ -13,7 +13,7 @@
 #include "checkpoint/ranks/tensor_values.h"
 #include "checkpoint/save/scheduler_step.h"
 #include "checkpoint/save/unit_writes.h"
-#include "fully_shard/units/unit_buffers.h"
+#include "fully_shard/units/unit.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/graph_task.h>

@@ -1,6 +1,6 @@
 // Whether the ranks that save wrote their shards alike: one that skipped the optimizer
 // step before the save would put parts of another model into the checkpoint, and the next
-// gather, which would notice it (fully_shard/params/write_runs.h), comes too late.
+// gather, which would notice it (fully_shard/params/shard_writes.h), comes too late.
 //
 //   const UnitWrites mine(items);
 //   ...                            // every rank's mine.fingerprint(); where these differ

@@ -18,8 +18,8 @@ inline constexpr uint32_t kNoUnit = 0xffffffffu;
 // another word to send adds a member here.
 struct NoticeWords {
   uint64_t agreement = 0;  // of values that must be alike
-  // Of gathers, who holds a part of what was written here (write_runs.h); of all-reduces
-  // over replicas, whether this one wrote (ReplicaWrites::Word).
+  // Of gathers, who holds a part of what was written here (shard_writes.h); of
+  // all-reduces over replicas, whether this one wrote (ReplicaWrites::Word).
   uint64_t writing = 0;
 
   bool operator==(const NoticeWords&) const = default;

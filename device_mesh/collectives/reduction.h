@@ -40,8 +40,6 @@ class PendingReduction {
  public:
   virtual ~PendingReduction() = default;
   virtual int64_t staging_bytes() const = 0;
-  // Starts what can be started by now; does not block.
-  virtual void progress() = 0;
   // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
   // sum_dtype(dtype) (sum_in_order.h), or the first of them, where a length was given.
   // Throws as Gather::wait().

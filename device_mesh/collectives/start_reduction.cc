@@ -45,7 +45,6 @@ class BackendReduction final : public PendingReduction {
   int64_t staging_bytes() const override {
     return static_cast<int64_t>(rows_.nbytes() + sum_.nbytes());
   }
-  void progress() override {}
   at::Tensor wait() override {
     announcement_.wait();
     log_->watch([&] { pending_.wait(what_); });
@@ -69,7 +68,6 @@ class RiderSum final : public PendingReduction {
       : announcement_(std::move(announcement)), dtype_(dtype) {}
 
   int64_t staging_bytes() const override { return announcement_.staging_bytes(); }
-  void progress() override {}
   at::Tensor wait() override {
     words_ = announcement_.wait();
     return sum_in_order(announcement_.riders(), dtype_);
@@ -98,7 +96,6 @@ class ExchangedReduction final : public PendingReduction {
                    .awaited = announcement_.awaited()}) {}
 
   int64_t staging_bytes() const override { return exchange_.staging_bytes(); }
-  void progress() override {}  // the exchange goes on by itself
   at::Tensor wait() override {
     return log_->watch([&] { return exchange_.wait(); });
   }

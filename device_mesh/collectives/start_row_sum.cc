@@ -34,7 +34,6 @@ class BackendAllReduce final : public PendingReduction {
         pending_(all_reduce(group, row_, ReduceOp::kSum)) {}
 
   int64_t staging_bytes() const override { return static_cast<int64_t>(row_.nbytes()); }
-  void progress() override {}
   at::Tensor wait() override {
     words_ = announcement_.wait();
     log_->watch([&] { pending_.wait(what_); });
@@ -89,7 +88,6 @@ class ExchangedAllReduce final : public PendingReduction {
   }
 
   int64_t staging_bytes() const override { return exchange_.staging_bytes(); }
-  void progress() override {}  // the exchange goes on by itself
   at::Tensor wait() override {
     waited_ = true;
     return log_->watch([&] { return gathered(exchange_.wait().view(at::kByte)); });

@@ -2,7 +2,6 @@
 
 #include "device_mesh/internal/given_module.h"
 #include "fully_shard/units/module_tree.h"
-#include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/unit.h"
 
 #include <torch/nn/module.h>

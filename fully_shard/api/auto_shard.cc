@@ -2,11 +2,7 @@
 
 #include "device_mesh/internal/given_module.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/units/managed_modules.h"
-#include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
-#include "fully_shard/units/registry_slot.h"
-#include "fully_shard/units/reshard_after_forward.h"
 #include "fully_shard/units/shard_placement.h"
 #include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/validation.h"
@@ -25,7 +21,7 @@ namespace {
 using internal::ErrorContext;
 using internal::ModuleTree;
 
-// Not handles: a parameter's are counted when it is sharded (member_watch.h).
+// Not handles: a parameter's are counted when it is sharded (check_members_are_held()).
 using ParamSet = std::unordered_set<const c10::TensorImpl*>;
 
 struct Choice {

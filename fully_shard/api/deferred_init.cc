@@ -10,7 +10,6 @@
 #include "fully_shard/params/group_builder.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/units/module_tree.h"
-#include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/unit.h"
 #include "on_demand/deferred_part.h"
 #include "on_demand/gate_key.h"

@@ -45,16 +45,16 @@ std::string last_operation(const FSDPParamGroup& group) {
 
 void describe_group(std::ostream& out, FSDPParamGroup& group) {
   const auto full = group.unsharded().layout().bytes(internal::Arrangement::kCommon);
-  const auto& sharded_state = group.unsharded().sharded_state();
-  out << (group.shards().has_values() ? to_string(sharded_state.state()) : "without values")
-      << (sharded_state.is_held() ? " and held" : "") << ", " << group.params().size()
-      << " parameters, " << group.shards().held_bytes() << " bytes of shards, " << full
-      << " unsharded" << (group.gradients().keeps_gradients() ? ", gradients waiting" : "");
+  const auto& state = group.unsharded().state();
+  out << (group.shards().has_values() ? to_string(state.state()) : "without values")
+      << (state.is_held() ? " and held" : "") << ", " << group.params().size() << " parameters, "
+      << group.shards().held_bytes() << " bytes of shards, " << full << " unsharded"
+      << (group.gradients().keeps_gradients() ? ", gradients waiting" : "");
 }
 
 // What to do about a unit in a loop over time.
 void advise(std::ostream& out, FSDPParamGroup& group) {
-  const auto& count = group.unsharded().source().gather_count();
+  const auto& count = group.unsharded().gather_count();
   if (!count.is_often()) return;
   out << "; gathered " << count.most()
       << " times between two ends of a backward: a unit in a loop stays gathered with "

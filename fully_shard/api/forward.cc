@@ -2,7 +2,6 @@
 
 #include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/units/unit.h"
-#include "fully_shard/units/unit_table.h"
 
 #include <ATen/record_function.h>
 #include <torch/nn/module.h>

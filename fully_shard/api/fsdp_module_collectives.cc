@@ -20,8 +20,6 @@ void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook
   if (unit_->group() != nullptr) unit_->group()->gradients().settings().set_hook(std::move(hook));
 }
 
-void FSDPModule::set_force_sum_reduction_for_comms(bool) {}
-
 void FSDPModule::set_custom_all_gather(Communicate all_gather) {
   unit_->custom.all_gather = std::move(all_gather);
 }

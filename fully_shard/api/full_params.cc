@@ -2,12 +2,11 @@
 
 #include "device_mesh/internal/given_module.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/summoned_units.h"
-#include "fully_shard/params/unshard_by_hand.h"
 #include "fully_shard/summon_full_params.h"
 #include "fully_shard/units/module_tree.h"
-#include "fully_shard/units/registry_slot.h"
 #include "fully_shard/units/unit.h"
 
 #include <c10/core/GradMode.h>

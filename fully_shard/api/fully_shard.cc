@@ -1,22 +1,16 @@
 #include "fully_shard/fully_shard.h"
 
 #include "device_mesh/internal/given_module.h"
+#include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/group_builder.h"
-#include "fully_shard/params/member_watch.h"
 #include "fully_shard/params/registry_entry.h"
-#include "fully_shard/params/unit_names.h"
 #include "fully_shard/step/runtime.h"
-#include "fully_shard/units/managed_modules.h"
-#include "fully_shard/units/module_kind.h"
 #include "fully_shard/units/module_tree.h"
-#include "fully_shard/units/registry_slot.h"
-#include "fully_shard/units/reshard_after_forward.h"
 #include "fully_shard/units/shard_placement.h"
 #include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_device.h"
-#include "fully_shard/units/unit_table.h"
 #include "fully_shard/units/validation.h"
 
 #include <c10/util/Exception.h>

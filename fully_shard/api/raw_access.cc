@@ -1,7 +1,7 @@
 #include "fully_shard/raw_access.h"
 
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
-#include "fully_shard/params/unshard_by_hand.h"
 
 #include <c10/util/Exception.h>
 

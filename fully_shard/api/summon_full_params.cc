@@ -4,9 +4,9 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/summoned_units.h"
-#include "fully_shard/params/unshard_by_hand.h"
 #include "fully_shard/units/unit.h"
 #include "on_demand/pass.h"
 
@@ -145,7 +145,7 @@ class SummonFullParams::Scope {
         options_.with_grads && gradient.defined() ? DTensor(gradient).full_tensor() : at::Tensor();
     if (!shown_here(group)) return;
     const bool changes_are_dropped =
-        group.unsharded().sharded_state().is_never_sharded() && !options_.writeback;
+        group.unsharded().state().is_never_sharded() && !options_.writeback;
     if (full_gradient.defined() && changes_are_dropped) full_gradient = full_gradient.clone();
     param.full = value;
     if (options_.offload_to_cpu) {
@@ -170,7 +170,7 @@ class SummonFullParams::Scope {
   static bool only_member_was_written(const SummonedParam& param, FSDPParamGroup& group) {
     const auto index = static_cast<size_t>(RegistryEntry::of(param.entry)->index());
     const bool member_was =
-        group.unsharded().writes().is_dirty(index) || param.entry._version() != param.entry_version;
+        group.writes().newest().is_dirty(index) || param.entry._version() != param.entry_version;
     return member_was && param.full._version() == param.full_version;
   }
 
@@ -196,7 +196,7 @@ class SummonFullParams::Scope {
         for (size_t i = 0; i < unit.group->params().size(); ++i)
           unit.group->member_written(static_cast<int64_t>(i));
       } else {
-        unit.group->unsharded().writes().copy_discarded();
+        unit.group->writes().newest().copy_discarded();
       }
       internal::release_own_parts(*unit.group);
     } else if (options_.writeback) {

@@ -1,6 +1,6 @@
 #include "fully_shard/wrap_policy.h"
 
-#include "fully_shard/units/module_kind.h"
+#include "fully_shard/units/module_tree.h"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>

@@ -4,8 +4,10 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/grad_placement.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/sharded_grad.h"
 #include "fully_shard/transport/in_dtype.h"
+#include "on_demand/on_demand_storage.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -15,6 +17,20 @@
 
 namespace fsdp::internal {
 namespace {
+
+// Without a graph. A gradient may alias a parameter (w.backward(v.detach())), whose
+// memory is on demand: then a copy, by an operator.
+at::Tensor owned(const at::Tensor& gradient) {
+  const auto detached = gradient.requires_grad() ? gradient.detach() : gradient;
+  const bool on_demand = OnDemandStorage::behind(gradient) != nullptr;
+  return on_demand ? detached.clone() : detached;
+}
+
+// Undefined for none, and for a tripwire.
+at::Tensor gradient_on(const at::Tensor& member) {
+  if (!member.defined() || !member.grad().defined()) return {};
+  return is_untouched_tripwire(member.grad()) ? at::Tensor() : member.grad();
+}
 
 bool is_whole_everywhere(const DTensorSpec& spec) {
   for (int64_t dim = 0; dim < spec.mesh().ndim(); ++dim) {
@@ -33,6 +49,118 @@ at::Tensor on_device(const at::Tensor& tensor, c10::Device device) {
 }
 
 }  // namespace
+
+UnshardedGrads::UnshardedGrads(const GroupInfo& info, std::vector<FSDPParam>& params,
+                               std::weak_ptr<ShardWrites> writes)
+    : info_(info),
+      params_(params),
+      writes_(std::move(writes)),
+      sums_(params.size()),
+      bytes_(params.size(), 0) {}
+
+UnshardedGrads::~UnshardedGrads() {
+  for (const auto bytes : bytes_) info_.accounts().add(&Counters::gradient_bytes, -bytes);
+}
+
+void UnshardedGrads::count(int64_t index) {
+  const auto on_member = gradient_on(param(index).member());
+  const auto& sum = sums_[static_cast<size_t>(index)];
+  int64_t bytes = sum.defined() ? static_cast<int64_t>(held_part(sum).nbytes()) : 0;
+  // Those of another layout are refused, and have no size.
+  if (on_member.defined() && on_member.layout() == at::kStrided)
+    bytes += static_cast<int64_t>(held_part(on_member).nbytes());
+  set_counted(index, bytes);
+}
+
+void UnshardedGrads::set_counted(int64_t index, int64_t bytes) {
+  const auto before = std::exchange(bytes_[static_cast<size_t>(index)], bytes);
+  if (bytes != before) info_.accounts().add(&Counters::gradient_bytes, bytes - before);
+}
+
+bool UnshardedGrads::waits(int64_t index) const {
+  return sums_[static_cast<size_t>(index)].defined() ||
+         gradient_on(params_[static_cast<size_t>(index)].member()).defined();
+}
+
+void UnshardedGrads::keep(int64_t index, at::ScalarType dtype) {
+  const auto on_member = gradient_on(param(index).member());
+  if (on_member.defined() && on_member.scalar_type() != dtype) {
+    const auto gradient = take_from_member(index);
+    auto& sum = sums_[static_cast<size_t>(index)];
+    if (sum.defined()) {
+      sum.add_(gradient);
+    } else {
+      sum = gradient.to(dtype);
+    }
+  }
+  count(index);
+}
+
+at::Tensor UnshardedGrads::take(int64_t index) {
+  const auto gradient = take_from_member(index);
+  auto sum = std::exchange(sums_[static_cast<size_t>(index)], {});
+  set_counted(index, 0);
+  if (!sum.defined()) return gradient;
+  if (gradient.defined()) sum.add_(gradient);
+  return sum;
+}
+
+at::Tensor UnshardedGrads::take_from_member(int64_t index) {
+  const auto gradient = param(index).take_gradient(writes_);
+  if (!gradient.defined()) return {};
+  has_left_tripwires_ = true;
+  check_layout(gradient, index);
+  return owned(gradient);
+}
+
+void UnshardedGrads::remove_tripwires() {
+  if (!std::exchange(has_left_tripwires_, false)) return;
+  for (auto& param : params_) param.remove_tripwire();
+}
+
+void UnshardedGrads::check_layout(const at::Tensor& gradient, int64_t index) const {
+  TORCH_CHECK_NOT_IMPLEMENTED(
+      gradient.layout() == at::kStrided, "parameter '", params_[static_cast<size_t>(index)].name(),
+      "' has a gradient of layout ", gradient.layout(),
+      "; sharded parameters take strided gradients only (use sparse=false; rank ", info_.rank(),
+      ")");
+}
+
+void UnshardedGrads::drop(int64_t index) {
+  param(index).drop_gradient();
+  sums_[static_cast<size_t>(index)].reset();
+  set_counted(index, 0);
+}
+
+void TensorParallelTerms::keep(int64_t index, const at::Tensor& gradient, at::ScalarType dtype) {
+  const auto own = in_dtype(local_of(gradient), dtype);
+  for (auto& each : terms_) {
+    if (each.index == index) return void(local_of(each.gradient).add_(own));
+  }
+  accounts_.add(&Counters::gradient_bytes, static_cast<int64_t>(own.nbytes()));
+  terms_.push_back({index, make_dtensor(own, spec_of(gradient))});
+}
+
+bool TensorParallelTerms::has(int64_t index) const {
+  return std::any_of(terms_.begin(), terms_.end(),
+                     [index](const Term& each) { return each.index == index; });
+}
+
+std::vector<std::pair<int64_t, at::Tensor>> TensorParallelTerms::take_sums() {
+  std::vector<at::Tensor> gradients;
+  for (const auto& each : terms_) gradients.push_back(each.gradient);
+  const auto sums = sum_terms(gradients);
+  std::vector<std::pair<int64_t, at::Tensor>> taken;
+  for (size_t i = 0; i < terms_.size(); ++i) taken.emplace_back(terms_[i].index, sums[i]);
+  drop();
+  return taken;
+}
+
+void TensorParallelTerms::drop() {
+  for (const auto& [index, gradient] : std::exchange(terms_, {})) {
+    accounts_.add(&Counters::gradient_bytes, -static_cast<int64_t>(local_of(gradient).nbytes()));
+  }
+}
 
 AccumulatedGrads::AccumulatedGrads(const GroupInfo& info, std::vector<FSDPParam>& params,
                                    const ShardBuffer& shards, std::weak_ptr<ShardWrites> writes)

@@ -1,35 +1,95 @@
 // The gradients of a group on their way from autograd to the `.grad` of the registry
-// entries: what has arrived, what waits, and what goes into the next reduction. Each part
-// of the way has a file:
+// entries: what has arrived, what waits, and what goes into the next reduction.
 //
-//   unsharded_grads.h        full gradients that wait for a later reduction
-//   tensor_parallel_terms.h  gradients of replicated tensor-parallel members, to be summed at once
-//   reduce_scatter_input.h   full gradients, packed for the coming reduction
-//   reduce_settings.h        dtype, divisor, hook and ranks of reductions
-//   gradient_reduction.h     the reduction: reduce-scatter, all-reduce, division
-//   partial_reduce_output.h  hybrid sharding: sums over the shards that wait for an all-reduce
-//   sharded_grad.h           a reduced part is added to the `.grad` of its registry entry
+//   UnshardedGrads       full gradients that wait for a later reduction
+//   TensorParallelTerms  gradients of replicated tensor-parallel members, to be summed at once
+//   AccumulatedGrads     all of a group's, with what is packed for the coming reduction
 //
-// Local, but where a function says otherwise.
+// Then reduce_scatter.h reduces what was packed, and sharded_grad.h adds a reduced part
+// to the `.grad` of its registry entry. Local, but where a function says otherwise.
 #pragma once
 
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_info.h"
-#include "fully_shard/params/partial_reduce_output.h"
-#include "fully_shard/params/reduce_scatter_input.h"
-#include "fully_shard/params/reduce_settings.h"
+#include "fully_shard/params/reduce_scatter.h"
 #include "fully_shard/params/shard_buffer.h"
-#include "fully_shard/params/tensor_parallel_terms.h"
-#include "fully_shard/params/unsharded_grads.h"
-#include "fully_shard/transport/stream_set.h"
+#include "fully_shard/params/sharded_grad.h"
+#include "fully_shard/transport/streams.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <cstdint>
 #include <memory>
 #include <utility>
 #include <vector>
 
 namespace fsdp::internal {
+
+// Unsharded gradients of one group that are accumulated for a later reduction (PyTorch's
+// unsharded_accumulated_grad): on the members, as autograd leaves them, or here, where
+// they are added up in another dtype than the member's. Local.
+class UnshardedGrads {
+ public:
+  // `info` and `params` outlive it. `writes`: of the group, for tripwires.
+  UnshardedGrads(const GroupInfo& info, std::vector<FSDPParam>& params,
+                 std::weak_ptr<ShardWrites> writes);
+  ~UnshardedGrads();
+  UnshardedGrads(const UnshardedGrads&) = delete;
+
+  // What autograd left on the member of parameter `index` waits, to be added up in
+  // `dtype`.
+  void keep(int64_t index, at::ScalarType dtype);
+  bool waits(int64_t index) const;
+  // All that waits, without a graph, of the member's dtype or of what it was added up in;
+  // undefined for none. A tripwire stays on the member. Throws NotImplementedError where
+  // the layout is not strided.
+  at::Tensor take(int64_t index);
+  // Whether take() has left tripwires since they were last removed.
+  bool has_left_tripwires() const { return has_left_tripwires_; }
+  void remove_tripwires();
+  void drop(int64_t index);
+
+ private:
+  at::Tensor take_from_member(int64_t index);
+  void check_layout(const at::Tensor& gradient, int64_t index) const;
+  void count(int64_t index);
+  void set_counted(int64_t index, int64_t bytes);
+  FSDPParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
+
+  const GroupInfo& info_;
+  std::vector<FSDPParam>& params_;
+  std::weak_ptr<ShardWrites> writes_;
+  std::vector<at::Tensor> sums_;  // by parameter; undefined for none
+  std::vector<int64_t> bytes_;    // by parameter, as counted
+  bool has_left_tripwires_ = false;
+};
+
+// Gradients of replicated tensor-parallel members that come as terms of a sum over the
+// tensor-parallel ranks. They wait for those of the other parameters of a group, so that
+// all are summed at once.
+class TensorParallelTerms {
+ public:
+  explicit TensorParallelTerms(const GroupAccounts& accounts) : accounts_(accounts) {}
+  ~TensorParallelTerms() { drop(); }
+  TensorParallelTerms(const TensorParallelTerms&) = delete;
+
+  // `gradient`: a DTensor, of parameter `index`; added to what was kept, in `dtype`.
+  void keep(int64_t index, const at::Tensor& gradient, at::ScalarType dtype);
+  bool has(int64_t index) const;
+  // The sums, plain and whole, with their parameters; none is kept any longer. Collective
+  // over the meshes of the members.
+  std::vector<std::pair<int64_t, at::Tensor>> take_sums();
+  void drop();
+
+ private:
+  struct Term {
+    int64_t index;
+    at::Tensor gradient;
+  };
+
+  const GroupAccounts& accounts_;
+  std::vector<Term> terms_;  // of a running backward
+};
 
 class AccumulatedGrads {
  public:

@@ -2,14 +2,24 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "fully_shard/params/optimizer_tripwire.h"
+#include "fully_shard/params/registry_entry.h"
+#include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/params/shard_writes.h"
 #include "fully_shard/transport/mesh_dims.h"
+#include "fully_shard/units/module_tree.h"
+#include "on_demand/gate_arguments.h"
 #include "on_demand/gate_key.h"
+#include "on_demand/on_demand_storage.h"
+#include "on_demand/pass.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
+#include <torch/nn/module.h>
 
 #include <algorithm>
+#include <string>
+#include <typeinfo>
 #include <utility>
 #include <vector>
 
@@ -45,7 +55,79 @@ DTensorSpec entry_spec(const at::Tensor& tensor, const Shard& cut, const UnitMes
   return {own.beside(data), std::move(placements), tensor.sizes().vec(), tensor.strides().vec()};
 }
 
+class Tripwire final : public Touchable {
+ public:
+  Tripwire(std::string name, std::weak_ptr<ShardWrites> writes)
+      : name_(std::move(name)), writes_(std::move(writes)) {}
+
+  void guard(OnDemandStorage& storage) { storage_ = &storage; }
+  bool is_untouched() const { return !zeros_.defined(); }
+
+  void touch() override {
+    if (zeros_.defined()) return;
+    if (current_graph_task() != -1) return become_zeros();
+    if (const auto writes = writes_.lock()) writes->copy_discarded();
+    TORCH_CHECK_VALUE(false, "the .grad of the member '", name_,
+                      "' was read. Gradients of sharded parameters are on module->parameters(), as "
+                      "DTensors; read them there (of the whole: "
+                      "fsdp::DTensor(parameter.grad()).full_tensor(), collective). An optimizer "
+                      "that was built before fully_shard, as in a constructor, has the members: "
+                      "optimizer.param_groups()[0].params() = module->parameters() gives it what "
+                      "it is to train");
+  }
+  void storage_destroyed(int64_t, const OnDemandStorage*) noexcept override { storage_ = nullptr; }
+  const std::string& parameter_name(int64_t) const override { return name_; }
+
+ private:
+  void become_zeros() {
+    const RuntimeMode runtime_mode;
+    zeros_ = at::zeros({static_cast<int64_t>(storage_->nbytes())},
+                       at::TensorOptions().dtype(at::kByte).device(storage_->device()));
+    storage_->fill(zeros_.data_ptr());
+  }
+
+  std::string name_;
+  std::weak_ptr<ShardWrites> writes_;
+  OnDemandStorage* storage_ = nullptr;
+  at::Tensor zeros_;
+};
+
+const Tripwire* tripwire_of(const at::Tensor& gradient) {
+  if (!gradient.defined() || !meets_gate(gradient)) return nullptr;
+  const auto* storage = OnDemandStorage::behind(gradient);
+  if (storage == nullptr) return nullptr;
+  const auto& group = storage->group();
+  return typeid(group) == typeid(Tripwire) ? static_cast<const Tripwire*>(&group) : nullptr;
+}
+
 }  // namespace
+
+ParamMeta::ParamMeta(const at::Tensor& tensor, const Shard& cut,
+                     std::optional<at::ScalarType> param_dtype)
+    : member_spec_(is_dtensor(tensor) ? std::optional(spec_of(tensor)) : std::nullopt),
+      shape_(held_part(tensor).sizes().vec()),
+      cut_(cut),
+      dtype_(tensor.scalar_type()),
+      param_dtype_(param_dtype) {}
+
+std::vector<int64_t> ParamMeta::shape_with_rows(int64_t rows) const {
+  auto shape = shape_;
+  shape[static_cast<size_t>(cut_.dim)] = rows;
+  return shape;
+}
+
+at::ScalarType ParamMeta::member_dtype() const {
+  return at::isFloatingType(dtype_) ? param_dtype_.value_or(dtype_) : dtype_;
+}
+
+ShardExtent ParamMeta::extent(at::ScalarType dtype) const {
+  const auto cut = static_cast<size_t>(cut_.dim);
+  ShardExtent extent{
+      .rows = shape_[cut], .row_bytes = static_cast<int64_t>(c10::elementSize(dtype)), .cut = cut_};
+  for (size_t dim = 0; dim < cut; ++dim) extent.blocks *= shape_[dim];
+  for (size_t dim = cut + 1; dim < shape_.size(); ++dim) extent.row_bytes *= shape_[dim];
+  return extent;
+}
 
 FSDPParam::FSDPParam(std::string name, const at::Tensor& tensor, const Shard& cut,
                      const UnitMesh& mesh, std::optional<at::ScalarType> param_dtype)
@@ -146,6 +228,61 @@ void FSDPParam::remove_tripwire() {
 bool any_is_cast(const std::vector<FSDPParam>& params) {
   return std::any_of(params.begin(), params.end(),
                      [](const auto& each) { return each.meta().is_cast(); });
+}
+
+at::Tensor make_tripwire(const at::Tensor& member, const std::string& name,
+                         std::weak_ptr<ShardWrites> writes) {
+  const at::Tensor& part = held_part(member);
+  auto tripwire = c10::make_intrusive<Tripwire>(name, std::move(writes));
+  auto storage = c10::make_intrusive<OnDemandStorage>(tripwire, static_cast<int64_t>(part.nbytes()),
+                                                      member.device());
+  tripwire->guard(*storage);
+  const auto keys = c10::DispatchKeySet(
+      c10::computeDispatchKey(member.scalar_type(), c10::kStrided, member.device()));
+  auto impl = c10::make_intrusive<c10::TensorImpl>(
+      c10::Storage(c10::intrusive_ptr<c10::StorageImpl>(std::move(storage))), keys.add(kGateKey),
+      member.dtype());
+  impl->set_sizes_and_strides(part.sizes(), part.strides());
+  at::Tensor local(std::move(impl));
+  if (!is_dtensor(member)) return local;
+  const KeysOfNewDTensors met_by_gate{c10::DispatchKeySet(kGateKey)};
+  return make_dtensor(local, spec_of(member));
+}
+
+bool is_untouched_tripwire(const at::Tensor& gradient) {
+  const auto* tripwire = tripwire_of(gradient);
+  return tripwire != nullptr && tripwire->is_untouched();
+}
+
+MemberWatch::MemberWatch(const std::vector<RegistrySlot>& slots) {
+  for (const auto& slot : slots) {
+    if (!is_container_without_forward(*slot.module))
+      places_.push_back({slot.module->weak_from_this(), slot.key});
+  }
+}
+
+bool MemberWatch::is_lost(const at::Tensor& member, const at::Tensor& entry) const {
+  if (places_.empty() || member.use_count() > 1 || !entry.requires_grad()) return false;
+  return std::any_of(places_.begin(), places_.end(), [&entry](const Place& place) {
+    const auto module = place.module.lock();
+    return module && registered({module.get(), place.key}).is_same(entry);
+  });
+}
+
+void check_members_are_held(const FSDPParamGroup& group) {
+  for (const auto& param : group.params()) {
+    const auto entry = param.entry();
+    const auto* owner = RegistryEntry::of(entry);
+    if (owner == nullptr) continue;
+    TORCH_CHECK_VALUE(!owner->watch().is_lost(owner->member(), entry), "parameter '", param.name(),
+                      "' is registered, but the model no longer holds it: its member was "
+                      "reassigned (weight = ...) after fully_shard, so the model computes with "
+                      "another tensor and the parameter gets no gradient. Write values in place "
+                      "under no_grad (weight.copy_(...)), keep computed weights in a local "
+                      "variable, or reassign before fully_shard; where the parameter is meant to "
+                      "be unused, freeze its entry with requires_grad_(false) (rank ",
+                      group.info().rank(), ")");
+  }
 }
 
 }  // namespace fsdp::internal

@@ -9,8 +9,8 @@
 
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_spec.h"
-#include "fully_shard/params/param_meta.h"
 #include "fully_shard/policies.h"
+#include "fully_shard/transport/packed_layout.h"
 #include "on_demand/on_demand_storage.h"
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,47 @@
 #include <utility>
 #include <vector>
 
+namespace torch::nn {
+class Module;
+}
+
 namespace fsdp::internal {
+
+// The shape and dtypes of a parameter (PyTorch's TensorMeta), where it lies without its
+// unit, and how many bytes its shards are. Local.
+class ParamMeta {
+ public:
+  // Of `tensor`, plain or tensor-parallel, which the unit cuts so; the dimension is not
+  // negative. With `param_dtype` a floating member has that dtype, and the
+  // registry entry keeps the tensor's.
+  ParamMeta(const at::Tensor& tensor, const Shard& cut, std::optional<at::ScalarType> param_dtype);
+
+  // What the member is without the unit: where it lies over its own mesh; null where it
+  // is plain.
+  const std::optional<DTensorSpec>& member_spec() const { return member_spec_; }
+  // Of what the unit shards: the member, or this rank's part of a tensor-parallel one.
+  const std::vector<int64_t>& shape() const { return shape_; }
+  const Shard& cut() const { return cut_; }
+  // Of a part that has so many indices of the sharded dimension.
+  std::vector<int64_t> shape_with_rows(int64_t rows) const;
+
+  at::ScalarType dtype() const { return dtype_; }  // of the entry and the shards
+  at::ScalarType member_dtype() const;
+  // Whether the member may have a dtype of its own.
+  bool is_cast() const { return param_dtype_.has_value(); }
+  void set_dtype(at::ScalarType dtype) { dtype_ = dtype; }
+  void set_param_dtype(std::optional<at::ScalarType> dtype) { param_dtype_ = dtype; }
+
+  // Of values of `dtype`.
+  ShardExtent extent(at::ScalarType dtype) const;
+
+ private:
+  std::optional<DTensorSpec> member_spec_;
+  std::vector<int64_t> shape_;
+  Shard cut_;
+  at::ScalarType dtype_;
+  std::optional<at::ScalarType> param_dtype_;
+};
 
 class ShardWrites;
 
@@ -81,7 +121,7 @@ class FSDPParam {
   const Label& gradient_label();
 
   // Takes the full gradient off the member, and leaves a tripwire there
-  // (optimizer_tripwire.h); undefined for none.
+  // (make_tripwire()); undefined for none.
   at::Tensor take_gradient(const std::weak_ptr<ShardWrites>& writes);
   void drop_gradient();
   // The tripwire goes before a forward whose backward brings the next gradient.
@@ -108,5 +148,55 @@ class FSDPParam {
 
 // Mixed precision: members have a dtype of their own.
 bool any_is_cast(const std::vector<FSDPParam>& params);
+
+// What stands in a member's .grad after a backward: the right shape, and an error when it
+// is touched. An optimizer built before fully_shard holds members; without this it would
+// find no gradients and silently do nothing.
+//
+// Inside a backward it is no error but zeros: a second backward through a retained graph
+// adds to it.
+class ShardWrites;
+
+// Of the shape and dtype of `member`, the parameter `name`. Touching it outside a
+// backward discards what was written to the group's unsharded copy, by `writes`, and
+// throws ValueError. Local.
+at::Tensor make_tripwire(const at::Tensor& member, const std::string& name,
+                         std::weak_ptr<ShardWrites> writes);
+// A tripwire that no backward has added to.
+bool is_untouched_tripwire(const at::Tensor& gradient);
+
+// Notices a member that its module no longer holds: after `linear->weight = other` the
+// model computes with `other`, and the sharded parameter would silently train no more.
+// Handles can not be watched, but they can be counted: a parameter that the model held
+// when it was sharded, and that now only its registry entry holds, was reassigned.
+//
+// Whatever else holds a member (a graph, a copy of the handle) delays the discovery.
+// Silent by design: a parameter that is frozen, that no living module registers any more,
+// or that operators reach through its registry entry (ParameterList,
+// named_parameters()["w"]). Local.
+class FSDPParamGroup;
+struct RegistrySlot;
+
+class MemberWatch {
+ public:
+  MemberWatch() = default;  // watches nothing
+  // `slots`: where the parameter's entry is registered.
+  explicit MemberWatch(const std::vector<RegistrySlot>& slots);
+
+  // An operator was given the registry entry: the model may well hold no member.
+  void entry_was_used() { places_.clear(); }
+  bool is_lost(const at::Tensor& member, const at::Tensor& entry) const;
+
+ private:
+  struct Place {
+    std::weak_ptr<torch::nn::Module> module;
+    std::string key;
+  };
+  std::vector<Place> places_;  // where the entry is registered; empty when nothing is watched
+};
+
+// Throws ValueError for the first parameter of `group` whose member was reassigned; every
+// time, since what follows trains a model that lacks the parameter.
+void check_members_are_held(const FSDPParamGroup& group);
 
 }  // namespace fsdp::internal

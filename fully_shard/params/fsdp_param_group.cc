@@ -1,8 +1,8 @@
 #include "fully_shard/params/fsdp_param_group.h"
 
 #include "device_mesh/internal/profiler_range.h"
-#include "fully_shard/params/gradient_share.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/params/sharded_grad.h"
 #include "fully_shard/units/root.h"
 #include "on_demand/pass.h"
 
@@ -10,6 +10,28 @@
 #include <utility>
 
 namespace fsdp::internal {
+namespace {
+
+class Pinned {
+ public:
+  explicit Pinned(Touchable& group) : group_(group) { group_.pin(); }
+  ~Pinned() { group_.unpin(); }
+  Pinned(const Pinned&) = delete;
+
+ private:
+  Touchable& group_;
+};
+
+bool is_never_sharded(const FSDPParamGroup& group) {
+  return group.unsharded().state().is_never_sharded();
+}
+
+void asked_by_hand(FSDPParamGroup& group) {
+  group.unsettle();
+  group.info().driver().unsharded_by_hand(group.info().unit());
+}
+
+}  // namespace
 
 FSDPParamGroup::FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c10::Device device)
     : OnDemandGroup(info.driver().open_backward()),
@@ -21,10 +43,10 @@ FSDPParamGroup::FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c1
                .access = info_.replicas() ? ShardAccess::kGathered : ShardAccess::kRead,
                .grid = info_.grid()},
               info_.accounts()),
-      unsharded_(info_, params_, shards_, *this),
+      unsharded_(info_, params_, shards_, *shard_writes_, *this),
       agreement_(info_, params_, shards_),
-      writes_(info_, params_, shards_, unsharded_, agreement_, *this),
-      gradients_(info_, params_, shards_, unsharded_.weak_writes()) {
+      writes_(info_, params_, shards_, *shard_writes_, unsharded_, agreement_, *this),
+      gradients_(info_, params_, shards_, shard_writes_) {
   info_.unit().attach(*this);
 }
 
@@ -37,7 +59,7 @@ void FSDPParamGroup::touch() {
   const bool is_on_device = !shards_.member_device().is_cpu();
   if (is_on_device && settled_but_for_stream(current_pass())) return unsharded_.use();
   unsharded_.check_has_values();
-  if (!unsharded_.sharded_state().is_never_sharded()) {
+  if (!unsharded_.state().is_never_sharded()) {
     info_.driver().touched(*this);
     return unsharded_.use();
   }
@@ -68,7 +90,7 @@ void FSDPParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* sto
 }
 
 void FSDPParamGroup::issue_unshard() {
-  if (!unsharded_.sharded_state().is_sharded()) return;
+  if (!unsharded_.state().is_sharded()) return;
   unsharded_.check_has_values();
   // Tests that empty units after every operator have no prefetches.
   if (evict_after_every_operator() && !pinned()) return;
@@ -83,17 +105,17 @@ void FSDPParamGroup::issue_unshard() {
 
 void FSDPParamGroup::put_inner_shards_together() {
   unsharded_.issue_inner_shards(agreement_.words_for_pieces());
-  auto& source = unsharded_.source();
-  if (agreement_.hear_pieces(source.wait_for_inner_shards())) source.inner_shards_agreed();
+  auto& inner_shards = *unsharded_.inner_shards();
+  if (agreement_.hear_pieces(inner_shards.wait())) inner_shards.agreed();
 }
 
 void FSDPParamGroup::wait_unshard() {
-  if (!unsharded_.sharded_state().is_gathering()) return;
+  if (!unsharded_.state().is_gathering()) return;
   const ProfilerRange range("all_gather_copy_out", info_.name());
   const auto gathered = unsharded_.wait();
   try {
     agreement_.check(gathered);
-    if (gathered.from == CameFrom::kAllShards) unsharded_.source().layouts_agreed();
+    if (is_of_all_ranks(gathered.from)) unsharded_.layouts_agreed();
   } catch (...) {
     unsharded_.empty();
     throw;
@@ -101,38 +123,67 @@ void FSDPParamGroup::wait_unshard() {
 }
 
 void FSDPParamGroup::reshard() {
-  if (unsharded_.sharded_state().is_sharded()) unsharded_.drop_post_forward_shards();
-  empty();
+  if (unsharded_.state().is_sharded()) unsharded_.drop_part();
+  empty(Leaves::kShards);
 }
 
-void FSDPParamGroup::reshard_after_forward() {
-  unsharded_.keep_post_forward_shards();
-  empty();
-}
+void FSDPParamGroup::reshard_after_forward() { empty(unsharded_.keep_part()); }
 
-void FSDPParamGroup::empty() {
+void FSDPParamGroup::evict_and_poison() { empty(Leaves::kPoison); }
+
+void FSDPParamGroup::empty(Leaves leaves) {
   if (!unsharded_.may_be_emptied()) return;
   const ProfilerRange range("reshard", info_.name());
   writes_.note_raw_writes();
   writes_.write_back();
-  unsharded_.empty();
-  info_.accounts().count(&Counters::reshards);
-}
-
-void FSDPParamGroup::evict_and_poison() {
-  if (!unsharded_.may_be_emptied()) return;
-  const ProfilerRange range("reshard", info_.name());
-  writes_.note_raw_writes();
-  writes_.write_back();
-  unsharded_.poison();
-  unsharded_.empty();
+  unsharded_.empty(leaves);
   info_.accounts().count(&Counters::reshards);
 }
 
 void FSDPParamGroup::graph_recorded() {
-  unsharded_.writes().graph_recorded();
+  shard_writes_->graph_recorded();
   agreement_.used_in_training();
   gradients_.unsharded().remove_tripwires();
+}
+
+void unshard_async(FSDPParamGroup& group) {
+  if (is_never_sharded(group)) return;
+  group.await_failed_backward();
+  const ExclusiveUse use(group.info().comm_context().user());
+  group.unsharded().empty_if_stale();
+  group.issue_unshard();
+  if (!group.unsharded().state().is_sharded()) asked_by_hand(group);
+}
+
+void unshard(FSDPParamGroup& group) {
+  if (is_never_sharded(group)) return;
+  group.await_failed_backward();
+  const ExclusiveUse use(group.info().comm_context().user());
+  const RuntimeMode runtime_mode;
+  {
+    const Pinned pinned(group);
+    group.unsharded().empty_if_stale();
+    group.issue_unshard();
+    group.wait_unshard();
+  }
+  asked_by_hand(group);
+}
+
+void hold(FSDPParamGroup& group) {
+  unshard(group);
+  group.unsharded().hold();
+}
+
+void release(FSDPParamGroup& group) {
+  group.unsharded().release();
+  if (!group.unsharded().state().is_held()) group.reshard();
+}
+
+void release_own_parts(FSDPParamGroup& group) {
+  group.unsharded().release();
+  if (!group.unsharded().may_be_emptied()) return;
+  group.writes().write_back_own_parts();
+  group.reshard();
 }
 
 }  // namespace fsdp::internal

@@ -5,7 +5,7 @@
 //   GroupInfo         its unit and ranks
 //   FSDPParam         one parameter: handles, shape, requires_grad
 //   ShardBuffer       this rank's shards
-//   UnshardedState    the gather and the full parameters
+//   UnshardedParams   the gather and the full parameters
 //   RankAgreement     what all ranks must have alike
 //   WriteCoherence    what is written to members and registry entries
 //   AccumulatedGrads  full gradients, waiting and packed
@@ -15,8 +15,7 @@
 //   registry entry -> owner -> group, member                    (strong)
 //   group -> members, entries, storages                         (weak)
 //
-// Made and remade by group_builder.h and change_dtype.h; held by hand by
-// unshard_by_hand.h.
+// Made and remade by group_builder.h.
 #pragma once
 
 #include "fully_shard/params/accumulated_grads.h"
@@ -24,13 +23,14 @@
 #include "fully_shard/params/group_info.h"
 #include "fully_shard/params/rank_agreement.h"
 #include "fully_shard/params/shard_buffer.h"
-#include "fully_shard/params/unsharded_state.h"
+#include "fully_shard/params/shard_writes.h"
+#include "fully_shard/params/unsharded_params.h"
 #include "fully_shard/params/write_coherence.h"
 #include "on_demand/on_demand_storage.h"
-#include "on_demand/touchable.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -72,8 +72,8 @@ class FSDPParamGroup final : public OnDemandGroup {
   const std::vector<FSDPParam>& params() const { return params_; }
   ShardBuffer& shards() { return shards_; }
   const ShardBuffer& shards() const { return shards_; }
-  UnshardedState& unsharded() { return unsharded_; }
-  const UnshardedState& unsharded() const { return unsharded_; }
+  UnshardedParams& unsharded() { return unsharded_; }
+  const UnshardedParams& unsharded() const { return unsharded_; }
   RankAgreement& agreement() { return agreement_; }
   const RankAgreement& agreement() const { return agreement_; }
   WriteCoherence& writes() { return writes_; }
@@ -82,15 +82,32 @@ class FSDPParamGroup final : public OnDemandGroup {
 
  private:
   void put_inner_shards_together();
-  void empty();
+  void empty(Leaves leaves);
 
   GroupInfo info_;
   std::vector<FSDPParam> params_;
   ShardBuffer shards_;
-  UnshardedState unsharded_;
+  std::shared_ptr<ShardWrites> shard_writes_ = std::make_shared<ShardWrites>();
+  UnshardedParams unsharded_;
   RankAgreement agreement_;
   WriteCoherence writes_;
   AccumulatedGrads gradients_;
 };
+
+// A group unsharded by hand and held, outside the schedule's turns:
+// FSDPModule::unshard(), SummonFullParams, Unsharded.
+
+// Issues the gather and returns. Collective.
+void unshard_async(FSDPParamGroup& group);
+// The same, and waits for it. Collective.
+void unshard(FSDPParamGroup& group);
+// Unsharded until release(), whatever the schedule says; nests. Collective unless
+// unsharded.
+void hold(FSDPParamGroup& group);
+// The last one reshards. Local.
+void release(FSDPParamGroup& group);
+// The same, and what was written meanwhile need not be alike on all ranks: each rank's
+// part of it goes to its shards. Local.
+void release_own_parts(FSDPParamGroup& group);
 
 }  // namespace fsdp::internal

@@ -1,14 +1,30 @@
 #include "fully_shard/params/group_builder.h"
 
+#include "dtensor/dtensor.h"
+#include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/transport/packed_copy.h"
+#include "fully_shard/units/module_tree.h"
+#include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_device.h"
 #include "on_demand/deferred_part.h"
 #include "on_demand/gate_key.h"
 
+#include <c10/util/Exception.h>
+#include <torch/csrc/autograd/variable.h>
+#include <torch/nn/module.h>
+
+#include <charconv>
+#include <cstdint>
+#include <memory>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -63,6 +79,96 @@ at::Tensor adopt(const GroupPtr& group, int64_t index, const at::Tensor& tensor)
   return entry;
 }
 
+void check_member_may_change(const FSDPParamGroup& group, int64_t index, int64_t own_graphs,
+                             const char* what) {
+  const auto& param = group.params()[static_cast<size_t>(index)];
+  const char* in_the_way = nullptr;
+  if (group.unsharded().state().is_held() || group.info().unit().is_summoned())
+    in_the_way = "its unit is held unsharded (SummonFullParams, Unsharded)";
+  if (group.pinned() || !group.gradients().empty())
+    in_the_way = "an operator or a backward is using its unit";
+  const auto accumulator = torch::autograd::impl::try_get_grad_accumulator(param.member());
+  const int64_t graphs = accumulator ? static_cast<int64_t>(accumulator.use_count()) - 1 : 0;
+  if (graphs > own_graphs) in_the_way = "a graph that uses it is alive";
+  TORCH_CHECK_VALUE(in_the_way == nullptr, "sharded parameter '", param.name(), "': ", what,
+                    " while ", in_the_way, " (rank ", group.info().rank(), ")");
+}
+
+// The others' shards as they were, in memory that has room for the changed one.
+void copy_others(FSDPParamGroup& group, int64_t changed, const ShardBuffer& made) {
+  const auto& old = group.shards();
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    if (index == changed) continue;
+    const auto& param = group.params()[i];
+    copy_bytes(made.data(index), old.data(index), old.length(index), old.device());
+    const auto entry = param.entry();
+    if (entry.defined()) replace_local(entry, made.local_view(index, param));
+    if (group.unsharded().state().is_never_sharded() && param.storage() != nullptr)
+      param.storage()->fill(made.data(index));
+  }
+}
+
+bool may_be_late(const at::Tensor& tensor) {
+  return tensor.defined() && tensor.requires_grad() && !is_dtensor(tensor) &&
+         !find_managed_tensor(tensor).group;
+}
+
+void check_module(const ModuleTree& tree, size_t place, int64_t rank) {
+  for_each_registered(tree.module(place), [&](const std::string& key, const at::Tensor& tensor) {
+    if (!may_be_late(tensor)) return;
+    const auto unit = tree.nearest_unit(place);
+    TORCH_CHECK_VALUE(
+        unit->ignores(tensor), "parameter '", tree.path_of(place, key), "' of shape ",
+        tensor.sizes(), " was registered in unit '", unit->display_name(),
+        "' after fully_shard, so no unit reduces its gradient and the ranks' copies would differ. "
+        "Apply fully_shard to the sub-module that has it, or freeze it with "
+        "set_requires_grad(false), or say with FSDPModule::ignore({parameter}) that you keep the "
+        "copies equal (rank ",
+        rank, ")");
+  });
+}
+
+using Modules = std::vector<std::shared_ptr<torch::nn::Module>>;
+
+// The outermost modules at and below `unit` that are alive.
+void add_outermost(const Unit& unit, Modules& modules) {
+  const auto before = modules.size();
+  for (const auto& weak : unit.modules()) {
+    if (auto module = weak.lock()) modules.push_back(std::move(module));
+  }
+  if (modules.size() != before) return;
+  for (const auto& child : unit.children()) add_outermost(*child, modules);
+}
+
+const Unit& root_of(const Unit& unit) {
+  const auto* root = &unit;
+  while (const auto enclosing = root->parent()) root = enclosing.get();
+  return *root;
+}
+
+std::string join(const std::string& path, std::string_view rest) {
+  if (path.empty() || rest.empty()) return path + std::string(rest);
+  return path + "." + std::string(rest);
+}
+
+// The path that stands for "[i]": where the i-th module was met, or the first one.
+const std::string& path_of_module(const FoundUnit& found, size_t index) {
+  const auto& modules = found.unit->modules();
+  const auto module = index < modules.size() ? modules[index].lock() : nullptr;
+  const auto met = found.paths.find(module.get());
+  return met == found.paths.end() ? found.path : met->second;
+}
+
+std::string renamed(const FoundUnit& found, std::string_view name) {
+  if (name.empty() || name.front() != '[') return join(found.path, name);
+  size_t index = 0;
+  const auto* const end = name.data() + name.size();
+  const auto* rest = std::from_chars(name.data() + 1, end, index).ptr + 1;  // after "]"
+  if (rest < end) ++rest;                                                   // after "."
+  return join(path_of_module(found, index), {rest, static_cast<size_t>(end - rest)});
+}
+
 }  // namespace
 
 void make_member(FSDPParamGroup& group, int64_t index) {
@@ -70,7 +176,7 @@ void make_member(FSDPParamGroup& group, int64_t index) {
   const auto& shards = group.shards();
   param.make_member(c10::intrusive_ptr<OnDemandGroup>::reclaim_copy(&group), index,
                     group.unsharded().layout().whole_bytes(index), shards.member_device());
-  if (group.unsharded().sharded_state().is_never_sharded() && shards.has_values())
+  if (group.unsharded().state().is_never_sharded() && shards.has_values())
     param.storage()->fill(shards.data(index));
 }
 
@@ -115,6 +221,71 @@ void materialize(FSDPParamGroup& group, c10::Device device,
     if (params[i].storage() != nullptr) make_member(group, index);
     params[i].set_without_values({});
   }
+}
+
+void change_dtype(FSDPParamGroup& group, int64_t index, const at::Tensor& from) {
+  // `from` may be member.to(dtype).
+  check_member_may_change(group, index, /*own_graphs=*/from.grad_fn() ? 1 : 0,
+                          "its data can not be replaced (set_data, Module::to(dtype))");
+  const RuntimeMode runtime_mode;
+  group.unsharded().drop_gather();
+  group.unsharded().shards_change();
+  group.reshard();
+  auto& param = group.params()[static_cast<size_t>(index)];
+  param.set_dtype(from.scalar_type());
+  auto made = group.shards().remade(group.params(), group.info().comm_context(),
+                                    group.shards().member_device());
+  copy_others(group, index, made);
+  group.shards() = std::move(made);
+  group.agreement().shards_replaced();
+  group.unsharded().layouts_changed();
+  const auto local = group.shards().local_view(index, param);
+  local.copy_(is_dtensor(from) ? local_of(from) : local_part(from.detach(), param.spec()));
+  make_member(group, index);
+  auto owner = c10::intrusive_ptr<DTensorOwner>::reclaim_copy(owner_of(param.entry()));
+  const auto becomes = make_dtensor(local, param.spec(), std::move(owner));
+  group.writes().remade(index, from);
+  from.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
+}
+
+void check_members_may_change(const FSDPParamGroup& group) {
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    check_member_may_change(group, static_cast<int64_t>(i), /*own_graphs=*/0,
+                            "its precision can not change (set_full_precision)");
+  }
+}
+
+void set_param_dtype(FSDPParamGroup& group, std::optional<at::ScalarType> dtype) {
+  check_members_may_change(group);
+  const RuntimeMode runtime_mode;
+  group.unsharded().drop_gather();
+  group.unsharded().shards_change();
+  group.reshard();
+  for (auto& param : group.params()) param.set_param_dtype(dtype);
+  group.unsharded().layouts_changed();
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    if (group.params()[i].storage() != nullptr) make_member(group, static_cast<int64_t>(i));
+  }
+}
+
+void check_no_late_parameters(const FSDPParamGroup& group) {
+  Modules alive;
+  add_outermost(root_of(group.info().unit()), alive);
+  std::vector<torch::nn::Module*> starts;
+  for (const auto& module : alive) starts.push_back(module.get());
+  const ModuleTree tree(starts);
+  for (size_t i = 0; i < tree.size(); ++i) check_module(tree, i, group.info().rank());
+}
+
+void name_from_above(const FoundUnit& found) {
+  for_each_unit_below(*found.unit, [&found](Unit& unit) {
+    unit.name = renamed(found, unit.name);
+    if (unit.group() == nullptr) return;
+    for (auto& param : unit.group()->params()) {
+      param.rename(renamed(found, param.name()));
+      if (param.storage() != nullptr) param.storage()->renamed();
+    }
+  });
 }
 
 }  // namespace fsdp::internal

@@ -1,14 +1,17 @@
-// Makes parameter groups: ordinary parameters become shards, members and registry
-// entries; and gives those values that fully_shard met on the meta device.
+// Makes and changes parameter groups: ordinary parameters become shards, members and
+// registry entries; those that fully_shard met on the meta device get values; dtypes
+// change in place; and parameters that a module got later are found.
 #pragma once
 
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/policies.h"
+#include "fully_shard/units/module_tree.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -37,5 +40,34 @@ void materialize(FSDPParamGroup& group, c10::Device device,
 // A new storage for the member of parameter `index`: empty, or the shard itself where
 // nothing is ever sent. Local.
 void make_member(FSDPParamGroup& group, int64_t index);
+
+// Module::to(dtype) on a sharded module: gives parameter `index` the dtype and this
+// rank's part of `from`, which becomes what the registry entry is to be. Throws
+// ValueError while a graph, a gradient or a pointer may still use the old one. Local.
+void change_dtype(FSDPParamGroup& group, int64_t index, const at::Tensor& from);
+
+// Throws ValueError where a member can not have another dtype now, as for change_dtype().
+void check_members_may_change(const FSDPParamGroup& group);
+// Full precision in evaluation: the dtype of floating members; unset: that of their
+// entries. Throws as the check, with
+// nothing changed. REQUIRES: the group was made with a param_dtype.
+void set_param_dtype(FSDPParamGroup& group, std::optional<at::ScalarType> dtype);
+
+// Notices parameters that a managed module got after fully_shard (an adapter, a replaced
+// sub-module): plain tensors whose gradients nobody reduces, so that the ranks' copies
+// would drift apart without a word. Parameters outside every unit cannot be seen.
+// Throws ValueError for the first trainable parameter that is registered in the modules
+// of any unit below `group`'s root, those without parameters of their own included, and
+// that neither a unit has nor an option ignores: whether or not it got a gradient here,
+// so on all ranks alike. For the end of every backward, once per root: it walks the
+// modules' registries and reads no values. Local.
+void check_no_late_parameters(const FSDPParamGroup& group);
+
+// Names of units and parameters: paths from the unit's own module until an ancestor is
+// sharded, then from that, in the end from the root. A unit of several modules has no
+// module that they could start from; its i-th one's names begin with "[i]" until then.
+
+// `found` and all units below it are named from the module that `found` was found in.
+void name_from_above(const FoundUnit& found);
 
 }  // namespace fsdp::internal

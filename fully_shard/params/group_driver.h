@@ -3,7 +3,7 @@
 // step/runtime.h; a group and its parts only tell it. One thread at a time.
 #pragma once
 
-#include "on_demand/open_backward.h"
+#include "on_demand/pass.h"
 
 #include <ATen/core/Tensor.h>
 

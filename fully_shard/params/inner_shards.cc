@@ -1,94 +1,99 @@
 #include "fully_shard/params/inner_shards.h"
 
 #include "device_mesh/internal/profiler_range.h"
-#include "fully_shard/params/shard_buffer.h"
-#include "fully_shard/transport/packed_copy.h"
 
 #include <c10/util/Exception.h>
 
 namespace fsdp::internal {
 
 InnerShards::InnerShards(const GroupInfo& info, const std::vector<FSDPParam>& params,
-                         c10::Device device)
+                         const ShardBuffer& shards)
     : info_(info),
-      grid_(info.grid()),
-      layout_(member_extents_of(params), grid_.inner_ranks),
-      bytes_(device.is_meta()
-                 ? at::Tensor()
-                 : info.comm_context().transport().shard_memory(layout_.row_bytes(), device)),
+      params_(params),
+      shards_(shards),
+      row_(info.comm_context().transport(),
+           PackedLayout(member_extents_of(params), shards.grid().inner_ranks),
+           &Counters::inner_shard_bytes, info.accounts()),
+      staging_(make_staging(params, shards, *info.replicas(), info.accounts())),
       gather_(info.accounts()) {
-  if (!bytes_.defined()) return;
-  info_.accounts().add(&Counters::inner_shard_bytes, layout_.row_bytes());
-  memory_.ready(DeviceStream::current(device));
+  const auto device = shards.member_device();
+  if (device.is_meta()) return;
+  row_.allocate(row_.transport().shard_memory(layout().row_bytes(), device));
+  row_.filled();
 }
 
-InnerShards::~InnerShards() {
-  pieces_change();
-  memory_.free();
-  if (bytes_.defined()) info_.accounts().add(&Counters::inner_shard_bytes, -layout_.row_bytes());
+const PackedLayout& InnerShards::layout_of_pieces() const {
+  return staging_ ? staging_->layout() : shards_.layout();
+}
+
+bool InnerShards::are_to_be_issued() const {
+  return is_stale_ && !gather_.exists() && shards_.has_values();
 }
 
 void InnerShards::pieces_change() {
   is_stale_ = true;
   gather_.drop();
+  if (staging_) staging_->free();
 }
 
-void InnerShards::issue(const PackedRow& pieces, Issue issue) {
-  TORCH_INTERNAL_ASSERT(is_stale_ && !is_under_way());
+PackedRow InnerShards::pieces() {
+  if (staging_) return stage(*staging_, shards_, params_);
   auto& outer = *info_.replicas();
-  const auto lengths = lengths_of_column(pieces.layout);
-  if (issue.lengths != nullptr) issue.lengths = &lengths;
-  const auto bytes = (outer.shard_count() - 1) * pieces.layout.row_bytes();
-  const ProfilerRange range("outer_all_gather", info_.name(), bytes);
-  const auto issuer = DeviceStream::current(pieces.bytes.device());
-  gather_.issued(outer.gather(pieces.bytes, issue), issuer);
-  pieces_ = &pieces.layout;
-  const auto& accounts = info_.accounts();
-  accounts.count(&Counters::outer_all_gathers);
-  accounts.add(&Counters::outer_all_gather_bytes, bytes);
+  return {outer, shards_.layout(), shards_.row(outer)};
 }
 
-std::vector<int64_t> InnerShards::lengths_of_column(const PackedLayout& pieces) const {
+void InnerShards::issue(NoticeWords words, Layouts layouts) {
+  TORCH_INTERNAL_ASSERT(are_to_be_issued());
+  const auto own = pieces();
+  auto issue = info_.issue(words);
+  const auto lengths = lengths_of_column();
+  if (layouts == Layouts::kAgreed) issue.lengths = &lengths;
+  const auto bytes = (own.transport.shard_count() - 1) * own.layout.row_bytes();
+  const ProfilerRange range("outer_all_gather", info_.name(), bytes);
+  gather_.start(own, issue);
+  info_.accounts().count(&Counters::outer_all_gathers);
+  info_.accounts().add(&Counters::outer_all_gather_bytes, bytes);
+}
+
+// Of the rows of this rank's column: its inner shards' pieces.
+std::vector<int64_t> InnerShards::lengths_of_column() const {
+  const auto& all = layout_of_pieces().lengths();
   std::vector<int64_t> lengths;
-  if (pieces.lengths().empty()) return lengths;
-  for (int64_t outer = 0; outer < grid_.outer_ranks; ++outer) {
-    const auto place = grid_.place_of(grid_.inner_rank, outer);
-    lengths.push_back(pieces.lengths()[static_cast<size_t>(place)]);
-  }
+  if (all.empty()) return lengths;
+  const auto& grid = shards_.grid();
+  for (int64_t outer = 0; outer < grid.outer_ranks; ++outer)
+    lengths.push_back(all[static_cast<size_t>(grid.place_of(grid.inner_rank, outer))]);
   return lengths;
 }
 
 std::vector<NoticeWords> InnerShards::wait() {
+  if (!gather_.exists()) return {};
   auto rows = gather_.wait();
-  const auto here = DeviceStream::current(bytes_.device());
-  memory_.use_after_others(here, StreamWait::kFreeAfterUse);
-  memory_.free();
+  row_.refill();
   unpack(rows);
-  memory_.ready(here);
-  gather_.rows_were_read(memory_.when_ready());
+  row_.filled();
+  gather_.rows_were_read(row_.when_filled());
   auto words = rows.words();
   rows = {};
   gather_.release();
+  if (staging_) staging_->free();
   return words;
 }
 
 void InnerShards::unpack(const GatheredRows& rows) {
-  auto* const shards = static_cast<char*>(bytes_.mutable_data_ptr());
-  for (int64_t outer = 0; outer < grid_.outer_ranks; ++outer) {
-    const auto place = grid_.place_of(grid_.inner_rank, outer);
-    for (int64_t index = 0; index < layout_.size(); ++index) {
-      const auto& piece = pieces_->chunk(index);
-      const auto& shard = layout_.chunk(index);
-      unpack_part(shards + shard.offset_on(grid_.inner_rank),
+  const auto& grid = shards_.grid();
+  const auto& pieces = layout_of_pieces();
+  auto* const shards = static_cast<char*>(row_.bytes().mutable_data_ptr());
+  for (int64_t outer = 0; outer < grid.outer_ranks; ++outer) {
+    const auto place = grid.place_of(grid.inner_rank, outer);
+    for (int64_t index = 0; index < layout().size(); ++index) {
+      const auto& piece = pieces.chunk(index);
+      const auto& shard = layout().chunk(index);
+      unpack_part(shards + shard.offset_on(grid.inner_rank),
                   rows.row(outer) + piece.offset_on(place),
-                  place_within({piece, place}, {shard, grid_.inner_rank}), bytes_.device());
+                  place_within({piece, place}, {shard, grid.inner_rank}), row_.bytes().device());
     }
   }
-}
-
-PackedRow InnerShards::row() {
-  memory_.use(DeviceStream::current(bytes_.device()));
-  return {info_.comm_context().transport(), layout_, bytes_};
 }
 
 }  // namespace fsdp::internal

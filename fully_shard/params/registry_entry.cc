@@ -1,10 +1,9 @@
 #include "fully_shard/params/registry_entry.h"
 
 #include "dtensor/dtensor.h"
-#include "fully_shard/params/change_dtype.h"
-#include "fully_shard/params/whole_gradient.h"
+#include "fully_shard/params/group_builder.h"
+#include "fully_shard/params/sharded_grad.h"
 #include "on_demand/on_demand_storage.h"
-#include "on_demand/touched_groups.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

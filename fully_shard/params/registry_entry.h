@@ -4,8 +4,8 @@
 #pragma once
 
 #include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/fsdp_param_group.h"
-#include "fully_shard/params/member_watch.h"
 #include "on_demand/gate_key.h"
 
 #include <ATen/core/Tensor.h>

@@ -1,17 +1,17 @@
 // This rank's shards of a group's parameters, which its registry entries show, in memory
 // of the transport. They lie one behind the other, as the row that it sends when they are
 // gathered; or, where ranks share memory, each among the other ranks' shards of the same
-// parameter. With HFSDP they are pieces of inner shards (transport/shard_grid.h).
+// parameter. With HFSDP they are pieces of inner shards (ShardGrid).
 // Each part is seen through its registry entry's local tensor. Local.
 #pragma once
 
 #include "device_mesh/internal/device_stream.h"
 #include "fully_shard/params/fsdp_param.h"
-#include "fully_shard/params/group_accounts.h"
-#include "fully_shard/params/shard_location.h"
+#include "fully_shard/params/group_info.h"
+#include "fully_shard/policies.h"
 #include "fully_shard/transport/packed_layout.h"
-#include "fully_shard/transport/shard_grid.h"
 #include "fully_shard/transport/shared_shards.h"
+#include "fully_shard/transport/transport.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -20,6 +20,19 @@
 #include <vector>
 
 namespace fsdp::internal {
+
+// The location of a group's shards between gathers, and with them that of their gradients
+// and of what an optimizer keeps of them: with the members, or on the host
+// (OffloadPolicy).
+enum class ShardLocation { kWithMembers, kHost, kPinnedHost };
+
+// Members on a CPU are at home there.
+ShardLocation location_of_shards(const OffloadPolicy& policy, c10::DeviceType members);
+// Test mode, process-wide: they are not, and their shards go to host memory beside them.
+void set_offloads_from_cpu(bool on);
+
+// Zeros: uint8 [bytes]. device: of the members; on the meta device nothing but a shape.
+at::Tensor memory_at(ShardLocation home, int64_t bytes, c10::Device device, Transport& transport);
 
 // In the dtypes of the shards, and of the members.
 std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params);

@@ -55,7 +55,7 @@ void check_not_summoned(const Unit& unit, const char* function) {
 }
 
 void check_not_held(const FSDPParamGroup& group) {
-  TORCH_CHECK_VALUE(!group.unsharded().sharded_state().is_held(), "SummonFullParams: unit '",
+  TORCH_CHECK_VALUE(!group.unsharded().state().is_held(), "SummonFullParams: unit '",
                     group.info().name(), "' is held unsharded already (rank ", group.info().rank(),
                     ")");
 }

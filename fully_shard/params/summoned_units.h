@@ -3,7 +3,7 @@
 
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
-#include "fully_shard/units/registry_slot.h"
+#include "fully_shard/units/module_tree.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -37,11 +37,13 @@ uint64_t hash_in_dtype(const at::Tensor& whole, c10::ScalarType dtype) {
 }  // namespace
 
 WriteCoherence::WriteCoherence(const GroupInfo& info, std::vector<FSDPParam>& params,
-                               const ShardBuffer& shards, UnshardedState& unsharded,
-                               RankAgreement& agreement, Touchable& users)
+                               const ShardBuffer& shards, ShardWrites& writes,
+                               UnshardedParams& unsharded, RankAgreement& agreement,
+                               Touchable& users)
     : info_(info),
       params_(params),
       shards_(shards),
+      newest_(writes),
       unsharded_(unsharded),
       agreement_(agreement),
       users_(users),
@@ -50,26 +52,26 @@ WriteCoherence::WriteCoherence(const GroupInfo& info, std::vector<FSDPParam>& pa
 // Start values need not be alike where the first thing done to them is a write. A gather
 // in flight compares what it was issued with.
 void WriteCoherence::before_member_write(int64_t index) {
-  if (unsharded_.sharded_state().is_sharded()) values().note_write(static_cast<size_t>(index));
+  if (unsharded_.state().is_sharded()) values().note_write(static_cast<size_t>(index));
 }
 
 void WriteCoherence::member_written(int64_t index) {
-  if (unsharded_.sharded_state().is_never_sharded()) return;
+  if (unsharded_.state().is_never_sharded()) return;
   unsharded_.leave_shards();
-  writes().copy_written(static_cast<size_t>(index));
+  newest_.copy_written(static_cast<size_t>(index));
   users_.unsettle();
   tell_unit_observer(&UnitObserver::member_written, info_.unit());
 }
 
 void WriteCoherence::flush_member_writes() {
-  if (!writes().is_dirty() || unsharded_.sharded_state().is_held()) return;
+  if (!newest_.is_dirty() || unsharded_.state().is_held()) return;
   write_back();
   unsharded_.empty();
 }
 
 void WriteCoherence::write_back() {
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (!writes().is_dirty(i)) continue;
+    if (!newest_.is_dirty(i)) continue;
     const auto index = static_cast<int64_t>(i);
     values().note_member_write(i, unsharded_.data(index),
                                unsharded_.layout().chunk(index).extent.nbytes(),
@@ -79,10 +81,10 @@ void WriteCoherence::write_back() {
 }
 
 void WriteCoherence::write_back_own_parts() {
-  if (!writes().is_dirty()) return;
+  if (!newest_.is_dirty()) return;
   const RuntimeMode runtime_mode;
   if (!std::exchange(is_writing_back_, false)) begin_shard_write();
-  for (const auto i : writes().write_back()) {
+  for (const auto i : newest_.write_back()) {
     unsharded_.copy_to_shard(static_cast<int64_t>(i));
     agreement_.shard_written(static_cast<int64_t>(i));
     const auto entry = params_[i].entry();
@@ -93,7 +95,7 @@ void WriteCoherence::write_back_own_parts() {
 
 void WriteCoherence::begin_shard_write() {
   unsharded_.leave_shards();
-  unsharded_.source().shards_change();
+  unsharded_.shards_change();
   auto* const shared = shards_.shared();
   if (shared != nullptr) shared->begin_write([this] { return in_words(info_.issue({})); });
 }
@@ -110,16 +112,16 @@ void WriteCoherence::shard_given_out() {
 }
 
 void WriteCoherence::shards_filled() {
-  unsharded_.source().shards_change();
+  unsharded_.shards_change();
   end_shard_write();
   if (auto* const shared = shards_.shared()) shared->end_of_start();
 }
 
 void WriteCoherence::note_raw_writes() {
   const bool can_compare = shards_.member_device().is_cpu() && !any_is_cast(params_);
-  if (!debug_options().write_checks || writes().is_stale() || !can_compare) return;
+  if (!debug_options().write_checks || newest_.is_stale() || !can_compare) return;
   for (size_t i = 0; i < params_.size(); ++i) {
-    if (writes().is_dirty(i) || params_[i].storage() == nullptr) continue;
+    if (newest_.is_dirty(i) || params_[i].storage() == nullptr) continue;
     const auto index = static_cast<int64_t>(i);
     if (!shards_.has_part_of(index, unsharded_.data(index)))
       info_.unit().root()->raw_writes().note(params_[i].name());
@@ -129,8 +131,7 @@ void WriteCoherence::note_raw_writes() {
 void WriteCoherence::before_read(int64_t index) {
   users_.await_failed_backward();
   unsharded_.check_has_values();
-  if (!writes().is_dirty(static_cast<size_t>(index)) || unsharded_.sharded_state().is_held())
-    return;
+  if (!newest_.is_dirty(static_cast<size_t>(index)) || unsharded_.state().is_held()) return;
   const RuntimeMode runtime_mode;
   if (!std::exchange(is_writing_back_, true)) begin_shard_write();
   unsharded_.copy_to_shard(index);
@@ -139,25 +140,25 @@ void WriteCoherence::before_read(int64_t index) {
 void WriteCoherence::before_write(int64_t index) {
   users_.await_failed_backward();
   unsharded_.check_has_values();
-  const auto& sharded_state = unsharded_.sharded_state();
+  const auto& state = unsharded_.state();
   TORCH_CHECK_VALUE(
-      !sharded_state.is_held() || sharded_state.is_never_sharded(),
-      "write to the registry entry of parameter '", param(index).name(),
+      !state.is_held() || state.is_never_sharded(), "write to the registry entry of parameter '",
+      param(index).name(),
       "' while its unit is held unsharded (SummonFullParams, Unsharded): write to the "
       "member instead, or end that scope first (rank ",
       info_.rank(), ")");
   shard_versions_[static_cast<size_t>(index)].reset();
   const auto member = param(index).member();
   if (member.defined()) member.unsafeGetTensorImpl()->bump_version();
-  if (sharded_state.is_never_sharded()) return;
-  if (sharded_state.is_gathering()) unsharded_.await_and_drop_gather();
-  unsharded_.drop_post_forward_shards();
+  if (state.is_never_sharded()) return;
+  if (state.is_gathering()) unsharded_.await_and_drop_gather();
+  unsharded_.drop_part();
   shards_.await_copies();
-  if (writes().is_dirty()) write_back();
+  if (newest_.is_dirty()) write_back();
   begin_shard_write();
   values().note_write(static_cast<size_t>(index));
   agreement_.shard_written(index);
-  writes().shard_written();
+  newest_.shard_written();
   users_.unsettle();
   tell_unit_observer(&UnitObserver::entry_written, info_.unit());
   // Nothing may read the copy any more, so its memory goes, unless an operator is at it.
@@ -180,7 +181,7 @@ void WriteCoherence::remade(int64_t index, const at::Tensor& whole) {
   note_copy(index, whole);
   std::fill(shard_versions_.begin(), shard_versions_.end(), std::nullopt);
   agreement_.shard_written(index);
-  writes().shard_written();
+  newest_.shard_written();
   shards_filled();
 }
 
@@ -193,7 +194,7 @@ void WriteCoherence::note_copy(int64_t index, const at::Tensor& whole) {
 }
 
 void WriteCoherence::check_graph_is_current(Pass pass) const {
-  TORCH_CHECK(pass != Pass::kBackward || writes().graph_is_current(), "backward through unit '",
+  TORCH_CHECK(pass != Pass::kBackward || newest_.graph_is_current(), "backward through unit '",
               info_.name(), "' whose parameters (the first is '", params_.front().name(),
               "') were written after the forward that recorded this graph, so its gradients would "
               "be wrong; run the forward again after the optimizer step (rank ",

@@ -6,9 +6,10 @@
 #include "fully_shard/params/group_info.h"
 #include "fully_shard/params/rank_agreement.h"
 #include "fully_shard/params/shard_buffer.h"
-#include "fully_shard/params/unsharded_state.h"
+#include "fully_shard/params/shard_writes.h"
+#include "fully_shard/params/unsharded_params.h"
+#include "on_demand/on_demand_storage.h"
 #include "on_demand/pass.h"
-#include "on_demand/touchable.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -22,8 +23,12 @@ class WriteCoherence {
  public:
   // All outlive it; `users`: what operators pin and find settled.
   WriteCoherence(const GroupInfo& info, std::vector<FSDPParam>& params, const ShardBuffer& shards,
-                 UnshardedState& unsharded, RankAgreement& agreement, Touchable& users);
+                 ShardWrites& writes, UnshardedParams& unsharded, RankAgreement& agreement,
+                 Touchable& users);
   WriteCoherence(const WriteCoherence&) = delete;
+
+  // Which of the shards and the members is newest.
+  ShardWrites& newest() const { return newest_; }
 
   // Members.
 
@@ -77,13 +82,13 @@ class WriteCoherence {
   void begin_shard_write();
   void end_shard_write();
   FSDPParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
-  ShardWrites& writes() const { return unsharded_.writes(); }
   AgreedValues& values() { return agreement_.values(); }
 
   const GroupInfo& info_;
   std::vector<FSDPParam>& params_;
   const ShardBuffer& shards_;
-  UnshardedState& unsharded_;
+  ShardWrites& newest_;
+  UnshardedParams& unsharded_;
   RankAgreement& agreement_;
   Touchable& users_;
   // Of the local tensors when last seen; none after a write that was announced.

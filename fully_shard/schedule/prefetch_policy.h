@@ -2,7 +2,7 @@
 // are gathered ahead when one is entered, and which of them were gathered in vain.
 // Explicit are the lists of set_modules_to_forward_prefetch and
 // set_modules_to_backward_prefetch. Implicit is a guess: the unit that followed the last
-// time (successors.h). Pure.
+// time (Successors). Pure.
 //
 // Where the pass is, and which units are unsharded, is for the caller to say:
 //
@@ -13,19 +13,55 @@
 // What was chosen is ahead until its unit is touched, emptied or unsharded by hand.
 #pragma once
 
-#include "fully_shard/schedule/pass_position.h"
-#include "fully_shard/schedule/successors.h"
-#include "fully_shard/schedule/unit_id.h"
-#include "fully_shard/schedule/unit_policy.h"
+#include "fully_shard/schedule/unit_tree.h"
 
 #include <cstdint>
 #include <map>
 #include <optional>
 #include <set>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 namespace fsdp::internal {
+
+// What follows what, as it was last seen: for each kind of pass, the unit that was
+// entered after a previous and a current one, or that the pass ended there. There are no
+// pass boundaries to rely on, so two units of history tell the first visit of a unit from
+// its later ones. Pure.
+//
+//   // Returns what followed before, if it changed.
+//   successors.learn(PassKind::kTraining, /*previous=*/a, /*current=*/b, /*next=*/c);
+//   *successors.after(PassKind::kTraining, a, b);    // c
+//   successors.after(PassKind::kTraining, a, d);     // null: never seen
+class Successors {
+ public:
+  using Unit = std::optional<UnitId>;  // or none
+
+  // What followed there the last time, where it was another.
+  std::optional<Unit> learn(PassKind kind, Unit previous, UnitId current, Unit next) {
+    const auto [seen, is_new] = seen_.try_emplace({kind, previous, current}, next);
+    const auto before = std::exchange(seen->second, next);
+    return is_new || before == next ? std::nullopt : std::optional<Unit>(before);
+  }
+  // Null: never seen.
+  const Unit* after(PassKind kind, Unit previous, UnitId current) const {
+    const auto found = seen_.find({kind, previous, current});
+    return found == seen_.end() ? nullptr : &found->second;
+  }
+  void forget() { seen_.clear(); }
+  void remove(UnitId unit) {
+    std::erase_if(seen_, [unit](const auto& item) {
+      const auto& [kind, previous, current] = item.first;
+      return previous == unit || current == unit || item.second == unit;
+    });
+  }
+  // Takes over what was seen of other units.
+  void absorb(Successors&& other) { seen_.merge(other.seen_); }
+
+ private:
+  std::map<std::tuple<PassKind, Unit, UnitId>, Unit> seen_;
+};
 
 // What followed a unit in a training forward, where it was another one the time before.
 // That forwards begin again there or end is none: there may be several before a backward.

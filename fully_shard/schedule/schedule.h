@@ -15,11 +15,7 @@
 // before (prefetch_policy.h).
 #pragma once
 
-#include "fully_shard/schedule/pass_kind.h"
-#include "fully_shard/schedule/pass_position.h"
 #include "fully_shard/schedule/prefetch_policy.h"
-#include "fully_shard/schedule/unit_id.h"
-#include "fully_shard/schedule/unit_policy.h"
 #include "fully_shard/schedule/unit_tree.h"
 
 #include <array>

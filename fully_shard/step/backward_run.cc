@@ -1,7 +1,7 @@
 #include "fully_shard/step/backward_run.h"
 
-#include "fully_shard/params/late_parameters.h"
-#include "fully_shard/params/member_watch.h"
+#include "fully_shard/params/fsdp_param.h"
+#include "fully_shard/params/group_builder.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/step/prefetch.h"
 #include "on_demand/pass.h"
@@ -138,7 +138,7 @@ void BackwardRun::update_owed() {
       owed_.reduced(group);
   }
   owed_.backward_ended();
-  for (auto* group : part_takers_) group->unsharded().writes().graph_done();
+  for (auto* group : part_takers_) group->writes().newest().graph_done();
   for (auto* group : reduced) {
     if (group->gradients().keeps_gradients()) owed_.left_unreduced(group);
   }
@@ -173,8 +173,8 @@ void BackwardRun::end_roots() {
     for (const auto unit : decision.discard) root->groups().at(unit)->unsharded().drop_gather();
     for (const auto unit : decision.evict) root->groups().at(unit)->reshard();
     for (const auto& [unit, group] : root->groups()) {
-      group->unsharded().source().gather_count().backward_ended();
-      if (root->is_last_backward()) group->unsharded().drop_post_forward_shards();
+      group->unsharded().gather_count().backward_ended();
+      if (root->is_last_backward()) group->unsharded().drop_part();
       group->unsettle();
     }
   }
@@ -198,7 +198,7 @@ void BackwardRun::abort() noexcept {
     for (const auto& [unit, group] : root->groups()) {
       group->gradients().drop();
       if (part_takers_.contains(group)) group->gradients().drop_accumulated();
-      group->unsharded().writes().graph_done();
+      group->writes().newest().graph_done();
       group->unsharded().drop_gather();
       group->reshard();
       if (!group->gradients().keeps_gradients()) owed_.reduced(group);

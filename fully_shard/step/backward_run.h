@@ -18,7 +18,7 @@
 #pragma once
 
 #include "fully_shard/params/fsdp_param_group.h"
-#include "fully_shard/params/gradient_reduction.h"
+#include "fully_shard/params/reduce_scatter.h"
 #include "fully_shard/step/owed_reductions.h"
 #include "fully_shard/step/reductions_by_unit.h"
 #include "fully_shard/step/reductions_in_order.h"

@@ -9,7 +9,7 @@
 // no rank waits for one that has thrown.
 #pragma once
 
-#include "fully_shard/params/gradient_reduction.h"
+#include "fully_shard/params/reduce_scatter.h"
 #include "fully_shard/units/root.h"
 
 #include <memory>

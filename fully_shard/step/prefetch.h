@@ -2,9 +2,10 @@
 // order given.
 #pragma once
 
-#include "fully_shard/schedule/unit_id.h"
+#include "fully_shard/schedule/unit_tree.h"
 #include "fully_shard/units/root.h"
 
+#include <cstdint>
 #include <vector>
 
 namespace fsdp::internal {
@@ -19,5 +20,10 @@ void put_inner_shards_together_ahead(Root& root, UnitId unit);
 // What a unit of `root` put off until its gradients left, whether they have or not:
 // before any other gather, and before the end of the backward.
 void prefetch_put_off(Root& root);
+
+// Warns of a forward whose order of units is another than the last time
+// (DebugOptions::order_changes), which the root's schedule found since the last call;
+// once for each root. Local.
+void warn_of_order_change(Root& root, int64_t global_rank);
 
 }  // namespace fsdp::internal

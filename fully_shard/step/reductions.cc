@@ -13,7 +13,6 @@ void Reductions::touched(FSDPParamGroup& group, Place place) {
 }
 
 void Reductions::send_ready() {
-  progress();
   while (auto* const* group =
              order_.next([](FSDPParamGroup* each) { return each->gradients().complete(); })) {
     const RuntimeMode runtime_mode;

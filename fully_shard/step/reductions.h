@@ -9,7 +9,7 @@
 #pragma once
 
 #include "fully_shard/params/fsdp_param_group.h"
-#include "fully_shard/params/gradient_reduction.h"
+#include "fully_shard/params/reduce_scatter.h"
 #include "fully_shard/step/reduction_order.h"
 #include "fully_shard/units/root.h"
 
@@ -48,8 +48,6 @@ class Reductions {
   explicit Reductions(Reach reach) : reach_(reach) {}
   // Every group that takes part, once.
   virtual void send(FSDPParamGroup& group) = 0;
-  // What is on the way may go on.
-  virtual void progress() {}
   void send_all();
   // A group's gradients of this backward and those that waited, in rows, one per dtype.
   static std::vector<ReduceScatterInput> take_rows(FSDPParamGroup& group);

@@ -7,7 +7,7 @@
 // runtime, and a backward begins and ends in it.
 #pragma once
 
-#include "fully_shard/params/group_accounts.h"
+#include "fully_shard/params/group_info.h"
 #include "fully_shard/step/reductions.h"
 #include "fully_shard/transport/comm_context.h"
 #include "fully_shard/transport/unordered_reductions.h"

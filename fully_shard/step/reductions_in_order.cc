@@ -8,10 +8,6 @@
 
 namespace fsdp::internal {
 
-void ReductionsInOrder::progress() {
-  if (in_flight_) in_flight_->progress();
-}
-
 int64_t ReductionsInOrder::send_parts(FSDPParamGroup& group) {
   auto inputs = take_rows(group);
   for (auto& input : inputs) {

@@ -30,7 +30,6 @@ class ReductionsInOrder final : public Reductions {
   using Late = ReduceScatterInput::Late;
   void send(FSDPParamGroup& group) override { send_parts(group); }
   int64_t send_parts(FSDPParamGroup& group);  // how many: one for each dtype
-  void progress() override;
   void receive_in_flight();
   void receive_last();
   void exchange_on_host(const std::set<std::shared_ptr<Root>>& roots, size_t first);

@@ -2,9 +2,10 @@
 
 #include "device_mesh/debug.h"
 #include "device_mesh/internal/weak_registry.h"
+#include "dtensor/dtensor.h"
+#include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/runtime_mode.h"
-#include "fully_shard/step/gradient_hook.h"
-#include "fully_shard/step/order_changes.h"
 #include "fully_shard/step/prefetch.h"
 #include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/unit_events.h"
@@ -12,12 +13,32 @@
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function_hook.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
+#include <memory>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
+
+class GradientHook final : public torch::autograd::PostAccumulateGradHook {
+ public:
+  GradientHook(const at::Tensor& member, c10::intrusive_ptr<FSDPParamGroup> group, int64_t index)
+      : group_(std::move(group)), index_(index) {
+    if (is_dtensor(member)) letting_go_.emplace(member);
+  }
+  void operator()(const at::Tensor&) override {
+    group_->info().driver().gradient_arrived(*group_, index_);
+  }
+
+ private:
+  c10::intrusive_ptr<FSDPParamGroup> group_;  // the group knows the member weakly: no cycle
+  int64_t index_;
+  std::optional<LettingGoOfMeta> letting_go_;  // of a tensor-parallel member
+};
 
 auto& runtimes() {
   static auto& instance = *new WeakRegistry<const void*, Runtime>();  // by process group
@@ -69,7 +90,7 @@ std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh, Outer outer
   if (!dim) return nullptr;
   auto& replicas = replicas_[mesh.group(*dim).get()];
   if (!replicas.transport) {
-    replicas.transport = make_transport(mesh, *dim);
+    replicas.transport = std::make_shared<Transport>(mesh, *dim);
     replicas.transport->connect_reductions();
   }
   if (outer == Outer::kShardOptimizer && !std::exchange(replicas.gathers_are_connected, true))
@@ -80,7 +101,7 @@ std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh, Outer outer
 std::shared_ptr<Transport> Runtime::neighbours(const DeviceMesh& mesh, int64_t count) {
   auto& transport = neighbours_[{mesh.group(shard_mesh_dim(mesh)).get(), count}];
   if (transport) return transport;
-  transport = make_transport(mesh.neighbours(shard_mesh_dim(mesh), count), 0);
+  transport = std::make_shared<Transport>(mesh.neighbours(shard_mesh_dim(mesh), count), 0);
   transport->connect_gathers();
   return transport;
 }
@@ -96,7 +117,7 @@ void Runtime::touched(FSDPParamGroup& group) {
   if (owes_reduction(pass)) touched_in_training(group);
   if (records_gradients(pass)) group.graph_recorded();
   group.unsharded().empty_if_stale();
-  const bool is_current = group.unsharded().sharded_state().is_unsharded() &&
+  const bool is_current = group.unsharded().state().is_unsharded() &&
                           last_root_.lock() == group.info().unit().root() &&
                           root.schedule().is_current(group.info().unit().id, pass);
   if (!is_current) enter(group, pass);
@@ -161,7 +182,9 @@ void Runtime::leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass)
 }
 
 void Runtime::watch_gradient(const at::Tensor& member, FSDPParamGroup& group, int64_t index) {
-  set_gradient_hook(member, c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(&group), index);
+  auto watched = c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(&group);
+  torch::autograd::impl::set_post_acc_grad_hooks(
+      member, std::make_unique<GradientHook>(member, std::move(watched), index));
 }
 
 void Runtime::gradient_arrived(FSDPParamGroup& group, int64_t index) {

@@ -7,7 +7,6 @@
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/transport/tensor_broadcast.h"
 #include "fully_shard/units/module_tree.h"
-#include "fully_shard/units/registry_slot.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <c10/core/GradMode.h>

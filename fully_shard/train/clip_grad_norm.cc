@@ -4,7 +4,7 @@
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "fully_shard/params/same_parameters.h"
+#include "fully_shard/train/same_parameters.h"
 #include "fully_shard/train/tensor_lists.h"
 
 #include <ATen/ops/amax.h>

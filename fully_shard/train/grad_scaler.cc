@@ -2,7 +2,7 @@
 
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "fully_shard/params/same_parameters.h"
+#include "fully_shard/train/same_parameters.h"
 
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/cat.h>

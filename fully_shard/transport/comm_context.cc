@@ -7,7 +7,8 @@
 namespace fsdp::internal {
 
 CommContext::CommContext(const DeviceMesh& mesh)
-    : transport_(make_transport(mesh, shard_mesh_dim(mesh))), global_rank_(mesh.rank()) {}
+    : transport_(std::make_unique<Transport>(mesh, shard_mesh_dim(mesh))),
+      global_rank_(mesh.rank()) {}
 
 ReduceStream& CommContext::reduce_stream(c10::Device device) {
   if (!reduce_stream_) reduce_stream_.emplace(device);

@@ -6,18 +6,48 @@
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/transport/accounts.h"
-#include "fully_shard/transport/exclusive_use.h"
-#include "fully_shard/transport/reduce_stream.h"
+#include "fully_shard/transport/streams.h"
 #include "fully_shard/transport/transport.h"
 
+#include <c10/util/Exception.h>
+
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <utility>
 #include <vector>
 
 namespace fsdp::internal {
+
+// What one thread at a time may hold; a thread may hold it several times.
+using User = std::atomic<std::thread::id>;
+
+// Group state is driven by one thread at a time: the user's in forward, autograd's in
+// backward. Two at once would corrupt it and reorder collectives, so a second thread gets
+// an error.
+class ExclusiveUse {
+ public:
+  explicit ExclusiveUse(User& user) : user_(user) {
+    auto holder = std::thread::id();
+    entered_ = user_.compare_exchange_strong(holder, std::this_thread::get_id(),
+                                             std::memory_order_acquire);
+    TORCH_CHECK(entered_ || holder == std::this_thread::get_id(),
+                "two threads use the sharded parameters of one rank at the same time. Let one "
+                "thread at a time run forward "
+                "and backward of modules that share a mesh");
+  }
+  ~ExclusiveUse() {
+    if (entered_) user_.store(std::thread::id(), std::memory_order_release);
+  }
+  ExclusiveUse(const ExclusiveUse&) = delete;
+
+ private:
+  User& user_;
+  bool entered_;
+};
 
 class Unit;
 

@@ -1,10 +1,42 @@
 #include "fully_shard/transport/transport.h"
 
-#include "fully_shard/transport/c10d_transport.h"
+#include "device_mesh/collectives/scratch_memory.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
+#include "device_mesh/peer_memory/peer_channel.h"
+#include "device_mesh/process_groups/process_group_factory.h"
+#include "fully_shard/host_exchange.h"
+#include "fully_shard/transport/host_exchange.h"
+#include "fully_shard/transport/shared_shards.h"
+#include "fully_shard/transport/unordered_reductions.h"
+
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <string>
+#include <utility>
+#include <vector>
 
 namespace fsdp::internal {
+namespace {
+
+// Meshes that share a dimension reduce over it each in its own order.
+std::string reductions_on(const DeviceMesh& mesh) {
+  std::string purpose = "reduce";
+  if (mesh.ndim() > 1) {
+    for (const auto& name : mesh.dim_names()) purpose += "/" + name;
+  }
+  return purpose;
+}
+
+std::vector<int64_t> lengths_of(const Issue& issue) {
+  return issue.lengths == nullptr ? std::vector<int64_t>() : *issue.lengths;
+}
+
+std::string named(const char* operation, const Issue& issue) {
+  return operation + (" of " + in_words(issue));
+}
+
+}  // namespace
 
 std::string in_words(const Issue& issue) {
   const auto name = "unit '" + issue.unit_name + "'";
@@ -12,8 +44,91 @@ std::string in_words(const Issue& issue) {
   return name + " (number " + std::to_string(issue.unit) + ")";
 }
 
-std::unique_ptr<Transport> make_transport(const DeviceMesh& mesh, int64_t dim) {
-  return make_c10d_transport(mesh, dim);
+Transport::Transport(const DeviceMesh& mesh, int64_t dim)
+    : gathers_(collectives_of(mesh, dim)),
+      reductions_(gathers_.beside(mesh.size(dim) == 1 ? mesh.group(dim)
+                                                      : mesh.side_group(dim, reductions_on(mesh)))),
+      device_(local_device(mesh)),
+      patience_(std::make_shared<Patience>()),
+      patience_to_begin_(std::make_shared<Patience>()) {
+  if (!device_.is_cpu() && shard_count() > 1 && has_gloo(reductions_.group()))
+    host_exchange_ = std::make_unique<HostExchange>(gathers_, reductions_);
+  if (const auto channel = channel_of(reductions_))
+    unordered_reductions_ = std::make_unique<UnorderedReductions>(channel, reductions_);
+}
+
+Transport::~Transport() = default;
+
+// Null where ranks do not share memory.
+std::shared_ptr<PeerChannel> Transport::channel_of(const Collectives& collectives) const {
+  return device_.is_cpu() ? PeerChannel::of(collectives.group()) : nullptr;
+}
+
+at::Tensor Transport::shard_memory(int64_t bytes, c10::Device device) const {
+  return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
+}
+
+at::Tensor Transport::staging_memory(int64_t bytes, c10::Device device) const {
+  return device_.is_cpu() ? shard_memory(bytes, device)
+                          : scratch_memory({bytes}, at::kByte, device);
+}
+
+at::Tensor Transport::row_memory(int64_t row_bytes, c10::Device device) {
+  return reductions_.row_memory({shard_count(), row_bytes}, device);
+}
+
+std::shared_ptr<SharedShards> Transport::share_shards(const ShardsToShare& shards_of_unit) {
+  const auto channel = channel_of(gathers_);
+  if (!channel) return nullptr;
+  auto shards = std::make_shared<SharedShards>(
+      SharedShards::Options{.channel = channel,
+                            .gathers = gathers_,
+                            .number = channel->next_shared_number(),
+                            .shards = shards_of_unit,
+                            .patience = patience_,
+                            .patience_to_begin = patience_to_begin_});
+  std::erase_if(shared_, [](const auto& each) { return each.expired(); });
+  shared_.push_back(shards);
+  return shards;
+}
+
+std::unique_ptr<Gather> Transport::gather(const at::Tensor& shards, const Issue& issue) {
+  return gathers_.start(GatherOptions{.row = shards,
+                                      .lengths = lengths_of(issue),
+                                      .what = named("all-gather", issue),
+                                      .unit = issue.unit,
+                                      .words = issue.words,
+                                      .custom = issue.custom});
+}
+
+std::unique_ptr<PendingReduction> Transport::reduce(at::Tensor rows, at::ScalarType dtype,
+                                                    const Issue& issue) {
+  return reductions_.start(SumRowsOptions{.rows = std::move(rows),
+                                          .lengths = lengths_of(issue),
+                                          .dtype = dtype,
+                                          .what = named("reduce-scatter", issue),
+                                          .unit = issue.unit,
+                                          .custom = issue.custom});
+}
+
+std::unique_ptr<PendingReduction> Transport::all_reduce(at::Tensor row, const Issue& issue) {
+  return reductions_.start(SumRowOptions{.row = std::move(row),
+                                         .what = named("all-reduce", issue),
+                                         .unit = issue.unit,
+                                         .words = issue.words});
+}
+
+void Transport::connect_gathers() { connect(gathers_.group(), device_); }
+void Transport::connect_reductions() { connect(reductions_.group(), device_); }
+
+void Transport::end_of_backward() {
+  for (const auto& weak : shared_) {
+    if (const auto shards = weak.lock()) shards->end_of_backward();
+  }
+}
+
+HostExchange* Transport::host_exchange() {
+  return fsdp::host_exchange() ? host_exchange_.get() : nullptr;
 }
 
 }  // namespace fsdp::internal

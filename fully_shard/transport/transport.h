@@ -1,7 +1,7 @@
-// How a group's bytes travel between the ranks of one mesh dimension: the narrow
-// interface the runtime speaks to. One object per rank and process group. Memory that
-// others may read comes from the transport, stamps live inside it, and what it can do is
-// asked, never guessed from the device.
+// How a group's bytes travel between the ranks of one mesh dimension, over c10d process
+// groups: any backend, any number of hosts. One object per rank and process group. Memory
+// that others may read comes from here, and what can be done is asked, never guessed from
+// the device.
 //
 //   auto shards = transport.shard_memory(bytes, device);   // this rank's row
 //   auto gather = transport.gather(shards, {.unit = 3, .unit_name = "blocks.0"});
@@ -9,16 +9,24 @@
 //   const GatheredRows rows = gather->wait();               // throws unless all ranks agree
 //   read(rows.row(r), ...);                                 // good while `rows` lives
 //
-// gather() and reduce() are collective over the dimension, each of the two in one order
-// on all ranks; they do not block. After a collective that failed the ranks no longer
-// agree on what was sent: every later call throws and says which was the first. Messages
-// give ranks of the whole job. Where ranks share memory, shards may lie where others read
-// them by themselves (share_shards()), and then nothing is gathered; nor do reductions
-// need an order there (unordered_reductions()).
+// gather() and reduce() are collective over the dimension; they do not block. After a
+// collective that failed the ranks no longer agree on what was sent: every later call
+// throws and says which was the first. Messages give ranks of the whole job.
+//
+// Gathers and reductions have a group each, so that they do not queue behind one another,
+// and are announced there (device_mesh/collectives/issue_log.h), each kind in one order:
+// when a reduction leaves between two gathers may differ from rank to rank, since
+// gradients arrive differently. On CPU a reduction is an exchange of rows, added in the
+// order of the ranks: the same bits on every run. On other devices it is the backend's
+// reduce-scatter, and nothing is announced: ranks tell each other once per backward
+// (host_exchange.h).
+//
+// Where ranks share memory, shards may lie where others read them by themselves
+// (share_shards()), and then nothing is gathered; nor do reductions need an order there
+// (unordered_reductions()).
 #pragma once
 
-#include "device_mesh/collectives/gather.h"
-#include "device_mesh/collectives/reduction.h"
+#include "device_mesh/collectives/collectives.h"
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/communicate.h"
 
@@ -32,6 +40,8 @@
 namespace fsdp::internal {
 
 class HostExchange;
+class Patience;
+class PeerChannel;
 class SharedShards;
 struct ShardsToShare;
 class UnorderedReductions;
@@ -58,51 +68,64 @@ std::string in_words(const Issue& issue);
 
 class Transport {
  public:
-  virtual ~Transport() = default;
-  virtual int64_t shard_rank() const = 0;   // in the mesh dimension
-  virtual int64_t shard_count() const = 0;  // ranks of the mesh dimension
+  // Collective over the ranks of `dim` the first time.
+  Transport(const DeviceMesh& mesh, int64_t dim);
+  ~Transport();
+  Transport(const Transport&) = delete;
+
+  int64_t shard_rank() const { return gathers_.rank(); }   // in the mesh dimension
+  int64_t shard_count() const { return gathers_.size(); }  // ranks of the mesh dimension
+
   // Zeroed, uint8 [bytes], 64-byte aligned; lives as long as tensors refer to it.
-  virtual at::Tensor shard_memory(int64_t bytes, c10::Device device) = 0;
-  // uint8 [shard_count, row_bytes], contiguous per row (the row stride may be larger),
-  // not initialised.
-  virtual at::Tensor row_memory(int64_t row_bytes, c10::Device device) = 0;
-  // Shards that the other ranks read by themselves; null where ranks do not share memory.
-  // In one order on all ranks; local.
-  virtual std::shared_ptr<SharedShards> share_shards(const ShardsToShare& /*shards*/) {
-    return nullptr;
-  }
+  at::Tensor shard_memory(int64_t bytes, c10::Device device) const;
   // Of shards that are copied to be gathered once: as shard_memory(), but what is not
   // written may have any value.
-  virtual at::Tensor staging_memory(int64_t bytes, c10::Device device) {
-    return shard_memory(bytes, device);
-  }
+  at::Tensor staging_memory(int64_t bytes, c10::Device device) const;
+  // uint8 [shard_count, row_bytes], contiguous per row (the row stride may be larger),
+  // not initialised.
+  at::Tensor row_memory(int64_t row_bytes, c10::Device device);
+  // Shards that the other ranks read by themselves; null where ranks do not share memory.
+  // In one order on all ranks; local.
+  std::shared_ptr<SharedShards> share_shards(const ShardsToShare& shards);
+
   // `shards` from shard_memory() or staging_memory(), whole; not written until waited
   // for.
-  virtual std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue) = 0;
+  std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue);
   // `rows` from row_memory(), elements of `dtype`: row r goes to rank r. Overwritten.
-  virtual std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
-                                                   const Issue& issue) = 0;
+  std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
+                                           const Issue& issue);
   // The sum of `row`, [elements] contiguous, over the ranks, with the same bits on all;
   // `row` is overwritten. What hybrid sharding does over the ranks with the same shards.
-  virtual std::unique_ptr<PendingReduction> all_reduce(at::Tensor row, const Issue& issue) = 0;
+  std::unique_ptr<PendingReduction> all_reduce(at::Tensor row, const Issue& issue);
+
   // Bring up what gathers, and what reductions, communicate through on devices, as the
   // first of them would: all ranks in one order, and not within a step. Block; collective
   // over the dimension.
-  virtual void connect_gathers() {}
-  virtual void connect_reductions() {}
+  void connect_gathers();
+  void connect_reductions();
+
   // Where reductions need no order, what makes them; null: reduce() does, in one order on
   // all ranks. The same answer on every rank. Local.
-  virtual UnorderedReductions* unordered_reductions() { return nullptr; }
+  UnorderedReductions* unordered_reductions() { return unordered_reductions_.get(); }
   // All ranks have reached the end of a backward that has reduced something.
-  virtual void end_of_backward() {}
-  // False on devices, where reading stamps stalls the host.
-  virtual bool checks_stamps() const = 0;
-  virtual bool reads_flags() const = 0;  // values in reduced rows may be read on the host
-  // What ranks tell each other instead where they can do neither; null: nothing.
-  virtual HostExchange* host_exchange() { return nullptr; }
-};
+  void end_of_backward();
 
-// Chosen per mesh dimension. Collective over the dimension the first time.
-std::unique_ptr<Transport> make_transport(const DeviceMesh& mesh, int64_t dim);
+  // False on devices, where reading stamps stalls the host.
+  bool checks_stamps() const { return device_.is_cpu(); }
+  // Whether values in reduced rows may be read on the host.
+  bool reads_flags() const { return device_.is_cpu(); }
+  // What ranks tell each other instead where they can do neither; null: nothing.
+  HostExchange* host_exchange();
+
+ private:
+  std::shared_ptr<PeerChannel> channel_of(const Collectives& collectives) const;
+
+  Collectives gathers_, reductions_;
+  c10::Device device_;
+  std::unique_ptr<HostExchange> host_exchange_;
+  std::vector<std::weak_ptr<SharedShards>> shared_;
+  const std::shared_ptr<Patience> patience_, patience_to_begin_;
+  std::unique_ptr<UnorderedReductions> unordered_reductions_;  // null: in one order
+};
 
 }  // namespace fsdp::internal

@@ -24,7 +24,6 @@
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/peer_memory/peer_channel.h"
 #include "fully_shard/transport/peer_waits.h"
-#include "fully_shard/transport/reduction_number.h"
 #include "fully_shard/transport/reduction_plans.h"
 
 #include <ATen/core/Tensor.h>

@@ -5,7 +5,7 @@
 #pragma once
 
 #include "fully_shard/units/error_context.h"
-#include "fully_shard/units/managed_modules.h"
+#include "fully_shard/units/module_tree.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,17 +1,107 @@
 #include "fully_shard/units/unit.h"
 
+#include "device_mesh/internal/weak_registry.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/transport/transport.h"
 #include "fully_shard/units/root.h"
 
+#include <c10/core/GradMode.h>
+#include <torch/nn/module.h>
+
 #include <algorithm>
 #include <atomic>
+#include <mutex>
+#include <thread>
+#include <unordered_map>
+#include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
 
+// Of a buffer that some unit casts. It has its own dtype again whenever it has another
+// one than `cast` (Module::to).
+struct DtypesOfBuffer {
+  at::ScalarType own = at::ScalarType::Undefined, cast = own;
+};
+
+// Of the buffers of all units of the process.
+auto& dtypes_of_buffers() {
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  static auto& instance = *new WeakKeyMap<WeakTensor, DtypesOfBuffer>();
+  return instance;
+}
+
+void cast_buffer(const at::Tensor& buffer, std::optional<at::ScalarType> dtype) {
+  if (buffer.is_meta()) return;
+  const auto own = own_dtype(buffer);
+  const auto becomes = dtype.value_or(own);
+  if (buffer.scalar_type() != becomes) buffer.set_data(buffer.to(becomes));
+  dtypes_of_buffers().with(buffer.getIntrusivePtr(), [&](DtypesOfBuffer& dtypes) {
+    dtypes = {own, becomes};
+  });
+}
+
 std::atomic<UnitId> next_id{0};
 
+// A unit is let go by the thread that attached it: ranks may be threads, and another one
+// may be using the unit's root.
+struct Attached {
+  std::weak_ptr<const torch::nn::Module> module;
+  std::shared_ptr<Unit> unit;
+  std::thread::id thread;
+
+  bool may_go() const { return module.expired() && thread == std::this_thread::get_id(); }
+};
+
+struct Table {
+  std::mutex mutex;
+  std::unordered_map<const torch::nn::Module*, Attached> units;
+
+  std::vector<Attached> displaced;  // by modules at the addresses of dead ones
+
+  void sweep() {
+    std::erase_if(units, [](const auto& item) { return item.second.may_go(); });
+    std::erase_if(displaced, [](const auto& attached) { return attached.may_go(); });
+  }
+};
+
+Table& table() {
+  static auto& instance = *new Table();  // leaked: modules may die after static destruction began
+  return instance;
+}
+
 }  // namespace
+
+at::ScalarType own_dtype(const at::Tensor& tensor) {
+  const auto known = dtypes_of_buffers().find(tensor.getIntrusivePtr());
+  return known && known->cast == tensor.scalar_type() ? known->own : tensor.scalar_type();
+}
+
+at::Tensor in_own_dtype(const at::Tensor& tensor) {
+  const auto dtype = own_dtype(tensor);
+  return tensor.scalar_type() == dtype ? tensor : tensor.detach().to(dtype);
+}
+
+void UnitBuffers::take(const std::vector<at::Tensor>& buffers) {
+  for (const auto& buffer : buffers) {
+    const auto dtype = buffer.scalar_type();
+    if (!at::isFloatingType(dtype) || is_dtensor(buffer)) continue;
+    dtypes_of_buffers().with(buffer.getIntrusivePtr(), [&](DtypesOfBuffer& dtypes) {
+      if (dtypes.own != at::ScalarType::Undefined) return;  // a unit has it
+      dtypes = {dtype, dtype};
+      buffers_.emplace_back(buffer.getIntrusivePtr());
+    });
+  }
+}
+
+void UnitBuffers::cast(std::optional<at::ScalarType> dtype) const {
+  const at::NoGradGuard no_grad;
+  for (const auto& weak : buffers_) {
+    const at::Tensor buffer(weak.lock());
+    if (buffer.defined()) cast_buffer(buffer, dtype);
+  }
+}
 
 Unit::Unit(UnitPolicy asked)
     : id(next_id.fetch_add(1, std::memory_order_relaxed)),
@@ -93,6 +183,22 @@ bool Unit::ignores(const at::Tensor& tensor) const {
 void for_each_unit_below(Unit& unit, const std::function<void(Unit&)>& visit) {
   visit(unit);
   for (const auto& child : unit.children()) for_each_unit_below(*child, visit);
+}
+
+std::shared_ptr<Unit> find_unit(const torch::nn::Module& module) {
+  const std::lock_guard lock(table().mutex);
+  const auto found = table().units.find(&module);
+  if (found == table().units.end() || found->second.module.expired()) return nullptr;
+  return found->second.unit;
+}
+
+void attach_unit(torch::nn::Module& module, std::shared_ptr<Unit> unit) {
+  const std::lock_guard lock(table().mutex);
+  table().sweep();
+  unit->add_module(module.weak_from_this());
+  auto& place = table().units[&module];
+  if (place.unit && place.module.expired()) table().displaced.push_back(std::move(place));
+  place = {module.weak_from_this(), std::move(unit), std::this_thread::get_id()};
 }
 
 }  // namespace fsdp::internal

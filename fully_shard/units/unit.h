@@ -5,15 +5,15 @@
 
 #include "fully_shard/communicate.h"
 #include "fully_shard/policies.h"
-#include "fully_shard/schedule/unit_id.h"
-#include "fully_shard/schedule/unit_policy.h"
-#include "fully_shard/units/unit_buffers.h"
+#include "fully_shard/schedule/unit_tree.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <unordered_map>
 #include <utility>
@@ -24,6 +24,36 @@ class Module;
 }
 
 namespace fsdp::internal {
+
+// The dtype of buffers (MixedPrecisionPolicy::buffer_dtype): what a unit's modules
+// compute with, and what each buffer had before, which is what checkpoints save.
+//
+//   UnitBuffers buffers;
+//   buffers.take(found);              // floating ones that no other unit has
+//   buffers.cast(at::kBFloat16);
+//   buffers.cast(std::nullopt);       // as they were
+//
+// Buffers are cast in place: members, registry and handles taken before see it. What lies
+// on the meta device is left until it has values. Local; different threads may use
+// different buffers.
+
+// What a buffer had before its unit cast it; of any other tensor its dtype.
+at::ScalarType own_dtype(const at::Tensor& tensor);
+// The tensor itself, or a copy in its own dtype.
+at::Tensor in_own_dtype(const at::Tensor& tensor);
+
+class UnitBuffers {
+ public:
+  // A buffer goes to the first unit that takes it; DTensors and what is not floating go
+  // to none. Holds them weakly.
+  void take(const std::vector<at::Tensor>& buffers);
+  // Unset: each gets its own dtype back.
+  void cast(std::optional<at::ScalarType> dtype) const;
+
+ private:
+  using WeakTensor = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  std::vector<WeakTensor> buffers_;
+};
 
 class FSDPParamGroup;
 class Root;
@@ -102,5 +132,15 @@ class Unit : public std::enable_shared_from_this<Unit> {
 
 // `unit` and all units below it, parents first.
 void for_each_unit_below(Unit& unit, const std::function<void(Unit&)>& visit);
+
+// Which modules are units: attaches a Unit to a module from outside. Process-wide,
+// thread-safe. Holds modules weakly and verifies them at every look-up, since a new
+// module may reuse a dead one's address.
+class Unit;
+
+// Null unless `module` is a unit.
+std::shared_ptr<Unit> find_unit(const torch::nn::Module& module);
+// REQUIRES: owned by a shared_ptr and no unit yet.
+void attach_unit(torch::nn::Module& module, std::shared_ptr<Unit> unit);
 
 }  // namespace fsdp::internal

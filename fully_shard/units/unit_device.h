@@ -4,7 +4,7 @@
 #pragma once
 
 #include "device_mesh/device_mesh.h"
-#include "fully_shard/units/managed_modules.h"
+#include "fully_shard/units/module_tree.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -2,11 +2,10 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "fully_shard/units/module_kind.h"
+#include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/module_tree.h"
-#include "fully_shard/units/registry_slot.h"
+#include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_device.h"
-#include "fully_shard/units/unit_table.h"
 #include "on_demand/deferred_part.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
@@ -16,9 +15,18 @@
 #include <torch/nn/module.h>
 
 #include <set>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
+
+std::vector<int64_t> divisors_of(int64_t number) {
+  std::vector<int64_t> divisors;
+  for (int64_t i = 1; i <= number; ++i) {
+    if (number % i == 0) divisors.push_back(i);
+  }
+  return divisors;
+}
 
 void validate_module(const torch::nn::Module& module, const DeviceMesh& mesh) {
   const auto type = module_type_name(module);
@@ -157,6 +165,26 @@ void validate_ignored(const std::vector<torch::nn::Module*>& modules,
 }
 
 }  // namespace
+
+ResolvedReshardAfterForward resolve_reshard_after_forward(
+    const char* caller, const std::optional<ReshardAfterForward>& asked, const DeviceMesh& mesh) {
+  if (!asked) return {};
+  const auto n = asked->world();
+  if (!n) return {.reshards = asked->reshards()};
+  const auto shards = mesh.size(shard_mesh_dim(mesh));
+  TORCH_CHECK_VALUE(*n >= 1 && *n <= shards && shards % *n == 0, caller,
+                    ": ReshardAfterForward::to_world(", *n, ") on ", shards,
+                    " ranks that shard; allowed are ", c10::IntArrayRef(divisors_of(shards)),
+                    " (rank ", mesh.rank(), ")");
+  if (*n == 1) {
+    TORCH_WARN_ONCE(caller,
+                    ": ReshardAfterForward::to_world(1) keeps the parameters unsharded, as "
+                    "false does; true frees them");
+    return {.reshards = false};
+  }
+  if (*n == shards) return {.reshards = true};
+  return {.reshards = true, .neighbours = n};
+}
 
 void validate_request(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh,
                       const FullyShardOptions& options) {

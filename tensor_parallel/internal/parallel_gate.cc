@@ -7,7 +7,6 @@
 #include "on_demand/entry_substitution.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/on_demand_storage.h"
-#include "on_demand/touched_groups.h"
 #include "tensor_parallel/internal/first_inputs.h"
 #include "tensor_parallel/internal/parallel_set_data.h"
 #include "tensor_parallel/internal/parallel_style_operators.h"

@@ -8,7 +8,6 @@
 #include "on_demand/gate_key.h"
 #include "on_demand/input_cast.h"
 #include "on_demand/on_demand_storage.h"
-#include "on_demand/touched_groups.h"
 #include "tensor_parallel/internal/first_inputs.h"
 #include "tensor_parallel/internal/gradient_placement.h"
 #include "tensor_parallel/internal/parallel_gate.h"

@@ -5,7 +5,7 @@
 #include "dtensor/redistribute/differentiable.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/gate_key.h"
-#include "on_demand/touched_groups.h"
+#include "on_demand/on_demand_storage.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 

@@ -143,7 +143,6 @@ void use_handle(Sequential& model, FSDPModule unit, const DeviceMesh& mesh) {
   unit.reset_lazy_init();
   unit.set_all_reduce_hook({});
   unit.set_reduce_scatter_unused_params(false);
-  unit.set_force_sum_reduction_for_comms(true);
   unit.set_post_optim_event(nullptr);
   expect(fsdp::get_fsdp_module(*model) == unit && fsdp::is_fsdp_module(*model), "a unit");
   expect(fsdp::fsdp_modules(*model).size() == 2, "fsdp_modules");

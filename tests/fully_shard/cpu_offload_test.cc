@@ -1,7 +1,7 @@
 // Offloading: on a CPU mesh the parameters are where they should be already. The test
 // mode that offloads from there too shows everything but the copies between two devices,
 // which tests/on_gpu/one_rank_test.cc has.
-#include "fully_shard/params/shard_location.h"
+#include "fully_shard/params/shard_buffer.h"
 #include "tests/fully_shard/support/traffic.h"
 #include "tests/support/default_generator.h"
 #include "tests/support/full_value.h"

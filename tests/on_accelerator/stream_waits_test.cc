@@ -1,6 +1,6 @@
 // Each wait that the library makes between streams is needed: without it a program is
 // wrong in some schedule.
-#include "fully_shard/transport/stream_wait.h"
+#include "fully_shard/transport/streams.h"
 #include "tests/on_accelerator/program.h"
 #include "tests/simulated_accelerator/install.h"
 #include "tests/training_programs/stream_programs.h"

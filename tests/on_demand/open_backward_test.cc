@@ -1,5 +1,4 @@
-#include "on_demand/open_backward.h"
-
+#include "on_demand/pass.h"
 #include "tests/support/errors.h"
 
 #include <gmock/gmock.h>

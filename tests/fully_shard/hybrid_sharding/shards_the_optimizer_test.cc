@@ -1,6 +1,6 @@
 // HFSDP: with Outer::kShardOptimizer a model trains with the bits of hybrid sharding,
 // while entries, gradients and the optimizer's state are cut over all ranks.
-#include "fully_shard/params/shard_location.h"
+#include "fully_shard/params/shard_buffer.h"
 #include "tests/fully_shard/support/decoder.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"

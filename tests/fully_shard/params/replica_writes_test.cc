@@ -1,5 +1,5 @@
 // ReplicaWrites: what replicas that wrote, did not, or did not look say to each other.
-#include "fully_shard/params/replica_writes.h"
+#include "fully_shard/params/shard_writes.h"
 
 #include <gtest/gtest.h>
 

@@ -11,35 +11,45 @@
 namespace fsdp::internal {
 namespace {
 
-enum class Event { kIssued, kFilled, kDropped, kEmptied, kHold, kRelease };
-constexpr int kEvents = 6;
+enum class Event { kIssued, kFilled, kDropped, kEmptied, kPartKept, kPartDropped, kHold, kRelease };
+constexpr int kEvents = 8;
 
 // The table of the header, by itself.
 struct ModelOfState {
   ShardedState state;
+  ShardedState before = ShardedState::kSharded;  // the gather
   int holds = 0;
 
   std::optional<ModelOfState> after(Event event) const {
     const bool there = state == ShardedState::kUnsharded || state == ShardedState::kNeverSharded;
+    const bool can_be_emptied = state == ShardedState::kUnsharded && holds == 0;
+    const bool is_sharded =
+        state == ShardedState::kSharded || state == ShardedState::kShardedPostForward;
+    const bool gathers = state == ShardedState::kGathering;
     switch (event) {
       case Event::kIssued:
-        return state == ShardedState::kSharded ? step(ShardedState::kGathering, 0) : std::nullopt;
+        return only_if(is_sharded, {ShardedState::kGathering, state});
       case Event::kFilled:
-        return state == ShardedState::kGathering ? step(ShardedState::kUnsharded, 0) : std::nullopt;
+        return only_if(gathers, {ShardedState::kUnsharded});
       case Event::kDropped:
-        return state == ShardedState::kGathering ? step(ShardedState::kSharded, 0) : std::nullopt;
+        return only_if(gathers, {before});
       case Event::kEmptied:
-        return state == ShardedState::kUnsharded && holds == 0 ? step(ShardedState::kSharded, 0)
-                                                               : std::nullopt;
+        return only_if(can_be_emptied, {ShardedState::kSharded});
+      case Event::kPartKept:
+        return only_if(can_be_emptied, {ShardedState::kShardedPostForward});
+      case Event::kPartDropped:
+        return ModelOfState{
+            state == ShardedState::kShardedPostForward ? ShardedState::kSharded : state,
+            ShardedState::kSharded, holds};
       case Event::kHold:
-        return there ? step(state, 1) : std::nullopt;
+        return only_if(there, {state, before, holds + 1});
       case Event::kRelease:
-        return holds > 0 ? step(state, -1) : std::nullopt;
+        return only_if(holds > 0, {state, before, holds - 1});
     }
     return std::nullopt;
   }
-  std::optional<ModelOfState> step(ShardedState next, int change) const {
-    return ModelOfState{next, holds + change};
+  static std::optional<ModelOfState> only_if(bool is_legal, ModelOfState next) {
+    return is_legal ? std::optional(next) : std::nullopt;
   }
 };
 
@@ -52,7 +62,11 @@ void apply(ShardedStateMachine& sharded_state, Event event) {
     case Event::kDropped:
       return sharded_state.gather_dropped();
     case Event::kEmptied:
-      return sharded_state.emptied();
+      return sharded_state.emptied(Leaves::kShards);
+    case Event::kPartKept:
+      return sharded_state.emptied(Leaves::kPart);
+    case Event::kPartDropped:
+      return sharded_state.part_dropped();
     case Event::kHold:
       return sharded_state.hold();
     case Event::kRelease:
@@ -86,7 +100,7 @@ TEST(ShardedStateMachine, FollowsItsTableInEverySequenceOfSixEvents) {
   for (const auto start : {ShardedState::kSharded, ShardedState::kNeverSharded}) {
     check_all(ShardedStateMachine(start), ModelOfState{start}, 6);
   }
-  EXPECT_EQ(sequences, 79) << "legal ones, and the start";
+  EXPECT_EQ(sequences, 896) << "legal ones, and the start";
 }
 
 }  // namespace

@@ -1,6 +1,6 @@
 // WriteRuns against what the ranks of a small world hold and write, in every sequence of
 // writes and gathers: what is refused, and that nothing else is.
-#include "fully_shard/params/write_runs.h"
+#include "fully_shard/params/shard_writes.h"
 
 #include <gtest/gtest.h>
 

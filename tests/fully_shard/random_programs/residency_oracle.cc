@@ -141,7 +141,7 @@ int64_t ResidencyOracle::unused_prefetches() const { return counters(mesh_).unus
 std::set<int> ResidencyOracle::on_the_way() const {
   std::set<int> units;
   for (const auto& [unit, number] : numbers_) {
-    if (unit->group() != nullptr && unit->group()->unsharded().sharded_state().is_gathering())
+    if (unit->group() != nullptr && unit->group()->unsharded().state().is_gathering())
       units.insert(number);
   }
   return units;

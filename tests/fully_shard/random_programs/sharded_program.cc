@@ -1,8 +1,8 @@
 #include "tests/fully_shard/random_programs/sharded_program.h"
 
 #include "fully_shard/deferred_init.h"
+#include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/fsdp_param_group.h"
-#include "fully_shard/params/optimizer_tripwire.h"
 #include "tests/fully_shard/random_programs/program_optimizer.h"
 
 #include <algorithm>

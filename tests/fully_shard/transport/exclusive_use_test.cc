@@ -1,8 +1,7 @@
 // Group state is driven by one thread at a time.
-#include "fully_shard/transport/exclusive_use.h"
-
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/params/fsdp_param_group.h"
+#include "fully_shard/transport/comm_context.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_another_thread.h"
 #include "tests/support/worlds.h"

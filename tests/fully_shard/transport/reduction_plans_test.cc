@@ -1,7 +1,5 @@
 #include "fully_shard/transport/reduction_plans.h"
 
-#include "fully_shard/transport/reduction_number.h"
-
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -1,7 +1,6 @@
 // Inner shards and their pieces, against torch.chunk twice.
-#include "fully_shard/transport/shard_grid.h"
-
 #include "dtensor/layout/shard_layout.h"
+#include "fully_shard/transport/packed_layout.h"
 
 #include <gtest/gtest.h>
 

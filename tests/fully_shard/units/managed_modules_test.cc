@@ -1,7 +1,6 @@
 // What one fully_shard call finds.
-#include "fully_shard/units/managed_modules.h"
-
 #include "fully_shard/fully_shard.h"
+#include "fully_shard/units/module_tree.h"
 #include "tests/fully_shard/support/pair.h"
 #include "tests/support/worlds.h"
 

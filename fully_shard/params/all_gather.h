@@ -1,0 +1,142 @@
+// An all-gather of a group (PyTorch's foreach_all_gather), over the ranks that shard or,
+// with HFSDP, of pieces over the outer dimension: the row that this rank sends, and the
+// gather from its issue until its rows are let go. Which of the two kinds it is, rows
+// that ranks send each other or shards that this rank reads where the others have them
+// (SharedRead), matters where it is issued and where it is read again.
+//
+//   gather.start(row, issue);          // or start_read(read, layout, ranks)
+//   auto rows = gather.wait();
+//   ...the current stream copies out of gather.rows(rows)...
+//   gather.rows_were_read(copied);     // an event of it
+//   rows = {};
+//   gather.release();
+//
+// Local, but for start(), which is collective over the row's transport.
+#pragma once
+
+#include "device_mesh/collectives/gather.h"
+#include "device_mesh/internal/device_stream.h"
+#include "fully_shard/params/fsdp_param.h"
+#include "fully_shard/params/group_info.h"
+#include "fully_shard/params/shard_buffer.h"
+#include "fully_shard/transport/packed_copy.h"
+#include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/shared_shards.h"
+#include "fully_shard/transport/streams.h"
+#include "fully_shard/transport/transport.h"
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace fsdp::internal {
+
+// What a rank sends when a group is gathered, and the ranks that it goes to.
+struct PackedRow {
+  Transport& transport;
+  const PackedLayout& layout;  // of every rank's row; outlives the gather
+  at::Tensor bytes;            // memory of the transport
+};
+
+// Memory of a row that is sent in the place of the shards: copies of them in another
+// dtype or on another device, HFSDP's inner shards, or the part that a forward left. Its
+// bytes are counted in `counter` from allocate() until free().
+class RowMemory {
+ public:
+  // `transport` outlives it.
+  RowMemory(Transport& transport, PackedLayout layout, int64_t Counters::*counter,
+            GroupAccounts accounts);
+  ~RowMemory() { free(); }
+  RowMemory(const RowMemory&) = delete;
+
+  Transport& transport() const { return transport_; }
+  const PackedLayout& layout() const { return layout_; }
+  bool exists() const { return bytes_.defined(); }
+  const at::Tensor& bytes() const { return bytes_; }
+
+  // `bytes`, layout().row_bytes() of the transport's memory that the current stream
+  // allocated, takes the place of what there was.
+  void allocate(at::Tensor bytes);
+  // The current stream fills it anew, after all that used it.
+  void refill();
+  // What the current stream was given so far has filled it.
+  void filled() { streams_.ready(DeviceStream::current(bytes_.device())); }
+  // When that is.
+  const DeviceEvent& when_filled() const { return streams_.when_ready(); }
+  // To be sent by the calling thread's stream. REQUIRES: filled.
+  PackedRow row();
+  void free();
+
+ private:
+  Transport& transport_;
+  PackedLayout layout_;
+  int64_t Counters::*counter_;
+  GroupAccounts accounts_;
+  at::Tensor bytes_;
+  StreamMemory streams_{StreamWait::kUseAfterFill, StreamWait::kFreeAfterUse};
+};
+
+// Whether shards are copied to be sent: the members have another dtype
+// (MixedPrecisionPolicy::param_dtype), or are on a device and the shards on the CPU
+// (OffloadPolicy).
+bool are_staged(const std::vector<FSDPParam>& params, const ShardBuffer& shards);
+// Null where they are not.
+std::unique_ptr<RowMemory> make_staging(const std::vector<FSDPParam>& params,
+                                        const ShardBuffer& shards, Transport& transport,
+                                        GroupAccounts accounts);
+// The shards as they are now, in the members' dtypes and on their device, copied there on
+// the current stream; good until `staging` is freed or used again.
+PackedRow stage(RowMemory& staging, const ShardBuffer& shards,
+                const std::vector<FSDPParam>& params);
+
+// The stream that issued a gather owns the memory of the rows that arrive, so it waits
+// for whoever reads them elsewhere. What the gather stages is counted
+// (Counters::staging_bytes) as long.
+class AllGather {
+ public:
+  explicit AllGather(GroupAccounts accounts) : accounts_(std::move(accounts)) {}
+  ~AllGather() { drop(); }
+  AllGather(const AllGather&) = delete;
+
+  // Issues it on the current stream; does not block. REQUIRES: there is none.
+  void start(const PackedRow& own, const Issue& issue);
+  // The same of shards that this rank reads by itself, which nobody else takes part in.
+  void start_read(std::unique_ptr<SharedRead> read, const PackedLayout& layout, int64_t ranks);
+  bool exists() const { return gather_ != nullptr; }
+  // The read, where it is one; else null.
+  SharedRead* read() const { return read_; }
+
+  // The current stream waits for the rows. Throws what failed, and lets the gather go. A
+  // read may be waited for again.
+  GatheredRows wait();
+  // Those rows, and how they lie; refers to `rows`.
+  RowsOfRanks rows(const GatheredRows& rows) const {
+    return {rows, *layout_, ranks_, read_ != nullptr ? Arrangement::kCommon : Arrangement::kRow};
+  }
+  // The rows have been read at `read`, and the issuer waits for it.
+  void rows_were_read(const DeviceEvent& read);
+  void release();
+
+  // Nobody reads the rows. The current stream waits for the gather, since what is called
+  // next may write what it sends. No failure shows. Nothing where there is none.
+  void drop() noexcept;
+  // The same on all streams, and throws what failed when it is dropped.
+  void await_and_drop();
+
+ private:
+  void issued(std::unique_ptr<Gather> gather, const PackedLayout& layout, int64_t ranks);
+  void wait_and_tell_issuer();
+
+  GroupAccounts accounts_;
+  std::unique_ptr<Gather> gather_;
+  SharedRead* read_ = nullptr;  // gather_, where it is one
+  const PackedLayout* layout_ = nullptr;
+  int64_t ranks_ = 0;
+  std::optional<DeviceStream> issuer_;
+  int64_t staging_bytes_ = 0;
+};
+
+}  // namespace fsdp::internal
