@@ -2,7 +2,7 @@
 
 #include "device_mesh/collectives/agreement.h"
 #include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/tensor_bytes.h"
+#include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/process_group.h"
 
 #include <ATen/TensorOperators.h>

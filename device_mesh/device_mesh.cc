@@ -1,7 +1,7 @@
 #include "device_mesh/device_mesh.h"
 
 #include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/ranks_in_job.h"
+#include "device_mesh/collectives/group.h"
 #include "device_mesh/internal/device_types.h"
 #include "device_mesh/internal/mesh_layout.h"
 #include "device_mesh/process_group.h"

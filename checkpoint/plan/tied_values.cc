@@ -2,7 +2,7 @@
 
 #include "checkpoint/files/raise.h"
 #include "checkpoint/ranks/tensor_values.h"
-#include "device_mesh/collectives/tensor_bytes.h"
+#include "device_mesh/collectives/scratch_memory.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 

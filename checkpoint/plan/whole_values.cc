@@ -2,7 +2,7 @@
 
 #include "checkpoint/io/staging_buffer.h"
 #include "checkpoint/ranks/tensor_values.h"
-#include "device_mesh/collectives/tensor_bytes.h"
+#include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/layout/shard_layout.h"

@@ -2,7 +2,6 @@
 #include "device_mesh/collectives/collectives.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
-#include "device_mesh/collectives/backend/point_to_point.h"
 #include "device_mesh/collectives/backend/row_exchange.h"
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/collectives/riding_collectives.h"
@@ -10,8 +9,6 @@
 #include "device_mesh/collectives/start_all_to_all.h"
 #include "device_mesh/collectives/start_gather.h"
 #include "device_mesh/collectives/start_reduction.h"
-#include "device_mesh/collectives/start_row_sum.h"
-#include "device_mesh/collectives/tensor_bytes.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>

@@ -5,15 +5,17 @@
 #include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
+#include <optional>
 #include <string>
-
-namespace c10d {
-class ProcessGroup;
-}
+#include <vector>
 
 namespace at {
 class Tensor;
 }
+namespace c10d {
+class ProcessGroup;
+class Store;
+}  // namespace c10d
 
 namespace fsdp::internal {
 
@@ -28,5 +30,27 @@ bool serves(const Group& group, c10::DeviceType device_type);
 bool has_gloo(const Group& group);
 // Whether `tensor` does.
 bool through_gloo(const Group& group, const at::Tensor& tensor);
+
+// What a process group is called in its job, for ranks to speak of it.
+struct GroupName {
+  c10::intrusive_ptr<c10d::Store> store;  // of the job, below all key spaces
+  std::string job;                        // the key space of the world that the group was made from
+  std::string group;  // the same on all its ranks, and of no other group of the job
+};
+
+// None for a group that was not made from a world of ours (process_group_factory.h), and
+// where there is no store. Local.
+std::optional<GroupName> name_in_job(const Group& group);
+
+// Which ranks of the job a process group consists of, by group rank, for messages: c10d's
+// groups know their own numbering only. Kept as long as the group. Thread-safe.
+void set_ranks_in_job(const Group& group, std::vector<int64_t> ranks);
+// The same, unless they are known. Thread-safe.
+void note_ranks_in_job(const Group& group, std::vector<int64_t> ranks);
+// 0, 1, ... where they were never set.
+std::vector<int64_t> ranks_in_job(const Group& group);
+
+// "0, 2, 3"
+std::string rank_list(const std::vector<int64_t>& ranks);
 
 }  // namespace fsdp::internal

@@ -1,7 +1,6 @@
 #include "device_mesh/collectives/inside_announced.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
-#include "device_mesh/collectives/backend/point_to_point.h"
 #include "device_mesh/collectives/backend/row_exchange.h"
 
 #include <torch/csrc/distributed/c10d/Work.hpp>

@@ -1,9 +1,9 @@
 #include "device_mesh/collectives/issue_log.h"
 
 #include "device_mesh/collectives/failure_words.h"
+#include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/last_issued.h"
 #include "device_mesh/collectives/piggybacked_word.h"
-#include "device_mesh/collectives/ranks_in_job.h"
 #include "device_mesh/collectives/watched_message.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_channel.h"

@@ -1,7 +1,7 @@
 #include "device_mesh/collectives/riding_collectives.h"
 
+#include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/collectives/sum_in_order.h"
-#include "device_mesh/collectives/tensor_bytes.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 

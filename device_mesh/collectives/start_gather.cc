@@ -1,8 +1,7 @@
 #include "device_mesh/collectives/start_gather.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
-#include "device_mesh/collectives/backend/point_to_point.h"
-#include "device_mesh/collectives/backend/row_gather.h"
+#include "device_mesh/collectives/backend/row_exchange.h"
 #include "device_mesh/collectives/scratch_memory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>

@@ -1,16 +1,19 @@
 #include "device_mesh/collectives/start_reduction.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
-#include "device_mesh/collectives/backend/point_to_point.h"
 #include "device_mesh/collectives/backend/row_exchange.h"
 #include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/collectives/sum_in_order.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/ScalarType.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <cstdint>
+#include <cstring>
+#include <exception>
 #include <string>
 #include <utility>
 #include <vector>
@@ -106,6 +109,102 @@ class ExchangedReduction final : public PendingReduction {
   RowExchange exchange_;  // last: uses the announcement
 };
 
+// The backend's all-reduce.
+class BackendAllReduce final : public PendingReduction {
+ public:
+  BackendAllReduce(std::shared_ptr<IssueLog> log, Announcement announcement, const Group& group,
+                   const at::Tensor& row, std::string what)
+      : log_(std::move(log)),
+        announcement_(std::move(announcement)),
+        what_(std::move(what)),
+        dtype_(row.scalar_type()),
+        row_(row.view(c10::toRealValueType(dtype_))),
+        pending_(all_reduce(group, row_, ReduceOp::kSum)) {}
+
+  int64_t staging_bytes() const override { return static_cast<int64_t>(row_.nbytes()); }
+  at::Tensor wait() override {
+    words_ = announcement_.wait();
+    log_->watch([&] { pending_.wait(what_); });
+    return row_.view(dtype_);
+  }
+  std::vector<NoticeWords> words() const override { return words_; }
+
+ private:
+  std::shared_ptr<IssueLog> log_;
+  Announcement announcement_;
+  std::string what_;
+  at::ScalarType dtype_;
+  at::Tensor row_;
+  std::vector<NoticeWords> words_;
+  Pending pending_;  // last: waits before the buffers go
+};
+
+// The row cut into one piece per rank, the last ones padded with zeros: uint8 [ranks,
+// bytes].
+at::Tensor pieces_of(const at::Tensor& row, int64_t ranks) {
+  const auto piece = (row.numel() + ranks - 1) / ranks;
+  auto pieces = at::zeros({ranks, piece}, row.options());
+  pieces.view({-1}).narrow(0, 0, row.numel()).copy_(row);
+  return pieces.view({-1}).view(at::kByte).view({ranks, -1});
+}
+
+// Every rank adds up one piece and sends it to the others (Rabenseifner, "Optimization of
+// collective reduction operations", 2004).
+class ExchangedAllReduce final : public PendingReduction {
+ public:
+  ExchangedAllReduce(std::shared_ptr<IssueLog> log, Announcement announcement, Group group,
+                     const at::Tensor& row, std::string what)
+      : log_(std::move(log)),
+        announcement_(std::move(announcement)),
+        group_(std::move(group)),
+        what_(std::move(what)),
+        dtype_(row.scalar_type()),
+        elements_(row.numel()),
+        exchange_(group_, pieces_of(row, group_size(group_)), dtype_,
+                  {.what = what_,
+                   .tag = tag_of(announcement_.stamp()),
+                   .agree = [this] { words_ = announcement_.wait(); },
+                   .in_background = true,
+                   .awaited = announcement_.awaited()}) {}
+
+  ~ExchangedAllReduce() override {
+    try {
+      if (!waited_) wait();  // the other ranks count on this one's piece
+    } catch (const std::exception&) {
+      // The group's next user is told.
+    }
+  }
+
+  int64_t staging_bytes() const override { return exchange_.staging_bytes(); }
+  at::Tensor wait() override {
+    waited_ = true;
+    return log_->watch([&] { return gathered(exchange_.wait().view(at::kByte)); });
+  }
+  std::vector<NoticeWords> words() const override { return words_; }
+
+ private:
+  at::Tensor gathered(const at::Tensor& piece) {
+    RowGather pieces(group_, piece, /*lengths=*/{}, tag_of(announcement_.stamp()));
+    pieces.wait(what_);
+    const auto ranks = group_size(group_);
+    auto sum = at::empty({ranks * piece.numel()}, piece.options());
+    auto* to = static_cast<char*>(sum.mutable_data_ptr());
+    for (int64_t rank = 0; rank < ranks; ++rank, to += piece.numel())
+      std::memcpy(to, pieces.row(rank), static_cast<size_t>(piece.numel()));
+    return sum.view(sum_dtype(dtype_)).narrow(0, 0, elements_);
+  }
+
+  std::shared_ptr<IssueLog> log_;
+  Announcement announcement_;
+  Group group_;
+  std::string what_;
+  at::ScalarType dtype_;
+  int64_t elements_;
+  bool waited_ = false;
+  std::vector<NoticeWords> words_;  // of the exchange's thread until that ends
+  RowExchange exchange_;            // last: uses the announcement
+};
+
 }  // namespace
 
 bool rides(const IssueLog& log, const Group& group, int64_t row_bytes) {
@@ -133,6 +232,28 @@ std::unique_ptr<PendingReduction> start_reduction(const std::shared_ptr<IssueLog
   }
   return std::make_unique<BackendReduction>(log, std::move(announcement), group, rows,
                                             options.dtype, options.custom, options.what);
+}
+
+std::unique_ptr<PendingReduction> start_row_sum(const std::shared_ptr<IssueLog>& log,
+                                                const Group& group, const SumRowOptions& options) {
+  const auto& row = options.row;
+  const auto bytes = static_cast<int64_t>(row.nbytes());
+  const IssuedOperation operation = {.kind = CollectiveKind::kAllReduce,
+                                     .unit = options.unit,
+                                     .what = options.what,
+                                     .bytes = bytes,
+                                     .words = options.words};
+  // Both send all of a small row, and add.
+  if (rides(*log, group, bytes)) {
+    return sum_of_riders(log->announce(operation, tensor_bytes(row).view({1, -1})),
+                         row.scalar_type());
+  }
+  auto announcement = log->announce(operation);
+  if (better_by_messages(group, row)) {
+    return std::make_unique<ExchangedAllReduce>(log, std::move(announcement), group, row,
+                                                options.what);
+  }
+  return std::make_unique<BackendAllReduce>(log, std::move(announcement), group, row, options.what);
 }
 
 }  // namespace fsdp::internal

@@ -24,4 +24,10 @@ std::unique_ptr<PendingReduction> start_reduction(const std::shared_ptr<IssueLog
                                                   const Group& group,
                                                   const SumRowsOptions& options);
 
+// One row, added up over the ranks with the same bits on all of them: each rank adds one
+// piece of it and sends it to the others. Announces on `log`, which is that of `group`;
+// does not block. Collective over `group`.
+std::unique_ptr<PendingReduction> start_row_sum(const std::shared_ptr<IssueLog>& log,
+                                                const Group& group, const SumRowOptions& options);
+
 }  // namespace fsdp::internal

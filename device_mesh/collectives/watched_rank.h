@@ -15,7 +15,7 @@
 // ranks: a store that does not answer delays nobody else. Thread-safe, but for look().
 #pragma once
 
-#include "device_mesh/collectives/group_name.h"
+#include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/wait_graph.h"
 
 #include <c10/util/intrusive_ptr.h>

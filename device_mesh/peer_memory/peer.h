@@ -9,8 +9,8 @@
 #pragma once
 
 #include "device_mesh/peer_memory/arena.h"
+#include "device_mesh/peer_memory/peer_meeting.h"
 #include "device_mesh/peer_memory/peer_memory.h"
-#include "device_mesh/peer_memory/process_watch.h"
 #include "device_mesh/peer_memory/shared_layout.h"
 #include "device_mesh/peer_memory/shared_segment.h"
 

@@ -1,7 +1,7 @@
 #define XXH_INLINE_ALL
 #include "device_mesh/peer_memory/peer_channel.h"
 
-#include "device_mesh/collectives/group_name.h"
+#include "device_mesh/collectives/group.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_receive.h"
 #include "device_mesh/process_groups/process_group_factory.h"

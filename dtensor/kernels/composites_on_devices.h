@@ -4,7 +4,7 @@
 // saying so in its schema. Here they are taken apart into the operators that have:
 //
 //   scaled_dot_product_attention   the operators of PyTorch's math backend
-//   batch_norm                     native_batch_norm (dtensor/ops/batch_norm.h)
+//   batch_norm                     native_batch_norm (dtensor/ops/batch_norm.cc)
 //
 // Plain tensors, and so models without tensor parallelism, keep the fused kernels.
 #pragma once

@@ -1,7 +1,7 @@
 // Unboxed kernels for the elementwise operators that optimizers call once per parameter
 // and step. Where all DTensors lie alike they run on the local tensors without a boxed
 // argument; any other call goes to the boxed kernel. What they compute and whom they tell
-// is what that does (dispatch.h, dtensor/ops/pointwise.h).
+// is what that does (dispatch.h, dtensor/ops/pointwise.cc).
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -4,10 +4,9 @@
 // whole, and the rank takes those of its queries' groups: their gradients are terms. A
 // rank may have no head at all, which the kernel does not know. Which kernel attention
 // takes must not depend on the rank.
-#include "dtensor/ops/attention.h"
-
 #include "dtensor/dispatch/cut_indices.h"
 #include "dtensor/dispatch/operands.h"
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/broadcast.h"
 

@@ -1,8 +1,7 @@
 // Channels are normalised by themselves, so they may be cut; so may the batch where no
 // statistics are taken over it, that is in evaluation. In training a cut batch is
 // gathered: the statistics are those of the whole batch, as on one device.
-#include "dtensor/ops/batch_norm.h"
-
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 
 #include <algorithm>

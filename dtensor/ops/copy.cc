@@ -2,11 +2,10 @@
 // another dtype, which rounds: rounding before a reduction is not rounding after it. A
 // plain tensor of the global shape stands for the whole value: each rank takes its part,
 // which is how a file saved without sharding loads into DTensors.
-#include "dtensor/ops/copy.h"
-
 #include "dtensor/dispatch/compare_plain.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/layout/shard_layout.h"
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/strategy/pointwise_strategy.h"

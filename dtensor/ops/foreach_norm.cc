@@ -1,7 +1,6 @@
 // The tensors need not lie alike. Powers that the ranks have to add up travel together.
-#include "dtensor/ops/foreach_norm.h"
-
 #include "dtensor/dtensor.h"
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"

@@ -1,8 +1,7 @@
 // Group norms fit where the batch is cut, or channels in whole groups; statistics, a
 // number per row and group, are cut with them.
-#include "dtensor/ops/group_norm.h"
-
 #include "dtensor/layout/shard_layout.h"
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 
 #include <algorithm>

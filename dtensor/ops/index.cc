@@ -1,7 +1,6 @@
 // Indices are the same on all ranks: cuts along dimensions that they do not index stay.
 // So do those along dimensions of which a view took all.
-#include "dtensor/ops/index.h"
-
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/block_ranges.h"
 #include "dtensor/strategy/broadcast.h"

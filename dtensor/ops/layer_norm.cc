@@ -1,7 +1,6 @@
 // Layer norms fit where a dimension that is not normalised is cut, statistics and all;
 // the gradients of weight and bias are then terms of sums over it.
-#include "dtensor/ops/layer_norm.h"
-
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 
 #include <algorithm>

@@ -1,8 +1,7 @@
 // Over a cut dimension p = 1 and 0 give Partial(sum), p = inf Partial(max), p = -inf
 // Partial(min). Any other p is not a reduction of the ranks' norms, so the sum of powers
 // is added up at once (collective) and the result is whole.
-#include "dtensor/ops/norm.h"
-
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/ops/row_statistics.h"
 #include "dtensor/strategy/whole_dim_strategy.h"

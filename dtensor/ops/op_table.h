@@ -3,7 +3,8 @@
 // torch/distributed/tensor/_ops.) An operator without an entry runs on the whole value
 // (run_on_whole.h), or is taken apart by its composite kernel.
 //
-// A family of operators has a pair of files in this folder, which registers its entries:
+// A family of operators (families.h) has a file in this folder, which registers its
+// entries:
 //
 //   void add_softmax(OpTable& table) {
 //     table.add("_softmax.", {.strategy = ..., .local_kernel = ...});

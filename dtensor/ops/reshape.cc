@@ -1,7 +1,6 @@
 // A cut stays where some dimension of the new shape has each rank's elements, in blocks
 // and atoms if need be.
-#include "dtensor/ops/reshape.h"
-
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/viewed_cut.h"
 

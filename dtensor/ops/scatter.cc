@@ -1,8 +1,7 @@
 // In place they may meet plain zeros that autograd's formulas make where they mean a
 // DTensor, as the gradients of max(dim), sort and topk do: the zeros become one.
-#include "dtensor/ops/scatter.h"
-
 #include "dtensor/dtensor.h"
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/differentiable.h"
 #include "dtensor/redistribute/redistribute.h"

@@ -2,9 +2,8 @@
 // and squeeze take of a part what it has of what they take of the whole. detach and
 // alias, and as_strided where it leaves the layout as it is, are no more than another
 // tensor object. view(dtype) has others where it changes the size of elements.
-#include "dtensor/ops/view.h"
-
 #include "dtensor/dispatch/gathered_view.h"
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/sliced_range.h"
 #include "dtensor/tensor/dtensor_impl.h"

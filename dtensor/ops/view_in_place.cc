@@ -1,8 +1,7 @@
 // As matmul squeezes its result and RNNs transpose theirs: the tensor becomes what the
 // operator that makes a view gives.
-#include "dtensor/ops/view_in_place.h"
-
 #include "dtensor/dispatch/gathered_view.h"
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/tensor/dtensor_impl.h"
 

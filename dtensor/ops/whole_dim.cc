@@ -1,6 +1,5 @@
 // What works along some dimensions fits where another one is cut.
-#include "dtensor/ops/whole_dim.h"
-
+#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/whole_dim_strategy.h"
 

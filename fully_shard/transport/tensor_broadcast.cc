@@ -1,6 +1,6 @@
 #include "fully_shard/transport/tensor_broadcast.h"
 
-#include "device_mesh/collectives/tensor_bytes.h"
+#include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/internal/mesh_layout.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/transport/broadcast_buckets.h"

@@ -1,6 +1,6 @@
 #include "optim/internal/owner_exchange.h"
 
-#include "device_mesh/collectives/tensor_bytes.h"
+#include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

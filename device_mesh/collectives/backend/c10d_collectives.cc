@@ -1,6 +1,6 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 
-#include "device_mesh/collectives/tensor_bytes.h"
+#include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/internal/device_types.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -10,6 +10,7 @@
 #include <torch/headeronly/version.h>
 
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -62,6 +63,29 @@ void check_operands(const Group& group, const char* operation, const at::Tensor&
 at::Tensor flat(const at::Tensor& tensor) { return tensor.dim() == 1 ? tensor : tensor.view({-1}); }
 
 }  // namespace
+
+int tag_of(const Stamp& stamp) {
+  constexpr int kMore = kNoticeTag + 1;
+  return kMore + static_cast<int>(stamp.history >> 35);  // 29 bits
+}
+
+bool better_by_messages(const Group& group, const at::Tensor& memory) {
+  return memory.is_cpu() && (group_size(group) == 1 || through_gloo(group, memory));
+}
+
+Pending send(const Group& group, at::Tensor bytes, int64_t to, int tag) {
+  std::vector<at::Tensor> tensors{std::move(bytes)};
+  auto pending = issue(group, [&] { return group->send(tensors, static_cast<int>(to), tag); });
+  pending.with_peer(to);
+  return pending;
+}
+
+Pending receive(const Group& group, at::Tensor bytes, int64_t from, int tag) {
+  std::vector<at::Tensor> tensors{std::move(bytes)};
+  auto pending = issue(group, [&] { return group->recv(tensors, static_cast<int>(from), tag); });
+  pending.with_peer(from);
+  return pending;
+}
 
 void check_gather(const Group& group, const at::Tensor& output, const at::Tensor& input) {
   check_operands(group, "all_gather", output, input);

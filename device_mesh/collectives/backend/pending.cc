@@ -1,7 +1,7 @@
 #include "device_mesh/collectives/backend/pending.h"
 
 #include "device_mesh/collectives/failure_words.h"
-#include "device_mesh/collectives/ranks_in_job.h"
+#include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/slow_wait.h"
 #include "device_mesh/peer_memory/peer_wait.h"
 

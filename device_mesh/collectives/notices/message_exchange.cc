@@ -1,6 +1,6 @@
 #include "device_mesh/collectives/notices/message_exchange.h"
 
-#include "device_mesh/collectives/backend/point_to_point.h"
+#include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/collectives/scratch_memory.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>

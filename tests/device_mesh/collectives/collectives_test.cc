@@ -1,5 +1,4 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
-#include "device_mesh/collectives/backend/point_to_point.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/thread_ranks.h"

@@ -1,5 +1,4 @@
-#include "device_mesh/collectives/backend/row_gather.h"
-
+#include "device_mesh/collectives/backend/row_exchange.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/thread_ranks.h"
 
