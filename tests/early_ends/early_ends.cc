@@ -6,6 +6,7 @@
 //   early_ends_table --runs=2 --load=0      fewer, without busy processes beside them
 //   early_ends_table --seconds=40           places of the table at random for so long
 //   early_ends_table --only=init/return/off those whose name has that in it
+//   early_ends_table --share=0/4            the first of four shares of that
 //
 // Prints a line for each thing done last, each way to end and each transport, with what
 // became of it, and the texts. Exits with 0 when all is as it should be, else with 1.
@@ -246,6 +247,7 @@ struct Options {
   int64_t seconds = 0;
   uint64_t seed = 1;
   std::string only;
+  int64_t share = 0, shares = 1;
 };
 
 Options parse(int argc, char** argv) {
@@ -265,9 +267,13 @@ Options parse(int argc, char** argv) {
       options.seed = std::stoull(value);
     } else if (name == "--only") {
       options.only = value;
+    } else if (name == "--share" && value.find('/') != std::string::npos) {
+      options.share = std::stoll(value);
+      options.shares = std::stoll(value.substr(value.find('/') + 1));
     } else {
-      throw std::invalid_argument(
-          argument + ": allowed are --runs=N, --load=N, --seconds=N, --seed=N and --only=TEXT");
+      throw std::invalid_argument(argument +
+                                  ": allowed are --runs=N, --load=N, --seconds=N, --seed=N, "
+                                  "--only=TEXT and --share=N/N");
     }
   }
   return options;
@@ -275,8 +281,10 @@ Options parse(int argc, char** argv) {
 
 int run(const Options& options) {
   auto places = whole_table();
+  int64_t number = 0;
   std::erase_if(places, [&](const Place& place) {
-    return place.name().find(options.only) == std::string::npos;
+    return place.name().find(options.only) == std::string::npos ||
+           number++ % options.shares != options.share;
   });
   std::vector<std::unique_ptr<BusyProcess>> load;
   for (int64_t i = 0; i < options.load; ++i) load.push_back(std::make_unique<BusyProcess>());
