@@ -109,7 +109,10 @@ const ChildCase kMemoryOfAModel("checkpoint_memory_of_a_model", [] {
               static_cast<int>(unit));
   bool good = needs_at_most(allowed, "save", [&] { save({.model = model}, folder + "/sharded"); });
   good &= needs_at_most(allowed, "load", [&] { load({.model = model}, folder + "/sharded"); });
-  good &= needs_at_most(allowed + 2 * unit, "full save", [&] {
+  // The whole value, and the ranks' rows, which are memory of this process, too, where it
+  // reads them. A quick rank is one collective ahead: it sends its next row while others
+  // still read the last one.
+  good &= needs_at_most(allowed + unit + 2 * unit, "full save", [&] {
     save({.model = model}, folder + "/full", {.layout = Layout::kFull});
   });
   good &= needs_at_most(allowed, "load of a full one",
