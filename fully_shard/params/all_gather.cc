@@ -99,8 +99,7 @@ PackedRow stage(RowMemory& staging, const ShardBuffer& shards,
   const auto device = shards.member_device();
   staging.allocate(staging.transport().staging_memory(staging.layout().row_bytes(), device));
   device.is_cpu() ? copy_each(staging, shards, params) : copy_at_once(staging, shards, params);
-  staging.filled();
-  return staging.row();
+  return {staging.transport(), staging.layout(), staging.bytes()};  // no other stream uses it
 }
 
 void AllGather::issued(std::unique_ptr<Gather> gather, const PackedLayout& layout, int64_t ranks) {
