@@ -270,6 +270,8 @@ Options parse(int argc, char** argv) {
     } else if (name == "--share" && value.find('/') != std::string::npos) {
       options.share = std::stoll(value);
       options.shares = std::stoll(value.substr(value.find('/') + 1));
+      if (options.share < 0 || options.share >= options.shares)
+        throw std::invalid_argument(argument + ": shares of N are 0/N to (N - 1)/N");
     } else {
       throw std::invalid_argument(argument +
                                   ": allowed are --runs=N, --load=N, --seconds=N, --seed=N, "
