@@ -1,5 +1,5 @@
-// The sharded state of a group (PyTorch's ShardedState), and where its next gather comes
-// from. Pure.
+// The sharded state of a group (PyTorch's ShardedState), and how often it was gathered.
+// Pure.
 //
 //   state                 event                next
 //   sharded               gather_issued()      gathering
