@@ -51,7 +51,7 @@ ALSO_SEE = {
     "fully_shard": "Training GradientSyncEffects PrefetchEffects ScopeEffects HybridSharding FullParams StaleCopies "
     "FreezingEffects MixedPrecision RecursionEffects AutoShard AbortedBackward InterruptedBackward Owing "
     "ReshardToWorld StartValues InPlace ShardWriteOperators MemberWrites UnusedParams UnshardByHandEffects "
-    "ReshardAfterForwardEffects ReshardAfterBackwardEffects SummonDetails RankDivergentTraining BufferDtype "
+    "ReshardAfterForwardEffects ReshardAfterBackwardEffects SummonDetails UnlikeRanks BufferDtype "
     "FullPrecision Autograd ParameterOrder CountersOfSteps Hooks Offloaded EntriesAsLeaves LateParameters "
     "GradientsOfRanks MistakesOfRanks StreamPrograms HostExchange Launches OffloadedShards",
     "on_demand": "BufferDtype DeferredInit DTensorGradients MixedPrecision DeferredTensorParallel FailedBackward",

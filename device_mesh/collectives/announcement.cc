@@ -88,7 +88,7 @@ Notice Announcement::read(int64_t peer) const {
       " issued ", describe(theirs), " where rank ", mine_.global_rank, " issued ", describe(mine_),
       theirs.operation == mine_.operation ? ", of another size or after a different history" : "",
       ". Every rank must issue the same collectives in the same order: touch the sharded "
-      "units alike (docs/design/shared_memory.md says when a rank of one host may read alone). "
+      "units alike (docs/launching.md says what a rank does that has less to do). "
       "Nothing was changed by it on this rank; the other ranks of the group fail alike or time "
       "out");
   return theirs;

@@ -161,8 +161,8 @@ Verdict verdict_on(std::vector<StuckThread> threads) {
   text << "so none of them can go on. Every rank must issue the same collectives in the same "
           "order: touch the sharded units alike (one in a loop whose length differs between "
           "ranks stays gathered with reshard_after_forward = false and "
-          "set_reshard_after_backward(false)); docs/design/shared_memory.md says when a rank of "
-          "one host may read alone";
+          "set_reshard_after_backward(false)); docs/launching.md says what a rank does that has "
+          "less to do";
   verdict.text = text.str();
   return verdict;
 }

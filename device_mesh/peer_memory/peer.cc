@@ -175,24 +175,6 @@ void Peer::drop(uint64_t channel, uint64_t number) {
   found == inbox_.end() ? void(unwanted_.insert({channel, number})) : void(inbox_.erase(found));
 }
 
-std::vector<uint64_t> Peer::numbers_in(uint64_t channel, NumberRange range) {
-  const std::lock_guard lock(mutex_);
-  receive();
-  std::vector<uint64_t> numbers;
-  for (const auto& each : inbox_) {
-    if (each.channel == channel && range.contains(each.number)) numbers.push_back(each.number);
-  }
-  return numbers;
-}
-
-void Peer::drop_all_in(uint64_t channel, NumberRange range) {
-  const std::lock_guard lock(mutex_);
-  receive();
-  std::erase_if(inbox_, [&](const PeerMessage& each) {
-    return each.channel == channel && range.contains(each.number);
-  });
-}
-
 bool Peer::has_come(uint64_t channel, uint64_t number) {
   const std::lock_guard lock(mutex_);
   return find(channel, number) != inbox_.end();

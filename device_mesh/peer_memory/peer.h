@@ -46,8 +46,6 @@ class Peer {
   std::optional<PeerMessage> take(uint64_t channel, uint64_t number);
   bool has_come(uint64_t channel, uint64_t number);
   void drop(uint64_t channel, uint64_t number);
-  std::vector<uint64_t> numbers_in(uint64_t channel, NumberRange range);
-  void drop_all_in(uint64_t channel, NumberRange range);
   std::string why_gone() const;
   std::string failure_in(uint64_t channel);
   // Whether it has taken all messages that were sent to it.

@@ -103,18 +103,6 @@ c10::intrusive_ptr<PeerReceive> PeerChannel::receive(int64_t from, uint64_t numb
   return c10::make_intrusive<PeerReceive>(wait_options(from), number);
 }
 
-std::optional<PeerMessage> PeerChannel::take(int64_t from, uint64_t number) const {
-  return options_.memory->take(in_job(from), options_.id, number);
-}
-
-std::vector<uint64_t> PeerChannel::numbers_in(int64_t from, NumberRange range) const {
-  return options_.memory->numbers_in(in_job(from), options_.id, range);
-}
-
-void PeerChannel::drop_all_in(int64_t from, NumberRange range) const {
-  options_.memory->drop_all_in(in_job(from), options_.id, range);
-}
-
 void PeerChannel::drop(int64_t from, uint64_t number) const {
   options_.memory->drop(in_job(from), options_.id, number);
 }

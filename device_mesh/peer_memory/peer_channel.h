@@ -45,8 +45,6 @@ class PeerChannel {
   uint64_t next_number() { return next_++; }
   // The same of memory that ranks share for longer.
   uint64_t next_shared_number() { return next_shared_++; }
-  // The same of steps of training.
-  uint64_t next_step() { return next_step_++; }
   int64_t size() const { return static_cast<int64_t>(options_.ranks.size()); }
   // As PeerMemory has them; ranks are those of the group.
   std::string why_gone(int64_t rank) const;
@@ -55,10 +53,6 @@ class PeerChannel {
   void send_failure(const std::string& reason) const;
   void send(int64_t to, uint64_t number, const NoticeBytes& notice, const at::Tensor& body) const;
   c10::intrusive_ptr<PeerReceive> receive(int64_t from, uint64_t number) const;
-  // As PeerMemory has them.
-  std::optional<PeerMessage> take(int64_t from, uint64_t number) const;
-  std::vector<uint64_t> numbers_in(int64_t from, NumberRange range) const;
-  void drop_all_in(int64_t from, NumberRange range) const;
   // Nobody asks for that message any more: it is dropped when it comes.
   void drop(int64_t from, uint64_t number) const;
   // Of words in shared memory that `rank` changes, and then wakes the others.
@@ -71,7 +65,7 @@ class PeerChannel {
   PeerWait::Options wait_options(int64_t rank) const;
 
   const Options options_;
-  std::atomic<uint64_t> next_ = 0, next_shared_ = 0, next_step_ = 0;
+  std::atomic<uint64_t> next_ = 0, next_shared_ = 0;
 };
 
 // Ranks of the group from which nothing will come any more, where that can be seen: its

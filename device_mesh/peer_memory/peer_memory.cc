@@ -159,14 +159,6 @@ void PeerMemory::drop(int64_t from, uint64_t channel, uint64_t number) {
   peers_.at(from)->drop(channel, number);
 }
 
-std::vector<uint64_t> PeerMemory::numbers_in(int64_t from, uint64_t channel, NumberRange range) {
-  return peers_.at(from)->numbers_in(channel, range);
-}
-
-void PeerMemory::drop_all_in(int64_t from, uint64_t channel, NumberRange range) {
-  peers_.at(from)->drop_all_in(channel, range);
-}
-
 std::string PeerMemory::why_gone(int64_t rank) const { return peers_.at(rank)->why_gone(); }
 
 void PeerMemory::send_failure(int64_t to, uint64_t channel, const std::string& reason) {

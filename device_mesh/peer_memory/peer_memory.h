@@ -13,7 +13,6 @@
 
 #include "device_mesh/collectives/notice.h"
 #include "device_mesh/peer_memory/arena.h"
-#include "device_mesh/peer_memory/number_range.h"
 #include "device_mesh/peer_memory/shared_layout.h"
 
 #include <ATen/core/Tensor.h>
@@ -76,10 +75,6 @@ class PeerMemory {
   bool has_come(int64_t from, uint64_t channel, uint64_t number);
   // The message of that number is dropped, now or when it comes.
   void drop(int64_t from, uint64_t channel, uint64_t number);
-  // The numbers in `range` of messages that have come and were not taken, in the order in
-  // which they were sent; and drops those that have come by now.
-  std::vector<uint64_t> numbers_in(int64_t from, uint64_t channel, NumberRange range);
-  void drop_all_in(int64_t from, uint64_t channel, NumberRange range);
   // Why no further message will come from that rank; empty: one may. Ask before a message
   // is looked for the last time. A system call.
   std::string why_gone(int64_t rank) const;

@@ -212,7 +212,7 @@ void AccumulatedGrads::accumulate(int64_t index) {
   accumulated_on_.add(current_stream(shards_));
 }
 
-std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs(ReduceScatterInput::Rows rows) {
+std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs() {
   std::vector<at::ScalarType> dtypes;
   const auto indices = reduced_params();
   for (const auto index : indices) {
@@ -230,7 +230,7 @@ std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs(ReduceScatterInput
       }
     }
     inputs.emplace_back(std::move(members), dtype, info_.comm_context().transport(),
-                        shards_.member_device(), rows);
+                        shards_.member_device());
   }
   return inputs;
 }
@@ -240,7 +240,7 @@ void AccumulatedGrads::open() {
     return;
   const auto on_reduce_stream =
       info_.comm_context().reduce_stream(shards_.member_device()).allocating();
-  reduce_scatter_inputs_ = make_inputs(ReduceScatterInput::Rows::kAllocated);
+  reduce_scatter_inputs_ = make_inputs();
   for (const auto& input : reduce_scatter_inputs_)
     info_.accounts().add(&Counters::gradient_bytes, input.nbytes());
 }
@@ -341,8 +341,7 @@ void AccumulatedGrads::drop_accumulated() {
   }
 }
 
-std::vector<ReduceScatterInput> AccumulatedGrads::take(ReduceScatterInput::Rows rows) {
-  if (rows == ReduceScatterInput::Rows::kNone) return make_inputs(rows);
+std::vector<ReduceScatterInput> AccumulatedGrads::take() {
   for (const auto& input : reduce_scatter_inputs_)
     info_.accounts().add(&Counters::gradient_bytes, -input.nbytes());
   return std::exchange(reduce_scatter_inputs_, {});

@@ -134,9 +134,8 @@ class AccumulatedGrads {
   // whose gradients are terms.
   void pack_accumulated();
   void drop_accumulated();
-  // What was packed; kNone: as on a rank that has nothing to pack.
-  std::vector<ReduceScatterInput> take(
-      ReduceScatterInput::Rows rows = ReduceScatterInput::Rows::kAllocated);
+  // What was packed.
+  std::vector<ReduceScatterInput> take();
   void drop() {
     terms_.drop();
     stayed_.clear();
@@ -152,7 +151,7 @@ class AccumulatedGrads {
 
  private:
   void pack_whole(int64_t index, const at::Tensor& gradient);
-  std::vector<ReduceScatterInput> make_inputs(ReduceScatterInput::Rows rows);
+  std::vector<ReduceScatterInput> make_inputs();
   bool is_reduced(size_t index);
   std::vector<int64_t> reduced_params();
   void keep_here(int64_t index, const at::Tensor& gradient);

@@ -14,7 +14,7 @@ GroupInfo::GroupInfo(DeviceMesh mesh, std::shared_ptr<CommContext> comm_context,
       replicas_(std::move(replicas)),
       unit_(std::move(unit)),
       driver_(std::move(driver)),
-      number_(comm_context_->add_unit(unit_)),
+      number_(comm_context_->next_unit_number()),
       accounts_(comm_context_, unit_) {}
 
 const std::string& GroupInfo::name() const { return unit_->display_name(); }

@@ -78,7 +78,7 @@ int64_t bytes_of_all_reduce(const at::Tensor& row, const Transport& replicas) {
 }  // namespace
 
 ReduceScatterInput::ReduceScatterInput(std::vector<TrainableParam> params, at::ScalarType dtype,
-                                       Transport& transport, c10::Device device, Rows rows)
+                                       Transport& transport, c10::Device device)
     : params_(std::move(params)),
       shard_count_(transport.shard_count()),
       shard_rank_(transport.shard_rank()),
@@ -86,7 +86,6 @@ ReduceScatterInput::ReduceScatterInput(std::vector<TrainableParam> params, at::S
       layout_(extents_of(params_), shard_count_),
       dtype_(dtype),
       arrived_(params_.size(), false) {
-  if (rows == Rows::kNone) return;
   rows_ = transport.row_memory(row_bytes(), device);
   chunks_ = flag_bytes() == 0 ? rows_ : rows_.narrow(1, flag_bytes(), layout_.row_bytes());
   memory_.ready(DeviceStream::current(device));

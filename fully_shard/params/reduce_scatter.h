@@ -59,11 +59,9 @@ struct TrainableParam {
 class ReduceScatterInput {
  public:
   enum class Late { kNone, kSome };
-  // Without rows: of a rank that adds nothing to a sum, and reads it.
-  enum class Rows { kAllocated, kNone };
 
   ReduceScatterInput(std::vector<TrainableParam> params, at::ScalarType dtype, Transport& transport,
-                     c10::Device device, Rows rows = Rows::kAllocated);
+                     c10::Device device);
   ~ReduceScatterInput();
   ReduceScatterInput(ReduceScatterInput&&) = default;
   ReduceScatterInput& operator=(ReduceScatterInput&&) = default;

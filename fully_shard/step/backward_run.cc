@@ -12,40 +12,19 @@
 
 namespace fsdp::internal {
 
-BackwardRun::BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back,
-                         ReductionsByUnit* by_unit)
+BackwardRun::BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back)
     : owed_(owed),
       held_back_(held_back),
-      reach_(internal::accumulates_everywhere() ? Reductions::Reach::kEverywhere
-                                                : Reductions::Reach::kInputs),
-      in_order_(reach_),
-      by_unit_(by_unit) {
-  if (by_unit_ != nullptr) by_unit_->begin(reach_);
-}
+      reductions_(internal::accumulates_everywhere() ? Reductions::Reach::kEverywhere
+                                                     : Reductions::Reach::kInputs) {}
 
 BackwardRun::~BackwardRun() {
   if (state_ == State::kRunning) abort();
 }
 
-Reductions& BackwardRun::reductions_of(FSDPParamGroup& group) {
-  if (by_unit_ != nullptr && ReductionsByUnit::can_reduce(group)) return *by_unit_;
-  return in_order_;
-}
-
-std::vector<Reductions*> BackwardRun::kinds() {
-  if (by_unit_ == nullptr) return {&in_order_};
-  return {&in_order_, by_unit_};
-}
-
 void BackwardRun::meet(const std::shared_ptr<Root>& root) {
-  if (!roots_.insert(root).second) return;
-  const auto owing = accumulates_everywhere() ? owing_groups_of(root) : Groups{};
-  for (auto* const kind : kinds()) {
-    Groups of_kind;
-    std::copy_if(owing.begin(), owing.end(), std::back_inserter(of_kind),
-                 [&](auto* group) { return &reductions_of(*group) == kind; });
-    kind->meet(root, of_kind);
-  }
+  if (!roots_.insert(root).second || !accumulates_everywhere()) return;
+  for (auto* const group : owing_groups_of(root)) reductions_.add(*group);
 }
 
 // Those that owe a reduction, in the reverse order of their first forward touches, then
@@ -77,10 +56,8 @@ void BackwardRun::touched(FSDPParamGroup& group) {
   if (group.gradients().settings().stays_here() || !accumulates_everywhere() ||
       !group.gradients().reduces())
     return;
-  using Place = Reductions::Place;
-  reductions_of(group).touched(
-      group, group.info().unit().has_children() ? Place::kWithUnitsBelow : Place::kInnermost);
-  send_ready();
+  reductions_.touched(group);
+  reductions_.send_ready();
 }
 
 void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
@@ -89,71 +66,51 @@ void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
   gradients.receive(index);
   if (!gradients.settings().synchronizes()) return gradients.accumulate(index);
   if (gradients.settings().stays_here()) return gradients.pack(index);
-  auto& reductions = reductions_of(group);
-  if (!accumulates_everywhere()) reductions.touched(group, Reductions::Place::kInnermost);
-  if (reductions.has_left(group)) {
-    reductions.came_late(group);
+  if (!accumulates_everywhere()) reductions_.touched(group);
+  if (reductions_.has_left(group)) {
+    reductions_.came_late();
     return gradients.accumulate(index);
   }
   gradients.pack(index);
-  send_ready();
-}
-
-void BackwardRun::send_ready() {
-  if (by_unit_ != nullptr && !in_order_.groups().empty()) by_unit_->wait_at_the_end_only();
-  in_order_.send_ready();
-  if (by_unit_ != nullptr) by_unit_->send_ready();
+  reductions_.send_ready();
 }
 
 void BackwardRun::prefetch_after_gradients(Root& root) {
   const auto by = root.schedule().put_off_by();
   if (!by) return;
   auto* const group = root.group_of(*by);
-  if (group != nullptr && reductions_of(*group).has_left(*group)) prefetch_put_off(root);
+  if (group != nullptr && reductions_.has_left(*group)) prefetch_put_off(root);
 }
 
 bool BackwardRun::finish() {
   const RuntimeMode runtime_mode;
-  auto results = in_order_.finish(roots_);
-  if (by_unit_ != nullptr) {
-    auto rows = by_unit_->finish();
-    std::move(rows.begin(), rows.end(), std::back_inserter(results));
-  }
+  auto results = reductions_.finish(roots_);
   update_owed();
   publish(std::move(results));
   end_roots();
   state_ = State::kFinished;
   check_afterwards();
-  return !in_order_.groups().empty() || (by_unit_ != nullptr && by_unit_->has_ended_step());
+  return !reductions_.groups().empty();
 }
 
 // Those whose reductions left owe nothing any more.
 void BackwardRun::update_owed() {
-  Groups reduced;
-  for (auto* const kind : kinds())
-    reduced.insert(reduced.end(), kind->groups().begin(), kind->groups().end());
-  for (auto* group : reduced) owed_.reduced(group);
+  for (auto* group : reductions_.groups()) owed_.reduced(group);
   for (auto* group : part_takers_) {
     if (accumulates_everywhere() && group->gradients().settings().synchronizes())
       owed_.reduced(group);
   }
   owed_.backward_ended();
   for (auto* group : part_takers_) group->writes().newest().graph_done();
-  for (auto* group : reduced) {
+  for (auto* group : reductions_.groups()) {
     if (group->gradients().keeps_gradients()) owed_.left_unreduced(group);
   }
 }
 
-// Of a root that only other ranks have met, too.
 void BackwardRun::publish(std::vector<ReducedRow> results) {
-  auto roots = roots_;
-  for (auto& row : results) {
-    const auto& root = row.unit().root();
-    roots.insert(root);
-    held_back_[root].push_back(std::move(row));
-  }
+  for (auto& row : results) held_back_[row.unit().root()].push_back(std::move(row));
   std::vector<ReducedRow> rows;
-  for (const auto& root : roots) {
+  for (const auto& root : roots_) {
     if (!root->is_last_backward()) continue;
     for (const auto& [unit, group] : root->groups()) group->gradients().publish_what_stayed();
     auto results = held_back_.extract(root);
@@ -191,8 +148,7 @@ void BackwardRun::check_afterwards() const {
 }
 
 void BackwardRun::abort() noexcept {
-  in_order_.abort();
-  if (by_unit_ != nullptr) by_unit_->abort();
+  reductions_.abort();
   for (const auto& root : roots_) {
     held_back_.erase(root);
     for (const auto& [unit, group] : root->groups()) {
@@ -209,7 +165,7 @@ void BackwardRun::abort() noexcept {
 }
 
 void BackwardRun::remove(FSDPParamGroup& group) {
-  in_order_.remove(group);
+  reductions_.remove(group);
   part_takers_.erase(&group);
 }
 

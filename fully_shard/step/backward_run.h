@@ -20,8 +20,7 @@
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/reduce_scatter.h"
 #include "fully_shard/step/owed_reductions.h"
-#include "fully_shard/step/reductions_by_unit.h"
-#include "fully_shard/step/reductions_in_order.h"
+#include "fully_shard/step/reductions.h"
 #include "fully_shard/units/root.h"
 
 #include <map>
@@ -34,11 +33,9 @@ namespace fsdp::internal {
 class BackwardRun {
  public:
   // `owed`: kept and written, groups that leave are taken off. `held_back`: what earlier
-  // backwards brought that were not the last. `by_unit`: null where all groups reduce in
-  // one order on all ranks.
+  // backwards brought that were not the last.
   using HeldBack = std::map<std::shared_ptr<Root>, std::vector<ReducedRow>>;
-  BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back,
-              ReductionsByUnit* by_unit);
+  BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back);
   ~BackwardRun();
   BackwardRun(const BackwardRun&) = delete;
 
@@ -47,18 +44,18 @@ class BackwardRun {
   void gradient_arrived(FSDPParamGroup& group, int64_t index);
   // Gathers what a unit of `root` put off, if its gradients have left.
   void prefetch_after_gradients(Root& root);
-  // The backward is done. Gives whether all ranks have come to its end.
+  // The backward is done. Gives whether it has reduced something, so that all ranks have
+  // come to its end.
   bool finish();
   void remove(FSDPParamGroup& group);
 
  private:
   using Groups = std::vector<FSDPParamGroup*>;
-  bool accumulates_everywhere() const { return reach_ == Reductions::Reach::kEverywhere; }
-  Reductions& reductions_of(FSDPParamGroup& group);
-  std::vector<Reductions*> kinds();
+  bool accumulates_everywhere() const {
+    return reductions_.reach() == Reductions::Reach::kEverywhere;
+  }
   void meet(const std::shared_ptr<Root>& root);
   Groups owing_groups_of(const std::shared_ptr<Root>& root) const;
-  void send_ready();
   void publish(std::vector<ReducedRow> results);
   void update_owed();
   void end_roots();
@@ -67,11 +64,9 @@ class BackwardRun {
 
   OwedReductions<FSDPParamGroup*>& owed_;
   HeldBack& held_back_;
-  const Reductions::Reach reach_;
   std::set<std::shared_ptr<Root>> roots_;  // met so far
   std::set<FSDPParamGroup*> part_takers_;  // touched, or with a gradient
-  ReductionsInOrder in_order_;
-  ReductionsByUnit* const by_unit_;
+  Reductions reductions_;
   enum class State { kRunning, kFinished } state_ = State::kRunning;
 };
 

@@ -50,7 +50,6 @@ class ReductionOrder {
   }
   // The same at the end of the backward, when all that are left leave.
   const Group* next_at_end() { return next_ < groups_.size() ? &groups_[next_++] : nullptr; }
-  bool is_last(const Group& group) const { return !groups_.empty() && groups_.back() == group; }
   bool has_left(const Group& group) const { return place_of(group) < next_; }
 
   void remove(const Group& group) {

@@ -81,8 +81,6 @@ Runtime::Runtime(const DeviceMesh& mesh)
   auto& transport = comm_context_->transport();
   transport.connect_gathers();
   transport.connect_reductions();
-  if (auto* const unordered = transport.unordered_reductions())
-    by_unit_.emplace(*comm_context_, *unordered);
 }
 
 std::shared_ptr<Transport> Runtime::replicas(const DeviceMesh& mesh, Outer outer) {
@@ -220,7 +218,7 @@ GraphTask& Runtime::begin_graph_task(const FSDPParamGroup& group) {
         "parameters() gives); pass members (linear->weight), whose gradients are reduced into the "
         "entries' .grad, or take gradients of entries as values with fsdp::grad (rank ",
         comm_context_->global_rank(), ")");
-    run_.emplace(owed_, held_back_, by_unit_ ? &*by_unit_ : nullptr);
+    run_.emplace(owed_, held_back_);
     open_backward_.begin();
   }
   const auto id = current_graph_task();
@@ -263,13 +261,11 @@ void Runtime::resharded(Unit& unit) noexcept { unit.root()->schedule().emptied(u
 
 void Runtime::destroyed(FSDPParamGroup& group) noexcept {
   resharded(group.info().unit());
-  comm_context_->remove_unit(group.info().number());
   owed_.reduced(&group);
   for (auto& [root, rows] : held_back_)
     std::erase_if(rows, [&](const ReducedRow& row) { return &row.unit() == &group.info().unit(); });
   std::erase_if(held_back_, [](const auto& item) { return item.second.empty(); });
   if (run_) run_->remove(group);
-  if (by_unit_) by_unit_->remove(group);
   if (settled_ == &group) settled_ = nullptr;
 }
 

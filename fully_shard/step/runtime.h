@@ -112,7 +112,6 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   };
   std::map<const void*, Replicas> replicas_;  // by process group
   std::map<std::pair<const void*, int64_t>, std::shared_ptr<Transport>> neighbours_;
-  std::optional<ReductionsByUnit> by_unit_;  // where ranks share memory
   OwedReductions<FSDPParamGroup*> owed_;
   GraphTasks graph_tasks_;
   std::optional<BackwardRun> run_;  // of the outermost

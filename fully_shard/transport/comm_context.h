@@ -13,7 +13,6 @@
 
 #include <atomic>
 #include <cstdint>
-#include <map>
 #include <memory>
 #include <optional>
 #include <thread>
@@ -49,8 +48,6 @@ class ExclusiveUse {
   bool entered_;
 };
 
-class Unit;
-
 class CommContext {
  public:
   // Of the dimension that shards (mesh_dims.h). Collective over it.
@@ -62,16 +59,7 @@ class CommContext {
   // The number of this process, or thread standing for one, in the whole job.
   int64_t global_rank() const { return global_rank_; }
   // Numbers units in the order in which they come, the same on all ranks.
-  uint32_t add_unit(std::weak_ptr<Unit> unit) {
-    units_.emplace(unit_number_, std::move(unit));
-    return unit_number_++;
-  }
-  void remove_unit(uint32_t number) { units_.erase(number); }
-  // Null: it is gone.
-  std::shared_ptr<Unit> unit(uint32_t number) const {
-    const auto found = units_.find(number);
-    return found == units_.end() ? nullptr : found->second.lock();
-  }
+  uint32_t next_unit_number() { return next_unit_number_++; }
   User& user() { return user_; }
   Accounts& accounts() { return accounts_; }
   // What each coordinate owns by the choice of units so far (units/planned_owners.h).
@@ -82,8 +70,7 @@ class CommContext {
  private:
   std::unique_ptr<Transport> transport_;
   int64_t global_rank_;
-  uint32_t unit_number_ = 0;
-  std::map<uint32_t, std::weak_ptr<Unit>> units_;  // that live, by number
+  uint32_t next_unit_number_ = 0;
   User user_;
   Accounts accounts_;
   std::vector<int64_t> owned_bytes_;

@@ -7,7 +7,6 @@
 #include "fully_shard/host_exchange.h"
 #include "fully_shard/transport/host_exchange.h"
 #include "fully_shard/transport/shared_shards.h"
-#include "fully_shard/transport/unordered_reductions.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -53,16 +52,9 @@ Transport::Transport(const DeviceMesh& mesh, int64_t dim)
       patience_to_begin_(std::make_shared<Patience>()) {
   if (!device_.is_cpu() && shard_count() > 1 && has_gloo(reductions_.group()))
     host_exchange_ = std::make_unique<HostExchange>(gathers_, reductions_);
-  if (const auto channel = channel_of(reductions_))
-    unordered_reductions_ = std::make_unique<UnorderedReductions>(channel, reductions_);
 }
 
 Transport::~Transport() = default;
-
-// Null where ranks do not share memory.
-std::shared_ptr<PeerChannel> Transport::channel_of(const Collectives& collectives) const {
-  return device_.is_cpu() ? PeerChannel::of(collectives.group()) : nullptr;
-}
 
 at::Tensor Transport::shard_memory(int64_t bytes, c10::Device device) const {
   return at::zeros({bytes}, at::TensorOptions().dtype(at::kByte).device(device));
@@ -78,7 +70,7 @@ at::Tensor Transport::row_memory(int64_t row_bytes, c10::Device device) {
 }
 
 std::shared_ptr<SharedShards> Transport::share_shards(const ShardsToShare& shards_of_unit) {
-  const auto channel = channel_of(gathers_);
+  const auto channel = device_.is_cpu() ? PeerChannel::of(gathers_.group()) : nullptr;
   if (!channel) return nullptr;
   auto shards = std::make_shared<SharedShards>(
       SharedShards::Options{.channel = channel,

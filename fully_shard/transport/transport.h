@@ -22,8 +22,7 @@
 // (host_exchange.h).
 //
 // Where ranks share memory, shards may lie where others read them by themselves
-// (share_shards()), and then nothing is gathered; nor do reductions need an order there
-// (unordered_reductions()).
+// (share_shards()), and then nothing is gathered.
 #pragma once
 
 #include "device_mesh/collectives/collectives.h"
@@ -41,10 +40,8 @@ namespace fsdp::internal {
 
 class HostExchange;
 class Patience;
-class PeerChannel;
 class SharedShards;
 struct ShardsToShare;
-class UnorderedReductions;
 
 // What a unit without a path is called.
 inline constexpr char kRootName[] = "(root)";
@@ -104,9 +101,6 @@ class Transport {
   void connect_gathers();
   void connect_reductions();
 
-  // Where reductions need no order, what makes them; null: reduce() does, in one order on
-  // all ranks. The same answer on every rank. Local.
-  UnorderedReductions* unordered_reductions() { return unordered_reductions_.get(); }
   // All ranks have reached the end of a backward that has reduced something.
   void end_of_backward();
 
@@ -118,14 +112,11 @@ class Transport {
   HostExchange* host_exchange();
 
  private:
-  std::shared_ptr<PeerChannel> channel_of(const Collectives& collectives) const;
-
   Collectives gathers_, reductions_;
   c10::Device device_;
   std::unique_ptr<HostExchange> host_exchange_;
   std::vector<std::weak_ptr<SharedShards>> shared_;
   const std::shared_ptr<Patience> patience_, patience_to_begin_;
-  std::unique_ptr<UnorderedReductions> unordered_reductions_;  // null: in one order
 };
 
 }  // namespace fsdp::internal

@@ -1,6 +1,5 @@
 #!/usr/bin/env bash
 # Runs the training tests of test program $1 over Gloo, as between hosts: else its ranks
-# share memory. Not those whose ranks differ, which needs shared memory, and not random
-# programs, each of which draws its transport.
+# share memory. Not random programs, each of which draws its transport.
 exec env FSDP_PEER_MEMORY=off "$1" \
-  --gtest_filter='*Training.*:*ModuleZoo.*:*UnshardByHand*:*ReshardAfter*:*HybridSharding*:*PolicyTraffic*:-*RankDivergent*'
+  --gtest_filter='*Training.*:*ModuleZoo.*:*UnshardByHand*:*ReshardAfter*:*HybridSharding*:*PolicyTraffic*'
