@@ -46,17 +46,19 @@ Agreement agree(const std::vector<Collectives>& dims, const AgreeOptions& option
 
 std::vector<std::string> texts_of_all(const std::vector<Collectives>& dims,
                                       const TextOptions& options) {
-  const auto longest = *std::max_element(options.lengths.begin(), options.lengths.end());
+  const auto lengths = agree(dims, {.words = {static_cast<int64_t>(options.text.size())},
+                                    .what = options.what,
+                                    .device = options.device})
+                           .words;
+  const auto longest = lengths.max().item<int64_t>();
   const auto row = at::zeros({longest}, at::kByte);
   std::memcpy(row.mutable_data_ptr(), options.text.data(), options.text.size());
   const auto rows =
       rows_of_all(dims, {.row = row.to(options.device), .what = options.what}).cpu().contiguous();
   const auto* next = static_cast<const char*>(rows.const_data_ptr());
   std::vector<std::string> texts;
-  for (const auto length : options.lengths) {
-    texts.emplace_back(next, static_cast<size_t>(length));
-    next += longest;
-  }
+  for (int64_t place = 0; place < lengths.size(0); ++place, next += longest)
+    texts.emplace_back(next, static_cast<size_t>(lengths[place][0].item<int64_t>()));
   return texts;
 }
 

@@ -43,13 +43,12 @@ Agreement agree(const std::vector<Collectives>& dims, const AgreeOptions& option
 
 struct TextOptions {
   std::string text;
-  std::vector<int64_t> lengths;    // of every rank's text, by place
   std::string what;                // in errors; the same on every rank
   c10::Device device = c10::kCPU;  // through which they travel
 };
 
-// Every rank's text, by place: for ranks that know that they differ, to say in what.
-// Collective as rows_of_all(). Waits for the device.
+// Every rank's text, by place: for ranks that know that they differ, to say in what. Two
+// collectives, each as rows_of_all(). Waits for the device.
 std::vector<std::string> texts_of_all(const std::vector<Collectives>& dims,
                                       const TextOptions& options);
 

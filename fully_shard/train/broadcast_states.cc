@@ -1,8 +1,7 @@
-#define XXH_INLINE_ALL
 #include "fully_shard/broadcast_states.h"
 
 #include "device_mesh/internal/given_module.h"
-#include "device_mesh/on_mesh/mesh_collectives.h"
+#include "device_mesh/on_mesh/claims.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/transport/tensor_broadcast.h"
@@ -12,7 +11,6 @@
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
-#include <xxhash.h>
 
 #include <string>
 #include <unordered_set>
@@ -65,61 +63,22 @@ void check_state(const internal::BroadcastTensor& state, const DeviceMesh& mesh)
                     " has elements that share memory (expand); call contiguous() first", here);
 }
 
-// What this rank has to say before anything is sent.
-struct Report {
-  bool refuses = false;
-  std::string text;  // why; or what all ranks must have alike, a line each
-};
-
-Report report_of(const States& states, const DeviceMesh& mesh, int64_t src) {
+internal::Claims claims_of(const States& states, const DeviceMesh& mesh, int64_t src) {
+  internal::Claims claims("broadcast_states");
   try {
     TORCH_CHECK_VALUE(src >= 0 && src < mesh.size(), "broadcast_states: src is ", src,
                       "; expected 0 to ", mesh.size() - 1, ", a rank's place in ", to_string(mesh),
                       " (rank ", mesh.rank(), ")");
     for (const auto& state : states) check_state(state, mesh);
   } catch (const c10::ValueError& error) {
-    return {true, error.what_without_backtrace()};
+    claims.refuse(error.what_without_backtrace());
+    return claims;
   }
   auto text = c10::str("src = ", src);
   for (const auto& [name, tensor] : states)
     text += c10::str("\n", name, " of shape ", tensor.sizes(), " and dtype ", tensor.scalar_type());
-  return {false, text};
-}
-
-constexpr const char* kAgreement = "agreement of broadcast_states";
-
-void throw_difference(const std::vector<std::string>& texts, const DeviceMesh& mesh) {
-  for (size_t i = 1; i < texts.size(); ++i) {
-    if (texts[i] == texts.front()) continue;
-    const auto [first, other] = internal::different_lines(texts.front(), texts[i]);
-    TORCH_CHECK_VALUE(false, "broadcast_states: rank ", mesh.ranks()[i], " has ", other,
-                      " where rank ", mesh.ranks().front(), " has ", first,
-                      "; all ranks must give one src and have the same parameters and buffers "
-                      "(rank ",
-                      mesh.rank(), ")");
-  }
-}
-
-// Throws on all ranks unless none refuses and all say the same. Collective over the mesh.
-void agree_on(const Report& mine, const DeviceMesh& mesh) {
-  const auto hash = XXH3_64bits(mine.text.data(), mine.text.size());
-  const auto said = internal::agree(
-      internal::collectives_of(mesh),
-      {.words = {mine.refuses, static_cast<int64_t>(mine.text.size()), static_cast<int64_t>(hash)},
-       .what = kAgreement,
-       .device = local_device(mesh)});
-  const auto refusals = said.words.select(1, 0);
-  if (!said.difference && !mine.refuses) return;
-
-  std::vector<int64_t> lengths;
-  for (int64_t i = 0; i < mesh.size(); ++i) lengths.push_back(said.words[i][1].item<int64_t>());
-  const auto texts = internal::texts_of_all(
-      internal::collectives_of(mesh),
-      {.text = mine.text, .lengths = lengths, .what = kAgreement, .device = local_device(mesh)});
-  TORCH_CHECK_VALUE(!mine.refuses, mine.text);
-  for (size_t i = 0; i < texts.size(); ++i)
-    TORCH_CHECK_VALUE(!refusals[static_cast<int64_t>(i)].item<bool>(), texts[i]);
-  throw_difference(texts, mesh);
+  claims.add("src, parameters and buffers", text);
+  return claims;
 }
 
 }  // namespace
@@ -127,7 +86,8 @@ void agree_on(const Report& mine, const DeviceMesh& mesh) {
 void broadcast_states(ModuleRef module, const DeviceMesh& mesh, int64_t src) {
   const c10::NoGradGuard no_grad;
   const auto states = states_of(internal::given_module("broadcast_states", module));
-  agree_on(report_of(states, mesh, src), mesh);
+  claims_of(states, mesh, src)
+      .check(mesh, "all ranks must give one src and have the same parameters and buffers");
   internal::broadcast_tensors(states, mesh, src, kBucketBytes);
 }
 

@@ -14,7 +14,6 @@
 #include <ATen/ops/linalg_vector_norm.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/stack.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -61,18 +60,17 @@ struct NormKind {
   }
 };
 
-// What all ranks must ask for alike, in numbers that a row of doubles carries exactly.
+// What all ranks must ask for alike.
 class Request {
  public:
-  static constexpr int64_t kNumbers = 5;
+  Request(double max_norm, double norm_type) : arguments_({max_norm, norm_type}) {
+    hash_ = c10::get_hash(max_norm, norm_type);
+  }
 
-  Request(double max_norm, double norm_type) : max_norm_(max_norm), norm_type_(norm_type) {}
-
-  // A parameter whose gradient is sharded; plain ones may lack a gradient here.
+  // A parameter whose gradient is sharded; plain ones may lack a gradient here. Of its
+  // text what is in the hash.
   void add(const at::Tensor& placed) {
     const auto& spec = internal::spec_of(placed);
-    ++parameters_;
-    elements_ += placed.numel();
     hash_ = c10::hash_combine(hash_, static_cast<size_t>(placed.scalar_type()));
     for (const int64_t size : placed.sizes())
       hash_ = c10::hash_combine(hash_, static_cast<size_t>(size));
@@ -80,45 +78,31 @@ class Request {
       hash_ = c10::hash_combine(hash_, placement.hash());
     for (const int64_t size : spec.mesh().shape())
       hash_ = c10::hash_combine(hash_, static_cast<size_t>(size));
+    placed_.push_back(placed);
   }
 
-  at::Tensor numbers() const {
-    constexpr uint64_t kExact = (uint64_t{1} << 52) - 1;
-    return at::tensor({static_cast<double>(parameters_), static_cast<double>(elements_),
-                       static_cast<double>(hash_ & kExact), max_norm_, norm_type_},
-                      at::kDouble);
-  }
-
-  static std::string text(const double* numbers) {
-    return c10::str(static_cast<int64_t>(numbers[0]), " parameters of ",
-                    static_cast<int64_t>(numbers[1]), " elements, max_norm ", numbers[3],
-                    ", norm_type ", numbers[4]);
+  void claim(internal::Claims& claims) const {
+    claims.add("what they clip", hash_, [this] { return text(); });
   }
 
  private:
-  int64_t parameters_ = 0, elements_ = 0;
-  size_t hash_ = 0;
-  double max_norm_, norm_type_;
-};
-
-// Throws on all ranks alike where some asked for something else. On a device it is not
-// looked at, which would stall the host.
-void check_requests(const at::Tensor& rows, const DeviceMesh& mesh) {
-  if (!rows.is_cpu()) return;
-  const auto numbers = rows.slice(1, 0, Request::kNumbers).contiguous();
-  const auto* const first = numbers.const_data_ptr<double>();
-  for (int64_t place = 1; place < numbers.size(0); ++place) {
-    const auto* const other = first + place * Request::kNumbers;
-    TORCH_CHECK_VALUE(
-        std::equal(first, first + Request::kNumbers, other),
-        "clip_grad_norm_: the ranks do not clip the same parameters: rank ", mesh.ranks().front(),
-        " clips ", Request::text(first), "; rank ", mesh.ranks()[static_cast<size_t>(place)],
-        " clips ", Request::text(other),
-        " (shapes, dtypes, placements and their order count too). Every rank must call it with "
-        "the same parameters, max_norm and norm_type; nothing was scaled (rank ",
-        mesh.rank(), ")");
+  std::string text() const {
+    int64_t elements = 0;
+    for (const auto& each : placed_) elements += each.numel();
+    auto text = c10::str("max_norm ", arguments_.first, " and norm_type ", arguments_.second, "\n",
+                         placed_.size(), " parameters of ", elements, " elements\n");
+    for (const auto& each : placed_) {
+      const auto& spec = internal::spec_of(each);
+      text += c10::str("a parameter of shape ", each.sizes(), " and dtype ", each.scalar_type(),
+                       ", placed as ", to_string(spec), "\n");
+    }
+    return text;
   }
-}
+
+  std::pair<double, double> arguments_;
+  std::vector<at::Tensor> placed_;
+  size_t hash_ = 0;
+};
 
 // This rank's term of some gradients. Those on the CPU are joined one by one, as they
 // come; those on devices at once.
@@ -175,20 +159,12 @@ class Gradients {
   at::Tensor norm() const {
     if (meshes_.empty())
       return kind_.norm(plain_.is_met() ? plain_.value() : at::zeros({}, at::kDouble));
-    const auto mesh = covering_mesh();
-    const auto all = gather(mesh);
-    check_requests(all, mesh);
-    constexpr auto kNames = Request::kNumbers + internal::SameParameters::kNumbers;
-    // Ranks that clip two models of equal shapes would make one norm of both.
-    same_parameters_.check(
-        all.slice(1, Request::kNumbers, kNames), mesh,
-        {.call = "clip_grad_norm_", .verb = "clips", .consequence = "nothing was scaled"});
-    const auto rows = all.slice(1, kNames);
+    const auto rows = gather(covering_mesh());
     auto total = rows.select(1, 0).amax();  // plain gradients are copies of each other
     for (size_t i = 0; i < meshes_.size(); ++i) {
       const auto column = static_cast<int64_t>(2 * i + 1);
       const auto& here = meshes_[i].mesh;
-      const auto term = here.size() == mesh.size()
+      const auto term = here.size() == rows.size(0)
                             ? kind_.joined(rows.select(1, column + 1))
                             : term_of_one_copy(here, rows.slice(1, column, column + 2));
       total = kind_.joined(total, term);
@@ -212,7 +188,7 @@ class Gradients {
     // A mesh takes part whether or not this rank has gradients on it, since ranks must
     // agree on what is gathered.
     if (is_dtensor(placed)) request_.add(placed);
-    same_parameters_.add(param);
+    params_.push_back(param);
     auto& term = is_dtensor(placed) ? term_on(internal::spec_of(placed).mesh()) : plain_;
     term.meet(placed.device());
     if (!gradient.defined()) return;
@@ -288,16 +264,10 @@ class Gradients {
     return text;
   }
 
-  // What only the CPU compares; to bring it to a device would stall the host.
-  at::Tensor asked(const at::TensorOptions& options) const {
-    const auto names = same_parameters_.numbers();
-    if (!options.device().is_cpu())
-      return at::zeros({Request::kNumbers + static_cast<int64_t>(names.size())}, options);
-    return at::cat({request_.numbers(), at::tensor(names, at::kDouble)});
-  }
-
-  // One row per rank of `mesh`: {what it asks for, which parameters these are, plain,
-  // then per mesh met its first rank and the term}.
+  // One row per rank of `mesh`: {plain, then per mesh met its first rank and the term}.
+  // On the CPU the ranks compare what they clip by the same message: those that clip two
+  // models of equal shapes would make one norm of both. On a device that would stall the
+  // host.
   at::Tensor gather(const DeviceMesh& mesh) const {
     const auto first = meshes_.front().term.value();
     const auto options = first.options();
@@ -308,10 +278,22 @@ class Gradients {
       row.push_back(at::full({}, static_cast<double>(of.ranks().front()), options));
       row.push_back(i == 0 ? first : term.value().to(options.device()));
     }
-    const auto own = at::cat({asked(options), at::stack(row)});
-    return internal::rows_of_all(
+    auto own = at::stack(row);
+    internal::Claims claims("clip_grad_norm_");
+    if (own.is_cpu()) {
+      request_.claim(claims);
+      internal::claim_parameters(claims, params_);
+      own = at::cat({own, claims.words().view(at::kDouble)});
+    }
+    const auto rows = internal::rows_of_all(
         internal::collectives_of(mesh),
         {.row = own, .what = "all-gather of clip_grad_norm_", .call = "clip_grad_norm_"});
+    const auto terms = static_cast<int64_t>(row.size());
+    if (own.is_cpu())
+      claims.check_words(rows.slice(1, terms).contiguous().view(at::kLong), mesh,
+                         "every rank must call it with the same parameters of the same model, in "
+                         "one order, and the same max_norm and norm_type; nothing was scaled");
+    return rows.slice(1, 0, terms);
   }
 
   // `rows`: {first rank of the mesh, term}. Several copies of the mesh beside each other
@@ -344,9 +326,9 @@ class Gradients {
 
   NormKind kind_;
   Request request_;
-  internal::SameParameters same_parameters_;
-  std::vector<MeshTerm> meshes_;  // in order of appearance
-  Term plain_;                    // of the plain gradients
+  std::vector<at::Tensor> params_;  // that have a gradient, or a place for one
+  std::vector<MeshTerm> meshes_;    // in order of appearance
+  Term plain_;                      // of the plain gradients
   std::vector<at::Tensor> locals_on_cpu_;
   internal::TensorLists locals_on_devices_;
   at::ScalarType dtype_ = at::kFloat;

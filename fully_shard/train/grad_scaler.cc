@@ -7,7 +7,6 @@
 #include <ATen/ops/_amp_foreach_non_finite_check_and_unscale.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/full.h>
-#include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>
 #include <c10/core/GradMode.h>
 #include <c10/util/Exception.h>
@@ -71,25 +70,16 @@ Tensors gradients_of(const torch::optim::Optimizer& optimizer, int64_t rank) {
   return gradients;
 }
 
-internal::SameParameters parameters_of(const torch::optim::Optimizer& optimizer) {
-  internal::SameParameters parameters;
+// Ranks that divide by different scales, or unscale different models, would train on with
+// a sum of both gradients.
+internal::Claims claims_of(double scale, const torch::optim::Optimizer& optimizer) {
+  Tensors parameters;
   for (const auto& group : optimizer.param_groups())
-    for (const auto& param : group.params()) parameters.add(param);
-  return parameters;
-}
-
-// Ranks that divide by different scales would train on with a sum of both gradients.
-void check_scales(const at::Tensor& scales, const DeviceMesh& mesh) {
-  const auto* const scale = scales.const_data_ptr<double>();
-  for (int64_t place = 1; place < scales.numel(); ++place) {
-    TORCH_CHECK_VALUE(scale[place] == scale[0],
-                      "GradScaler: the ranks divide by other scales: ", scale[0], " on rank ",
-                      mesh.ranks().front(), ", ", scale[place], " on rank ",
-                      mesh.ranks()[static_cast<size_t>(place)],
-                      "; give every rank the same options and the same state, and call update() "
-                      "on all of them (rank ",
-                      mesh.rank(), ")");
-  }
+    parameters.insert(parameters.end(), group.params().begin(), group.params().end());
+  internal::Claims claims("GradScaler");
+  claims.add("the scale", c10::str(scale));
+  internal::claim_parameters(claims, parameters);
+  return claims;
 }
 
 // This rank's parts that have elements, by what one kernel takes.
@@ -183,19 +173,17 @@ at::Tensor GradScaler::unscale_gradients(const torch::optim::Optimizer& optimize
 
 bool GradScaler::is_finite_everywhere(const at::Tensor& found,
                                       const torch::optim::Optimizer& optimizer) const {
-  const auto parameters = parameters_of(optimizer);
-  const auto said = at::cat(
-      {at::tensor({scale_.value()}, at::kDouble), at::tensor(parameters.numbers(), at::kDouble)});
-  const auto row = at::cat({found.to(at::kDouble), said.to(found.device())});
-  const auto rows =
+  const auto claims = claims_of(scale_.value(), optimizer);
+  const auto row =
+      at::cat({found.to(at::kDouble), claims.words().view(at::kDouble).to(found.device())});
+  const auto of_all =
       internal::rows_of_all(internal::collectives_of(mesh_),
-                            {.row = row, .what = "agreement of GradScaler", .call = "GradScaler"});
-  const auto of_all = rows.cpu();
-  check_scales(of_all.select(1, 1).contiguous(), mesh_);
-  parameters.check(rows.slice(1, 2), mesh_,
-                   {.call = "GradScaler",
-                    .verb = "unscales",
-                    .consequence = "the gradients were divided, and step() steps with none"});
+                            {.row = row, .what = "agreement of GradScaler", .call = "GradScaler"})
+          .cpu();
+  claims.check_words(of_all.slice(1, 1).contiguous().view(at::kLong), mesh_,
+                     "give every rank the same options, state and parameters, in one order, and "
+                     "call update() on all; the gradients were divided, and step() steps with "
+                     "none");
   return !of_all.select(1, 0).any().item<bool>();  // a count that is not finite says so too
 }
 

@@ -121,13 +121,8 @@ void HostExchange::check_order(const at::Tensor& rows) {
 }
 
 std::string HostExchange::first_difference() {
-  const auto text = to_text(gathers_.log()->recent_operations());
-  const auto lengths =
-      agree({host_}, {.words = {static_cast<int64_t>(text.size())}, .what = kWhat}).words;
-  TextOptions options{.text = text, .lengths = {}, .what = kWhat};
-  for (int64_t rank = 0; rank < host_.size(); ++rank)
-    options.lengths.push_back(lengths[rank][0].item<int64_t>());
-  const auto texts = texts_of_all({host_}, options);
+  const auto texts =
+      texts_of_all({host_}, {.text = to_text(gathers_.log()->recent_operations()), .what = kWhat});
   std::map<int64_t, std::vector<RecordedOperation>> records;
   for (size_t rank = 0; rank < texts.size(); ++rank)
     records[gathers_.log()->ranks()[rank]] = parse_operations(texts[rank]);

@@ -1,15 +1,14 @@
-#define XXH_INLINE_ALL
 #include "tensor_parallel/internal/agreement.h"
 
 #include "deferred_init/deferred_storage.h"
 #include "deferred_init/fingerprint.h"
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/issue_log.h"
+#include "device_mesh/on_mesh/claims.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/tensor/value_hash.h"
 
-#include <c10/util/Exception.h>
-#include <xxhash.h>
+#include <c10/util/StringUtil.h>
 
 #include <algorithm>
 #include <string>
@@ -18,11 +17,7 @@
 namespace fsdp::internal {
 namespace {
 
-constexpr const char* kAgreement = "agreement of parallelize_module";
-
-uint64_t hash_of(const std::string& text, uint64_t seed) {
-  return XXH3_64bits_withSeed(text.data(), text.size(), seed);
-}
+constexpr const char* kAgreement = "agreement of parallelize_module";  // what Claims sends
 
 // Of what will be computed, where there are no values yet.
 uint64_t hash_of_member(const at::Tensor& member, uint64_t seed) {
@@ -30,11 +25,14 @@ uint64_t hash_of_member(const at::Tensor& member, uint64_t seed) {
   return member.is_meta() ? seed : hash_of_values(member, seed);
 }
 
-int64_t hash_of(const PlannedParameter& parameter) {
-  uint64_t hash = hash_of(parameter.path, 0);
-  hash = hash_of(to_string(parameter.spec), hash);
-  hash ^= static_cast<uint64_t>(parameter.member.scalar_type());
-  return static_cast<int64_t>(hash_of_member(parameter.member, hash));
+// Name, dtype, cut and values of each; the hash of values is read once.
+std::string text_of(const std::vector<PlannedParameter>& parameters) {
+  std::string text;
+  for (const auto& parameter : parameters)
+    text += c10::str("parameter '", parameter.path, "', ", parameter.member.scalar_type(), " ",
+                     to_string(parameter.spec), ", values of hash ",
+                     hash_of_member(parameter.member, 0), "\n");
+  return text;
 }
 
 // That of the last one on the mesh, which no other has; 0 where there is one rank.
@@ -51,25 +49,11 @@ uint32_t sequence_of_agreement(const DeviceMesh& mesh) {
 uint32_t check_agreement(const std::vector<PlannedParameter>& parameters, const DeviceMesh& mesh) {
   // The ranks of a fake world have what this one has.
   if (group_backend(mesh.group()) == "fake") return 0;
-  const auto of_all = [&](std::vector<int64_t> words) {
-    return agree(collectives_of(mesh),
-                 {.words = std::move(words), .what = kAgreement, .device = local_device(mesh)});
-  };
-  const auto counts = of_all({static_cast<int64_t>(parameters.size())});
-  if (const auto found = counts.difference) {
-    TORCH_CHECK_VALUE(false, "parallelize_module: the plan means ", counts.words[0].item<int64_t>(),
-                      " parameters on coordinate 0 of ", mesh, " and ",
-                      counts.words[found->rank].item<int64_t>(), " on coordinate ", found->rank,
-                      " (all ranks see this)");
-  }
-  std::vector<int64_t> words;
-  for (const auto& parameter : parameters) words.push_back(hash_of(parameter));
-  if (const auto found = of_all(std::move(words)).difference) {
-    TORCH_CHECK_VALUE(false, "parallelize_module: parameter '", parameters[found->word].path,
-                      "' differs between coordinates 0 and ", found->rank, " of ", mesh,
-                      ": its name, shape, dtype, cut or values; give every rank the same seed, "
-                      "or load the same weights (all ranks see this)");
-  }
+  Claims claims("parallelize_module");
+  claims.add("the parameters that the plan means", text_of(parameters));
+  claims.check(mesh,
+               "give every rank the same model, plan and seed, or load the same weights; nothing "
+               "was changed");
   return sequence_of_agreement(mesh);
 }
 

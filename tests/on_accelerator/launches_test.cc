@@ -180,7 +180,7 @@ INSTANTIATE_TEST_SUITE_P(
                 .options = {.shard_placement_fn = last_dimension}},
         Counted{.name = "Accumulating", .launches = 31, .backwards = 3},
         Counted{.name = "Recomputing", .launches = 23, .recomputes = true},
-        Counted{.name = "Clipping", .launches = 44, .clips = true},
+        Counted{.name = "Clipping", .launches = 42, .clips = true},
         Counted{.name = "MixedPrecision", .launches = 30, .options = kMixed},
         Counted{
             .name = "MixedPrecisionOnFourRanks", .launches = 30, .mesh = {4}, .options = kMixed},

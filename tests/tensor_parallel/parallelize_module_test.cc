@@ -162,7 +162,7 @@ TEST(ParallelizeModule, NamesTheParameterThatDiffersBetweenRanks) {
     const torch::NoGradGuard no_grad;
     if (rank == 2) model->parameters()[3][0].add_(1);
     expect_refused(*model, mesh, {{"1", ColwiseParallel{}}},
-                   "parameter '1.bias' differs between coordinates 0 and 2");
+                   "rank 2 has parameter '1.bias', Double");
   });
 }
 
