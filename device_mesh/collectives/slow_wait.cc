@@ -40,6 +40,7 @@ class SlowWaitWatch {
       changed_.wait_for(lock, threshold_ / 10);
       const auto now = std::chrono::steady_clock::now();
       for (auto* wait : waits_) {
+        if (wait->look_ && now - wait->begin_ >= threshold_ / 10) wait->look_();
         if (wait->told_ || now - wait->begin_ < threshold_) continue;
         wait->told_ = true;
         const auto seconds = std::chrono::duration<double>(now - wait->begin_).count();
@@ -56,8 +57,10 @@ class SlowWaitWatch {
   bool running_ = false;
 };
 
-SlowWait::SlowWait(std::function<std::string()> describe)
-    : describe_(std::move(describe)), begin_(std::chrono::steady_clock::now()) {
+SlowWait::SlowWait(std::function<std::string()> describe, std::function<void()> look)
+    : describe_(std::move(describe)),
+      look_(std::move(look)),
+      begin_(std::chrono::steady_clock::now()) {
   SlowWaitWatch::get().enter(*this);
 }
 

@@ -3,6 +3,9 @@
 // call.
 //
 //   SlowWait slow([&] { return "rank 0 waits for the all-gather of unit 'l0' by rank 1"; });
+//
+// A wait that the backend may forget to end can be looked at meanwhile, every few
+// seconds.
 #pragma once
 
 #include <chrono>
@@ -13,8 +16,9 @@ namespace fsdp::internal {
 
 class SlowWait {
  public:
-  // `describe` is called from another thread, while this lives, if it lives long.
-  explicit SlowWait(std::function<std::string()> describe);
+  // Both are called from another thread while this lives: `describe` once, when the wait
+  // is unusually long, and `look` every tenth of that time (3 s), if it is given.
+  explicit SlowWait(std::function<std::string()> describe, std::function<void()> look = {});
   ~SlowWait();
   SlowWait(const SlowWait&) = delete;
   SlowWait& operator=(const SlowWait&) = delete;
@@ -22,6 +26,7 @@ class SlowWait {
  private:
   friend class SlowWaitWatch;
   std::function<std::string()> describe_;
+  std::function<void()> look_;
   std::chrono::steady_clock::time_point begin_;
   bool told_ = false;
 };

@@ -28,6 +28,8 @@ namespace fsdp::internal {
 
 // Of the notices of an issue log: none that a user of the same group would choose.
 inline constexpr int kNoticeTag = 1 << 30;
+// Of what is sent to see whether a link still is there, and nobody receives (pending.cc).
+inline constexpr int kProbeTag = kNoticeTag - 1;
 // Of what follows a notice: different for whatever differs in kind, unit, size or
 // history, and never kNoticeTag, so bytes of operations that do not belong together never
 // meet (Gloo would end the process where their sizes differ).

@@ -1,10 +1,12 @@
 #include "device_mesh/collectives/backend/pending.h"
 
+#include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/slow_wait.h"
 #include "device_mesh/peer_memory/peer_wait.h"
 
+#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -72,6 +74,20 @@ std::string with_who_ended(const Group& group, int64_t peer, const std::string& 
   const auto who =
       peer < 0 ? "a rank" : c10::str("rank ", ranks_in_job(group)[static_cast<size_t>(peer)]);
   return who + " has ended, or the link to it is down: " + reason;
+}
+
+// What is wrong with the link to that rank of the group; empty: nothing is known. A
+// message that Gloo was writing when the link broke it forgets to end, but the next one
+// it refuses.
+std::string fault_of_link(const Group& group, int64_t peer) {
+  static auto& byte = *new at::Tensor(at::zeros({1}, at::kByte));
+  try {
+    std::vector<at::Tensor> tensors{byte};
+    group->send(tensors, static_cast<int>(peer), kProbeTag);
+    return "";
+  } catch (const std::exception& error) {
+    return backend_message(error);
+  }
 }
 
 [[noreturn]] void throw_failure(const Group& group, const std::string& what,
@@ -155,16 +171,25 @@ bool Pending::wait_unless_aborted(const std::string& what) {
   const Group group = std::move(group_);
   const auto work = std::move(work_);
   const auto failure = std::exchange(failure_, nullptr);
+  const bool is_sent = peer_ >= 0 && dynamic_cast<const PeerWait*>(work.get()) == nullptr;
+  std::string fault;  // of the link, where the watch has ended the wait
+  const auto look = [&] {
+    if (!is_sent || !fault.empty()) return;
+    fault = fault_of_link(group, peer_);
+    if (!fault.empty()) work->abort();
+  };
   bool finished = false;
   try {
     if (failure) std::rethrow_exception(failure);
     std::optional<SlowWait> slow;
     if (awaited_by_ == AwaitedBy::kHost && !work->isCompleted())
-      slow.emplace([&] { return describe_wait(group, what); });
+      slow.emplace([&] { return describe_wait(group, what); }, look);
     finished = work->wait();
   } catch (const std::exception& error) {
     throw_failure(group, what, with_who_ended(group, peer_, backend_message(error)), work);
   }
+  if (!finished && !fault.empty())
+    throw_failure(group, what, with_who_ended(group, peer_, fault), work);
   if (!finished) {
     group_ = group;
     work_ = work;

@@ -41,7 +41,8 @@ class Pending {
   // Throws c10::DistBackendError that carries `what` (operation and unit), the rank, the
   // group's description, the backend's text and the ranks that did not report a failure
   // within a second, when the collective failed or timed out. A wait of more than 30 s is
-  // told to stderr once. Idempotent.
+  // told to stderr once; one for a message ends some seconds after the link broke, also
+  // where the backend forgets it. Idempotent.
   void wait(const std::string& what);
   // As wait(), but false where somebody aborted the backend's work: it is in flight
   // still.
