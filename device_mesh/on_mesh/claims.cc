@@ -7,7 +7,8 @@
 #include <c10/util/Exception.h>
 #include <xxhash.h>
 
-#include <algorithm>
+#include <array>
+#include <charconv>
 #include <map>
 #include <optional>
 #include <utility>
@@ -50,6 +51,12 @@ void Claims::add(std::string topic, uint64_t hash, std::function<std::string()> 
 
 void Claims::add(std::string topic, const std::string& text) {
   add(std::move(topic), hash_of(text), [text] { return text; });
+}
+
+void Claims::add(std::string topic, double number) {
+  std::array<char, 32> shortest;  // that reads as the same number
+  const auto end = std::to_chars(shortest.begin(), shortest.end(), number + 0.0).ptr;  // no -0
+  add(std::move(topic), std::string(shortest.begin(), end));
 }
 
 void Claims::refuse(std::string error) {

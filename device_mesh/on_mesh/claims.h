@@ -2,14 +2,14 @@
 // claim alike: the one way in which calls find out that ranks do not mean the same.
 //
 //   Claims claims("GradScaler");
-//   claims.add("the scale", "65536");
+//   claims.add("the scale", 65536.0);
 //   claims.check(mesh, "give every rank the same options");   // throws on all ranks alike:
 //   // GradScaler: the ranks differ in the scale: rank 0 has 65536 where rank 1 has 32768;
 //   // give every rank the same options (rank 1)
 //
 // The words may travel with what the call sends anyway, and cost no message then:
 //
-//   const auto rows = rows_of_all(collectives_of(mesh), {.row = at::cat({own, claims.words()}), ...});
+//   const auto rows = rows_of_all(dims, {.row = at::cat({own, claims.words()}), ...});
 //   claims.check_words(rows.slice(1, n), mesh, "...");
 //
 // Two ranks are compared in the topics that both of them have.
@@ -30,15 +30,16 @@ namespace fsdp::internal {
 class Claims {
  public:
   // Topics beyond so many are not compared.
-  static constexpr int64_t kTopics = 6, kWords = 2 * kTopics;
+  static constexpr int64_t kTopics = 8, kWords = 2 * kTopics;
 
   // call: what errors begin with.
   explicit Claims(std::string call) : call_(std::move(call)) {}
 
-  // text: a line for each thing, asked where ranks differ. hash: of all that it says, the
-  // same on ranks that say the same.
+  // Each topic once. text: a line for each thing, asked where ranks differ. hash: of all
+  // that it says, the same on ranks that say the same.
   void add(std::string topic, uint64_t hash, std::function<std::string()> text);
   void add(std::string topic, const std::string& text);
+  void add(std::string topic, double number);  // compared exactly
   // This rank can not do what is called: every rank throws `error`.
   void refuse(std::string error);
 

@@ -63,12 +63,9 @@ struct NormKind {
 // What all ranks must ask for alike.
 class Request {
  public:
-  Request(double max_norm, double norm_type) : arguments_({max_norm, norm_type}) {
-    hash_ = c10::get_hash(max_norm, norm_type);
-  }
+  Request(double max_norm, double norm_type) : max_norm_(max_norm), norm_type_(norm_type) {}
 
-  // A parameter whose gradient is sharded; plain ones may lack a gradient here. Of its
-  // text what is in the hash.
+  // A parameter whose gradient is sharded; plain ones may lack a gradient here.
   void add(const at::Tensor& placed) {
     const auto& spec = internal::spec_of(placed);
     hash_ = c10::hash_combine(hash_, static_cast<size_t>(placed.scalar_type()));
@@ -82,6 +79,8 @@ class Request {
   }
 
   void claim(internal::Claims& claims) const {
+    claims.add("max_norm", max_norm_);
+    claims.add("norm_type", norm_type_);
     claims.add("what they clip", hash_, [this] { return text(); });
   }
 
@@ -89,8 +88,7 @@ class Request {
   std::string text() const {
     int64_t elements = 0;
     for (const auto& each : placed_) elements += each.numel();
-    auto text = c10::str("max_norm ", arguments_.first, " and norm_type ", arguments_.second, "\n",
-                         placed_.size(), " parameters of ", elements, " elements\n");
+    auto text = c10::str(placed_.size(), " parameters of ", elements, " elements\n");
     for (const auto& each : placed_) {
       const auto& spec = internal::spec_of(each);
       text += c10::str("a parameter of shape ", each.sizes(), " and dtype ", each.scalar_type(),
@@ -99,7 +97,7 @@ class Request {
     return text;
   }
 
-  std::pair<double, double> arguments_;
+  double max_norm_, norm_type_;
   std::vector<at::Tensor> placed_;
   size_t hash_ = 0;
 };

@@ -71,13 +71,15 @@ Tensors gradients_of(const torch::optim::Optimizer& optimizer, int64_t rank) {
 }
 
 // Ranks that divide by different scales, or unscale different models, would train on with
-// a sum of both gradients.
-internal::Claims claims_of(double scale, const torch::optim::Optimizer& optimizer) {
+// a sum of both gradients. On devices units may have other numbers on other replicas.
+internal::Claims claims_of(double scale, const torch::optim::Optimizer& optimizer,
+                           const DeviceMesh& mesh) {
+  internal::Claims claims("GradScaler");
+  claims.add("the scale", scale);
+  if (mesh.device_type() != c10::kCPU) return claims;
   Tensors parameters;
   for (const auto& group : optimizer.param_groups())
     parameters.insert(parameters.end(), group.params().begin(), group.params().end());
-  internal::Claims claims("GradScaler");
-  claims.add("the scale", c10::str(scale));
   internal::claim_parameters(claims, parameters);
   return claims;
 }
@@ -173,7 +175,7 @@ at::Tensor GradScaler::unscale_gradients(const torch::optim::Optimizer& optimize
 
 bool GradScaler::is_finite_everywhere(const at::Tensor& found,
                                       const torch::optim::Optimizer& optimizer) const {
-  const auto claims = claims_of(scale_.value(), optimizer);
+  const auto claims = claims_of(scale_.value(), optimizer, mesh_);
   const auto row =
       at::cat({found.to(at::kDouble), claims.words().view(at::kDouble).to(found.device())});
   const auto of_all =

@@ -44,7 +44,7 @@ size_t hash_of_parameter(const at::Tensor& parameter) {
 
 void claim_parameters(Claims& claims, const std::vector<at::Tensor>& parameters) {
   struct OnMesh {
-    std::string mesh;
+    DeviceMesh mesh;
     size_t hash = 0;
     std::vector<at::Tensor> parameters = {};
   };
@@ -53,15 +53,17 @@ void claim_parameters(Claims& claims, const std::vector<at::Tensor>& parameters)
     const auto hash = hash_of_parameter(parameter);
     if (hash == 0) continue;
     const auto& mesh = spec_of(parameter).mesh();
-    const auto name = c10::str("mesh ", mesh.shape(), " of ranks ", mesh.ranks());
-    auto on = std::find_if(meshes.begin(), meshes.end(),
-                           [&name](const OnMesh& each) { return each.mesh == name; });
-    if (on == meshes.end()) on = meshes.insert(on, OnMesh{name});
+    auto on = std::find_if(meshes.begin(), meshes.end(), [&mesh](const OnMesh& each) {
+      return each.mesh.shape() == mesh.shape() && each.mesh.ranks() == mesh.ranks();
+    });
+    if (on == meshes.end()) on = meshes.insert(on, OnMesh{mesh});
     on->hash = c10::hash_combine(on->hash, hash);
     on->parameters.push_back(parameter);
   }
   for (auto& on : meshes) {
-    claims.add("the parameters on " + on.mesh, on.hash, [parameters = std::move(on.parameters)] {
+    auto topic =
+        c10::str("the parameters on mesh ", on.mesh.shape(), " of ranks ", on.mesh.ranks());
+    claims.add(std::move(topic), on.hash, [parameters = std::move(on.parameters)] {
       std::string text;
       for (const auto& parameter : parameters) text += line_of(parameter);
       return text;

@@ -15,7 +15,8 @@
 
 namespace fsdp::internal {
 
-// A topic for each mesh on which some of the parameters lie. Local.
+// A topic for each mesh on which some of the parameters lie. Not for devices: making a
+// unit is not announced there, so replicas may number them differently. Local.
 void claim_parameters(Claims& claims, const std::vector<at::Tensor>& parameters);
 
 }  // namespace fsdp::internal

@@ -13,6 +13,7 @@
 #include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <algorithm>
+#include <functional>
 #include <initializer_list>
 #include <numeric>
 #include <optional>
@@ -78,8 +79,9 @@ std::string with_who_ended(const Group& group, int64_t peer, const std::string& 
 
 // What is wrong with the link to that rank of the group; empty: nothing is known. A
 // message that Gloo was writing when the link broke it forgets to end, but the next one
-// it refuses.
+// it refuses. Other backends are not asked: nobody receives what is sent for it.
 std::string fault_of_link(const Group& group, int64_t peer) {
+  if (!has_gloo(group)) return "";
   static auto& byte = *new at::Tensor(at::zeros({1}, at::kByte));
   try {
     std::vector<at::Tensor> tensors{byte};
@@ -171,10 +173,9 @@ bool Pending::wait_unless_aborted(const std::string& what) {
   const Group group = std::move(group_);
   const auto work = std::move(work_);
   const auto failure = std::exchange(failure_, nullptr);
-  const bool is_sent = peer_ >= 0 && dynamic_cast<const PeerWait*>(work.get()) == nullptr;
   std::string fault;  // of the link, where the watch has ended the wait
   const auto look = [&] {
-    if (!is_sent || !fault.empty()) return;
+    if (peer_ < 0 || !fault.empty() || dynamic_cast<const PeerWait*>(work.get())) return;
     fault = fault_of_link(group, peer_);
     if (!fault.empty()) work->abort();
   };
@@ -183,7 +184,7 @@ bool Pending::wait_unless_aborted(const std::string& what) {
     if (failure) std::rethrow_exception(failure);
     std::optional<SlowWait> slow;
     if (awaited_by_ == AwaitedBy::kHost && !work->isCompleted())
-      slow.emplace([&] { return describe_wait(group, what); }, look);
+      slow.emplace([&] { return describe_wait(group, what); }, std::cref(look));
     finished = work->wait();
   } catch (const std::exception& error) {
     throw_failure(group, what, with_who_ended(group, peer_, backend_message(error)), work);

@@ -93,6 +93,17 @@ TEST_P(ClaimsOfRanks, TravelWithTheNumbersOfACall) {
   });
 }
 
+TEST_P(ClaimsOfRanks, OfNumbersAreExact) {
+  on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
+    Claims zeros("call"), near("call");
+    zeros.add("zero", is_last(rank) ? -0.0 : 0.0);
+    EXPECT_NO_THROW(zeros.check(mesh, ""));
+    near.add("number", is_last(rank) ? 1048577.0 : 1048576.0);
+    EXPECT_THAT(message_of<c10::ValueError>([&] { near.check(mesh, ""); }),
+                AllOf(HasSubstr("rank 0 has 1048576 where"), HasSubstr("has 1048577;")));
+  });
+}
+
 INSTANTIATE_WORLDS(ClaimsOfRanks, 2, 3);
 
 TEST(Claims, OfOneRankAreAlike) {

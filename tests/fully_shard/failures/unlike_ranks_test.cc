@@ -243,16 +243,6 @@ TEST_P(AlikeRanks, AnExpertWithoutRowsRunsThemAllTheSame) {
   });
 }
 
-struct ThrowsBackward : torch::autograd::Function<ThrowsBackward> {
-  static torch::Tensor forward(torch::autograd::AutogradContext*, const torch::Tensor& x) {
-    return x.clone();
-  }
-  static torch::autograd::variable_list backward(torch::autograd::AutogradContext*,
-                                                 const torch::autograd::variable_list&) {
-    throw std::runtime_error("of the user");
-  }
-};
-
 // Nor of a model that has gone is anything left for the next one on the process group.
 TEST_P(AlikeRanks, ABackwardThatThrowsOnAllRanksLeavesNothing) {
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
@@ -261,7 +251,8 @@ TEST_P(AlikeRanks, ABackwardThatThrowsOnAllRanksLeavesNothing) {
       get_fsdp_module(*model).set_is_last_backward(false);
       model->forward(input_of(rank + 5)).pow(2).sum().backward();
       auto hidden = torch::tanh(model->router(input_of(rank)));
-      hidden = model->experts[0](ThrowsBackward::apply(hidden));
+      hidden.register_hook([](const torch::Tensor&) { throw std::runtime_error("of the user"); });
+      hidden = model->experts[0](hidden);
       EXPECT_THAT(message_of([&] { model->head(hidden).sum().backward(); }),
                   HasSubstr("of the user"));
       if (number == 1) continue;
