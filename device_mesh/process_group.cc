@@ -4,15 +4,20 @@
 #include "device_mesh/process_groups/backend_table.h"
 #include "device_mesh/process_groups/dimension_groups.h"
 #include "device_mesh/process_groups/process_group_factory.h"
-#include "device_mesh/rendezvous/process_settings.h"
 #include "device_mesh/rendezvous/rendezvous.h"
 #include "device_mesh/rendezvous/store_connection.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <c10/util/Logging.h>
+#include <poll.h>
 #include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
+#include <csignal>
+#include <cstdlib>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -20,6 +25,46 @@
 
 namespace fsdp {
 namespace {
+
+// Whether the process writes what it prints to a pipe that nobody reads any more. Calls
+// only what a signal handler may call.
+bool readers_are_gone() {
+  pollfd outputs[] = {{STDOUT_FILENO, 0, 0}, {STDERR_FILENO, 0, 0}};
+  if (poll(outputs, 2, 0) <= 0) return false;
+  return ((outputs[0].revents | outputs[1].revents) & POLLERR) != 0;
+}
+
+void on_broken_pipe(int signal) {
+  const int error = errno;
+  if (readers_are_gone()) {
+    std::signal(signal, SIG_DFL);
+    raise(signal);  // is held back until this handler returns, and then ends the process
+  }
+  errno = error;
+}
+
+void survive_broken_pipes() {
+  struct sigaction action {};
+  if (sigaction(SIGPIPE, nullptr, &action) != 0) return;
+  if ((action.sa_flags & SA_SIGINFO) != 0 || action.sa_handler != SIG_DFL) return;  // the user's
+  action.sa_handler = on_broken_pipe;
+  action.sa_flags = SA_RESTART;
+  sigaction(SIGPIPE, &action, nullptr);
+}
+
+// Of use once. Where SIGPIPE has its default action, gives it one that ends the process
+// only where the reader of its standard output or error is gone: a peer that is gone is
+// then an error of the write, with a text, and no silent death, and `program | head` ends
+// as ever. (Programs that this one starts have the default again.) And heeds
+// TORCH_CPP_LOG_LEVEL, which LibTorch reads only when asked to.
+void prepare_process() {
+  static const bool done = [] {
+    survive_broken_pipes();
+    if (std::getenv("TORCH_CPP_LOG_LEVEL") != nullptr) c10::initLogging();
+    return true;
+  }();
+  static_cast<void>(done);
+}
 
 using internal::DimensionGroups;
 
@@ -112,7 +157,7 @@ StoreHandle::operator bool() const { return store_.defined(); }
 const c10::intrusive_ptr<c10d::Store>& StoreHandle::get() const { return store_; }
 
 void init_process_group(ProcessGroupOptions options) {
-  internal::prepare_process();
+  prepare_process();
   if (options.store) {
     TORCH_CHECK_VALUE(!thread_default,
                       "init_process_group: this thread has a default group already (rank ",

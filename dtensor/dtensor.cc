@@ -1,6 +1,6 @@
 #include "dtensor/dtensor.h"
 
-#include "device_mesh/on_mesh/mesh_collectives.h"
+#include "device_mesh/on_mesh/claims.h"
 #include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/differentiable.h"
 #include "dtensor/redistribute/redistribute.h"
@@ -59,30 +59,14 @@ std::string agreement_error(const at::Tensor& local, const DTensorSpec& spec) {
   return out.str();
 }
 
-// Geometry as numbers: every rank must pass the same.
-std::vector<int64_t> fingerprint(const at::Tensor& local, const DTensorSpec& spec, bool fits) {
-  std::vector<int64_t> numbers{fits ? 1 : 0, static_cast<int64_t>(local.scalar_type()),
-                               static_cast<int64_t>(spec.shape().size())};
-  size_t hash = 0;
-  for (const int64_t size : spec.shape()) hash = hash * 1000003 ^ static_cast<size_t>(size);
-  for (const int64_t stride : spec.stride()) hash = hash * 1000003 ^ static_cast<size_t>(stride);
-  for (const auto& placement : spec.placements()) hash = hash * 1000003 ^ placement.hash();
-  numbers.push_back(static_cast<int64_t>(hash));
-  return numbers;
-}
-
 // Collective over the mesh.
 void check_across_ranks(const at::Tensor& local, const DTensorSpec& spec) {
+  internal::Claims claims("from_local");
   const std::string own_error = agreement_error(local, spec);
-  const auto said = internal::agree(internal::collectives_of(spec.mesh()),
-                                    {.words = fingerprint(local, spec, own_error.empty()),
-                                     .what = "agreement of from_local",
-                                     .device = local.device()});
-  TORCH_CHECK_VALUE(own_error.empty(), own_error);
-  TORCH_CHECK_VALUE(!said.difference,
-                    "from_local: shape, stride, dtype or placements differ across ", spec.mesh(),
-                    "; rank ", spec.mesh().rank(), " passed ", local.scalar_type(), ", ",
-                    to_string(spec), ". Every rank of the mesh sees this error.");
+  if (!own_error.empty()) claims.refuse(own_error);
+  claims.add("the tensor", c10::str(local.scalar_type(), " ", to_string(spec), ", strides ",
+                                    at::IntArrayRef(spec.stride())));
+  claims.check(spec.mesh(), "every rank of the mesh passes the same");
 }
 
 bool adds_up(const Placement& placement) {

@@ -4,61 +4,16 @@
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "device_mesh/process_group.h"
 
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
-#include <algorithm>
-#include <cstring>
 #include <exception>
 
 namespace fsdp::internal::checkpoint {
 namespace {
 
-constexpr int64_t kShort = 1016;
-constexpr int64_t kLengthBytes = sizeof(int64_t);
-
-// The ranks of a world or of a mesh, and the device through which they talk.
-struct Ranks {
-  std::vector<Collectives> dims;
-  c10::Device device = c10::kCPU;
-};
-
-// Each rank's length and the first `room` bytes of its text.
-at::Tensor gather_texts(const Ranks& ranks, const std::string& mine, int64_t room,
-                        const std::string& what) {
-  at::Tensor row = at::zeros({kLengthBytes + room}, at::kByte);
-  const auto length = static_cast<int64_t>(mine.size());
-  std::memcpy(row.mutable_data_ptr(), &length, kLengthBytes);
-  std::memcpy(static_cast<char*>(row.mutable_data_ptr()) + kLengthBytes, mine.data(),
-              static_cast<size_t>(std::min(length, room)));
-  // "save /a/path": paths may differ, which the texts tell; calls may not.
-  const std::string call = what.substr(0, what.find(' '));
-  return rows_of_all(ranks.dims, {.row = row.to(ranks.device), .what = what, .call = call}).cpu();
-}
-
-int64_t length_at(const at::Tensor& row) {
-  int64_t length = 0;
-  std::memcpy(&length, row.const_data_ptr(), kLengthBytes);
-  return length;
-}
-
-std::vector<std::string> exchange_over(const Ranks& ranks, const std::string& mine,
-                                       const std::string& what) {
-  at::Tensor rows = gather_texts(ranks, mine, kShort, what);
-  int64_t longest = 0;
-  for (int64_t place = 0; place < rows.size(0); ++place) {
-    longest = std::max(longest, length_at(rows[place]));
-  }
-  if (longest > kShort) rows = gather_texts(ranks, mine, longest, what);
-  std::vector<std::string> texts;
-  for (int64_t place = 0; place < rows.size(0); ++place) {
-    const at::Tensor row = rows[place];
-    texts.emplace_back(static_cast<const char*>(row.const_data_ptr()) + kLengthBytes,
-                       static_cast<size_t>(length_at(row)));
-  }
-  return texts;
-}
+// "save /a/path": paths may differ, which the texts tell; calls may not.
+std::string call_of(const std::string& what) { return what.substr(0, what.find(' ')); }
 
 }  // namespace
 
@@ -73,12 +28,14 @@ World default_world() {
 std::vector<std::string> exchange(const World& world, const std::string& mine,
                                   const std::string& what) {
   if (!world.group || world.size == 1) return {mine};
-  return exchange_over({.dims = {world.collectives()}}, mine, what);
+  return texts_of_all({world.collectives()}, {.text = mine, .what = what, .call = call_of(what)});
 }
 
 std::vector<std::string> exchange(const DeviceMesh& mesh, const std::string& mine,
                                   const std::string& what) {
-  return exchange_over({collectives_of(mesh), local_device(mesh)}, mine, what);
+  return texts_of_all(
+      collectives_of(mesh),
+      {.text = mine, .what = what, .call = call_of(what), .device = local_device(mesh)});
 }
 
 Failure attempt(const std::function<void()>& work) {

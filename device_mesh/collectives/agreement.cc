@@ -10,6 +10,8 @@
 namespace fsdp::internal {
 namespace {
 
+constexpr int64_t kLength = sizeof(int64_t);
+
 std::optional<WordDifference> first_difference(const at::Tensor& words) {
   const auto* const first = words.const_data_ptr<int64_t>();
   const int64_t ranks = words.size(0), count = words.size(1);
@@ -21,6 +23,31 @@ std::optional<WordDifference> first_difference(const at::Tensor& words) {
   }
   return std::nullopt;
 }
+
+// Each rank's length and the first `room` bytes of its text.
+at::Tensor beginnings_of_all(const std::vector<Collectives>& dims, const TextOptions& options,
+                             int64_t room) {
+  const auto length = static_cast<int64_t>(options.text.size());
+  const auto row = at::zeros({kLength + room}, at::kByte);
+  auto* const first = static_cast<char*>(row.mutable_data_ptr());
+  std::memcpy(first, &length, sizeof length);
+  std::memcpy(first + kLength, options.text.data(), static_cast<size_t>(std::min(length, room)));
+  return rows_of_all(dims,
+                     {.row = row.to(options.device), .what = options.what, .call = options.call})
+      .cpu()
+      .contiguous();
+}
+
+// One of these, and how long the whole text is.
+struct Beginning {
+  int64_t length = 0;
+  const char* bytes;
+
+  Beginning(const at::Tensor& rows, int64_t place)
+      : bytes(static_cast<const char*>(rows.const_data_ptr()) + place * rows.size(1) + kLength) {
+    std::memcpy(&length, bytes - kLength, sizeof length);
+  }
+};
 
 }  // namespace
 
@@ -46,19 +73,16 @@ Agreement agree(const std::vector<Collectives>& dims, const AgreeOptions& option
 
 std::vector<std::string> texts_of_all(const std::vector<Collectives>& dims,
                                       const TextOptions& options) {
-  const auto lengths = agree(dims, {.words = {static_cast<int64_t>(options.text.size())},
-                                    .what = options.what,
-                                    .device = options.device})
-                           .words;
-  const auto longest = lengths.max().item<int64_t>();
-  const auto row = at::zeros({longest}, at::kByte);
-  std::memcpy(row.mutable_data_ptr(), options.text.data(), options.text.size());
-  const auto rows =
-      rows_of_all(dims, {.row = row.to(options.device), .what = options.what}).cpu().contiguous();
-  const auto* next = static_cast<const char*>(rows.const_data_ptr());
+  auto rows = beginnings_of_all(dims, options, options.room);
+  int64_t longest = 0;
+  for (int64_t place = 0; place < rows.size(0); ++place)
+    longest = std::max(longest, Beginning(rows, place).length);
+  if (longest > options.room) rows = beginnings_of_all(dims, options, longest);
   std::vector<std::string> texts;
-  for (int64_t place = 0; place < lengths.size(0); ++place, next += longest)
-    texts.emplace_back(next, static_cast<size_t>(lengths[place][0].item<int64_t>()));
+  for (int64_t place = 0; place < rows.size(0); ++place) {
+    const Beginning text(rows, place);
+    texts.emplace_back(text.bytes, static_cast<size_t>(text.length));
+  }
   return texts;
 }
 

@@ -42,13 +42,15 @@ struct Agreement {
 Agreement agree(const std::vector<Collectives>& dims, const AgreeOptions& options);
 
 struct TextOptions {
-  std::string text;
-  std::string what;                // in errors; the same on every rank
+  std::string text;                // any bytes
+  std::string what;                // in errors
+  std::string call;                // what all ranks must be in, as RowsOptions has it
   c10::Device device = c10::kCPU;  // through which they travel
+  int64_t room = 1016;             // bytes of each text that are sent at once
 };
 
-// Every rank's text, by place: for ranks that know that they differ, to say in what. Two
-// collectives, each as rows_of_all(). Waits for the device.
+// Every rank's text, by place. One collective, as rows_of_all(), where no text is longer
+// than `room`, else two. Waits for the device.
 std::vector<std::string> texts_of_all(const std::vector<Collectives>& dims,
                                       const TextOptions& options);
 

@@ -1,10 +1,8 @@
 #include "device_mesh/collectives/announcement.h"
 
-#include "device_mesh/collectives/backend/abandoned.h"
+#include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/collectives/piggybacked_word.h"
-#include "device_mesh/collectives/watched_message.h"
 #include "device_mesh/collectives/watched_rank.h"
 
 #include <c10/util/Exception.h>
@@ -44,8 +42,7 @@ Announcement::~Announcement() {
 
 void Announcement::wait_for_messages(const IssueLog& log) {
   const WaitScope scope(awaited_);
-  for (auto& message : exchange_->messages())
-    await_message(log, message, awaited_, mine_.operation);
+  for (auto& message : exchange_->messages()) log.await(message, awaited_, mine_.operation);
   if (awaited_) awaited_->await(-1, {});
 }
 
@@ -64,7 +61,6 @@ std::vector<NoticeWords> Announcement::wait() {
     std::vector<NoticeWords> words;
     for (int64_t peer = 0; peer < group_size(group_); ++peer)
       words.push_back(peer == rank_ ? mine_.words : read(peer).words);
-    if (auto* const beside = PiggybackedWord::current()) beside->heard(words);
     return words;
   });
 }

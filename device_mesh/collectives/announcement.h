@@ -6,12 +6,12 @@
 //   announced.riders()[2];   // what rank 2 sent to this one
 //
 // A notice goes to every rank of the group and meets the others' whatever they announce;
-// how it travels, and what can ride with it, is in notices/notice_exchange.h.
+// how it travels, and what can ride with it, is in notice_exchange.h.
 #pragma once
 
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/notice.h"
-#include "device_mesh/collectives/notices/notice_exchange.h"
+#include "device_mesh/collectives/notice_exchange.h"
 
 #include <ATen/core/Tensor.h>
 

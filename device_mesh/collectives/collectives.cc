@@ -2,56 +2,73 @@
 #include "device_mesh/collectives/collectives.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
-#include "device_mesh/collectives/backend/row_exchange.h"
+#include "device_mesh/collectives/carriers.h"
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/collectives/riding_collectives.h"
+#include "device_mesh/collectives/notice_exchange.h"
 #include "device_mesh/collectives/scratch_memory.h"
-#include "device_mesh/collectives/start_all_to_all.h"
-#include "device_mesh/collectives/start_gather.h"
-#include "device_mesh/collectives/start_reduction.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/stack.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <xxhash.h>
 
+#include <algorithm>
+#include <cstring>
+#include <numeric>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-// By which calls of different names, whose messages have one size, are told apart.
-uint32_t number_of_call(const std::string& call) {
-  return call.empty() ? kNoUnit : XXH32(call.data(), call.size(), 0);
-}
+using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 
-IssuedOperation operation_on(CollectiveKind kind, const std::string& what,
-                             const at::Tensor& tensor) {
+enum class Carrier { kNotice, kMessages, kBackend };
+
+// By which operations of different names, whose messages have one size, are told apart.
+uint32_t number_of_name(const std::string& name) { return XXH32(name.data(), name.size(), 0); }
+
+template <class Options>
+IssuedOperation operation_of(CollectiveKind kind, const Options& options, int64_t bytes) {
   return {.kind = kind,
-          .unit = number_of_call(what),
-          .what = what,
-          .bytes = static_cast<int64_t>(tensor.nbytes())};
+          .unit = options.unit ? *options.unit : number_of_name(options.what),
+          .what = options.what,
+          .bytes = bytes,
+          .words = options.words};
 }
 
-// Added in the order of the ranks, 16-bit types in float, by messages that are posted
-// with the announcement.
-void exchange_and_sum(const std::shared_ptr<IssueLog>& log, const Group& group,
-                      const ReduceScatterOptions& options) {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto size = group_size(group);
-  const auto rows =
-      options.input.clone(at::MemoryFormat::Contiguous).view({size, -1}).view(at::kByte);
-  auto announcement =
-      log->announce(operation_on(CollectiveKind::kReduceScatter, options.what, options.input));
-  const auto sum = log->watch([&] {
-    return RowExchange(group, rows, options.input.scalar_type(),
-                       {.what = options.what,
-                        .tag = tag_of(announcement.stamp()),
-                        .agree = [&] { announcement.wait(); }})
-        .wait();
-  });
-  options.output.view({-1}).copy_(sum);
+int64_t bytes_in(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
+
+// uint8 [rows, bytes]
+at::Tensor as_rows(const at::Tensor& tensor, int64_t rows) {
+  return tensor_bytes(tensor).view({rows, bytes_in(tensor) / rows});
+}
+
+void copy_rows(const GatheredRows& rows, int64_t ranks, const at::Tensor& output) {
+  const auto bytes = output.nbytes() / static_cast<size_t>(ranks);
+  auto* to = static_cast<char*>(output.mutable_data_ptr());
+  for (int64_t rank = 0; rank < ranks; ++rank, to += bytes) std::memcpy(to, rows.row(rank), bytes);
+}
+
+void check_splits(const Group& group, const AllToAllOptions& options) {
+  const auto ranks = static_cast<size_t>(group_size(group));
+  TORCH_CHECK_VALUE(
+      options.input_split_sizes.size() == ranks && options.output_split_sizes.size() == ranks,
+      "all_to_all: sizes for ", options.input_split_sizes.size(), " and from ",
+      options.output_split_sizes.size(), " ranks, expected ", ranks, " (rank ", group_rank(group),
+      ")");
+  const auto sum = std::accumulate(options.input_split_sizes.begin(),
+                                   options.input_split_sizes.end(), int64_t{0});
+  TORCH_CHECK_VALUE(options.input.scalar_type() == at::kByte && options.input.is_contiguous() &&
+                        options.input.numel() == sum,
+                    "all_to_all: ", options.input.numel(), " elements of ",
+                    options.input.scalar_type(), ", expected ", sum, " contiguous bytes (rank ",
+                    group_rank(group), ")");
+  const auto own = static_cast<size_t>(group_rank(group));
+  TORCH_CHECK_VALUE(options.input_split_sizes[own] == options.output_split_sizes[own],
+                    "all_to_all: ", options.input_split_sizes[own], " bytes to and ",
+                    options.output_split_sizes[own], " from this rank itself (rank ",
+                    group_rank(group), ")");
 }
 
 }  // namespace
@@ -60,6 +77,19 @@ struct Collectives::State {
   Group group;
   std::shared_ptr<IssueLog> log;
   int64_t rank = group_rank(group), size = group_size(group);
+
+  // How an operation travels, of which `bytes` go from a rank to another. The same answer
+  // on every rank. Rows that are added up ride over Gloo between two ranks only: among
+  // more, all would be there at once, where an exchange adds one after the other.
+  Carrier carrier(CollectiveKind kind, const at::Tensor& tensor, int64_t bytes) const {
+    if (!tensor.is_cpu()) return Carrier::kBackend;
+    if (log->carries_any()) return Carrier::kNotice;
+    const bool is_gather = kind == CollectiveKind::kAllGather;
+    const bool is_sum =
+        kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kAllReduce;
+    if (!(is_gather || is_sum) || !better_by_messages(group, tensor)) return Carrier::kBackend;
+    return log->carries(bytes) && (is_gather || size == 2) ? Carrier::kNotice : Carrier::kMessages;
+  }
 };
 
 Collectives::Collectives(std::shared_ptr<const State> state) : state_(std::move(state)) {}
@@ -77,67 +107,174 @@ const Group& Collectives::group() const { return state_->group; }
 int64_t Collectives::rank() const { return state_->rank; }
 int64_t Collectives::size() const { return state_->size; }
 
-void Collectives::all_gather(const AllGatherOptions& options) const {
+at::Tensor Collectives::row_memory(at::IntArrayRef sizes, c10::Device device) const {
+  return device.is_cpu() ? rider_memory(group(), sizes) : scratch_memory(sizes, at::kByte, device);
+}
+
+InFlight<GatheredRows> Collectives::start(const AllGatherOptions& options) const {
+  const auto& row = options.input;
+  const auto operation = operation_of(CollectiveKind::kAllGather, options, row.numel());
+  if (options.custom) return all_gather_by_backend(*this, operation, options);
+  const auto carrier = state_->carrier(operation.kind, row, operation.bytes);
+  if (carrier == Carrier::kNotice)
+    return rows_by_notice(*this, operation, row.view({1, row.numel()}));
+  return carrier == Carrier::kMessages ? all_gather_by_messages(*this, operation, options)
+                                       : all_gather_by_backend(*this, operation, options);
+}
+
+InFlight<SummedRow> Collectives::start(const ReduceScatterOptions& options) const {
+  const auto& rows = options.input;
+  const auto operation = operation_of(CollectiveKind::kReduceScatter, options, rows.size(1));
+  if (options.custom) return reduce_scatter_by_backend(*this, operation, options);
+  const auto carrier = state_->carrier(operation.kind, rows, operation.bytes);
+  if (carrier == Carrier::kNotice) return sum_by_notice(*this, operation, rows, options.dtype);
+  return carrier == Carrier::kMessages
+             ? reduce_scatter_by_messages(*this, operation, options, Rounds::kInBackground)
+             : reduce_scatter_by_backend(*this, operation, options);
+}
+
+// Those that ride send all of the row, and add.
+InFlight<SummedRow> Collectives::start(const AllReduceOptions& options) const {
+  const auto& row = options.tensor;
+  const auto operation = operation_of(CollectiveKind::kAllReduce, options, bytes_in(row));
+  const auto carrier = state_->carrier(operation.kind, row, operation.bytes);
+  if (carrier == Carrier::kNotice)
+    return sum_by_notice(*this, operation, as_rows(row, 1), row.scalar_type());
+  return carrier == Carrier::kMessages ? all_reduce_by_messages(*this, operation, row)
+                                       : all_reduce_by_backend(*this, operation, row);
+}
+
+// Ranks send different numbers of bytes, so these are not compared.
+InFlight<std::vector<at::Tensor>> Collectives::start(const AllToAllOptions& options) const {
+  check_splits(group(), options);
+  const IssuedOperation operation = {.kind = CollectiveKind::kAllToAll,
+                                     .unit = number_of_name(options.what),
+                                     .what = options.what};
+  const auto carrier = state_->carrier(operation.kind, options.input, operation.bytes);
+  return carrier == Carrier::kNotice ? all_to_all_by_notice(*this, operation, options)
+                                     : all_to_all_by_backend(*this, operation, options);
+}
+
+// What does not ride goes by the backend, which writes it where the caller wants it.
+std::vector<NoticeWords> Collectives::gather_into(const at::Tensor& output, const at::Tensor& input,
+                                                  const IssuedOperation& operation) const {
+  const BelowAutograd below_autograd;
+  if (state_->carrier(operation.kind, input, operation.bytes) != Carrier::kNotice)
+    return log()->run(operation, [&] { return internal::all_gather(group(), output, input); });
+  const auto rows = rows_by_notice(*this, operation, as_rows(input, 1)).wait();
+  copy_rows(rows, size(), output);
+  return rows.words();
+}
+
+std::vector<NoticeWords> Collectives::all_gather(const AllGatherOptions& options) const {
   check_gather(group(), options.output, options.input);
-  if (options.input.numel() == 0) return;
-  const auto operation = operation_on(CollectiveKind::kAllGather, options.what, options.input);
-  if (log()->carries_any())
-    return riding_rows(*log(), operation, options.input, /*rows=*/1, options.output);
-  log()->run(operation,
-             [&] { return internal::all_gather(group(), options.output, options.input); });
+  if (options.input.numel() == 0) return {};
+  return gather_into(options.output, options.input,
+                     operation_of(CollectiveKind::kAllGather, options, bytes_in(options.input)));
 }
 
-void Collectives::reduce_scatter(const ReduceScatterOptions& options) const {
+at::Tensor Collectives::rows_of_ranks(const RowsOptions& options) const {
+  const BelowAutograd below_autograd;
+  const auto row = options.row.contiguous();
+  auto shape = row.sizes().vec();
+  shape.insert(shape.begin(), size());
+  auto rows = at::empty(shape, row.options());
+  if (row.numel() == 0) return rows;
+  gather_into(rows, row,
+              {.kind = CollectiveKind::kAllGather,
+               .unit = options.call.empty() ? kNoUnit : number_of_name(options.call),
+               .what = options.what,
+               .bytes = bytes_in(row)});
+  return rows;
+}
+
+std::vector<NoticeWords> Collectives::reduce_scatter(const ReduceScatterOptions& options) const {
   check_reduce_scatter(group(), options.output, options.input);
-  if (options.output.numel() == 0) return;
-  const auto operation = operation_on(CollectiveKind::kReduceScatter, options.what, options.input);
-  if (options.op == ReduceOp::kSum && log()->carries_any())
-    return riding_reduce_scatter(*log(), operation, size(), options);
-  if (options.op == ReduceOp::kSum && better_by_messages(group(), options.input))
-    return exchange_and_sum(log(), group(), options);
-  log()->run(operation, [&] {
-    return internal::reduce_scatter(group(), options.output, options.input, options.op);
-  });
-}
-
-void Collectives::all_reduce(const AllReduceOptions& options) const {
-  const auto& tensor = options.tensor;
-  if (tensor.numel() == 0) return;
-  if (options.op == ReduceOp::kSum && adds_in_order(tensor)) {
-    const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const auto flat = tensor.view({-1});
-    flat.copy_(
-        start_row_sum(log(), group(),
-                      {.row = flat, .what = options.what, .unit = number_of_call(options.what)})
-            ->wait());
-    return;
+  if (options.output.numel() == 0) return {};
+  const BelowAutograd below_autograd;
+  auto operation = operation_of(CollectiveKind::kReduceScatter, options, bytes_in(options.input));
+  operation.unit += static_cast<uint32_t>(options.op);  // others do not meet
+  const auto carrier = state_->carrier(operation.kind, options.input, bytes_in(options.output));
+  if (options.op != ReduceOp::kSum || carrier == Carrier::kBackend) {
+    return log()->run(operation, [&] {
+      return internal::reduce_scatter(group(), options.output, options.input, options.op);
+    });
   }
-  log()->run(operation_on(CollectiveKind::kAllReduce, options.what, tensor),
-             [&] { return internal::all_reduce(group(), tensor, options.op); });
+  auto rows = options;
+  rows.input = as_rows(options.input, size());
+  rows.dtype = options.input.scalar_type();
+  if (carrier == Carrier::kMessages) rows.input = rows.input.clone();  // which are overwritten
+  auto sum = (carrier == Carrier::kNotice
+                  ? sum_by_notice(*this, operation, rows.input, rows.dtype)
+                  : reduce_scatter_by_messages(*this, operation, rows, Rounds::kInWait))
+                 .wait();
+  options.output.view({-1}).copy_(sum.row);
+  return std::move(sum.words);
 }
 
-// Where it travels by messages, so that the bits do not depend on which ones. Not of
-// booleans, whose sum the backend knows.
-bool Collectives::adds_in_order(const at::Tensor& tensor) const {
-  return better_by_messages(group(), tensor) && tensor.scalar_type() != at::kBool;
+// Sums of booleans the backend knows.
+std::vector<NoticeWords> Collectives::all_reduce(const AllReduceOptions& options) const {
+  const auto& tensor = options.tensor;
+  if (tensor.numel() == 0) return {};
+  const BelowAutograd below_autograd;
+  auto operation = operation_of(CollectiveKind::kAllReduce, options, bytes_in(tensor));
+  operation.unit += static_cast<uint32_t>(options.op);  // others do not meet
+  if (options.op != ReduceOp::kSum || tensor.scalar_type() == at::kBool ||
+      state_->carrier(operation.kind, tensor, operation.bytes) == Carrier::kBackend) {
+    return log()->run(operation, [&] { return internal::all_reduce(group(), tensor, options.op); });
+  }
+  auto flat = options;
+  flat.tensor = tensor.view({-1});
+  auto sum = start(flat).wait();
+  flat.tensor.copy_(sum.row);
+  return std::move(sum.words);
 }
 
-void Collectives::broadcast(const BroadcastOptions& options) const {
+// What rides goes in pieces, since the root copies what it sends: it is at most one of
+// them ahead.
+std::vector<NoticeWords> Collectives::broadcast(const BroadcastOptions& options) const {
+  constexpr int64_t kPiece = 4 << 20;  // bytes
   check_broadcast(group(), options.root);
-  if (options.tensor.numel() == 0) return;
-  const auto operation = operation_on(CollectiveKind::kBroadcast, options.what, options.tensor);
-  if (log()->carries_any()) return riding_broadcast(*log(), operation, rank(), options);
-  log()->run(operation, [&] { return internal::broadcast(group(), options.tensor, options.root); });
+  if (options.tensor.numel() == 0) return {};
+  const BelowAutograd below_autograd;
+  const IssuedOperation operation = {.kind = CollectiveKind::kBroadcast,
+                                     .unit = number_of_name(options.what),
+                                     .what = options.what,
+                                     .bytes = bytes_in(options.tensor),
+                                     .words = options.words};
+  if (state_->carrier(operation.kind, options.tensor, operation.bytes) == Carrier::kBackend) {
+    return log()->run(operation,
+                      [&] { return internal::broadcast(group(), options.tensor, options.root); });
+  }
+  const auto bytes = tensor_bytes(options.tensor);
+  std::vector<NoticeWords> words;
+  for (int64_t sent = 0; sent < bytes.numel(); sent += kPiece) {
+    const auto piece = bytes.narrow(0, sent, std::min(kPiece, bytes.numel() - sent));
+    const bool is_root = rank() == options.root;
+    const auto rows =
+        rows_by_notice(*this, operation, is_root ? as_rows(piece, 1) : at::Tensor()).wait();
+    if (!is_root) std::memcpy(piece.mutable_data_ptr(), rows.row(options.root), piece.nbytes());
+    words = rows.words();
+  }
+  return words;
 }
 
-void Collectives::all_to_all(const AllToAllOptions& options) const {
+std::vector<NoticeWords> Collectives::all_to_all(const AllToAllOptions& options) const {
   check_all_to_all(group(), options.output, options.input);
-  if (options.input.numel() == 0) return;
-  const auto operation = operation_on(CollectiveKind::kAllToAll, options.what, options.input);
-  if (log()->carries_any())
-    return riding_rows(*log(), operation, options.input, size(), options.output);
-  log()->run(operation,
-             [&] { return internal::all_to_all(group(), options.output, options.input); });
+  if (options.input.numel() == 0) return {};
+  const BelowAutograd below_autograd;
+  const IssuedOperation operation = {.kind = CollectiveKind::kAllToAll,
+                                     .unit = number_of_name(options.what),
+                                     .what = options.what,
+                                     .bytes = bytes_in(options.input),
+                                     .words = options.words};
+  if (state_->carrier(operation.kind, options.input, operation.bytes) == Carrier::kBackend) {
+    return log()->run(operation,
+                      [&] { return internal::all_to_all(group(), options.output, options.input); });
+  }
+  const auto rows = rows_by_notice(*this, operation, as_rows(options.input, size())).wait();
+  copy_rows(rows, size(), options.output);
+  return rows.words();
 }
 
 void Collectives::barrier(const std::string& what) const {
@@ -147,45 +284,6 @@ void Collectives::barrier(const std::string& what) const {
     return;
   }
   log()->run(operation, [&] { return internal::barrier(group()); });
-}
-
-at::Tensor Collectives::row_memory(at::IntArrayRef sizes, c10::Device device) const {
-  return device.is_cpu() ? rider_memory(group(), sizes) : scratch_memory(sizes, at::kByte, device);
-}
-
-at::Tensor Collectives::rows_of_ranks(const RowsOptions& options) const {
-  const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const auto row = options.row.contiguous();
-  auto shape = row.sizes().vec();
-  shape.insert(shape.begin(), size());
-  auto operation = operation_on(CollectiveKind::kAllGather, options.what, row);
-  operation.unit = number_of_call(options.call);
-  if (row.is_cpu() && log()->carries(operation.bytes)) {
-    const auto rider = operation.bytes > 0 ? tensor_bytes(row).view({1, -1}) : at::Tensor();
-    auto announcement = log()->announce(operation, rider);
-    announcement.wait();
-    return at::stack(announcement.riders()).view({-1}).view(row.scalar_type()).view(shape);
-  }
-  auto rows = at::empty(shape, row.options());
-  if (row.numel() == 0) return rows;
-  log()->run(operation, [&] { return internal::all_gather(group(), rows, row); });
-  return rows;
-}
-
-std::unique_ptr<Gather> Collectives::start(const GatherOptions& options) const {
-  return start_gather(log(), group(), options);
-}
-
-std::unique_ptr<PendingReduction> Collectives::start(const SumRowsOptions& options) const {
-  return start_reduction(log(), group(), options);
-}
-
-std::unique_ptr<PendingReduction> Collectives::start(const SumRowOptions& options) const {
-  return start_row_sum(log(), group(), options);
-}
-
-std::unique_ptr<PendingAllToAll> Collectives::start(const AllToAllSplitOptions& options) const {
-  return start_all_to_all(log(), group(), options, number_of_call(options.what));
 }
 
 }  // namespace fsdp::internal

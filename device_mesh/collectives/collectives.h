@@ -7,8 +7,8 @@
 //   collectives.all_gather({.output = all, .input = own, .what = "all-gather of 'weight'"});
 //
 // A value. Every method but the local ones is collective over the group: all its ranks
-// call in one order, with the same sizes. Those that return nothing return when the
-// values are there; on a device, ordered after the current stream, which then waits
+// call in one order, with the same sizes. Those but start() return when the values are
+// there; on a device, ordered after the current stream, which then waits
 // without blocking the host. Tensors are contiguous, need no graph, and must not be
 // touched meanwhile. They throw DistBackendError that names `what`, this rank and the
 // ranks that did not come, when the backend fails, and an error that names the operations
@@ -16,11 +16,8 @@
 // sizes, dtypes or strides are a ValueError before anything is sent.
 #pragma once
 
-#include "device_mesh/collectives/gather.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/pending_all_to_all.h"
-#include "device_mesh/collectives/reduce_op.h"
-#include "device_mesh/collectives/reduction.h"
+#include "device_mesh/collectives/operations.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/DeviceType.h>
@@ -28,49 +25,12 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace fsdp::internal {
 
 class IssueLog;
-
-struct AllGatherOptions {
-  at::Tensor output;  // group size * input.numel() elements, rank-major
-  at::Tensor input;
-  std::string what;
-};
-
-struct ReduceScatterOptions {
-  at::Tensor output;  // one row: the reduction over the ranks of row `rank`
-  at::Tensor input;   // group size rows
-  std::string what;
-  ReduceOp op = ReduceOp::kSum;
-};
-
-struct AllReduceOptions {
-  at::Tensor tensor;  // in place
-  std::string what;
-  ReduceOp op = ReduceOp::kSum;
-};
-
-struct BroadcastOptions {
-  at::Tensor tensor;  // in place
-  std::string what;
-  int64_t root = 0;  // group rank
-};
-
-struct AllToAllOptions {
-  at::Tensor output;  // row r comes from rank r
-  at::Tensor input;   // row r goes to rank r; rows of one size
-  std::string what;
-};
-
-struct RowsOptions {
-  at::Tensor row;  // of the same shape and dtype on every rank
-  std::string what;
-  // What all ranks must be in, by name, where their `what` may differ; empty: rows of one
-  // size meet.
-  std::string call = {};
-};
+struct IssuedOperation;
 
 class Collectives {
  public:
@@ -80,11 +40,13 @@ class Collectives {
   // (IssueLog::beside). Local.
   Collectives beside(const Group& side) const;
 
-  void all_gather(const AllGatherOptions& options) const;
-  void reduce_scatter(const ReduceScatterOptions& options) const;
-  void all_reduce(const AllReduceOptions& options) const;
-  void broadcast(const BroadcastOptions& options) const;
-  void all_to_all(const AllToAllOptions& options) const;
+  // These give what travelled with it, by group rank: this rank's words alone where
+  // nothing is announced, none where there is nothing to send.
+  std::vector<NoticeWords> all_gather(const AllGatherOptions& options) const;
+  std::vector<NoticeWords> reduce_scatter(const ReduceScatterOptions& options) const;
+  std::vector<NoticeWords> all_reduce(const AllReduceOptions& options) const;
+  std::vector<NoticeWords> broadcast(const BroadcastOptions& options) const;
+  std::vector<NoticeWords> all_to_all(const AllToAllOptions& options) const;
   void barrier(const std::string& what) const;
   // Every rank's row: [ranks, ...]. Small rows travel with the announcement, in one
   // message to each rank.
@@ -94,10 +56,12 @@ class Collectives {
   at::Tensor row_memory(at::IntArrayRef sizes, c10::Device device) const;
 
   // Announced and posted; do not block.
-  std::unique_ptr<Gather> start(const GatherOptions& options) const;
-  std::unique_ptr<PendingReduction> start(const SumRowsOptions& options) const;
-  std::unique_ptr<PendingReduction> start(const SumRowOptions& options) const;
-  std::unique_ptr<PendingAllToAll> start(const AllToAllSplitOptions& options) const;
+  InFlight<GatheredRows> start(const AllGatherOptions& options) const;
+  InFlight<SummedRow> start(const ReduceScatterOptions& options) const;
+  InFlight<SummedRow> start(const AllReduceOptions& options) const;
+  // What each rank has sent to this one, to be read only; an error that names both sizes
+  // where a rank has sent another one than was expected here.
+  InFlight<std::vector<at::Tensor>> start(const AllToAllOptions& options) const;
 
   // Local.
   const std::shared_ptr<IssueLog>& log() const;
@@ -108,7 +72,8 @@ class Collectives {
  private:
   struct State;
   explicit Collectives(std::shared_ptr<const State> state);
-  bool adds_in_order(const at::Tensor& tensor) const;
+  std::vector<NoticeWords> gather_into(const at::Tensor& output, const at::Tensor& input,
+                                       const IssuedOperation& operation) const;
 
   std::shared_ptr<const State> state_;
 };

@@ -98,8 +98,4 @@ bool has_gloo(const Group& group) {
   return serves(group, c10::kCPU) && group->getBackend(c10::kCPU)->getBackendName() == "gloo";
 }
 
-bool through_gloo(const Group& group, const at::Tensor& tensor) {
-  return tensor.is_cpu() && has_gloo(group);
-}
-
 }  // namespace fsdp::internal

@@ -28,8 +28,6 @@ std::string group_backend(const Group& group);  // "gloo", "nccl", "fake", ...
 bool serves(const Group& group, c10::DeviceType device_type);
 // Whether CPU tensors travel through Gloo: in groups of a device's backend too.
 bool has_gloo(const Group& group);
-// Whether `tensor` does.
-bool through_gloo(const Group& group, const at::Tensor& tensor);
 
 // What a process group is called in its job, for ranks to speak of it.
 struct GroupName {

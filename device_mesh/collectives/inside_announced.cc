@@ -42,7 +42,7 @@ class ExchangeWork final : public c10d::Work {
                std::function<void()> finish)
       : output_(output),
         exchange_(group, copied_rows(group, input), input.scalar_type(),
-                  {.what = "reduce-scatter", .in_background = true}),
+                  {.what = "reduce-scatter", .rounds = RowExchangeOptions::Rounds::kInBackground}),
         finish_(std::move(finish)) {}
 
   bool isCompleted() override { return waited_; }

@@ -1,7 +1,7 @@
 // Collectives that are not announced, for functions that somebody else's announced
-// operation calls (GatherOptions::custom, SumRowsOptions::custom): the ranks know by then
-// that all of them are in that operation. On a group of the function's own, so that what
-// is sent meets nothing else.
+// operation calls (AllGatherOptions::custom, ReduceScatterOptions::custom): the ranks
+// know by then that all of them are in that operation. On a group of the function's own,
+// so that what is sent meets nothing else.
 #pragma once
 
 #include "device_mesh/collectives/group.h"

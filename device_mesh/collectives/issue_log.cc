@@ -2,17 +2,18 @@
 
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/last_issued.h"
-#include "device_mesh/collectives/piggybacked_word.h"
-#include "device_mesh/collectives/watched_message.h"
+#include "device_mesh/collectives/notice_exchange.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_channel.h"
 
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
+#include <torch/csrc/distributed/c10d/Work.hpp>
 
 #include <array>
+#include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <map>
 #include <optional>
@@ -23,6 +24,43 @@ namespace {
 
 // A group of two backends has a log for host memory and one for its device.
 using LogsOfGroup = std::array<std::shared_ptr<IssueLog>, 2>;
+
+// The collective this process issued last, for the case that the transport ends the
+// process instead of throwing: it is then printed to stderr before the process ends.
+struct LastIssued {
+  std::mutex mutex;
+  std::string what;
+  uint32_t sequence = 0;
+  int64_t rank = 0;
+  std::terminate_handler previous = nullptr;
+};
+
+LastIssued& last_issued() {
+  static auto& instance = *new LastIssued();  // leaked: read while the process ends
+  return instance;
+}
+
+[[noreturn]] void print_and_terminate() {
+  auto& last = last_issued();
+  if (last.mutex.try_lock()) {
+    std::fprintf(stderr, "fsdp: the process is ending; rank %lld issued last: %s (sequence %u)\n",
+                 static_cast<long long>(last.rank), last.what.c_str(), last.sequence);
+    std::fflush(stderr);
+  }
+  if (last.previous != nullptr) last.previous();
+  std::abort();
+}
+
+// The first call puts a printer in front of the terminate handler in place.
+void record_issued(const std::string& what, uint32_t sequence, int64_t global_rank) {
+  auto& last = last_issued();
+  const std::lock_guard lock(last.mutex);
+  static const bool installed = (last.previous = std::set_terminate(&print_and_terminate), true);
+  static_cast<void>(installed);
+  last.what = what;
+  last.sequence = sequence;
+  last.rank = global_rank;
+}
 
 std::string failure_of(const std::string& reason) {
   return "an earlier collective of its process group failed (" + reason +
@@ -119,9 +157,8 @@ bool IssueLog::carries_any() const {
 }
 
 Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tensor& riders) {
-  const auto* const beside = PiggybackedWord::current();
   Notice notice = {.stamp = record(operation),
-                   .words = beside == nullptr ? operation.words : beside->mine(),
+                   .words = operation.words,
                    .global_rank = global_rank_,
                    .operation = operation.what};
   auto group = group_->pointer.lock();
@@ -130,12 +167,31 @@ Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tens
   return {shared_from_this(), std::move(notice), group, riders, std::move(awaited)};
 }
 
+void IssueLog::await(Pending& message, const std::shared_ptr<AwaitedOperation>& awaited,
+                     const std::string& what) const {
+  const bool is_watched = awaited && message.peer() >= 0;
+  if (is_watched) awaited->await(ranks_[static_cast<size_t>(message.peer())], message.work());
+  const auto has_come = [&] {
+    try {
+      return message.wait_unless_aborted(what);
+    } catch (const c10::Error&) {
+      // Another rank may have learned first that this wait can not end, and left.
+      if (!is_watched || awaited->verdict().empty()) throw;
+      return false;
+    }
+  };
+  if (has_come()) return;
+  const auto verdict = is_watched ? awaited->verdict() : std::string();
+  TORCH_CHECK(false, verdict.empty() ? "it was aborted" : verdict, ". Nothing was changed by the ",
+              what, " on this rank (rank ", global_rank_, ")");
+}
+
 void IssueLog::await_apart(Pending message, const std::string& what) {
   const auto awaited = watched_ ? watched_->wait_apart(what) : nullptr;
   watch([&] {
     check_usable(what);
     const WaitScope scope(awaited);
-    await_message(*this, message, awaited, what);
+    await(message, awaited, what);
   });
 }
 

@@ -17,8 +17,8 @@
 #include "device_mesh/collectives/announcement.h"
 #include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/notice.h"
 #include "device_mesh/collectives/operation_record.h"
-#include "device_mesh/collectives/stamp.h"
 #include "device_mesh/collectives/watched_rank.h"
 
 #include <ATen/core/Tensor.h>
@@ -63,7 +63,7 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   // answer on every rank. Local.
   bool carries(int64_t bytes) const;
   // Whether any bytes can, which are then read where they lie
-  // (notices/notice_exchange.h). The same answer on every rank. Local.
+  // (notice_exchange.h). The same answer on every rank. Local.
   bool carries_any() const;
   // Throws after a failure. On devices nobody is told, since reading notices would stall
   // the host, nor in a fake world, where nobody is. riders: bytes that travel with the
@@ -71,12 +71,18 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   // `bytes` is a function of the operation's own.
   Announcement announce(const IssuedOperation& operation, const at::Tensor& riders = {});
   // Announces, waits until all ranks agree, and runs `collective`, which gives a Pending,
-  // to its end.
+  // to its end. Gives the ranks' words.
   template <class Collective>
-  void run(const IssuedOperation& operation, const Collective& collective) {
-    announce(operation).wait();
+  std::vector<NoticeWords> run(const IssuedOperation& operation, const Collective& collective) {
+    auto words = announce(operation).wait();
     watch([&] { collective().wait(operation.what); });
+    return words;
   }
+  // Waits for one message of another rank, in what this thread waits in by a WaitScope
+  // (null: nobody watches). Throws as Pending::wait() does, and an error that names all
+  // of them where ranks wait for one another (watched_rank.h).
+  void await(Pending& message, const std::shared_ptr<AwaitedOperation>& awaited,
+             const std::string& what) const;
   // Waits for what a rank does by itself, in `message`, which has that rank as its peer:
   // nothing is announced, and ranks may wait here in any order. Throws as announced
   // collectives do, and where ranks wait for one another.

@@ -9,7 +9,7 @@
 // lane.
 #pragma once
 
-#include "device_mesh/collectives/stamp.h"
+#include "device_mesh/collectives/notice.h"
 
 #include <cstdint>
 #include <map>

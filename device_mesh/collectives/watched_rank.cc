@@ -1,6 +1,5 @@
 #include "device_mesh/collectives/watched_rank.h"
 
-#include "device_mesh/collectives/wait_watch.h"
 #include "device_mesh/internal/weak_registry.h"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
@@ -8,7 +7,9 @@
 
 #include <algorithm>
 #include <atomic>
+#include <condition_variable>
 #include <exception>
+#include <thread>
 #include <utility>
 
 namespace fsdp::internal {
@@ -30,6 +31,69 @@ const std::shared_ptr<const uint64_t>& this_thread() {
   thread_local const auto number = std::make_shared<const uint64_t>(next_number());
   return number;
 }
+
+// Another connection to the same store, or that one where it has no connections.
+c10::intrusive_ptr<c10d::Store> connection_to(const c10::intrusive_ptr<c10d::Store>& store) {
+  try {
+    return store->clone();
+  } catch (const std::exception&) {
+    return store;
+  }
+}
+
+// The thread of a process that looks at the waits of its ranks. Leaked: it outlives
+// static destruction.
+class WaitWatch {
+ public:
+  static WaitWatch& get() {
+    static auto& instance = *new WaitWatch();
+    return instance;
+  }
+
+  void add(const std::shared_ptr<WatchedRank>& rank) {
+    const std::lock_guard lock(mutex_);
+    std::erase_if(ranks_, [](const auto& each) { return each.expired(); });
+    ranks_.push_back(rank);
+    if (!std::exchange(running_, true)) std::thread([this] { run(); }).detach();
+  }
+  void set(std::chrono::milliseconds patience, std::chrono::milliseconds interval) {
+    const std::lock_guard lock(mutex_);
+    patience_ = patience;
+    interval_ = interval;
+    changed_.notify_all();
+  }
+
+ private:
+  [[noreturn]] void run() {
+    std::unique_lock lock(mutex_);
+    while (true) {
+      changed_.wait_for(lock, interval_);
+      const auto patience = patience_;
+      std::vector<std::shared_ptr<WatchedRank>> ranks;
+      for (const auto& weak : ranks_) {
+        if (auto rank = weak.lock()) ranks.push_back(std::move(rank));
+      }
+      lock.unlock();
+      for (const auto& rank : ranks) look(*rank, patience);
+      ranks.clear();
+      lock.lock();
+    }
+  }
+
+  static void look(WatchedRank& rank, std::chrono::milliseconds patience) {
+    try {
+      rank.look(patience);
+    } catch (const std::exception&) {
+      // The store is gone, or goes: waits end in their time-outs then.
+    }
+  }
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<std::weak_ptr<WatchedRank>> ranks_;
+  std::chrono::milliseconds patience_{400}, interval_{100};
+  bool running_ = false;
+};
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -115,7 +179,7 @@ std::shared_ptr<WatchedRank> WatchedRank::of(const GroupName& name, int64_t rank
   static auto& known = *new WeakRegistry<Key, WatchedRank>();
   return known.find_or_make({name.store.get(), name.job + std::to_string(rank)}, [&] {
     auto made = std::make_shared<WatchedRank>(name, rank);
-    watch_waits_of(made);
+    WaitWatch::get().add(made);
     return made;
   });
 }
@@ -297,6 +361,10 @@ void WatchedRank::release(uint64_t wait) {
   } catch (const std::exception&) {
     // This backend has no way to end a wait: it ends in its time-out.
   }
+}
+
+void set_wait_patience(std::chrono::milliseconds patience, std::chrono::milliseconds interval) {
+  WaitWatch::get().set(patience, interval);
 }
 
 }  // namespace fsdp::internal

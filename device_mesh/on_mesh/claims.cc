@@ -86,9 +86,10 @@ void Claims::check_words(const at::Tensor& rows, const DeviceMesh& mesh,
                          const std::string& remedy) const {
   const auto found = first_difference(rows.contiguous());
   if (!found) return;
-  const auto texts = texts_of_all(
-      collectives_of(mesh),
-      {.text = text_of_topic(found->topic), .what = agreement(), .device = local_device(mesh)});
+  const auto texts = texts_of_all(collectives_of(mesh), {.text = text_of_topic(found->topic),
+                                                         .what = agreement(),
+                                                         .call = agreement(),
+                                                         .device = local_device(mesh)});
   const auto &first = texts[static_cast<size_t>(found->first)],
              &other = texts[static_cast<size_t>(found->other)];
   TORCH_CHECK_VALUE(found->topic != kRefusal, first.substr(1));

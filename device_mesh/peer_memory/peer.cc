@@ -1,13 +1,19 @@
 #include "device_mesh/peer_memory/peer.h"
 
-#include "device_mesh/peer_memory/futex.h"
-
 #include <c10/core/CPUAllocator.h>
 #include <c10/core/StorageImpl.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
+#include <linux/futex.h>
+#include <poll.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
+#include <cerrno>
 #include <chrono>
+#include <climits>
+#include <cstring>
+#include <ctime>
 #include <new>
 #include <utility>
 
@@ -43,39 +49,62 @@ size_t control_bytes(int64_t world) {
          static_cast<size_t>(world) * sizeof(MessageLane);
 }
 
+void sleep_until_rung(const ControlPage& page, uint32_t seen, std::chrono::milliseconds at_most) {
+  const timespec time{.tv_sec = at_most.count() / 1000,
+                      .tv_nsec = at_most.count() % 1000 * 1'000'000};
+  syscall(SYS_futex, &page.bell, FUTEX_WAIT, seen, &time, nullptr, 0);
+}
+
 // Either side alone would lose wake-ups: whoever sleeps counts first and looks then.
 void ring(ControlPage& page) {
   page.bell.fetch_add(1, std::memory_order_seq_cst);
-  if (page.sleepers.load(std::memory_order_seq_cst) != 0) wake_all(page.bell);
+  if (page.sleepers.load(std::memory_order_seq_cst) != 0)
+    syscall(SYS_futex, &page.bell, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+}
+
+ProcessWatch::ProcessWatch(int64_t pid) : pid_(pid) {
+  if (pid == getpid()) return;
+  fd_ = static_cast<int>(syscall(SYS_pidfd_open, static_cast<pid_t>(pid), 0));
+  TORCH_CHECK(fd_ >= 0, "process ", pid, " can not be watched: pidfd_open: ", std::strerror(errno));
+}
+
+ProcessWatch::~ProcessWatch() {
+  if (fd_ >= 0) close(fd_);
+}
+
+bool ProcessWatch::ends_within(std::chrono::milliseconds limit) const {
+  pollfd ended{.fd = fd_, .events = POLLIN, .revents = 0};
+  return fd_ >= 0 && poll(&ended, 1, static_cast<int>(limit.count())) == 1;
 }
 
 Peer::Peer(int64_t rank, const SegmentName& control, int64_t own_rank,
-           std::shared_ptr<SharedSegment> own)
+           std::shared_ptr<SharedSegment> own, std::shared_ptr<Arena> arena)
     : rank_(rank),
       own_rank_(own_rank),
       process_(control.pid),  // before its memory: of one that has ended there is none
       control_(SharedSegment::open(control)),
-      own_(std::move(own)) {}
+      own_(std::move(own)),
+      arena_(std::move(arena)) {}
 
-void Peer::free_passed(Arena& arena) {
+void Peer::free_passed() {
   const auto passed = lane_to(*control_, own_rank_).passed.load(std::memory_order_acquire);
   for (; freed_ + 1 < passed; ++freed_) {
-    arena.give_back(sent_.front());
+    arena_->give_back(sent_.front());
     sent_.pop_front();
   }
 }
 
-void Peer::send(Arena& arena, const PeerMessage& message) {
+void Peer::send(const PeerMessage& message) {
   const std::lock_guard lock(mutex_);
-  free_passed(arena);
-  const auto block = arena.take(sizeof(MessageNode));
+  free_passed();
+  const auto block = arena_->take(sizeof(MessageNode));
   auto* const node = new (block.data) MessageNode{};
   node->channel = message.channel;
   node->number = message.number;
   node->notice = message.notice;
   if (message.body.defined()) {
     const auto lent = Arena::lent_by(message.body);
-    TORCH_INTERNAL_ASSERT(lent && lent->arena == &arena);
+    TORCH_INTERNAL_ASSERT(lent && lent->arena == arena_.get());
     lent->header->readers.fetch_add(1, std::memory_order_relaxed);
     node->block = lent->block.word();
     node->offset = lent->offset;
@@ -178,6 +207,12 @@ void Peer::drop(uint64_t channel, uint64_t number) {
 bool Peer::has_come(uint64_t channel, uint64_t number) {
   const std::lock_guard lock(mutex_);
   return find(channel, number) != inbox_.end();
+}
+
+void Peer::send_failure(uint64_t channel, const std::string& reason) {
+  auto text = arena_->memory(static_cast<int64_t>(reason.size()));
+  std::memcpy(text.mutable_data_ptr(), reason.data(), reason.size());
+  send({.channel = channel, .number = kFailureNumber, .body = text});
 }
 
 std::string Peer::failure_in(uint64_t channel) {

@@ -3,7 +3,7 @@
 
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/internal/weak_registry.h"
-#include "device_mesh/peer_memory/peer_receive.h"
+#include "device_mesh/peer_memory/peer_wait.h"
 #include "device_mesh/process_groups/process_group_factory.h"
 
 #include <torch/csrc/distributed/c10d/Backend.hpp>
@@ -67,8 +67,7 @@ std::shared_ptr<PeerChannel> PeerChannel::of(const Group& group) {
 }
 
 std::string PeerChannel::why_gone(int64_t rank) const {
-  const auto peer = in_job(rank);
-  return options_.memory->has_met(peer) ? options_.memory->why_gone(peer) : "";
+  return options_.memory->has_met(in_job(rank)) ? peer(rank).why_gone() : "";
 }
 
 bool PeerChannel::has_gone_ranks() const {
@@ -80,7 +79,8 @@ bool PeerChannel::has_gone_ranks() const {
 
 void PeerChannel::send_failure(const std::string& reason) const {
   for (const auto rank : options_.ranks) {
-    if (options_.memory->has_met(rank)) options_.memory->send_failure(rank, options_.id, reason);
+    if (options_.memory->has_met(rank))
+      options_.memory->peer(rank).send_failure(options_.id, reason);
   }
 }
 
@@ -95,8 +95,7 @@ std::vector<int64_t> gone_peers(const Group& group) {
 
 void PeerChannel::send(int64_t to, uint64_t number, const NoticeBytes& notice,
                        const at::Tensor& body) const {
-  options_.memory->send(in_job(to),
-                        {.channel = options_.id, .number = number, .notice = notice, .body = body});
+  peer(to).send({.channel = options_.id, .number = number, .notice = notice, .body = body});
 }
 
 c10::intrusive_ptr<PeerReceive> PeerChannel::receive(int64_t from, uint64_t number) const {
@@ -104,7 +103,7 @@ c10::intrusive_ptr<PeerReceive> PeerChannel::receive(int64_t from, uint64_t numb
 }
 
 void PeerChannel::drop(int64_t from, uint64_t number) const {
-  options_.memory->drop(in_job(from), options_.id, number);
+  peer(from).drop(options_.id, number);
 }
 
 c10::intrusive_ptr<c10d::Work> PeerChannel::wait_until(int64_t rank,
@@ -120,7 +119,7 @@ PeerWait::Options PeerChannel::wait_options(int64_t rank) const {
 }
 
 char* PeerChannel::block_of(int64_t rank, BlockRef block) const {
-  return options_.memory->block_of(in_job(rank), block);
+  return peer(rank).bytes_of(block);
 }
 
 void share_peer_memory(const Group& world, const std::shared_ptr<PeerMemory>& memory) {

@@ -46,7 +46,7 @@ class PeerChannel {
   // The same of memory that ranks share for longer.
   uint64_t next_shared_number() { return next_shared_++; }
   int64_t size() const { return static_cast<int64_t>(options_.ranks.size()); }
-  // As PeerMemory has them; ranks are those of the group.
+  // As Peer has them; ranks are those of the group.
   std::string why_gone(int64_t rank) const;
   bool has_gone_ranks() const;
   // Tells all others that this rank has failed.
@@ -62,6 +62,7 @@ class PeerChannel {
 
  private:
   int64_t in_job(int64_t rank) const { return options_.ranks[static_cast<size_t>(rank)]; }
+  Peer& peer(int64_t rank) const { return options_.memory->peer(in_job(rank)); }
   PeerWait::Options wait_options(int64_t rank) const;
 
   const Options options_;

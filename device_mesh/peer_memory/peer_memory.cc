@@ -1,7 +1,5 @@
 #include "device_mesh/peer_memory/peer_memory.h"
 
-#include "device_mesh/peer_memory/futex.h"
-#include "device_mesh/peer_memory/peer.h"
 #include "device_mesh/rendezvous/network.h"
 
 #include <c10/core/TensorImpl.h>
@@ -16,6 +14,7 @@
 #include <cstring>
 #include <new>
 #include <sstream>
+#include <string_view>
 #include <thread>
 #include <utility>
 
@@ -73,7 +72,7 @@ class Sleeper {
   }
   ~Sleeper() { page_.sleepers.fetch_sub(1, std::memory_order_seq_cst); }
   Sleeper(const Sleeper&) = delete;
-  void sleep() const { sleep_on(page_.bell, seen_, kSleep); }
+  void sleep() const { sleep_until_rung(page_, seen_, kSleep); }
 
  private:
   ControlPage& page_;
@@ -114,7 +113,7 @@ bool PeerMemory::are_of_one_host(const std::string& invitation, const std::strin
 
 void PeerMemory::meet(int64_t rank, const std::string& invitation) {
   peers_[rank] =
-      std::make_unique<Peer>(rank, parse_invitation(invitation).control, rank_, control_);
+      std::make_unique<Peer>(rank, parse_invitation(invitation).control, rank_, control_, arena_);
 }
 
 void PeerMemory::add_segment(const SegmentName& name) {
@@ -143,34 +142,6 @@ void PeerMemory::keep_while_read(const at::Tensor& block, std::vector<at::Tensor
   });
 }
 
-void PeerMemory::send(int64_t to, const PeerMessage& message) {
-  peers_.at(to)->send(*arena_, message);
-}
-
-std::optional<PeerMessage> PeerMemory::take(int64_t from, uint64_t channel, uint64_t number) {
-  return peers_.at(from)->take(channel, number);
-}
-
-bool PeerMemory::has_come(int64_t from, uint64_t channel, uint64_t number) {
-  return peers_.at(from)->has_come(channel, number);
-}
-
-void PeerMemory::drop(int64_t from, uint64_t channel, uint64_t number) {
-  peers_.at(from)->drop(channel, number);
-}
-
-std::string PeerMemory::why_gone(int64_t rank) const { return peers_.at(rank)->why_gone(); }
-
-void PeerMemory::send_failure(int64_t to, uint64_t channel, const std::string& reason) {
-  auto text = memory(static_cast<int64_t>(reason.size()));
-  std::memcpy(text.mutable_data_ptr(), reason.data(), reason.size());
-  send(to, {.channel = channel, .number = kFailureNumber, .body = text});
-}
-
-std::string PeerMemory::failure_of(int64_t from, uint64_t channel) {
-  return peers_.at(from)->failure_in(channel);
-}
-
 // More ranks than cores must not burn each other's time.
 bool PeerMemory::sleeps_in(int64_t round) const {
   static const int64_t cores = usable_cores();
@@ -188,10 +159,6 @@ void PeerMemory::ring() { internal::ring(page()); }
 void PeerMemory::wake_others() const {
   std::atomic_thread_fence(std::memory_order_seq_cst);
   for (const auto& [rank, peer] : peers_) peer->wake();
-}
-
-char* PeerMemory::block_of(int64_t rank, BlockRef block) {
-  return peers_.at(rank)->bytes_of(block);
 }
 
 BlockRef PeerMemory::block_of(const at::Tensor& tensor) {
@@ -268,6 +235,15 @@ bool PeerMemory::is_all_taken() {
   return std::all_of(peers_.begin(), peers_.end(), [](const auto& peer) {
     return peer.second->has_taken_all() || !peer.second->why_gone().empty();
   });
+}
+
+PeerMemorySetting peer_memory_setting() {
+  const char* const text = std::getenv("FSDP_PEER_MEMORY");
+  const std::string_view value = text == nullptr ? "on" : text;
+  if (value == "on") return PeerMemorySetting::kOn;
+  if (value == "copy") return PeerMemorySetting::kCopy;
+  TORCH_CHECK_VALUE(value == "off", "FSDP_PEER_MEMORY=", value, ": allowed are on, copy and off");
+  return PeerMemorySetting::kOff;
 }
 
 }  // namespace fsdp::internal

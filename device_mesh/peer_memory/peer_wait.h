@@ -1,5 +1,5 @@
 // The wait for something that another rank of the host does, as c10d has waits: a message
-// that comes (peer_receive.h), or words in shared memory that change.
+// that comes, or words in shared memory that change.
 #pragma once
 
 #include "device_mesh/peer_memory/peer_memory.h"
@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
@@ -37,10 +38,27 @@ class PeerWait : public c10d::Work {
   // Whether it is over, from another point of view: nothing is taken.
   virtual bool is_over() = 0;
   const Options& options() const { return options_; }
+  Peer& peer() const { return options_.memory->peer(options_.from); }
 
  private:
   const Options options_;
   std::atomic<bool> aborted_ = false;
+};
+
+// Until that message of the rank comes.
+class PeerReceive final : public PeerWait {
+ public:
+  PeerReceive(Options options, uint64_t number) : PeerWait(std::move(options)), number_(number) {}
+
+  // REQUIRES: waited for.
+  const PeerMessage& message() const { return *message_; }
+
+ private:
+  bool finish() override;
+  bool is_over() override;
+
+  const uint64_t number_;
+  std::optional<PeerMessage> message_;
 };
 
 // Until `condition` holds, which looks at shared memory. Whoever makes it true wakes this

@@ -2,14 +2,20 @@
 
 #include "device_mesh/peer_memory/peer_meeting.h"
 #include "device_mesh/rendezvous/deadline.h"
+#include "device_mesh/rendezvous/gloo_address.h"
 #include "device_mesh/rendezvous/network.h"
+#include "device_mesh/rendezvous/rendezvous.h"
 #include "device_mesh/rendezvous/roll_call.h"
 #include "device_mesh/rendezvous/store_connection.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
+#include <sched.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroupGloo.hpp>
+#include <torch/csrc/distributed/c10d/TCPStore.hpp>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -21,6 +27,31 @@
 
 namespace fsdp::internal {
 namespace {
+
+bool set_own_policy(int policy) {
+  const sched_param no_priority = {};
+  return sched_setscheduler(/*pid=*/0, policy, &no_priority) == 0;
+}
+
+// While one lives, the threads that this thread starts are scheduled as SCHED_BATCH.
+//
+// A thread of Gloo's transport that wakes up spins as long as another thread is inside a
+// send or receive of the same connection (gloo/transport/tcp/pair.cc, handleEvents).
+// Where it has taken that thread's core, it spins until the scheduler takes the core
+// back, milliseconds later. As batch work it waits for an idle core or its turn instead.
+class StartsBatchThreads {
+ public:
+  StartsBatchThreads()
+      : changed_(sched_getscheduler(/*pid=*/0) == SCHED_OTHER && set_own_policy(SCHED_BATCH)) {}
+  ~StartsBatchThreads() {
+    if (changed_) set_own_policy(SCHED_OTHER);
+  }
+  StartsBatchThreads(const StartsBatchThreads&) = delete;
+  StartsBatchThreads& operator=(const StartsBatchThreads&) = delete;
+
+ private:
+  bool changed_;  // false: this thread has a policy of its own, which stays
+};
 
 using c10d::ProcessGroupGloo;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
@@ -192,6 +223,27 @@ class GoneMembers {
   std::chrono::steady_clock::time_point since_;
 };
 
+// Empty for a store that has no host, such as a file.
+std::string host_of(StorePtr store) {
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
+    store = prefixed->getUnderlyingNonPrefixStore();
+  if (const auto* tcp = dynamic_cast<c10d::TCPStore*>(store.get())) return tcp->getHost();
+  return dynamic_cast<c10d::HashStore*>(store.get()) != nullptr ? "localhost" : "";
+}
+
+std::vector<std::string> interfaces_of_user() {
+  return parse_interface_list(process_environment()("GLOO_SOCKET_IFNAME"));
+}
+
+std::string likely_address(const StorePtr& store) {
+  const auto interfaces = interfaces_of_user();
+  if (!interfaces.empty()) return addresses_of(interfaces, network_interfaces()).front();
+  const auto host = host_of(store);
+  if (is_loopback(host)) return "127.0.0.1";
+  const auto address = address_of_own_name();
+  return address.empty() && !host.empty() ? address_towards(host) : address;
+}
+
 }  // namespace
 
 GlooRequest::GlooRequest() = default;
@@ -231,6 +283,32 @@ int64_t open_key_space(c10d::Store& store, const std::string& name, int64_t open
 
 StorePtr key_space(const StorePtr& store, const std::string& name, int64_t instance) {
   return c10::make_intrusive<c10d::PrefixStore>(name + "/" + std::to_string(instance), store);
+}
+
+Presence presence() { return {host_name(), getpid(), network_identity()}; }
+
+Presence presence_at(const StorePtr& store) {
+  auto told = presence();
+  told.address = likely_address(store);
+  return told;
+}
+
+std::string chosen_address(const Presence& own, const std::vector<Presence>& all) {
+  const auto present = network_interfaces();
+  const auto interfaces = interfaces_of_user();
+  if (interfaces.empty()) return gloo_address(own, all, &address_towards, present);
+  check_reachable(interfaces, own, all, present);
+  return own.address;
+}
+
+GlooDevices open_gloo_devices(const std::string& address) {
+  const StartsBatchThreads policy;
+  const auto interfaces = interfaces_of_user();
+  if (interfaces.empty()) return {ProcessGroupGloo::createDeviceForHostname(address)};
+  GlooDevices devices;
+  for (const auto& name : interfaces)
+    devices.push_back(ProcessGroupGloo::createDeviceForInterface(name));
+  return devices;
 }
 
 }  // namespace fsdp::internal

@@ -4,7 +4,7 @@
 //   issue_comm(bytes, [&] { return CommEvent{...}; }, [&] { collectives.all_gather(...); });
 #pragma once
 
-#include "device_mesh/collectives/stamp.h"
+#include "device_mesh/collectives/notice.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/internal/inherited.h"
 #include "device_mesh/internal/profiler_range.h"

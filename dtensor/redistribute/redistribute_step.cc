@@ -159,8 +159,10 @@ at::Tensor RedistributeStep::from_owner(const at::Tensor& local, int64_t owner) 
   const at::Tensor whole = index_ == owner ? local.clone(at::MemoryFormat::Contiguous)
                                            : at::empty(shape_, local.options());
   if (whole.numel() > 0) {
-    send(CollectiveKind::kBroadcast, whole,
-         [&] { collectives_.broadcast({.tensor = whole, .what = what_, .root = owner}); });
+    send(CollectiveKind::kBroadcast, whole, [&](NoticeWords words) {
+      return collectives_.broadcast(
+          {.tensor = whole, .what = what_, .root = owner, .words = words});
+    });
   }
   return whole;
 }
@@ -222,8 +224,10 @@ at::Tensor RedistributeStep::gather(const at::Tensor& local, int64_t dim) const 
   rows[0] *= parts_;
   const at::Tensor output = at::empty(rows, input.options());
   if (output.numel() > 0) {
-    send(CollectiveKind::kAllGather, input,
-         [&] { collectives_.all_gather({.output = output, .input = input, .what = what_}); });
+    send(CollectiveKind::kAllGather, input, [&](NoticeWords words) {
+      return collectives_.all_gather(
+          {.output = output, .input = input, .what = what_, .words = words});
+    });
   }
   return output.narrow(0, 0, shape_[dim]).movedim(0, dim).contiguous();
 }
@@ -231,8 +235,10 @@ at::Tensor RedistributeStep::gather(const at::Tensor& local, int64_t dim) const 
 at::Tensor RedistributeStep::reduce(const at::Tensor& local, Partial::Op op) const {
   at::Tensor sum = local.clone(at::MemoryFormat::Contiguous);
   if (sum.numel() > 0) {
-    send(CollectiveKind::kAllReduce, sum,
-         [&] { collectives_.all_reduce({.tensor = sum, .what = what_, .op = reduce_op(op)}); });
+    send(CollectiveKind::kAllReduce, sum, [&](NoticeWords words) {
+      return collectives_.all_reduce(
+          {.tensor = sum, .what = what_, .op = reduce_op(op), .words = words});
+    });
   }
   return averaged(std::move(sum), op, parts_);
 }
@@ -245,9 +251,9 @@ at::Tensor RedistributeStep::reduce_shard(const at::Tensor& local, Partial::Op o
   rows[0] = capacity;
   const at::Tensor output = at::empty(rows, input.options());
   if (output.numel() > 0) {
-    send(CollectiveKind::kReduceScatter, input, [&] {
-      collectives_.reduce_scatter(
-          {.output = output, .input = input, .what = what_, .op = reduce_op(op)});
+    send(CollectiveKind::kReduceScatter, input, [&](NoticeWords words) {
+      return collectives_.reduce_scatter(
+          {.output = output, .input = input, .what = what_, .op = reduce_op(op), .words = words});
     });
   }
   const int64_t length = chunk_of(shape_[dim], parts_, index_).length;
@@ -262,8 +268,10 @@ at::Tensor RedistributeStep::all_to_all_shards(const at::Tensor& local, int64_t 
   input = input.unflatten(to, at::IntArrayRef{parts_, to_capacity}).movedim(to, 0).contiguous();
   const at::Tensor output = at::empty_like(input);
   if (output.numel() > 0) {
-    send(CollectiveKind::kAllToAll, input,
-         [&] { collectives_.all_to_all({.output = output, .input = input, .what = what_}); });
+    send(CollectiveKind::kAllToAll, input, [&](NoticeWords words) {
+      return collectives_.all_to_all(
+          {.output = output, .input = input, .what = what_, .words = words});
+    });
   }
   return output.movedim(0, from)
       .flatten(from, from + 1)

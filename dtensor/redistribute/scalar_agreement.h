@@ -2,11 +2,13 @@
 // redistribution brings together.
 //
 //   ScalarAgreement moved(scalars, local.numel() > 0);
-//   moved.send([&] { collectives.all_gather(...); });   // once per collective of the move
+//   moved.send([&](NoticeWords words) {                  // once per collective of the move
+//     return collectives.all_gather({..., .words = words});
+//   });
 //   moved.check(mesh);
 #pragma once
 
-#include "device_mesh/collectives/piggybacked_word.h"
+#include "device_mesh/collectives/notice.h"
 #include "device_mesh/device_mesh.h"
 #include "dtensor/tensor/scalar_hash.h"
 
@@ -23,9 +25,7 @@ class ScalarAgreement {
 
   template <class Collective>
   void send(const Collective& collective) {
-    const PiggybackedWord beside(word_);
-    collective();
-    compare(beside.words());
+    compare(collective(NoticeWords{.agreement = word_}));
   }
   // Throws ValueError where they differ, on all ranks that the move brings together.
   // Local.

@@ -1,5 +1,6 @@
 #include "fully_shard/fsdp_module.h"
 
+#include "fully_shard/no_sync_guard.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/group_builder.h"
 #include "fully_shard/params/registry_entry.h"
@@ -10,6 +11,7 @@
 #include "fully_shard/units/unit_events.h"
 #include "fully_shard/units/validation.h"
 
+#include <c10/core/Event.h>
 #include <c10/util/Exception.h>
 
 #include <optional>
@@ -219,6 +221,48 @@ void FSDPModule::reset_lazy_init() { unit_->root()->schedule().forget(); }
 
 void FSDPModule::set_reduce_scatter_unused_params(bool enable, bool recurse) {
   for_each_unit(recurse, [=](auto& unit) { unit.policy.reduce_unused_params = enable; });
+}
+
+void FSDPModule::set_gradient_divide_factor(double factor) {
+  TORCH_CHECK_VALUE(factor > 0, "set_gradient_divide_factor: factor is ", factor,
+                    "; it must be positive");
+  unit_->policy.gradient_divide_factor = factor;
+}
+
+void FSDPModule::set_all_reduce_hook(std::function<void(const at::Tensor&)> hook) {
+  if (unit_->group() != nullptr) unit_->group()->gradients().settings().set_hook(std::move(hook));
+}
+
+void FSDPModule::set_custom_all_gather(Communicate all_gather) {
+  unit_->custom.all_gather = std::move(all_gather);
+}
+
+void FSDPModule::set_custom_reduce_scatter(Communicate reduce_scatter) {
+  unit_->custom.reduce_scatter = std::move(reduce_scatter);
+}
+
+void FSDPModule::set_post_optim_event(std::shared_ptr<c10::Event> event) {
+  if (event && unit_->group() != nullptr) {
+    const auto device = unit_->group()->info().mesh().device_type();
+    TORCH_CHECK_VALUE(event->device_type() == device, "set_post_optim_event: the event is of ",
+                      event->device_type(), " but the mesh of ", device, " (rank ",
+                      unit_->group()->info().mesh().rank(), ")");
+  }
+  unit_->root()->gather_after(std::move(event));
+}
+
+NoSyncGuard::NoSyncGuard(FSDPModule module) {
+  internal::for_each_unit_below(*internal::unit_of(module), [this](internal::Unit& unit) {
+    before_.push_back({unit.weak_from_this(), unit.policy.synchronize_gradients});
+  });
+  for (const auto& [unit, synchronized] : before_)
+    unit.lock()->policy.synchronize_gradients = false;
+}
+
+NoSyncGuard::~NoSyncGuard() {
+  for (const auto& [weak, synchronized] : before_) {
+    if (const auto unit = weak.lock()) unit->policy.synchronize_gradients = synchronized;
+  }
 }
 
 }  // namespace fsdp

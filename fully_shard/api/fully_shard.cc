@@ -5,18 +5,23 @@
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/group_builder.h"
 #include "fully_shard/params/registry_entry.h"
+#include "fully_shard/replicate.h"
+#include "fully_shard/script_module.h"
+#include "fully_shard/separate_storages.h"
 #include "fully_shard/step/runtime.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/shard_placement.h"
 #include "fully_shard/units/shared_storage.h"
 #include "fully_shard/units/unit.h"
-#include "fully_shard/units/unit_device.h"
 #include "fully_shard/units/validation.h"
 
 #include <c10/util/Exception.h>
+#include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/csrc/jit/api/module.h>
 #include <torch/nn/module.h>
 
 #include <optional>
+#include <string>
 #include <unordered_set>
 #include <utility>
 
@@ -68,6 +73,30 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
   unit->group()->unsharded().set_neighbours(sharing);
   for (size_t i = 0; i < fresh.size(); ++i) register_entry(*fresh[i], entries[i]);
 }
+
+// {replicas, one shard} over the ranks of `mesh`.
+DeviceMesh of_replicas(const DeviceMesh& mesh) {
+  TORCH_CHECK_VALUE(mesh.ndim() == 1, "replicate: the mesh is ", to_string(mesh),
+                    "; it must have one dimension, over which parameters are replicated (rank ",
+                    mesh.rank(), ")");
+  return DeviceMesh::from_groups({mesh.group(0), mesh.neighbours(0, 1).group(0)},
+                                 mesh.device_type(), mesh.ranks(), {mesh.size(), 1},
+                                 {"replicate", "shard"});
+}
+
+// The registry of a TorchScript module.
+class AdoptedModule : public torch::nn::Module {
+ public:
+  AdoptedModule(std::string name, const torch::jit::Module& script)
+      : torch::nn::Module(std::move(name)) {
+    for (const auto& [key, tensor] : script.named_parameters(/*recurse=*/false))
+      register_parameter(key, tensor, tensor.requires_grad());
+    for (const auto& [key, tensor] : script.named_buffers(/*recurse=*/false))
+      register_buffer(key, tensor);
+    for (const auto& [key, child] : script.named_children())
+      register_module(key, std::make_shared<AdoptedModule>(key, child));
+  }
+};
 
 }  // namespace
 
@@ -125,6 +154,31 @@ std::vector<FSDPModule> fsdp_modules(ModuleRef module, bool root_only) {
     if (known.insert(tree.unit(i).get()).second) units.push_back(internal::handle_of(tree.unit(i)));
   }
   return units;
+}
+
+FSDPModule replicate(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh,
+                     FullyShardOptions options) {
+  return fully_shard(modules, of_replicas(mesh), std::move(options));
+}
+
+FSDPModule replicate(ModuleRef module, const DeviceMesh& mesh, FullyShardOptions options) {
+  return replicate(std::vector<torch::nn::Module*>{module.get()}, mesh, std::move(options));
+}
+
+std::shared_ptr<torch::nn::Module> adopt(const torch::jit::Module& module) {
+  const auto type = module.type()->name();
+  const std::string name = type ? type->name() : "TorchScript module";
+  auto adopted = std::make_shared<AdoptedModule>(name, module);
+  TORCH_CHECK_VALUE(!adopted->parameters().empty() || !adopted->buffers().empty(), "adopt: ", name,
+                    " has neither parameters nor buffers: torch::jit::freeze makes them "
+                    "constants, which nothing can shard or train; adopt it before, or leave it "
+                    "out");
+  return adopted;
+}
+
+void separate_storages(ModuleRef module) {
+  auto& root = internal::given_module("separate_storages", module);
+  internal::separate_slices(root, {.caller = "separate_storages", .rank = ""});
 }
 
 }  // namespace fsdp

@@ -1,6 +1,6 @@
 #include "fully_shard/summon_full_params.h"
 
-#include "device_mesh/on_mesh/mesh_collectives.h"
+#include "device_mesh/on_mesh/claims.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -16,6 +16,7 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -49,45 +50,26 @@ at::Tensor copy_of(const at::Tensor& entry) {
   return full.is_alias_of(internal::local_of(entry)) ? full.clone() : full;
 }
 
-// What a rank has of the gradient of a parameter.
-enum class Gradient : int64_t { kNone, kWhole, kWaits };
-
-Gradient gradient_of(const SummonedUnit& unit, const SummonedParam& param) {
-  if (unit.group->gradients().unsharded().waits(RegistryEntry::of(param.entry)->index()))
-    return Gradient::kWaits;
-  return param.entry.grad().defined() ? Gradient::kWhole : Gradient::kNone;
-}
-
 // Gradients are gathered where ranks have them, which is rank-local: an expert that one
 // rank did not use, under NoSyncGuard. Throws ValueError on all ranks unless all have
 // gradients of the same parameters, none of which waits. Collective over the unit's mesh.
 void agree_on_gradients(const SummonedUnit& unit) {
   const auto& mesh = unit.group->info().mesh();
-  std::vector<int64_t> mine;
-  for (const auto& param : unit.params)
-    mine.push_back(static_cast<int64_t>(gradient_of(unit, param)));
-  const auto said = internal::agree(internal::collectives_of(mesh),
-                                    {.words = mine,
-                                     .what = "gradients that SummonFullParams shows",
-                                     .device = local_device(mesh)});
-  const auto name_of = [&](int64_t place) {
-    const auto& entry = unit.params[static_cast<size_t>(place)].entry;
-    return unit.group->parameter_name(RegistryEntry::of(entry)->index());
-  };
-  const auto waits = said.words.eq(static_cast<int64_t>(Gradient::kWaits)).nonzero();
-  TORCH_CHECK_VALUE(waits.size(0) == 0, "SummonFullParams: with_grads while parameter '",
-                    name_of(waits[0][1].item<int64_t>()),
-                    "' has a gradient that waits for synchronisation on rank ",
-                    mesh.ranks()[static_cast<size_t>(waits[0][0].item<int64_t>())],
-                    "; run a synchronised backward, or zero_pending_gradients(), first (rank ",
-                    mesh.rank(), ")");
-  if (!said.difference) return;
-  TORCH_CHECK_VALUE(false, "SummonFullParams: with_grads while parameter '",
-                    name_of(static_cast<int64_t>(said.difference->word)),
-                    "' has a gradient on some ranks only (not alike on ranks ",
-                    mesh.ranks().front(), " and ",
-                    mesh.ranks()[static_cast<size_t>(said.difference->rank)],
-                    "); call zero_grad() and run backward on all (rank ", mesh.rank(), ")");
+  internal::Claims claims("SummonFullParams: with_grads");
+  std::string gradients;
+  for (const auto& param : unit.params) {
+    const auto index = RegistryEntry::of(param.entry)->index();
+    const auto& name = unit.group->parameter_name(index);
+    if (unit.group->gradients().unsharded().waits(index)) {
+      claims.refuse(c10::str("SummonFullParams: with_grads while parameter '", name,
+                             "' has a gradient that waits for synchronisation on rank ",
+                             mesh.rank(),
+                             "; run a synchronised backward, or zero_pending_gradients(), first"));
+    }
+    gradients += c10::str(param.entry.grad().defined() ? "one" : "none", " of '", name, "'\n");
+  }
+  claims.add("gradients", gradients);
+  claims.check(mesh, "call zero_grad() and run backward on all");
 }
 
 }  // namespace

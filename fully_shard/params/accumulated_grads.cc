@@ -6,7 +6,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/sharded_grad.h"
-#include "fully_shard/transport/in_dtype.h"
+#include "fully_shard/transport/packed_copy.h"
 #include "on_demand/on_demand_storage.h"
 
 #include <ATen/ops/zeros.h>

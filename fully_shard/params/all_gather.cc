@@ -102,31 +102,27 @@ PackedRow stage(RowMemory& staging, const ShardBuffer& shards,
   return {staging.transport(), staging.layout(), staging.bytes()};  // no other stream uses it
 }
 
-void AllGather::issued(std::unique_ptr<Gather> gather, const PackedLayout& layout, int64_t ranks) {
-  gather_ = std::move(gather);
-  layout_ = &layout;
-  ranks_ = ranks;
-  staging_bytes_ = gather_->staging_bytes();
-  accounts_.add(&Counters::staging_bytes, staging_bytes_);
-}
-
 void AllGather::start(const PackedRow& own, const Issue& issue) {
   const auto issuer = DeviceStream::current(own.bytes.device());
-  issued(own.transport.gather(own.bytes, issue), own.layout, own.transport.shard_count());
+  gather_.emplace(own.transport.gather(own.bytes, issue));
+  layout_ = &own.layout;
+  ranks_ = own.transport.shard_count();
+  accounts_.add(&Counters::staging_bytes, gather_->staging_bytes());
   issuer_ = issuer;
 }
 
 void AllGather::start_read(std::unique_ptr<SharedRead> read, const PackedLayout& layout,
                            int64_t ranks) {
-  read_ = read.get();
-  issued(std::move(read), layout, ranks);
+  read_ = std::move(read);
+  layout_ = &layout;
+  ranks_ = ranks;
   issuer_ = DeviceStream::current(c10::kCPU);
 }
 
 GatheredRows AllGather::wait() {
   try {
     const WaitClock clock(accounts_);
-    return gather_->wait();
+    return read_ != nullptr ? read_->wait() : gather_->wait();
   } catch (...) {
     drop();
     throw;
@@ -142,9 +138,10 @@ void AllGather::rows_were_read(const DeviceEvent& read) {
 // is its issuer's here.
 void AllGather::release() {
   const CurrentStream on_issuer(*issuer_);
+  const auto staging_bytes = gather_ ? gather_->staging_bytes() : 0;
   gather_.reset();
-  read_ = nullptr;
-  accounts_.add(&Counters::staging_bytes, -std::exchange(staging_bytes_, 0));
+  read_.reset();
+  accounts_.add(&Counters::staging_bytes, -staging_bytes);
 }
 
 void AllGather::wait_and_tell_issuer() {
@@ -157,7 +154,7 @@ void AllGather::wait_and_tell_issuer() {
 void AllGather::drop() noexcept {
   if (!exists()) return;
   try {
-    if (*issuer_ != DeviceStream::current(issuer_->device())) wait_and_tell_issuer();
+    if (gather_ && *issuer_ != DeviceStream::current(issuer_->device())) wait_and_tell_issuer();
   } catch (const std::exception&) {
     // What it brought no longer matters.
   }

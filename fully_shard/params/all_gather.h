@@ -14,7 +14,7 @@
 // Local, but for start(), which is collective over the row's transport.
 #pragma once
 
-#include "device_mesh/collectives/gather.h"
+#include "device_mesh/collectives/operations.h"
 #include "device_mesh/internal/device_stream.h"
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_info.h"
@@ -105,9 +105,9 @@ class AllGather {
   void start(const PackedRow& own, const Issue& issue);
   // The same of shards that this rank reads by itself, which nobody else takes part in.
   void start_read(std::unique_ptr<SharedRead> read, const PackedLayout& layout, int64_t ranks);
-  bool exists() const { return gather_ != nullptr; }
+  bool exists() const { return gather_.has_value() || read_ != nullptr; }
   // The read, where it is one; else null.
-  SharedRead* read() const { return read_; }
+  SharedRead* read() const { return read_.get(); }
 
   // The current stream waits for the rows. Throws what failed, and lets the gather go. A
   // read may be waited for again.
@@ -127,16 +127,14 @@ class AllGather {
   void await_and_drop();
 
  private:
-  void issued(std::unique_ptr<Gather> gather, const PackedLayout& layout, int64_t ranks);
   void wait_and_tell_issuer();
 
   GroupAccounts accounts_;
-  std::unique_ptr<Gather> gather_;
-  SharedRead* read_ = nullptr;  // gather_, where it is one
+  std::optional<InFlight<GatheredRows>> gather_;
+  std::unique_ptr<SharedRead> read_;  // in its place
   const PackedLayout* layout_ = nullptr;
   int64_t ranks_ = 0;
   std::optional<DeviceStream> issuer_;
-  int64_t staging_bytes_ = 0;
 };
 
 }  // namespace fsdp::internal

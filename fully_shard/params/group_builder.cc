@@ -9,7 +9,7 @@
 #include "fully_shard/transport/packed_copy.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/unit.h"
-#include "fully_shard/units/unit_device.h"
+#include "fully_shard/units/validation.h"
 #include "on_demand/deferred_part.h"
 #include "on_demand/gate_key.h"
 

@@ -43,7 +43,7 @@ Issue GroupInfo::issue(NoticeWords words, const Communicate* custom) const {
 
 std::vector<uint64_t> GroupInfo::words_of_replicas(uint64_t word) const {
   const auto nothing = at::empty({0}, at::TensorOptions().dtype(at::kByte));
-  return agreements_in(replicas_->gather(nothing, issue({.agreement = word}))->wait().words());
+  return agreements_in(replicas_->gather(nothing, issue({.agreement = word})).wait().words());
 }
 
 std::vector<uint64_t> agreements_in(const std::vector<NoticeWords>& words) {

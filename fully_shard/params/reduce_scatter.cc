@@ -233,32 +233,30 @@ ReduceStream& GradientReduction::reduce_stream() const {
 GradientReduction::~GradientReduction() {
   if (!group_) return;  // was moved
   const CurrentStream on_reduce_stream(reduce_stream().stream());
-  take_pending<Sent>();
-  take_pending<Shared>();
+  take_in_flight<Sent>();
+  take_in_flight<Shared>();
 }
 
 template <class Stage>
-std::unique_ptr<PendingReduction> GradientReduction::take_pending() {
+std::optional<InFlight<SummedRow>> GradientReduction::take_in_flight() {
   auto* const stage = std::get_if<Stage>(&stage_);
-  if (stage == nullptr || !stage->pending) return nullptr;
-  group_->info().accounts().add(&Counters::staging_bytes, -stage->staging_bytes);
-  return std::move(stage->pending);
+  if (stage == nullptr || !stage->sum) return std::nullopt;
+  group_->info().accounts().add(&Counters::staging_bytes, -stage->sum->staging_bytes());
+  return std::exchange(stage->sum, std::nullopt);
 }
 
 template <class Stage>
-void GradientReduction::put_in_flight(std::unique_ptr<PendingReduction> pending) {
-  const auto bytes = pending->staging_bytes();
-  group_->info().accounts().add(&Counters::staging_bytes, bytes);
-  stage_.emplace<Stage>(Stage{std::move(pending), bytes});
+void GradientReduction::put_in_flight(InFlight<SummedRow> sum) {
+  group_->info().accounts().add(&Counters::staging_bytes, sum.staging_bytes());
+  stage_.emplace<Stage>(Stage{std::move(sum)});
 }
 
 template <class Stage>
 at::Tensor GradientReduction::wait_for() {
   const WaitClock clock(group_->info().accounts());
-  const auto pending = take_pending<Stage>();
-  auto row = pending->wait();
-  words_ = pending->words();
-  return row;
+  auto sum = take_in_flight<Stage>()->wait();
+  words_ = std::move(sum.words);
+  return std::move(sum.row);
 }
 
 void GradientReduction::send(ReduceScatterInput::Late late) {
@@ -340,7 +338,7 @@ void GradientReduction::wait_for_replicas() {
   const RuntimeMode runtime_mode;
   const CurrentStream on_reduce_stream(reduce_stream().stream());
   receive_whole(wait_for<Shared>());
-  if (pieces_) words_.clear();  // reduce-scatters carry none
+  if (pieces_) words_.clear();  // of a reduce-scatter they say nothing
 }
 
 const ReduceScatterInput& GradientReduction::input_of_row() const {

@@ -228,13 +228,12 @@ class GradientReduction {
 
  private:
   struct Packed {};
+  // `sum`: none once it was waited for.
   struct Sent {
-    std::unique_ptr<PendingReduction> pending;
-    int64_t staging_bytes;
+    std::optional<InFlight<SummedRow>> sum;
   };
   struct Shared {
-    std::unique_ptr<PendingReduction> pending;
-    int64_t staging_bytes;
+    std::optional<InFlight<SummedRow>> sum;
   };
   struct Received {
     at::Tensor row;  // [elements], of sum_dtype
@@ -242,9 +241,9 @@ class GradientReduction {
   };
   ReduceStream& reduce_stream() const;
   template <class Stage>
-  std::unique_ptr<PendingReduction> take_pending();
+  std::optional<InFlight<SummedRow>> take_in_flight();
   template <class Stage>
-  void put_in_flight(std::unique_ptr<PendingReduction> pending);
+  void put_in_flight(InFlight<SummedRow> sum);
   template <class Stage>
   at::Tensor wait_for();
   void send_to_replicas(at::Tensor row);

@@ -5,8 +5,10 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/train/same_parameters.h"
-#include "fully_shard/train/tensor_lists.h"
 
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/_foreach_mul.h>
+#include <ATen/ops/_foreach_norm.h>
 #include <ATen/ops/amax.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/clamp.h>
@@ -28,9 +30,58 @@
 #include <string>
 #include <unordered_set>
 #include <utility>
+#include <vector>
 
 namespace fsdp {
 namespace {
+
+bool belong_together(const at::Tensor& a, const at::Tensor& b) {
+  return a.device() == b.device() && a.scalar_type() == b.scalar_type();
+}
+
+at::Tensor norms_of(const std::vector<at::Tensor>& list, double p) {
+  const bool is_half = at::isReducedFloatingType(list.front().scalar_type());
+  const auto dtype = is_half ? std::optional(at::kFloat) : std::nullopt;
+  return at::stack(at::_foreach_norm(list, p, dtype)).to(at::kDouble);
+}
+
+// Tensors on devices, in lists of one device and dtype: what is done with all of them is
+// one launch for each list. Local.
+class TensorLists {
+ public:
+  // REQUIRES: has elements, of which LibTorch's lists make an error in some norms.
+  void add(const at::Tensor& tensor);
+  bool empty() const { return lists_.empty(); }
+  // Of each tensor, on the first one's device; of half precision in float, which does not
+  // overflow. REQUIRES: not empty.
+  at::Tensor norms(double p) const;
+  // Each by `factor`, a number in a tensor, in its own dtype.
+  void multiply(const at::Tensor& factor) const;
+
+ private:
+  std::vector<std::vector<at::Tensor>> lists_;
+};
+
+void TensorLists::add(const at::Tensor& tensor) {
+  const auto list = std::find_if(lists_.begin(), lists_.end(), [&](const auto& each) {
+    return belong_together(each.front(), tensor);
+  });
+  if (list != lists_.end()) return list->push_back(tensor);
+  lists_.push_back({tensor});
+}
+
+at::Tensor TensorLists::norms(double p) const {
+  const auto device = lists_.front().front().device();
+  std::vector<at::Tensor> all;
+  for (const auto& list : lists_) all.push_back(norms_of(list, p).to(device));
+  return all.size() == 1 ? all.front() : at::cat(all);
+}
+
+void TensorLists::multiply(const at::Tensor& factor) const {
+  for (const auto& list : lists_) {
+    at::_foreach_mul_(list, factor.to(list.front().device(), list.front().scalar_type()));
+  }
+}
 
 // Half precision overflows in sums of powers.
 std::optional<at::ScalarType> norm_dtype(const at::Tensor& values) {
@@ -134,7 +185,7 @@ class Term {
   NormKind kind_;
   std::optional<c10::Device> device_;
   at::Tensor joined_;  // of those on the CPU; undefined for none
-  internal::TensorLists on_devices_;
+  TensorLists on_devices_;
 };
 
 // Of the gradients that lie on one mesh.
@@ -328,7 +379,7 @@ class Gradients {
   std::vector<MeshTerm> meshes_;    // in order of appearance
   Term plain_;                      // of the plain gradients
   std::vector<at::Tensor> locals_on_cpu_;
-  internal::TensorLists locals_on_devices_;
+  TensorLists locals_on_devices_;
   at::ScalarType dtype_ = at::kFloat;
 };
 

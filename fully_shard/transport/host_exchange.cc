@@ -5,7 +5,6 @@
 #include "device_mesh/collectives/operation_record.h"
 #include "fully_shard/host_exchange.h"
 
-#include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -30,34 +29,17 @@ bool host_exchange() { return host_exchange_is_on; }
 namespace fsdp::internal {
 namespace {
 
-// A row: what was issued, how many words there are, and the first ones of them. The
-// others take one more exchange.
-struct Head {
-  std::array<Stamp, 2> issued = {};  // the last gather and the last reduction
-  uint64_t count = 0;
-};
-constexpr size_t kHeadWords = sizeof(Head) / sizeof(uint64_t);
-constexpr size_t kRowWords = 256;
-constexpr size_t kFirstWords = kRowWords - kHeadWords;
+// The last gather and the last reduction: what a rank's text begins with, before its
+// words.
+using Issued = std::array<Stamp, 2>;
+constexpr int64_t kRoom = 2040;  // bytes
 
 constexpr char kWhat[] = "host exchange at the end of a backward";
 
-// int64 [words]: `words`, and zeros behind them.
-at::Tensor row_of(const uint64_t* words, size_t count, size_t length) {
-  auto row = at::zeros({static_cast<int64_t>(length)}, at::kLong);
-  if (count > 0) std::memcpy(row.mutable_data_ptr(), words, count * sizeof(uint64_t));
-  return row;
-}
-
-const uint64_t* row_at(const at::Tensor& rows, size_t rank) {
-  const auto* const first = static_cast<const uint64_t*>(rows.const_data_ptr());
-  return first + rank * static_cast<size_t>(rows.size(1));
-}
-
-Head head_at(const at::Tensor& rows, size_t rank) {
-  Head head;
-  std::memcpy(static_cast<void*>(&head), row_at(rows, rank), sizeof head);
-  return head;
+Issued issued_in(const std::string& text) {
+  Issued issued;
+  std::memcpy(static_cast<void*>(issued.data()), text.data(), sizeof issued);
+  return issued;
 }
 
 }  // namespace
@@ -75,40 +57,24 @@ std::vector<HostExchange::Words> HostExchange::run(const Words& words) {
 }
 
 std::vector<HostExchange::Words> HostExchange::exchange(const Words& words) {
-  const Head head = {{gathers_.log()->last_stamp(), reductions_.log()->last_stamp()}, words.size()};
-  const auto first_count = std::min(words.size(), kFirstWords);
-  auto row = row_of(reinterpret_cast<const uint64_t*>(&head), kHeadWords, kRowWords);
-  auto* const behind_head = static_cast<uint64_t*>(row.mutable_data_ptr()) + kHeadWords;
-  std::copy_n(words.data(), first_count, behind_head);
-  const auto rows = host_.rows_of_ranks({.row = row, .what = kWhat, .call = kWhat});
-  check_order(rows);
-
+  const Issued issued = {gathers_.log()->last_stamp(), reductions_.log()->last_stamp()};
+  std::string text(reinterpret_cast<const char*>(issued.data()), sizeof issued);
+  text.append(reinterpret_cast<const char*>(words.data()), words.size() * sizeof(uint64_t));
+  const auto texts =
+      texts_of_all({host_}, {.text = text, .what = kWhat, .call = kWhat, .room = kRoom});
+  check_order(texts);
   std::vector<Words> all;
-  size_t longest = 0;
-  for (size_t rank = 0; rank < static_cast<size_t>(host_.size()); ++rank) {
-    const auto count = static_cast<size_t>(head_at(rows, rank).count);
-    longest = std::max(longest, count);
-    const auto* const first = row_at(rows, rank) + kHeadWords;
-    all.emplace_back(first, first + std::min(count, kFirstWords));
-    all.back().resize(count);
-  }
-  if (longest <= kFirstWords) return all;
-  const auto rest = host_.rows_of_ranks(
-      {.row = row_of(words.data() + first_count, words.size() - first_count, longest - kFirstWords),
-       .what = kWhat,
-       .call = kWhat});
-  for (size_t rank = 0; rank < all.size(); ++rank) {
-    if (all[rank].size() > kFirstWords)
-      std::copy_n(row_at(rest, rank), all[rank].size() - kFirstWords, &all[rank][kFirstWords]);
+  for (const auto& said : texts) {
+    auto& theirs = all.emplace_back((said.size() - sizeof issued) / sizeof(uint64_t));
+    std::memcpy(theirs.data(), said.data() + sizeof issued, said.size() - sizeof issued);
   }
   return all;
 }
 
-void HostExchange::check_order(const at::Tensor& rows) {
-  const auto issued = head_at(rows, 0).issued;
-  bool is_one_order = true;
-  for (size_t rank = 1; rank < static_cast<size_t>(rows.size(0)); ++rank)
-    is_one_order &= head_at(rows, rank).issued == issued;
+void HostExchange::check_order(const std::vector<std::string>& texts) {
+  const bool is_one_order = std::all_of(texts.begin(), texts.end(), [&](const std::string& text) {
+    return issued_in(text) == issued_in(texts.front());
+  });
   if (is_one_order) return;
   const auto difference = first_difference();
   TORCH_CHECK(
@@ -121,8 +87,9 @@ void HostExchange::check_order(const at::Tensor& rows) {
 }
 
 std::string HostExchange::first_difference() {
-  const auto texts =
-      texts_of_all({host_}, {.text = to_text(gathers_.log()->recent_operations()), .what = kWhat});
+  const auto texts = texts_of_all(
+      {host_},
+      {.text = to_text(gathers_.log()->recent_operations()), .what = kWhat, .call = kWhat});
   std::map<int64_t, std::vector<RecordedOperation>> records;
   for (size_t rank = 0; rank < texts.size(); ++rank)
     records[gathers_.log()->ranks()[rank]] = parse_operations(texts[rank]);

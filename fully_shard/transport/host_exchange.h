@@ -11,8 +11,6 @@
 
 #include "device_mesh/collectives/collectives.h"
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -36,7 +34,7 @@ class HostExchange {
 
  private:
   std::vector<Words> exchange(const Words& words);
-  void check_order(const at::Tensor& rows);
+  void check_order(const std::vector<std::string>& texts);
   std::string first_difference();
 
   Collectives gathers_, reductions_;

@@ -1,7 +1,5 @@
 #include "fully_shard/transport/packed_copy.h"
 
-#include "fully_shard/transport/in_dtype.h"
-
 #include <ATen/ops/from_blob.h>
 #include <ATen/ops/split_with_sizes_copy.h>
 

@@ -5,7 +5,7 @@
 // parts go at once, ordered on the current stream.
 #pragma once
 
-#include "device_mesh/collectives/gather.h"
+#include "device_mesh/collectives/operations.h"
 #include "fully_shard/transport/packed_layout.h"
 
 #include <ATen/core/Tensor.h>
@@ -13,6 +13,11 @@
 #include <cstdint>
 
 namespace fsdp::internal {
+
+// As tensor.to(dtype).
+inline at::Tensor in_dtype(const at::Tensor& tensor, at::ScalarType dtype) {
+  return tensor.scalar_type() == dtype ? tensor : tensor.to(dtype);
+}
 
 void copy_bytes(void* target, const void* source, int64_t bytes, c10::Device device);
 void zero_bytes(void* target, int64_t bytes, c10::Device device);

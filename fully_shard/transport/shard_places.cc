@@ -2,7 +2,7 @@
 
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/peer_memory/peer_channel.h"
-#include "device_mesh/peer_memory/peer_receive.h"
+#include "device_mesh/peer_memory/peer_wait.h"
 
 #include <ATen/ops/from_blob.h>
 #include <c10/util/Exception.h>

@@ -2,7 +2,7 @@
 
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/peer_memory/peer_channel.h"
-#include "device_mesh/peer_memory/peer_receive.h"
+#include "device_mesh/peer_memory/peer_wait.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "fully_shard/transport/shard_places.h"
 

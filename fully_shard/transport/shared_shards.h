@@ -21,8 +21,8 @@
 #pragma once
 
 #include "device_mesh/collectives/collectives.h"
-#include "device_mesh/collectives/gather.h"
-#include "device_mesh/peer_memory/peer_memory_setting.h"
+#include "device_mesh/collectives/operations.h"
+#include "device_mesh/peer_memory/peer_memory.h"
 #include "fully_shard/transport/peer_waits.h"
 #include "fully_shard/transport/shard_places.h"
 #include "fully_shard/transport/shard_versions.h"
@@ -95,7 +95,7 @@ class SharedShards : public std::enable_shared_from_this<SharedShards> {
   void give_out();
 
   // Of the version that this rank has when it is waited for. what: in errors of all
-  // ranks. by: kInPlace where that can be and is set (peer_memory_setting.h). Throws
+  // ranks. by: kInPlace where that can be and is set (peer_memory.h). Throws
   // where the ranks' collectives have failed.
   enum class ReadBy : uint8_t { kCopy, kInPlace };
   std::unique_ptr<SharedRead> read(std::string what, ReadBy by);
@@ -160,15 +160,14 @@ class ReadInPlace {
 
 // A read of all ranks' shards of one unit by this rank alone: where each rank has the
 // version, until it has it, and whether what was read is of it. Local.
-class SharedRead final : public Gather {
+class SharedRead {
  public:
   SharedRead(std::shared_ptr<SharedShards> shards, std::string what, SharedShards::ReadBy by)
       : shards_(std::move(shards)), what_(std::move(what)), by_(by) {}
 
-  int64_t staging_bytes() const override { return 0; }
   // May be called again. Throws DistBackendError, which ends all collectives of the
   // dimension, where ranks have written otherwise, have gone, or wait for one another.
-  GatheredRows wait() override;
+  GatheredRows wait();
   // Null: they have to be copied from the rows that wait() gave. REQUIRES: wait().
   std::unique_ptr<ReadInPlace> in_place() const;
   // Whether what was read since wait() is of its version; false: wait() again.

@@ -84,30 +84,29 @@ std::shared_ptr<SharedShards> Transport::share_shards(const ShardsToShare& shard
   return shards;
 }
 
-std::unique_ptr<Gather> Transport::gather(const at::Tensor& shards, const Issue& issue) {
-  return gathers_.start(GatherOptions{.row = shards,
-                                      .lengths = lengths_of(issue),
-                                      .what = named("all-gather", issue),
-                                      .unit = issue.unit,
-                                      .words = issue.words,
-                                      .custom = issue.custom});
-}
-
-std::unique_ptr<PendingReduction> Transport::reduce(at::Tensor rows, at::ScalarType dtype,
-                                                    const Issue& issue) {
-  return reductions_.start(SumRowsOptions{.rows = std::move(rows),
-                                          .lengths = lengths_of(issue),
-                                          .dtype = dtype,
-                                          .what = named("reduce-scatter", issue),
-                                          .unit = issue.unit,
-                                          .custom = issue.custom});
-}
-
-std::unique_ptr<PendingReduction> Transport::all_reduce(at::Tensor row, const Issue& issue) {
-  return reductions_.start(SumRowOptions{.row = std::move(row),
-                                         .what = named("all-reduce", issue),
+InFlight<GatheredRows> Transport::gather(const at::Tensor& shards, const Issue& issue) {
+  return gathers_.start(AllGatherOptions{.input = shards,
+                                         .lengths = lengths_of(issue),
+                                         .what = named("all-gather", issue),
                                          .unit = issue.unit,
-                                         .words = issue.words});
+                                         .words = issue.words,
+                                         .custom = issue.custom});
+}
+
+InFlight<SummedRow> Transport::reduce(at::Tensor rows, at::ScalarType dtype, const Issue& issue) {
+  return reductions_.start(ReduceScatterOptions{.input = std::move(rows),
+                                                .lengths = lengths_of(issue),
+                                                .dtype = dtype,
+                                                .what = named("reduce-scatter", issue),
+                                                .unit = issue.unit,
+                                                .custom = issue.custom});
+}
+
+InFlight<SummedRow> Transport::all_reduce(at::Tensor row, const Issue& issue) {
+  return reductions_.start(AllReduceOptions{.tensor = std::move(row),
+                                            .what = named("all-reduce", issue),
+                                            .unit = issue.unit,
+                                            .words = issue.words});
 }
 
 void Transport::connect_gathers() { connect(gathers_.group(), device_); }

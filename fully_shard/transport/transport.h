@@ -6,7 +6,7 @@
 //   auto shards = transport.shard_memory(bytes, device);   // this rank's row
 //   auto gather = transport.gather(shards, {.unit = 3, .unit_name = "blocks.0"});
 //   ...
-//   const GatheredRows rows = gather->wait();               // throws unless all ranks agree
+//   const GatheredRows rows = gather.wait();                // throws unless all ranks agree
 //   read(rows.row(r), ...);                                 // good while `rows` lives
 //
 // gather() and reduce() are collective over the dimension; they do not block. After a
@@ -52,7 +52,7 @@ struct Issue {
   std::string unit_name = {};  // kRootName for a root
   NoticeWords words = {};      // travel with it, to be compared by the caller
   // Of gather() and reduce(): the bytes at the beginning of each rank's row that count
-  // (GatherOptions). Outlives the call.
+  // (AllGatherOptions). Outlives the call.
   const std::vector<int64_t>* lengths = nullptr;
   // What sends gather() or reduce() in the transport's place, while it announces and
   // compares as ever; null: the transport. Outlives the call.
@@ -87,13 +87,12 @@ class Transport {
 
   // `shards` from shard_memory() or staging_memory(), whole; not written until waited
   // for.
-  std::unique_ptr<Gather> gather(const at::Tensor& shards, const Issue& issue);
+  InFlight<GatheredRows> gather(const at::Tensor& shards, const Issue& issue);
   // `rows` from row_memory(), elements of `dtype`: row r goes to rank r. Overwritten.
-  std::unique_ptr<PendingReduction> reduce(at::Tensor rows, at::ScalarType dtype,
-                                           const Issue& issue);
+  InFlight<SummedRow> reduce(at::Tensor rows, at::ScalarType dtype, const Issue& issue);
   // The sum of `row`, [elements] contiguous, over the ranks, with the same bits on all;
   // `row` is overwritten. What hybrid sharding does over the ranks with the same shards.
-  std::unique_ptr<PendingReduction> all_reduce(at::Tensor row, const Issue& issue);
+  InFlight<SummedRow> all_reduce(at::Tensor row, const Issue& issue);
 
   // Bring up what gathers, and what reductions, communicate through on devices, as the
   // first of them would: all ranks in one order, and not within a step. Block; collective

@@ -56,7 +56,9 @@ class ObserveUnits {
 
 // Tells the running thread's observer, if it has one:
 //   tell_unit_observer(&UnitObserver::touched, unit, pass);
-UnitObserver* unit_observer();
+inline UnitObserver* unit_observer() {
+  return static_cast<UnitObserver*>(inherited(Inherited::kUnitObserver));
+}
 template <class... Parameters, class... Arguments>
 void tell_unit_observer(void (UnitObserver::*event)(Parameters...), Arguments&&... arguments) {
   if (auto* observer = unit_observer()) (observer->*event)(arguments...);

@@ -5,11 +5,11 @@
 #include "fully_shard/transport/mesh_dims.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/unit.h"
-#include "fully_shard/units/unit_device.h"
 #include "on_demand/deferred_part.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
 
+#include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
 #include <torch/nn/module.h>
@@ -219,6 +219,29 @@ void validate_parameters(const std::vector<torch::nn::Module*>& modules,
   validate_one_device(fresh, mesh);
   validate_storages(users, fresh, {"fully_shard", c10::str(" (rank ", mesh.rank(), ")")});
   validate_ignored(modules, options);
+}
+
+c10::Device device_in_unit(const at::Tensor& tensor, const DeviceMesh& mesh) {
+  const bool stays = !tensor.is_cpu() || mesh.device_type() == c10::kCPU;
+  return stays ? tensor.device() : local_device(mesh);
+}
+
+c10::Device device_of_unit(const ManagedModules& managed, const DeviceMesh& mesh) {
+  for (const auto& param : managed.params) {
+    if (!param.tensor.is_meta()) return device_in_unit(param.tensor, mesh);
+  }
+  return local_device(mesh);
+}
+
+void move_buffers(const std::vector<at::Tensor>& buffers, c10::Device device) {
+  if (device.is_cpu()) return;
+  const at::NoGradGuard no_grad;
+  for (const auto& buffer : buffers) {
+    if (!buffer.is_cpu() || is_dtensor(buffer)) continue;
+    // As parameters are moved: set_data() knows the way from the CPU to CUDA only.
+    const auto moved = buffer.detach().to(device);
+    buffer.unsafeGetTensorImpl()->shallow_copy_from(moved.getIntrusivePtr());
+  }
 }
 
 }  // namespace fsdp::internal

@@ -1,5 +1,5 @@
 // Everything fully_shard refuses but placements (shard_placement.h), checked before
-// anything is changed. Local.
+// anything is changed, and where a unit's tensors are to be. Local.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -7,11 +7,24 @@
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/shared_storage.h"
 
+#include <ATen/core/Tensor.h>
+
 #include <cstdint>
 #include <optional>
 #include <vector>
 
 namespace fsdp::internal {
+
+// fully_shard takes a module on the CPU to its mesh's device, unit by unit. Parameters
+// move one at a time, as each becomes a shard (params/group_builder.h), then buffers.
+
+// Where `tensor` is to be: what is on the CPU goes to the mesh's device, all else stays.
+c10::Device device_in_unit(const at::Tensor& tensor, const DeviceMesh& mesh);
+// Where the unit's modules compute: where its parameters are to be.
+c10::Device device_of_unit(const ManagedModules& managed, const DeviceMesh& mesh);
+// Of those on the CPU, in place: members, registry and handles taken before see it. On a
+// CPU nothing is touched.
+void move_buffers(const std::vector<at::Tensor>& buffers, c10::Device device);
 
 // Resolves reshard_after_forward on a mesh (PyTorch's _get_post_forward_mesh_info): of
 // to_world(n), 1 is false, all ranks that shard is true, and what lies between divides

@@ -172,7 +172,7 @@ void OwnerExchange::issue(size_t dim, Way way) {
   if (!has_others(dim)) return;
   const BelowAutograd below_autograd;
   const auto mesh_dim = static_cast<int64_t>(dim);
-  AllToAllSplitOptions options{
+  AllToAllOptions options{
       .what = c10::str(way == Way::kToOwners ? "exchange to owners: " : "exchange from owners: ",
                        what_, " along dimension ", dim, " of ", to_string(mesh_))};
   std::vector<at::Tensor> all = {
@@ -188,14 +188,15 @@ void OwnerExchange::issue(size_t dim, Way way) {
     received_bytes_ += options.output_split_sizes.back();
   }
   options.input = at::cat(all);
-  in_flight_ = collectives_of(mesh_, mesh_dim).start(options);
+  in_flight_.emplace(collectives_of(mesh_, mesh_dim).start(options));
   ++issued_;
 }
 
 void OwnerExchange::arrive(size_t dim, Way way) {
   if (!has_others(dim)) return;
   const BelowAutograd below_autograd;
-  Received received(std::exchange(in_flight_, nullptr)->wait());
+  auto in_flight = std::exchange(in_flight_, std::nullopt);
+  Received received(in_flight->wait());
   for (size_t i = 0; i < tensors_.size(); ++i) {
     if (!rows_[dim][i].takes_part) continue;
     here_[i] = way == Way::kToOwners ? whole_of(i, dim, received) : part_of(i, dim, received);

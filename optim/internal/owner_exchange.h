@@ -2,7 +2,7 @@
 // way back. Along one mesh dimension after another, the last one first, each row of ranks
 // sends what it has to the one that is in line with the owner; results go the other way.
 // Nothing is padded: each pair of ranks exchanges what it has to
-// (collectives/pending_all_to_all.h).
+// (collectives/operations.h).
 //
 //   OwnerExchange exchange(mesh, tensors, "Muon, bucket 0");
 //   exchange.start(parts);                       // this rank's, one per tensor
@@ -14,14 +14,14 @@
 // return when the first row was issued, so that others travel while one is computed with.
 #pragma once
 
-#include "device_mesh/collectives/pending_all_to_all.h"
+#include "device_mesh/collectives/operations.h"
 #include "device_mesh/device_mesh.h"
 #include "optim/internal/parts_along.h"
 
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
-#include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -77,7 +77,7 @@ class OwnerExchange {
   std::vector<std::vector<Row>> rows_;  // by mesh dimension, by tensor
   std::string what_;
   std::vector<at::Tensor> here_;  // what this rank has of each now; undefined: nothing
-  std::unique_ptr<PendingAllToAll> in_flight_;
+  std::optional<InFlight<std::vector<at::Tensor>>> in_flight_;
   int64_t issued_ = 0, received_bytes_ = 0;
 };
 

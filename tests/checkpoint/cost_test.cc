@@ -38,8 +38,8 @@ TEST(Cost, SavingIsThreeExchangesAndLoadingTwoWhateverThereIsToSave) {
       constexpr uint64_t kExchange = 2;
       EXPECT_EQ(collectives_of([&] { save({.tensors = tensors}, path); }), 3 * kExchange);
       EXPECT_EQ(collectives_of([&] { load({.tensors = tensors}, path); }), 2 * kExchange);
-      // Whole tensors: each is announced to one other rank and gathered once.
-      const uint64_t gathers = 3 * static_cast<uint64_t>(count);
+      // Whole tensors: each is announced to one other rank, with this rank's part.
+      const uint64_t gathers = kExchange * static_cast<uint64_t>(count);
       const auto save_full = [&] {
         save({.tensors = tensors}, path + "-full", {.layout = Layout::kFull});
       };

@@ -128,7 +128,7 @@ TEST_F(DTensorErrors, FromLocal) {
                 HasSubstr("stride"));
     const at::Tensor ragged = at::ones({2 + mesh.rank(), 2});
     EXPECT_THAT(error_of([&] { from_local(ragged, mesh, {Shard{0}}, {.check = true}); }),
-                HasSubstr("differ across"));
+                HasSubstr("from_local: the ranks differ in the tensor: rank 0 has "));
     const FromLocalOptions wrong_here{.shape = std::vector<int64_t>{mesh.rank() == 0 ? 4 : 9, 2},
                                       .check = true};
     EXPECT_THAT(error_of([&] { from_local(local, mesh, {Shard{0}}, wrong_here); }),

@@ -70,7 +70,7 @@ int tag_of(const Stamp& stamp) {
 }
 
 bool better_by_messages(const Group& group, const at::Tensor& memory) {
-  return memory.is_cpu() && (group_size(group) == 1 || through_gloo(group, memory));
+  return memory.is_cpu() && (group_size(group) == 1 || has_gloo(group));
 }
 
 Pending send(const Group& group, at::Tensor bytes, int64_t to, int tag) {

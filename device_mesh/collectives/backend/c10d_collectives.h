@@ -11,8 +11,7 @@
 
 #include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/reduce_op.h"
-#include "device_mesh/collectives/stamp.h"
+#include "device_mesh/collectives/operations.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,9 +1,10 @@
 #include "device_mesh/collectives/backend/pending.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
+#include "device_mesh/collectives/backend/slow_wait.h"
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/slow_wait.h"
+#include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_wait.h"
 
 #include <ATen/ops/zeros.h>
@@ -15,6 +16,7 @@
 #include <algorithm>
 #include <functional>
 #include <initializer_list>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <utility>
@@ -101,6 +103,11 @@ std::string fault_of_link(const Group& group, int64_t peer) {
                            group->getGroupDesc(), "' of ranks ", rank_list(ranks_in_job(group)),
                            " (", group_backend(group), "): ", reason, others));
 }
+
+struct Abandoned {
+  c10::intrusive_ptr<c10d::Work> work;
+  std::shared_ptr<const void> memory;
+};
 
 }  // namespace
 
@@ -199,6 +206,16 @@ bool Pending::wait_unless_aborted(const std::string& what) {
   const auto completion = std::move(completion_);
   if (completion) completion();
   return true;
+}
+
+void abandon(const Group& group, Pending& message, std::shared_ptr<const void> memory) {
+  static auto& kept =
+      *new WeakKeyMap<c10::weak_intrusive_ptr<c10d::ProcessGroup>, std::vector<Abandoned>>();
+  auto work = message.release();
+  if (!work) return;
+  kept.with(group, [&](std::vector<Abandoned>& messages) {
+    messages.push_back({std::move(work), std::move(memory)});
+  });
 }
 
 }  // namespace fsdp::internal

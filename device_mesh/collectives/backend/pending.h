@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <exception>
 #include <functional>
+#include <memory>
 #include <string>
 #include <utility>
 
@@ -51,7 +52,7 @@ class Pending {
   const c10::intrusive_ptr<c10d::Work>& work() const { return work_; }
   int64_t peer() const { return peer_; }  // -1: not a message
   // Hands over the backend's work, null when nothing is in flight; this then waits for
-  // nothing (abandoned.h).
+  // nothing (abandon()).
   c10::intrusive_ptr<c10d::Work> release();
 
  private:
@@ -64,6 +65,11 @@ class Pending {
   int64_t peer_ = -1;
   enum class AwaitedBy { kHost, kStream } awaited_by_ = AwaitedBy::kHost;
 };
+
+// A message that nobody waits for any more, since the ranks of its group do not agree on
+// what is sent: it and its memory are kept as long as the group, which may still write
+// there. Nothing when it is not in flight. Thread-safe.
+void abandon(const Group& group, Pending& message, std::shared_ptr<const void> memory);
 
 // Runs `call`, which gives a c10d::Work. What the backend throws at once is told by
 // wait(), which knows the operation's name.

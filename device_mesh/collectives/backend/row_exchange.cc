@@ -1,6 +1,5 @@
 #include "device_mesh/collectives/backend/row_exchange.h"
 
-#include "device_mesh/collectives/backend/abandoned.h"
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/collectives/sum_in_order.h"
@@ -28,7 +27,8 @@ RowExchange::RowExchange(const Group& group, const at::Tensor& rows, at::ScalarT
   start_round();
   // c10d's messages can not be asked whether they have arrived, so a thread waits for
   // them. With one peer there is but one round, which needs nobody's help.
-  if (options_.in_background && size_ > 2) background_ = std::thread([this] { run_rounds(); });
+  if (options_.rounds == RowExchangeOptions::Rounds::kInBackground && size_ > 2)
+    background_ = std::thread([this] { run_rounds(); });
 }
 
 RowExchange::~RowExchange() { finish(); }

@@ -34,8 +34,9 @@ struct RowExchangeOptions {
   // Runs before anything is waited for; what it throws is what wait() throws, and no
   // further round begins.
   std::function<void()> agree = {};
-  // Whether rounds go on while the caller does something else. The first always does.
-  bool in_background = false;
+  // When the rounds behind the first go on: in the wait, or while the caller does
+  // something else.
+  enum class Rounds { kInWait, kInBackground } rounds = Rounds::kInWait;
   // What agree() waits for, and so does whoever waits for a background that is there.
   std::shared_ptr<AwaitedOperation> awaited = {};
 };
@@ -89,7 +90,7 @@ class RowExchange {
 class RowGather {
  public:
   // row: uint8, contiguous, of the same size on every rank; must not be written before
-  // the wait. lengths: as GatherOptions has them. Returns at once.
+  // the wait. lengths: as AllGatherOptions has them. Returns at once.
   RowGather(const Group& group, const at::Tensor& row, const std::vector<int64_t>& lengths,
             int tag);
 

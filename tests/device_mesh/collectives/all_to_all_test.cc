@@ -1,5 +1,5 @@
 // An all-to-all of sizes that differ from pair to pair, over both transports.
-#include "device_mesh/collectives/pending_all_to_all.h"
+#include "device_mesh/collectives/operations.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "tests/support/errors.h"
@@ -33,8 +33,8 @@ at::Tensor part_of(int64_t from, int64_t to, int64_t round) {
   return at::full({size_of(from, to, round)}, 16 * from + 4 * to + round % 4, at::kByte);
 }
 
-AllToAllSplitOptions options_of(int64_t rank, int64_t world, int64_t round) {
-  AllToAllSplitOptions options{.what = "all-to-all " + std::to_string(round)};
+AllToAllOptions options_of(int64_t rank, int64_t world, int64_t round) {
+  AllToAllOptions options{.what = "all-to-all " + std::to_string(round)};
   std::vector<at::Tensor> parts;
   for (int64_t peer = 0; peer < world; ++peer) {
     parts.push_back(part_of(rank, peer, round));
@@ -61,7 +61,7 @@ TEST_P(AllToAllOver, BringsWhatEveryRankSent) {
     testing::on_ranks_of(world, [&](int64_t rank, const DeviceMesh& mesh) {
       const auto collectives = collectives_of(mesh, 0);
       for (int64_t round = 0; round < 6; ++round)
-        expect_received(collectives.start(options_of(rank, world, round))->wait(), rank, round);
+        expect_received(collectives.start(options_of(rank, world, round)).wait(), rank, round);
     });
   }
 }
@@ -72,8 +72,8 @@ TEST_P(AllToAllOver, SeveralMayBeInFlight) {
     auto first = collectives.start(options_of(rank, 3, 0));
     auto second = collectives.start(options_of(rank, 3, 1));
     { const auto dropped = collectives.start(options_of(rank, 3, 2)); }
-    expect_received(second->wait(), rank, 1);
-    expect_received(first->wait(), rank, 0);
+    expect_received(second.wait(), rank, 1);
+    expect_received(first.wait(), rank, 0);
   });
 }
 
@@ -82,7 +82,7 @@ TEST_P(AllToAllOver, OfDifferentNamesIsAnErrorThatNamesBoth) {
     auto options = options_of(rank, 2, 1);
     options.what = rank == 0 ? "all-to-all of rows" : "all-to-all of columns";
     expect_error<c10::Error>(
-        [&] { collectives_of(mesh, 0).start(options)->wait(); },
+        [&] { collectives_of(mesh, 0).start(options).wait(); },
         AllOf(HasSubstr("all-to-all of rows"), HasSubstr("all-to-all of columns")));
   });
 }
@@ -93,12 +93,18 @@ TEST_P(AllToAllOver, RefusesSizesThatDoNotAddUp) {
     const auto sent = at::zeros({8}, at::kByte);
     expect_error<c10::ValueError>(
         [&] {
-          collectives.start(AllToAllSplitOptions{sent, {4, 5}, {4, 5}, "all-to-all"});
+          collectives.start(AllToAllOptions{.input = sent,
+                                            .input_split_sizes = {4, 5},
+                                            .output_split_sizes = {4, 5},
+                                            .what = "all-to-all"});
         },
         HasSubstr("8 elements of Byte, expected 9"));
     expect_error<c10::ValueError>(
         [&] {
-          collectives.start(AllToAllSplitOptions{sent, {8}, {4, 5}, "all-to-all"});
+          collectives.start(AllToAllOptions{.input = sent,
+                                            .input_split_sizes = {8},
+                                            .output_split_sizes = {4, 5},
+                                            .what = "all-to-all"});
         },
         HasSubstr("sizes for 1 and from 2 ranks, expected 2"));
     std::vector<int64_t> to = {4, 4};
@@ -107,7 +113,10 @@ TEST_P(AllToAllOver, RefusesSizesThatDoNotAddUp) {
     from[static_cast<size_t>(rank)] = 3;
     expect_error<c10::ValueError>(
         [&] {
-          collectives.start(AllToAllSplitOptions{sent, to, from, "all-to-all"});
+          collectives.start(AllToAllOptions{.input = sent,
+                                            .input_split_sizes = to,
+                                            .output_split_sizes = from,
+                                            .what = "all-to-all"});
         },
         HasSubstr("from this rank itself"));
   });

@@ -20,10 +20,11 @@ namespace fsdp::internal {
 namespace {
 
 using testing::run_ranks;
+using Rounds = RowExchangeOptions::Rounds;
 
 TEST(RowExchange, GivesTheSumOfThisRanksRowsWithOneSpareRow) {
   for (int64_t world : {1, 2, 3, 4}) {
-    for (const bool in_background : {false, true}) {
+    for (const auto rounds : {Rounds::kInWait, Rounds::kInBackground}) {
       run_ranks(world, [&](int64_t rank) {
         auto rows = at::empty({world, 40}, at::kByte);
         for (int64_t r = 0; r < world; ++r)
@@ -31,7 +32,7 @@ TEST(RowExchange, GivesTheSumOfThisRanksRowsWithOneSpareRow) {
         std::atomic<int> agreed = 0;
         RowExchange exchange(
             default_process_group(), rows, at::kFloat,
-            {.what = "sum", .tag = 5, .agree = [&] { ++agreed; }, .in_background = in_background});
+            {.what = "sum", .tag = 5, .agree = [&] { ++agreed; }, .rounds = rounds});
         EXPECT_EQ(exchange.staging_bytes(), (world + 1) * 40);
         const auto sum = exchange.wait();
         const auto of_ranks = 100 * world * (world - 1) / 2;
@@ -46,7 +47,7 @@ TEST(RowExchange, GivesTheSumOfThisRanksRowsWithOneSpareRow) {
 // Row r has r floats that count.
 TEST(RowExchange, SendsTheBeginningsOfRowsOfDifferentLengths) {
   for (int64_t world : {1, 2, 3, 4}) {
-    for (const bool in_background : {false, true}) {
+    for (const auto rounds : {Rounds::kInWait, Rounds::kInBackground}) {
       run_ranks(world, [&](int64_t rank) {
         auto rows = at::empty({world, 16}, at::kByte);
         std::vector<int64_t> lengths;
@@ -54,9 +55,8 @@ TEST(RowExchange, SendsTheBeginningsOfRowsOfDifferentLengths) {
           rows[r].view(at::kFloat).copy_(at::arange(4).add(100 * rank + r));
           lengths.push_back(4 * r);
         }
-        RowExchange exchange(
-            default_process_group(), rows, at::kFloat,
-            {.what = "sum", .lengths = lengths, .tag = 5, .in_background = in_background});
+        RowExchange exchange(default_process_group(), rows, at::kFloat,
+                             {.what = "sum", .lengths = lengths, .tag = 5, .rounds = rounds});
         const auto of_ranks = 100 * world * (world - 1) / 2;
         EXPECT_TRUE(at::equal(exchange.wait(),
                               at::arange(rank).add(rank).mul(world).add(of_ranks).to(at::kFloat)));
@@ -73,7 +73,7 @@ TEST(RowExchange, WithoutAgreementNothingIsWaitedFor) {
                          {.what = "sum",
                           .tag = 5 + static_cast<int>(rank),
                           .agree = [] { throw std::runtime_error("no agreement"); },
-                          .in_background = true});
+                          .rounds = Rounds::kInBackground});
     EXPECT_THROW(exchange.wait(), std::runtime_error);
     EXPECT_LT(std::chrono::steady_clock::now() - begin, std::chrono::seconds(5));
   });

@@ -1,4 +1,4 @@
-#include "device_mesh/collectives/slow_wait.h"
+#include "device_mesh/collectives/backend/slow_wait.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/process_group.h"

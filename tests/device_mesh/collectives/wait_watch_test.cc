@@ -138,13 +138,14 @@ TEST_F(WatchedWaits, RandomOrdersAcrossLanesAndRandomDelaysAreNoErrors) {
     const auto row = at::zeros({8}, at::kByte);
     for (int i = 0; i < 40; ++i) {
       const bool gathers_first = own() % 2 == 0;
-      std::vector<std::unique_ptr<Gather>> started;
+      std::vector<InFlight<GatheredRows>> started;
       for (const bool on_dp : {gathers_first, !gathers_first}) {
         started.push_back(
-            (on_dp ? dp : side).start(GatherOptions{.row = row, .what = on_dp ? "gather" : "sum"}));
+            (on_dp ? dp : side)
+                .start(AllGatherOptions{.input = row, .what = on_dp ? "gather" : "sum"}));
         pause();
       }
-      for (auto& each : started) each->wait();
+      for (auto& each : started) each.wait();
       pause();
       if (common() % 2 == 0) gather(tp, "tensor parallel");
       if (common() % 4 == 0) gather(world, "clipping");

@@ -72,10 +72,13 @@ at::Tensor results_of(const Collectives& collectives, int64_t count, at::ScalarT
   auto scattered = collectives.row_memory({size, static_cast<int64_t>(own.nbytes())}, at::kCPU);
   std::memcpy(scattered.mutable_data_ptr(), rows.const_data_ptr(), rows.nbytes());
   results.push_back(
-      collectives.start(SumRowsOptions{.rows = scattered, .dtype = dtype, .what = "rows"})->wait());
-  results.push_back(collectives.start(SumRowOptions{.row = own.clone(), .what = "row"})->wait());
-  auto gather = collectives.start(GatherOptions{.row = own.view(at::kByte), .what = "start"});
-  const auto gathered = gather->wait();
+      collectives.start(ReduceScatterOptions{.input = scattered, .dtype = dtype, .what = "rows"})
+          .wait()
+          .row);
+  results.push_back(
+      collectives.start(AllReduceOptions{.tensor = own.clone(), .what = "row"}).wait().row);
+  auto gather = collectives.start(AllGatherOptions{.input = own.view(at::kByte), .what = "start"});
+  const auto gathered = gather.wait();
   for (int64_t r = 0; r < size; ++r) {
     auto row = at::empty_like(own);
     std::memcpy(row.mutable_data_ptr(), gathered.row(r), row.nbytes());
@@ -152,6 +155,29 @@ TEST(CollectivesInPeerMemory, RanksThatIssueDifferentOnesLearnOfIt) {
         ::testing::AllOf(HasSubstr("weights"), HasSubstr("biases")));
     EXPECT_TRUE(at::equal(value, at::ones({1 << 20}))) << "nothing was changed";
   });
+}
+
+// The same name and size, and another result.
+TEST(CollectivesInPeerMemory, RanksThatReduceByOtherOperationsLearnOfIt) {
+  for (const char* const peer_memory : {"on", "off"}) {
+    const WithEnvironment switched("FSDP_PEER_MEMORY", peer_memory);
+    for (const bool is_scatter : {false, true}) {
+      run_ranks(2, [&](int64_t rank) {
+        const auto mesh = init_device_mesh(c10::kCPU, {2});
+        const auto op = rank == 0 ? ReduceOp::kSum : ReduceOp::kMax;
+        const auto collectives = collectives_of(mesh, 0);
+        const auto values = at::ones({4});
+        auto part = at::zeros({2});
+        const auto mistake = [&] {
+          is_scatter ? collectives.reduce_scatter(
+                           {.output = part, .input = values, .what = "values", .op = op})
+                     : collectives.all_reduce({.tensor = values, .what = "values", .op = op});
+        };
+        testing::expect_error(mistake, HasSubstr("collectives are out of order"));
+        EXPECT_TRUE(at::equal(values, at::ones({4})) && at::equal(part, at::zeros({2})));
+      });
+    }
+  }
 }
 
 TEST(CollectivesInPeerMemory, AreNotUsedWhereABackendWasPutInPlace) {

@@ -48,34 +48,34 @@ at::Tensor bytes_of(int64_t count, int value) { return at::full({count}, value, 
 
 TEST(PeerMemory, AMessageArrivesOnceWithItsNoticeAndBytes) {
   const auto ranks = met(2);
-  EXPECT_FALSE(ranks[1]->take(0, 5, 0));
-  ranks[0]->send(
-      1, {.channel = 5, .notice = notice_of('a'), .body = ranks[0]->as_sent(bytes_of(9, 3))});
-  EXPECT_TRUE(ranks[1]->has_come(0, 5, 0));
-  const auto message = ranks[1]->take(0, 5, 0);
+  EXPECT_FALSE(ranks[1]->peer(0).take(5, 0));
+  ranks[0]->peer(1).send(
+      {.channel = 5, .notice = notice_of('a'), .body = ranks[0]->as_sent(bytes_of(9, 3))});
+  EXPECT_TRUE(ranks[1]->peer(0).has_come(5, 0));
+  const auto message = ranks[1]->peer(0).take(5, 0);
   ASSERT_TRUE(message);
   EXPECT_EQ(message->notice, notice_of('a'));
   EXPECT_TRUE(at::equal(message->body, bytes_of(9, 3)));
-  EXPECT_FALSE(ranks[1]->take(0, 5, 0));
+  EXPECT_FALSE(ranks[1]->peer(0).take(5, 0));
 }
 
 TEST(PeerMemory, MessagesAreTakenByChannelAndNumberInAnyOrder) {
   const auto ranks = met(3);
   for (const uint64_t number : {0, 1, 2}) {
     for (const uint64_t channel : {7, 8})
-      ranks[2]->send(0, {.channel = channel,
-                         .number = number,
-                         .notice = notice_of(static_cast<char>(10 * channel + number))});
+      ranks[2]->peer(0).send({.channel = channel,
+                              .number = number,
+                              .notice = notice_of(static_cast<char>(10 * channel + number))});
   }
   for (const uint64_t number : {2, 0, 1}) {
     for (const uint64_t channel : {8, 7}) {
-      const auto message = ranks[0]->take(2, channel, number);
+      const auto message = ranks[0]->peer(2).take(channel, number);
       ASSERT_TRUE(message);
       EXPECT_EQ(message->notice, notice_of(static_cast<char>(10 * channel + number)));
       EXPECT_FALSE(message->body.defined());
     }
   }
-  EXPECT_FALSE(ranks[0]->take(1, 7, 0)) << "from another rank";
+  EXPECT_FALSE(ranks[0]->peer(1).take(7, 0)) << "from another rank";
 }
 
 TEST(PeerMemory, MemoryOfItsOwnIsSentWithoutACopy) {
@@ -83,8 +83,8 @@ TEST(PeerMemory, MemoryOfItsOwnIsSentWithoutACopy) {
   const auto rows = ranks[0]->memory(4096).view({2, 2048});
   rows.select(0, 1).fill_(9);
   EXPECT_TRUE(ranks[0]->as_sent(rows).is_same(rows));
-  ranks[0]->send(1, {.body = rows.select(0, 1)});
-  const auto message = ranks[1]->take(0, 0, 0);
+  ranks[0]->peer(1).send({.body = rows.select(0, 1)});
+  const auto message = ranks[1]->peer(0).take(0, 0);
   EXPECT_EQ(message->body.const_data_ptr(), rows.select(0, 1).const_data_ptr())
       << "ranks of one process map it once";
 }
@@ -95,9 +95,9 @@ TEST(PeerMemory, WhatIsReadKeepsItsBytesWhileTheSenderGoesOn) {
   for (int i = 0; i < 200; ++i) {
     auto rows = ranks[0]->memory(1000);
     rows.fill_(i);
-    ranks[0]->send(1, {.number = static_cast<uint64_t>(i), .body = rows});
+    ranks[0]->peer(1).send({.number = static_cast<uint64_t>(i), .body = rows});
     rows.reset();
-    read.push_back(ranks[1]->take(0, 0, static_cast<uint64_t>(i))->body);
+    read.push_back(ranks[1]->peer(0).take(0, static_cast<uint64_t>(i))->body);
     if (i >= 50) read[i - 50].reset();
   }
   for (int i = 150; i < 200; ++i) EXPECT_TRUE(at::equal(read[i], bytes_of(1000, i))) << i;
@@ -109,8 +109,8 @@ TEST(PeerMemory, MemoryOfMessagesIsUsedAgain) {
   for (uint64_t i = 0; i < 1000; ++i) {
     const auto rows = ranks[0]->memory(10000);
     places.push_back(rows.const_data_ptr());
-    ranks[0]->send(1, {.number = i, .body = rows});
-    ASSERT_TRUE(ranks[1]->take(0, 0, i));
+    ranks[0]->peer(1).send({.number = i, .body = rows});
+    ASSERT_TRUE(ranks[1]->peer(0).take(0, i));
   }
   std::sort(places.begin(), places.end());
   places.erase(std::unique(places.begin(), places.end()), places.end());
@@ -122,19 +122,18 @@ TEST(PeerMemory, BothSendAtOnceFromSeveralThreads) {
   constexpr uint64_t kMessages = 2000;
   const auto send = [&](int64_t from, uint64_t channel) {
     for (uint64_t i = 0; i < kMessages; ++i)
-      ranks[from]->send(
-          1 - from,
+      ranks[from]->peer(1 - from).send(
           {.channel = channel,
            .number = i,
            .body = ranks[from]->as_sent(bytes_of(8 + i % 100, static_cast<int>(i % 251)))});
   };
   const auto receive = [&](int64_t from, uint64_t channel) {
     for (uint64_t i = 0; i < kMessages; ++i) {
-      auto message = ranks[1 - from]->take(from, channel, i);
+      auto message = ranks[1 - from]->peer(from).take(channel, i);
       for (int64_t round = 0; !message; ++round) {
-        ranks[1 - from]->wait_round(round,
-                                    [&] { return ranks[1 - from]->has_come(from, channel, i); });
-        message = ranks[1 - from]->take(from, channel, i);
+        ranks[1 - from]->wait_round(
+            round, [&] { return ranks[1 - from]->peer(from).has_come(channel, i); });
+        message = ranks[1 - from]->peer(from).take(channel, i);
       }
       EXPECT_TRUE(at::equal(message->body, bytes_of(8 + i % 100, static_cast<int>(i % 251))));
     }
@@ -153,32 +152,32 @@ TEST(PeerMemory, ASleeperWakesWhenAMessageComes) {
   const auto ranks = met(2);
   std::thread sender([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
-    ranks[0]->send(1, {});
+    ranks[0]->peer(1).send({});
   });
   int64_t round = 1'000'000;  // sleeps at once
-  while (!ranks[1]->take(0, 0, 0))
-    ranks[1]->wait_round(round++, [&] { return ranks[1]->has_come(0, 0, 0); });
+  while (!ranks[1]->peer(0).take(0, 0))
+    ranks[1]->wait_round(round++, [&] { return ranks[1]->peer(0).has_come(0, 0); });
   EXPECT_LT(round, 1'000'000 + 1000) << "it spun";
   sender.join();
 }
 
 TEST(PeerMemory, WhoLeavesIsNamedAfterWhatItSentWasTaken) {
   const auto ranks = met(2);
-  EXPECT_EQ(ranks[1]->why_gone(0), "");
-  ranks[0]->send(1, {.body = ranks[0]->as_sent(bytes_of(10, 4))});
+  EXPECT_EQ(ranks[1]->peer(0).why_gone(), "");
+  ranks[0]->peer(1).send({.body = ranks[0]->as_sent(bytes_of(10, 4))});
   std::thread reader([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
-    EXPECT_TRUE(at::equal(ranks[1]->take(0, 0, 0)->body, bytes_of(10, 4)));
+    EXPECT_TRUE(at::equal(ranks[1]->peer(0).take(0, 0)->body, bytes_of(10, 4)));
   });
   ranks[0]->leave();
   reader.join();
-  EXPECT_EQ(ranks[1]->why_gone(0), "rank 0 has left: it destroyed its process group");
-  EXPECT_FALSE(ranks[1]->take(0, 0, 1));
+  EXPECT_EQ(ranks[1]->peer(0).why_gone(), "rank 0 has left: it destroyed its process group");
+  EXPECT_FALSE(ranks[1]->peer(0).take(0, 1));
 }
 
 TEST(PeerMemory, LeavingWaitsForReadersAndNotForThoseWhoHaveLeft) {
   const auto ranks = met(2);
-  ranks[0]->send(1, {.body = ranks[0]->as_sent(bytes_of(10, 4))});
+  ranks[0]->peer(1).send({.body = ranks[0]->as_sent(bytes_of(10, 4))});
   const auto begin = std::chrono::steady_clock::now();
   std::thread other([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -244,13 +243,13 @@ class OtherProcess {
 };
 
 void send_in_a_new_segment(PeerMemory& from) {
-  from.send(1, {.body = from.as_sent(bytes_of(5 << 20, 4))});
+  from.peer(1).send({.body = from.as_sent(bytes_of(5 << 20, 4))});
 }
 
 TEST(PeerMemory, WhatAProcessThatIsGoneHadSentIsAnErrorThatNamesIt) {
   OtherProcess other([](const auto& own) { send_in_a_new_segment(*own); });
   other.await_end();
-  EXPECT_EQ(testing::message_of([&] { other.memory().take(0, 0, 0); }),
+  EXPECT_EQ(testing::message_of([&] { other.memory().peer(0).take(0, 0); }),
             other.name() + ", and what this rank had not read yet went with it");
 }
 
@@ -260,23 +259,23 @@ TEST(PeerMemory, AProgramThatEndsWaitsUntilWhatItSentWasTaken) {
     send_in_a_new_segment(*own);
     std::exit(0);
   });
-  while (other.memory().why_gone(0).empty())
+  while (other.memory().peer(0).why_gone().empty())
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_FALSE(other.ends_within(std::chrono::milliseconds(700)));
-  const auto message = other.memory().take(0, 0, 0);
+  const auto message = other.memory().peer(0).take(0, 0);
   ASSERT_TRUE(message);
   EXPECT_TRUE(at::equal(message->body, bytes_of(5 << 20, 4)));
-  EXPECT_EQ(other.memory().why_gone(0), other.name());
+  EXPECT_EQ(other.memory().peer(0).why_gone(), other.name());
 }
 
 TEST(PeerMemory, AFailureIsToldInItsChannel) {
   const auto ranks = met(2);
-  ranks[0]->send(1, {.channel = 7});
-  ranks[0]->send_failure(1, 7, "no disk");
-  EXPECT_EQ(ranks[1]->failure_of(0, 7), "no disk");
-  EXPECT_EQ(ranks[1]->failure_of(0, 7), "no disk") << "it stays";
-  EXPECT_EQ(ranks[1]->failure_of(0, 8), "");
-  EXPECT_TRUE(ranks[1]->take(0, 7, 0)) << "what was sent before is there";
+  ranks[0]->peer(1).send({.channel = 7});
+  ranks[0]->peer(1).send_failure(7, "no disk");
+  EXPECT_EQ(ranks[1]->peer(0).failure_in(7), "no disk");
+  EXPECT_EQ(ranks[1]->peer(0).failure_in(7), "no disk") << "it stays";
+  EXPECT_EQ(ranks[1]->peer(0).failure_in(8), "");
+  EXPECT_TRUE(ranks[1]->peer(0).take(7, 0)) << "what was sent before is there";
 }
 
 TEST(PeerMemory, OnlyRanksOfOneHostAreInvited) {

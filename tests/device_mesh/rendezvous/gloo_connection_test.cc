@@ -1,7 +1,6 @@
 // Connecting to a rank that has come to the roll call and is gone before it connects.
 #include "device_mesh/rendezvous/gloo_connection.h"
 
-#include "device_mesh/rendezvous/gloo_devices.h"
 #include "device_mesh/rendezvous/roll_call.h"
 #include "tests/support/errors.h"
 

@@ -1,7 +1,7 @@
 // What each combination of a mesh, a resharding policy, a kind of parameters and a way to
 // accumulate sends and holds: exactly the collectives and bytes that the policies ask
 // for, within the memory formula, at depth 4 and, before a landing, 12; at night 32.
-#include "device_mesh/peer_memory/peer_memory_setting.h"
+#include "device_mesh/peer_memory/peer_memory.h"
 #include "tests/fully_shard/resharding/expected_traffic.h"
 #include "tests/fully_shard/resharding/policies.h"
 #include "tests/support/number_from_environment.h"

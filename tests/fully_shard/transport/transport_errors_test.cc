@@ -41,14 +41,14 @@ at::Tensor shards_of(Transport& transport, uint32_t number) {
 }
 
 void gather(Transport& transport, uint32_t number) {
-  transport.gather(shards_of(transport, number), unit(number))->wait();
+  transport.gather(shards_of(transport, number), unit(number)).wait();
 }
 
 void reduce(Transport& transport, uint32_t number) {
   transport
       .reduce(transport.row_memory(32 + 32 * static_cast<int64_t>(number), c10::kCPU), at::kFloat,
               unit(number))
-      ->wait();
+      .wait();
 }
 
 void full_tensor(const DeviceMesh& mesh) {
@@ -103,13 +103,13 @@ TEST_P(Divergence, AReductionMayLeaveBeforeOrAfterAGather) {
   on_ranks_of(GetParam(), [&](int64_t rank, const DeviceMesh& mesh) {
     const auto transport = std::make_unique<Transport>(mesh, 0);
     const auto shards = transport->shard_memory(64, c10::kCPU);
-    std::unique_ptr<Gather> gathering;
-    std::unique_ptr<PendingReduction> reducing;
-    const auto issue_gather = [&] { gathering = transport->gather(shards, unit(1)); };
+    std::optional<InFlight<GatheredRows>> gathering;
+    std::optional<InFlight<SummedRow>> reducing;
+    const auto issue_gather = [&] { gathering.emplace(transport->gather(shards, unit(1))); };
     const auto issue_reduction = [&] {
       auto rows = transport->row_memory(32, c10::kCPU);
       rows.zero_();
-      reducing = transport->reduce(std::move(rows), at::kFloat, unit(2));
+      reducing.emplace(transport->reduce(std::move(rows), at::kFloat, unit(2)));
     };
     if (rank == 0) issue_reduction();
     issue_gather();
@@ -131,7 +131,7 @@ TEST_P(Divergence, OneRankIsAheadByPrefetches) {
         const auto shards = shards_of(transport, 1), next = shards_of(transport, 2);
         auto first = transport.gather(shards, unit(1));
         auto prefetched = transport.gather(next, unit(2));
-        first->wait();
+        first.wait();
       },
       [](auto& transport, auto&) { gather(transport, 2); }, "all-gather of unit 'l1'",
       "all-gather of unit 'l2'");
@@ -140,10 +140,10 @@ TEST_P(Divergence, OneRankIsAheadByPrefetches) {
 TEST_P(Divergence, TheSameUnitAfterADifferentHistoryOrWithAnotherSize) {
   expect_error(
       [](auto& transport, auto&) {
-        transport.gather(transport.shard_memory(64, c10::kCPU), unit(1))->wait();
+        transport.gather(transport.shard_memory(64, c10::kCPU), unit(1)).wait();
       },
       [](auto& transport, auto&) {
-        transport.gather(transport.shard_memory(128, c10::kCPU), unit(1))->wait();
+        transport.gather(transport.shard_memory(128, c10::kCPU), unit(1)).wait();
       },
       "all-gather of unit 'l1'", "of another size or after a different history");
 }
@@ -159,7 +159,7 @@ TEST(TransportErrors, AgreementsOfAllRanksComeWithTheGather) {
         transport
             ->gather(shards,
                      {.unit = 0, .unit_name = "u", .words = {7 * static_cast<uint64_t>(rank)}})
-            ->wait();
+            .wait();
     EXPECT_EQ(rows.words(), (std::vector<NoticeWords>{{0}, {7}, {14}}));
     EXPECT_TRUE(transport->checks_stamps());
   });

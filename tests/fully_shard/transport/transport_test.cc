@@ -2,6 +2,7 @@
 // that ranks read by themselves.
 #include "fully_shard/transport/transport.h"
 
+#include "device_mesh/collectives/sum_in_order.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "tests/support/thread_ranks.h"
@@ -69,8 +70,8 @@ TEST_P(Transports, AGatherGivesEveryRanksBytes) {
       EXPECT_TRUE(at::equal(shards, at::zeros({bytes}, at::kByte)));
       fill(shards, rank);
       auto gather = transport.gather(shards, {.unit = 1, .unit_name = "u"});
-      EXPECT_LE(gather->staging_bytes(), world() * bytes);
-      const auto rows = gather->wait();
+      EXPECT_LE(gather.staging_bytes(), world() * bytes);
+      const auto rows = gather.wait();
       for (int64_t r = 0; r < world(); ++r) EXPECT_TRUE(holds(rows.row(r), bytes, r)) << r;
     }
   });
@@ -83,7 +84,7 @@ TEST_P(Transports, GathersInFlightTogetherKeepTheirBytesApartAndRowsStayAsLongAs
       shards.push_back(transport.shard_memory(100 * (unit + 1), c10::kCPU));
       fill(shards.back(), 10 * unit + rank);
     }
-    std::vector<std::unique_ptr<Gather>> gathers;
+    std::vector<std::optional<InFlight<GatheredRows>>> gathers;
     for (uint32_t unit = 0; unit < 4; ++unit)
       gathers.push_back(transport.gather(shards[unit], {.unit = unit, .unit_name = "u"}));
     gathers[1].reset();  // nobody wants this one
@@ -109,7 +110,7 @@ TEST_P(Transports, AReductionAddsInTheOrderOfTheRanksInTheTypeOfSums) {
           if (elements > 0) rows.select(0, r).view(dtype).copy_(term(rank, r, elements, dtype));
         auto reduction = transport.reduce(rows, dtype, {.unit = 2, .unit_name = "u"});
         rows.reset();
-        const auto sum = reduction->wait();
+        const auto sum = reduction.wait().row;
         auto expected = term(0, rank, elements, dtype).to(sum_dtype(dtype));
         for (int64_t r = 1; r < world(); ++r)
           expected = expected + term(r, rank, elements, dtype).to(sum_dtype(dtype));
@@ -128,7 +129,7 @@ TEST_P(Transports, AnAbandonedReductionStillServesTheOthers) {
       auto reduction = transport.reduce(rows, at::kFloat, {.unit = unit, .unit_name = "u"});
       if (unit == 1 && rank == 0) continue;  // destroys it
       const auto total = static_cast<float>(world() * (world() + 1)) / 2;
-      EXPECT_TRUE(at::equal(reduction->wait(), at::zeros({20}).add(total)));
+      EXPECT_TRUE(at::equal(reduction.wait().row, at::zeros({20}).add(total)));
     }
   });
 }
@@ -138,7 +139,7 @@ TEST_P(Transports, ShardsAreReadAsTheyAreAfterTheWritesOfAllRanks) {
     const auto shards = transport.shard_memory(5000, c10::kCPU);
     for (int64_t step = 0; step < 20; ++step) {
       fill(shards, 100 * step + rank);
-      const auto rows = transport.gather(shards, {.unit = 1, .unit_name = "u"})->wait();
+      const auto rows = transport.gather(shards, {.unit = 1, .unit_name = "u"}).wait();
       for (int64_t r = 0; r < world(); ++r)
         EXPECT_TRUE(holds(rows.row(r), 5000, 100 * step + r)) << "step " << step;
     }

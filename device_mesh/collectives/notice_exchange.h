@@ -48,6 +48,9 @@ class NoticeExchange {
 std::unique_ptr<NoticeExchange> exchange_notices(const Group& group, const Notice& notice,
                                                  const at::Tensor& riders);
 
+// Bytes that can ride over Gloo with the notice from one rank to another: memory is kept
+// ready for as many from every rank, of which only what arrives is ever touched.
+int64_t rider_room(int64_t group_size);
 // Whether rows of `bytes` can ride, which at least small ones can over Gloo; and whether
 // any can, since they are read where they lie. The same answer on every rank. Local.
 bool carries_riders(const Group& group, int64_t bytes);

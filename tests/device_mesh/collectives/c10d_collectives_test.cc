@@ -1,4 +1,5 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
+
 #include "device_mesh/process_group.h"
 #include "tests/support/faulty_backend.h"
 #include "tests/support/thread_ranks.h"
