@@ -4,7 +4,7 @@
 //
 //   touch_cost [--rounds=41] [--calls=2000]
 //
-// Two kinds of parameter: a group that settles when it is touched (the gate's own cost),
+// Two kinds of parameter: a group that is ready when it is touched (the gate's own cost),
 // and a member of a sharded module of two ranks, of which this process is one (its
 // collectives go nowhere), held unsharded.
 #include "device_mesh/process_group.h"
@@ -33,10 +33,10 @@ namespace {
 
 using fsdp::internal::OnDemandStorage;
 
-// Unsharded for good: a touch settles it for the running pass.
+// Unsharded for good: a touch makes it ready for the running pass.
 class SettlingGroup final : public fsdp::internal::OnDemandGroup {
  public:
-  void touch() override { settle(fsdp::internal::current_pass()); }
+  void touch() override { mark_ready(fsdp::internal::current_pass()); }
   void synchronize_metadata(int64_t, c10::TensorImpl*) override {}
   void member_written(int64_t) override {}
   void evict_and_poison() override {}
@@ -154,17 +154,17 @@ at::Tensor sharded_member(const at::Tensor& plain, const fsdp::DeviceMesh& mesh,
 }
 
 void measure(const char* title, const std::vector<Case>& cases, const fsdp::DeviceMesh& mesh) {
-  std::printf("%-18s %12s %18s %18s\n", title, "plain, ns", "+ settled, ns", "+ fully_shard, ns");
+  std::printf("%-18s %12s %18s %18s\n", title, "plain, ns", "+ ready, ns", "+ fully_shard, ns");
   std::vector<std::shared_ptr<torch::nn::Module>> modules;
   const int calls = absl::GetFlag(FLAGS_calls);
   for (const auto& operation : cases) {
-    const at::Tensor settled = on_demand(operation.parameter);
+    const at::Tensor ready = on_demand(operation.parameter);
     const at::Tensor sharded = sharded_member(operation.parameter, mesh, modules);
     std::vector<double> plain, with_gate, with_group;
     for (int round = 0; round < absl::GetFlag(FLAGS_rounds); ++round) {
       const double base = nanoseconds_per_call(operation, operation.parameter, calls);
       plain.push_back(base);
-      with_gate.push_back(nanoseconds_per_call(operation, settled, calls) - base);
+      with_gate.push_back(nanoseconds_per_call(operation, ready, calls) - base);
       with_group.push_back(nanoseconds_per_call(operation, sharded, calls) - base);
     }
     std::printf("%-18s %12.0f %18.0f %18.0f\n", operation.name.c_str(), median(plain),

@@ -1,16 +1,21 @@
 #include "deferred_init/replay.h"
 
 #include "deferred_init/deferred_storage.h"
-#include "deferred_init/scratch_bytes.h"
 #include "dtensor/random/thread_generators.h"
 #include "on_demand/gate_key.h"
 
 #include <ATen/core/List.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/util/Exception.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
+#include <cstdint>
 #include <cstring>
 #include <memory>
 #include <optional>
@@ -19,6 +24,24 @@
 
 namespace fsdp::internal {
 namespace {
+
+constexpr int64_t kOwnPages = int64_t{256} << 10;  // bytes
+
+// Memory that is used for a moment, as large as a model's largest parameter: uint8
+// [nbytes], not initialised. Large ones have pages of their own, which go back to
+// the system with the tensor: malloc would keep a hole after each, too small by its
+// alignment for the next, and a model computed parameter by parameter would be there in
+// holes.
+at::Tensor scratch_bytes(int64_t nbytes) {
+  const auto options = at::TensorOptions().dtype(at::kByte);
+  if (nbytes < kOwnPages) return at::empty({nbytes}, options);
+  const auto length = static_cast<size_t>(nbytes);
+  auto* const pages =
+      mmap(nullptr, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  TORCH_CHECK(pages != MAP_FAILED, "deferred_init: can not allocate ", nbytes, " bytes");
+  return at::from_blob(
+      pages, {nbytes}, [length](void* data) { munmap(data, length); }, options);
+}
 
 std::optional<size_t> generator_argument(const c10::OperatorHandle& op) {
   const auto& arguments = op.schema().arguments();

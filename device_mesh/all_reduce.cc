@@ -1,8 +1,8 @@
 #include "device_mesh/all_reduce.h"
 
-#include "device_mesh/collectives/agreement.h"
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/scratch_memory.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "device_mesh/process_group.h"
 
 #include <ATen/TensorOperators.h>
@@ -52,10 +52,8 @@ void check_value(const at::Tensor& value, const DeviceMesh& mesh, Reduce op) {
 // public function, `what` may say more than ranks must have in common.
 at::Tensor rows_of_mesh(const at::Tensor& row, const DeviceMesh& mesh, const std::string& call,
                         const std::string& what) {
-  std::vector<internal::Collectives> dims;
-  for (int64_t dim = 0; dim < mesh.ndim(); ++dim)
-    dims.push_back(internal::Collectives::of(mesh.group(dim), mesh.device_type()));
-  return internal::rows_of_all(dims, {.row = row, .what = what, .call = call});
+  return internal::rows_of_all(internal::collectives_of(mesh),
+                               {.row = row, .what = what, .call = call});
 }
 
 constexpr int64_t kTagWords = 2;

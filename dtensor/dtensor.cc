@@ -64,9 +64,9 @@ void check_across_ranks(const at::Tensor& local, const DTensorSpec& spec) {
   internal::Claims claims("from_local");
   const std::string own_error = agreement_error(local, spec);
   if (!own_error.empty()) claims.refuse(own_error);
-  claims.add("the tensor", c10::str(local.scalar_type(), " ", to_string(spec), ", strides ",
-                                    at::IntArrayRef(spec.stride())));
-  claims.check(spec.mesh(), "every rank of the mesh passes the same");
+  claims.add("the tensor", c10::str(local.scalar_type(), " ", to_string(spec.layout()),
+                                    ", strides ", at::IntArrayRef(spec.stride())));
+  claims.check(spec.mesh(), "pass the same on every rank of the mesh");
 }
 
 bool adds_up(const Placement& placement) {

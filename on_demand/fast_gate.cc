@@ -188,8 +188,8 @@ struct FastGate<Op, Result(Args...)> {
     return run_below(keys, args...);
   }
 
-  // In-place operators. Where an entry is written nothing is put in the place of entries,
-  // and among DTensors there is nothing to touch.
+  // In-place operators. One that writes an entry keeps its entries; if all operands are
+  // DTensors, no member is used.
   static Result updating(DispatchKeySet keys, Args... args) {
     if (is_update_among_dtensors(args...)) return run_below(keys, args...);
     return boxed<&touching_gate>(keys, std::forward<Args>(args)...);

@@ -2,7 +2,7 @@
 // operator does with an on-demand tensor, in forward and (through autograd's saved views)
 // in backward. It replaces registry entries by what stands for them, brings requires_grad
 // up to date, makes every touched group readable for the length of the operator, and runs
-// the operator. A group that is settled for the running pass costs a flag test.
+// the operator. A group that is ready for the running pass costs a flag test.
 //
 // Tensors without values (deferred_init/) carry the key too: what makes or changes
 // one is recorded instead.

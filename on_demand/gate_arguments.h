@@ -20,7 +20,7 @@ inline bool is_entry_or_view(const at::Tensor& tensor) {
   return keys.has_all(c10::DispatchKeySet({kGateKey, kDTensorKey})) && owner_of(tensor) != nullptr;
 }
 
-// A view of it may be one of a gathered copy (dtensor/ops/), which reads it.
+// Viewing a DTensor may gather it, which reads its values (dtensor/ops/).
 inline bool may_read_to_alias(const at::Tensor& tensor) { return is_dtensor(tensor); }
 
 using GateArguments = TensorArguments;

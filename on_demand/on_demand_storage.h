@@ -31,14 +31,14 @@ class OnDemandStorage;
 // Storages that are made readable together, and what the gate tells them of operators:
 // that they are about to use them. fully_shard/ implements it:
 //
-//   void touch() override { gather(); settle(current_pass()); }   // until something changes:
-//   void reshard() { unsettle(); free(); }
+//   void touch() override { gather(); mark_ready(current_pass()); }   // until something changes:
+//   void reshard() { clear_ready(); free(); }
 //
 // One thread at a time drives it.
 class Touchable : public c10::intrusive_ptr_target {
  public:
   // Makes the storages readable, for the calling thread's stream, or throws. May be
-  // collective. Not called while settled.
+  // collective. Not called while ready.
   virtual void touch() = 0;
   virtual const std::string& parameter_name(int64_t index) const = 0;
   // `storage` belonged to this, and may be followed by another one by now.
@@ -46,20 +46,20 @@ class Touchable : public c10::intrusive_ptr_target {
   // Test mode: empties what there is to empty, and poisons its bytes, unless pinned.
   virtual void evict_and_poison() {}
 
-  // Until unsettle(), or settle() of another pass, a touch in `pass` would do nothing,
-  // and is left out. REQUIRES: the storages are readable.
-  void settle(Pass pass) { settled_.store(mark_of(pass), std::memory_order_release); }
-  void unsettle() { settled_.store(kUnsettled, std::memory_order_release); }
-  bool settled(Pass pass) const {
-    return settled_.load(std::memory_order_acquire) == mark_of(pass);
+  // Until clear_ready(), or mark_ready() of another pass, a touch in `pass` would do
+  // nothing, and is left out. REQUIRES: the storages are readable.
+  void mark_ready(Pass pass) { ready_for_.store(mark_of(pass), std::memory_order_release); }
+  void clear_ready() { ready_for_.store(kNotReady, std::memory_order_release); }
+  bool is_ready(Pass pass) const {
+    return ready_for_.load(std::memory_order_acquire) == mark_of(pass);
   }
   // The same on a device, where the calling thread's stream may be another one each time:
-  // touch() is called all the same, and has nothing but that to look at.
-  void settle_but_for_stream(Pass pass) {
-    settled_.store(mark_of(pass) | kStreamMatters, std::memory_order_release);
+  // touch() is still called, and only orders that stream.
+  void mark_ready_but_for_stream(Pass pass) {
+    ready_for_.store(mark_of(pass) | kStreamMatters, std::memory_order_release);
   }
-  bool settled_but_for_stream(Pass pass) const {
-    return settled_.load(std::memory_order_acquire) == (mark_of(pass) | kStreamMatters);
+  bool is_ready_but_for_stream(Pass pass) const {
+    return ready_for_.load(std::memory_order_acquire) == (mark_of(pass) | kStreamMatters);
   }
 
   // A backward that failed and whose end, on another thread, empties what is not pinned:
@@ -82,12 +82,12 @@ class Touchable : public c10::intrusive_ptr_target {
   explicit Touchable(OpenBackward* backward = nullptr) : backward_(backward) {}
 
  private:
-  static constexpr uint8_t kUnsettled = 0;
+  static constexpr uint8_t kNotReady = 0;
   static constexpr uint8_t kStreamMatters = 0x80;
   static constexpr uint8_t mark_of(Pass pass) { return static_cast<uint8_t>(pass) + 1; }
 
   std::atomic<int64_t> pins_{0};
-  std::atomic<uint8_t> settled_{kUnsettled};
+  std::atomic<uint8_t> ready_for_{kNotReady};
   OpenBackward* backward_;
 };
 
@@ -107,7 +107,7 @@ class OnDemandGroup : public Touchable {
   // view of it, for a gradient that came as the DTensor `gradient`. Collective where it
   // has to move.
   virtual at::Tensor gradient_share(int64_t index, const at::Tensor& gradient) const = 0;
-  // The same, before the group is made readable for the operator.
+  // An operator is about to write parameter `index`; the group may still be sharded.
   virtual void before_member_write(int64_t /*index*/) {}
 };
 
@@ -222,14 +222,14 @@ class TouchedGroups {
     if (groups_.empty()) return;
     const Pass pass = current_pass();
     for (auto* group : groups_) {
-      if (!group->settled(pass)) touch(*group);
+      if (!group->is_ready(pass)) touch(*group);
     }
   }
   // What fill() begins with. For those who look at a group before that.
   void await_failed_backwards();
 
  private:
-  // Out of line, so that the way of settled groups stays short in every kernel.
+  // Out of line, so that the way of ready groups stays short in every kernel.
   void touch(Touchable& group);
   void await_failed_backward(Touchable& group);
   void await_end_unpinned(OpenBackward& backward);

@@ -42,7 +42,7 @@ class CheckpointedForward {
 
 inline bool in_backward(Pass pass) { return pass == Pass::kBackward || pass == Pass::kRecompute; }
 // A backward brings gradients of what this pass uses.
-inline bool owes_reduction(Pass pass) {
+inline bool needs_reduction(Pass pass) {
   return pass == Pass::kTraining || pass == Pass::kCheckpointed || pass == Pass::kRecompute;
 }
 inline bool records_gradients(Pass pass) {
@@ -53,9 +53,9 @@ inline bool records_gradients(Pass pass) {
 //
 // On the CPU a backward that throws has been cleaned up when backward() throws. On a
 // device autograd's own thread does that, in its own time: the caller may be at the next
-// step already. So where a thread that is in no backward finds one open, that failed, and
-// the thread waits for its end. Unless another thread really runs one at the same time,
-// which is a mistake of the caller's: so the wait has a limit.
+// step already. A thread outside any backward that finds one open therefore knows that it
+// failed, and waits until it is cleaned up. The wait has a limit, in case another thread
+// really runs one at the same time, which is a mistake of the caller's.
 //
 // begin() and end() by one thread at a time; the others by any.
 class OpenBackward {

@@ -1,6 +1,6 @@
 #include "checkpoint/ranks/world.h"
 
-#include "device_mesh/collectives/agreement.h"
+#include "device_mesh/collectives/words_and_texts.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "device_mesh/process_group.h"
 

@@ -22,11 +22,11 @@ std::string describe(const Notice& notice) {
 }  // namespace
 
 Announcement::Announcement(std::shared_ptr<IssueLog> log, Notice notice, const Group& group,
-                           const at::Tensor& riders, std::shared_ptr<AwaitedOperation> awaited)
+                           const at::Tensor& payloads, std::shared_ptr<AwaitedOperation> awaited)
     : log_(std::move(log)), mine_(std::move(notice)), group_(group), awaited_(std::move(awaited)) {
   if (!group_) return;
   rank_ = group_rank(group_);
-  exchange_ = exchange_notices(group_, mine_, riders);
+  exchange_ = exchange_notices(group_, mine_, payloads);
 }
 
 Announcement::Announcement(Announcement&&) noexcept = default;
@@ -40,19 +40,15 @@ Announcement::~Announcement() {
   }
 }
 
-void Announcement::wait_for_messages(const IssueLog& log) {
-  const WaitScope scope(awaited_);
-  for (auto& message : exchange_->messages()) log.await(message, awaited_, mine_.operation);
-  if (awaited_) awaited_->await(-1, {});
-}
-
 std::vector<NoticeWords> Announcement::wait() {
   const auto log = std::exchange(log_, nullptr);
   if (!group_) return {mine_.words};
   return log->watch([&] {
     try {
       log->check_usable(mine_.operation);  // a failed group's other ranks need not come
-      wait_for_messages(*log);
+      const WaitScope scope(awaited_);
+      for (auto& message : exchange_->messages()) log->await(message, awaited_, mine_.operation);
+      if (awaited_) awaited_->await(-1, {});
     } catch (...) {
       const auto memory = exchange_->memory();
       for (auto& message : exchange_->messages()) abandon(group_, message, memory);
@@ -65,11 +61,11 @@ std::vector<NoticeWords> Announcement::wait() {
   });
 }
 
-std::vector<at::Tensor> Announcement::riders() const {
-  std::vector<at::Tensor> riders;
+std::vector<at::Tensor> Announcement::payloads() const {
+  std::vector<at::Tensor> payloads;
   for (int64_t rank = 0; rank < group_size(group_); ++rank)
-    riders.push_back(exchange_->rider(rank));
-  return riders;
+    payloads.push_back(exchange_->payload(rank));
+  return payloads;
 }
 
 Notice Announcement::read(int64_t peer) const {

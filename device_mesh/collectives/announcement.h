@@ -1,12 +1,12 @@
-// The notices of all ranks about one operation, on their way, and what rides with them.
+// The notices of all ranks about one operation, on their way, with their payloads.
 //
 //   Announcement announced = log->announce(operation, rows);   // an IssueLog
 //   ...
-//   announced.wait();        // throws, naming both operations, unless all announced alike
-//   announced.riders()[2];   // what rank 2 sent to this one
+//   announced.wait();          // throws, naming both operations, unless all announced alike
+//   announced.payloads()[2];   // what rank 2 sent to this one
 //
 // A notice goes to every rank of the group and meets the others' whatever they announce;
-// how it travels, and what can ride with it, is in notice_exchange.h.
+// how it travels, and with what payload, is in notice_exchange.h.
 #pragma once
 
 #include "device_mesh/collectives/group.h"
@@ -27,10 +27,10 @@ class IssueLog;
 // Destroying one that was not waited for waits, and swallows errors.
 class Announcement {
  public:
-  // Sends `notice` with `riders` (IssueLog::announce). group: null when nobody is told.
+  // Sends `notice` with `payloads` (IssueLog::announce). group: null when nobody is told.
   // `awaited` is told which rank it waits for; may be null.
   Announcement(std::shared_ptr<IssueLog> log, Notice notice, const Group& group,
-               const at::Tensor& riders, std::shared_ptr<AwaitedOperation> awaited);
+               const at::Tensor& payloads, std::shared_ptr<AwaitedOperation> awaited);
   Announcement(Announcement&&) noexcept;
   Announcement& operator=(Announcement&&) = delete;
   ~Announcement();
@@ -42,14 +42,13 @@ class Announcement {
   // one that names all of them where ranks wait for one another (watched_rank.h).
   // REQUIRES: called once.
   std::vector<NoticeWords> wait();
-  // REQUIRES: it was announced with riders, and waited for. What each rank sent to this
+  // REQUIRES: it was announced with payloads, and waited for. What each rank sent to this
   // one, itself included, by group rank: uint8 [bytes], keeping their memory.
-  std::vector<at::Tensor> riders() const;
-  // Memory that is held for riders. Local.
+  std::vector<at::Tensor> payloads() const;
+  // Memory that is held for payloads. Local.
   int64_t staging_bytes() const { return exchange_ ? exchange_->staging_bytes() : 0; }
 
  private:
-  void wait_for_messages(const IssueLog& log);
   Notice read(int64_t peer) const;
 
   std::shared_ptr<IssueLog> log_;  // null: waited for

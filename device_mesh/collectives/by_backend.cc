@@ -42,7 +42,7 @@ at::Tensor summands_of(const at::Tensor& rows, at::ScalarType dtype) {
 
 }  // namespace
 
-// On devices nothing is announced.
+// On devices announce() records what is issued, and sends no notice.
 InFlight<GatheredRows> all_gather_by_backend(const Collectives& on,
                                              const IssuedOperation& operation,
                                              const AllGatherOptions& options) {

@@ -1,5 +1,4 @@
 #include "device_mesh/collectives/carriers.h"
-#include "device_mesh/collectives/notice_exchange.h"
 #include "device_mesh/collectives/sum_in_order.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -16,11 +15,6 @@ namespace {
 
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
 
-std::shared_ptr<Announcement> announced(const Collectives& on, const IssuedOperation& operation,
-                                        const at::Tensor& riders) {
-  return std::make_shared<Announcement>(on.log()->announce(operation, riders));
-}
-
 std::vector<int64_t> offsets_of(const std::vector<int64_t>& sizes) {
   std::vector<int64_t> offsets(sizes.size() + 1, 0);
   std::partial_sum(sizes.begin(), sizes.end(), offsets.begin() + 1);
@@ -29,11 +23,11 @@ std::vector<int64_t> offsets_of(const std::vector<int64_t>& sizes) {
 
 // Where what goes to each rank begins, and where the last one ends, then all of it:
 // uint8 [1, bytes].
-at::Tensor with_table(const Group& group, const AllToAllOptions& options) {
+at::Tensor with_table(const Collectives& on, const AllToAllOptions& options) {
   const BelowAutograd below_autograd;
   const auto offsets = offsets_of(options.input_split_sizes);
   const auto table = static_cast<int64_t>(offsets.size() * sizeof(int64_t));
-  const auto shown = rider_memory(group, {1, table + options.input.numel()});
+  const auto shown = on.row_memory({1, table + options.input.numel()}, c10::kCPU);
   auto* const first = static_cast<char*>(shown.mutable_data_ptr());
   std::memcpy(first, offsets.data(), static_cast<size_t>(table));
   if (options.input.numel() > 0)
@@ -57,25 +51,25 @@ at::Tensor part_for(int64_t own, const at::Tensor& shown, size_t ranks) {
 
 InFlight<GatheredRows> rows_by_notice(const Collectives& on, const IssuedOperation& operation,
                                       const at::Tensor& rows) {
-  const auto announcement = announced(on, operation, rows);
+  const auto announcement = std::make_shared<Announcement>(on.log()->announce(operation, rows));
   const auto finish = [announcement] {
     auto words = announcement->wait();
-    const auto riders = std::make_shared<std::vector<at::Tensor>>(announcement->riders());
+    const auto payloads = std::make_shared<std::vector<at::Tensor>>(announcement->payloads());
     std::vector<const char*> pointers;
-    for (const auto& row : *riders) {
+    for (const auto& row : *payloads) {
       pointers.push_back(row.defined() ? static_cast<const char*>(row.const_data_ptr()) : nullptr);
     }
-    return GatheredRows(std::move(pointers), std::move(words), riders);
+    return GatheredRows(std::move(pointers), std::move(words), payloads);
   };
   return InFlight<GatheredRows>(finish, announcement->staging_bytes());
 }
 
 InFlight<SummedRow> sum_by_notice(const Collectives& on, const IssuedOperation& operation,
                                   const at::Tensor& rows, at::ScalarType dtype) {
-  const auto announcement = announced(on, operation, rows);
+  const auto announcement = std::make_shared<Announcement>(on.log()->announce(operation, rows));
   const auto finish = [announcement, dtype] {
     auto words = announcement->wait();
-    return SummedRow{sum_in_order(announcement->riders(), dtype), std::move(words)};
+    return SummedRow{sum_in_order(announcement->payloads(), dtype), std::move(words)};
   };
   return InFlight<SummedRow>(finish, announcement->staging_bytes());
 }
@@ -83,13 +77,14 @@ InFlight<SummedRow> sum_by_notice(const Collectives& on, const IssuedOperation& 
 InFlight<std::vector<at::Tensor>> all_to_all_by_notice(const Collectives& on,
                                                        const IssuedOperation& operation,
                                                        const AllToAllOptions& options) {
-  const auto announcement = announced(on, operation, with_table(on.group(), options));
+  const auto announcement =
+      std::make_shared<Announcement>(on.log()->announce(operation, with_table(on, options)));
   const auto finish = [announcement, own = on.rank(), ranks = on.log()->ranks(),
                        expected = options.output_split_sizes, what = options.what] {
     announcement->wait();
     const BelowAutograd below_autograd;
     std::vector<at::Tensor> received;
-    for (const auto& shown : announcement->riders()) {
+    for (const auto& shown : announcement->payloads()) {
       const auto rank = received.size();
       received.push_back(part_for(own, shown, ranks.size()));
       TORCH_CHECK(received[rank].numel() == expected[rank], what, ": rank ", ranks[rank],

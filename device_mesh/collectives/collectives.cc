@@ -6,10 +6,13 @@
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/collectives/notice_exchange.h"
 #include "device_mesh/collectives/scratch_memory.h"
+#include "device_mesh/peer_memory/peer_channel.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <c10/core/TensorImpl.h>
 #include <c10/util/Exception.h>
+#include <c10/util/accumulate.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <xxhash.h>
 
@@ -78,17 +81,21 @@ struct Collectives::State {
   std::shared_ptr<IssueLog> log;
   int64_t rank = group_rank(group), size = group_size(group);
 
+  // All that is sent is read where its sender has it.
+  bool shares_memory() const { return log->tells() && PeerChannel::of(group) != nullptr; }
+
   // How an operation travels, of which `bytes` go from a rank to another. The same answer
-  // on every rank. Rows that are added up ride over Gloo between two ranks only: among
-  // more, all would be there at once, where an exchange adds one after the other.
+  // on every rank. Over Gloo, sums travel with the notice between two ranks only: among
+  // more, all would be in memory at once.
   Carrier carrier(CollectiveKind kind, const at::Tensor& tensor, int64_t bytes) const {
     if (!tensor.is_cpu()) return Carrier::kBackend;
-    if (log->carries_any()) return Carrier::kNotice;
+    if (shares_memory()) return Carrier::kNotice;
     const bool is_gather = kind == CollectiveKind::kAllGather;
     const bool is_sum =
         kind == CollectiveKind::kReduceScatter || kind == CollectiveKind::kAllReduce;
     if (!(is_gather || is_sum) || !better_by_messages(group, tensor)) return Carrier::kBackend;
-    return log->carries(bytes) && (is_gather || size == 2) ? Carrier::kNotice : Carrier::kMessages;
+    const bool fits = log->tells() && bytes <= payload_room(size) && (is_gather || size == 2);
+    return fits ? Carrier::kNotice : Carrier::kMessages;
   }
 };
 
@@ -108,7 +115,11 @@ int64_t Collectives::rank() const { return state_->rank; }
 int64_t Collectives::size() const { return state_->size; }
 
 at::Tensor Collectives::row_memory(at::IntArrayRef sizes, c10::Device device) const {
-  return device.is_cpu() ? rider_memory(group(), sizes) : scratch_memory(sizes, at::kByte, device);
+  const auto channel = device.is_cpu() ? PeerChannel::of(group()) : nullptr;
+  if (!channel) return scratch_memory(sizes, at::kByte, device);
+  auto memory = channel->memory().memory(c10::multiply_integers(sizes));
+  memory.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
+  return memory;
 }
 
 InFlight<GatheredRows> Collectives::start(const AllGatherOptions& options) const {
@@ -133,7 +144,7 @@ InFlight<SummedRow> Collectives::start(const ReduceScatterOptions& options) cons
              : reduce_scatter_by_backend(*this, operation, options);
 }
 
-// Those that ride send all of the row, and add.
+// By notice all of the row is sent, and each rank adds.
 InFlight<SummedRow> Collectives::start(const AllReduceOptions& options) const {
   const auto& row = options.tensor;
   const auto operation = operation_of(CollectiveKind::kAllReduce, options, bytes_in(row));
@@ -155,7 +166,7 @@ InFlight<std::vector<at::Tensor>> Collectives::start(const AllToAllOptions& opti
                                      : all_to_all_by_backend(*this, operation, options);
 }
 
-// What does not ride goes by the backend, which writes it where the caller wants it.
+// Larger rows go by the backend, which writes them where the caller wants them.
 std::vector<NoticeWords> Collectives::gather_into(const at::Tensor& output, const at::Tensor& input,
                                                   const IssuedOperation& operation) const {
   const BelowAutograd below_autograd;
@@ -230,7 +241,7 @@ std::vector<NoticeWords> Collectives::all_reduce(const AllReduceOptions& options
   return std::move(sum.words);
 }
 
-// What rides goes in pieces, since the root copies what it sends: it is at most one of
+// By notice in pieces, since the root copies what it sends: it is at most one of
 // them ahead.
 std::vector<NoticeWords> Collectives::broadcast(const BroadcastOptions& options) const {
   constexpr int64_t kPiece = 4 << 20;  // bytes
@@ -279,7 +290,7 @@ std::vector<NoticeWords> Collectives::all_to_all(const AllToAllOptions& options)
 
 void Collectives::barrier(const std::string& what) const {
   const IssuedOperation operation = {.kind = CollectiveKind::kAllReduce, .what = what};
-  if (log()->carries_any()) {
+  if (state_->shares_memory()) {
     log()->announce(operation).wait();  // all have come
     return;
   }

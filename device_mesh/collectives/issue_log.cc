@@ -146,17 +146,7 @@ std::vector<RecordedOperation> IssueLog::recent_operations() const {
   return shared_->record.operations();
 }
 
-bool IssueLog::carries(int64_t bytes) const {
-  const auto group = group_->pointer.lock();
-  return tells_ && group && carries_riders(group, bytes);
-}
-
-bool IssueLog::carries_any() const {
-  const auto group = group_->pointer.lock();
-  return tells_ && group && reads_riders_in_place(group);
-}
-
-Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tensor& riders) {
+Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tensor& payloads) {
   Notice notice = {.stamp = record(operation),
                    .words = operation.words,
                    .global_rank = global_rank_,
@@ -164,7 +154,7 @@ Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tens
   auto group = group_->pointer.lock();
   if (!tells_) group = {};
   auto awaited = watched_ ? watched_->issue(operation.what) : nullptr;
-  return {shared_from_this(), std::move(notice), group, riders, std::move(awaited)};
+  return {shared_from_this(), std::move(notice), group, payloads, std::move(awaited)};
 }
 
 void IssueLog::await(Pending& message, const std::shared_ptr<AwaitedOperation>& awaited,

@@ -1,5 +1,6 @@
-// What one rank issues on one process group, in order, and the check that the other ranks
-// issue the same.
+// What one rank issues on one process group, in order, and why nothing more is issued
+// there. Whether the other ranks issue the same is found out by the Announcement that it
+// gives for each operation.
 //
 //   auto log = IssueLog::of(group, mesh.device_type());
 //   Announcement announced = log->announce({.kind = CollectiveKind::kAllGather,
@@ -59,17 +60,14 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   // the other may come in another order on each rank; a failure of one ends both. Local.
   std::shared_ptr<IssueLog> beside(const Group& side) const;
 
-  // Whether `bytes` to each rank can travel with the notices (announcement.h). The same
-  // answer on every rank. Local.
-  bool carries(int64_t bytes) const;
-  // Whether any bytes can, which are then read where they lie
-  // (notice_exchange.h). The same answer on every rank. Local.
-  bool carries_any() const;
-  // Throws after a failure. On devices nobody is told, since reading notices would stall
-  // the host, nor in a fake world, where nobody is. riders: bytes that travel with the
-  // notices, as exchange_notices() takes them. REQUIRES: with riders: carries(bytes);
-  // `bytes` is a function of the operation's own.
-  Announcement announce(const IssuedOperation& operation, const at::Tensor& riders = {});
+  // Whether other ranks are told of what is issued: not on devices, since reading notices
+  // would stall the host, nor in a fake world or a group of one, where nobody is. The
+  // same answer on every rank. Local.
+  bool tells() const { return tells_; }
+  // Throws after a failure. payloads: bytes that travel with the notices, as
+  // exchange_notices() takes them. `bytes` is a function of the operation's own.
+  // REQUIRES: with payloads: tells(), and they fit (payload_room).
+  Announcement announce(const IssuedOperation& operation, const at::Tensor& payloads = {});
   // Announces, waits until all ranks agree, and runs `collective`, which gives a Pending,
   // to its end. Gives the ranks' words.
   template <class Collective>
@@ -140,7 +138,7 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   const int64_t group_size_;
   const std::vector<int64_t> ranks_;
   const int64_t global_rank_;
-  const bool tells_;  // the other ranks of what is issued
+  const bool tells_;
   const std::shared_ptr<Shared> shared_;
   const uint32_t lane_;                         // among those, the same on every rank
   const std::shared_ptr<WatchedLane> watched_;  // null: nobody looks whether waits can end

@@ -7,8 +7,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <c10/core/TensorImpl.h>
-#include <c10/util/accumulate.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 
 #include <algorithm>
@@ -20,18 +18,18 @@ namespace {
 
 constexpr int64_t kNotice = kNoticeBytes;
 
-// Rows of the notice, each followed by its rider: uint8 [riders, notice + rider].
-at::Tensor messages_of(const Notice& notice, const at::Tensor& riders) {
-  const auto count = riders.defined() ? riders.size(0) : 1;
-  const auto bytes = riders.defined() ? riders.size(1) : 0;
+// Rows of the notice, each followed by its payload: uint8 [payloads, notice + payload].
+at::Tensor messages_of(const Notice& notice, const at::Tensor& payloads) {
+  const auto count = payloads.defined() ? payloads.size(0) : 1;
+  const auto bytes = payloads.defined() ? payloads.size(1) : 0;
   const auto head = write_notice(notice);
   auto messages = scratch_memory({count, kNotice + bytes}, at::kByte, c10::kCPU);
   auto* to = static_cast<char*>(messages.mutable_data_ptr());
-  const auto* from = bytes > 0 ? static_cast<const char*>(riders.const_data_ptr()) : nullptr;
+  const auto* from = bytes > 0 ? static_cast<const char*>(payloads.const_data_ptr()) : nullptr;
   for (int64_t row = 0; row < count; ++row, to += kNotice + bytes) {
     std::memcpy(to, head.data(), head.size());
     if (bytes > 0)
-      std::memcpy(to + kNotice, from + row * riders.stride(0), static_cast<size_t>(bytes));
+      std::memcpy(to + kNotice, from + row * payloads.stride(0), static_cast<size_t>(bytes));
   }
   return messages;
 }
@@ -41,24 +39,25 @@ at::Tensor messages_of(const Notice& notice, const at::Tensor& riders) {
 // these are few, so the data of small operations travels in it.
 class MessageExchange final : public NoticeExchange {
  public:
-  MessageExchange(const Group& group, const Notice& notice, const at::Tensor& riders);
+  MessageExchange(const Group& group, const Notice& notice, const at::Tensor& payloads);
 
   const char* notice(int64_t rank) const override;
-  at::Tensor rider(int64_t rank) const override;
+  at::Tensor payload(int64_t rank) const override;
   int64_t staging_bytes() const override;
   std::shared_ptr<const void> memory() const override;
 
  private:
   int64_t rank_, size_;
-  at::Tensor outgoing_;  // uint8 [1 or group size, notice and rider]
+  at::Tensor outgoing_;  // uint8 [1 or group size, notice and payload]
   at::Tensor incoming_;  // uint8 [group size, notice and room], by sender
 };
 
-MessageExchange::MessageExchange(const Group& group, const Notice& notice, const at::Tensor& riders)
+MessageExchange::MessageExchange(const Group& group, const Notice& notice,
+                                 const at::Tensor& payloads)
     : rank_(group_rank(group)),
       size_(group_size(group)),
-      outgoing_(messages_of(notice, riders)),
-      incoming_(scratch_memory({size_, kNotice + rider_room(size_)}, at::kByte, c10::kCPU)) {
+      outgoing_(messages_of(notice, payloads)),
+      incoming_(scratch_memory({size_, kNotice + payload_room(size_)}, at::kByte, c10::kCPU)) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   for (int64_t distance = 1; distance < size_; ++distance) {
     const auto from = (rank_ + size_ - distance) % size_;
@@ -75,7 +74,7 @@ const char* MessageExchange::notice(int64_t rank) const {
   return static_cast<const char*>(incoming_.const_data_ptr()) + rank * incoming_.size(1);
 }
 
-at::Tensor MessageExchange::rider(int64_t rank) const {
+at::Tensor MessageExchange::payload(int64_t rank) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
   const auto own = outgoing_.size(0) == 1 ? 0 : rank_;
   const auto message = rank == rank_ ? outgoing_.select(0, own) : incoming_.select(0, rank);
@@ -90,43 +89,40 @@ std::shared_ptr<const void> MessageExchange::memory() const {
   return std::make_shared<std::pair<at::Tensor, at::Tensor>>(outgoing_, incoming_);
 }
 
-// Among ranks that share memory. A rider of any size is read where its sender has it,
-// without a copy where it lies in rider_memory(); as long as somebody reads it, its
-// memory is not used for anything else. Nothing but a receiver waits.
+// Among ranks that share memory. A payload of any size is read where its sender has it,
+// without a copy where it lies in Collectives::row_memory(); as long as somebody reads
+// it, its memory is not used for anything else. Nothing but a receiver waits.
 class PeerExchange final : public NoticeExchange {
  public:
   PeerExchange(const Group& group, std::shared_ptr<PeerChannel> channel, const Notice& notice,
-               const at::Tensor& riders);
+               const at::Tensor& payloads);
 
   const char* notice(int64_t rank) const override;
-  at::Tensor rider(int64_t rank) const override;
+  at::Tensor payload(int64_t rank) const override;
   int64_t staging_bytes() const override;
   std::shared_ptr<const void> memory() const override { return nullptr; }
 
  private:
-  void send(const Group& group, const Notice& notice);
   at::Tensor row_for(int64_t rank, const at::Tensor& rows) const;
 
   std::shared_ptr<PeerChannel> channel_;
   int64_t rank_;
-  at::Tensor riders_;                                      // as they were given
+  at::Tensor payloads_;                                    // as they were given
   at::Tensor sent_;                                        // where the others read them
   std::vector<c10::intrusive_ptr<PeerReceive>> received_;  // by rank; null for this one
 };
 
 PeerExchange::PeerExchange(const Group& group, std::shared_ptr<PeerChannel> channel,
-                           const Notice& notice, const at::Tensor& riders)
-    : channel_(std::move(channel)), rank_(group_rank(group)), riders_(riders) {
+                           const Notice& notice, const at::Tensor& payloads)
+    : channel_(std::move(channel)),
+      rank_(group_rank(group)),
+      payloads_(payloads),
+      received_(static_cast<size_t>(channel_->size())) {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (riders_.defined() && riders_.numel() > 0) sent_ = channel_->memory().as_sent(riders_);
-  send(group, notice);
-}
-
-void PeerExchange::send(const Group& group, const Notice& notice) {
+  if (payloads_.defined() && payloads_.numel() > 0) sent_ = channel_->memory().as_sent(payloads_);
   const auto number = channel_->next_number();
   const auto bytes = write_notice(notice);
-  const auto size = group_size(group);
-  received_.resize(static_cast<size_t>(size));
+  const auto size = channel_->size();
   for (int64_t distance = 1; distance < size; ++distance) {
     const auto to = (rank_ + distance) % size;
     channel_->send(to, number, bytes, sent_.defined() ? row_for(to, sent_) : at::Tensor());
@@ -147,25 +143,25 @@ const char* PeerExchange::notice(int64_t rank) const {
   return received_[static_cast<size_t>(rank)]->message().notice.data();
 }
 
-at::Tensor PeerExchange::rider(int64_t rank) const {
+at::Tensor PeerExchange::payload(int64_t rank) const {
   const at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (rank == rank_) return riders_.defined() ? row_for(rank, riders_) : riders_;
+  if (rank == rank_) return payloads_.defined() ? row_for(rank, payloads_) : payloads_;
   const auto& body = received_[static_cast<size_t>(rank)]->message().body;
-  return body.defined() || !riders_.defined() ? body : at::empty({0}, riders_.options());
+  return body.defined() || !payloads_.defined() ? body : at::empty({0}, payloads_.options());
 }
 
 int64_t PeerExchange::staging_bytes() const {
   return sent_.defined() ? static_cast<int64_t>(sent_.nbytes()) : 0;
 }
 
-// By an all-gather of another backend, without riders. Ranks that announce different
+// By an all-gather of another backend, without payloads. Ranks that announce different
 // operations meet all the same.
 class GatheredNotices final : public NoticeExchange {
  public:
   GatheredNotices(const Group& group, const Notice& notice);
 
   const char* notice(int64_t rank) const override;
-  at::Tensor rider(int64_t) const override { return {}; }
+  at::Tensor payload(int64_t) const override { return {}; }
   int64_t staging_bytes() const override { return 0; }
   std::shared_ptr<const void> memory() const override;
 
@@ -191,32 +187,17 @@ std::shared_ptr<const void> GatheredNotices::memory() const {
 
 }  // namespace
 
-int64_t rider_room(int64_t group_size) {
+int64_t payload_room(int64_t group_size) {
   constexpr int64_t kLeast = 4 << 10, kMost = 128 << 10, kOfAll = 1 << 20;
   return std::clamp(kOfAll / group_size / 64 * 64, kLeast, kMost);
 }
 
 std::unique_ptr<NoticeExchange> exchange_notices(const Group& group, const Notice& notice,
-                                                 const at::Tensor& riders) {
+                                                 const at::Tensor& payloads) {
   if (auto channel = PeerChannel::of(group))
-    return std::make_unique<PeerExchange>(group, std::move(channel), notice, riders);
-  if (has_gloo(group)) return std::make_unique<MessageExchange>(group, notice, riders);
+    return std::make_unique<PeerExchange>(group, std::move(channel), notice, payloads);
+  if (has_gloo(group)) return std::make_unique<MessageExchange>(group, notice, payloads);
   return std::make_unique<GatheredNotices>(group, notice);
-}
-
-bool carries_riders(const Group& group, int64_t bytes) {
-  return reads_riders_in_place(group) ||
-         (has_gloo(group) && bytes <= rider_room(group_size(group)));
-}
-
-bool reads_riders_in_place(const Group& group) { return PeerChannel::of(group) != nullptr; }
-
-at::Tensor rider_memory(const Group& group, at::IntArrayRef sizes) {
-  const auto channel = PeerChannel::of(group);
-  if (!channel) return scratch_memory(sizes, at::kByte, c10::kCPU);
-  auto memory = channel->memory().memory(c10::multiply_integers(sizes));
-  memory.unsafeGetTensorImpl()->set_sizes_contiguous(sizes);
-  return memory;
 }
 
 }  // namespace fsdp::internal

@@ -105,7 +105,8 @@ class GatheredRows {
                std::shared_ptr<const void> keep)
       : rows_(std::move(rows)), words_(std::move(words)), keep_(std::move(keep)) {}
 
-  // The bytes that this rank of the group sent: AllGatherOptions::lengths, if there are.
+  // What that rank of the group sent: its first lengths[rank] bytes, where lengths were
+  // given (AllGatherOptions).
   const char* row(int64_t rank) const { return rows_[static_cast<size_t>(rank)]; }
   // One per rank; empty where notices are not compared.
   const std::vector<NoticeWords>& words() const { return words_; }

@@ -22,8 +22,8 @@ constexpr size_t kInheritedKinds = 2;
 void* inherited(Inherited which);
 
 // Scopes of a thread nest among their kind. With a profiler they need not: one may start
-// within a scope and stop after it, or the other way round. Of whoever uses
-// INFERENCE_CONTEXT for something else, the infos hide these while they are there.
+// within a scope and stop after it, or the other way round. If other code uses
+// INFERENCE_CONTEXT, its info hides ours meanwhile.
 class InheritedScope {
  public:
   InheritedScope(Inherited which, void* value);

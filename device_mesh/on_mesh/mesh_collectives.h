@@ -1,8 +1,8 @@
 // The collectives of a mesh: those of each of its dimensions' groups.
 #pragma once
 
-#include "device_mesh/collectives/agreement.h"
 #include "device_mesh/collectives/collectives.h"
+#include "device_mesh/collectives/words_and_texts.h"
 #include "device_mesh/device_mesh.h"
 
 #include <cstdint>

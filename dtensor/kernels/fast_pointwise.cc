@@ -3,13 +3,14 @@
 #include "dtensor/dispatch/compare_plain.h"
 #include "dtensor/dispatch/scalar_arguments.h"
 #include "dtensor/kernels/dispatch.h"
-#include "dtensor/kernels/number_operand.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/ops/same_placements.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_key.h"
 
+#include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/add_ops.h>
 #include <ATen/ops/addcdiv_ops.h>
 #include <ATen/ops/addcmul_ops.h>
@@ -18,6 +19,8 @@
 #include <ATen/ops/mul_ops.h>
 #include <ATen/ops/sqrt_ops.h>
 #include <ATen/ops/sub_ops.h>
+#include <c10/core/InferenceMode.h>
+#include <c10/core/Scalar.h>
 #include <c10/util/Exception.h>
 
 #include <set>
@@ -28,6 +31,31 @@
 
 namespace fsdp::internal {
 namespace {
+
+// Past the dispatcher, where other modes of the caller's would meet it: it outlives them.
+at::Tensor empty_number() {
+  const c10::InferenceMode usual(false);
+  return at::Tensor(at::detail::empty_cpu({}, at::kFloat));
+}
+
+// A C++ number as elementwise kernels take it: a tensor without dimensions, of the dtype
+// that they compute in. LibTorch makes one of double, and then a converted one, which
+// costs more than the rest of a small operator; an optimizer does so five times per
+// parameter and step.
+//
+// `number` converted as LibTorch would beside `operand`, with the same bits. Null where
+// that is left to LibTorch: beside anything but float tensors on the CPU, and for complex
+// numbers. It is this thread's, and has the value until the next call.
+const at::Tensor* number_operand(const at::Tensor& operand, const at::Scalar& number) {
+  if (!operand.is_cpu() || operand.scalar_type() != at::kFloat) return nullptr;
+  if (number.isSymbolic()) return nullptr;
+  const bool is_whole = number.isIntegral(/*includeBool=*/true);
+  if (!is_whole && !number.isFloatingPoint()) return nullptr;
+  static thread_local const at::Tensor kept = empty_number();
+  *static_cast<float*>(kept.unsafeGetTensorImpl()->mutable_data()) =
+      is_whole ? static_cast<float>(number.toLong()) : static_cast<float>(number.toDouble());
+  return &kept;
+}
 
 template <class Argument>
 constexpr bool kIsTensor = std::is_same_v<std::decay_t<Argument>, at::Tensor>;

@@ -8,7 +8,7 @@
 #include "dtensor/dispatch/operands.h"
 #include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/broadcast.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 
 #include <ATen/OpMathType.h>
 #include <ATen/ops/empty_strided.h>

@@ -3,8 +3,8 @@
 #include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/block_ranges.h"
-#include "dtensor/strategy/broadcast.h"
 #include "dtensor/strategy/index_strategy.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 #include "dtensor/strategy/sliced_range.h"
 
 #include <algorithm>

@@ -3,7 +3,7 @@
 // give terms of the result where the other is whole.
 #include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/broadcast.h"
+#include "dtensor/strategy/pointwise_strategy.h"
 
 namespace fsdp::internal {
 namespace {

@@ -3,9 +3,9 @@
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/layout/shard_layout.h"
 #include "dtensor/redistribute/interleaved_shards.h"
-#include "dtensor/redistribute/reduction_dtype.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
+#include <ATen/core/Tensor.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/constant_pad_nd.h>
 #include <ATen/ops/empty.h>
@@ -16,10 +16,41 @@
 #include <c10/util/Exception.h>
 
 #include <sstream>
+#include <string>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
+
+// To collective backends (Gloo, NCCL), as what they add up. What is only moved goes as
+// bytes (collectives.h).
+bool is_known_to_backends(at::ScalarType dtype) {
+  switch (dtype) {
+    case at::kByte:
+    case at::kChar:
+    case at::kInt:
+    case at::kLong:
+    case at::kHalf:
+    case at::kBFloat16:
+    case at::kFloat:
+    case at::kDouble:
+    case at::kBool:
+      return true;
+    default:
+      return false;
+  }
+}
+
+// The dtype in which elements of `dtype` are reduced so that the result, cast back, is
+// that of `dtype`. Throws NotImplementedError, naming `what` and the dtype, for one in
+// which nothing can be added. Local; alike on all ranks.
+at::ScalarType dtype_of_reduction(at::ScalarType dtype, const std::string& what) {
+  if (is_known_to_backends(dtype)) return dtype;
+  if (dtype == at::kShort || dtype == at::kUInt16) return at::kInt;
+  if (dtype == at::kUInt32) return at::kLong;
+  TORCH_CHECK_NOT_IMPLEMENTED(false, what, ": terms of dtype ", dtype,
+                              " can not be reduced; cast them first, .to(torch::kFloat)");
+}
 
 ReduceOp reduce_op(Partial::Op op) {
   switch (op) {

@@ -1,7 +1,5 @@
 #include "dtensor/strategy/pointwise_strategy.h"
 
-#include "dtensor/strategy/broadcast.h"
-
 #include <algorithm>
 #include <utility>
 
@@ -96,6 +94,12 @@ OpStrategy pointwise(Linearity linearity) {
       .strategies = [=](const OpSchema& call) { return pointwise_strategy(call, linearity); },
       .results =
           [](const OpSchema& call) { return std::vector<ResultGeometry>{pointwise_result(call)}; }};
+}
+
+Placement broadcast_along(const Operand& operand, int64_t ndim, int64_t dim, int64_t size) {
+  const int64_t own = dim - (ndim - operand.ndim());
+  if (!operand.is_present() || own < 0 || operand.size(own) != size) return Replicate{};
+  return Shard{own};
 }
 
 }  // namespace fsdp::internal

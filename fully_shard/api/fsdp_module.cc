@@ -49,7 +49,7 @@ void UnshardHandle::wait() {
   unit_.reset();
   if (!unit || unit->group() == nullptr) return;
   internal::unshard(*unit->group());
-  internal::tell_unit_observer(&internal::UnitObserver::unsharded_by_hand, *unit);
+  internal::tell_unit_observer(&internal::UnitObserver::unsharded_explicitly, *unit);
 }
 
 Counters FSDPModule::counters() const { return unit_->root()->accounts().counters(); }
@@ -108,7 +108,7 @@ void FSDPModule::reshard() {
   unit_->group()->await_failed_backward();
   unit_->group()->reshard();
   unit_->root()->raw_writes().raise(unit_->group()->info().rank());
-  internal::tell_unit_observer(&internal::UnitObserver::emptied_by_hand, *unit_);
+  internal::tell_unit_observer(&internal::UnitObserver::resharded_explicitly, *unit_);
 }
 
 void FSDPModule::set_requires_gradient_sync(bool requires_gradient_sync, bool recurse) {

@@ -176,8 +176,8 @@ AccumulatedGrads::AccumulatedGrads(const GroupInfo& info, std::vector<FSDPParam>
 AccumulatedGrads::~AccumulatedGrads() { drop(); }
 
 bool AccumulatedGrads::is_reduced(size_t index) {
-  const bool owes = unsynchronized_[index] || partial_output_.has(static_cast<int64_t>(index));
-  return owes || params_[index].is_trainable();
+  const bool waits = unsynchronized_[index] || partial_output_.has(static_cast<int64_t>(index));
+  return waits || params_[index].is_trainable();
 }
 
 std::vector<int64_t> AccumulatedGrads::reduced_params() {

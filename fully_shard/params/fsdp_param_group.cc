@@ -26,9 +26,11 @@ bool is_never_sharded(const FSDPParamGroup& group) {
   return group.unsharded().state().is_never_sharded();
 }
 
-void asked_by_hand(FSDPParamGroup& group) {
-  group.unsettle();
-  group.info().driver().unsharded_by_hand(group.info().unit());
+// The schedule keeps the unit for its next turn.
+void asked_for_explicitly(FSDPParamGroup& group) {
+  group.clear_ready();
+  const auto& unit = group.info().unit();
+  unit.root()->schedule().unsharded_explicitly(unit.id);
 }
 
 }  // namespace
@@ -57,14 +59,14 @@ FSDPParamGroup::~FSDPParamGroup() {
 
 void FSDPParamGroup::touch() {
   const bool is_on_device = !shards_.member_device().is_cpu();
-  if (is_on_device && settled_but_for_stream(current_pass())) return unsharded_.use();
+  if (is_on_device && is_ready_but_for_stream(current_pass())) return unsharded_.use();
   unsharded_.check_has_values();
   if (!unsharded_.state().is_never_sharded()) {
     info_.driver().touched(*this);
     return unsharded_.use();
   }
-  // As graph_recorded(): a backward would add to them, and tensor-parallel ranks send for
-  // it.
+  // As graph_recorded() does: else a backward would add to them, for which
+  // tensor-parallel ranks send.
   if (gradients_.unsharded().has_left_tripwires() && records_gradients(current_pass()))
     gradients_.unsharded().remove_tripwires();
 }
@@ -152,7 +154,7 @@ void unshard_async(FSDPParamGroup& group) {
   const ExclusiveUse use(group.info().comm_context().user());
   group.unsharded().empty_if_stale();
   group.issue_unshard();
-  if (!group.unsharded().state().is_sharded()) asked_by_hand(group);
+  if (!group.unsharded().state().is_sharded()) asked_for_explicitly(group);
 }
 
 void unshard(FSDPParamGroup& group) {
@@ -166,7 +168,7 @@ void unshard(FSDPParamGroup& group) {
     group.issue_unshard();
     group.wait_unshard();
   }
-  asked_by_hand(group);
+  asked_for_explicitly(group);
 }
 
 void hold(FSDPParamGroup& group) {

@@ -94,7 +94,7 @@ class FSDPParamGroup final : public OnDemandGroup {
   AccumulatedGrads gradients_;
 };
 
-// A group unsharded by hand and held, outside the schedule's turns:
+// A group unsharded explicitly and held, outside the schedule's turns:
 // FSDPModule::unshard(), SummonFullParams, Unsharded.
 
 // Issues the gather and returns. Collective.

@@ -1,6 +1,6 @@
 // Who runs the groups of one rank on one process group: decides what follows from a touch
-// and from a gradient, and is the only one that speaks to schedules. Implemented by
-// step/runtime.h; a group and its parts only tell it. One thread at a time.
+// and from a gradient. Implemented by step/runtime.h; a group and its parts only tell it.
+// One thread at a time.
 #pragma once
 
 #include "on_demand/pass.h"
@@ -12,7 +12,6 @@
 namespace fsdp::internal {
 
 class FSDPParamGroup;
-class Unit;
 
 class GroupDriver {
  public:
@@ -25,11 +24,6 @@ class GroupDriver {
   virtual void watch_gradient(const at::Tensor& member, FSDPParamGroup& group, int64_t index) = 0;
   // Autograd has left the full gradient of parameter `index` on its member.
   virtual void gradient_arrived(FSDPParamGroup& group, int64_t index) = 0;
-  // `unit` was unsharded by hand: it waits for its next turn, whether it was unsharded
-  // before or not.
-  virtual void unsharded_by_hand(Unit& unit) = 0;
-  // `unit` is sharded again: its full parameters were freed, or a gather was dropped.
-  virtual void resharded(Unit& unit) noexcept = 0;
   virtual void destroyed(FSDPParamGroup& group) noexcept = 0;
   // The backward of these groups, which may end on another thread than the caller's; null
   // on the CPU, where it does not.

@@ -46,8 +46,7 @@ void InnerShards::issue(NoticeWords words, Layouts layouts) {
   TORCH_INTERNAL_ASSERT(are_to_be_issued());
   const auto own = pieces();
   auto issue = info_.issue(words);
-  const auto lengths = lengths_of_column();
-  if (layouts == Layouts::kAgreed) issue.lengths = &lengths;
+  if (layouts == Layouts::kAgreed) issue.lengths = lengths_of_column();
   const auto bytes = (own.transport.shard_count() - 1) * own.layout.row_bytes();
   const ProfilerRange range("outer_all_gather", info_.name(), bytes);
   gather_.start(own, issue);

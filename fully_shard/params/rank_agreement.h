@@ -60,8 +60,8 @@ class AgreedValues {
   void note_member_write(size_t param, const void* bytes, int64_t nbytes, c10::Device device);
   // The word for the next gather; 0 when there is nothing to compare.
   uint64_t word() const;
-  // Whether every rank of the mesh has something to compare, or none: not so with copies
-  // and factors.
+  // Whether what was noted is noted on all ranks of the mesh or on none. Copies and
+  // factors may be noted on some only.
   bool is_of_all_ranks() const;
   // All ranks had the same word.
   void agreed();

@@ -233,28 +233,24 @@ ReduceStream& GradientReduction::reduce_stream() const {
 GradientReduction::~GradientReduction() {
   if (!group_) return;  // was moved
   const CurrentStream on_reduce_stream(reduce_stream().stream());
-  take_in_flight<Sent>();
-  take_in_flight<Shared>();
+  take_in_flight();
 }
 
-template <class Stage>
 std::optional<InFlight<SummedRow>> GradientReduction::take_in_flight() {
-  auto* const stage = std::get_if<Stage>(&stage_);
-  if (stage == nullptr || !stage->sum) return std::nullopt;
-  group_->info().accounts().add(&Counters::staging_bytes, -stage->sum->staging_bytes());
-  return std::exchange(stage->sum, std::nullopt);
+  auto* const sent = std::get_if<Sent>(&stage_);
+  if (sent == nullptr || !sent->sum) return std::nullopt;
+  group_->info().accounts().add(&Counters::staging_bytes, -sent->sum->staging_bytes());
+  return std::exchange(sent->sum, std::nullopt);
 }
 
-template <class Stage>
-void GradientReduction::put_in_flight(InFlight<SummedRow> sum) {
+void GradientReduction::put_in_flight(Sent::Over over, InFlight<SummedRow> sum) {
   group_->info().accounts().add(&Counters::staging_bytes, sum.staging_bytes());
-  stage_.emplace<Stage>(Stage{std::move(sum)});
+  stage_.emplace<Sent>(Sent{over, std::move(sum)});
 }
 
-template <class Stage>
-at::Tensor GradientReduction::wait_for() {
+at::Tensor GradientReduction::wait_for_sum() {
   const WaitClock clock(group_->info().accounts());
-  auto sum = take_in_flight<Stage>()->wait();
+  auto sum = take_in_flight()->wait();
   words_ = std::move(sum.words);
   return std::move(sum.row);
 }
@@ -265,10 +261,9 @@ void GradientReduction::send(ReduceScatterInput::Late late) {
   const auto bytes = input_.nbytes() / ranks * (ranks - 1);
   const ProfilerRange range("reduce_scatter", group_->info().name(), bytes);
   auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
-  const auto lengths = input_.lengths();
-  issue.lengths = &lengths;
-  put_in_flight<Sent>(group_->info().comm_context().transport().reduce(input_.release_rows(late),
-                                                                       input_.dtype(), issue));
+  issue.lengths = input_.lengths();
+  put_in_flight(Sent::Over::kShards, group_->info().comm_context().transport().reduce(
+                                         input_.release_rows(late), input_.dtype(), issue));
   group_->info().accounts().count(&Counters::reduce_scatters);
   group_->info().accounts().add(&Counters::reduce_scatter_bytes, bytes);
 }
@@ -276,7 +271,7 @@ void GradientReduction::send(ReduceScatterInput::Late late) {
 void GradientReduction::receive() {
   const RuntimeMode runtime_mode;
   const CurrentStream on_reduce_stream(reduce_stream().stream());
-  auto row = wait_for<Sent>();
+  auto row = wait_for_sum();
   auto& gradients = group_->gradients();
   if (group_->info().replicas() == nullptr) {
     receive_whole(std::move(row));
@@ -294,8 +289,9 @@ void GradientReduction::send_to_replicas(at::Tensor row) {
   const ProfilerRange range("all_reduce", info.name(), bytes);
   info.accounts().count(&Counters::all_reduces);
   info.accounts().add(&Counters::all_reduce_bytes, bytes);
-  put_in_flight<Shared>(info.replicas()->all_reduce(
-      std::move(row), info.issue(group_->agreement().word_for_replicas())));
+  put_in_flight(Sent::Over::kReplicas,
+                info.replicas()->all_reduce(std::move(row),
+                                            info.issue(group_->agreement().word_for_replicas())));
 }
 
 // Each outer rank gets the sum of its pieces of `row`, of the parameters that were used.
@@ -313,9 +309,9 @@ void GradientReduction::send_pieces(const at::Tensor& row) {
   const auto late =
       input_.late(row) ? ReduceScatterInput::Late::kSome : ReduceScatterInput::Late::kNone;
   auto issue = info.issue({});
-  const auto lengths = pieces_->lengths();
-  issue.lengths = &lengths;
-  put_in_flight<Shared>(outer.reduce(pieces_->release_rows(late), pieces_->dtype(), issue));
+  issue.lengths = pieces_->lengths();
+  put_in_flight(Sent::Over::kReplicas,
+                outer.reduce(pieces_->release_rows(late), pieces_->dtype(), issue));
   info.accounts().count(&Counters::outer_reduce_scatters);
   info.accounts().add(&Counters::outer_reduce_scatter_bytes, bytes);
 }
@@ -334,10 +330,11 @@ std::vector<TrainableParam> GradientReduction::pieces_of(const at::Tensor& row) 
 }
 
 void GradientReduction::wait_for_replicas() {
-  if (!std::holds_alternative<Shared>(stage_)) return;
+  const auto* const sent = std::get_if<Sent>(&stage_);
+  if (sent == nullptr || sent->over != Sent::Over::kReplicas) return;
   const RuntimeMode runtime_mode;
   const CurrentStream on_reduce_stream(reduce_stream().stream());
-  receive_whole(wait_for<Shared>());
+  receive_whole(wait_for_sum());
   if (pieces_) words_.clear();  // of a reduce-scatter they say nothing
 }
 

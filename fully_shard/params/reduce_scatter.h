@@ -230,9 +230,7 @@ class GradientReduction {
   struct Packed {};
   // `sum`: none once it was waited for.
   struct Sent {
-    std::optional<InFlight<SummedRow>> sum;
-  };
-  struct Shared {
+    enum class Over { kShards, kReplicas } over;
     std::optional<InFlight<SummedRow>> sum;
   };
   struct Received {
@@ -240,12 +238,9 @@ class GradientReduction {
     enum class Use { kPublish, kKept } use;
   };
   ReduceStream& reduce_stream() const;
-  template <class Stage>
   std::optional<InFlight<SummedRow>> take_in_flight();
-  template <class Stage>
-  void put_in_flight(InFlight<SummedRow> sum);
-  template <class Stage>
-  at::Tensor wait_for();
+  void put_in_flight(Sent::Over over, InFlight<SummedRow> sum);
+  at::Tensor wait_for_sum();
   void send_to_replicas(at::Tensor row);
   void send_pieces(const at::Tensor& row);
   std::vector<TrainableParam> pieces_of(const at::Tensor& row) const;
@@ -255,7 +250,7 @@ class GradientReduction {
   c10::intrusive_ptr<FSDPParamGroup> group_;
   ReduceScatterInput input_;
   std::optional<ReduceScatterInput> pieces_;  // HFSDP: of the reduction over the outer ranks
-  std::variant<Packed, Sent, Shared, Received> stage_;
+  std::variant<Packed, Sent, Received> stage_;
   std::vector<NoticeWords> words_;  // of the ranks, with what was waited for last
 };
 

@@ -43,8 +43,8 @@ void UnshardedParams::empty(Leaves leaves) {
   in_place_.reset();
   bytes_.reset();
   writes_.copy_emptied();
-  users_.unsettle();
-  info_.driver().resharded(info_.unit());
+  users_.clear_ready();
+  info_.unit().root()->schedule().emptied(info_.unit().id);
 }
 
 void UnshardedParams::empty_if_stale() {

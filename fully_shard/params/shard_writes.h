@@ -111,9 +111,9 @@ class WriteRuns {
 // step, or wrote alone, goes on with another model than the others, and its own gathers,
 // among ranks that did the same, can not see it (WriteRuns). Pure integers.
 //
-// All writes between two sums of gradients over the replicas are one, however many, and
-// whatever a replica gathers in between: one may evaluate alone. What a replica wrote,
-// all its ranks know by the gather that ended the run, also those with empty shards. The
+// All writes between two sums of gradients over the replicas count as one. Gathers in
+// between do not matter, so that a replica may evaluate alone. What a replica wrote, all
+// its ranks know by the gather that ended the run, also those with empty shards. The
 // words of all replicas travel with the sum:
 //
 //   writes.run_ended();                      // a gather after writes

@@ -113,7 +113,7 @@ void UnshardedParams::issue(NoticeWords words) {
   const auto row = row_to_send(from_);
   const bool may_be_custom = from_ != GatherFrom::kNeighbours;
   auto issue = info_.issue(words, may_be_custom ? &info_.unit().custom.all_gather : nullptr);
-  if (layouts_ == Layouts::kAgreed) issue.lengths = &row.layout.lengths();
+  if (layouts_ == Layouts::kAgreed) issue.lengths = row.layout.lengths();
   const auto bytes = (row.transport.shard_count() - 1) * row.layout.row_bytes();
   const ProfilerRange range("all_gather", info_.name(), bytes);
   gather_.start(row, issue);
@@ -188,7 +188,7 @@ void UnshardedParams::count_shown(int64_t sign) const {
 void UnshardedParams::is_sharded_again() noexcept {
   state_.gather_dropped();
   if (staging_) staging_->free();
-  info_.driver().resharded(info_.unit());
+  info_.unit().root()->schedule().emptied(info_.unit().id);
 }
 
 void UnshardedParams::drop_gather() noexcept {

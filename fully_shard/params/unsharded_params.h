@@ -16,11 +16,11 @@
 //                 where ranks share memory and nothing above is asked for
 //
 // The full parameters are a copy, or, after kRead, may be shown in place: the memory
-// where all ranks have their shards. In both, parameter i is contiguous, where the layout
-// has it in memory of all ranks. They are memory of the stream that filled them; a
+// where all ranks have their shards. Either way parameter i is contiguous, where the
+// layout of common memory has it. They are memory of the stream that filled them; a
 // gather's rows are memory of the one that issued it.
 //
-// Tells the group's driver when the group is sharded again.
+// Tells the root's schedule when the group is sharded again.
 #pragma once
 
 #include "fully_shard/params/all_gather.h"
@@ -58,7 +58,7 @@ struct Gathered {
 class UnshardedParams {
  public:
   // All outlive it; `writes`: which of the full parameters and the shards is newest;
-  // `users`: what operators pin and find settled.
+  // `users`: what operators pin and find ready.
   UnshardedParams(const GroupInfo& info, std::vector<FSDPParam>& params, const ShardBuffer& shards,
                   ShardWrites& writes, Touchable& users);
   ~UnshardedParams();

@@ -59,7 +59,7 @@ void WriteCoherence::member_written(int64_t index) {
   if (unsharded_.state().is_never_sharded()) return;
   unsharded_.leave_shards();
   newest_.copy_written(static_cast<size_t>(index));
-  users_.unsettle();
+  users_.clear_ready();
   tell_unit_observer(&UnitObserver::member_written, info_.unit());
 }
 
@@ -90,7 +90,7 @@ void WriteCoherence::write_back_own_parts() {
     const auto entry = params_[i].entry();
     if (entry.defined()) entry.unsafeGetTensorImpl()->bump_version();
   }
-  end_shard_write();
+  after_write();
 }
 
 void WriteCoherence::begin_shard_write() {
@@ -100,7 +100,7 @@ void WriteCoherence::begin_shard_write() {
   if (shared != nullptr) shared->begin_write([this] { return in_words(info_.issue({})); });
 }
 
-void WriteCoherence::end_shard_write() {
+void WriteCoherence::after_write() {
   auto* const shared = shards_.shared();
   if (shared == nullptr) return;
   const auto word = values().word();
@@ -113,7 +113,7 @@ void WriteCoherence::shard_given_out() {
 
 void WriteCoherence::shards_filled() {
   unsharded_.shards_change();
-  end_shard_write();
+  after_write();
   if (auto* const shared = shards_.shared()) shared->end_of_start();
 }
 
@@ -159,7 +159,7 @@ void WriteCoherence::before_write(int64_t index) {
   values().note_write(static_cast<size_t>(index));
   agreement_.shard_written(index);
   newest_.shard_written();
-  users_.unsettle();
+  users_.clear_ready();
   tell_unit_observer(&UnitObserver::entry_written, info_.unit());
   // Nothing may read the copy any more, so its memory goes, unless an operator is at it.
   if (!users_.pinned()) unsharded_.empty_if_stale();

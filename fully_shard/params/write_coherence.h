@@ -21,7 +21,7 @@ namespace fsdp::internal {
 
 class WriteCoherence {
  public:
-  // All outlive it; `users`: what operators pin and find settled.
+  // All outlive it; `users`: what operators pin and find ready.
   WriteCoherence(const GroupInfo& info, std::vector<FSDPParam>& params, const ShardBuffer& shards,
                  ShardWrites& writes, UnshardedParams& unsharded, RankAgreement& agreement,
                  Touchable& users);
@@ -56,7 +56,7 @@ class WriteCoherence {
   // copy stale.
   void before_write(int64_t index);
   // It has written the shard.
-  void after_write() { end_shard_write(); }
+  void after_write();
   // An alias of a shard is given out, through which it may be written at any time.
   void shard_given_out();
   // All shards have been filled: start values, or what was there before.
@@ -80,7 +80,6 @@ class WriteCoherence {
  private:
   void note_copy(int64_t index, const at::Tensor& whole);
   void begin_shard_write();
-  void end_shard_write();
   FSDPParam& param(int64_t index) { return params_[static_cast<size_t>(index)]; }
   AgreedValues& values() { return agreement_.values(); }
 

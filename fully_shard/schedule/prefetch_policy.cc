@@ -99,22 +99,22 @@ void PrefetchPolicy::clear_all_ahead() {
 }
 
 void PrefetchPolicy::age_guesses(UnitId entered, const std::set<UnitId>& unsharded,
-                                 std::vector<UnitId>& discard) {
+                                 std::vector<UnitId>& drop) {
   for (auto guess = guesses_.begin(); guess != guesses_.end();) {
     auto& [unit, age] = *guess;
     if (unit == entered || !unsharded.contains(unit) || ++age <= kDepth) {
       ++guess;
     } else {
-      discard.push_back(unit);
+      drop.push_back(unit);
       guess = guesses_.erase(guess);
     }
   }
 }
 
-void PrefetchPolicy::discard_listed(UnitId entered, const std::set<UnitId>& unsharded,
-                                    std::vector<UnitId>& discard) {
+void PrefetchPolicy::drop_listed(UnitId entered, const std::set<UnitId>& unsharded,
+                                 std::vector<UnitId>& drop) {
   for (const auto unit : listed_) {
-    if (unit != entered && unsharded.contains(unit)) discard.push_back(unit);
+    if (unit != entered && unsharded.contains(unit)) drop.push_back(unit);
   }
   listed_.clear();
 }

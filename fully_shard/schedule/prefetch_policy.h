@@ -10,7 +10,7 @@
 //   position.enter(unit);
 //   for (UnitId other : prefetch_policy.entered(position, unsharded)) ...   // issue its gather
 //
-// What was chosen is ahead until its unit is touched, emptied or unsharded by hand.
+// What was chosen is ahead until its unit is touched, emptied or unsharded explicitly.
 #pragma once
 
 #include "fully_shard/schedule/unit_tree.h"
@@ -63,8 +63,9 @@ class Successors {
   std::map<std::tuple<PassKind, Unit, UnitId>, Unit> seen_;
 };
 
-// What followed a unit in a training forward, where it was another one the time before.
-// That forwards begin again there or end is none: there may be several before a backward.
+// What followed a unit in a training forward, where it was another one the time before. A
+// forward that ends there, or starts again, is no change: there may be several before a
+// backward.
 struct OrderChange {
   UnitId unit, before, now;
 
@@ -102,11 +103,10 @@ class PrefetchPolicy {
   // What is expected of a unit came, or was set aside.
   void clear_ahead(UnitId unit);
   void clear_all_ahead();
-  // A unit is entered: adds to `discard` the guesses that did not come true in time.
-  void age_guesses(UnitId entered, const std::set<UnitId>& unsharded, std::vector<UnitId>& discard);
-  // The kind of pass changes: adds to `discard` what lists chose in vain.
-  void discard_listed(UnitId entered, const std::set<UnitId>& unsharded,
-                      std::vector<UnitId>& discard);
+  // A unit is entered: adds to `drop` the guesses that did not come true in time.
+  void age_guesses(UnitId entered, const std::set<UnitId>& unsharded, std::vector<UnitId>& drop);
+  // The kind of pass changes: adds to `drop` what lists chose in vain.
+  void drop_listed(UnitId entered, const std::set<UnitId>& unsharded, std::vector<UnitId>& drop);
 
  private:
   struct State {

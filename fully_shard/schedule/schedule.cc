@@ -67,14 +67,14 @@ void Schedule::change_kind(PassKind kind, UnitId entered, Decision& decision) {
     if (id == entered || turn == Turn::kWaiting) continue;
     // Kept for a backward that never came: there is none without gradients.
     const bool left_by_inference = at_.kind == PassKind::kInference && reshards(id, *state.policy);
-    // A unit with units below it that should have been resharded in the middle of its
-    // forward, but the end of its turn there could not be predicted.
+    // A unit with children that asked to be resharded in forward, but whose last use
+    // there could not be predicted.
     const bool left_by_training = at_.kind == PassKind::kTraining && id != at_.current &&
                                   state.policy->reshard_after_forward == true &&
                                   tree_.has_descendants(id);
-    if (left_by_inference || left_by_training) decision.evict.push_back(id);
+    if (left_by_inference || left_by_training) decision.reshard.push_back(id);
   }
-  prefetch_policy_.discard_listed(entered, unsharded_, decision.discard);
+  prefetch_policy_.drop_listed(entered, unsharded_, decision.drop);
   if (kind == PassKind::kInference) {
     for (auto& [id, state] : units_) state.visits[index(kind)].end_round();
   }
@@ -86,7 +86,7 @@ void Schedule::enter(UnitId unit, Decision& decision) {
   if (at_.current) prefetch_policy_.learn(at_, unit);
   at_.enter(unit);
   end_turns(unit, decision);
-  prefetch_policy_.age_guesses(unit, unsharded_, decision.discard);
+  prefetch_policy_.age_guesses(unit, unsharded_, decision.drop);
   count_visit(unit);
   decision.prefetch = prefetch_policy_.entered(at_, unsharded_);
 }
@@ -102,7 +102,7 @@ void Schedule::end_turns(UnitId entered, Decision& decision) {
           tree_.has_descendants(id) && visits.before && visits.now >= *visits.before;
       if (was_last_visit || !tree_.is_related(id, entered)) state.turn = Turn::kOver;
     }
-    if (state.turn == Turn::kOver && reshards(id, *state.policy)) decision.evict.push_back(id);
+    if (state.turn == Turn::kOver && reshards(id, *state.policy)) decision.reshard.push_back(id);
   }
 }
 
@@ -120,7 +120,7 @@ Decision Schedule::touched_elsewhere() {
     if (!tree_.is_root(id)) continue;
     auto& state = units_.at(id);
     if (state.turn == Turn::kInTurn) state.turn = Turn::kOver;
-    if (state.turn == Turn::kOver && reshards(id, *state.policy)) decision.evict.push_back(id);
+    if (state.turn == Turn::kOver && reshards(id, *state.policy)) decision.reshard.push_back(id);
   }
   return decision;
 }
@@ -130,9 +130,9 @@ Decision Schedule::backward_ended(bool is_last) {
   for (const auto id : unsharded_) {
     auto& state = units_.at(id);
     if (prefetch_policy_.is_ahead(id)) {
-      decision.discard.push_back(id);
+      decision.drop.push_back(id);
     } else if (is_last && state.policy->reshard_after_backward) {
-      decision.evict.push_back(id);
+      decision.reshard.push_back(id);
     } else {
       state.turn = Turn::kWaiting;
     }
@@ -148,7 +148,7 @@ void Schedule::unsharded(UnitId unit) {
   if (unsharded_.insert(unit).second) units_.at(unit).turn = Turn::kWaiting;
 }
 
-void Schedule::unsharded_by_hand(UnitId unit) { set_turn(unit, Turn::kWaiting); }
+void Schedule::unsharded_explicitly(UnitId unit) { set_turn(unit, Turn::kWaiting); }
 
 void Schedule::emptied(UnitId unit) {
   set_turn(unit, Turn::kNone);

@@ -4,11 +4,11 @@
 // alike. See docs/design/schedule.md.
 //
 //   const Decision decision = schedule.touched(unit, Pass::kTraining);
-//   for (UnitId other : decision.evict) ...        // empty it, then schedule.emptied(other)
+//   for (UnitId other : decision.reshard) ...      // empty it, then schedule.emptied(other)
 //   for (UnitId other : decision.prefetch) ...     // issue its gather, then schedule.unsharded(other)
 //
-// An unsharded unit is waiting (for its turn: gathered by hand, ahead, or kept), in turn
-// (touched in the running kind of pass; open: by a recomputation, until a backward
+// An unsharded unit is waiting (for its turn: gathered explicitly, ahead, or kept), in
+// turn (touched in the running kind of pass; open: by a recomputation, until a backward
 // operator touches it), or over. A turn ends when a unit of the same root that is neither
 // ancestor nor descendant is touched. There are no pass boundaries to rely on
 // (evaluation, generation, recomputation): what is expected next comes from what followed
@@ -29,8 +29,8 @@
 namespace fsdp::internal {
 
 struct Decision {
-  std::vector<UnitId> evict;     // to be emptied, unless something holds them
-  std::vector<UnitId> discard;   // gathered ahead in vain: to be dropped
+  std::vector<UnitId> reshard;   // to be emptied, unless something holds them
+  std::vector<UnitId> drop;      // gathered ahead in vain: to be dropped
   std::vector<UnitId> prefetch;  // to be gathered now, for later
 
   bool operator==(const Decision&) const = default;
@@ -65,9 +65,9 @@ class Schedule {
   std::vector<UnitId> take_put_off() { return prefetch_policy_.take_put_off(at_, unsharded_); }
   // A unit's gather was issued as decided.
   void unsharded(UnitId unit);
-  // A unit was asked for by hand: it waits for its next turn, whether it was unsharded
+  // A unit was asked for explicitly: it waits for its next turn, whether it was unsharded
   // before or not.
-  void unsharded_by_hand(UnitId unit);
+  void unsharded_explicitly(UnitId unit);
   void emptied(UnitId unit);
 
   // The units to gather when `unit` is entered, instead of the expected one; none: no

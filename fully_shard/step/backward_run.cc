@@ -3,46 +3,47 @@
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_builder.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/step/exchange_after_backward.h"
 #include "fully_shard/step/prefetch.h"
 #include "on_demand/pass.h"
 
 #include <algorithm>
 #include <iterator>
+#include <span>
 #include <utility>
 
 namespace fsdp::internal {
 
-BackwardRun::BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back)
-    : owed_(owed),
+BackwardRun::BackwardRun(PendingReductions<FSDPParamGroup*>& pending, HeldBack& held_back)
+    : pending_(pending),
       held_back_(held_back),
-      reductions_(internal::accumulates_everywhere() ? Reductions::Reach::kEverywhere
-                                                     : Reductions::Reach::kInputs) {}
+      reach_(accumulates_everywhere() ? Reach::kEverywhere : Reach::kInputs) {}
 
 BackwardRun::~BackwardRun() {
   if (state_ == State::kRunning) abort();
 }
 
 void BackwardRun::meet(const std::shared_ptr<Root>& root) {
-  if (!roots_.insert(root).second || !accumulates_everywhere()) return;
-  for (auto* const group : owing_groups_of(root)) reductions_.add(*group);
+  if (!roots_.insert(root).second || reach_ == Reach::kInputs) return;
+  for (auto* const group : groups_to_reduce(root)) order_.add(group);
 }
 
-// Those that owe a reduction, in the reverse order of their first forward touches, then
-// those that reduce whether they were used or not.
-BackwardRun::Groups BackwardRun::owing_groups_of(const std::shared_ptr<Root>& root) const {
-  Groups owing;
-  const auto owed = owed_.in_order();
-  for (auto group = owed.rbegin(); group != owed.rend(); ++group) {
+// Those whose reduction is pending, in the reverse order of their first forward touches,
+// then those that reduce whether they were used or not.
+BackwardRun::Groups BackwardRun::groups_to_reduce(const std::shared_ptr<Root>& root) const {
+  Groups groups;
+  const auto pending = pending_.in_order();
+  for (auto group = pending.rbegin(); group != pending.rend(); ++group) {
     if ((*group)->info().unit().root() == root && (*group)->gradients().reduces())
-      owing.push_back(*group);
+      groups.push_back(*group);
   }
   for (const auto& [unit, group] : root->groups()) {
-    const bool is_owed = std::find(owing.begin(), owing.end(), group) != owing.end();
+    const bool is_pending = std::find(groups.begin(), groups.end(), group) != groups.end();
     if (group->info().unit().policy.reduce_unused_params && group->gradients().reduces() &&
-        !is_owed)
-      owing.push_back(group);
+        !is_pending)
+      groups.push_back(group);
   }
-  return owing;
+  return groups;
 }
 
 void BackwardRun::touched(FSDPParamGroup& group) {
@@ -50,14 +51,14 @@ void BackwardRun::touched(FSDPParamGroup& group) {
   if (!part_takers_.insert(&group).second) return;
   if (!group.gradients().settings().synchronizes()) {
     group.gradients().keep_unsynchronized();
-    owed_.left_unreduced(&group);
+    pending_.left_unreduced(&group);
     return;
   }
-  if (group.gradients().settings().stays_here() || !accumulates_everywhere() ||
+  if (group.gradients().settings().stays_here() || reach_ == Reach::kInputs ||
       !group.gradients().reduces())
     return;
-  reductions_.touched(group);
-  reductions_.send_ready();
+  come_to(group);
+  send_ready();
 }
 
 void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
@@ -66,44 +67,142 @@ void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
   gradients.receive(index);
   if (!gradients.settings().synchronizes()) return gradients.accumulate(index);
   if (gradients.settings().stays_here()) return gradients.pack(index);
-  if (!accumulates_everywhere()) reductions_.touched(group);
-  if (reductions_.has_left(group)) {
-    reductions_.came_late();
+  if (reach_ == Reach::kInputs) come_to(group);
+  if (order_.has_left(&group)) {
+    late_ = Late::kSome;
     return gradients.accumulate(index);
   }
   gradients.pack(index);
-  reductions_.send_ready();
+  send_ready();
 }
 
 void BackwardRun::prefetch_after_gradients(Root& root) {
   const auto by = root.schedule().put_off_by();
   if (!by) return;
   auto* const group = root.group_of(*by);
-  if (group != nullptr && reductions_.has_left(*group)) prefetch_put_off(root);
+  if (group != nullptr && order_.has_left(group)) prefetch_put_off(root);
+}
+
+// To a group that takes part. Reaching one with units below it does not force those
+// before it to leave: their gradients may still come.
+void BackwardRun::come_to(FSDPParamGroup& group) {
+  group.info().unit().has_children() && reach_ == Reach::kEverywhere ? order_.add(&group)
+                                                                     : order_.touched(&group);
+}
+
+void BackwardRun::send_ready() {
+  while (auto* const* group =
+             order_.next([](FSDPParamGroup* each) { return each->gradients().complete(); })) {
+    const RuntimeMode runtime_mode;
+    send(**group);
+  }
+}
+
+// A group's gradients of this backward and those that waited, in rows, one per dtype.
+int64_t BackwardRun::send(FSDPParamGroup& group) {
+  auto& gradients = group.gradients();
+  gradients.open();  // zeros where no gradient arrived: on another rank some may have
+  gradients.pack_accumulated();
+  auto inputs = gradients.take();
+  for (auto& input : inputs) {
+    receive_in_flight();
+    in_flight_.emplace(c10::intrusive_ptr<FSDPParamGroup>::reclaim_copy(&group), std::move(input));
+    in_flight_->send(late_);
+  }
+  return static_cast<int64_t>(inputs.size());
+}
+
+void BackwardRun::receive_in_flight() {
+  if (!in_flight_) return;
+  auto reduction = std::move(*in_flight_);
+  in_flight_.reset();
+  reduction.receive();
+  if (!received_.empty()) received_.back().wait_for_replicas();  // at most one is with the replicas
+  received_.push_back(std::move(reduction));
+}
+
+void BackwardRun::receive_last() {
+  receive_in_flight();
+  if (!received_.empty()) received_.back().wait_for_replicas();
+}
+
+// What all groups have brought, but for what is kept with its group.
+std::vector<ReducedRow> BackwardRun::receive_all() {
+  while (auto* const* group = order_.next_at_end()) send(**group);
+  receive_last();
+  exchange_on_host(0);
+  send_late();
+  // Only now, when all that this backward issues has been waited for.
+  for (auto& reduction : received_) reduction.check_replica_writes();
+  for (auto& reduction : received_) reduction.keep_unless_over_replicas();
+  std::vector<ReducedRow> rows;
+  for (auto& reduction : std::exchange(received_, {})) {
+    if (auto row = std::move(reduction).result()) rows.push_back(std::move(*row));
+  }
+  return rows;
+}
+
+// On devices the ranks tell each other what travels with collectives on the CPU, of the
+// reductions from `first` on.
+void BackwardRun::exchange_on_host(size_t first) {
+  if (received_.size() == first) return;
+  const bool late =
+      exchange_after_backward(roots_, std::span(received_).subspan(first), late_ == Late::kSome);
+  if (late && reach_ == Reach::kEverywhere) late_ = Late::kSome;
+}
+
+// What the last reduction announces. Where others go over the replicas and it does not,
+// the replicas tell each other, so that all go on alike.
+bool BackwardRun::is_late_anywhere() const {
+  const auto& last = received_.back();
+  const bool late = last.announces_late();
+  const bool some_go_on =
+      std::any_of(received_.begin(), received_.end(),
+                  [](const auto& reduction) { return reduction.is_over_replicas(); });
+  if (!some_go_on || last.is_over_replicas() || last.group().info().replicas() == nullptr)
+    return late;
+  const auto told = last.group().info().words_of_replicas(late);
+  return std::find(told.begin(), told.end(), uint64_t{true}) != told.end();
+}
+
+// Ranks whose graphs differ may differ in what came late: where one has late gradients,
+// all reduce once more.
+void BackwardRun::send_late() {
+  // A backward of some inputs only sends what it has, so nothing was announced.
+  const bool announced = reach_ == Reach::kEverywhere && !received_.empty() &&
+                         received_.back().group().info().comm_context().transport().reads_flags();
+  const bool some = announced ? is_late_anywhere() : late_ == Late::kSome;
+  if (!some) return;
+  late_ = Late::kNone;
+  const auto first = received_.size();
+  for (auto* group : order_.groups())
+    group->info().accounts().add(&Counters::late_reduce_scatters, send(*group));
+  receive_last();
+  exchange_on_host(first);
 }
 
 bool BackwardRun::finish() {
   const RuntimeMode runtime_mode;
-  auto results = reductions_.finish(roots_);
-  update_owed();
+  auto results = receive_all();
+  update_pending();
   publish(std::move(results));
   end_roots();
   state_ = State::kFinished;
   check_afterwards();
-  return !reductions_.groups().empty();
+  return !order_.groups().empty();
 }
 
-// Those whose reductions left owe nothing any more.
-void BackwardRun::update_owed() {
-  for (auto* group : reductions_.groups()) owed_.reduced(group);
+// Of those that left nothing is pending any more.
+void BackwardRun::update_pending() {
+  for (auto* group : order_.groups()) pending_.reduced(group);
   for (auto* group : part_takers_) {
-    if (accumulates_everywhere() && group->gradients().settings().synchronizes())
-      owed_.reduced(group);
+    if (reach_ == Reach::kEverywhere && group->gradients().settings().synchronizes())
+      pending_.reduced(group);
   }
-  owed_.backward_ended();
+  pending_.backward_ended();
   for (auto* group : part_takers_) group->writes().newest().graph_done();
-  for (auto* group : reductions_.groups()) {
-    if (group->gradients().keeps_gradients()) owed_.left_unreduced(group);
+  for (auto* group : order_.groups()) {
+    if (group->gradients().keeps_gradients()) pending_.left_unreduced(group);
   }
 }
 
@@ -127,12 +226,12 @@ void BackwardRun::end_roots() {
   for (const auto& root : roots_) {
     prefetch_put_off(*root);
     const auto decision = root->schedule().backward_ended(root->is_last_backward());
-    for (const auto unit : decision.discard) root->groups().at(unit)->unsharded().drop_gather();
-    for (const auto unit : decision.evict) root->groups().at(unit)->reshard();
+    for (const auto unit : decision.drop) root->groups().at(unit)->unsharded().drop_gather();
+    for (const auto unit : decision.reshard) root->groups().at(unit)->reshard();
     for (const auto& [unit, group] : root->groups()) {
       group->unsharded().gather_count().backward_ended();
       if (root->is_last_backward()) group->unsharded().drop_part();
-      group->unsettle();
+      group->clear_ready();
     }
   }
 }
@@ -148,7 +247,8 @@ void BackwardRun::check_afterwards() const {
 }
 
 void BackwardRun::abort() noexcept {
-  reductions_.abort();
+  in_flight_.reset();  // waits; what became of it no longer matters
+  received_.clear();
   for (const auto& root : roots_) {
     held_back_.erase(root);
     for (const auto& [unit, group] : root->groups()) {
@@ -157,15 +257,15 @@ void BackwardRun::abort() noexcept {
       group->writes().newest().graph_done();
       group->unsharded().drop_gather();
       group->reshard();
-      if (!group->gradients().keeps_gradients()) owed_.reduced(group);
+      if (!group->gradients().keeps_gradients()) pending_.reduced(group);
     }
     root->schedule().backward_ended(/*is_last=*/true);
-    for (const auto& [unit, group] : root->groups()) group->unsettle();
+    for (const auto& [unit, group] : root->groups()) group->clear_ready();
   }
 }
 
 void BackwardRun::remove(FSDPParamGroup& group) {
-  reductions_.remove(group);
+  order_.remove(&group);
   part_takers_.erase(&group);
 }
 

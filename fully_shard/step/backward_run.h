@@ -1,5 +1,5 @@
-// One outermost backward over the groups of one process group: which take part, and what
-// their reductions bring. What leaves when, and what is on the way, is in reductions.h.
+// One outermost backward over the groups of one process group: which take part, when
+// their reductions leave (reduction_order.h), which are on the way, and what they bring.
 // Runtime makes one when a backward meets the first group; finish() makes the results
 // visible; destroying it before is the abort: partial gradients are dropped, what is in
 // flight is waited for, and the units of the roots that took part go back to sharded, so
@@ -12,19 +12,27 @@
 //   ...
 //   finish()                   a leaves last; then .grad is what all have brought
 //
-// A root's units join the order when the backward first meets one of them: those that owe
-// a reduction, in the reverse order of their first forward touches. Collective; one
-// thread at a time.
+// All ranks reduce the same groups in the same order. What arrives where, and when, may
+// differ: what has not arrived when a group leaves is sent as zeros, and the last group
+// leaves at the end, with a flag that tells of gradients that came late on some rank.
+// Then all groups reduce once more.
+//
+// A root's units join the order when the backward first meets one of them: those whose
+// reduction is pending, in the reverse order of their first forward touches. Collective;
+// one thread at a time.
 #pragma once
 
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/reduce_scatter.h"
-#include "fully_shard/step/owed_reductions.h"
-#include "fully_shard/step/reductions.h"
+#include "fully_shard/step/pending_reductions.h"
+#include "fully_shard/step/reduction_order.h"
 #include "fully_shard/units/root.h"
 
+#include <cstddef>
+#include <cstdint>
 #include <map>
 #include <memory>
+#include <optional>
 #include <set>
 #include <vector>
 
@@ -32,10 +40,10 @@ namespace fsdp::internal {
 
 class BackwardRun {
  public:
-  // `owed`: kept and written, groups that leave are taken off. `held_back`: what earlier
-  // backwards brought that were not the last.
+  // `pending`: kept and written, groups that leave are taken off. `held_back`: what
+  // earlier backwards brought that were not the last.
   using HeldBack = std::map<std::shared_ptr<Root>, std::vector<ReducedRow>>;
-  BackwardRun(OwedReductions<FSDPParamGroup*>& owed, HeldBack& held_back);
+  BackwardRun(PendingReductions<FSDPParamGroup*>& pending, HeldBack& held_back);
   ~BackwardRun();
   BackwardRun(const BackwardRun&) = delete;
 
@@ -51,22 +59,38 @@ class BackwardRun {
 
  private:
   using Groups = std::vector<FSDPParamGroup*>;
-  bool accumulates_everywhere() const {
-    return reductions_.reach() == Reductions::Reach::kEverywhere;
-  }
+  using Late = ReduceScatterInput::Late;
+  // Whether it accumulates everywhere it can: neither autograd::grad(), nor backward()
+  // with inputs.
+  enum class Reach { kEverywhere, kInputs };
+
   void meet(const std::shared_ptr<Root>& root);
-  Groups owing_groups_of(const std::shared_ptr<Root>& root) const;
+  Groups groups_to_reduce(const std::shared_ptr<Root>& root) const;
+  void come_to(FSDPParamGroup& group);
+  // What can leave by now does.
+  void send_ready();
+  int64_t send(FSDPParamGroup& group);  // how many: one for each dtype
+  void receive_in_flight();
+  void receive_last();
+  std::vector<ReducedRow> receive_all();
+  void exchange_on_host(size_t first);
+  bool is_late_anywhere() const;
+  void send_late();
   void publish(std::vector<ReducedRow> results);
-  void update_owed();
+  void update_pending();
   void end_roots();
   void check_afterwards() const;
   void abort() noexcept;
 
-  OwedReductions<FSDPParamGroup*>& owed_;
+  PendingReductions<FSDPParamGroup*>& pending_;
   HeldBack& held_back_;
+  const Reach reach_;
   std::set<std::shared_ptr<Root>> roots_;  // met so far
   std::set<FSDPParamGroup*> part_takers_;  // touched, or with a gradient
-  Reductions reductions_;
+  ReductionOrder<FSDPParamGroup*> order_;
+  std::optional<GradientReduction> in_flight_;  // one at a time bounds the memory
+  std::vector<GradientReduction> received_;     // all are summed over the replicas but the last
+  Late late_ = Late::kNone;  // whether a gradient came when its group had left, on this rank
   enum class State { kRunning, kFinished } state_ = State::kRunning;
 };
 

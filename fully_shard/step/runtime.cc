@@ -111,38 +111,34 @@ void Runtime::touched(FSDPParamGroup& group) {
   group.writes().check_shards_are_announced();
   root.raw_writes().raise(comm_context_->global_rank());
   group.writes().check_graph_is_current(pass);
-  if (in_backward(pass)) touched_in_backward(group);
-  if (owes_reduction(pass)) touched_in_training(group);
+  if (in_backward(pass)) {
+    begin_graph_task(group);
+    run_->touched(group);
+  }
+  if (needs_reduction(pass)) {
+    pending_.touched(&group);
+    group.writes().flush_member_writes();
+  }
   if (records_gradients(pass)) group.graph_recorded();
   group.unsharded().empty_if_stale();
   const bool is_current = group.unsharded().state().is_unsharded() &&
                           last_root_.lock() == group.info().unit().root() &&
                           root.schedule().is_current(group.info().unit().id, pass);
   if (!is_current) enter(group, pass);
-  settle(group, pass);
+  mark_ready(group, pass);
   tell_unit_observer(&UnitObserver::touched, group.info().unit(), pass);
 }
 
 // From here on a touch of this group needs nothing, until another one is touched.
-void Runtime::settle(FSDPParamGroup& group, Pass pass) {
+void Runtime::mark_ready(FSDPParamGroup& group, Pass pass) {
   if (debug_options().write_checks) return;  // every touch looks for writes that nothing announced
   auto& root = *group.info().unit().root();
-  for (auto* before : {settled_, root.settled()}) {
-    if (before != nullptr) before->unsettle();
+  for (auto* before : {ready_group_, root.ready_group()}) {
+    if (before != nullptr) before->clear_ready();
   }
-  settled_ = &group;
-  root.set_settled(group);
-  is_on_device_ ? group.settle_but_for_stream(pass) : group.settle(pass);
-}
-
-void Runtime::touched_in_training(FSDPParamGroup& group) {
-  owed_.touched(&group);
-  group.writes().flush_member_writes();
-}
-
-void Runtime::touched_in_backward(FSDPParamGroup& group) {
-  begin_graph_task(group);
-  run_->touched(group);
+  ready_group_ = &group;
+  root.set_ready_group(group);
+  is_on_device_ ? group.mark_ready_but_for_stream(pass) : group.mark_ready(pass);
 }
 
 void Runtime::enter(FSDPParamGroup& group, Pass pass) {
@@ -164,8 +160,8 @@ void Runtime::enter(FSDPParamGroup& group, Pass pass) {
 }
 
 void Runtime::apply(Root& root, const Decision& decision, Pass pass) {
-  for (const auto unit : decision.discard) root.groups().at(unit)->unsharded().drop_gather();
-  for (const auto unit : decision.evict) {
+  for (const auto unit : decision.drop) root.groups().at(unit)->unsharded().drop_gather();
+  for (const auto unit : decision.reshard) {
     auto& group = *root.groups().at(unit);
     in_backward(pass) ? group.reshard() : group.reshard_after_forward();
   }
@@ -218,7 +214,7 @@ GraphTask& Runtime::begin_graph_task(const FSDPParamGroup& group) {
         "parameters() gives); pass members (linear->weight), whose gradients are reduced into the "
         "entries' .grad, or take gradients of entries as values with fsdp::grad (rank ",
         comm_context_->global_rank(), ")");
-    run_.emplace(owed_, held_back_);
+    run_.emplace(pending_, held_back_);
     open_backward_.begin();
   }
   const auto id = current_graph_task();
@@ -255,18 +251,15 @@ void Runtime::end_run() noexcept {
   open_backward_.end();
 }
 
-void Runtime::unsharded_by_hand(Unit& unit) { unit.root()->schedule().unsharded_by_hand(unit.id); }
-
-void Runtime::resharded(Unit& unit) noexcept { unit.root()->schedule().emptied(unit.id); }
-
 void Runtime::destroyed(FSDPParamGroup& group) noexcept {
-  resharded(group.info().unit());
-  owed_.reduced(&group);
+  const auto& unit = group.info().unit();
+  unit.root()->schedule().emptied(unit.id);
+  pending_.reduced(&group);
   for (auto& [root, rows] : held_back_)
-    std::erase_if(rows, [&](const ReducedRow& row) { return &row.unit() == &group.info().unit(); });
+    std::erase_if(rows, [&](const ReducedRow& row) { return &row.unit() == &unit; });
   std::erase_if(held_back_, [](const auto& item) { return item.second.empty(); });
   if (run_) run_->remove(group);
-  if (settled_ == &group) settled_ = nullptr;
+  if (ready_group_ == &group) ready_group_ = nullptr;
 }
 
 }  // namespace fsdp::internal

@@ -1,5 +1,5 @@
 // What runs the groups of one rank on one process group: it turns touches and gradients
-// into gathers, evictions and reductions, asking the roots' schedules and the running
+// into gathers, reshards and reductions, asking the roots' schedules and the running
 // backward what to do. Lives as long as a group does. One thread at a time.
 #pragma once
 
@@ -27,10 +27,10 @@ namespace fsdp::internal {
 struct GraphTask {
   int id = -1;
   DeviceStream began_on;  // current when it first touched a unit
-  // A gradient of a unit arrived in it, not only in the tasks inside it. Only where a
-  // leaf ran in a task the engine calls what is queued for its end on the streams of
-  // whoever called backward (GraphTask::exec_post_processing of LibTorch's engine.cpp);
-  // else it is the default stream of the engine's thread.
+  // A gradient of a unit arrived in this task itself, not only in a nested one. Only then
+  // does the engine call what is queued for its end on the streams of whoever called
+  // backward (GraphTask::exec_post_processing of LibTorch's engine.cpp); else on the
+  // default stream of its own thread.
   bool has_leaf = false;
 
   // On which what ends the task belongs; none: the current one.
@@ -78,8 +78,6 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   void touched(FSDPParamGroup& group) override;
   void watch_gradient(const at::Tensor& member, FSDPParamGroup& group, int64_t index) override;
   void gradient_arrived(FSDPParamGroup& group, int64_t index) override;
-  void unsharded_by_hand(Unit& unit) override;
-  void resharded(Unit& unit) noexcept override;
   void destroyed(FSDPParamGroup& group) noexcept override;
   OpenBackward* open_backward() override { return is_on_device_ ? &open_backward_ : nullptr; }
 
@@ -94,9 +92,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
  private:
   class GraphTaskEnd;
 
-  void settle(FSDPParamGroup& group, Pass pass);
-  void touched_in_training(FSDPParamGroup& group);
-  void touched_in_backward(FSDPParamGroup& group);
+  void mark_ready(FSDPParamGroup& group, Pass pass);
   void enter(FSDPParamGroup& group, Pass pass);
   void leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass);
   void apply(Root& root, const Decision& decision, Pass pass);
@@ -112,14 +108,14 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   };
   std::map<const void*, Replicas> replicas_;  // by process group
   std::map<std::pair<const void*, int64_t>, std::shared_ptr<Transport>> neighbours_;
-  OwedReductions<FSDPParamGroup*> owed_;
+  PendingReductions<FSDPParamGroup*> pending_;
   GraphTasks graph_tasks_;
   std::optional<BackwardRun> run_;  // of the outermost
   OpenBackward open_backward_;      // while there is a run_
   bool is_on_device_;
   BackwardRun::HeldBack held_back_;
-  std::weak_ptr<Root> last_root_;      // of the last touch
-  FSDPParamGroup* settled_ = nullptr;  // the group whose touches need nothing
+  std::weak_ptr<Root> last_root_;          // of the last touch
+  FSDPParamGroup* ready_group_ = nullptr;  // the group whose touches need nothing
 };
 
 }  // namespace fsdp::internal

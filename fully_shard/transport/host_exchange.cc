@@ -1,8 +1,8 @@
 #include "fully_shard/transport/host_exchange.h"
 
-#include "device_mesh/collectives/agreement.h"
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/collectives/operation_record.h"
+#include "device_mesh/collectives/words_and_texts.h"
 #include "fully_shard/host_exchange.h"
 
 #include <c10/util/Exception.h>

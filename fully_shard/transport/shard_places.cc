@@ -17,8 +17,8 @@ namespace {
 // Memory in common has numbers of its own among those of a channel.
 constexpr uint64_t kFirstCommon = uint64_t{3} << 61;
 
-// `place` stays as long as a storage shows it. To PeerMemory::as_sent() that is memory of
-// nobody's, so what is sent of shards, which are written again, is a copy.
+// `place` stays as long as a storage shows it. PeerMemory::as_sent() does not know that
+// storage and copies what is sent of it, as is meant: shards are written again.
 c10::DataPtr data_of(const at::Tensor& place) {
   return {place.mutable_data_ptr(), new at::Tensor(place),
           [](void* held) { delete static_cast<at::Tensor*>(held); }, c10::Device(c10::kCPU)};

@@ -27,10 +27,6 @@ std::string reductions_on(const DeviceMesh& mesh) {
   return purpose;
 }
 
-std::vector<int64_t> lengths_of(const Issue& issue) {
-  return issue.lengths == nullptr ? std::vector<int64_t>() : *issue.lengths;
-}
-
 std::string named(const char* operation, const Issue& issue) {
   return operation + (" of " + in_words(issue));
 }
@@ -86,7 +82,7 @@ std::shared_ptr<SharedShards> Transport::share_shards(const ShardsToShare& shard
 
 InFlight<GatheredRows> Transport::gather(const at::Tensor& shards, const Issue& issue) {
   return gathers_.start(AllGatherOptions{.input = shards,
-                                         .lengths = lengths_of(issue),
+                                         .lengths = issue.lengths,
                                          .what = named("all-gather", issue),
                                          .unit = issue.unit,
                                          .words = issue.words,
@@ -95,7 +91,7 @@ InFlight<GatheredRows> Transport::gather(const at::Tensor& shards, const Issue& 
 
 InFlight<SummedRow> Transport::reduce(at::Tensor rows, at::ScalarType dtype, const Issue& issue) {
   return reductions_.start(ReduceScatterOptions{.input = std::move(rows),
-                                                .lengths = lengths_of(issue),
+                                                .lengths = issue.lengths,
                                                 .dtype = dtype,
                                                 .what = named("reduce-scatter", issue),
                                                 .unit = issue.unit,

@@ -52,8 +52,8 @@ struct Issue {
   std::string unit_name = {};  // kRootName for a root
   NoticeWords words = {};      // travel with it, to be compared by the caller
   // Of gather() and reduce(): the bytes at the beginning of each rank's row that count
-  // (AllGatherOptions). Outlives the call.
-  const std::vector<int64_t>* lengths = nullptr;
+  // (AllGatherOptions).
+  std::vector<int64_t> lengths = {};
   // What sends gather() or reduce() in the transport's place, while it announces and
   // compares as ever; null: the transport. Outlives the call.
   const Communicate* custom = nullptr;

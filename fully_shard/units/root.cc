@@ -28,7 +28,7 @@ FSDPParamGroup* Root::group_of(UnitId unit) const {
 void Root::remove_group(UnitId unit) noexcept {
   const auto found = groups_.find(unit);
   if (found == groups_.end()) return;
-  if (settled_ == found->second) settled_ = nullptr;
+  if (ready_group_ == found->second) ready_group_ = nullptr;
   groups_.erase(found);
 }
 

@@ -58,8 +58,8 @@ class Root {
   void set_is_last_backward(bool is_last) { is_last_backward_ = is_last; }
 
   // The group whose touches need nothing; null for none, or one of another tree.
-  FSDPParamGroup* settled() const { return settled_; }
-  void set_settled(FSDPParamGroup& group) { settled_ = &group; }
+  FSDPParamGroup* ready_group() const { return ready_group_; }
+  void set_ready_group(FSDPParamGroup& group) { ready_group_ = &group; }
 
   // The next gather waits for `event`.
   void gather_after(std::shared_ptr<c10::Event> event) { gather_after_ = std::move(event); }
@@ -76,7 +76,7 @@ class Root {
   Accounts accounts_;
   RawWrites raw_writes_;
   Groups groups_;
-  FSDPParamGroup* settled_ = nullptr;
+  FSDPParamGroup* ready_group_ = nullptr;
   bool is_last_backward_ = true;
   bool told_of_order_change_ = false;
   std::shared_ptr<c10::Event> gather_after_;

@@ -31,8 +31,8 @@ class UnitObserver {
   // gather was issued.
   virtual void unshard_issued(const Unit& unit) = 0;
   // unshard, or the wait after unshard_async: the unit is unsharded.
-  virtual void unsharded_by_hand(const Unit& unit) = 0;
-  virtual void emptied_by_hand(const Unit& unit) = 0;
+  virtual void unsharded_explicitly(const Unit& unit) = 0;
+  virtual void resharded_explicitly(const Unit& unit) = 0;
 
   // A write to a registry entry, which leaves an unsharded copy stale; to a member, which
   // leaves it dirty.

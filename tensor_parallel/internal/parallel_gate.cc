@@ -8,12 +8,14 @@
 #include "on_demand/gate_arguments.h"
 #include "on_demand/on_demand_storage.h"
 #include "tensor_parallel/internal/first_inputs.h"
-#include "tensor_parallel/internal/parallel_set_data.h"
+#include "tensor_parallel/internal/parallel_member.h"
 #include "tensor_parallel/internal/parallel_style_operators.h"
 #include "tensor_parallel/internal/placed_input.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/Exception.h>
 #include <torch/csrc/autograd/function.h>
 
 #include <memory>
@@ -24,6 +26,58 @@
 
 namespace fsdp::internal {
 namespace {
+
+// set_data(self, from) where `self` is a member.
+void check_takes(const at::Tensor& self, const at::Tensor& from) {
+  const DTensorSpec& own = spec_of(self);
+  const std::string& path = style_of(self)->path;
+  if (owner_of(self) != nullptr) owner_of(self)->before_set_data(self, from);
+  TORCH_CHECK_VALUE(is_dtensor(from), "set_data on tensor-parallel parameter '", path, "' of ",
+                    to_string(own), " with a plain tensor of shape ", from.sizes(),
+                    ": write a plain tensor of the global shape with copy_(), which takes this "
+                    "rank's part (rank ",
+                    own.mesh().rank(), ")");
+  const DTensorSpec& other = spec_of(from);
+  const bool lies_alike = other.mesh() == own.mesh() && other.shape() == own.shape() &&
+                          other.placements() == own.placements();
+  const bool meets_styles = from.unsafeGetTensorImpl()->key_set().has(kParallelKey);
+  TORCH_CHECK_VALUE(lies_alike && meets_styles, "set_data on tensor-parallel parameter '", path,
+                    "' of ", to_string(own), " with a DTensor of ", to_string(other),
+                    ": it must lie alike, and be computed from parameters; write it with copy_() "
+                    "(rank ",
+                    own.mesh().rank(), ")");
+}
+
+bool compatible_at_parallel_gate(c10::DispatchKeySet keys, const at::Tensor& self,
+                                 const at::Tensor& from) {
+  using Compatible = bool(const at::Tensor&, const at::Tensor&);
+  static const auto op = c10::Dispatcher::singleton()
+                             .findSchemaOrThrow("aten::_has_compatible_shallow_copy_type", "")
+                             .typed<Compatible>();
+  TORCH_CHECK_VALUE(is_dtensor(self) || !is_dtensor(from), "set_data on a plain tensor of shape ",
+                    self.sizes(),
+                    " from a tensor-parallel one (Module::clone?): it would be a DTensor without "
+                    "a style. Build a new module, apply parallelize_module to it and copy the "
+                    "parameters");
+  if (style_of(self) != nullptr && !meets_gate(self) && !self.is_same(from)) {
+    check_takes(self, from);
+    set_style(from, meta_of(self).style);
+  }
+  return op.redispatch(keys_below(kParallelKey, keys), self, from);
+}
+
+// Tensor::set_data on a tensor-parallel parameter. It replaces a tensor's data behind the
+// dispatcher's back, but asks _has_compatible_shallow_copy_type first, which is
+// registered here, under the parallel gate's key. A parameter takes DTensors that lie as
+// it does (Module::to(dtype)), and keeps its style. Plain tensors, other DTensors, and
+// plain tensors that are to become one (Module::clone) are a ValueError. Appends the
+// registrations.
+void register_parallel_set_data(std::vector<c10::RegistrationHandleRAII>& handles) {
+  handles.push_back(c10::Dispatcher::singleton().registerImpl(
+      {"aten::_has_compatible_shallow_copy_type", ""}, kParallelKey,
+      c10::KernelFunction::makeFromUnboxedRuntimeFunction(&compatible_at_parallel_gate),
+      std::nullopt, nullptr, "fsdp tensor parallel"));
+}
 
 // Element i of one list meets element i of the others only, and optimizers, which use
 // them, record no graph.

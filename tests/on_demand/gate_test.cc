@@ -1,4 +1,4 @@
-// When the gate touches, pins, settles and synchronises, seen by a group that counts.
+// When the gate touches, pins, marks ready and synchronises, seen by a group that counts.
 #include "on_demand/gate_key.h"
 #include "tests/on_demand/hot_operators.h"
 #include "tests/on_demand/small_group.h"
@@ -101,7 +101,7 @@ TEST(Gate, AThrowingTouchLeavesNothingPinned) {
 TEST(Gate, ASettledGroupIsNotTouchedInItsPass) {
   const at::Tensor weight = parameter({3, 3});
   const auto group = SmallGroup::take({weight});
-  group->settles = true;
+  group->is_ready_after_touch = true;
   const at::Tensor x = at::ones({2, 3});
   for (int i = 0; i < 3; ++i) at::mm(x, weight);
   at::cat({x, weight});
@@ -114,7 +114,7 @@ TEST(Gate, ASettledGroupIsNotTouchedInItsPass) {
   EXPECT_EQ(group->touches(), 2);
   at::mm(x, weight);
   EXPECT_EQ(group->touches(), 3);
-  group->unsettle();
+  group->clear_ready();
   at::mm(x, weight);
   EXPECT_EQ(group->touches(), 4);
 }
@@ -122,7 +122,7 @@ TEST(Gate, ASettledGroupIsNotTouchedInItsPass) {
 TEST(Gate, ABackwardIsAPassOfItsOwn) {
   const at::Tensor weight = parameter({3, 3});
   const auto group = SmallGroup::take({weight});
-  group->settles = true;
+  group->is_ready_after_touch = true;
   const at::Tensor x = at::ones({2, 3}).set_requires_grad(true);
   const at::Tensor y = at::mm(x, weight);
   group->empty();

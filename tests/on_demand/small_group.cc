@@ -41,7 +41,7 @@ void SmallGroup::touch() {
   for (size_t i = 0; i < storages_.size(); ++i) {
     if (storages_[i] != nullptr) storages_[i]->fill(values_[i].data_ptr());
   }
-  if (settles) settle(internal::current_pass());
+  if (is_ready_after_touch) mark_ready(internal::current_pass());
 }
 
 void SmallGroup::synchronize_metadata(int64_t index, c10::TensorImpl* impl) {
@@ -57,7 +57,7 @@ void SmallGroup::evict_and_poison() {
 }
 
 void SmallGroup::empty() {
-  unsettle();
+  clear_ready();
   for (auto* storage : storages_) {
     if (storage != nullptr) storage->empty();
   }

@@ -50,7 +50,7 @@ class SmallGroup final : public internal::OnDemandGroup {
   void reset_counts() { touches_ = evictions_ = synchronizations_ = 0; }
 
   std::function<void()> when_touched;  // for what a test wants to see at that moment
-  bool settles = false;                // a touch settles the group for the running pass
+  bool is_ready_after_touch = false;   // a touch makes the group ready for the running pass
 
  private:
   void adopt(const at::Tensor& tensor, int64_t index);

@@ -1,5 +1,5 @@
 // C++ numbers beside DTensors, which are converted without LibTorch's help beside floats
-// (dtensor/kernels/number_operand.h): the bits of the plain results.
+// (dtensor/kernels/fast_pointwise.cc): the bits of the plain results.
 #include "dtensor/dtensor.h"
 #include "tests/dtensor/compare_with_plain.h"
 

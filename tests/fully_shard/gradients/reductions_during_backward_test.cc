@@ -29,8 +29,8 @@ class EndLog final : public internal::UnitObserver {
   void touched(const internal::Unit&, internal::Pass) override {}
   void gradient_arrived(const internal::Unit&) override {}
   void unshard_issued(const internal::Unit&) override {}
-  void unsharded_by_hand(const internal::Unit&) override {}
-  void emptied_by_hand(const internal::Unit&) override {}
+  void unsharded_explicitly(const internal::Unit&) override {}
+  void resharded_explicitly(const internal::Unit&) override {}
   void entry_written(const internal::Unit&) override {}
   void member_written(const internal::Unit&) override {}
   void backward_ended() override {

@@ -184,12 +184,12 @@ void ResidencyModel::unshard_issued(int unit) {
   asked.gathers.add({1, 1});
 }
 
-void ResidencyModel::unsharded_by_hand(int unit) {
+void ResidencyModel::unsharded_explicitly(int unit) {
   unshard_issued(unit);
   at(unit).presence = Presence::kResident;
 }
 
-void ResidencyModel::emptied_by_hand(int unit) {
+void ResidencyModel::resharded_explicitly(int unit) {
   if (at(unit).presence == Presence::kResident) empty(unit);
 }
 

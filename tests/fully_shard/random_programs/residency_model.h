@@ -55,8 +55,8 @@ class ResidencyModel {
   void touched(int unit, Touch touch);
   void gradient_arrived(int unit) { at(unit).has_gradient = true; }
   void unshard_issued(int unit);
-  void unsharded_by_hand(int unit);
-  void emptied_by_hand(int unit);
+  void unsharded_explicitly(int unit);
+  void resharded_explicitly(int unit);
   void entry_written(int unit);
   void member_written(int unit) { at(unit).dirty = true; }
   void pending_gradients_dropped(int unit);

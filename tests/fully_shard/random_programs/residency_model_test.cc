@@ -84,7 +84,7 @@ TEST(ResidencyModel, KeepsWhatReshardAfterBackwardFalseKeeps) {
 TEST(ResidencyModel, KeepsWhatWasUnshardedByHandUntilItsTurnIsOver) {
   Decoder decoder;
   for (int unit = Decoder::kRoot; unit <= Decoder::kHead; ++unit)
-    decoder.model.unsharded_by_hand(unit);
+    decoder.model.unsharded_explicitly(unit);
   EXPECT_EQ(decoder.step(), Gathers(0, 4));
 }
 

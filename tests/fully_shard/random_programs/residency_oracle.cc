@@ -188,17 +188,17 @@ void ResidencyOracle::unshard_issued(const internal::Unit& unit) {
     model_.unshard_issued(number);
 }
 
-void ResidencyOracle::unsharded_by_hand(const internal::Unit& unit) {
+void ResidencyOracle::unsharded_explicitly(const internal::Unit& unit) {
   const auto number = note("unshard of", unit);
   if (number < 0) return;
-  model_.unsharded_by_hand(number);
+  model_.unsharded_explicitly(number);
   check_bytes();
 }
 
-void ResidencyOracle::emptied_by_hand(const internal::Unit& unit) {
+void ResidencyOracle::resharded_explicitly(const internal::Unit& unit) {
   const auto number = note("reshard of", unit);
   if (number < 0) return;
-  model_.emptied_by_hand(number);
+  model_.resharded_explicitly(number);
   check_bytes();
 }
 

@@ -53,8 +53,8 @@ class ResidencyOracle final : public internal::UnitObserver {
   void touched(const internal::Unit& unit, internal::Pass pass) override;
   void gradient_arrived(const internal::Unit& unit) override;
   void unshard_issued(const internal::Unit& unit) override;
-  void unsharded_by_hand(const internal::Unit& unit) override;
-  void emptied_by_hand(const internal::Unit& unit) override;
+  void unsharded_explicitly(const internal::Unit& unit) override;
+  void resharded_explicitly(const internal::Unit& unit) override;
   void entry_written(const internal::Unit& unit) override;
   void member_written(const internal::Unit& unit) override;
   void backward_ended() override;

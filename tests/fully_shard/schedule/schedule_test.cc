@@ -65,7 +65,7 @@ class Driven {
   void end_backward(bool is_last = true) { apply(schedule.backward_ended(is_last)); }
   void unshard(UnitId unit) {
     resident.insert(unit);
-    schedule.unsharded_by_hand(unit);
+    schedule.unsharded_explicitly(unit);
   }
 
   Schedule schedule;
@@ -76,12 +76,12 @@ class Driven {
 
  private:
   void apply(const Decision& decision) {
-    for (const auto unit : decision.discard) {
+    for (const auto unit : decision.drop) {
       if (ahead.erase(unit) == 0) continue;
       ++unused;
       schedule.emptied(unit);
     }
-    for (const auto unit : decision.evict) {
+    for (const auto unit : decision.reshard) {
       if (resident.erase(unit) != 0) schedule.emptied(unit);
     }
   }
@@ -483,7 +483,7 @@ TEST(Schedule, ATouchElsewhereEndsTheTurnOfTheRootOnly) {
   Driven driven(tree, /*prefetches=*/false);
   driven.touch(1, Pass::kTraining);
   driven.touch(0, Pass::kTraining);
-  EXPECT_EQ(driven.schedule.touched_elsewhere().evict, std::vector<UnitId>{1});
+  EXPECT_EQ(driven.schedule.touched_elsewhere().reshard, std::vector<UnitId>{1});
 }
 
 TEST(Schedule, WhatAnAbsorbedRootLearnedStays) {

@@ -1,4 +1,4 @@
-// Which units a backward reduces: those that owe a reduction, and no others.
+// Which units a backward reduces: those whose reduction is pending, and no others.
 #include "tests/fully_shard/support/pair.h"
 #include "tests/fully_shard/support/traffic.h"
 #include "tests/support/full_value.h"

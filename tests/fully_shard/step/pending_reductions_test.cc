@@ -1,4 +1,4 @@
-#include "fully_shard/step/owed_reductions.h"
+#include "fully_shard/step/pending_reductions.h"
 
 #include <gtest/gtest.h>
 
@@ -10,35 +10,35 @@
 namespace fsdp::internal {
 namespace {
 
-TEST(OwedReductions, AreInTheOrderOfTheFirstTouches) {
-  OwedReductions<int> owed;
-  for (int group : {2, 0, 1, 0, 2}) owed.touched(group);
-  EXPECT_EQ(owed.in_order(), (std::vector<int>{2, 0, 1}));
+TEST(PendingReductions, AreInTheOrderOfTheFirstTouches) {
+  PendingReductions<int> pending;
+  for (int group : {2, 0, 1, 0, 2}) pending.touched(group);
+  EXPECT_EQ(pending.in_order(), (std::vector<int>{2, 0, 1}));
 }
 
-TEST(OwedReductions, AreGoneWhenPaid) {
-  OwedReductions<int> owed;
-  for (int group : {0, 1, 2}) owed.touched(group);
-  owed.reduced(1);
-  EXPECT_FALSE(owed.owes(1));
-  EXPECT_EQ(owed.in_order(), (std::vector<int>{0, 2}));
+TEST(PendingReductions, AreGoneWhenPaid) {
+  PendingReductions<int> pending;
+  for (int group : {0, 1, 2}) pending.touched(group);
+  pending.reduced(1);
+  EXPECT_FALSE(pending.contains(1));
+  EXPECT_EQ(pending.in_order(), (std::vector<int>{0, 2}));
 }
 
-TEST(OwedReductions, FromBeforeAnEndComeFirstUntilTheyAreTouchedAgain) {
-  OwedReductions<int> owed;
-  for (int group : {0, 1, 2}) owed.touched(group);
-  owed.backward_ended();
-  owed.touched(3);
-  owed.touched(1);
-  EXPECT_EQ(owed.in_order(), (std::vector<int>{0, 2, 3, 1}));
+TEST(PendingReductions, FromBeforeAnEndComeFirstUntilTheyAreTouchedAgain) {
+  PendingReductions<int> pending;
+  for (int group : {0, 1, 2}) pending.touched(group);
+  pending.backward_ended();
+  pending.touched(3);
+  pending.touched(1);
+  EXPECT_EQ(pending.in_order(), (std::vector<int>{0, 2, 3, 1}));
 }
 
-TEST(OwedReductions, LeftByABackwardWithoutSynchronisationTakeNoPlaceAmongTheTouches) {
-  OwedReductions<int> owed;
-  owed.touched(1);
-  owed.left_unreduced(0);
-  owed.left_unreduced(1);
-  EXPECT_EQ(owed.in_order(), (std::vector<int>{0, 1}));
+TEST(PendingReductions, LeftByABackwardWithoutSynchronisationTakeNoPlaceAmongTheTouches) {
+  PendingReductions<int> pending;
+  pending.touched(1);
+  pending.left_unreduced(0);
+  pending.left_unreduced(1);
+  EXPECT_EQ(pending.in_order(), (std::vector<int>{0, 1}));
 }
 
 struct Event {
@@ -54,25 +54,25 @@ std::vector<Event> all_events() {
   return events;
 }
 
-OwedReductions<int> after(const std::vector<Event>& events) {
-  OwedReductions<int> owed;
+PendingReductions<int> after(const std::vector<Event>& events) {
+  PendingReductions<int> pending;
   for (const auto& event : events) {
     switch (event.kind) {
       case Event::Kind::kTouched:
-        owed.touched(event.group);
+        pending.touched(event.group);
         break;
       case Event::Kind::kLeftUnpaid:
-        owed.left_unreduced(event.group);
+        pending.left_unreduced(event.group);
         break;
       case Event::Kind::kPaid:
-        owed.reduced(event.group);
+        pending.reduced(event.group);
         break;
       case Event::Kind::kEnded:
-        owed.backward_ended();
+        pending.backward_ended();
         break;
     }
   }
-  return owed;
+  return pending;
 }
 
 // Who owes: whose last event is no payment.
@@ -119,20 +119,20 @@ void check_all(std::vector<Event>& events, size_t length) {
   }
 }
 
-TEST(OwedReductions, OfEverySequenceOfFiveEventsAreThoseOfItsHistory) {
+TEST(PendingReductions, OfEverySequenceOfFiveEventsAreThoseOfItsHistory) {
   std::vector<Event> events;
   check_all(events, 5);
 }
 
 // It would take minutes if each look for a group went through all of them.
-TEST(OwedReductions, OfManyGroupsAreFoundAtOnce) {
+TEST(PendingReductions, OfManyGroupsAreFoundAtOnce) {
   constexpr int kGroups = 400'000;
-  OwedReductions<int> owed;
-  for (int group = 0; group < kGroups; ++group) owed.touched(group);
-  owed.backward_ended();
+  PendingReductions<int> pending;
+  for (int group = 0; group < kGroups; ++group) pending.touched(group);
+  pending.backward_ended();
   for (int group = kGroups; group-- > 0;) {
-    if (group % 2 == 0) owed.touched(group);
-    if (group % 3 == 0) owed.reduced(group);
+    if (group % 2 == 0) pending.touched(group);
+    if (group % 3 == 0) pending.reduced(group);
   }
   std::vector<int> expected;
   for (int group = 0; group < kGroups; ++group) {
@@ -141,7 +141,7 @@ TEST(OwedReductions, OfManyGroupsAreFoundAtOnce) {
   for (int group = kGroups; group-- > 0;) {
     if (group % 2 == 0 && group % 3 != 0) expected.push_back(group);
   }
-  EXPECT_EQ(owed.in_order(), expected);
+  EXPECT_EQ(pending.in_order(), expected);
 }
 
 }  // namespace

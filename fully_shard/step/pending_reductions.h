@@ -1,7 +1,7 @@
-// The groups that owe a reduction: a forward that records gradients touched them since
-// their last one, or a backward without synchronisation did. In the order of the first
-// such touch since the last backward; those that are owed from before it come first.
-// Local.
+// The groups whose reduction is pending: a forward that records gradients touched them
+// since their last one, or a backward without synchronisation did. In the order of the
+// first such touch since the last backward; those that are pending from before it come
+// first. Local.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,7 @@
 namespace fsdp::internal {
 
 template <class Group>
-class OwedReductions {
+class PendingReductions {
  public:
   void touched(Group group) {
     if (fresh_.contains(group)) return;
@@ -21,13 +21,14 @@ class OwedReductions {
   }
   // A backward without synchronisation left gradients on the group.
   void left_unreduced(Group group) {
-    if (!owes(group)) old_.add(group);
+    if (!contains(group)) old_.add(group);
   }
   void reduced(Group group) {
     fresh_.remove(group);
     old_.remove(group);
   }
-  // A backward ended: what is still owed keeps no place among the next forward's touches.
+  // A backward ended: what is still pending keeps no place among the next forward's
+  // touches.
   void backward_ended() {
     for (const auto& [number, group] : fresh_.in_order()) old_.add(group);
     fresh_ = {};
@@ -39,7 +40,7 @@ class OwedReductions {
     }
     return groups;
   }
-  bool owes(Group group) const { return fresh_.contains(group) || old_.contains(group); }
+  bool contains(Group group) const { return fresh_.contains(group) || old_.contains(group); }
 
  private:
   // Groups in the order in which they came, each once.

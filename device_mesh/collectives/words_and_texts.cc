@@ -1,4 +1,4 @@
-#include "device_mesh/collectives/agreement.h"
+#include "device_mesh/collectives/words_and_texts.h"
 
 #include <ATen/ops/tensor.h>
 #include <ATen/ops/zeros.h>

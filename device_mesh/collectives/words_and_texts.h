@@ -1,4 +1,6 @@
-// Whether all ranks say the same: the one way in which they find out.
+// Words and texts of all ranks, for calls that compare them. (That ranks issue different
+// collectives is found in announcement.h; what arguments of one call must have in common
+// is compared by on_mesh/claims.h.)
 //
 //   const auto said = agree({collectives}, {.words = {count, hash}, .what = "agreement of ..."});
 //   if (said.difference) TORCH_CHECK_VALUE(false, ...);   // on all ranks alike
