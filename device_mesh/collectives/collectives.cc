@@ -17,8 +17,10 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <numeric>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
@@ -31,13 +33,21 @@ enum class Carrier { kNotice, kMessages, kBackend };
 // By which operations of different names, whose messages have one size, are told apart.
 uint32_t number_of_name(const std::string& name) { return XXH32(name.data(), name.size(), 0); }
 
+// What ranks must do alike beside name and size: how values are combined, or whose they
+// are.
+using Manner = std::array<uint32_t, 2>;
+Manner manner_of_reduction(ReduceOp op, at::ScalarType dtype) {
+  return {static_cast<uint32_t>(op), static_cast<uint32_t>(dtype)};
+}
+Manner manner_of_broadcast(int64_t root) { return {static_cast<uint32_t>(root), 0}; }
+
 template <class Options>
-IssuedOperation operation_of(CollectiveKind kind, const Options& options, int64_t bytes) {
-  return {.kind = kind,
-          .unit = options.unit ? *options.unit : number_of_name(options.what),
-          .what = options.what,
-          .bytes = bytes,
-          .words = options.words};
+IssuedOperation operation_of(CollectiveKind kind, const Options& options, int64_t bytes,
+                             const std::optional<Manner>& manner = {}) {
+  auto unit = number_of_name(options.what);
+  if constexpr (requires { options.unit; }) unit = options.unit.value_or(unit);
+  if (manner) unit = XXH32(manner->data(), sizeof *manner, unit);
+  return {.kind = kind, .unit = unit, .what = options.what, .bytes = bytes, .words = options.words};
 }
 
 int64_t bytes_in(const at::Tensor& tensor) { return static_cast<int64_t>(tensor.nbytes()); }
@@ -135,7 +145,8 @@ InFlight<GatheredRows> Collectives::start(const AllGatherOptions& options) const
 
 InFlight<SummedRow> Collectives::start(const ReduceScatterOptions& options) const {
   const auto& rows = options.input;
-  const auto operation = operation_of(CollectiveKind::kReduceScatter, options, rows.size(1));
+  const auto operation = operation_of(CollectiveKind::kReduceScatter, options, rows.size(1),
+                                      manner_of_reduction(options.op, options.dtype));
   if (options.custom) return reduce_scatter_by_backend(*this, operation, options);
   const auto carrier = state_->carrier(operation.kind, rows, operation.bytes);
   if (carrier == Carrier::kNotice) return sum_by_notice(*this, operation, rows, options.dtype);
@@ -147,7 +158,8 @@ InFlight<SummedRow> Collectives::start(const ReduceScatterOptions& options) cons
 // By notice all of the row is sent, and each rank adds.
 InFlight<SummedRow> Collectives::start(const AllReduceOptions& options) const {
   const auto& row = options.tensor;
-  const auto operation = operation_of(CollectiveKind::kAllReduce, options, bytes_in(row));
+  const auto operation = operation_of(CollectiveKind::kAllReduce, options, bytes_in(row),
+                                      manner_of_reduction(options.op, row.scalar_type()));
   const auto carrier = state_->carrier(operation.kind, row, operation.bytes);
   if (carrier == Carrier::kNotice)
     return sum_by_notice(*this, operation, as_rows(row, 1), row.scalar_type());
@@ -158,9 +170,7 @@ InFlight<SummedRow> Collectives::start(const AllReduceOptions& options) const {
 // Ranks send different numbers of bytes, so these are not compared.
 InFlight<std::vector<at::Tensor>> Collectives::start(const AllToAllOptions& options) const {
   check_splits(group(), options);
-  const IssuedOperation operation = {.kind = CollectiveKind::kAllToAll,
-                                     .unit = number_of_name(options.what),
-                                     .what = options.what};
+  const auto operation = operation_of(CollectiveKind::kAllToAll, options, /*bytes=*/0);
   const auto carrier = state_->carrier(operation.kind, options.input, operation.bytes);
   return carrier == Carrier::kNotice ? all_to_all_by_notice(*this, operation, options)
                                      : all_to_all_by_backend(*this, operation, options);
@@ -203,8 +213,9 @@ std::vector<NoticeWords> Collectives::reduce_scatter(const ReduceScatterOptions&
   check_reduce_scatter(group(), options.output, options.input);
   if (options.output.numel() == 0) return {};
   const BelowAutograd below_autograd;
-  auto operation = operation_of(CollectiveKind::kReduceScatter, options, bytes_in(options.input));
-  operation.unit += static_cast<uint32_t>(options.op);  // others do not meet
+  const auto operation =
+      operation_of(CollectiveKind::kReduceScatter, options, bytes_in(options.input),
+                   manner_of_reduction(options.op, options.input.scalar_type()));
   const auto carrier = state_->carrier(operation.kind, options.input, bytes_in(options.output));
   if (options.op != ReduceOp::kSum || carrier == Carrier::kBackend) {
     return log()->run(operation, [&] {
@@ -228,8 +239,8 @@ std::vector<NoticeWords> Collectives::all_reduce(const AllReduceOptions& options
   const auto& tensor = options.tensor;
   if (tensor.numel() == 0) return {};
   const BelowAutograd below_autograd;
-  auto operation = operation_of(CollectiveKind::kAllReduce, options, bytes_in(tensor));
-  operation.unit += static_cast<uint32_t>(options.op);  // others do not meet
+  const auto operation = operation_of(CollectiveKind::kAllReduce, options, bytes_in(tensor),
+                                      manner_of_reduction(options.op, tensor.scalar_type()));
   if (options.op != ReduceOp::kSum || tensor.scalar_type() == at::kBool ||
       state_->carrier(operation.kind, tensor, operation.bytes) == Carrier::kBackend) {
     return log()->run(operation, [&] { return internal::all_reduce(group(), tensor, options.op); });
@@ -248,11 +259,8 @@ std::vector<NoticeWords> Collectives::broadcast(const BroadcastOptions& options)
   check_broadcast(group(), options.root);
   if (options.tensor.numel() == 0) return {};
   const BelowAutograd below_autograd;
-  const IssuedOperation operation = {.kind = CollectiveKind::kBroadcast,
-                                     .unit = number_of_name(options.what),
-                                     .what = options.what,
-                                     .bytes = bytes_in(options.tensor),
-                                     .words = options.words};
+  const auto operation = operation_of(CollectiveKind::kBroadcast, options, bytes_in(options.tensor),
+                                      manner_of_broadcast(options.root));
   if (state_->carrier(operation.kind, options.tensor, operation.bytes) == Carrier::kBackend) {
     return log()->run(operation,
                       [&] { return internal::broadcast(group(), options.tensor, options.root); });
@@ -274,11 +282,7 @@ std::vector<NoticeWords> Collectives::all_to_all(const AllToAllOptions& options)
   check_all_to_all(group(), options.output, options.input);
   if (options.input.numel() == 0) return {};
   const BelowAutograd below_autograd;
-  const IssuedOperation operation = {.kind = CollectiveKind::kAllToAll,
-                                     .unit = number_of_name(options.what),
-                                     .what = options.what,
-                                     .bytes = bytes_in(options.input),
-                                     .words = options.words};
+  const auto operation = operation_of(CollectiveKind::kAllToAll, options, bytes_in(options.input));
   if (state_->carrier(operation.kind, options.input, operation.bytes) == Carrier::kBackend) {
     return log()->run(operation,
                       [&] { return internal::all_to_all(group(), options.output, options.input); });

@@ -21,6 +21,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <mutex>
 #include <string>
@@ -175,6 +176,39 @@ TEST(CollectivesInPeerMemory, RanksThatReduceByOtherOperationsLearnOfIt) {
         };
         testing::expect_error(mistake, HasSubstr("collectives are out of order"));
         EXPECT_TRUE(at::equal(values, at::ones({4})) && at::equal(part, at::zeros({2})));
+      });
+    }
+  }
+}
+
+// The same name and size, and other values: of another dtype, or another rank's.
+TEST(CollectivesInPeerMemory, RanksThatMeanOtherDtypesOrRootsLearnOfIt) {
+  for (const char* const peer_memory : {"on", "off"}) {
+    const WithEnvironment switched("FSDP_PEER_MEMORY", peer_memory);
+    for (const int mistake : {0, 1, 2, 3}) {
+      run_ranks(2, [&](int64_t rank) {
+        const auto mesh = init_device_mesh(c10::kCPU, {2});
+        const auto collectives = collectives_of(mesh, 0);
+        const auto dtype = rank == 0 ? at::kHalf : at::kBFloat16;
+        const auto values = at::ones({4}, dtype);
+        auto part = at::zeros({2}, dtype);
+        const std::function<void()> mistakes[] = {
+            [&] { collectives.all_reduce({.tensor = values, .what = "values"}); },
+            [&] {
+              collectives.reduce_scatter({.output = part, .input = values, .what = "values"});
+            },
+            [&] {
+              collectives
+                  .start(ReduceScatterOptions{.input = values.view(at::kByte).view({2, -1}).clone(),
+                                              .dtype = dtype,
+                                              .what = "rows",
+                                              .unit = 3})
+                  .wait();
+            },
+            [&] { collectives.broadcast({.tensor = values, .what = "values", .root = rank}); }};
+        testing::expect_error(mistakes[mistake], HasSubstr("collectives are out of order"));
+        EXPECT_TRUE(at::equal(values, at::ones({4}, dtype)));
+        EXPECT_TRUE(at::equal(part, at::zeros({2}, dtype)));
       });
     }
   }
