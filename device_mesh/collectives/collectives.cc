@@ -241,14 +241,17 @@ std::vector<NoticeWords> Collectives::all_reduce(const AllReduceOptions& options
   const BelowAutograd below_autograd;
   const auto operation = operation_of(CollectiveKind::kAllReduce, options, bytes_in(tensor),
                                       manner_of_reduction(options.op, tensor.scalar_type()));
+  const auto carrier = state_->carrier(operation.kind, tensor, operation.bytes);
   if (options.op != ReduceOp::kSum || tensor.scalar_type() == at::kBool ||
-      state_->carrier(operation.kind, tensor, operation.bytes) == Carrier::kBackend) {
+      carrier == Carrier::kBackend) {
     return log()->run(operation, [&] { return internal::all_reduce(group(), tensor, options.op); });
   }
-  auto flat = options;
-  flat.tensor = tensor.view({-1});
-  auto sum = start(flat).wait();
-  flat.tensor.copy_(sum.row);
+  const auto flat = tensor.view({-1});
+  auto sum = (carrier == Carrier::kNotice
+                  ? sum_by_notice(*this, operation, as_rows(flat, 1), flat.scalar_type())
+                  : all_reduce_by_messages(*this, operation, flat))
+                 .wait();
+  flat.copy_(sum.row);
   return std::move(sum.words);
 }
 
