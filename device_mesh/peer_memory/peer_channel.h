@@ -4,7 +4,7 @@
 //
 //   if (const auto channel = PeerChannel::of(group)) {
 //     const auto number = channel->next_number();            // the same on all ranks
-//     channel->send(1, number, notice, channel->memory()->as_sent(rows));
+//     channel->send(1, number, notice, channel->memory().as_sent(rows));
 //     auto coming = channel->receive(1, number);             // a c10d::Work
 #pragma once
 
@@ -23,8 +23,6 @@
 #include <vector>
 
 namespace fsdp::internal {
-
-class PeerReceive;
 
 class PeerChannel {
  public:
