@@ -1,18 +1,17 @@
 #include "checkpoint/convert.h"
 
 #include "checkpoint/files/checksums.h"
+#include "checkpoint/files/errors.h"
 #include "checkpoint/files/file_calls.h"
-#include "checkpoint/files/raise.h"
-#include "checkpoint/files/save_id.h"
 #include "checkpoint/format/catalog/catalog.h"
+#include "checkpoint/format/catalog/foreign_files.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/names.h"
 #include "checkpoint/io/commit.h"
 #include "checkpoint/io/file_writing.h"
 #include "checkpoint/io/tensor_reader.h"
-#include "checkpoint/plan/full_plan.h"
 #include "checkpoint/plan/names_in_file.h"
-#include "checkpoint/plan/savable.h"
+#include "checkpoint/plan/save_plan.h"
+#include "checkpoint/plan/state_items.h"
 #include "checkpoint/ranks/world.h"
 
 #include <c10/util/Exception.h>
@@ -128,6 +127,12 @@ SavePlan plan_for(const std::vector<SaveItem>& items, const ConvertOptions& opti
   save.model_dtype = options.model_dtype;
   save.max_file_bytes = options.max_file_bytes;
   return plan_full(items, /*world_size=*/1, save);
+}
+
+// The same error, told of `what`.
+absl::Status within(const std::string& what, const absl::Status& status) {
+  if (status.ok()) return status;
+  return absl::Status(status.code(), what + ": " + std::string(status.message()));
 }
 
 // What `work` throws begins with "convert: place: ".

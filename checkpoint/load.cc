@@ -1,23 +1,21 @@
 #include "checkpoint/checkpoint.h"
-#include "checkpoint/files/raise.h"
+#include "checkpoint/files/errors.h"
 #include "checkpoint/format/catalog/catalog.h"
+#include "checkpoint/format/catalog/foreign_files.h"
 #include "checkpoint/format/ivalue_json.h"
-#include "checkpoint/format/names.h"
 #include "checkpoint/io/commit.h"
-#include "checkpoint/io/fit.h"
+#include "checkpoint/io/misfits.h"
 #include "checkpoint/io/tensor_reader.h"
 #include "checkpoint/optimizer/libtorch_optimizer.h"
 #include "checkpoint/optimizer/optimizer_item.h"
-#include "checkpoint/plan/left_alone.h"
-#include "checkpoint/plan/savable.h"
-#include "checkpoint/plan/tied_values.h"
-#include "checkpoint/ranks/unmatched_names.h"
+#include "checkpoint/plan/state_items.h"
 #include "checkpoint/ranks/world.h"
 #include "checkpoint/save/per_rank.h"
-#include "checkpoint/save/scheduler_step.h"
+#include "device_mesh/internal/name_pattern.h"
 
 #include <c10/util/Exception.h>
 
+#include <algorithm>
 #include <deque>
 #include <filesystem>
 #include <optional>
@@ -40,6 +38,37 @@ std::optional<std::string> find(const Catalog& catalog, const std::string& name)
 void append(std::vector<std::string>& to, const std::vector<std::string>& from) {
   to.insert(to.end(), from.begin(), from.end());
 }
+
+// The tensors that a load leaves as they are (LoadOptions::leave).
+class LeftAlone {
+ public:
+  explicit LeftAlone(const std::vector<std::string>& patterns)
+      : patterns_(patterns), unused_(patterns.begin(), patterns.end()) {}
+
+  // Whether a pattern means one of a tensor's names.
+  bool has(const std::vector<std::string>& names) {
+    bool found = false;
+    for (const auto& pattern : patterns_) {
+      const auto means = [&](const auto& name) {
+        return internal::match_name(pattern, name).has_value();
+      };
+      if (std::none_of(names.begin(), names.end(), means)) continue;
+      unused_.erase(pattern);
+      found = true;
+    }
+    return found;
+  }
+
+  // Throws ValueError for a pattern that has meant no name so far.
+  void check_all_used() const {
+    TORCH_CHECK_VALUE(unused_.empty(), "LoadOptions::leave: '", *unused_.begin(),
+                      "' means no name of a model or of State::tensors");
+  }
+
+ private:
+  std::vector<std::string> patterns_;
+  std::set<std::string> unused_;
+};
 
 // One call of load() on one rank: everything is checked, then everything is written.
 class Loading {
@@ -147,7 +176,7 @@ class Loading {
       }
       const auto fits = reader.plan(stored.front(), named.name, named.tensor);
       misfits_.note(fits);
-      if (fits.ok()) check_tied_in_file(catalog, stored, named, rules());
+      if (fits.ok()) check_tied_in_file(catalog, stored, named.name, named.tensor, rules());
     }
     for (const auto& [name, tensor] : catalog.tensors) {
       if (used.count(name) == 0) unmatched_.unexpected.push_back(name);

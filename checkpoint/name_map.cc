@@ -1,6 +1,6 @@
 #include "checkpoint/name_map.h"
 
-#include "checkpoint/format/names.h"
+#include "checkpoint/files/errors.h"
 #include "device_mesh/internal/name_pattern.h"
 
 #include <c10/util/Exception.h>

@@ -1,12 +1,15 @@
 #include "deferred_init/deferred_storage.h"
 
+#include "dtensor/tensor/value_hash.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/raw_access.h"
 
 #include <utility>
 
-namespace fsdp::internal {
+#define XXH_INLINE_ALL
+#include <xxhash.h>
 
+namespace fsdp::internal {
 namespace {
 
 constexpr const char* kNoValues =
@@ -62,6 +65,19 @@ DeferredTensor defer(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape
   deferred->set_sizes_and_strides(impl->sizes(), impl->strides(), impl->storage_offset());
   impl->shallow_copy_from(deferred);
   return deferred_tensor(tensor);
+}
+
+uint64_t fingerprint_of(const at::Tensor& tensor) {
+  const auto* const storage = DeferredStorage::of(tensor);
+  const Tape& tape = *storage->tape();
+  uint64_t hash = 0;
+  for (const int64_t index : tape.dependencies().needed_for({storage->value()}, tape.size())) {
+    const Step& step = tape.step(index);
+    const auto& name = step.op.schema().name();
+    hash = XXH3_64bits_withSeed(name.data(), name.size(), hash);
+    if (step.generator_state.defined()) hash = hash_of_values(step.generator_state, hash);
+  }
+  return hash;
 }
 
 }  // namespace fsdp::internal

@@ -53,4 +53,9 @@ DeferredTensor deferred_tensor(const at::Tensor& tensor);
 DeferredTensor defer(const at::Tensor& tensor, const std::shared_ptr<Tape>& tape,
                      const at::Tensor& raw = {});
 
+// Tells ranks whether their tapes would compute the same: a hash of the operators that
+// `tensor`, which is deferred, depends on, and of the states of the generators that they
+// draw from. Other arguments do not count.
+uint64_t fingerprint_of(const at::Tensor& tensor);
+
 }  // namespace fsdp::internal

@@ -2,7 +2,7 @@
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/internal/device_types.h"
+#include "device_mesh/internal/accelerator.h"
 #include "device_mesh/internal/mesh_layout.h"
 #include "device_mesh/process_group.h"
 #include "device_mesh/process_groups/dimension_groups.h"

@@ -4,6 +4,8 @@
 //   fsdp::fully_shard(*layer, mesh);     // a torch::nn::Module&
 #pragma once
 
+#include <c10/util/Exception.h>
+
 #include <memory>
 #include <utility>
 
@@ -35,5 +37,18 @@ class BasicModuleRef {
 
 using ModuleRef = BasicModuleRef<torch::nn::Module>;
 using ConstModuleRef = BasicModuleRef<const torch::nn::Module>;  // of what only reads it
+
+namespace internal {
+
+// The module that a caller of a public function gave. Throws ValueError where it is null;
+// the text begins with `caller`, that function's name.
+template <class Module>
+Module& given_module(const char* caller, const BasicModuleRef<Module>& module) {
+  TORCH_CHECK_VALUE(module.get() != nullptr, caller,
+                    ": the module is null (a shared_ptr that was never set?); give a module");
+  return *module.get();
+}
+
+}  // namespace internal
 
 }  // namespace fsdp

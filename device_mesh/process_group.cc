@@ -1,11 +1,10 @@
 #include "device_mesh/process_group.h"
 
-#include "device_mesh/internal/device_types.h"
+#include "device_mesh/internal/accelerator.h"
 #include "device_mesh/process_groups/backend_table.h"
 #include "device_mesh/process_groups/dimension_groups.h"
 #include "device_mesh/process_groups/process_group_factory.h"
 #include "device_mesh/rendezvous/rendezvous.h"
-#include "device_mesh/rendezvous/store_connection.h"
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 #include <c10/util/Logging.h>

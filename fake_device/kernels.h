@@ -1,4 +1,5 @@
-// Kernels of the fake device's own; all others are shape_kernel.h's.
+// Kernels of the fake device's own, beside those of its memory (memory.h); all others are
+// shape_kernel.h's.
 #pragma once
 
 namespace torch {
@@ -8,7 +9,6 @@ class Library;
 namespace fsdp::internal {
 
 // `library` is aten's for PrivateUse1.
-void register_memory_kernels(torch::Library& library);  // and copies
 void register_kernels_without_meta(torch::Library& library);
 void register_attention_kernels(torch::Library& library);
 

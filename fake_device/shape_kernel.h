@@ -1,4 +1,4 @@
-// Any operator on the fake device, by its meta kernel.
+// Any operator on the fake device, by its meta kernel, and what it costs.
 #pragma once
 
 #include <ATen/core/stack.h>
@@ -17,5 +17,9 @@ void shape_kernel(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // Whether it has one, or needs none since it goes from element to element.
 bool has_shape_kernel(const c10::OperatorHandle& op);
+
+// Adds to fake_flops() what a kernel of its own costs, multiplications and additions
+// counted each.
+void count_flops(double flops);
 
 }  // namespace fsdp::internal

@@ -137,12 +137,12 @@ class FSDP_API FSDPModule {
   void set_reduce_scatter_unused_params(bool enable, bool recurse = true);
 
   // These functions gather this unit's parameters and add up its gradients over the ranks
-  // that shard, instead of the mesh's process groups (communicate.h). Empty: the process
-  // groups again. Each is called on all ranks in one order, but the two in any order to
-  // each other, so they need groups of their own. They run without recording gradients,
-  // and what they throw is reported as a failed collective of the unit. Pieces that
-  // ReshardAfterForward::to_world keeps are gathered without them. Local; every rank must
-  // do the same. Throws NotImplementedError where gathers need no other rank.
+  // that shard, instead of the mesh's process groups (communicate.h). Empty: the
+  // process groups again. Each is called on all ranks in one order, but the two in any
+  // order to each other, so they need groups of their own. They run without recording
+  // gradients, and what they throw is reported as a failed collective of the unit. Pieces
+  // that ReshardAfterForward::to_world keeps are gathered without them. Local; every rank
+  // must do the same. Throws NotImplementedError where gathers need no other rank.
   using Communicate = fsdp::Communicate;
   void set_custom_all_gather(Communicate all_gather);
   void set_custom_reduce_scatter(Communicate reduce_scatter);
@@ -160,6 +160,35 @@ class FSDP_API FSDPModule {
 
   void for_each_unit(bool recurse, const std::function<void(internal::Unit&)>& visit);
   std::shared_ptr<internal::Unit> unit_;
+};
+
+// Accumulating gradients without communication: FSDP's no_sync.
+//
+//   for (size_t i = 0; i + 1 < batches.size(); ++i) {
+//     fsdp::NoSyncGuard no_sync(fsdp::get_fsdp_module(*model));
+//     loss(batches[i]).backward();               // no reduction
+//   }
+//   loss(batches.back()).backward();             // reduces the sum
+//
+// While it lives, backwards do not reduce the gradients of the unit and of the units
+// below it: they add up on this rank, full, and join the next synchronised backward.
+// zero_grad() does not reach them; FSDPModule::zero_pending_gradients() does. The end of
+// the scope, by an exception too, gives every unit the setting that it had before, so
+// guards nest and units that were switched off by hand stay off. Local, but every rank
+// must do the same.
+class [[nodiscard]] FSDP_API NoSyncGuard {
+ public:
+  [[nodiscard]] explicit NoSyncGuard(FSDPModule module);
+  ~NoSyncGuard();
+  NoSyncGuard(const NoSyncGuard&) = delete;
+  NoSyncGuard& operator=(const NoSyncGuard&) = delete;
+
+ private:
+  struct Setting {
+    std::weak_ptr<internal::Unit> unit;
+    bool synchronized;
+  };
+  std::vector<Setting> before_;
 };
 
 }  // namespace fsdp

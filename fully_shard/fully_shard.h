@@ -37,30 +37,30 @@
 #include "fully_shard/auto_shard.h"
 #include "fully_shard/broadcast_states.h"
 #include "fully_shard/clip_grad_norm.h"
+#include "fully_shard/communicate.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/custom_collectives.h"
 #include "fully_shard/deferred_init.h"
 #include "fully_shard/describe_units.h"
 #include "fully_shard/forward.h"
 #include "fully_shard/fsdp_module.h"
-#include "fully_shard/full_params.h"
 #include "fully_shard/grad.h"
 #include "fully_shard/grad_scaler.h"
 #include "fully_shard/host_exchange.h"
-#include "fully_shard/no_sync_guard.h"
 #include "fully_shard/policies.h"
 #include "fully_shard/profile.h"
 #include "fully_shard/raw_access.h"
-#include "fully_shard/replicate.h"
-#include "fully_shard/script_module.h"
-#include "fully_shard/separate_storages.h"
 #include "fully_shard/summon_full_params.h"
 #include "fully_shard/wrap_policy.h"
 
 #include <ATen/core/Tensor.h>
 
+#include <memory>
 #include <vector>
 
+namespace torch::jit {
+struct Module;
+}
 namespace torch::nn {
 class Module;
 }
@@ -103,5 +103,63 @@ FSDP_API FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules,
 // registered); root_only: those without an enclosing unit. Local.
 [[nodiscard]] FSDP_API std::vector<FSDPModule> fsdp_modules(ModuleRef module,
                                                             bool root_only = false);
+
+// Units whose parameters every rank has whole: data parallelism as torch's replicate()
+// and DDP do it, beside units that are sharded.
+//
+//   fsdp::replicate(model->norm, mesh);   // small: not worth a gather
+//   fsdp::fully_shard(model, mesh);
+//
+// As fully_shard, but that no rank gives a part of the parameters away: nothing is
+// gathered, and gradients are summed by one all-reduce per backward. A unit of hybrid
+// sharding over a mesh of as many replicas as `mesh` has ranks, one shard each, so all of
+// FSDPModule's switches hold. The first call on a mesh is collective over it, later ones
+// are local. Throws ValueError for a mesh of more than one dimension, and what
+// fully_shard throws.
+FSDP_API FSDPModule replicate(const std::vector<torch::nn::Module*>& modules,
+                              const DeviceMesh& mesh = default_mesh(),
+                              FullyShardOptions options = {});
+FSDP_API FSDPModule replicate(ModuleRef module, const DeviceMesh& mesh = default_mesh(),
+                              FullyShardOptions options = {});
+
+// A model whose loader gave it slices of one buffer, for the loop that makes units of it
+// bottom-up.
+//
+//   fsdp::separate_storages(model);
+//   for (auto& block : model->blocks) fsdp::fully_shard(block, mesh);
+//   fsdp::fully_shard(model, mesh);
+//
+// Gives every parameter at and below `module` that has its storage in common with other
+// parameters or buffers memory of its own, in place: handles stay, and so do values.
+// Buffers stay where they are. fully_shard cannot tell alone whether slices beyond the
+// module that it is given overlap that module's; auto_shard sees the whole model and
+// needs no call of this. What is sharded already is left alone. Local.
+//
+// Throws ValueError, with nothing changed, for a null module; for parameters and buffers
+// that have elements in common without being one tensor, naming both; and for a parameter
+// of such a storage that belongs to a live graph, or that something else than the
+// module's parameters and buffers uses as well, such as a view that the model keeps.
+FSDP_API void separate_storages(ModuleRef module);
+
+// TorchScript modules as parts of a model, so that their parameters are sharded and
+// trained like all others.
+//
+//   struct Classifier : torch::nn::Module {
+//     Classifier() { register_module("backbone", fsdp::adopt(backbone)); }
+//     torch::Tensor forward(const torch::Tensor& x) { return backbone.forward({x}).toTensor(); }
+//
+//     torch::jit::Module backbone = torch::jit::load("backbone.pt");
+//   };
+//
+// A torch::jit::Module that is a plain member of a torch::nn::Module is invisible:
+// parameters() does not list what it holds, and where that is trained, the ranks' copies
+// drift apart. Adopted, its tensors are in the registry too, which is all that
+// fully_shard needs: what TorchScript runs are operators.
+//
+// A module with the parameters, buffers and submodules of `module` under their names,
+// which shares every tensor with it and has no forward of its own. Move and convert the
+// TorchScript module before, not after: it then has other tensors. Throws ValueError for
+// one without parameters and buffers, as torch::jit::freeze leaves it. Local.
+[[nodiscard]] FSDP_API std::shared_ptr<torch::nn::Module> adopt(const torch::jit::Module& module);
 
 }  // namespace fsdp

@@ -1,12 +1,8 @@
-#include "on_demand/fast_gate.h"
-
 #include "dtensor/dtensor.h"
 #include "on_demand/gate.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/gate_key.h"
-#include "on_demand/input_cast.h"
 #include "on_demand/on_demand_storage.h"
-#include "on_demand/replicated_members.h"
 
 #include <ATen/core/IListRef.h>
 #include <ATen/ops/_fused_rms_norm_backward_ops.h>

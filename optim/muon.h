@@ -18,7 +18,6 @@
 #pragma once
 
 #include "device_mesh/api.h"
-#include "optim/muon_counters.h"
 
 #include <torch/optim/optimizer.h>
 #include <torch/optim/serialize.h>
@@ -73,6 +72,14 @@ struct FSDP_API MuonParamState : public torch::optim::OptimizerCloneableParamSta
 
 FSDP_API bool operator==(const MuonParamState& lhs, const MuonParamState& rhs);
 
+// What a step cost one rank.
+struct MuonCounters {
+  int64_t matrices = 0;        // that were orthogonalized here
+  double work = 0;             // of those: the sum of s^2 (2 l + s), with sides s <= l
+  int64_t exchanges = 0;       // with owners, both ways
+  int64_t received_bytes = 0;  // from other ranks, by those exchanges
+};
+
 class FSDP_API Muon : public torch::optim::Optimizer {
  public:
   // Throws ValueError for options out of range and for parameters that are no matrices
@@ -90,6 +97,7 @@ class FSDP_API Muon : public torch::optim::Optimizer {
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
+  // Of the last step.
   const MuonCounters& counters() const { return counters_; }
 
  private:

@@ -1,19 +1,26 @@
 #include "optim/muon_with_adamw.h"
 
-#include "optim/internal/group_archive.h"
 #include "optim/internal/muon_groups.h"
 
 #include <c10/util/Exception.h>
+#include <torch/serialize/archive.h>
+#include <torch/types.h>
 
+#include <memory>
+#include <string>
 #include <utility>
+#include <vector>
 
 namespace fsdp {
 namespace {
 
 using torch::optim::AdamW;
 using torch::optim::AdamWOptions;
+using torch::optim::OptimizerOptions;
 using torch::optim::OptimizerParamGroup;
 using torch::optim::OptimizerParamState;
+using torch::serialize::InputArchive;
+using torch::serialize::OutputArchive;
 
 bool is_adamw_group(const OptimizerParamGroup& group) {
   return dynamic_cast<const AdamWOptions*>(&group.options()) != nullptr;
@@ -38,11 +45,6 @@ const std::vector<OptimizerParamGroup>& with_options(
         groups[i].has_options(), "MuonWithAdamW: group ", i,
         " has no options, expected MuonOptions or AdamWOptions, which say whose it is");
   return groups;
-}
-
-std::unique_ptr<OptimizerParamState> new_state(const OptimizerParamGroup& group) {
-  if (is_adamw_group(group)) return std::make_unique<torch::optim::AdamWParamState>();
-  return std::make_unique<MuonParamState>();
 }
 
 }  // namespace
@@ -92,12 +94,107 @@ void MuonWithAdamW::step_adamw_groups() {
   adamw.step();
 }
 
-void MuonWithAdamW::save(torch::serialize::OutputArchive& archive) const {
-  internal::write_groups(archive, *this);
+// Saving and loading, in the form of LibTorch's own (torch/optim/serialize.h), whose
+// templates know one class of options and state, and here groups have several.
+namespace {
+
+// An empty one of the group's class.
+std::unique_ptr<OptimizerParamState> new_state(const OptimizerParamGroup& group) {
+  if (is_adamw_group(group)) return std::make_unique<torch::optim::AdamWParamState>();
+  return std::make_unique<MuonParamState>();
 }
 
-void MuonWithAdamW::load(torch::serialize::InputArchive& archive) {
-  internal::read_groups(archive, *this, new_state);
+std::string key_of(const at::Tensor& param) {
+  return std::to_string(reinterpret_cast<size_t>(param.unsafeGetTensorImpl()));
+}
+
+void write_size(OutputArchive& archive, const std::string& key, size_t size) {
+  archive.write(key, torch::tensor(static_cast<int64_t>(size)));
+}
+
+size_t read_size(InputArchive& archive, const std::string& key) {
+  torch::Tensor size;
+  archive.read(key, size);
+  return static_cast<size_t>(size.item<int64_t>());
+}
+
+OutputArchive archive_of(const OutputArchive& parent, const OptimizerParamGroup& group) {
+  OutputArchive archive(parent.compilation_unit()), options(parent.compilation_unit());
+  write_size(archive, "params/size", group.params().size());
+  for (size_t i = 0; i < group.params().size(); ++i)
+    archive.write("params/" + std::to_string(i), c10::IValue(key_of(group.params()[i])));
+  group.options().serialize(options);
+  archive.write("options", options);
+  return archive;
+}
+
+// What a group of the archive has for the optimizer's group.
+struct ReadGroup {
+  std::unique_ptr<OptimizerOptions> options;
+  std::vector<std::unique_ptr<OptimizerParamState>> states;  // by parameter; null: none there
+};
+
+ReadGroup read_group(InputArchive& archive, InputArchive& states, const OptimizerParamGroup& group,
+                     size_t number) {
+  const size_t size = read_size(archive, "params/size");
+  TORCH_CHECK(size == group.params().size(), "group ", number, " of the optimizer has ",
+              group.params().size(), " parameters, and ", size, " where it was saved");
+  ReadGroup read{.options = group.options().clone(), .states = {}};
+  InputArchive options;
+  archive.read("options", options);
+  read.options->serialize(options);
+  for (size_t i = 0; i < size; ++i) {
+    c10::IValue key;
+    archive.read("params/" + std::to_string(i), key);
+    InputArchive state;
+    auto& added = read.states.emplace_back();
+    if (!states.try_read(key.toStringRef(), state)) continue;
+    added = new_state(group);
+    added->serialize(state);
+  }
+  return read;
+}
+
+}  // namespace
+
+void MuonWithAdamW::save(OutputArchive& archive) const {
+  archive.write("pytorch_version", c10::IValue("1.5.0"));  // of the form, as LibTorch's says
+  OutputArchive states(archive.compilation_unit()), groups(archive.compilation_unit());
+  for (const auto& [handle, state] : state_) {
+    OutputArchive fields(archive.compilation_unit());
+    state->serialize(fields);
+    states.write(std::to_string(reinterpret_cast<size_t>(handle)), fields);
+  }
+  archive.write("state", states);
+  write_size(groups, "param_groups/size", param_groups_.size());
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    auto group = archive_of(archive, param_groups_[i]);
+    groups.write("param_groups/" + std::to_string(i), group);
+  }
+  archive.write("param_groups", groups);
+}
+
+// State of parameters that the archive has none of stays.
+void MuonWithAdamW::load(InputArchive& archive) {
+  InputArchive states, groups;
+  archive.read("state", states);
+  archive.read("param_groups", groups);
+  const size_t size = read_size(groups, "param_groups/size");
+  TORCH_CHECK(size == param_groups_.size(), "the optimizer has ", param_groups_.size(),
+              " groups of parameters, and ", size, " where it was saved");
+  std::vector<ReadGroup> read;
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    InputArchive group;
+    groups.read("param_groups/" + std::to_string(i), group);
+    read.push_back(read_group(group, states, param_groups_[i], i));
+  }
+  for (size_t i = 0; i < param_groups_.size(); ++i) {
+    param_groups_[i].set_options(std::move(read[i].options));
+    for (size_t k = 0; k < read[i].states.size(); ++k) {
+      if (read[i].states[k] != nullptr)
+        state_[param_groups_[i].params()[k].unsafeGetTensorImpl()] = std::move(read[i].states[k]);
+    }
+  }
 }
 
 }  // namespace fsdp

@@ -1,7 +1,7 @@
 #include "optim/split_for_muon.h"
 
-#include "device_mesh/internal/given_module.h"
 #include "device_mesh/internal/name_pattern.h"
+#include "device_mesh/module_ref.h"
 
 #include <c10/util/Exception.h>
 #include <torch/nn/modules/embedding.h>

@@ -1,11 +1,10 @@
 #include "tensor_parallel/parallelize_module.h"
 
 #include "deferred_init/deferred_storage.h"
-#include "deferred_init/fingerprint.h"
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/device_mesh.h"
-#include "device_mesh/internal/given_module.h"
+#include "device_mesh/module_ref.h"
 #include "device_mesh/on_mesh/claims.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/random/thread_generators.h"

@@ -50,7 +50,7 @@ ALSO_SEE = {
     "fake_device": "PlannedStep PolicySearch",
     "fully_shard": "Training GradientSyncEffects PrefetchEffects ScopeEffects HybridSharding FullParams StaleCopies "
     "FreezingEffects MixedPrecision RecursionEffects AutoShard AbortedBackward InterruptedBackward Owing "
-    "ReshardToWorld StartValues InPlace ShardWriteOperators MemberWrites UnusedParams UnshardByHandEffects "
+    "ReshardToWorld StartValues InPlace ShardWriteOperators MemberWrites UnusedParams ExplicitUnshardEffects "
     "ReshardAfterForwardEffects ReshardAfterBackwardEffects SummonDetails UnlikeRanks BufferDtype "
     "FullPrecision Autograd ParameterOrder CountersOfSteps Hooks Offloaded EntriesAsLeaves LateParameters "
     "GradientsOfRanks MistakesOfRanks StreamPrograms HostExchange Launches OffloadedShards",

@@ -8,6 +8,7 @@
 
 namespace fsdp::internal::checkpoint {
 
+inline constexpr const char* kChecksumSuffix = ".xxh3";
 inline constexpr int64_t kMebibyte = int64_t{1} << 20;
 
 uint64_t checksum_of(const void* data, int64_t bytes);

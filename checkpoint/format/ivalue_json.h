@@ -2,7 +2,7 @@
 // dictionaries of them. Tensors, where allowed, are kept aside under a name.
 #pragma once
 
-#include "checkpoint/format/strict_json.h"
+#include "checkpoint/format/json.h"
 
 #include <ATen/core/Tensor.h>
 #include <ATen/core/ivalue.h>

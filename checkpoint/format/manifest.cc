@@ -1,18 +1,19 @@
 #include "checkpoint/format/manifest.h"
 
 #include "checkpoint/files/checksums.h"
+#include "checkpoint/files/errors.h"
 #include "checkpoint/files/file_calls.h"
-#include "checkpoint/files/file_format.h"
-#include "checkpoint/files/plain_text.h"
-#include "checkpoint/files/stays_in_folder.h"
+#include "checkpoint/files/file_checks.h"
 #include "checkpoint/format/dtype.h"
 #include "dtensor/layout/shard_layout.h"
 
 #include <torch/version.h>
 
+#include <chrono>
 #include <cstdio>
 #include <exception>
 #include <filesystem>
+#include <random>
 #include <set>
 #include <stdexcept>
 #include <string_view>
@@ -164,6 +165,18 @@ absl::Status check_file_is_itself(const std::string& path) {
 }
 
 }  // namespace
+
+std::string new_save_id() {
+  std::random_device random;
+  const uint64_t number = (uint64_t{random()} << 32) ^ random();
+  return checksum_text({reinterpret_cast<const char*>(&number), sizeof(number)});
+}
+
+int64_t now_ns() {
+  using std::chrono::nanoseconds;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  return std::chrono::duration_cast<nanoseconds>(now).count();
+}
 
 std::string shard_path(const std::string& item, int64_t rank, int64_t number) {
   char name[64];

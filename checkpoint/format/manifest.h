@@ -2,8 +2,8 @@
 // what makes a folder a checkpoint. Grows with tensors plus ranks, not their product.
 #pragma once
 
+#include "checkpoint/format/json.h"
 #include "checkpoint/format/saved_layout.h"
-#include "checkpoint/format/strict_json.h"
 
 #include <absl/status/statusor.h>
 #include <c10/core/ScalarType.h>
@@ -38,10 +38,13 @@ struct ItemRecord {
   Json details = Json::object();            // of an optimizer: scalars and groups
 };
 
+std::string new_save_id();  // 16 random hexadecimal digits
+int64_t now_ns();           // since 1970
+
 struct Manifest {
-  std::string save_id;
+  std::string save_id;  // tells this save from others: of new_save_id()
   int64_t step = -1;
-  int64_t saved_at = 0;  // nanoseconds since 1970
+  int64_t saved_at = 0;  // by now_ns()
   int64_t world_size = 1;
   std::map<std::string, FileRecord> files;  // by path below the checkpoint
   std::vector<SavedLayout> layouts;

@@ -1,8 +1,8 @@
 #include "checkpoint/format/safetensors.h"
 
-#include "checkpoint/files/plain_text.h"
+#include "checkpoint/files/errors.h"
 #include "checkpoint/format/dtype.h"
-#include "checkpoint/format/strict_json.h"
+#include "checkpoint/format/json.h"
 
 #include <algorithm>
 #include <cstring>

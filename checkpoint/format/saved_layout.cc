@@ -1,7 +1,7 @@
 #include "checkpoint/format/saved_layout.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/layout/local_boxes.h"
+#include "dtensor/layout/shard_layout.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
 #include <c10/util/Exception.h>

@@ -1,9 +1,7 @@
 #include "checkpoint/io/commit.h"
 
 #include "checkpoint/files/file_calls.h"
-#include "checkpoint/files/hidden_folder.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/io/own_files.h"
 
 #include <c10/util/Exception.h>
 

@@ -3,7 +3,7 @@
 // one, whole. Rank 0 only; see the table in docs/checkpoint.md for what a crash leaves.
 #pragma once
 
-#include "checkpoint/io/folder_lock.h"
+#include "checkpoint/io/save_folders.h"
 
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>

@@ -7,22 +7,37 @@
 //   absl::StatusOr<WrittenFiles> written = writing.finish();
 #pragma once
 
-#include "checkpoint/io/shard_writer.h"
-#include "checkpoint/io/staging_buffer.h"
+#include "checkpoint/format/safetensors.h"
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
 #include <absl/status/statusor.h>
+#include <c10/core/ScalarType.h>
 
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
 namespace fsdp::internal::checkpoint {
+
+// Host memory for the copies of a save in the background. Kept between saves, so that
+// its pages are there and, beside an accelerator, pinned.
+class StagingBuffer {
+ public:
+  // Room for `bytes` in all, beginning anew. REQUIRES: earlier copies are in use no more.
+  void restart(int64_t bytes);
+  // A contiguous copy as `dtype`, in the buffer while there is room.
+  at::Tensor copy(const at::Tensor& value, c10::ScalarType dtype);
+
+ private:
+  at::Tensor memory_;
+  int64_t used_ = 0;
+};
+
+// What a copy of `bytes` takes in the buffer, with its alignment.
+int64_t staged_size(int64_t bytes);
 
 struct PartToWrite {
   Entry entry;
@@ -47,6 +62,10 @@ struct FileToWrite {
 // Orders the parts as they lie in the file.
 void lay_out(FileToWrite& file);
 
+struct WrittenFile {
+  int64_t bytes = 0;
+  std::string checksum;  // of the .xxh3 file
+};
 using WrittenFiles = std::map<std::string, WrittenFile>;  // by path
 
 class FileWriting {
@@ -55,7 +74,8 @@ class FileWriting {
   // for every part of every file, in order, whatever fails.
   using ValueOf = std::function<at::Tensor(FileKind, const at::Tensor&)>;
 
-  FileWriting(std::string folder, int64_t rank) : folder_(std::move(folder)), rank_(rank) {}
+  FileWriting(std::string folder, int64_t rank);
+  ~FileWriting();
 
   // Writes this rank's parts, but copies the last `staged_bytes` of them. What cannot be
   // written is told by finish(). REQUIRES: files that are laid out; once.
@@ -65,11 +85,7 @@ class FileWriting {
   absl::StatusOr<WrittenFiles> finish();
 
  private:
-  struct Open {
-    FileToWrite file;
-    std::optional<ShardWriter> writer;
-    std::vector<at::Tensor> copies;  // of the last parts
-  };
+  struct Open;
   absl::Status open(Open& open);
   absl::Status write(Open& open, const at::Tensor& value);
 

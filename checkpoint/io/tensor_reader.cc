@@ -1,7 +1,6 @@
 #include "checkpoint/io/tensor_reader.h"
 
-#include "checkpoint/io/fit.h"
-#include "checkpoint/io/strided_elements.h"
+#include "checkpoint/io/misfits.h"
 #include "checkpoint/ranks/tensor_values.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -29,12 +28,6 @@ Box part_of(const at::Tensor& tensor) {
   return whole_box(is_dtensor(tensor) ? spec_of(tensor).local_shape() : tensor.sizes().vec());
 }
 
-bool has_more_rows(const at::Tensor& tensor, const std::vector<int64_t>& shape) {
-  const auto sizes = tensor.sizes();
-  return !shape.empty() && sizes.size() == shape.size() && sizes.front() > shape.front() &&
-         sizes.slice(1) == c10::IntArrayRef(shape).slice(1);
-}
-
 at::Tensor view_of_box(at::Tensor tensor, const Box& box) {
   for (size_t dim = 0; dim < box.size(); ++dim)
     tensor = tensor.narrow(static_cast<int64_t>(dim), box[dim].offset, box[dim].length);
@@ -47,6 +40,103 @@ std::vector<int64_t> way_into_part(const LocalBox& box) {
   for (size_t dim = 0; dim < way.size(); ++dim) way[dim] -= box.box[dim].offset;
   return way;
 }
+
+// A tensor that has more rows (indices of its first dimension) than the file has of it,
+// such as the table of a vocabulary that was enlarged: which of this rank's boxes the
+// file fills, and which rows are new.
+
+bool has_more_rows(const at::Tensor& tensor, const std::vector<int64_t>& shape) {
+  const auto sizes = tensor.sizes();
+  return !shape.empty() && sizes.size() == shape.size() && sizes.front() > shape.front() &&
+         sizes.slice(1) == c10::IntArrayRef(shape).slice(1);
+}
+
+// How many of a box's rows the file has.
+int64_t old_rows_of(const LocalBox& box, int64_t rows) {
+  const auto& [offset, length] = box.box.front();
+  return std::clamp<int64_t>(rows - offset, 0, length);
+}
+
+// What the file's `rows` rows are of `boxes`.
+std::vector<LocalBox> old_boxes(std::vector<LocalBox> boxes, int64_t rows) {
+  for (auto& box : boxes) box.box.front().length = old_rows_of(box, rows);
+  return boxes;
+}
+
+// The others; none where this rank has none of them.
+std::vector<NewRows> new_rows(const std::vector<LocalBox>& boxes, int64_t rows) {
+  std::vector<NewRows> found;
+  for (const auto& box : boxes) {
+    const auto old = old_rows_of(box, rows);
+    NewRows rest{.first = box.box.front().offset + old,
+                 .place = box_at(box.begin, lengths_of(box.box))};
+    rest.place.front().offset += old;
+    rest.place.front().length -= old;
+    if (numel_of(rest.place) > 0) found.push_back(std::move(rest));
+  }
+  return found;
+}
+
+constexpr int64_t kBytesAtOnce = int64_t{64} << 20;
+
+// From the first element to behind the last. REQUIRES: there is one.
+int64_t extent_of(c10::IntArrayRef shape, const std::vector<int64_t>& strides) {
+  int64_t extent = 1;
+  for (size_t dim = 0; dim < shape.size(); ++dim) extent += (shape[dim] - 1) * strides[dim];
+  return extent;
+}
+
+// A tensor of a file that does not lie there in row-major order, or whose values are to
+// be conjugated or negated: channels last, transposed, expanded, a slice of another.
+class StridedElements {
+ public:
+  // `elements.strides` are as many as the tensor has dimensions. `file` outlives it.
+  StridedElements(const VerifiedFile& file, StoredElements elements, c10::ScalarType dtype)
+      : file_(file), elements_(std::move(elements)), dtype_(dtype) {}
+
+  // Fills `target`, of any device, dtype and strides, with the box of its shape that
+  // begins at `from`. Reads what lies between the box's first and last element, 64 MiB at
+  // a time, or as much as one index of the dimension with the largest stride spans.
+  absl::Status read(const std::vector<int64_t>& from, const at::Tensor& target,
+                    BlockBuffer& buffer) const {
+    if (target.numel() == 0) return absl::OkStatus();
+    const auto& strides = elements_.strides;
+    int64_t first = 0;
+    for (size_t dim = 0; dim < from.size(); ++dim) first += from[dim] * strides[dim];
+    const auto bytes = static_cast<int64_t>(c10::elementSize(dtype_));
+    const int64_t extent = extent_of(target.sizes(), strides) * bytes;
+    if (extent <= kBytesAtOnce) return read_at_once(first, target, buffer);
+    const int64_t dim = std::max_element(strides.begin(), strides.end()) - strides.begin();
+    const int64_t stride = strides[static_cast<size_t>(dim)];
+    const int64_t step = std::max<int64_t>(1, kBytesAtOnce / std::max<int64_t>(1, stride * bytes));
+    for (int64_t begin = 0; begin < target.size(dim); begin += step) {
+      const int64_t length = std::min(step, target.size(dim) - begin);
+      const auto read =
+          read_at_once(first + begin * stride, target.narrow(dim, begin, length), buffer);
+      if (!read.ok()) return read;
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  absl::Status read_at_once(int64_t first, const at::Tensor& target, BlockBuffer& buffer) const {
+    const at::Tensor memory =
+        at::empty({extent_of(target.sizes(), elements_.strides)}, at::TensorOptions(dtype_));
+    const auto bytes = static_cast<int64_t>(c10::elementSize(dtype_));
+    const auto read = file_.read(memory.mutable_data_ptr(), static_cast<int64_t>(memory.nbytes()),
+                                 elements_.begin + first * bytes, buffer);
+    if (!read.ok()) return read;
+    at::Tensor values = memory.as_strided(target.sizes(), elements_.strides);
+    if (elements_.conj) values = values.conj();
+    if (elements_.neg) values = values._neg_view();
+    target.copy_(values);
+    return absl::OkStatus();
+  }
+
+  const VerifiedFile& file_;
+  const StoredElements elements_;
+  const c10::ScalarType dtype_;
+};
 
 }  // namespace
 

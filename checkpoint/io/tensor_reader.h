@@ -7,10 +7,10 @@
 //   status = reader.read();
 #pragma once
 
+#include "checkpoint/format/box.h"
 #include "checkpoint/format/catalog/catalog.h"
-#include "checkpoint/io/new_rows.h"
 #include "checkpoint/io/verified_file.h"
-#include "dtensor/layout/local_boxes.h"
+#include "dtensor/layout/shard_layout.h"
 
 #include <ATen/core/Tensor.h>
 #include <absl/status/status.h>
@@ -31,6 +31,12 @@ struct ReadRules {
   bool cast = false;
   // LoadOptions::init_new_rows.
   std::function<void(const std::string& name, int64_t first, at::Tensor rows)> init_new_rows = {};
+};
+
+// Rows of a tensor that the file lacks.
+struct NewRows {
+  int64_t first = 0;  // of the tensor
+  Box place;          // in what this rank holds
 };
 
 // Local; what it writes are registry entries' shards, other DTensors' local tensors and

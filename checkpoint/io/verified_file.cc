@@ -1,9 +1,8 @@
 #include "checkpoint/io/verified_file.h"
 
 #include "checkpoint/files/checksums.h"
-#include "checkpoint/files/file_format.h"
-#include "checkpoint/format/torch_file/torch_archive.h"
-#include "checkpoint/io/shard_writer.h"
+#include "checkpoint/files/file_checks.h"
+#include "checkpoint/format/torch_file/torch_file.h"
 
 #include <algorithm>
 #include <cstring>

@@ -1,8 +1,9 @@
 #include "checkpoint/optimizer/libtorch_optimizer.h"
 
+#include "checkpoint/format/catalog/foreign_files.h"
 #include "checkpoint/format/pickle/pickle.h"
-#include "checkpoint/format/torch_file/torch_archive.h"
-#include "checkpoint/optimizer/archive_fields.h"
+#include "checkpoint/format/torch_file/torch_file.h"
+#include "checkpoint/optimizer/optimizer_fields.h"
 
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "checkpoint/format/catalog/catalog.h"
-#include "checkpoint/format/strict_json.h"
+#include "checkpoint/format/json.h"
 #include "checkpoint/plan/state_items.h"
 
 #include <absl/status/statusor.h>

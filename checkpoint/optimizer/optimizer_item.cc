@@ -1,15 +1,13 @@
 #include "checkpoint/optimizer/optimizer_item.h"
 
+#include "checkpoint/files/errors.h"
 #include "checkpoint/format/ivalue_json.h"
-#include "checkpoint/format/names.h"
-#include "checkpoint/optimizer/forget_state.h"
-#include "checkpoint/optimizer/optimizer_class.h"
-#include "checkpoint/plan/state_names.h"
+#include "checkpoint/optimizer/optimizer_fields.h"
+#include "checkpoint/plan/names_in_file.h"
 
 #include <ATen/core/List.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
-#include <ATen/ops/scalar_tensor.h>
 #include <c10/util/Exception.h>
 #include <torch/optim/optimizer.h>
 
@@ -22,15 +20,6 @@ namespace {
 
 constexpr const char* kClass = "class";
 
-bool is_scalar(const c10::IValue& value) {
-  return value.isInt() || value.isDouble() || value.isBool();
-}
-
-at::Tensor scalar_tensor(const c10::IValue& value) {
-  const auto dtype = value.isInt() ? at::kLong : value.isBool() ? at::kBool : at::kDouble;
-  return at::scalar_tensor(value.toScalar(), dtype);
-}
-
 c10::IValue scalar_value(const at::Tensor& tensor) {
   if (tensor.scalar_type() == at::kBool) return tensor.item<bool>();
   if (c10::isIntegralType(tensor.scalar_type(), /*includeBool=*/false)) {
@@ -42,9 +31,9 @@ c10::IValue scalar_value(const at::Tensor& tensor) {
 // One field of the state of a parameter of `unit`, saved as `name`.
 void add_field(OptimizerTensors& saved, const std::string& name, const c10::IValue& value,
                const void* unit) {
-  if (is_scalar(value)) {
+  if (is_number(value)) {
     saved.details["scalars"].push_back(name);
-    saved.tensors.push_back({name, scalar_tensor(value)});
+    saved.tensors.push_back({name, number_tensor(value)});
   } else if (value.isTensor()) {
     if (value.toTensor().defined()) saved.tensors.push_back({name, value.toTensor(), unit});
   } else if (value.isTensorList()) {

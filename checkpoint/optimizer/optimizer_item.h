@@ -7,11 +7,9 @@
 #pragma once
 
 #include "checkpoint/format/catalog/catalog.h"
-#include "checkpoint/format/strict_json.h"
-#include "checkpoint/optimizer/archive_fields.h"
-#include "checkpoint/optimizer/parameter_names.h"
-#include "checkpoint/optimizer/saved_groups.h"
-#include "checkpoint/optimizer/state_placement.h"
+#include "checkpoint/format/json.h"
+#include "checkpoint/optimizer/optimizer_fields.h"
+#include "checkpoint/optimizer/parameter_groups.h"
 #include "checkpoint/plan/state_items.h"
 
 #include <functional>

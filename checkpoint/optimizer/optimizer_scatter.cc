@@ -1,8 +1,8 @@
 #include "checkpoint/optimizer/optimizer_scatter.h"
 
 #include "checkpoint/format/ivalue_json.h"
-#include "checkpoint/optimizer/parameter_names.h"
-#include "checkpoint/optimizer/state_placement.h"
+#include "checkpoint/optimizer/optimizer_fields.h"
+#include "checkpoint/optimizer/parameter_groups.h"
 #include "checkpoint/plan/dict_values.h"
 #include "checkpoint/plan/state_items.h"
 #include "dtensor/dtensor.h"

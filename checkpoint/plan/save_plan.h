@@ -2,6 +2,7 @@
 // comes to the same plan without being told.
 #pragma once
 
+#include "checkpoint/checkpoint.h"
 #include "checkpoint/format/manifest.h"
 #include "checkpoint/io/file_writing.h"
 #include "checkpoint/plan/state_items.h"
@@ -13,14 +14,6 @@
 #include <vector>
 
 namespace fsdp::internal::checkpoint {
-
-struct SaveItem {
-  std::string name;  // the folder
-  std::string kind;
-  std::vector<NamedTensor> tensors;
-  std::map<std::string, std::string> ties;
-  Json details = Json::object();
-};
 
 struct SavePlan {
   // Layouts and items; no files yet. The same on all ranks whose models have the same
@@ -38,6 +31,14 @@ struct SavePlan {
 // the format lacks and for Partial placements. Local.
 SavePlan plan_save(const std::vector<SaveItem>& items, int64_t rank, int64_t world_size,
                    bool balanced);
+
+// Which whole tensor goes into which file, under the names that Hugging Face's readers
+// look for: model.safetensors, or model-00001-of-00003.safetensors and so on with
+// model.safetensors.index.json. Files of at most max_file_bytes, but of one tensor at
+// least, written by the ranks in turn. Floating tensors of models become model_dtype.
+// Throws as plan_save(). Local.
+SavePlan plan_full(const std::vector<SaveItem>& items, int64_t world_size,
+                   const SaveOptions& options);
 
 // Tensors that are cut alike over several slices of the ranks, as over each "dp" of a
 // mesh of dp x tp: names, by item. By the plans of all ranks, so the same on each. Local.

@@ -1,8 +1,10 @@
-// The tensors of a State, by the folder ("item") they are saved in. An item's tensors are
-// in the order of the model on every rank.
+// What a State holds, by the folder ("item") it is saved in, and whether a checkpoint can
+// hold it, checked before anything is written. An item's tensors are in the order of the
+// model on every rank.
 #pragma once
 
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/format/json.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -37,5 +39,34 @@ struct OptimizerOf {
 };
 // "optimizer", "optimizers/<key>". Throws ValueError where there is no such model.
 std::map<std::string, OptimizerOf> optimizers_of(const State& state);
+
+// The step count of a learning-rate scheduler, all the state that LibTorch's have besides
+// the learning rates, which lie in the optimizer's options.
+unsigned step_count(const torch::optim::LRScheduler& scheduler);
+void set_step_count(torch::optim::LRScheduler& scheduler, unsigned count);
+
+// An item as it is saved.
+struct SaveItem {
+  std::string name;  // the folder
+  std::string kind;
+  std::vector<NamedTensor> tensors;
+  std::map<std::string, std::string> ties;
+  Json details = Json::object();
+};
+
+// Throws ValueError for a name that is not UTF-8, as JSON must be, and for
+// "__metadata__", which safetensors files keep for themselves.
+void check_name(const std::string& name);
+
+// Throws ValueError for a tensor that is undefined, not strided, or on the meta device,
+// by its name.
+void check_has_values(const NamedTensor& named);
+
+// Both, of all tensors and their other names.
+void check_savable(const std::vector<SaveItem>& items);
+
+// The text of `json`, of a value called `name`. Throws ValueError for strings that are
+// not UTF-8.
+std::string text_of(const Json& json, const std::string& name);
 
 }  // namespace fsdp::internal::checkpoint

@@ -1,6 +1,6 @@
 #include "checkpoint/plan/whole_values.h"
 
-#include "checkpoint/io/staging_buffer.h"
+#include "checkpoint/io/file_writing.h"
 #include "checkpoint/ranks/tensor_values.h"
 #include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
@@ -67,7 +67,35 @@ at::Tensor bytes_of(const at::Tensor& value) {
   return internal::tensor_bytes(value.resolve_neg().resolve_conj().contiguous());
 }
 
+bool every_rank_has_all(const at::Tensor& dtensor) {
+  const auto& spec = spec_of(dtensor);
+  return spec.mesh().size() == 1 ||
+         std::all_of(spec.placements().begin(), spec.placements().end(),
+                     [](const Placement& placement) { return placement.is_replicate(); });
+}
+
+// The value of one tensor, moved by itself, as next() gives it.
+at::Tensor whole_value(const at::Tensor& tensor, const World& world) {
+  if (is_dtensor(tensor)) {
+    if (every_rank_has_all(tensor)) return local_value(tensor);
+    return DTensor(tensor.detach()).full_tensor();
+  }
+  if (!world.group || world.size == 1) return tensor.detach();
+  at::Tensor value = tensor.detach().clone(c10::MemoryFormat::Contiguous);
+  world.collectives(value.device().type())
+      .broadcast({.tensor = value, .what = "save: values of rank 0"});
+  return value;
+}
+
 }  // namespace
+
+at::Tensor ReusedBytes::take(int64_t bytes, c10::Device device) {
+  if (!memory_.defined() || memory_.numel() < bytes || memory_.device() != device) {
+    memory_.reset();  // before the larger one is made
+    memory_ = at::empty({bytes}, at::TensorOptions(at::kByte).device(device));
+  }
+  return memory_.narrow(0, 0, bytes);
+}
 
 at::Tensor WholeValues::next() {
   const c10::NoGradGuard no_grad;

@@ -6,7 +6,6 @@
 //   for (size_t i = 0; i < tensors.size(); ++i) write(values.next());
 #pragma once
 
-#include "checkpoint/files/reused_bytes.h"
 #include "checkpoint/plan/state_items.h"
 #include "checkpoint/ranks/world.h"
 
@@ -18,6 +17,17 @@
 #include <vector>
 
 namespace fsdp::internal::checkpoint {
+
+// Memory that one use after another has: allocators do not always give back what many
+// buffers of different sizes took in turn.
+class ReusedBytes {
+ public:
+  // uint8 [bytes], not initialised; overwrites what was given before.
+  at::Tensor take(int64_t bytes, c10::Device device);
+
+ private:
+  at::Tensor memory_;
+};
 
 // Holds what one collective brought, at most one unit's tensors, besides the value that
 // next() gave. Every rank makes it from the same tensors and calls next() equally often.

@@ -2,16 +2,9 @@
 // who manages them knows.
 #pragma once
 
-#include "checkpoint/ranks/world.h"
-
 #include <ATen/core/Tensor.h>
 
 namespace fsdp::internal::checkpoint {
-
-// Of a DTensor: gathered, or where it lies if every rank has all of it. Of a plain
-// tensor: rank 0's. Plain, without gradient; may share memory with `tensor`. Collective
-// over the DTensor's mesh, or over `world`.
-at::Tensor whole_value(const at::Tensor& tensor, const World& world);
 
 // This rank's part of a DTensor, up to date; a plain tensor as it is. Without gradient;
 // shares memory. Local.

@@ -1,8 +1,20 @@
-// The ranks that save or load together, and the short texts they tell each other.
+// The ranks that save or load together, the short texts they tell each other, and how a
+// call goes on or ends on all of them alike: where it cannot be done on one, none changes
+// anything, and where it fails later all say that something has changed.
+//
+//   World world = default_world();                          // who saves and loads
+//   agree(world, attempt([&] { plan(); }), said, "save");   // all, or all throw
+//
+// A call that sets what is distributed goes on or ends on all ranks of its meshes:
+//
+//   attempt_with_all(meshes, [&] { plan(); }, "set_model_state_dict");
+//   attempt_with_all(meshes, [&] { write(); }, "set_model_state_dict: partly overwritten");
 #pragma once
 
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/device_mesh.h"
+
+#include <ATen/core/Tensor.h>
 
 #include <cstdint>
 #include <functional>
@@ -51,5 +63,15 @@ void throw_any(const Failures& failures, bool is_alone, const std::string& what)
 // every failed rank's text behind `what`. Collective over the world.
 std::vector<std::string> agree(const World& world, const Failure& mine, const std::string& said,
                                const std::string& what);
+
+// The meshes of more than one rank on which those of `tensors` lie that are DTensors,
+// each once, in the order of the tensors. Local.
+std::vector<DeviceMesh> meshes_of(const std::vector<at::Tensor>& tensors);
+
+// Calls `step`. What it throws on one rank, every rank of `meshes` throws, with every
+// failed rank's text behind `what`; a rank tells the later meshes what it learned over
+// the earlier ones. Collective over each mesh, in order; without meshes local.
+void attempt_with_all(const std::vector<DeviceMesh>& meshes, const std::function<void()>& step,
+                      const std::string& what);
 
 }  // namespace fsdp::internal::checkpoint

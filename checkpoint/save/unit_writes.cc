@@ -3,7 +3,7 @@
 #include "checkpoint/files/checksums.h"
 #include "device_mesh/rendezvous/presence.h"
 #include "fully_shard/params/registry_entry.h"
-#include "fully_shard/transport/mesh_dims.h"
+#include "fully_shard/transport/comm_context.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
@@ -43,7 +43,7 @@ int64_t place_in(const DeviceMesh& mesh) {
 
 // Shards that ranks read by themselves are compared by all write operators so far, since
 // no gather ends a run of writes on all ranks.
-Json said_of(const FSDPParamGroup& group) {
+Json said_of(FSDPParamGroup& group) {
   const auto* const shared = group.shards().shared();
   const auto& mesh = group.info().mesh();
   const int64_t shards = mesh.size(shard_mesh_dim(mesh));

@@ -1,7 +1,7 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/collectives/carriers.h"
+#include "device_mesh/collectives/operations.h"
 #include "device_mesh/collectives/scratch_memory.h"
-#include "device_mesh/collectives/sum_in_order.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>

@@ -1,7 +1,7 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/collectives/backend/row_exchange.h"
 #include "device_mesh/collectives/carriers.h"
-#include "device_mesh/collectives/sum_in_order.h"
+#include "device_mesh/collectives/operations.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>

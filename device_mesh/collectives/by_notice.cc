@@ -1,5 +1,5 @@
 #include "device_mesh/collectives/carriers.h"
-#include "device_mesh/collectives/sum_in_order.h"
+#include "device_mesh/collectives/operations.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>

@@ -1,10 +1,10 @@
 #define XXH_INLINE_ALL
 #include "device_mesh/collectives/collectives.h"
 
+#include "device_mesh/collectives/announcement.h"
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/collectives/carriers.h"
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/collectives/notice_exchange.h"
 #include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/peer_memory/peer_channel.h"
 

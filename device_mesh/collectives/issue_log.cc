@@ -1,8 +1,8 @@
 #include "device_mesh/collectives/issue_log.h"
 
+#include "device_mesh/collectives/announcement.h"
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/collectives/notice_exchange.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_channel.h"
 

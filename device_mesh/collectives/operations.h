@@ -117,10 +117,18 @@ class GatheredRows {
   std::shared_ptr<const void> keep_;
 };
 
+// The type in which values of `dtype` are added up: float for Half and BFloat16, else
+// `dtype`. Local.
+at::ScalarType sum_dtype(at::ScalarType dtype);
+// The rows (uint8, contiguous elements of `dtype`, of one size) added one after another,
+// in the order of the ranks: [elements] of sum_dtype(dtype). Whatever this process adds
+// up it adds up so, which gives the same bits everywhere. Local.
+at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, at::ScalarType dtype);
+
 // What a reduce-scatter or an all-reduce gives this rank.
 struct SummedRow {
-  at::Tensor row;  // [elements] of sum_dtype(dtype) (sum_in_order.h); the first of them,
-                   // where a length was given
+  at::Tensor row;                  // [elements] of sum_dtype(dtype); the first of them,
+                                   // where a length was given
   std::vector<NoticeWords> words;  // of the ranks; of this one alone on devices
 };
 

@@ -11,8 +11,14 @@
 namespace fsdp::internal {
 
 // Of dimension `dim`. Local.
-Collectives collectives_of(const DeviceMesh& mesh, int64_t dim);
+inline Collectives collectives_of(const DeviceMesh& mesh, int64_t dim) {
+  return Collectives::of(mesh.group(dim), mesh.device_type());
+}
 // Of all dimensions, in their order: what agree() takes. Local.
-std::vector<Collectives> collectives_of(const DeviceMesh& mesh);
+inline std::vector<Collectives> collectives_of(const DeviceMesh& mesh) {
+  std::vector<Collectives> dims;
+  for (int64_t dim = 0; dim < mesh.ndim(); ++dim) dims.push_back(collectives_of(mesh, dim));
+  return dims;
+}
 
 }  // namespace fsdp::internal

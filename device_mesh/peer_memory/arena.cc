@@ -43,9 +43,9 @@ Arena::Block Arena::take(uint64_t bytes) {
     add_segment_for(BlockPlaces::rounded(kHeader + bytes));
     place = places_.take(kHeader + bytes);
   }
-  auto* const first = segments_[place->segment]->data() + place->offset;
+  auto* const first = segments_[place.segment()]->data() + place.offset();
   new (first) BlockHeader{};
-  return {BlockRef(place->segment, place->offset), first + kHeader, bytes};
+  return {place, first + kHeader, bytes};
 }
 
 void Arena::add_segment_for(uint64_t bytes) {
@@ -75,7 +75,7 @@ void Arena::give_back(const Block& block) {
 void Arena::sweep() {
   std::erase_if(still_read_, [this](const Block& block) {
     if (header_of(block)->readers.load(std::memory_order_acquire) != 0) return false;
-    places_.give_back({block.ref.segment(), block.ref.offset()}, kHeader + block.bytes);
+    places_.give_back(block.ref, kHeader + block.bytes);
     return true;
   });
 }

@@ -9,7 +9,6 @@
 // is asked for.
 #pragma once
 
-#include "device_mesh/peer_memory/block_places.h"
 #include "device_mesh/peer_memory/shared_layout.h"
 #include "device_mesh/peer_memory/shared_segment.h"
 

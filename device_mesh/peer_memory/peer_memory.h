@@ -7,8 +7,11 @@
 //   own->peer(1).send({.channel = 7, .number = 0, .notice = notice, .body = rows});
 //   const auto got = own->peer(1).take(7, 0);    // none: it has not come yet
 //
-// Ranks are processes of one user, or threads of one process. Thread-safe. Nothing here
-// is collective. See docs/design/shared_memory.md for how messages and blocks live.
+// Ranks are processes of one user, or threads of one process. PeerMemory is thread-safe,
+// and nothing of it is collective. See docs/design/shared_memory.md for how messages and
+// blocks live.
+//
+// A job's ranks come to share memory by a PeerMeeting, which all of them are in.
 #pragma once
 
 #include "device_mesh/peer_memory/arena.h"
@@ -24,6 +27,10 @@
 #include <mutex>
 #include <string>
 #include <vector>
+
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::internal {
 
@@ -101,6 +108,35 @@ class PeerMemory {
   };
   std::mutex mutex_;
   std::vector<KeptWhileRead> kept_;
+};
+
+// How the ranks of a new job that run on one host come to share memory: each invites the
+// others, opens theirs, and tells whether it could. They share it when all could, else
+// none of them does, and messages travel over Gloo as between hosts.
+//
+//   PeerMeeting meeting(rank, world);            // FSDP_PEER_MEMORY=off: invites nobody
+//   ... all ranks tell one another meeting.invitation() ...
+//   meeting.open(store, invitations);
+//   ... all ranks have come here ...
+//   const auto memory = meeting.conclude(store);
+//
+// Does not block. What a rank can not do is a warning, which says what to look at.
+class PeerMeeting {
+ public:
+  // Throws ValueError as peer_memory_setting().
+  PeerMeeting(int64_t rank, int64_t world);
+
+  // One line; empty: this rank shares nothing.
+  std::string invitation() const { return memory_ ? memory_->invitation() : ""; }
+  // `invitations`: of all ranks of the job.
+  void open(c10d::Store& store, const std::vector<std::string>& invitations);
+  // Null where this rank shares memory with nobody.
+  std::shared_ptr<PeerMemory> conclude(c10d::Store& store);
+
+ private:
+  int64_t rank_;
+  std::shared_ptr<PeerMemory> memory_;
+  std::vector<int64_t> ranks_;  // that share this host, this one included
 };
 
 }  // namespace fsdp::internal

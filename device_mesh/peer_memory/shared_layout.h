@@ -1,5 +1,6 @@
-// What lies in the memory that the ranks of one host share, as each of them sees it. Pure
-// data; whoever writes a field is named. See docs/design/shared_memory.md.
+// What lies in the memory that the ranks of one host share, as each of them sees it, and
+// where in it there is room for more. Pure; whoever writes a field is named. See
+// docs/design/shared_memory.md.
 //
 //   a rank's control segment   ControlPage, then one MessageLane for each rank of the job
 //   a rank's further segments  blocks: a BlockHeader, then the bytes
@@ -10,6 +11,8 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <map>
+#include <vector>
 
 namespace fsdp::internal {
 
@@ -24,6 +27,7 @@ class BlockRef {
   uint64_t word() const { return word_; }
   uint32_t segment() const { return static_cast<uint32_t>(word_ >> 40) - 1; }
   uint64_t offset() const { return word_ & ((uint64_t{1} << 40) - 1); }
+  bool operator==(const BlockRef&) const = default;
 
  private:
   uint64_t word_ = 0;
@@ -72,5 +76,37 @@ struct alignas(64) MessageLane {
 };
 
 static_assert(std::atomic<uint64_t>::is_always_lock_free && sizeof(std::atomic<uint32_t>) == 4);
+
+// Where blocks lie in memory that grows by segments and never moves.
+//
+//   BlockPlaces places;
+//   auto place = places.take(1000);               // none: no segment has room
+//   places.add_segment(0, 64, 1 << 20);           // its number, and the bytes it has
+//   place = places.take(1000);
+//   places.give_back(place, 1000);
+//
+// Sizes are rounded up to one of four per power of two, and what was given back is taken
+// again for the same rounded size (segregated free lists; Wilson et al., "Dynamic storage
+// allocation: a survey and critical review", 1995): the blocks of one training step are
+// those of the next.
+class BlockPlaces {
+ public:
+  // What a block of `bytes` takes: a multiple of 64, less than 5/4 of that and 64.
+  static uint64_t rounded(uint64_t bytes);
+
+  // An offset that is a multiple of 64; none where no segment has room.
+  BlockRef take(uint64_t bytes);
+  void give_back(BlockRef place, uint64_t bytes);
+  // Bytes [begin, end) of the segment are there to be taken.
+  void add_segment(uint32_t segment, uint64_t begin, uint64_t end);
+
+ private:
+  struct Rest {  // of a segment, not taken yet
+    uint32_t segment;
+    uint64_t begin, end;
+  };
+  std::vector<Rest> rests_;
+  std::map<uint64_t, std::vector<BlockRef>> free_;  // by rounded size
+};
 
 }  // namespace fsdp::internal

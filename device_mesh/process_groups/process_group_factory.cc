@@ -1,7 +1,7 @@
 #include "device_mesh/process_groups/process_group_factory.h"
 
 #include "device_mesh/collectives/group.h"
-#include "device_mesh/internal/device_types.h"
+#include "device_mesh/internal/accelerator.h"
 #include "device_mesh/peer_memory/peer_channel.h"
 #include "device_mesh/process_groups/backend_table.h"
 #include "device_mesh/rendezvous/gloo_connection.h"

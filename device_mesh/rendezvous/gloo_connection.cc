@@ -1,12 +1,11 @@
 #include "device_mesh/rendezvous/gloo_connection.h"
 
-#include "device_mesh/peer_memory/peer_meeting.h"
+#include "device_mesh/peer_memory/peer_memory.h"
 #include "device_mesh/rendezvous/deadline.h"
-#include "device_mesh/rendezvous/gloo_address.h"
 #include "device_mesh/rendezvous/network.h"
+#include "device_mesh/rendezvous/presence.h"
 #include "device_mesh/rendezvous/rendezvous.h"
 #include "device_mesh/rendezvous/roll_call.h"
-#include "device_mesh/rendezvous/store_connection.h"
 
 #include <ATen/Parallel.h>
 #include <c10/util/Exception.h>
@@ -55,6 +54,47 @@ class StartsBatchThreads {
 
 using c10d::ProcessGroupGloo;
 using StorePtr = c10::intrusive_ptr<c10d::Store>;
+
+// Empty for a store that has no host, such as a file.
+std::string host_of(StorePtr store) {
+  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
+    store = prefixed->getUnderlyingNonPrefixStore();
+  if (const auto* tcp = dynamic_cast<c10d::TCPStore*>(store.get())) return tcp->getHost();
+  return dynamic_cast<c10d::HashStore*>(store.get()) != nullptr ? "localhost" : "";
+}
+
+std::vector<std::string> interfaces_of_user() {
+  return parse_interface_list(process_environment()("GLOO_SOCKET_IFNAME"));
+}
+
+std::string likely_address(const StorePtr& store) {
+  const auto interfaces = interfaces_of_user();
+  if (!interfaces.empty()) return addresses_of(interfaces, network_interfaces()).front();
+  const auto host = host_of(store);
+  if (is_loopback(host)) return "127.0.0.1";
+  const auto address = address_of_own_name();
+  return address.empty() && !host.empty() ? address_towards(host) : address;
+}
+
+// With the address by which the ranks that meet in `store` would reach this process: that
+// of GLOO_SOCKET_IFNAME, the loopback one where the store is at one, that of its host's
+// own name, or that from which packets leave for the store. Throws ValueError for an
+// interface that is not there.
+Presence presence_at(const StorePtr& store) {
+  auto told = presence();
+  told.address = likely_address(store);
+  return told;
+}
+
+// The address by which this rank connects. Throws ValueError where members on other hosts
+// cannot reach this one by any that is known, before anybody connects.
+std::string chosen_address(const Presence& own, const std::vector<Presence>& all) {
+  const auto present = network_interfaces();
+  const auto interfaces = interfaces_of_user();
+  if (interfaces.empty()) return gloo_address(own, all, &address_towards, present);
+  check_reachable(interfaces, own, all, present);
+  return own.address;
+}
 
 // What the thread that connects is at, for the one that waits for it.
 class Progress {
@@ -223,27 +263,6 @@ class GoneMembers {
   std::chrono::steady_clock::time_point since_;
 };
 
-// Empty for a store that has no host, such as a file.
-std::string host_of(StorePtr store) {
-  if (auto* prefixed = dynamic_cast<c10d::PrefixStore*>(store.get()))
-    store = prefixed->getUnderlyingNonPrefixStore();
-  if (const auto* tcp = dynamic_cast<c10d::TCPStore*>(store.get())) return tcp->getHost();
-  return dynamic_cast<c10d::HashStore*>(store.get()) != nullptr ? "localhost" : "";
-}
-
-std::vector<std::string> interfaces_of_user() {
-  return parse_interface_list(process_environment()("GLOO_SOCKET_IFNAME"));
-}
-
-std::string likely_address(const StorePtr& store) {
-  const auto interfaces = interfaces_of_user();
-  if (!interfaces.empty()) return addresses_of(interfaces, network_interfaces()).front();
-  const auto host = host_of(store);
-  if (is_loopback(host)) return "127.0.0.1";
-  const auto address = address_of_own_name();
-  return address.empty() && !host.empty() ? address_towards(host) : address;
-}
-
 }  // namespace
 
 GlooRequest::GlooRequest() = default;
@@ -286,20 +305,6 @@ StorePtr key_space(const StorePtr& store, const std::string& name, int64_t insta
 }
 
 Presence presence() { return {host_name(), getpid(), network_identity()}; }
-
-Presence presence_at(const StorePtr& store) {
-  auto told = presence();
-  told.address = likely_address(store);
-  return told;
-}
-
-std::string chosen_address(const Presence& own, const std::vector<Presence>& all) {
-  const auto present = network_interfaces();
-  const auto interfaces = interfaces_of_user();
-  if (interfaces.empty()) return gloo_address(own, all, &address_towards, present);
-  check_reachable(interfaces, own, all, present);
-  return own.address;
-}
 
 GlooDevices open_gloo_devices(const std::string& address) {
   const StartsBatchThreads policy;

@@ -1,6 +1,5 @@
 // What this host knows of its network: its interfaces, by which of its addresses others
-// reach it, and who takes its connections. Local. What takes the name of a host asks the
-// resolver, and takes as long as that one does (deadline.h).
+// reach it, and who takes its connections. No c10d. Local.
 #pragma once
 
 #include <cstdint>
@@ -25,6 +24,9 @@ std::string network_identity();
 
 // Of an address as text or a name: "localhost", 127.0.0.0/8, ::1.
 bool is_loopback(const std::string& host);
+
+// The four below ask the resolver, and take as long as that one does (deadline.h).
+
 // Why `host`, a name or an address, does not resolve; empty where it does.
 std::string resolve_error(const std::string& host);
 // Whether something at `host`, a name or an address, takes connections to `port`. Takes

@@ -1,14 +1,22 @@
-// How a process learns its place in the job: the variables that launchers set. No
-// tensors, no c10d, no I/O.
+// How a process finds the others of its job: its place by the variables that launchers
+// set, and the store at MASTER_ADDR and MASTER_PORT, in which they meet.
 //
 //   LaunchEnvironment here = internal::parse_launch_environment(internal::process_environment());
+//   auto store = internal::connect_rendezvous_store(here, timeout);
 #pragma once
 
 #include "device_mesh/process_group.h"
 
+#include <c10/util/intrusive_ptr.h>
+
+#include <chrono>
 #include <functional>
 #include <optional>
 #include <string>
+
+namespace c10d {
+class Store;
+}
 
 namespace fsdp::internal {
 
@@ -30,5 +38,15 @@ struct StoreHost {
   std::string key_prefix = {};
 };
 StoreHost parse_store_host(const Environment& environment);
+
+// The store at MASTER_ADDR and MASTER_PORT. Rank 0 serves it, unless a launcher does.
+// Kept for the life of the process, one per address. Returns or throws within `timeout`
+// and 4 s. Throws ValueError without MASTER_ADDR, and DistNetworkError that tells apart a
+// name that does not resolve, a taken port, nobody there and somebody who does not speak.
+c10::intrusive_ptr<c10d::Store> connect_rendezvous_store(const LaunchEnvironment& here,
+                                                         std::chrono::milliseconds timeout);
+// Whether this process serves that store, or the one that it is a part of, because
+// connect_rendezvous_store() made it do so. Local.
+bool is_served_here(c10d::Store& store);
 
 }  // namespace fsdp::internal

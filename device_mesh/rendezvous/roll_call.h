@@ -11,9 +11,9 @@
 //
 // Each step throws alike on all ranks that are there: DistStoreError that names who is
 // missing and who is there when the time is up, or as soon as one of those is known to be
-// gone, or what one of them met in attempt(). A
-// wait of more than 30 s is told to stderr. Calls of the store may block for longer than
-// the time when its host does not answer: run it within a deadline (deadline.h).
+// gone, or what one of them met in attempt(). A wait of more than 30 s is told to stderr.
+// Calls of the store may block for longer than the time when its host does not answer:
+// run it within a deadline (deadline.h).
 #pragma once
 
 #include "device_mesh/rendezvous/presence.h"

@@ -19,8 +19,6 @@
 namespace fsdp::internal {
 namespace {
 
-using Words = std::vector<int64_t>;
-
 constexpr const char* kComparison = "comparison of plain tensors";
 
 // "2", or "(0, 1)" on a mesh of two dimensions.
@@ -55,7 +53,7 @@ void compare_plain(std::string_view what, at::TensorList operands, const DeviceM
 
 void check_alike(std::string_view what, at::TensorList operands, const DeviceMesh& mesh) {
   if (mesh.size() == 1) return;
-  Words hashes;
+  std::vector<int64_t> hashes;
   bool has_plain = false;
   for (const at::Tensor& operand : operands) {
     has_plain |= counts_as_replicated(operand);

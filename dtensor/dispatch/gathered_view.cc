@@ -1,6 +1,6 @@
 #include "dtensor/dispatch/gathered_view.h"
 
-#include "dtensor/dispatch/wrap_results.h"
+#include "dtensor/dispatch/local_tensors.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/differentiable.h"

@@ -2,7 +2,6 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "dtensor/tensor/dtensor_key.h"
 
 #include <ATen/core/jit_type.h>
 

@@ -1,12 +1,13 @@
-// Runs an operator that has a strategy (dtensor/strategy/): plain operands count as
-// replicated, meshes are checked, operands are redistributed as the cheapest placement
-// strategies have them, the operator runs on local tensors, and the results are wrapped.
+// Runs an operator on DTensors. One that has a strategy (dtensor/strategy/) runs on
+// parts: plain operands count as replicated, meshes are checked, operands are
+// redistributed as the cheapest placement strategies have them, the operator runs on
+// local tensors, and the results are wrapped. One that has none runs on whole values.
 #pragma once
 
 #include "dtensor/dispatch/operands.h"
 #include "dtensor/dispatch/operator_call.h"
 #include "dtensor/dispatch/sharding_propagator.h"
-#include "dtensor/strategy/op_strategy.h"
+#include "dtensor/strategy/op_schema.h"
 #include "dtensor/tensor/dtensor_spec.h"
 
 #include <functional>
@@ -47,12 +48,21 @@ class StrategyKernel {
   // had to move is one of a gathered copy, and of a registry entry's member
   // (gathered_view.h). Throws ValueError for operands on different meshes. What is
   // written in place, where no strategy allows that, is written as a whole
-  // (run_on_whole.h).
+  // (run_on_whole).
   void run(OperatorCall& call) const;
 
  private:
   ShardingPropagator propagator_;
   LocalKernel local_kernel_;
 };
+
+// Runs an operator that has no strategy: on the whole value, on every rank. Gathers all
+// operands and runs the operator; results are replicated. Of what it writes
+// in place each rank keeps its part; what was Partial stays so, with the value as one
+// term. Collective over the mesh dimensions along which an operand is cut or Partial.
+// REQUIRES: results are the same on all ranks, so the operator draws no random numbers.
+// Throws NotImplementedError where it gives what it writes another shape; ValueError for
+// operands on different meshes.
+void run_on_whole(OperatorCall& call);
 
 }  // namespace fsdp::internal

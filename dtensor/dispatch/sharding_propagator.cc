@@ -1,15 +1,11 @@
 #include "dtensor/dispatch/sharding_propagator.h"
 
-#include "device_mesh/device_mesh.h"
-#include "dtensor/dispatch/meta_results.h"
-#include "dtensor/dispatch/operands.h"
-#include "dtensor/dispatch/operator_call.h"
-#include "dtensor/dispatch/place_operands.h"
+#include "dtensor/dispatch/local_tensors.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/strategy/bounded_memo.h"
+#include "dtensor/strategy/propagate.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
-#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -146,6 +142,30 @@ void check_fits(const OperatorCall& call, const ResultGeometry& result, const at
 }
 
 }  // namespace
+
+std::vector<ResultGeometry> meta_results(const OperatorCall& call, const ArgumentKinds& kinds) {
+  torch::jit::Stack stack = call.arguments();
+  OperatorCall on_meta(call.handle(), call.traits(), {}, &stack);
+  auto operands = kinds.operands_of(on_meta);
+  for (at::Tensor& operand : operands) {
+    if (!operand.defined()) continue;
+    operand =
+        at::empty_strided(operand.sizes(), operand.strides(), operand.options().device(c10::kMeta));
+  }
+  kinds.replace_operands(on_meta, operands);
+  std::vector<ResultGeometry> results;
+  const auto add = [&results](const at::Tensor& result) {
+    results.push_back({.shape = result.sizes().vec(), .stride = result.strides().vec()});
+  };
+  for (const c10::IValue& result : on_meta.run()) {
+    if (result.isTensor()) {
+      add(result.toTensor());
+    } else {
+      for (const at::Tensor& element : result.toTensorVector()) add(element);
+    }
+  }
+  return results;
+}
 
 PlannedOperator::PlannedOperator(OpStrategy of, const c10::OperatorHandle& op)
     : strategy(std::move(of)),

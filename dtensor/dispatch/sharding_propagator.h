@@ -8,7 +8,7 @@
 #include "dtensor/dispatch/operator_call.h"
 #include "dtensor/layout/tensor_layout.h"
 #include "dtensor/strategy/bounded_memo.h"
-#include "dtensor/strategy/op_strategy.h"
+#include "dtensor/strategy/op_schema.h"
 
 #include <ATen/core/Tensor.h>
 
@@ -43,6 +43,11 @@ struct PlannedOperator {
   bool returns_a_list = false;  // of any number of results
   bool is_view = false;         // of operand 0
 };
+
+// The global geometry of results, from the operator itself on tensors without memory.
+// Of an operator that has a meta kernel and gives tensors. Throws what that throws: a
+// caller's mistake shows here. Leaves the call as it is. Local.
+std::vector<ResultGeometry> meta_results(const OperatorCall& call, const ArgumentKinds& kinds);
 
 // Of one operator. Shared by threads.
 class ShardingPropagator {

@@ -2,19 +2,13 @@
 
 #include "dtensor/dispatch/implicit_replication.h"
 #include "dtensor/dispatch/run_by_strategy.h"
-#include "dtensor/dispatch/run_on_whole.h"
 #include "dtensor/dispatch/scalar_arguments.h"
 #include "dtensor/dispatch/tensor_arguments.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/kernels/composites_on_devices.h"
-#include "dtensor/kernels/composites_on_whole.h"
-#include "dtensor/kernels/fast_pointwise.h"
-#include "dtensor/kernels/view_replay.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/random/generator_dispatch.h"
+#include "dtensor/random/thread_generators.h"
 #include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "dtensor/tensor/dtensor_key.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/SmallVector.h>
@@ -25,7 +19,6 @@
 #include <string>
 #include <string_view>
 #include <utility>
-#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -201,8 +194,6 @@ void fallback(const c10::OperatorHandle& op, c10::DispatchKeySet keys, torch::ji
   });
 }
 
-using Handles = std::vector<c10::RegistrationHandleRAII>;
-
 // "add.Tensor", as the table has it; empty for operators that are not LibTorch's.
 std::string name_in_table(const c10::OperatorName& name) {
   constexpr std::string_view kLibTorch = "aten::";
@@ -210,7 +201,7 @@ std::string name_in_table(const c10::OperatorName& name) {
   return name.name.substr(kLibTorch.size()) + "." + name.overload_name;
 }
 
-void register_operators(Handles& handles) {
+void register_operators(KernelHandles& handles) {
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     const auto op = dispatcher.findOp(name);
@@ -238,13 +229,12 @@ void install_dtensor_kernels() {
   // Never destroyed: tensors may outlive static destruction, and the dispatcher may be
   // gone by then.
   static const auto* const installed = [] {
-    auto* const handles = new Handles;
+    auto* const handles = new KernelHandles;
     install_generator_kernels();
     register_operators(*handles);
     register_fast_pointwise(*handles);
     register_view_replay(*handles);
-    register_composites_on_whole(*handles);
-    register_composites_on_devices(*handles);
+    register_composites(*handles);
     handles->push_back(c10::Dispatcher::singleton().registerFallback(
         kDTensorKey, c10::KernelFunction::makeFromBoxedFunction<&fallback>(), "fsdp DTensor"));
     return handles;

@@ -1,12 +1,13 @@
-#include "dtensor/kernels/fast_pointwise.h"
-
+// Unboxed kernels for the elementwise operators that optimizers call once per parameter
+// and step. Where all DTensors lie alike they run on the local tensors without a boxed
+// argument; any other call goes to the boxed kernel. What they compute and whom they tell
+// is what that does (dispatch.h, dtensor/ops/pointwise.cc).
 #include "dtensor/dispatch/compare_plain.h"
 #include "dtensor/dispatch/scalar_arguments.h"
 #include "dtensor/kernels/dispatch.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/ops/same_placements.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "dtensor/tensor/dtensor_key.h"
 
 #include <ATen/EmptyTensor.h>
 #include <ATen/core/LegacyTypeDispatch.h>
@@ -188,7 +189,7 @@ struct FastPointwise<Op, at::Tensor&(at::Tensor&, Args...)> {
 
 template <class... Ops>
 struct Operators {
-  static void register_all(std::vector<c10::RegistrationHandleRAII>& handles) {
+  static void register_all(KernelHandles& handles) {
     (handles.push_back(c10::Dispatcher::singleton().registerImpl(
          {Ops::name, Ops::overload_name}, kDTensorKey,
          c10::KernelFunction::makeFromUnboxedRuntimeFunction(&FastPointwise<Ops>::call),
@@ -210,7 +211,7 @@ using Fast = Operators<ops::add_Tensor, ops::add__Tensor, ops::add__Scalar, ops:
 
 }  // namespace
 
-void register_fast_pointwise(std::vector<c10::RegistrationHandleRAII>& handles) {
+void register_fast_pointwise(KernelHandles& handles) {
   TORCH_INTERNAL_ASSERT(Fast::are(op_table().unboxed()));
   Fast::register_all(handles);
 }

@@ -1,7 +1,11 @@
-#include "dtensor/kernels/view_replay.h"
-
+// Views of DTensors under autograd. What is written in place through a view, autograd
+// undoes in backward by taking the same view of the base's gradient: with as_strided(),
+// unless the view was made with view replay on (c10::AutogradState). DTensors have no
+// memory to stride over, so view operators that meet one run with replay on. Plain
+// tensors are left as they are.
 #include "dtensor/dtensor.h"
-#include "dtensor/tensor/dtensor_key.h"
+#include "dtensor/kernels/dispatch.h"
+#include "dtensor/tensor/dtensor_impl.h"
 
 #include <ATen/ops/expand_ops.h>
 #include <ATen/ops/permute_ops.h>
@@ -57,7 +61,7 @@ struct Replayed<Op, Result(const at::Tensor&, Args...)> {
 
 template <class... Ops>
 struct FrequentViews {
-  static void register_all(std::vector<c10::RegistrationHandleRAII>& handles) {
+  static void register_all(KernelHandles& handles) {
     (handles.push_back(c10::Dispatcher::singleton().registerImpl(
          {Ops::name, Ops::overload_name}, kFirstKey,
          c10::KernelFunction::makeFromUnboxedFunction(TORCH_FN(&Replayed<Ops>::call)), std::nullopt,
@@ -86,7 +90,7 @@ bool is_recorded_view(const c10::OperatorHandle& op) {
 
 }  // namespace
 
-void register_view_replay(std::vector<c10::RegistrationHandleRAII>& handles) {
+void register_view_replay(KernelHandles& handles) {
   auto& dispatcher = c10::Dispatcher::singleton();
   Frequent::register_all(handles);
   for (const auto& name : dispatcher.getAllOpNames()) {

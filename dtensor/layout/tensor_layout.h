@@ -9,7 +9,7 @@
 // any, so they compare by address. Threads may share them. No torch here.
 #pragma once
 
-#include "dtensor/layout/local_boxes.h"
+#include "dtensor/layout/shard_layout.h"
 #include "dtensor/placement.h"
 
 #include <cstdint>

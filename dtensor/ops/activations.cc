@@ -2,7 +2,6 @@
 // other devices it is empty. The gradient of prelu is one of the slopes too. glu halves a
 // dimension: where one that is cut has both halves cut alike, as the columns of a packed
 // up-projection are, each rank has parts that belong together.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/pointwise_strategy.h"
 #include "dtensor/strategy/whole_dim_strategy.h"

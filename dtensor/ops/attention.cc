@@ -6,7 +6,6 @@
 // takes must not depend on the rank.
 #include "dtensor/dispatch/cut_indices.h"
 #include "dtensor/dispatch/operands.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/pointwise_strategy.h"
 

@@ -1,8 +1,7 @@
 // Joined along another dimension tensors stay cut; along a cut one, blocks come to lie
 // behind one another where the cuts go together. Terms stay terms where all parts are.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/block_ranges.h"
+#include "dtensor/strategy/view_cuts.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,6 +1,5 @@
 // Convolutions fit where the batch is cut; the gradients of weight and bias are then
 // terms of sums over it.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 
 #include <utility>

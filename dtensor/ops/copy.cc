@@ -5,7 +5,6 @@
 #include "dtensor/dispatch/compare_plain.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/layout/shard_layout.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/strategy/pointwise_strategy.h"

@@ -1,7 +1,6 @@
 // Single losses stay where their elements are; sums are added up, and so are averages: a
 // part divides by its own size, so its average counts in proportion to that. Sums would
 // do too, but overflow in half precision.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/pointwise_strategy.h"
 

@@ -2,7 +2,6 @@
 // give results cut alike. With a table whose rows are cut, as a vocabulary is, each rank
 // looks up the rows that it has, zeros for the others, and the results are terms.
 #include "dtensor/dispatch/cut_indices.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 
 #include <ATen/ops/zeros.h>

@@ -1,7 +1,6 @@
 // Along a dimension that is cut each rank has candidates, which are gathered, a few
 // numbers per row, and the choice is among them.
 #include "dtensor/dispatch/cut_indices.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/ops/row_statistics.h"
 #include "dtensor/redistribute/redistribute.h"

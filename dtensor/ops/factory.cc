@@ -1,6 +1,5 @@
 // A tensor made from a DTensor lies as that does and stays on its device type.
 #include "dtensor/layout/shard_layout.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"

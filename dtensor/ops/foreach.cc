@@ -1,9 +1,8 @@
 // Element i of every list together is sharded as the operands of the elementwise operator
 // are.
-#include "dtensor/dispatch/place_operands.h"
+#include "dtensor/dispatch/local_tensors.h"
 #include "dtensor/dispatch/sharding_propagator.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/ops/same_placements.h"
 #include "dtensor/redistribute/redistribute.h"

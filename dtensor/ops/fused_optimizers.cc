@@ -1,7 +1,6 @@
 // They update element by element: element i of every list lies as parameter i. Step
 // counters are numbers.
 #include "dtensor/dtensor.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"

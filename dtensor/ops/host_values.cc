@@ -1,7 +1,6 @@
 // A value is the true one, the same on all ranks; collective over the mesh dimensions
 // along which the tensor is cut or Partial.
 #include "dtensor/dtensor.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/redistribute.h"

@@ -1,14 +1,21 @@
 // Indices are the same on all ranks: cuts along dimensions that they do not index stay.
 // So do those along dimensions of which a view took all.
-#include "dtensor/ops/families.h"
+//
+// In place, scatter may meet plain zeros that autograd's formulas make where they mean a
+// DTensor, as the gradients of max(dim), sort and topk do: the zeros become one.
+#include "dtensor/dtensor.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/block_ranges.h"
-#include "dtensor/strategy/index_strategy.h"
+#include "dtensor/redistribute/differentiable.h"
+#include "dtensor/redistribute/redistribute.h"
 #include "dtensor/strategy/pointwise_strategy.h"
-#include "dtensor/strategy/sliced_range.h"
+#include "dtensor/strategy/view_cuts.h"
+#include "dtensor/tensor/dtensor_impl.h"
+
+#include <c10/core/WrapDimMinimal.h>
 
 #include <algorithm>
 #include <utility>
+#include <vector>
 
 namespace fsdp::internal {
 namespace {
@@ -28,6 +35,33 @@ std::vector<PlacementStrategy> strategies_of_terms(size_t operands,
 
 std::vector<PlacementStrategy> strategies_of_all_terms(size_t operands) {
   return strategies_of_terms(operands, {Op::kSum, Op::kAvg, Op::kMin, Op::kMax, Op::kProduct});
+}
+
+// Terms are added to terms.
+void add_sums_of_terms(std::vector<PlacementStrategy>& strategies) {
+  for (const Op op : {Op::kSum, Op::kAvg})
+    strategies.push_back({{Partial{op}}, {Partial{op}, Replicate{}, Partial{op}}});
+}
+
+// All operands cut alike along each dimension but `dim` in which they are equally long.
+std::vector<PlacementStrategy> equal_dims_strategy(const OpSchema& call, int64_t dim) {
+  std::vector<PlacementStrategy> strategies;
+  for (int64_t d = 0; d < call.operands[0].ndim(); ++d) {
+    const bool fits =
+        std::all_of(call.operands.begin(), call.operands.end(), [&](const Operand& operand) {
+          return operand.ndim() == call.operands[0].ndim() &&
+                 operand.size(d) == call.operands[0].size(d);
+        });
+    if (d == dim || !fits) continue;
+    strategies.push_back({.results = {Shard{d}},
+                          .operands = std::vector<Placement>(call.operands.size(), Shard{d})});
+  }
+  return strategies;
+}
+
+// A result as operand 0.
+std::vector<ResultGeometry> results_as_self(const OpSchema& call) {
+  return {laid_as(call.operands[0].shape, call.operands[0].stride)};
 }
 
 // Operand 0 cut along `from`, the others whole.
@@ -150,8 +184,7 @@ std::vector<PlacementStrategy> index_write_strategy(const OpSchema& call) {
 
 std::vector<PlacementStrategy> index_add_strategy(const OpSchema& call) {
   auto strategies = index_write_strategy(call);
-  for (const Op op : {Op::kSum, Op::kAvg})
-    strategies.push_back({{Partial{op}}, {Partial{op}, Replicate{}, Partial{op}}});
+  add_sums_of_terms(strategies);
   return strategies;
 }
 
@@ -169,6 +202,50 @@ std::vector<PlacementStrategy> gather_strategy(const OpSchema& call) {
 
 std::vector<ResultGeometry> gather_results(const OpSchema& call) {
   return {contiguous(call.operands[1].shape)};
+}
+
+// scatter(self, dim, index, source or number)
+std::vector<PlacementStrategy> scatter_strategy(const OpSchema& call) {
+  return equal_dims_strategy(call, wrapped_dim(call.number(1), call.operands[0].ndim()));
+}
+
+// scatter_add(self, dim, index, source) adds terms to terms.
+std::vector<PlacementStrategy> scatter_add_strategy(const OpSchema& call) {
+  auto strategies = scatter_strategy(call);
+  add_sums_of_terms(strategies);
+  return strategies;
+}
+
+// As a tensor of the same shape, but whole along `dim`; terms are added up.
+std::vector<Placement> placements_beside(const DTensorSpec& model, at::IntArrayRef shape,
+                                         int64_t dim) {
+  auto placements = without_partials(model.placements());
+  for (Placement& placement : placements) {
+    const bool fits = !placement.is_shard() ||
+                      (placement.shard_dim() != dim && at::IntArrayRef(model.shape()) == shape);
+    if (!fits) placement = Replicate{};
+  }
+  return placements;
+}
+
+// In place.
+void become_dtensor(const at::Tensor& zeros, const DTensorSpec& model, int64_t dim) {
+  const DTensorSpec spec(model.mesh(), placements_beside(model, zeros.sizes(), dim),
+                         zeros.sizes().vec());
+  const auto becomes = make_dtensor(local_part(zeros, spec).contiguous(), spec);
+  zeros.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
+}
+
+// scatter_(self, dim, index, source or number)
+void scatter_in_place(OperatorCall& call, const StrategyKernel* by_strategy) {
+  const at::Tensor self = call.argument(0).toTensor();
+  if (!is_dtensor(self) && inside_backward()) {
+    const auto tensors = call.tensors();
+    const auto model = std::find_if(tensors.begin(), tensors.end(), is_dtensor);
+    become_dtensor(self, spec_of(*model),
+                   c10::maybe_wrap_dim(call.argument(1).toInt(), self.dim()));
+  }
+  by_strategy->run(call);
 }
 
 // The gradient of a view: zeros of argument 1's shape with operand 0 at its place. The
@@ -266,6 +343,13 @@ void add_index(OpTable& table) {
   for (const char* name : {"index_add.", "index_add_."})
     table.add(name, {.strategy = {.strategies = index_add_strategy, .results = results_as_self}});
   table.add("gather.", {.strategy = {.strategies = gather_strategy, .results = gather_results}});
+  const OpStrategy put{.strategies = scatter_strategy, .results = results_as_self};
+  for (const char* name : {"scatter.src", "scatter.value"}) table.add(name, {.strategy = put});
+  for (const char* name : {"scatter_.src", "scatter_.value"})
+    table.add(name, {.strategy = put, .handler = scatter_in_place});
+  const OpStrategy added{.strategies = scatter_add_strategy, .results = results_as_self};
+  table.add("scatter_add.", {.strategy = added});
+  table.add("scatter_add_.", {.strategy = added, .handler = scatter_in_place});
   table.add("select_backward.", {.strategy = gradient_of_view(select_backward_strategy)});
   table.add("diagonal_backward.", {.strategy = gradient_of_view(diagonal_backward_strategy)});
   table.add("unfold_backward.", {.strategy = gradient_of_view(unfold_backward_strategy)});

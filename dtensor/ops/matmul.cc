@@ -1,7 +1,6 @@
 // Matrices that are cut along rows or columns fit; cut along the inner dimension each
 // rank has a term of the sum. A product is linear in each factor, so terms of one factor
 // give terms of the result where the other is whole.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/pointwise_strategy.h"
 

@@ -3,7 +3,6 @@
 // whose class it has. The average is a sum of losses over a sum of weights, both of which
 // are terms, so that uneven parts count as they should.
 #include "dtensor/dispatch/cut_indices.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/redistribute/redistribute.h"
 

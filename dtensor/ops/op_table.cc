@@ -1,7 +1,5 @@
 #include "dtensor/ops/op_table.h"
 
-#include "dtensor/ops/families.h"
-
 #include <c10/util/Exception.h>
 
 #include <algorithm>
@@ -38,7 +36,6 @@ const OpTable& op_table() {
     add_activations(*all);
     add_whole_dim(*all);
     add_attention(*all);
-    add_batch_norm(*all);
     add_cat(*all);
     add_convolution(*all);
     add_copy(*all);
@@ -47,25 +44,21 @@ const OpTable& op_table() {
     add_extrema(*all);
     add_factory(*all);
     add_foreach(*all);
-    add_foreach_norm(*all);
     add_fused_optimizers(*all);
-    add_group_norm(*all);
     add_host_values(*all);
     add_index(*all);
-    add_layer_norm(*all);
     add_matmul(*all);
     add_nll_loss(*all);
     add_norm(*all);
+    add_normalization(*all);
     add_pointwise(*all);
     add_random(*all);
     add_reduction(*all);
     add_reshape(*all);
-    add_scatter(*all);
     add_softmax(*all);
     add_spatial(*all);
     add_variance(*all);
     add_view(*all);
-    add_view_in_place(*all);
     return all;
   }();
   return *table;

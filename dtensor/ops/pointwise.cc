@@ -1,6 +1,5 @@
 // Operands are cut alike, but those that are repeated. Whether terms have to be reduced
 // first depends on the operator, and for masked_fill and add on a number too.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/pointwise_strategy.h"
 #include "dtensor/tensor/dtensor_impl.h"

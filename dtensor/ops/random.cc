@@ -2,11 +2,9 @@
 // those of one device on any number of ranks. Costs the memory of the whole while it
 // runs. The ranks' generators must be in the same state (manual_seed.h). Local unless a
 // handler says otherwise.
+#include "dtensor/dispatch/local_tensors.h"
 #include "dtensor/dispatch/operands.h"
-#include "dtensor/dispatch/place_operands.h"
-#include "dtensor/dispatch/wrap_results.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/random/thread_generators.h"
 #include "dtensor/redistribute/redistribute.h"

@@ -1,7 +1,6 @@
 // Along a cut dimension each rank reduces its part and the results are terms: nothing is
 // sent until somebody needs the value. A mean divides by the size of the whole, and the
 // extremum of nothing, of which LibTorch knows none, is the neutral element.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/whole_dim_strategy.h"
 

@@ -1,8 +1,7 @@
 // A cut stays where some dimension of the new shape has each rank's elements, in blocks
 // and atoms if need be.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/viewed_cut.h"
+#include "dtensor/strategy/view_cuts.h"
 
 #include <algorithm>
 #include <functional>

@@ -31,9 +31,8 @@ class SamePlacements {
   }
 
   bool alike() const { return alike_ && first_ != nullptr; }
-  // The first DTensor. It lies in memory without gaps where a result is to lie like it.
-  const at::Tensor& first() const { return *first_; }
-  const DTensorSpec& spec() const { return *spec_; }
+  const DTensorSpec& spec() const { return *spec_; }  // of the first
+  // Whether the first lies in memory without gaps, where a result is to lie like it.
   bool is_dense() const { return first_->is_non_overlapping_and_dense(); }
   bool from_parameter() const { return from_parameter_; }
   // Beside what comes from a parameter, a number that came as a plain tensor is this

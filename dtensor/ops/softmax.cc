@@ -2,7 +2,6 @@
 // ranks exchange the maximum of each row and the sum of its exponentials, and nothing is
 // gathered. Their gradients add up one number per row. (Milakov and Gimelshein, Online
 // normalizer calculation for softmax, 2018, has how such sums are joined.)
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/ops/row_statistics.h"
 #include "dtensor/strategy/whole_dim_strategy.h"

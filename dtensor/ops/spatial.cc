@@ -1,6 +1,5 @@
 // Pooling and interpolation work on the last dimensions, the planes: the batch and the
 // channels may be cut. LibTorch's kernels take an empty batch, but not empty channels.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 
 #include <algorithm>

@@ -1,6 +1,5 @@
 // Along a cut dimension in two passes: the mean, of which every rank needs the whole,
 // then the squared distances. Each is one all-reduce of a number per row.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/ops/row_statistics.h"
 #include "dtensor/strategy/whole_dim_strategy.h"

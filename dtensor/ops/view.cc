@@ -1,13 +1,15 @@
 // A cut follows its dimension, and so do whole blocks of one that is cut in blocks. split
 // and squeeze take of a part what it has of what they take of the whole. detach and
 // alias, and as_strided where it leaves the layout as it is, are no more than another
-// tensor object. view(dtype) has others where it changes the size of elements.
+// tensor object. view(dtype) has others where it changes the size of elements. In place,
+// as matmul squeezes its result and RNNs transpose theirs, the tensor becomes what the
+// operator that makes a view gives.
 #include "dtensor/dispatch/gathered_view.h"
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/sliced_range.h"
+#include "dtensor/strategy/view_cuts.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
+#include <ATen/core/dispatch/Dispatcher.h>
 #include <c10/core/WrapDimMinimal.h>
 #include <c10/util/Exception.h>
 
@@ -341,6 +343,23 @@ void hand_out_strided(OperatorCall& call, const StrategyKernel* by_strategy) {
   hand_out_alias(call, by_strategy);
 }
 
+// In place, by the operator that makes a view. Collective where the view can not keep a
+// cut (gathered_view.h).
+OpHandler becomes_view(const char* name, const char* overload) {
+  const auto view = c10::Dispatcher::singleton().findSchemaOrThrow(name, overload);
+  return [view](OperatorCall& call, const StrategyKernel*) {
+    const at::Tensor self = call.argument(0).toTensor();
+    TORCH_CHECK_NOT_IMPLEMENTED(owner_of(self) == nullptr || is_gathered_view(self),
+                                call.description(),
+                                " changes the shape of a sharded parameter in place (rank ",
+                                spec_of(self).mesh().rank(), ")");
+    auto arguments = call.arguments();
+    view.callBoxed(arguments);
+    become_view(self, arguments[0].toTensor());
+    call.finish(self);
+  };
+}
+
 }  // namespace
 
 void add_view(OpTable& table) {
@@ -367,6 +386,12 @@ void add_view(OpTable& table) {
   for (const char* name : {"detach", "alias"}) table.add(name, {.handler = hand_out_alias});
   table.add("view.dtype", {.strategy = {.strategies = view_dtype_strategy}});
   table.add("as_strided.", {.handler = hand_out_strided});
+  table.add("squeeze_.", {.handler = becomes_view("aten::squeeze", "")});
+  table.add("squeeze_.dim", {.handler = becomes_view("aten::squeeze", "dim")});
+  table.add("squeeze_.dims", {.handler = becomes_view("aten::squeeze", "dims")});
+  table.add("unsqueeze_.", {.handler = becomes_view("aten::unsqueeze", "")});
+  table.add("t_.", {.handler = becomes_view("aten::t", "")});
+  table.add("transpose_.", {.handler = becomes_view("aten::transpose", "int")});
 }
 
 }  // namespace fsdp::internal

@@ -1,5 +1,4 @@
 // What works along some dimensions fits where another one is cut.
-#include "dtensor/ops/families.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/whole_dim_strategy.h"
 

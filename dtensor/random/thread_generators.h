@@ -1,5 +1,10 @@
 // The generators that a thread's random operators draw from instead of LibTorch's default
-// ones. How operators come to them: generator_dispatch.h.
+// ones.
+//
+// Operators come to them by a dispatch key above all others, which a thread includes
+// while it has some. Operators that may be given a generator, and were given none, are
+// given the thread's. What takes none calls such operators, but for kernels of devices,
+// which find the default generator in the state of the thread's.
 #pragma once
 
 #include "device_mesh/device_mesh.h"
@@ -59,5 +64,24 @@ class UseThreadGenerators {
 // A copy, in host memory.
 at::Tensor generator_state(at::Generator generator);
 void set_generator_state(at::Generator generator, const at::Tensor& state);
+
+// For operators that draw from a device's default generator and take no other. While it
+// lives, the default generator of the device is in the state of `generator`, which goes
+// on from there; then it is as before. No other thread may use it meanwhile.
+class DefaultGeneratorAs {
+ public:
+  explicit DefaultGeneratorAs(at::Generator generator);
+  ~DefaultGeneratorAs();
+  DefaultGeneratorAs(const DefaultGeneratorAs&) = delete;
+  DefaultGeneratorAs& operator=(const DefaultGeneratorAs&) = delete;
+
+ private:
+  at::Generator generator_, default_;
+  at::Tensor before_;
+};
+
+// Registers the kernels by which operators come to their thread's generators, under a key
+// where all other operators fall through. Idempotent, thread-safe.
+void install_generator_kernels();
 
 }  // namespace fsdp::internal

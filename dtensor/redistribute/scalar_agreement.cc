@@ -1,12 +1,10 @@
 #include "dtensor/redistribute/scalar_agreement.h"
 
 #include "dtensor/redistribute/comm_listener.h"
-#include "dtensor/tensor/dtensor_impl.h"
 
 #include <c10/util/Exception.h>
 
 #include <string>
-#include <utility>
 
 namespace fsdp::internal {
 namespace {
@@ -22,8 +20,6 @@ std::string names_of(const std::array<const char*, 3>& operators) {
     if (name != nullptr) names += (names.empty() ? "" : ", ") + std::string(name);
   return names.empty() ? "no operator" : names;
 }
-
-thread_local const ScalarHash* scalars_of_move = nullptr;
 
 }  // namespace
 
@@ -48,15 +44,6 @@ void ScalarAgreement::check(const DeviceMesh& mesh) const {
       ". Each rank computed its part with its own. Give it as a tensor, torch::tensor(number), "
       "whose results are this rank's own and whole, or give every rank the same number (rank ",
       mesh.rank(), "; so does every rank that the value was to be brought together with)");
-}
-
-ScalarHashScope::ScalarHashScope(const ScalarHash& scalars)
-    : scalars_(scalars), before_(std::exchange(scalars_of_move, &scalars_)) {}
-
-ScalarHashScope::~ScalarHashScope() { scalars_of_move = before_; }
-
-const ScalarHash& ScalarHashScope::current() {
-  return scalars_of_move == nullptr ? NewDTensors::current().scalars : *scalars_of_move;
 }
 
 }  // namespace fsdp::internal

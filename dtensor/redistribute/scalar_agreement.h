@@ -38,20 +38,4 @@ class ScalarAgreement {
   uint64_t word_;
 };
 
-// The scalars of what this thread redistributes while one lives. Where there is none,
-// what an operator moves has those of the results that it makes.
-class ScalarHashScope {
- public:
-  explicit ScalarHashScope(const ScalarHash& scalars);
-  ~ScalarHashScope();
-  ScalarHashScope(const ScalarHashScope&) = delete;
-  ScalarHashScope& operator=(const ScalarHashScope&) = delete;
-
-  static const ScalarHash& current();
-
- private:
-  ScalarHash scalars_;
-  const ScalarHash* before_;
-};
-
 }  // namespace fsdp::internal

@@ -4,7 +4,6 @@
 
 #include "dtensor/placement.h"
 #include "dtensor/strategy/op_schema.h"
-#include "dtensor/strategy/op_strategy.h"
 
 #include <cstdint>
 #include <vector>

@@ -1,14 +1,97 @@
 #include "dtensor/strategy/propagate.h"
 
-#include "dtensor/strategy/empty_parts.h"
-#include "dtensor/strategy/interleaved_strategy.h"
-#include "dtensor/strategy/redistribute_cost.h"
+#include "dtensor/layout/shard_layout.h"
 
 #include <algorithm>
+#include <optional>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
+
+// What follows is for with_interleaved_strategies().
+
+// The length of every dimension that the strategy cuts; none where they differ.
+std::optional<int64_t> cut_length(const PlacementStrategy& strategy, const OpSchema& call) {
+  std::optional<int64_t> length;
+  for (size_t i = 0; i < strategy.operands.size(); ++i) {
+    if (!strategy.operands[i].is_shard()) continue;
+    const int64_t size = call.operands[i].size(strategy.operands[i].shard_dim());
+    if (length.has_value() && *length != size) return std::nullopt;
+    length = size;
+  }
+  return length;
+}
+
+void cut_alike(std::vector<Placement>& placements, const Shard& cut) {
+  for (Placement& placement : placements) {
+    if (placement.is_shard()) placement = Placement(cut).along(placement.shard_dim());
+  }
+}
+
+bool lets_stay(const PlacementStrategy& strategy, const std::vector<Placement>& arriving) {
+  for (size_t i = 0; i < arriving.size(); ++i) {
+    if (arriving[i].is_interleaved() && strategy.operands[i] == arriving[i]) return true;
+  }
+  return false;
+}
+
+bool is_interleaved(const PlacementStrategy& strategy) {
+  const auto interleaved = [](const Placement& placement) { return placement.is_interleaved(); };
+  return std::any_of(strategy.operands.begin(), strategy.operands.end(), interleaved) ||
+         std::any_of(strategy.results.begin(), strategy.results.end(), interleaved);
+}
+
+std::optional<PlacementStrategy> cut_as(PlacementStrategy strategy, const Shard& cut,
+                                        const OpSchema& call) {
+  if (is_interleaved(strategy)) return std::nullopt;
+  const auto length = cut_length(strategy, call);
+  if (!length.has_value() || !divides(cut, *length)) return std::nullopt;
+  cut_alike(strategy.operands, cut);
+  cut_alike(strategy.results, cut);
+  if (!lets_stay(strategy, call.arriving)) return std::nullopt;
+  return strategy;
+}
+
+// For without_empty_parts().
+
+// Of chunks, the last is the smallest; of parts with local_units, any.
+bool leaves_a_part_empty(const Operand& operand, const Placement& placement, int64_t parts) {
+  if (!operand.is_present() || !placement.is_shard()) return false;
+  const auto& units = placement.shard().local_units;
+  for (int64_t i = 0; units.has_value() && i < parts; ++i)
+    if (units.at(i) == 0) return true;
+  const int64_t atoms = atoms_of(placement.shard(), operand.size(placement.shard_dim()));
+  return chunk_of(atoms, parts, parts - 1).length == 0;
+}
+
+bool leaves_a_part_empty(const PlacementStrategy& strategy, const OpSchema& call) {
+  for (size_t i = 0; i < strategy.operands.size(); ++i) {
+    if (leaves_a_part_empty(call.operands[i], strategy.operands[i], call.parts)) return true;
+  }
+  return false;
+}
+
+// For cheapest_strategy().
+
+int64_t cost_of(const std::vector<Placement>& targets, const std::vector<Arrival>& operands,
+                int64_t parts) {
+  int64_t cost = 0;
+  for (size_t i = 0; i < operands.size(); ++i) {
+    cost += redistribute_cost(operands[i].placement, targets[i], operands[i].bytes, parts);
+  }
+  return cost;
+}
+
+bool keeps_an_operand(const PlacementStrategy& strategy, const std::vector<Arrival>& operands) {
+  for (size_t i = 0; i < operands.size(); ++i) {
+    if (!operands[i].placement.is_replicate() && operands[i].placement == strategy.operands[i])
+      return true;
+  }
+  return false;
+}
+
+// For propagate().
 
 bool cuts_something(const CallPlacements& placements, size_t mesh_dim) {
   return std::any_of(placements.operands.begin(), placements.operands.end(),
@@ -83,6 +166,52 @@ void append(const std::vector<Placement>& placements, std::vector<TensorPlacemen
 }
 
 }  // namespace
+
+std::vector<PlacementStrategy> with_interleaved_strategies(
+    std::vector<PlacementStrategy> strategies, const OpSchema& call) {
+  const size_t plain = strategies.size();
+  for (const Placement& placement : call.arriving) {
+    if (!placement.is_interleaved()) continue;
+    for (size_t i = 0; i < plain; ++i) {
+      const auto strategy = cut_as(strategies[i], placement.shard(), call);
+      if (strategy.has_value() &&
+          std::find(strategies.begin(), strategies.end(), *strategy) == strategies.end())
+        strategies.push_back(*strategy);
+    }
+  }
+  return strategies;
+}
+
+std::vector<PlacementStrategy> without_empty_parts(std::vector<PlacementStrategy> strategies,
+                                                   const OpSchema& call) {
+  std::erase_if(strategies, [&](const PlacementStrategy& strategy) {
+    return !strategy.takes_empty_parts && leaves_a_part_empty(strategy, call);
+  });
+  return strategies;
+}
+
+int64_t redistribute_cost(const Placement& from, const Placement& to, int64_t bytes,
+                          int64_t parts) {
+  if (parts == 1 || from == to || from.is_replicate()) return 0;
+  if (from.is_shard()) return to.is_shard() ? bytes : bytes * parts;
+  return to.is_shard() ? bytes * parts : 2 * bytes * parts;
+}
+
+const PlacementStrategy* cheapest_strategy(const std::vector<PlacementStrategy>& strategies,
+                                           const std::vector<Arrival>& operands, int64_t parts) {
+  const std::vector<Placement> whole(operands.size(), Replicate{});
+  const int64_t replicated = cost_of(whole, operands, parts);
+  const PlacementStrategy* best = nullptr;
+  int64_t least = 0;
+  for (const PlacementStrategy& strategy : strategies) {
+    if (!keeps_an_operand(strategy, operands)) continue;
+    const int64_t cost = cost_of(strategy.operands, operands, parts);
+    if (cost > replicated || (best != nullptr && cost >= least)) continue;
+    best = &strategy;
+    least = cost;
+  }
+  return best;
+}
 
 Propagation propagate(const StrategyFunction& strategies, OpSchema call,
                       const CallPlacements& placements, size_t results) {

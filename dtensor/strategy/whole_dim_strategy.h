@@ -3,7 +3,7 @@
 // here.
 #pragma once
 
-#include "dtensor/strategy/op_strategy.h"
+#include "dtensor/strategy/op_schema.h"
 
 #include <cstddef>
 #include <cstdint>

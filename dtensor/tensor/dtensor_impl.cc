@@ -1,13 +1,18 @@
 #include "dtensor/tensor/dtensor_impl.h"
 
 #include "dtensor/dtensor.h"
-#include "dtensor/tensor/dtensor_key.h"
-#include "dtensor/tensor/whole_storage.h"
 
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/Storage.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/core/TensorOptions.h>
 #include <c10/util/Exception.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <string>
 #include <utility>
 
@@ -25,6 +30,64 @@ namespace {
 // Copied twice into each DTensor, so it is short: two cache lines.
 constexpr const char* kNoMemory =
     "A DTensor has no storage of its own: take fsdp::DTensor(t).to_local() or .full_tensor()";
+
+// The storage that a DTensor has shown to who reads tensors by it, as LibTorch's
+// torch::save does: one that holds the whole value, where that is at hand.
+struct ShownStorage {
+  const void* data = nullptr;
+  uint32_t version = 0;
+  c10::Storage storage = {};
+};
+
+bool this_rank_has_all(const at::Tensor& dtensor) {
+  const auto& spec = spec_of(dtensor);
+  const auto& placements = spec.placements();
+  return spec.mesh().size() == 1 ||
+         std::all_of(placements.begin(), placements.end(),
+                     [](const Placement& placement) { return placement.is_replicate(); });
+}
+
+void let_go(void* value) { delete static_cast<at::Tensor*>(value); }
+
+// Of the memory of `value`, which lies as `dtensor` says, and of nothing beside it:
+// torch's files hold storages whole.
+c10::Storage storage_of(const at::Tensor& value, const at::Tensor& dtensor) {
+  const size_t bytes =
+      at::detail::computeStorageNbytes(dtensor.sizes(), dtensor.strides(), value.element_size());
+  void* const data = const_cast<void*>(value.const_data_ptr());  // NOLINT: it shares memory
+  c10::DataPtr memory(data, new at::Tensor(value), let_go, value.device());
+  return c10::Storage(c10::Storage::use_byte_size_t(), bytes, std::move(memory),
+                      /*allocator=*/nullptr, /*resizable=*/false);
+}
+
+bool is_shown(const at::Tensor& dtensor, const ShownStorage& shown) {
+  return shown.storage && shown.data == local_of(dtensor).const_data_ptr() &&
+         shown.version == local_version_of(dtensor);
+}
+
+// Puts the storage of `whole`, the value of `dtensor`, into `shown`.
+const c10::Storage* show(const at::Tensor& dtensor, const at::Tensor& whole, ShownStorage& shown) {
+  at::Tensor laid_out = whole.detach();
+  if (whole.strides() != dtensor.strides() || whole.is_conj() || whole.is_neg()) {
+    laid_out = at::empty_strided(dtensor.sizes(), dtensor.strides(), whole.options());
+    laid_out.copy_(whole);
+  }
+  shown = {local_of(dtensor).const_data_ptr(), local_version_of(dtensor),
+           storage_of(laid_out, dtensor)};
+  return &shown.storage;
+}
+
+// Of what this rank holds, if that is all of it, as on a mesh of one rank and where all
+// placements are Replicate, kept in `shown`; else null: nothing is gathered, since
+// LibTorch comes to an optimizer's states in another order on each rank. The elements
+// lie as the DTensor's strides say, from the storage's begin. Good until the DTensor is
+// written. Local.
+const c10::Storage* whole_storage(const at::Tensor& dtensor, ShownStorage& shown) {
+  if (!this_rank_has_all(dtensor)) return nullptr;
+  const c10::NoGradGuard no_grad;
+  tell_read(dtensor);
+  return is_shown(dtensor, shown) ? &shown.storage : show(dtensor, local_of(dtensor), shown);
+}
 
 // Lets go of what the metadata owns with the last tensor, even while weak references
 // remain: the owner refers to its DTensor weakly, and a plain TensorImpl keeps its

@@ -1,6 +1,6 @@
 #include "fully_shard/annotation.h"
 
-#include "device_mesh/internal/given_module.h"
+#include "device_mesh/module_ref.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/unit.h"
 

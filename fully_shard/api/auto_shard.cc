@@ -1,8 +1,7 @@
 #include "fully_shard/auto_shard.h"
 
-#include "device_mesh/internal/given_module.h"
+#include "device_mesh/module_ref.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/unit_plan.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/shard_placement.h"
 #include "fully_shard/units/shared_storage.h"

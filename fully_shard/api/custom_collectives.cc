@@ -1,7 +1,7 @@
 #include "fully_shard/custom_collectives.h"
 
 #include "device_mesh/collectives/inside_announced.h"
-#include "fully_shard/transport/mesh_dims.h"
+#include "fully_shard/transport/comm_context.h"
 
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>

@@ -1,7 +1,7 @@
 #include "fully_shard/describe_units.h"
 
 #include "device_mesh/collectives/issue_log.h"
-#include "device_mesh/internal/given_module.h"
+#include "device_mesh/module_ref.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "device_mesh/rendezvous/presence.h"
 #include "fully_shard/fully_shard.h"

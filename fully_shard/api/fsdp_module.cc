@@ -1,12 +1,10 @@
 #include "fully_shard/fsdp_module.h"
 
-#include "fully_shard/no_sync_guard.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/group_builder.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/step/runtime.h"
-#include "fully_shard/transport/mesh_dims.h"
-#include "fully_shard/units/root.h"
+#include "fully_shard/transport/comm_context.h"
 #include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_events.h"
 #include "fully_shard/units/validation.h"

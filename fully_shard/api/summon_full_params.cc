@@ -1,12 +1,13 @@
 #include "fully_shard/summon_full_params.h"
 
+#include "device_mesh/module_ref.h"
 #include "device_mesh/on_mesh/claims.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
-#include "fully_shard/params/summoned_units.h"
+#include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/unit.h"
 #include "on_demand/pass.h"
 
@@ -16,18 +17,118 @@
 #include <torch/nn/module.h>
 
 #include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <set>
 #include <string>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
 namespace fsdp {
 namespace {
 
-using internal::find_summoned_units;
 using internal::FSDPParamGroup;
+using internal::ModuleTree;
 using internal::RegistryEntry;
-using internal::SummonedParam;
-using internal::SummonedUnit;
+using internal::RegistrySlot;
+using internal::Unit;
+using GroupPtr = c10::intrusive_ptr<FSDPParamGroup>;
+
+// Which registered parameters a SummonFullParams shows, and where they stand.
+
+// A parameter with every registry slot it stands in (several when it is tied).
+struct SummonedParam {
+  at::Tensor entry;
+  std::vector<RegistrySlot> slots;
+  at::Tensor full;   // what the slots hold meanwhile; undefined where nothing is shown
+  at::Tensor shard;  // as it was, where members borrow it and nothing is to be written back
+  uint32_t full_version = 0, entry_version = 0;  // when it was shown
+
+  const at::Tensor& member() const { return RegistryEntry::of(entry)->member(); }
+  void fill_slots(const at::Tensor& tensor) const {
+    for (const auto& slot : slots) internal::put(slot, tensor);
+  }
+};
+
+struct SummonedUnit {
+  GroupPtr group;
+  std::vector<SummonedParam> params;
+  std::vector<std::shared_ptr<torch::nn::Module>> modules;  // kept alive for the slots
+};
+
+class Collection {
+ public:
+  void add_slot(const at::Tensor& entry, RegistrySlot slot) {
+    const auto& group = RegistryEntry::of(entry)->group();
+    auto& unit = find_or_add(units_, places_of_units_, group.get());
+    unit.group = group;
+    unit.modules.push_back(slot.module->weak_from_this().lock());
+    auto& param = find_or_add(unit.params, places_of_params_, entry.unsafeGetTensorImpl());
+    param.entry = entry;
+    param.slots.push_back(std::move(slot));
+  }
+
+  std::vector<SummonedUnit> release() { return std::move(units_); }
+
+ private:
+  template <class Key>
+  using Places = std::unordered_map<const Key*, size_t>;
+
+  template <class Item, class Key>
+  static Item& find_or_add(std::vector<Item>& items, Places<Key>& places, const Key* key) {
+    const auto [place, is_new] = places.try_emplace(key, items.size());
+    return is_new ? items.emplace_back() : items[place->second];
+  }
+
+  std::vector<SummonedUnit> units_;
+  Places<FSDPParamGroup> places_of_units_;
+  Places<c10::TensorImpl> places_of_params_;  // each in its unit
+};
+
+// Throws ValueError, for `function`, for a unit that is summoned.
+//
+// What a rank shows in its registry says nothing: it may be members, copies, or, with
+// rank0_only, the entries.
+void check_not_summoned(const Unit& unit, const char* function) {
+  TORCH_CHECK_VALUE(!unit.is_summoned(), function, ": unit '", unit.display_name(),
+                    "' is summoned already: a SummonFullParams that is alive (apply_unsharded has "
+                    "some too) shows its full parameters, and they do not nest. End that scope "
+                    "first; every rank gets this error");
+}
+
+// Throws ValueError for a group that is held unsharded.
+void check_not_held(const FSDPParamGroup& group) {
+  TORCH_CHECK_VALUE(!group.unsharded().state().is_held(), "SummonFullParams: unit '",
+                    group.info().name(), "' is held unsharded already (rank ", group.info().rank(),
+                    ")");
+}
+
+// The sharded parameters registered at and below `modules`, by unit in order of first
+// appearance. Without recurse only those of the modules' own units. Throws ValueError, on
+// every rank alike, where one of their units is summoned already.
+std::vector<SummonedUnit> find_summoned_units(const std::vector<torch::nn::Module*>& modules,
+                                              bool recurse) {
+  const ModuleTree tree(modules);
+  std::set<const FSDPParamGroup*> own;
+  for (size_t i = 0; i < tree.size(); ++i) {
+    if (!tree.unit(i) || (!recurse && !tree.is_start(i))) continue;
+    check_not_summoned(*tree.unit(i), "SummonFullParams");
+    own.insert(tree.unit(i)->group());
+  }
+  Collection found;
+  for (size_t i = 0; i < tree.size(); ++i) {
+    for (auto& slot : internal::slots_of(tree.module(i))) {
+      const auto& tensor = internal::registered(slot);
+      const auto group = internal::find_managed_tensor(tensor).group;
+      if (!group || (!recurse && !own.contains(group.get()))) continue;
+      check_not_summoned(group->info().unit(), "SummonFullParams");
+      found.add_slot(tensor, std::move(slot));
+    }
+  }
+  return found.release();
+}
 
 void check_options(const SummonOptions& options) {
   TORCH_CHECK_NOT_IMPLEMENTED(
@@ -79,7 +180,7 @@ class SummonFullParams::Scope {
   Scope(std::vector<SummonedUnit> units, SummonOptions options)
       : units_(std::move(units)), options_(options) {
     check_options(options_);
-    for (const auto& unit : units_) internal::check_not_held(*unit.group);
+    for (const auto& unit : units_) check_not_held(*unit.group);
     const c10::InferenceMode no_inference(false);
     const c10::NoGradGuard no_grad;
     for (const auto& unit : units_)
@@ -223,5 +324,113 @@ SummonFullParams::SummonFullParams(const FSDPModule& unit, SummonOptions options
 }
 
 SummonFullParams::~SummonFullParams() = default;
+
+namespace {
+
+// Keeps one group unsharded, and has the gather of the next one in flight.
+class Window {
+ public:
+  Window(const GroupPtr& group, FSDPParamGroup* next) : group_(group) {
+    if (!group_) return;
+    internal::hold(*group_);
+    if (next != nullptr && !internal::any_is_cast(next->params())) internal::unshard_async(*next);
+  }
+  ~Window() {
+    if (group_) internal::release(*group_);
+  }
+  Window(const Window&) = delete;
+
+ private:
+  GroupPtr group_;
+};
+
+struct NamedParam {
+  std::string name;
+  at::Tensor value;
+  GroupPtr group;  // null for a plain tensor
+};
+
+std::vector<NamedParam> find_params(torch::nn::Module& module) {
+  std::vector<NamedParam> params;
+  const ModuleTree tree({&module});
+  for (size_t i = 0; i < tree.size(); ++i) {
+    for (const auto& slot : internal::slots_of(tree.module(i))) {
+      const auto& value = internal::registered(slot);
+      if (!value.defined()) continue;
+      params.push_back(
+          {tree.path_of(i, slot.key), value, internal::find_managed_tensor(value).group});
+    }
+  }
+  return params;
+}
+
+// In the parameter's own dtype. Collective where members have another one.
+at::Tensor full_value(const at::Tensor& registered, bool casts) {
+  const auto* entry = internal::RegistryEntry::of(registered);
+  if (entry == nullptr) return registered;
+  return casts ? DTensor(registered).full_tensor() : entry->member().detach();
+}
+
+// The units around the module that is being visited, outermost first, full.
+class OpenUnits {
+ public:
+  // Closes what does not enclose `unit`, then opens it; null: closes all.
+  void enter(const std::shared_ptr<Unit>& unit) {
+    while (!open_.empty() && !encloses(*open_.back().unit, unit)) open_.pop_back();
+    if (!unit || (!open_.empty() && open_.back().unit == unit)) return;
+    open_.push_back({unit, std::make_unique<SummonFullParams>(internal::handle_of(unit),
+                                                              SummonOptions{.recurse = false})});
+  }
+  OpenUnits() = default;
+  OpenUnits(const OpenUnits&) = delete;
+  ~OpenUnits() {
+    while (!open_.empty()) open_.pop_back();
+  }
+
+ private:
+  struct Open {
+    std::shared_ptr<Unit> unit;
+    std::unique_ptr<SummonFullParams> full;
+  };
+  static bool encloses(const Unit& open, const std::shared_ptr<Unit>& unit) {
+    return unit && (&open == unit.get() || open.is_ancestor_of(*unit));
+  }
+
+  std::vector<Open> open_;
+};
+
+}  // namespace
+
+void for_each_full_param(
+    ConstModuleRef module,
+    const std::function<void(const std::string& name, const at::Tensor& value)>& visit) {
+  const auto& root = internal::given_module("for_each_full_param", module);
+  const auto params = find_params(const_cast<torch::nn::Module&>(root));
+  for (size_t begin = 0, end = 0; begin < params.size(); begin = end) {
+    const auto& group = params[begin].group;
+    while (end < params.size() && params[end].group == group) ++end;
+    const c10::NoGradGuard no_grad;
+    const bool casts = group && internal::any_is_cast(group->params());
+    const Window window(casts ? GroupPtr() : group,
+                        end < params.size() ? params[end].group.get() : nullptr);
+    for (size_t i = begin; i < end; ++i) visit(params[i].name, full_value(params[i].value, casts));
+  }
+}
+
+void apply_unsharded(ModuleRef module, const std::function<void(torch::nn::Module&)>& function) {
+  auto& root = internal::given_module("apply_unsharded", module);
+  const ModuleTree tree({&root});
+  std::unordered_map<const torch::nn::Module*, std::shared_ptr<Unit>> units;
+  for (size_t i = 0; i < tree.size(); ++i) {
+    const auto unit = tree.nearest_unit(i);
+    if (unit) check_not_summoned(*unit, "apply_unsharded");
+    units.emplace(&tree.module(i), unit);
+  }
+  OpenUnits open;
+  root.apply([&](torch::nn::Module& each) {
+    open.enter(units.at(&each));
+    function(each);
+  });
+}
 
 }  // namespace fsdp

@@ -1,6 +1,6 @@
 #include "fully_shard/params/accumulated_grads.h"
 
-#include "device_mesh/collectives/sum_in_order.h"
+#include "device_mesh/collectives/operations.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/grad_placement.h"
 #include "dtensor/tensor/dtensor_impl.h"

@@ -118,7 +118,8 @@ class AccumulatedGrads {
   bool keeps_gradients() const;
   // Autograd delivered the gradient of parameter `index`. One that came as a replicated
   // DTensor becomes plain; one in parts or terms throws ValueError, since they may have
-  // been added to gradients of this rank alone (on_demand/replicated_members.h).
+  // been added to gradients of this rank alone (replicate_members(),
+  // on_demand/gate_arguments.h).
   void receive(int64_t index);
   // Parameter `index` has a gradient that waits for a later reduction.
   void accumulate(int64_t index);

@@ -5,7 +5,7 @@
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/params/shard_writes.h"
-#include "fully_shard/transport/mesh_dims.h"
+#include "fully_shard/transport/comm_context.h"
 #include "fully_shard/units/module_tree.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/gate_key.h"

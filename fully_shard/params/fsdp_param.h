@@ -68,7 +68,7 @@ class ShardWrites;
 
 // Over what a unit shards its parameters.
 struct UnitMesh {
-  DeviceMesh data;                      // mesh_dims.h
+  DeviceMesh data;                      // of shards and replicas: see shard_mesh_dim()
   std::optional<DeviceMesh> members{};  // of the tensor-parallel parameters, if there are
   Outer outer = Outer::kReplicate;
 };

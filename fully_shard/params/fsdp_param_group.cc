@@ -3,7 +3,7 @@
 #include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/params/sharded_grad.h"
-#include "fully_shard/units/root.h"
+#include "fully_shard/units/unit.h"
 #include "on_demand/pass.h"
 
 #include <optional>

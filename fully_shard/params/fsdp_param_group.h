@@ -1,6 +1,6 @@
 // The parameters of one unit, which are unsharded, resharded and reduced together
 // (PyTorch's FSDPParamGroup). A group is a composition of what its parts know; when
-// something is to happen is decided above it (group_driver.h).
+// something is to happen is decided above it (GroupDriver).
 //
 //   GroupInfo         its unit and ranks
 //   FSDPParam         one parameter: handles, shape, requires_grad
@@ -75,7 +75,6 @@ class FSDPParamGroup final : public OnDemandGroup {
   UnshardedParams& unsharded() { return unsharded_; }
   const UnshardedParams& unsharded() const { return unsharded_; }
   RankAgreement& agreement() { return agreement_; }
-  const RankAgreement& agreement() const { return agreement_; }
   WriteCoherence& writes() { return writes_; }
   AccumulatedGrads& gradients() { return gradients_; }
   const AccumulatedGrads& gradients() const { return gradients_; }

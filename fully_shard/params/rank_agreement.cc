@@ -3,7 +3,7 @@
 
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
-#include "fully_shard/transport/mesh_dims.h"
+#include "fully_shard/transport/comm_context.h"
 
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>

@@ -122,7 +122,7 @@ class RankAgreement {
   // ranks have something to compare.
   void check(const Gathered& gathered);
   // Where gathers bring no words and the ranks tell each other on the host instead, once
-  // per backward (step/exchange_after_backward.h): what is compared of all gathers since
+  // per backward (step/exchange_after_backward.cc): what is compared of all gathers since
   // the last time; nothing where there was none.
   NoticeWords words_since_exchange() const { return was_gathered_ ? words() : NoticeWords{}; }
   // What check() does with the values, for ranks along a dimension of the mesh of which

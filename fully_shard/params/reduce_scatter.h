@@ -55,7 +55,7 @@ struct TrainableParam {
 // Flags add up to the number of ranks that raised them: one per parameter that was used,
 // and one for gradients that came after their reduction had left. Where the transport
 // reads none (Transport::reads_flags) the rows have none, and the ranks tell each other
-// which parameters were used, if they can (step/exchange_after_backward.h).
+// which parameters were used, if they can (step/exchange_after_backward.cc).
 class ReduceScatterInput {
  public:
   enum class Late { kNone, kSome };
@@ -200,8 +200,8 @@ class GradientReduction {
   void receive();
   // Waits for the replicas. REQUIRES: receive() was called.
   void wait_for_replicas();
-  // Where the ranks tell each other on the host (step/exchange_after_backward.h): what it
-  // sent, and what others said, of the replicas where it went over them.
+  // Where the ranks tell each other on the host (step/exchange_after_backward.cc): what
+  // it sent, and what others said, of the replicas where it went over them.
   const ReduceScatterInput& input() const { return input_; }
   void set_used(const std::vector<bool>& used) {
     input_.set_used(used);

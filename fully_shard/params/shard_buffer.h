@@ -5,7 +5,7 @@
 // Each part is seen through its registry entry's local tensor. Local.
 #pragma once
 
-#include "device_mesh/internal/device_stream.h"
+#include "device_mesh/internal/accelerator.h"
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_info.h"
 #include "fully_shard/policies.h"

@@ -3,7 +3,7 @@
 #include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/params/unsharded_params.h"
-#include "fully_shard/units/root.h"
+#include "fully_shard/units/unit.h"
 #include "on_demand/on_demand_storage.h"
 
 #include <c10/util/Exception.h>

@@ -10,7 +10,7 @@
 //
 //   kShards       the ranks' shards, which they send each other
 //   kStaged       copies of them in another dtype, or from host memory: mixed precision, offload
-//   kInnerShards  HFSDP: what the outer ranks' pieces make, staged or not (inner_shards.h)
+//   kInnerShards  HFSDP: what the outer ranks' pieces make, staged or not (InnerShards)
 //   kNeighbours   to_world(n): the parts that a forward left on n neighbouring ranks
 //   kRead         the shards where all ranks of one host have them, read by this rank alone,
 //                 where ranks share memory and nothing above is asked for
@@ -26,7 +26,6 @@
 #include "fully_shard/params/all_gather.h"
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_info.h"
-#include "fully_shard/params/inner_shards.h"
 #include "fully_shard/params/shard_buffer.h"
 #include "fully_shard/params/shard_writes.h"
 #include "fully_shard/params/sharded_state.h"

@@ -5,7 +5,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/value_hash.h"
 #include "fully_shard/params/runtime_mode.h"
-#include "fully_shard/units/root.h"
+#include "fully_shard/units/unit.h"
 #include "fully_shard/units/unit_events.h"
 #include "on_demand/on_demand_storage.h"
 

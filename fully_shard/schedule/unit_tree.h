@@ -5,6 +5,7 @@
 
 #include "on_demand/pass.h"
 
+#include <algorithm>
 #include <cstdint>
 #include <map>
 #include <optional>
@@ -80,5 +81,25 @@ class UnitTree {
 
   std::map<UnitId, UnitId> parents_;  // of the units that have one
 };
+
+inline void UnitTree::remove(UnitId unit) {
+  std::erase_if(parents_, [unit](const auto& item) {
+    const auto& [child, parent] = item;
+    return child == unit || parent == unit;
+  });
+}
+
+inline bool UnitTree::is_ancestor(UnitId ancestor, UnitId unit) const {
+  for (auto above = parents_.find(unit); above != parents_.end();
+       above = parents_.find(above->second)) {
+    if (above->second == ancestor) return true;
+  }
+  return false;
+}
+
+inline bool UnitTree::has_descendants(UnitId unit) const {
+  return std::any_of(parents_.begin(), parents_.end(),
+                     [unit](const auto& item) { return item.second == unit; });
+}
 
 }  // namespace fsdp::internal

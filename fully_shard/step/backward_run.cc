@@ -3,7 +3,6 @@
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_builder.h"
 #include "fully_shard/params/runtime_mode.h"
-#include "fully_shard/step/exchange_after_backward.h"
 #include "fully_shard/step/prefetch.h"
 #include "on_demand/pass.h"
 

@@ -24,9 +24,8 @@
 
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/reduce_scatter.h"
-#include "fully_shard/step/pending_reductions.h"
 #include "fully_shard/step/reduction_order.h"
-#include "fully_shard/units/root.h"
+#include "fully_shard/units/unit.h"
 
 #include <cstddef>
 #include <cstdint>
@@ -34,6 +33,7 @@
 #include <memory>
 #include <optional>
 #include <set>
+#include <span>
 #include <vector>
 
 namespace fsdp::internal {
@@ -93,5 +93,15 @@ class BackwardRun {
   Late late_ = Late::kNone;  // whether a gradient came when its group had left, on this rank
   enum class State { kRunning, kFinished } state_ = State::kRunning;
 };
+
+// What the ranks of a device mesh tell each other on the host at the end of a backward
+// (exchange_after_backward.cc): of all groups of `roots` on one process group, and of
+// those reductions of theirs, which have been waited for. They learn which parameters
+// were used, and what the replicas wrote. Returns whether gradients came late on some
+// rank. Throws, on all ranks alike, what RankAgreement and HostExchange throw. Nothing,
+// and `late`, where the ranks do not exchange anything. REQUIRES: reductions. Blocks;
+// collective over the mesh.
+bool exchange_after_backward(const std::set<std::shared_ptr<Root>>& roots,
+                             std::span<GradientReduction> reductions, bool late);
 
 }  // namespace fsdp::internal

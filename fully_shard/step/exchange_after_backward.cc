@@ -1,8 +1,16 @@
+// What the ranks of a device mesh tell each other on the host at the end of a backward
+// (fully_shard/host_exchange.h), first those that shard, then the replicas:
+//
+//   of the whole      whether gradients came late; a hash of the values that must be alike
+//   of each group     who holds what was written since the last time
+//   of each reduction which parameters were used; of those over replicas, whether this one wrote
+//
+// A rank that found something wrong among those that shard still tells its replicas, so
+// no rank waits for one that has thrown.
 #define XXH_INLINE_ALL
-#include "fully_shard/step/exchange_after_backward.h"
-
+#include "fully_shard/step/backward_run.h"
+#include "fully_shard/transport/comm_context.h"
 #include "fully_shard/transport/host_exchange.h"
-#include "fully_shard/transport/mesh_dims.h"
 
 #include <c10/util/Exception.h>
 #include <xxhash.h>

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "fully_shard/schedule/unit_tree.h"
-#include "fully_shard/units/root.h"
+#include "fully_shard/units/unit.h"
 
 #include <cstdint>
 #include <vector>

@@ -7,7 +7,7 @@
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/step/prefetch.h"
-#include "fully_shard/transport/mesh_dims.h"
+#include "fully_shard/transport/comm_context.h"
 #include "fully_shard/units/unit_events.h"
 #include "on_demand/pass.h"
 

@@ -4,8 +4,8 @@
 #pragma once
 
 #include "device_mesh/device_mesh.h"
-#include "device_mesh/internal/device_stream.h"
-#include "fully_shard/params/group_driver.h"
+#include "device_mesh/internal/accelerator.h"
+#include "fully_shard/params/group_info.h"
 #include "fully_shard/step/backward_run.h"
 #include "fully_shard/transport/comm_context.h"
 #include "on_demand/pass.h"

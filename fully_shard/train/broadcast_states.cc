@@ -1,6 +1,6 @@
 #include "fully_shard/broadcast_states.h"
 
-#include "device_mesh/internal/given_module.h"
+#include "device_mesh/module_ref.h"
 #include "device_mesh/on_mesh/claims.h"
 #include "dtensor/dtensor.h"
 #include "fully_shard/params/registry_entry.h"

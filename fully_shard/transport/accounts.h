@@ -1,6 +1,6 @@
 // The counters that parameter groups update while they work (fully_shard/counters.h),
 // with the high-water mark of bytes. A mesh dimension has one of these (comm_context.h),
-// and so has each root (units/root.h). Local.
+// and so has each root (units/unit.h). Local.
 #pragma once
 
 #include "fully_shard/counters.h"

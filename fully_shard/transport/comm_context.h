@@ -13,13 +13,22 @@
 
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <optional>
 #include <thread>
 #include <utility>
 #include <vector>
 
 namespace fsdp::internal {
+
+// What the dimensions of a mesh that parameters are sharded over mean. One dimension
+// shards; of two, the first replicates and the second shards (hybrid sharding).
+
+inline int64_t shard_mesh_dim(const DeviceMesh& mesh) { return mesh.ndim() - 1; }
+
+// None where nobody has the same shards.
+inline std::optional<int64_t> replicate_mesh_dim(const DeviceMesh& mesh) {
+  return mesh.ndim() == 2 && mesh.size(0) > 1 ? std::optional<int64_t>(0) : std::nullopt;
+}
 
 // What one thread at a time may hold; a thread may hold it several times.
 using User = std::atomic<std::thread::id>;
@@ -50,12 +59,13 @@ class ExclusiveUse {
 
 class CommContext {
  public:
-  // Of the dimension that shards (mesh_dims.h). Collective over it.
-  explicit CommContext(const DeviceMesh& mesh);
+  // Of the dimension that shards. Collective over it.
+  explicit CommContext(const DeviceMesh& mesh)
+      : transport_(mesh, shard_mesh_dim(mesh)), global_rank_(mesh.rank()) {}
 
-  Transport& transport() { return *transport_; }
-  int64_t shard_rank() const { return transport_->shard_rank(); }
-  int64_t shard_count() const { return transport_->shard_count(); }
+  Transport& transport() { return transport_; }
+  int64_t shard_rank() const { return transport_.shard_rank(); }
+  int64_t shard_count() const { return transport_.shard_count(); }
   // The number of this process, or thread standing for one, in the whole job.
   int64_t global_rank() const { return global_rank_; }
   // Numbers units in the order in which they come, the same on all ranks.
@@ -65,10 +75,14 @@ class CommContext {
   // What each coordinate owns by the choice of units so far (units/planned_owners.h).
   std::vector<int64_t>& owned_bytes() { return owned_bytes_; }
   // Of the device of the groups, which is one for all.
-  ReduceStream& reduce_stream(c10::Device device);
+  ReduceStream& reduce_stream(c10::Device device) {
+    if (!reduce_stream_) reduce_stream_.emplace(device);
+    TORCH_INTERNAL_ASSERT(reduce_stream_->device() == device);
+    return *reduce_stream_;
+  }
 
  private:
-  std::unique_ptr<Transport> transport_;
+  Transport transport_;
   int64_t global_rank_;
   uint32_t next_unit_number_ = 0;
   User user_;

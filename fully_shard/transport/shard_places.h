@@ -4,84 +4,61 @@
 // there stays for ranks that still read it; tensors of bytes() go along.
 //
 //   ShardPlaces places(options, shards);
-//   line.store(word, places.word());                  // for other ranks' at(rank, word)
+//   tell(places.word());                              // for other ranks' at(rank, word)
 //   const at::Tensor left = places.move(place);       // as it was; not written any more
 //
 // The common block is made by one of the ranks. The others wait for it with patience, and
 // begin in a block of their own where it does not come: making shards is local.
 //
-// Used by one thread at a time.
+// Used by one thread at a time. Below: the waits for a peer's word, and how long they
+// last.
 #pragma once
 
 #include "device_mesh/collectives/collectives.h"
-#include "fully_shard/transport/peer_waits.h"
-#include "fully_shard/transport/shard_versions.h"
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/FunctionRef.h>
 #include <c10/util/intrusive_ptr.h>
 
-#include <array>
-#include <atomic>
-#include <cstddef>
+#include <chrono>
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
+
+namespace c10d {
+class Work;
+}
 
 namespace fsdp::internal {
 
-// The memory in which a rank tells the others of its shards of one unit
-// (shared_shards.h): a line of words (shard_versions.h), and behind it the table of what
-// it has written last. A version that is kept for late ranks has a head of its own, with
-// its table behind it.
-
-// The first bytes of a block.
-struct BlockHead {
-  static constexpr int64_t kBytes = 256;
-  std::array<std::atomic<uint64_t>, VersionWord::kCount> words;
-  int64_t bytes, table;  // of ShardsToShare
-};
-static_assert(sizeof(BlockHead) <= BlockHead::kBytes);
-
-// The first bytes of a kept version. Its table is behind them.
-struct KeptHead {
-  static constexpr int64_t kBytes = 64;
-  uint64_t place;
-};
-static_assert(sizeof(KeptHead) <= KeptHead::kBytes);
-
-inline const BlockHead& block_head(const char* block) {
-  return *reinterpret_cast<const BlockHead*>(block);
-}
-inline BlockHead& block_head(char* block) { return *reinterpret_cast<BlockHead*>(block); }
-
-// Of another rank's block.
-class PeersLine {
- public:
-  explicit PeersLine(const char* block) : head_(block_head(block)) {}
-  uint64_t load(size_t word) const { return head_.words[word].load(std::memory_order_acquire); }
-  static void read_fence() { std::atomic_thread_fence(std::memory_order_acquire); }
-
- private:
-  const BlockHead& head_;
-};
-
-class OwnLine {
- public:
-  explicit OwnLine(char* block) : head_(block_head(block)) {}
-  void store(size_t word, uint64_t value) {
-    head_.words[word].store(value, std::memory_order_relaxed);
-  }
-  void release(size_t word, uint64_t value) {
-    head_.words[word].store(value, std::memory_order_release);
-  }
-  static void fence() { std::atomic_thread_fence(std::memory_order_seq_cst); }
-
- private:
-  BlockHead& head_;
-};
-
 class PeerChannel;
 class PeerReceive;
+
+// Waits for one other rank of a mesh dimension whose ranks share memory, and the end of
+// the dimension's collectives where these find that ranks do not belong together. Nothing
+// is announced, so ranks may wait in any order.
+
+// Until `work`, of PeerChannel, is over, which is up to that rank of the group. Throws as
+// IssueLog::await_apart(). what: in errors of all ranks.
+void await_peer(const Collectives& collectives, int64_t rank, c10::intrusive_ptr<c10d::Work> work,
+                const std::string& what);
+
+// A bounded wait for ranks that are probably about to come; a correct program may also
+// have them wait for this rank elsewhere. After one wait that ended in vain, later ones
+// return at once, until ranks have come before anybody waited for them. A wait also ends
+// when a rank of the channel is gone: whatever needs that rank reports it.
+struct Patience {
+  std::chrono::milliseconds most{500};
+  bool was_in_vain = false;
+
+  // False: it is not over, and not waited for any more.
+  bool await(const PeerChannel& channel, c10::function_ref<bool()> is_over);
+};
+
+// Throws DistBackendError, and ends all collectives of the dimension, on the others'
+// ranks too.
+[[noreturn]] void end_collectives(const Collectives& collectives, const std::string& why);
 
 struct ByteRange {
   int64_t offset = 0, bytes = 0;

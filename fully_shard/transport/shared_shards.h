@@ -23,7 +23,6 @@
 #include "device_mesh/collectives/collectives.h"
 #include "device_mesh/collectives/operations.h"
 #include "device_mesh/peer_memory/peer_memory.h"
-#include "fully_shard/transport/peer_waits.h"
 #include "fully_shard/transport/shard_places.h"
 #include "fully_shard/transport/shard_versions.h"
 

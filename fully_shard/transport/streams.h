@@ -8,7 +8,7 @@
 // A wait between a stream and itself, and all waits on the CPU, are nothing. Local.
 #pragma once
 
-#include "device_mesh/internal/device_stream.h"
+#include "device_mesh/internal/accelerator.h"
 
 #include <ATen/core/Tensor.h>
 

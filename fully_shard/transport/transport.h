@@ -39,8 +39,8 @@
 namespace fsdp::internal {
 
 class HostExchange;
-class Patience;
 class SharedShards;
+struct Patience;
 struct ShardsToShare;
 
 // What a unit without a path is called.

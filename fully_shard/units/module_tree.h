@@ -94,6 +94,12 @@ class ModuleTree {
   bool several_starts_;
 };
 
+// What error messages of one call begin and end with: the function and the rank.
+struct ErrorContext {
+  std::string caller;  // "auto_shard"
+  std::string rank;    // " (rank 0)", the message's end; empty where no mesh is known
+};
+
 // A distinct parameter with every slot it is registered in.
 struct FoundParam {
   at::Tensor tensor;

@@ -2,7 +2,7 @@
 
 #include "dtensor/layout/shard_layout.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "fully_shard/transport/mesh_dims.h"
+#include "fully_shard/transport/comm_context.h"
 #include "fully_shard/units/planned_owners.h"
 
 #include <c10/util/Exception.h>

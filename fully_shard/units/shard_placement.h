@@ -3,7 +3,6 @@
 
 #include "device_mesh/device_mesh.h"
 #include "fully_shard/policies.h"
-#include "fully_shard/units/error_context.h"
 #include "fully_shard/units/module_tree.h"
 
 #include <cstdint>

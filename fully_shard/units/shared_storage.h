@@ -4,7 +4,6 @@
 // that have no element in common share nothing. Local.
 #pragma once
 
-#include "fully_shard/units/error_context.h"
 #include "fully_shard/units/module_tree.h"
 
 #include <ATen/core/Tensor.h>

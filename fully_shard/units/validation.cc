@@ -2,7 +2,7 @@
 
 #include "dtensor/dtensor.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "fully_shard/transport/mesh_dims.h"
+#include "fully_shard/transport/comm_context.h"
 #include "fully_shard/units/module_tree.h"
 #include "fully_shard/units/unit.h"
 #include "on_demand/deferred_part.h"

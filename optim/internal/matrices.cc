@@ -69,4 +69,10 @@ bool are_whole_on_all_ranks(const TensorLayout& layout, const MatrixOptions& opt
   return options.matrix_rows == 0 || has_whole_blocks(layout, options.matrix_rows);
 }
 
+double newton_schulz_cost(const Matrices& matrices) {
+  const auto shorter = static_cast<double>(std::min(matrices.rows, matrices.columns));
+  const auto longer = static_cast<double>(std::max(matrices.rows, matrices.columns));
+  return static_cast<double>(matrices.count) * shorter * shorter * (2 * longer + shorter);
+}
+
 }  // namespace fsdp::internal

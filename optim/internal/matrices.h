@@ -29,4 +29,8 @@ Matrices matrices_of(const std::vector<int64_t>& shape, const MatrixOptions& opt
 // nothing to send. REQUIRES: matrices_of(layout.shape(), options) does not throw.
 bool are_whole_on_all_ranks(const TensorLayout& layout, const MatrixOptions& options);
 
+// Of the Newton-Schulz iteration, up to a factor: s^2 (2 l + s) for each matrix with a
+// shorter side s and a longer side l.
+double newton_schulz_cost(const Matrices& matrices);
+
 }  // namespace fsdp::internal

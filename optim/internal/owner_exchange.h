@@ -16,7 +16,7 @@
 
 #include "device_mesh/collectives/operations.h"
 #include "device_mesh/device_mesh.h"
-#include "optim/internal/parts_along.h"
+#include "optim/internal/owners.h"
 
 #include <ATen/core/Tensor.h>
 

@@ -1,15 +1,12 @@
 #include "optim/internal/owners.h"
 
+#include "dtensor/layout/shard_layout.h"
+
 #include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace fsdp::internal {
-
-double newton_schulz_cost(const Matrices& matrices) {
-  const auto shorter = static_cast<double>(std::min(matrices.rows, matrices.columns));
-  const auto longer = static_cast<double>(std::max(matrices.rows, matrices.columns));
-  return static_cast<double>(matrices.count) * shorter * shorter * (2 * longer + shorter);
-}
 
 std::vector<int64_t> Owners::assign(const std::vector<double>& costs) {
   std::vector<size_t> order(costs.size());
@@ -23,6 +20,28 @@ std::vector<int64_t> Owners::assign(const std::vector<double>& costs) {
     *least += costs[each];
   }
   return owners;
+}
+
+PartsAlong::PartsAlong(const TensorLayout& layout, size_t mesh_dim,
+                       const std::vector<int64_t>& coordinate)
+    : is_cut_(layout.placements()[mesh_dim].is_shard() && layout.mesh_shape()[mesh_dim] > 1) {
+  const auto in_front = static_cast<std::ptrdiff_t>(mesh_dim);
+  const auto first = [in_front](const auto& all) {
+    return std::decay_t<decltype(all)>(all.begin(), all.begin() + in_front);
+  };
+  whole_shape_ = local_shape(layout.shape(), first(layout.mesh_shape()), first(layout.placements()),
+                             first(coordinate));
+  const std::vector<int64_t> row = {layout.mesh_shape()[mesh_dim]};
+  const std::vector<Placement> cut = {layout.placements()[mesh_dim]};
+  for (int64_t index = 0; index < row[0]; ++index) {
+    shapes_.push_back(local_shape(whole_shape_, row, cut, {index}));
+    boxes_.push_back(local_boxes(whole_shape_, row, cut, {index}));
+  }
+}
+
+int64_t PartsAlong::elements_at(int64_t index) const {
+  const auto& shape = shape_at(index);
+  return std::accumulate(shape.begin(), shape.end(), int64_t{1}, std::multiplies());
 }
 
 }  // namespace fsdp::internal

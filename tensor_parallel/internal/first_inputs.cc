@@ -68,13 +68,13 @@ Agreement agreed(Words words, const DeviceMesh& mesh) {
 // Of what a difference by rounding changes little, and one of data much: the norm, and a
 // sum with weights that repeat nowhere, both of the finite elements. Rounding leaves the
 // others where they are.
-struct ScalarHash {
+struct InputSums {
   double weighted = 0, norm = 0;
   int64_t elements = 0;
   int64_t not_finite = 0;  // a hash of where which of them are
 };
 
-ScalarHash numbers_of(const at::Tensor& operand) {
+InputSums sums_of(const at::Tensor& operand) {
   if (!operand.is_floating_point()) return {};
   const at::Tensor all = operand.to(at::kDouble).flatten();
   const at::Tensor values = at::nan_to_num(all, /*nan=*/0, /*posinf=*/0, /*neginf=*/0);
@@ -88,7 +88,7 @@ ScalarHash numbers_of(const at::Tensor& operand) {
 // Coordinates, from 1 on, whose numbers are not those of coordinate 0. Collective.
 std::vector<int64_t> coordinates_that_differ(const at::Tensor& operand, const at::Tensor& hashes,
                                              const DeviceMesh& mesh) {
-  const ScalarHash own = numbers_of(operand);
+  const InputSums own = sums_of(operand);
   const at::Tensor all = agreed({std::bit_cast<int64_t>(own.weighted),
                                  std::bit_cast<int64_t>(own.norm), own.elements, own.not_finite},
                                 mesh)

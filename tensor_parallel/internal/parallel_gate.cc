@@ -4,12 +4,10 @@
 #include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/differentiable.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "on_demand/entry_substitution.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/on_demand_storage.h"
 #include "tensor_parallel/internal/first_inputs.h"
 #include "tensor_parallel/internal/parallel_member.h"
-#include "tensor_parallel/internal/parallel_style_operators.h"
 #include "tensor_parallel/internal/placed_input.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

@@ -1,8 +1,8 @@
 // Whole tensors in files that Hugging Face's readers open.
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/files/file_calls.h"
+#include "checkpoint/format/json.h"
 #include "checkpoint/format/safetensors.h"
-#include "checkpoint/format/strict_json.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"

@@ -1,9 +1,9 @@
 // What would take minutes, or longer than a test may, if its time grew with the square of
 // the number of names.
 #include "checkpoint/checkpoint.h"
+#include "checkpoint/io/misfits.h"
 #include "checkpoint/optimizer_state_dict.h"
 #include "checkpoint/plan/save_plan.h"
-#include "checkpoint/ranks/unmatched_names.h"
 #include "tests/checkpoint/seconds_of.h"
 #include "tests/support/temporary_folder.h"
 #include "tests/support/thread_ranks.h"

@@ -1,5 +1,5 @@
 // StepDependencies against running random tapes of integer programs.
-#include "deferred_init/step_dependencies.h"
+#include "deferred_init/tape.h"
 
 #include <gtest/gtest.h>
 

@@ -3,7 +3,7 @@
 
 #include "device_mesh/all_reduce.h"
 #include "device_mesh/collectives/collectives.h"
-#include "device_mesh/internal/device_types.h"
+#include "device_mesh/internal/accelerator.h"
 #include "device_mesh/process_group.h"
 #include "device_mesh/process_groups/backend_table.h"
 #include "device_mesh/process_groups/process_group_factory.h"

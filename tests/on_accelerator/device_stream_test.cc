@@ -1,6 +1,5 @@
 // Streams and events of a device.
-#include "device_mesh/internal/device_stream.h"
-
+#include "device_mesh/internal/accelerator.h"
 #include "tests/simulated_accelerator/install.h"
 #include "tests/simulated_accelerator/run.h"
 

@@ -28,8 +28,8 @@ TEST_P(FailedBackward, IsCleanedUpBeforeTheNextStep) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FailedBackward,
-                         ::testing::Values(Next::kForward, Next::kUnshardByHand,
-                                           Next::kWriteEntries, Next::kReshardByHand));
+                         ::testing::Values(Next::kForward, Next::kExplicitUnshard,
+                                           Next::kWriteEntries, Next::kExplicitReshard));
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -1,7 +1,7 @@
 // Single tensors on a device that is neither the CPU nor CUDA: whose data they take, and
 // what random operators draw from.
 #include "device_mesh/device_mesh.h"
-#include "device_mesh/internal/device_types.h"
+#include "device_mesh/internal/accelerator.h"
 #include "dtensor/manual_seed.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/on_accelerator/program.h"

@@ -76,8 +76,8 @@ TEST_P(FailedBackwardsInFakeWorlds, AreCleanedUpBeforeTheNextStep) {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, FailedBackwardsInFakeWorlds,
-                         ::testing::Values(Next::kForward, Next::kUnshardByHand,
-                                           Next::kWriteEntries, Next::kReshardByHand));
+                         ::testing::Values(Next::kForward, Next::kExplicitUnshard,
+                                           Next::kWriteEntries, Next::kExplicitReshard));
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -142,9 +142,9 @@ TEST(TwoRanks, TrainTransformersAsOnTheCpu) {
 
 const ChildCase kFailures("failed_backwards_of_two_ranks", [] {
   return run_cases({{"forward", failing_backwards(1, Next::kForward)},
-                    {"unshard", failing_backwards(2, Next::kUnshardByHand)},
+                    {"unshard", failing_backwards(2, Next::kExplicitUnshard)},
                     {"write", failing_backwards(0, Next::kWriteEntries)},
-                    {"reshard", failing_backwards(3, Next::kReshardByHand)}},
+                    {"reshard", failing_backwards(3, Next::kExplicitReshard)}},
                    {{}});
 });
 

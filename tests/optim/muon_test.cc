@@ -4,7 +4,7 @@
 
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
-#include "optim/internal/newton_schulz.h"
+#include "optim/internal/orthogonalize.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"
 #include "tests/support/placed_values.h"

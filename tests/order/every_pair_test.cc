@@ -12,7 +12,6 @@
 #include "fully_shard/broadcast_states.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/deferred_init.h"
-#include "fully_shard/full_params.h"
 #include "fully_shard/fully_shard.h"
 #include "fully_shard/grad_scaler.h"
 #include "fully_shard/summon_full_params.h"

@@ -2,7 +2,7 @@
 // them.
 #pragma once
 
-#include "fake_device/private_use/values_in_calls.h"
+#include "fake_device/private_use/kernels.h"
 #include "tests/simulated_accelerator/access_history.h"
 
 #include <ATen/core/dispatch/Dispatcher.h>

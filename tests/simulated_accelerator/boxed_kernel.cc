@@ -111,7 +111,7 @@ class BoxedCall {
     for (const auto& result : schema_.returns()) {
       TORCH_CHECK_NOT_IMPLEMENTED(result.alias_info() == nullptr || is_written(result), name_,
                                   " makes a view: the simulated accelerator needs a kernel of its "
-                                  "own for it (fake_device/private_use/view_kernels.cc)");
+                                  "own for it (fake_device/private_use/kernels.cc)");
     }
     TORCH_CHECK_NOT_IMPLEMENTED(!is_random() || arguments_.generator, name_,
                                 " takes no generator: the simulated accelerator needs a kernel of "

@@ -31,7 +31,7 @@ struct Counters {
   Tally collectives;         // by kind
   Tally host_syncs;          // by what the host waits for
   Tally queries;             // whether an event or a stream is done: not in a captured graph
-  Tally run_on_true_values;  // operators whose shape neither zeros nor ones gave: see shapes.h
+  Tally run_on_true_values;  // operators whose shape neither zeros nor ones gave (shape_kernel.h)
   int64_t record_streams = 0;
   int64_t allocations = 0;
   int64_t reused_blocks = 0;    // of the allocations

@@ -1,8 +1,7 @@
 // Tensors of the device as CPU kernels see them, and what such a kernel accesses.
 #pragma once
 
-#include "fake_device/private_use/plain_kernels.h"
-#include "fake_device/private_use/values_in_calls.h"
+#include "fake_device/private_use/kernels.h"
 #include "tests/simulated_accelerator/access_history.h"
 
 #include <ATen/core/Tensor.h>

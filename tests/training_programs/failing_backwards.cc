@@ -56,8 +56,8 @@ std::shared_ptr<Stack> make_stack(const DeviceMesh& mesh) {
 // What follows a failed backward at once.
 void go_on(Stack& model, Next next) {
   const c10::NoGradGuard no_grad;
-  if (next == Next::kUnshardByHand) get_fsdp_module(*model.layers[1]).unshard();
-  if (next == Next::kReshardByHand) get_fsdp_module(*model.layers[1]).reshard();
+  if (next == Next::kExplicitUnshard) get_fsdp_module(*model.layers[1]).unshard();
+  if (next == Next::kExplicitReshard) get_fsdp_module(*model.layers[1]).reshard();
   if (next != Next::kWriteEntries) return;
   for (auto& parameter : model.parameters()) parameter.mul_(0.99);
 }

@@ -10,7 +10,7 @@ namespace fsdp::testing {
 inline constexpr int64_t kFailingLayers = 4;
 
 // What follows a failed backward before the next forward.
-enum class Next { kForward, kUnshardByHand, kWriteEntries, kReshardByHand };
+enum class Next { kForward, kExplicitUnshard, kWriteEntries, kExplicitReshard };
 
 // Steps of SGD; before each one a backward through layer `throwing`, of kFailingLayers,
 // throws.

@@ -3,7 +3,6 @@
 #include "fully_shard/activation_checkpoint.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/no_sync_guard.h"
 #include "tests/support/default_generator.h"
 #include "tests/support/on_another_thread.h"
 

@@ -1,10 +1,5 @@
 #include "checkpoint/format/catalog/catalog.h"
 
-#include "checkpoint/files/plain_text.h"
-#include "checkpoint/format/catalog/dcp_folder.h"
-#include "checkpoint/format/catalog/foreign_files.h"
-
-#include <exception>
 #include <utility>
 
 namespace fsdp::internal::checkpoint {
@@ -70,14 +65,6 @@ absl::StatusOr<Catalog> catalog_of_item(const std::string& folder, const Manifes
     catalog.tensors.emplace(name, *std::move(stored));
   }
   return catalog;
-}
-
-absl::StatusOr<Catalog> catalog_of_files(const std::string& path) {
-  try {
-    return is_dcp_folder(path) ? catalog_of_dcp_folder(path) : catalog_of_foreign_files(path);
-  } catch (const std::exception& error) {
-    return absl::DataLossError(path + ": " + plain_text_of(error));
-  }
 }
 
 void Catalog::leave_out(const std::string& name, const std::string& what) {

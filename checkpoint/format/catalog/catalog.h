@@ -1,11 +1,11 @@
 // What there is to read: tensors by name, and for each the boxes that were saved and the
-// file of each. Made from a checkpoint's manifest alone, or from what somebody else
-// wrote.
+// file of each. Made from a checkpoint's manifest alone (below), or from what somebody
+// else wrote (foreign_files.h).
 #pragma once
 
+#include "checkpoint/files/file_checks.h"
 #include "checkpoint/format/box.h"
 #include "checkpoint/format/manifest.h"
-#include "checkpoint/format/unread.h"
 
 #include <absl/status/statusor.h>
 #include <c10/core/ScalarType.h>
@@ -62,10 +62,5 @@ struct Catalog {
 // Item `item` of the checkpoint in `folder`. Opens nothing.
 absl::StatusOr<Catalog> catalog_of_item(const std::string& folder, const Manifest& manifest,
                                         const std::string& item);
-// What others wrote; what of it cannot be read stands in `unread` and leaves the rest
-// readable. A file of safetensors, torch.save or TorchScript, an index of such files, or
-// a folder of them, of which `weight_files` chooses: reads every header. A folder of
-// torch.distributed.checkpoint: reads its metadata.
-absl::StatusOr<Catalog> catalog_of_files(const std::string& path);
 
 }  // namespace fsdp::internal::checkpoint

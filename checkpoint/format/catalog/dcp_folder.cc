@@ -1,9 +1,8 @@
 #include "checkpoint/format/catalog/dcp_folder.h"
 
+#include "checkpoint/files/errors.h"
 #include "checkpoint/files/file_calls.h"
-#include "checkpoint/files/file_format.h"
-#include "checkpoint/files/plain_text.h"
-#include "checkpoint/files/stays_in_folder.h"
+#include "checkpoint/files/file_checks.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/pickle/pickle.h"
 

@@ -7,8 +7,8 @@
 //   found.tensors[0].name;  // "encoder.0.weight"
 #pragma once
 
+#include "checkpoint/files/file_checks.h"
 #include "checkpoint/format/pickle/pickle.h"
-#include "checkpoint/format/unread.h"
 
 #include <c10/core/ScalarType.h>
 

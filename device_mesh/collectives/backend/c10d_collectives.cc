@@ -1,7 +1,7 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 
 #include "device_mesh/collectives/scratch_memory.h"
-#include "device_mesh/internal/device_types.h"
+#include "device_mesh/internal/accelerator.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <c10/util/Exception.h>

@@ -5,7 +5,7 @@
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/group.h"
 #include "device_mesh/internal/weak_registry.h"
-#include "device_mesh/peer_memory/peer_wait.h"
+#include "device_mesh/peer_memory/peer_channel.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>

@@ -1,8 +1,8 @@
 #include "device_mesh/collectives/backend/row_exchange.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
+#include "device_mesh/collectives/operations.h"
 #include "device_mesh/collectives/scratch_memory.h"
-#include "device_mesh/collectives/sum_in_order.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>

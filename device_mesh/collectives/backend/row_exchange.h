@@ -54,7 +54,7 @@ class RowExchange {
 
   int64_t staging_bytes() const;
   // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
-  // sum_dtype(dtype), as sum_in_order.h adds. Throws DistBackendError when a round
+  // sum_dtype(dtype), as sum_in_order() adds. Throws DistBackendError when a round
   // failed.
   at::Tensor wait();
 

@@ -1,7 +1,7 @@
 // State dicts of units of every kind, and when they may be asked for.
 #include "checkpoint/optimizer_state_dict.h"
 #include "checkpoint/state_dict.h"
-#include "fully_shard/replicate.h"
+#include "fully_shard/fully_shard.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/errors.h"
 #include "tests/support/thread_ranks.h"

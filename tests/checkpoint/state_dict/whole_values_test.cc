@@ -4,7 +4,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/state_dict.h"
 #include "device_mesh/process_group.h"
-#include "fully_shard/full_params.h"
+#include "fully_shard/summon_full_params.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/thread_ranks.h"
 #include "tests/support/with_environment.h"

@@ -1,7 +1,7 @@
 #include "device_mesh/collectives/issue_log.h"
 
+#include "device_mesh/collectives/announcement.h"
 #include "device_mesh/collectives/backend/c10d_collectives.h"
-#include "device_mesh/collectives/notice_exchange.h"
 #include "device_mesh/collectives/watched_rank.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"

@@ -2,7 +2,7 @@
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 #include "device_mesh/device_mesh.h"
-#include "device_mesh/internal/device_types.h"
+#include "device_mesh/internal/accelerator.h"
 #include "device_mesh/process_group.h"
 #include "device_mesh/process_groups/process_group_factory.h"
 #include "tests/support/errors.h"

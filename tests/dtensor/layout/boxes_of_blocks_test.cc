@@ -1,6 +1,6 @@
 // The boxes of cuts in blocks, on all meshes of up to eight ranks, one and two
 // dimensional, with a plain cut inside or beside them.
-#include "dtensor/layout/local_boxes.h"
+#include "dtensor/layout/shard_layout.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "tests/support/thread_ranks.h"

@@ -1,7 +1,7 @@
 // Which part of a tensor each rank has, for all meshes of up to eight ranks, all sizes
 // below 40, and all units: every element lies on one rank, and copies of it where a mesh
 // dimension replicates.
-#include "dtensor/layout/local_boxes.h"
+#include "dtensor/layout/shard_layout.h"
 
 #include <c10/util/ArrayRef.h>
 #include <c10/util/accumulate.h>

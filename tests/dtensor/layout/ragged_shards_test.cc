@@ -1,5 +1,4 @@
 // Parts of stated sizes, against lists of elements.
-#include "dtensor/layout/local_boxes.h"
 #include "dtensor/layout/shard_layout.h"
 #include "dtensor/layout/tensor_layout.h"
 

@@ -1,7 +1,5 @@
 #include "dtensor/layout/shard_layout.h"
 
-#include "dtensor/layout/local_boxes.h"
-
 #include <ATen/ops/arange.h>
 #include <ATen/ops/chunk.h>
 #include <gtest/gtest.h>

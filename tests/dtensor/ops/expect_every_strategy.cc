@@ -1,13 +1,12 @@
 #include "tests/dtensor/ops/expect_every_strategy.h"
 
 #include "device_mesh/process_group.h"
-#include "dtensor/dispatch/meta_results.h"
+#include "dtensor/dispatch/local_tensors.h"
 #include "dtensor/dispatch/operands.h"
-#include "dtensor/dispatch/place_operands.h"
+#include "dtensor/dispatch/sharding_propagator.h"
 #include "dtensor/layout/shard_layout.h"
 #include "dtensor/ops/op_table.h"
-#include "dtensor/strategy/empty_parts.h"
-#include "dtensor/strategy/interleaved_strategy.h"
+#include "dtensor/strategy/propagate.h"
 #include "tests/dtensor/partial_values.h"
 
 #include <ATen/ATen.h>

@@ -1,7 +1,6 @@
 // manual_seed: what a thread then draws, and what it leaves alone.
 #include "dtensor/manual_seed.h"
 
-#include "dtensor/random/default_generator_as.h"
 #include "dtensor/random/thread_generators.h"
 #include "tests/support/errors.h"
 #include "tests/support/on_another_thread.h"

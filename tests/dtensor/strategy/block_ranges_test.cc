@@ -1,4 +1,4 @@
-#include "dtensor/strategy/block_ranges.h"
+#include "dtensor/strategy/view_cuts.h"
 
 #include <gtest/gtest.h>
 

@@ -1,6 +1,7 @@
 #include "dtensor/strategy/pointwise_strategy.h"
 
 #include "dtensor/ops/op_table.h"
+#include "dtensor/strategy/propagate.h"
 #include "tests/dtensor/strategy/placements.h"
 
 #include <gtest/gtest.h>

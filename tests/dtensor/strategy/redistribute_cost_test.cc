@@ -1,5 +1,4 @@
-#include "dtensor/strategy/redistribute_cost.h"
-
+#include "dtensor/strategy/propagate.h"
 #include "tests/dtensor/strategy/placements.h"
 
 #include <gtest/gtest.h>

@@ -1,7 +1,6 @@
 // Views of tensors of every shape and cut, against what each rank's elements are.
-#include "dtensor/strategy/viewed_cut.h"
-
 #include "dtensor/layout/shard_layout.h"
+#include "dtensor/strategy/view_cuts.h"
 
 #include <gtest/gtest.h>
 

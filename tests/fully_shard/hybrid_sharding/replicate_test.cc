@@ -1,6 +1,4 @@
 // Units whose parameters every rank has whole.
-#include "fully_shard/replicate.h"
-
 #include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/support/mixed_precision.h"
 #include "tests/support/errors.h"

@@ -1,6 +1,4 @@
 // TorchScript modules that a model adopts train sharded as they do unsharded.
-#include "fully_shard/script_module.h"
-
 #include "dtensor/dtensor.h"
 #include "fully_shard/fully_shard.h"
 #include "tests/support/errors.h"

@@ -1,7 +1,7 @@
 // A rank that wrote its shards less often than the others, or alone, is found out at the
 // unit's next gather, by all of them. Nothing that is legal is taken for it.
-#include "fully_shard/no_sync_guard.h"
-#include "fully_shard/replicate.h"
+#include "fully_shard/fsdp_module.h"
+#include "fully_shard/fully_shard.h"
 #include "tests/fully_shard/support/pair.h"
 #include "tests/support/errors.h"
 #include "tests/support/full_value.h"

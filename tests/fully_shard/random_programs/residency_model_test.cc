@@ -115,7 +115,7 @@ TEST(ResidencyModel, KeepsARecomputedSegmentUntilBackwardWasThere) {
             0);
 }
 
-TEST(ResidencyModel, OwesWhatWaitsWithoutSynchronisation) {
+TEST(ResidencyModel, KeepsPendingWhatWaitsWithoutSynchronisation) {
   Decoder decoder;
   decoder.model.set_synchronizes(Decoder::kBlock1, false);
   decoder.step();

@@ -10,7 +10,7 @@
 namespace fsdp::testing {
 namespace {
 
-class SettledTouches : public Worlds {};
+class RepeatedTouches : public Worlds {};
 
 // Counts the touches that reached the runtime on this thread.
 class TouchLog final : public internal::UnitObserver {
@@ -37,7 +37,7 @@ torch::nn::Linear sharded_layer(const DeviceMesh& mesh) {
   return layer;
 }
 
-TEST_P(SettledTouches, AreLeftOutInEveryPass) {
+TEST_P(RepeatedTouches, AreLeftOutInEveryPass) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     auto layer = sharded_layer(mesh), other = sharded_layer(mesh);
     const auto x = torch::ones({1, 4}, torch::requires_grad());
@@ -55,7 +55,7 @@ TEST_P(SettledTouches, AreLeftOutInEveryPass) {
   });
 }
 
-TEST_P(SettledTouches, AreNotLeftOutAfterAReshardByHand) {
+TEST_P(RepeatedTouches, AreNotLeftOutAfterAnExplicitReshard) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     auto layer = sharded_layer(mesh);
     const auto x = torch::ones({1, 4});
@@ -67,7 +67,7 @@ TEST_P(SettledTouches, AreNotLeftOutAfterAReshardByHand) {
   });
 }
 
-TEST_P(SettledTouches, AreNotLeftOutAfterAnUnshardByHand) {
+TEST_P(RepeatedTouches, AreNotLeftOutAfterAnExplicitUnshard) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     MeasuredDecoder decoder(mesh);
     auto& blocks = decoder.model->blocks;
@@ -82,7 +82,7 @@ TEST_P(SettledTouches, AreNotLeftOutAfterAnUnshardByHand) {
   });
 }
 
-TEST_P(SettledTouches, OfABackwardEndWithIt) {
+TEST_P(RepeatedTouches, OfABackwardEndWithIt) {
   on_ranks([](int64_t, const DeviceMesh& mesh) {
     auto layer = make_linear(4, 4);
     for (auto& parameter : layer->parameters()) parameter.set_requires_grad(false);
@@ -98,7 +98,7 @@ TEST_P(SettledTouches, OfABackwardEndWithIt) {
   });
 }
 
-INSTANTIATE_WORLDS(SettledTouches, 2, 3);
+INSTANTIATE_WORLDS(RepeatedTouches, 2, 3);
 
 }  // namespace
 }  // namespace fsdp::testing

@@ -125,7 +125,7 @@ TEST(ReshardToWorld, AWriteToAMemberReachesTheNextGather) {
   });
 }
 
-TEST(ReshardToWorld, ReshardByHandKeepsNothing) {
+TEST(ReshardToWorld, ExplicitReshardKeepsNothing) {
   on_ranks_of(4, [](int64_t, const DeviceMesh& mesh) {
     MeasuredDecoder decoder(mesh, kHalves);
     decoder.forward();

@@ -33,7 +33,7 @@ TEST(ExclusiveUse, ASecondThreadIsToldAndTheFirstMayNest) {
   EXPECT_THAT(message, HasSubstr("two threads"));
 }
 
-TEST(ExclusiveUse, IsTakenByTouchesAndByGathersByHand) {
+TEST(ExclusiveUse, IsTakenByTouchesAndByExplicitGathers) {
   on_ranks_of(2, [](int64_t, const DeviceMesh& mesh) {
     torch::nn::Linear linear(3, 5);
     fully_shard(linear, mesh);

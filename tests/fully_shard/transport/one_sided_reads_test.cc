@@ -2,8 +2,8 @@
 // often as, it likes. What ranks may not do is an error that names unit and ranks.
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "dtensor/dtensor.h"
+#include "fully_shard/fsdp_module.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/no_sync_guard.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/raw_access.h"
 #include "fully_shard/units/unit.h"

@@ -2,7 +2,7 @@
 // that ranks read by themselves.
 #include "fully_shard/transport/transport.h"
 
-#include "device_mesh/collectives/sum_in_order.h"
+#include "device_mesh/collectives/operations.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
 #include "tests/support/thread_ranks.h"

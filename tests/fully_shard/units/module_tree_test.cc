@@ -2,7 +2,6 @@
 #include "fully_shard/units/module_tree.h"
 
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/units/module_tree.h"
 #include "tests/fully_shard/units/unit_names.h"
 #include "tests/support/worlds.h"
 

@@ -3,6 +3,7 @@
 #include "optim/internal/orthogonalize.h"
 
 #include "dtensor/dtensor.h"
+#include "optim/muon.h"
 #include "tests/support/full_value.h"
 #include "tests/support/placed_values.h"
 #include "tests/support/worlds.h"

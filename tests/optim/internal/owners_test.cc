@@ -1,5 +1,7 @@
 #include "optim/internal/owners.h"
 
+#include "optim/internal/matrices.h"
+
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

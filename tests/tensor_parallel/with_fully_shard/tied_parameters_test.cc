@@ -1,8 +1,8 @@
 // An embedding and a head that are one parameter, row-wise and column-wise, cut over "tp"
 // and sharded over "dp": what a training loop does with them.
 #include "fully_shard/activation_checkpoint.h"
+#include "fully_shard/fsdp_module.h"
 #include "fully_shard/fully_shard.h"
-#include "fully_shard/no_sync_guard.h"
 #include "tensor_parallel/communication_log.h"
 #include "tests/support/head.h"
 #include "tests/tensor_parallel/beside_one_device.h"

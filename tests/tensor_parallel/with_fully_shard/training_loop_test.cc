@@ -4,7 +4,6 @@
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/grad.h"
-#include "fully_shard/no_sync_guard.h"
 #include "fully_shard/summon_full_params.h"
 #include "tests/support/errors.h"
 #include "tests/tensor_parallel/sharded_pair.h"

@@ -3,7 +3,7 @@
 #include "checkpoint/files/file_calls.h"
 #include "checkpoint/format/catalog/dcp_folder.h"
 #include "checkpoint/format/pickle/pickle.h"
-#include "checkpoint/format/torch_file/torch_archive.h"
+#include "checkpoint/format/torch_file/torch_file.h"
 #include "checkpoint/optimizer_state_dict.h"
 #include "tests/checkpoint/small_model.h"
 #include "tests/support/errors.h"

@@ -4,7 +4,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
 #include "checkpoint/files/file_calls.h"
-#include "checkpoint/format/catalog/catalog.h"
+#include "checkpoint/format/catalog/foreign_files.h"
 #include "checkpoint/format/dtype.h"
 #include "checkpoint/format/safetensors.h"
 #include "checkpoint/inspect.h"

@@ -2,9 +2,9 @@
 // name and what is wrong with it, before anything is read or allocated by what it claims.
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/convert.h"
+#include "checkpoint/files/errors.h"
 #include "checkpoint/files/file_calls.h"
-#include "checkpoint/files/plain_text.h"
-#include "checkpoint/files/stays_in_folder.h"
+#include "checkpoint/files/file_checks.h"
 #include "checkpoint/format/pickle/pickle.h"
 #include "checkpoint/inspect.h"
 #include "tests/support/errors.h"

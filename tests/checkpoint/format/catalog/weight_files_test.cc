@@ -1,5 +1,5 @@
 // Which files of a folder count.
-#include "checkpoint/format/catalog/weight_files.h"
+#include "checkpoint/format/catalog/foreign_files.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
