@@ -28,8 +28,8 @@ void aliasing_gate(const c10::OperatorHandle& op, c10::DispatchKeySet keys,
                    torch::jit::Stack* stack);
 
 // The kernels for operators that are hot in models: the same as the boxed ones above,
-// without boxing. They allocate nothing. One line per operator in fast_gate.cc. REQUIRES:
-// called once per process (install_gate() does).
+// without boxing. They allocate nothing. The operators are listed at the end of
+// fast_gate.cc. REQUIRES: called once per process (install_gate() does).
 void register_fast_gates(std::vector<c10::RegistrationHandleRAII>& handles);
 
 }  // namespace fsdp::internal

@@ -38,9 +38,9 @@ using GateArguments = TensorArguments;
 // DTensor:
 //
 //   under grad mode, of entries that require grad: their members
-//   of entries and views of them that are left and meet a plain tensor, or a DTensor on
-//   another mesh (dtensor/dispatch/implicit_replication.h): the member (entry), or the value
-//   gathered for this operator (view, and what else lies on that mesh)
+//   of the other entries, and views of entries, in operators that are given a plain tensor
+//   or a DTensor on another mesh, too (dtensor/dispatch/implicit_replication.h): the member
+//   (entry), or the value gathered for this operator (view, and what else lies on that mesh)
 //
 // so a module computes with entries (ParameterList, named_parameters()["w"], a custom
 // autograd::Function) what it would with members, in any mode, and what happens among

@@ -62,8 +62,8 @@ class Touchable : public c10::intrusive_ptr_target {
     return ready_for_.load(std::memory_order_acquire) == (mark_of(pass) | kStreamMatters);
   }
 
-  // A backward that failed and whose end, on another thread, empties what is not pinned:
-  // nothing may be pinned, or looked at, before that. Null for none, and on the CPU.
+  // A failed backward that another thread is still cleaning up after. That empties what
+  // is not pinned, so wait for it before you pin or look. Null for none, and on the CPU.
   OpenBackward* failed_backward() const {
     return backward_ != nullptr && backward_->has_failed() ? backward_ : nullptr;
   }

@@ -234,8 +234,9 @@ std::vector<NoticeWords> Announcement::wait() {
     try {
       log->check_usable(mine_.operation);  // a failed group's other ranks need not come
       const WaitScope scope(awaited_);
-      for (auto& message : exchange_->messages()) log->await(message, awaited_, mine_.operation);
-      if (awaited_) awaited_->await(-1, {});
+      for (auto& message : exchange_->messages())
+        log->await_message(message, awaited_, mine_.operation);
+      if (awaited_) awaited_->waits_for(-1, {});
     } catch (...) {
       const auto memory = exchange_->memory();
       for (auto& message : exchange_->messages()) abandon(group_, message, memory);

@@ -157,10 +157,10 @@ Announcement IssueLog::announce(const IssuedOperation& operation, const at::Tens
   return {shared_from_this(), std::move(notice), group, payloads, std::move(awaited)};
 }
 
-void IssueLog::await(Pending& message, const std::shared_ptr<AwaitedOperation>& awaited,
-                     const std::string& what) const {
+void IssueLog::await_message(Pending& message, const std::shared_ptr<AwaitedOperation>& awaited,
+                             const std::string& what) const {
   const bool is_watched = awaited && message.peer() >= 0;
-  if (is_watched) awaited->await(ranks_[static_cast<size_t>(message.peer())], message.work());
+  if (is_watched) awaited->waits_for(ranks_[static_cast<size_t>(message.peer())], message.work());
   const auto has_come = [&] {
     try {
       return message.wait_unless_aborted(what);
@@ -181,7 +181,7 @@ void IssueLog::await_apart(Pending message, const std::string& what) {
   watch([&] {
     check_usable(what);
     const WaitScope scope(awaited);
-    await(message, awaited, what);
+    await_message(message, awaited, what);
   });
 }
 

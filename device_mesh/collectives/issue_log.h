@@ -65,8 +65,9 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
   // same answer on every rank. Local.
   bool tells() const { return tells_; }
   // Throws after a failure. payloads: bytes that travel with the notices, as
-  // exchange_notices() takes them. `bytes` is a function of the operation's own.
-  // REQUIRES: with payloads: tells(), and they fit (payload_room).
+  // exchange_notices() takes them; how many follows from operation.bytes, so that all
+  // ranks decide alike whether they travel so. REQUIRES: with payloads: tells(), and they
+  // fit (payload_room).
   Announcement announce(const IssuedOperation& operation, const at::Tensor& payloads = {});
   // Announces, waits until all ranks agree, and runs `collective`, which gives a Pending,
   // to its end. Gives the ranks' words.
@@ -76,11 +77,11 @@ class IssueLog : public std::enable_shared_from_this<IssueLog> {
     watch([&] { collective().wait(operation.what); });
     return words;
   }
-  // Waits for one message of another rank, in what this thread waits in by a WaitScope
-  // (null: nobody watches). Throws as Pending::wait() does, and an error that names all
-  // of them where ranks wait for one another (watched_rank.h).
-  void await(Pending& message, const std::shared_ptr<AwaitedOperation>& awaited,
-             const std::string& what) const;
+  // Waits for one message of another rank. awaited: the operation of this thread's
+  // WaitScope; null: nobody watches. Throws as Pending::wait() does, and an error that
+  // names all of them where ranks wait for one another (watched_rank.h).
+  void await_message(Pending& message, const std::shared_ptr<AwaitedOperation>& awaited,
+                     const std::string& what) const;
   // Waits for what a rank does by itself, in `message`, which has that rank as its peer:
   // nothing is announced, and ranks may wait here in any order. Throws as announced
   // collectives do, and where ranks wait for one another.

@@ -130,7 +130,7 @@ AwaitedOperation::AwaitedOperation(std::shared_ptr<WatchedLane> lane, uint64_t n
       waiting_(std::make_unique<Waiting>()) {}
 AwaitedOperation::~AwaitedOperation() = default;
 
-void AwaitedOperation::await(int64_t rank, c10::intrusive_ptr<c10d::Work> work) {
+void AwaitedOperation::waits_for(int64_t rank, c10::intrusive_ptr<c10d::Work> work) {
   const std::lock_guard lock(lane_->rank_->mutex_);
   waiting_->for_rank = rank;
   waiting_->work.swap(work);

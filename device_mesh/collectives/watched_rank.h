@@ -6,7 +6,7 @@
 //   const auto lane = rank->add_lane(name.group, issuers, refuse);
 //   const auto operation = lane->issue("all-gather of unit 'l0'");
 //   const WaitScope scope(operation);             // this thread does nothing but wait for it
-//   operation->await(peer, work);                 // for that rank of the job, in c10d's work
+//   operation->waits_for(peer, work);             // for that rank of the job, in c10d's work
 //   work->wait();                                 // false: look at operation->verdict()
 //
 // Nothing is sent until a wait has lasted for some tenths of a second; from then on the
@@ -57,7 +57,7 @@ class AwaitedOperation {
   ~AwaitedOperation();
 
   // It waits for that rank from now on, in `work`; -1: for nobody.
-  void await(int64_t rank, c10::intrusive_ptr<c10d::Work> work);
+  void waits_for(int64_t rank, c10::intrusive_ptr<c10d::Work> work);
   // Why it can never end, once that was found, soon after which `work` is aborted; else
   // empty.
   std::string verdict() const;

@@ -75,8 +75,8 @@ class PeerMemory {
   bool sleeps_in(int64_t round) const;
   // Ends a wait_round() of another thread.
   void ring();
-  // Words that this rank has written are seen by now, and whoever waits for them looks.
-  // A system call only for those that sleep.
+  // Publishes what this rank has written to shared words, and wakes the ranks that wait
+  // for them. A system call only for those that sleep.
   void wake_others() const;
   // Where `tensor`, of memory(), lies.
   static BlockRef block_of(const at::Tensor& tensor);

@@ -1,3 +1,5 @@
+// The casts at a module's boundary. Inputs that meet a parameter are cast without it
+// (on_demand/gate_arguments.h).
 #include "fully_shard/forward.h"
 
 #include "device_mesh/internal/profiler_range.h"

@@ -190,7 +190,7 @@ std::vector<int64_t> AccumulatedGrads::reduced_params() {
 }
 
 bool AccumulatedGrads::reduces() {
-  for (size_t i = 0; settings_.synchronizes() && i < params_.size(); ++i) {
+  for (size_t i = 0; info_.unit().policy.synchronize_gradients && i < params_.size(); ++i) {
     if (is_reduced(i)) return true;
   }
   return false;
@@ -236,7 +236,8 @@ std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs() {
 }
 
 void AccumulatedGrads::open() {
-  if (!reduce_scatter_inputs_.empty() || !settings_.synchronizes() || settings_.stays_here())
+  if (!reduce_scatter_inputs_.empty() || !info_.unit().policy.synchronize_gradients ||
+      settings_.stays_here())
     return;
   const auto on_reduce_stream =
       info_.comm_context().reduce_stream(shards_.member_device()).allocating();
@@ -308,12 +309,13 @@ void AccumulatedGrads::publish_what_stayed() {
   if (stayed_.empty()) return;
   const auto came_on = std::exchange(accumulated_on_, {});
   came_on.are_awaited_by(current_stream(shards_), StreamWait::kPackAccumulated);
-  for (const auto& [index, gradient] : std::exchange(stayed_, {})) publish(index, gradient);
+  for (const auto& [index, gradient] : std::exchange(stayed_, {}))
+    accumulate_sharded_grad(param(index), gradient, info_.rank());
   came_on.wait_for(current_stream(shards_), StreamWait::kPackAccumulated);
 }
 
 bool AccumulatedGrads::complete() {
-  if (!settings_.synchronizes()) return true;
+  if (!info_.unit().policy.synchronize_gradients) return true;
   if (reduce_scatter_inputs_.empty()) return !reduces();
   return std::all_of(
       reduce_scatter_inputs_.begin(), reduce_scatter_inputs_.end(), [this](const auto& input) {
@@ -322,7 +324,7 @@ bool AccumulatedGrads::complete() {
 }
 
 void AccumulatedGrads::pack_accumulated() {
-  if (!settings_.synchronizes()) return;
+  if (!info_.unit().policy.synchronize_gradients) return;
   const auto accumulated_on = std::exchange(accumulated_on_, {});
   accumulated_on.are_awaited_by(current_stream(shards_), StreamWait::kPackAccumulated);
   for (size_t i = 0; i < params_.size(); ++i) pack(static_cast<int64_t>(i));
@@ -345,10 +347,6 @@ std::vector<ReduceScatterInput> AccumulatedGrads::take() {
   for (const auto& input : reduce_scatter_inputs_)
     info_.accounts().add(&Counters::gradient_bytes, -input.nbytes());
   return std::exchange(reduce_scatter_inputs_, {});
-}
-
-void AccumulatedGrads::publish(int64_t index, const at::Tensor& part) {
-  accumulate_sharded_grad(param(index), in_dtype(part, param(index).meta().dtype()), info_.rank());
 }
 
 }  // namespace fsdp::internal

@@ -144,10 +144,8 @@ class AccumulatedGrads {
   }
   bool empty() const { return reduce_scatter_inputs_.empty(); }
 
-  // Adds this rank's part of parameter `index`'s reduced gradient to its registry entry's
-  // .grad, through the hooks that the user put on the entry.
-  void publish(int64_t index, const at::Tensor& part);
-  // The same of all gradients that no reduction takes, in the order in which they came.
+  // Accumulates all gradients that no reduction takes into the entries' .grad, in the
+  // order in which they came (accumulate_sharded_grad()).
   void publish_what_stayed();
 
  private:

@@ -62,7 +62,7 @@ void FSDPParamGroup::touch() {
   if (is_on_device && is_ready_but_for_stream(current_pass())) return unsharded_.use();
   unsharded_.check_has_values();
   if (!unsharded_.state().is_never_sharded()) {
-    info_.driver().touched(*this);
+    info_.driver().make_current(*this);
     return unsharded_.use();
   }
   // As graph_recorded() does: else a backward would add to them, for which

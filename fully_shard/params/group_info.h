@@ -69,7 +69,7 @@ class GroupDriver {
   virtual ~GroupDriver() = default;
   // An operator is about to use the group, which must be unsharded and current when this
   // returns. Collective unless it is.
-  virtual void touched(FSDPParamGroup& group) = 0;
+  virtual void make_current(FSDPParamGroup& group) = 0;
   // `member` is parameter `index` of the group: gradient_arrived() is to be called for
   // it, as long as the group lives.
   virtual void watch_gradient(const at::Tensor& member, FSDPParamGroup& group, int64_t index) = 0;

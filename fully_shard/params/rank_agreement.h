@@ -1,7 +1,9 @@
 // What the ranks of a group must have alike, and how they find that they differ: the
 // values that all were given (AgreedValues), the writes to shards between two gathers,
 // and those of replicas between two sums of gradients (shard_writes.h). Words of it
-// travel with gathers and sums, so nothing is sent for it unless ranks differ.
+// travel with gathers and sums, so nothing is sent for it unless ranks differ. Where
+// ranks read each other's shards, that finds writes that differ
+// (transport/shard_versions.h).
 #pragma once
 
 #include "fully_shard/params/group_info.h"

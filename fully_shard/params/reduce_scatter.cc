@@ -3,6 +3,7 @@
 #include "device_mesh/internal/profiler_range.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/runtime_mode.h"
+#include "fully_shard/params/sharded_grad.h"
 #include "fully_shard/transport/packed_copy.h"
 
 #include <ATen/Dispatch.h>
@@ -206,8 +207,6 @@ double ReduceSettings::divisor() const {
   return info_.unit().policy.gradient_divide_factor.value_or(ranks);
 }
 
-bool ReduceSettings::synchronizes() const { return info_.unit().policy.synchronize_gradients; }
-
 bool ReduceSettings::reduces_over_replicas() const {
   return info_.replicas() != nullptr && info_.unit().policy.all_reduce_gradients;
 }
@@ -405,12 +404,14 @@ void ReducedRow::publish() {
   const auto row = std::exchange(row_, {});
   const auto group = this->group();
   if (!group) return;
-  auto& gradients = group->gradients();
   const auto& params = input_.params();
-  const auto used = gradients.settings().publishes_unused() ? std::vector<bool>(params.size(), true)
-                                                            : input_.used(row);
+  const auto used = group->gradients().settings().publishes_unused()
+                        ? std::vector<bool>(params.size(), true)
+                        : input_.used(row);
   for (size_t i = 0; i < params.size(); ++i) {
-    if (used[i]) gradients.publish(params[i].index, input_.part(row, static_cast<int64_t>(i)));
+    if (!used[i]) continue;
+    auto& param = group->params()[static_cast<size_t>(params[i].index)];
+    accumulate_sharded_grad(param, input_.part(row, static_cast<int64_t>(i)), group->info().rank());
   }
   group->unsharded().shards_change();
 }

@@ -150,7 +150,6 @@ class ReduceSettings {
   void run_hook(const ReduceScatterInput& input, const at::Tensor& row) const;
 
   double divisor() const;
-  bool synchronizes() const;
   // Hybrid sharding: reductions go on over the replicas.
   bool reduces_over_replicas() const;
   // One rank, where no hook wants rows: gradients go to the entries at once.
@@ -166,8 +165,8 @@ class ReduceSettings {
 };
 
 // What a reduction brought. It may wait for the last of several backwards, and the
-// group's driver keeps it meanwhile: it does not keep the group (not even a weak pointer,
-// which would keep it from being destroyed).
+// group's driver keeps it meanwhile. It finds the group through its unit: even an
+// intrusive weak pointer would delay the group's destructor.
 class ReducedRow {
  public:
   ReducedRow(std::shared_ptr<Unit> unit, ReduceScatterInput input, at::Tensor row);

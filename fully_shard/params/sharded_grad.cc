@@ -4,6 +4,7 @@
 #include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/transport/packed_copy.h"
 
 #include <ATen/ops/zeros.h>
 #include <c10/util/Exception.h>
@@ -129,7 +130,7 @@ bool is_led(const torch::autograd::Node& accumulator) {
 void accumulate_sharded_grad(FSDPParam& param, const at::Tensor& part, int64_t global_rank) {
   const auto entry = param.entry();
   if (!entry.defined()) return;  // its module is gone; the reduction was issued all the same
-  const auto own = make_dtensor(part, param.spec());
+  const auto own = make_dtensor(in_dtype(part, param.meta().dtype()), param.spec());
   set_label(own, param.gradient_label());
   auto gradient = run_hooks(param, entry, own, global_rank);
   if (entry.grad().defined()) {

@@ -18,9 +18,9 @@
 
 namespace fsdp::internal {
 
-// `part`: this rank's, of the shard's shape and the parameter's dtype. Throws ValueError,
-// naming the parameter, where a hook or the user put something else than a DTensor placed
-// like the parameter.
+// `part`: this rank's, of the shard's shape, cast to the parameter's dtype here. Throws
+// ValueError, naming the parameter, where a hook or the user put something else than a
+// DTensor placed like the parameter.
 void accumulate_sharded_grad(FSDPParam& param, const at::Tensor& part, int64_t global_rank);
 
 // Hybrid sharding: what reductions that did not go on over the replicas have summed over

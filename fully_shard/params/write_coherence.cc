@@ -202,7 +202,6 @@ void WriteCoherence::check_graph_is_current(Pass pass) const {
 }
 
 void WriteCoherence::check_shards_are_announced() {
-  if (!debug_options().write_checks) return;
   for (size_t i = 0; i < params_.size(); ++i) {
     const auto entry = params_[i].entry();
     if (!entry.defined()) continue;

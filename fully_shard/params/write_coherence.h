@@ -48,9 +48,10 @@ class WriteCoherence {
 
   // Registry entries, by parameter.
 
-  // The shard is about to be read: it receives what was written to the copy. That stays
-  // to be written back all the same, since whether a rank reads its shard must not decide
-  // a gather. While the group is held, the shard stays as it was.
+  // The shard is about to be read: it receives what was written to the copy. The
+  // parameter stays dirty all the same: if a read cleaned it, ranks that read would
+  // gather at other times than the others. While the group is held, the shard stays as it
+  // was.
   void before_read(int64_t index);
   // An operator is about to write the shard: waits for a gather in flight, and makes the
   // copy stale.
@@ -73,8 +74,7 @@ class WriteCoherence {
 
   // Throws where a graph older than the last write runs backward.
   void check_graph_is_current(Pass pass) const;
-  // With DebugOptions::write_checks: throws for shards that were written through an
-  // alias.
+  // For DebugOptions::write_checks: throws for shards that were written through an alias.
   void check_shards_are_announced();
 
  private:

@@ -60,8 +60,9 @@ class Schedule {
   std::optional<UnitId> put_off_by() const {
     return prefetch_policy_.puts_off() ? at_.current : std::nullopt;
   }
-  // What it put off: to be gathered now. Ranks may differ in when gradients leave, so
-  // also before any other gather of theirs, and before backward_ended().
+  // What it put off, to be gathered now. To be called when its gradients have left; and,
+  // since ranks may differ in when that is, before every other gather and before
+  // backward_ended(), so that gathers come in one order.
   std::vector<UnitId> take_put_off() { return prefetch_policy_.take_put_off(at_, unsharded_); }
   // A unit's gather was issued as decided.
   void unsharded(UnitId unit);

@@ -45,10 +45,10 @@ BackwardRun::Groups BackwardRun::groups_to_reduce(const std::shared_ptr<Root>& r
   return groups;
 }
 
-void BackwardRun::touched(FSDPParamGroup& group) {
+void BackwardRun::come_to(FSDPParamGroup& group) {
   meet(group.info().unit().root());
   if (!part_takers_.insert(&group).second) return;
-  if (!group.gradients().settings().synchronizes()) {
+  if (!group.info().unit().policy.synchronize_gradients) {
     group.gradients().keep_unsynchronized();
     pending_.left_unreduced(&group);
     return;
@@ -56,17 +56,17 @@ void BackwardRun::touched(FSDPParamGroup& group) {
   if (group.gradients().settings().stays_here() || reach_ == Reach::kInputs ||
       !group.gradients().reduces())
     return;
-  come_to(group);
+  add_to_order(group);
   send_ready();
 }
 
 void BackwardRun::gradient_arrived(FSDPParamGroup& group, int64_t index) {
-  touched(group);
+  come_to(group);
   auto& gradients = group.gradients();
   gradients.receive(index);
-  if (!gradients.settings().synchronizes()) return gradients.accumulate(index);
+  if (!group.info().unit().policy.synchronize_gradients) return gradients.accumulate(index);
   if (gradients.settings().stays_here()) return gradients.pack(index);
-  if (reach_ == Reach::kInputs) come_to(group);
+  if (reach_ == Reach::kInputs) add_to_order(group);
   if (order_.has_left(&group)) {
     late_ = Late::kSome;
     return gradients.accumulate(index);
@@ -84,9 +84,9 @@ void BackwardRun::prefetch_after_gradients(Root& root) {
 
 // To a group that takes part. Reaching one with units below it does not force those
 // before it to leave: their gradients may still come.
-void BackwardRun::come_to(FSDPParamGroup& group) {
+void BackwardRun::add_to_order(FSDPParamGroup& group) {
   group.info().unit().has_children() && reach_ == Reach::kEverywhere ? order_.add(&group)
-                                                                     : order_.touched(&group);
+                                                                     : order_.come_to(&group);
 }
 
 void BackwardRun::send_ready() {
@@ -145,6 +145,7 @@ std::vector<ReducedRow> BackwardRun::receive_all() {
 // reductions from `first` on.
 void BackwardRun::exchange_on_host(size_t first) {
   if (received_.size() == first) return;
+  if (!received_[first].group().info().exchanges_on_host()) return;
   const bool late =
       exchange_after_backward(roots_, std::span(received_).subspan(first), late_ == Late::kSome);
   if (late && reach_ == Reach::kEverywhere) late_ = Late::kSome;
@@ -195,7 +196,7 @@ bool BackwardRun::finish() {
 void BackwardRun::update_pending() {
   for (auto* group : order_.groups()) pending_.reduced(group);
   for (auto* group : part_takers_) {
-    if (reach_ == Reach::kEverywhere && group->gradients().settings().synchronizes())
+    if (reach_ == Reach::kEverywhere && group->info().unit().policy.synchronize_gradients)
       pending_.reduced(group);
   }
   pending_.backward_ended();

@@ -5,10 +5,10 @@
 // flight is waited for, and the units of the roots that took part go back to sharded, so
 // the next step is clean. See docs/design/gradients.md.
 //
-// Four blocks, backward touching d c b a:
-//   touched(d) touched(c)      nothing leaves: d's gradients may still come
+// Four blocks, backward coming to d c b a:
+//   come_to(d) come_to(c)      nothing leaves: d's gradients may still come
 //   gradients of d complete    d leaves; its transport works while c computes
-//   touched(b)                 (d would leave now, complete or not)
+//   come_to(b)                 (d would leave now, complete or not)
 //   ...
 //   finish()                   a leaves last; then .grad is what all have brought
 //
@@ -47,8 +47,8 @@ class BackwardRun {
   ~BackwardRun();
   BackwardRun(const BackwardRun&) = delete;
 
-  // A group was touched, or received a gradient.
-  void touched(FSDPParamGroup& group);
+  // A group was touched.
+  void come_to(FSDPParamGroup& group);
   void gradient_arrived(FSDPParamGroup& group, int64_t index);
   // Gathers what a unit of `root` put off, if its gradients have left.
   void prefetch_after_gradients(Root& root);
@@ -66,7 +66,7 @@ class BackwardRun {
 
   void meet(const std::shared_ptr<Root>& root);
   Groups groups_to_reduce(const std::shared_ptr<Root>& root) const;
-  void come_to(FSDPParamGroup& group);
+  void add_to_order(FSDPParamGroup& group);
   // What can leave by now does.
   void send_ready();
   int64_t send(FSDPParamGroup& group);  // how many: one for each dtype
@@ -89,7 +89,7 @@ class BackwardRun {
   std::set<FSDPParamGroup*> part_takers_;  // touched, or with a gradient
   ReductionOrder<FSDPParamGroup*> order_;
   std::optional<GradientReduction> in_flight_;  // one at a time bounds the memory
-  std::vector<GradientReduction> received_;     // all are summed over the replicas but the last
+  std::vector<GradientReduction> received_;     // all but the last have their sum over replicas
   Late late_ = Late::kNone;  // whether a gradient came when its group had left, on this rank
   enum class State { kRunning, kFinished } state_ = State::kRunning;
 };
@@ -98,9 +98,9 @@ class BackwardRun {
 // (exchange_after_backward.cc): of all groups of `roots` on one process group, and of
 // those reductions of theirs, which have been waited for. They learn which parameters
 // were used, and what the replicas wrote. Returns whether gradients came late on some
-// rank. Throws, on all ranks alike, what RankAgreement and HostExchange throw. Nothing,
-// and `late`, where the ranks do not exchange anything. REQUIRES: reductions. Blocks;
-// collective over the mesh.
+// rank. Throws, on all ranks alike, what RankAgreement and HostExchange throw. REQUIRES:
+// reductions, and groups that exchange on the host (GroupInfo). Blocks; collective over
+// the mesh.
 bool exchange_after_backward(const std::set<std::shared_ptr<Root>>& roots,
                              std::span<GradientReduction> reductions, bool late);
 

@@ -222,9 +222,7 @@ void Exchange::over_replicas(Transport& replicas) {
 
 bool exchange_after_backward(const std::set<std::shared_ptr<Root>>& roots,
                              std::span<GradientReduction> reductions, bool late) {
-  const auto& info = reductions.front().group().info();
-  if (!info.exchanges_on_host()) return late;
-  auto& comm_context = info.comm_context();
+  auto& comm_context = reductions.front().group().info().comm_context();
   return Exchange(groups_of(roots, comm_context), reductions, late)
       .run(comm_context.transport().host_exchange());
 }

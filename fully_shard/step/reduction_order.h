@@ -18,7 +18,7 @@ namespace fsdp::internal {
 template <class Group>
 class PendingReductions {
  public:
-  void touched(Group group) {
+  void add(Group group) {
     if (fresh_.contains(group)) return;
     old_.remove(group);
     fresh_.add(group);
@@ -80,9 +80,9 @@ class PendingReductions {
 // whether one of them has gradients that came after their reduction had left. Nothing
 // else decides, so every rank's order is the same whatever arrives there, and when.
 //
-//   forward a b c d; backward touches d c b a, gradients arrive as they like
+//   forward a b c d; backward comes to d c b a, gradients arrive as they like
 //   order   d c b a
-//   touched(b)                  d may leave, complete or not
+//   come_to(b)                  d may leave, complete or not
 //   next(complete) -> d         then c, if it is complete, ...
 //   next_at_end()  -> c b a
 template <class Group>
@@ -99,7 +99,7 @@ class ReductionOrder {
     if (places_.try_emplace(group, groups_.size()).second) groups_.push_back(group);
   }
   // The backward has come to `group`.
-  void touched(const Group& group) {
+  void come_to(const Group& group) {
     add(group);
     const size_t place = place_of(group);
     if (place >= 2) forced_ = std::max(forced_, place - 1);

@@ -104,19 +104,18 @@ std::shared_ptr<Transport> Runtime::neighbours(const DeviceMesh& mesh, int64_t c
   return transport;
 }
 
-void Runtime::touched(FSDPParamGroup& group) {
+void Runtime::make_current(FSDPParamGroup& group) {
   const ExclusiveUse use(comm_context_->user());
   const auto pass = current_pass();
   auto& root = *group.info().unit().root();
-  group.writes().check_shards_are_announced();
-  root.raw_writes().raise(comm_context_->global_rank());
+  if (debug_options().write_checks) look_for_raw_writes(group);
   group.writes().check_graph_is_current(pass);
   if (in_backward(pass)) {
     begin_graph_task(group);
-    run_->touched(group);
+    run_->come_to(group);
   }
   if (needs_reduction(pass)) {
-    pending_.touched(&group);
+    pending_.add(&group);
     group.writes().flush_member_writes();
   }
   if (records_gradients(pass)) group.graph_recorded();
@@ -127,6 +126,11 @@ void Runtime::touched(FSDPParamGroup& group) {
   if (!is_current) enter(group, pass);
   mark_ready(group, pass);
   tell_unit_observer(&UnitObserver::touched, group.info().unit(), pass);
+}
+
+void Runtime::look_for_raw_writes(FSDPParamGroup& group) const {
+  group.writes().check_shards_are_announced();
+  group.info().unit().root()->raw_writes().raise(comm_context_->global_rank());
 }
 
 // From here on a touch of this group needs nothing, until another one is touched.

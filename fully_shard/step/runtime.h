@@ -75,7 +75,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
   explicit Runtime(const DeviceMesh& mesh);
 
   // GroupDriver.
-  void touched(FSDPParamGroup& group) override;
+  void make_current(FSDPParamGroup& group) override;
   void watch_gradient(const at::Tensor& member, FSDPParamGroup& group, int64_t index) override;
   void gradient_arrived(FSDPParamGroup& group, int64_t index) override;
   void destroyed(FSDPParamGroup& group) noexcept override;
@@ -92,6 +92,7 @@ class Runtime final : public GroupDriver, public std::enable_shared_from_this<Ru
  private:
   class GraphTaskEnd;
 
+  void look_for_raw_writes(FSDPParamGroup& group) const;
   void mark_ready(FSDPParamGroup& group, Pass pass);
   void enter(FSDPParamGroup& group, Pass pass);
   void leave_other_roots(const std::shared_ptr<Root>& entered, Pass pass);

@@ -13,9 +13,9 @@
 // of some rows (Shard::unit), offsets are the same on every rank: a chunk has room for
 // the largest part, ceil(atoms / world) atoms of every block, and a smaller or empty part
 // leaves its tail unused. A ragged cut says how many rows each rank has (RaggedShard,
-// Owned); its chunks take as much of a row as they have there, so in a layout with one a
-// chunk has an offset on each rank, and the row is as long as the longest needs. Every
-// chunk starts on an alignment boundary.
+// Owned); its chunks are as long as that rank's part, so in a layout with one the offsets
+// differ between ranks, and rows are as long as the longest rank needs. Every chunk
+// starts on an alignment boundary.
 #pragma once
 
 #include "dtensor/placement.h"

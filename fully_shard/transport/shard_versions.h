@@ -5,11 +5,12 @@
 //
 // Writes come in *runs*: all write operators between two reads by the same rank, or
 // between two ends of a backward. What a rank wants to read is a version: the shards as
-// they are when every rank has done as many operators in as many runs. A writer never
-// waits for readers. When it opens a run it leaves the version before where it is, unless
-// every other rank is about to open that run, too, and writes a copy of it at another
-// place; a reader that comes late, or whose copy was written into meanwhile, reads what
-// was left (a seqlock with a history).
+// they are when every rank has done as many operators in as many runs. A writer need not
+// wait for readers, but for one that is kRunsKept runs behind. (SharedShards waits a
+// little longer where that saves a copy.) When it opens a run it leaves the version
+// before where it is, unless every other rank is about to open that run, too, and writes
+// a copy of it at another place; a reader that comes late, or whose copy was written into
+// meanwhile, reads what was left (a seqlock with a history).
 //
 //   writer                                       reader
 //     versions.pass()         first of a run       own.read(line)   to read where they lie

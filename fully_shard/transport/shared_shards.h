@@ -93,9 +93,9 @@ class SharedShards : public std::enable_shared_from_this<SharedShards> {
   // what is there when this rank reads, and at the ends of backwards.
   void give_out();
 
-  // Of the version that this rank has when it is waited for. what: in errors of all
-  // ranks. by: kInPlace where that can be and is set (peer_memory.h). Throws
-  // where the ranks' collectives have failed.
+  // Reads the version that is this rank's when SharedRead::wait() is called. what: names
+  // the read in errors, on all ranks. by: kInPlace where that can be and is set
+  // (peer_memory.h). Throws where the ranks' collectives have failed.
   enum class ReadBy : uint8_t { kCopy, kInPlace };
   std::unique_ptr<SharedRead> read(std::string what, ReadBy by);
 

@@ -79,9 +79,9 @@ std::string with_who_ended(const Group& group, int64_t peer, const std::string& 
   return who + " has ended, or the link to it is down: " + reason;
 }
 
-// What is wrong with the link to that rank of the group; empty: nothing is known. A
-// message that Gloo was writing when the link broke it forgets to end, but the next one
-// it refuses. Other backends are not asked: nobody receives what is sent for it.
+// What is wrong with the link to that rank of the group; empty: nothing is known. Gloo
+// never ends a send that was under way when the link broke, but it refuses the next one.
+// Other backends are not asked: nobody receives what is sent for it.
 std::string fault_of_link(const Group& group, int64_t peer) {
   if (!has_gloo(group)) return "";
   static auto& byte = *new at::Tensor(at::zeros({1}, at::kByte));

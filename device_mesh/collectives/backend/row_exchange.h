@@ -2,7 +2,7 @@
 // the order of the ranks: the sum is the same whatever the timing, and on Gloo it is two
 // to eight times faster than the backend's own reduce-scatter.
 //
-//   RowExchange exchange(group, rows, at::kBFloat16, "reduce-scatter of unit 'blocks.0'");
+//   RowExchange exchange(group, rows, at::kBFloat16, {.what = "reduce-scatter of 'blocks.0'"});
 //   ...
 //   at::Tensor sum = exchange.wait();   // this rank's row, summed: [elements] of kFloat
 //
@@ -84,7 +84,7 @@ class RowExchange {
 // all-gather for transports where messages are faster than collectives
 // (better_by_messages). CPU only. Collective over the group.
 //
-//   RowGather gather(group, row, tag_of(stamp));
+//   RowGather gather(group, row, lengths, tag_of(stamp));
 //   gather.wait("all-gather of unit 'blocks.0'");
 //   gather.row(2);   // uint8 [bytes], what rank 2 sent
 class RowGather {

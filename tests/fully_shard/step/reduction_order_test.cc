@@ -39,7 +39,7 @@ TEST(ReductionOrder, IsTheSameWhateverIsTouchedAndCompleteWhen) {
         std::vector<bool> complete(static_cast<size_t>(groups), false);
         std::vector<int> left;
         for (const int touch : touches) {
-          order.touched(touch);
+          order.come_to(touch);
           complete[static_cast<size_t>(touch)] = (complete_bits >> touch & 1) != 0;
           for (const int group : all_that_leave_now(order, complete)) left.push_back(group);
           EXPECT_LT(left.size(), expected.size()) << "the last waits for the end";
@@ -54,14 +54,14 @@ TEST(ReductionOrder, IsTheSameWhateverIsTouchedAndCompleteWhen) {
 TEST(ReductionOrder, AnIncompleteGroupLeavesWhenTheSecondAfterItIsTouched) {
   const std::vector<bool> nothing(4, false);
   Order order({0, 1, 2, 3});
-  order.touched(0);
-  order.touched(1);
+  order.come_to(0);
+  order.come_to(1);
   EXPECT_TRUE(all_that_leave_now(order, nothing).empty());
-  order.touched(2);
+  order.come_to(2);
   EXPECT_EQ(all_that_leave_now(order, nothing), std::vector<int>{0});
   EXPECT_TRUE(order.has_left(0));
   EXPECT_FALSE(order.has_left(1));
-  order.touched(3);
+  order.come_to(3);
   EXPECT_EQ(all_that_leave_now(order, nothing), std::vector<int>{1});
 }
 
@@ -75,7 +75,7 @@ TEST(ReductionOrder, ACompleteGroupWaitsForThoseBeforeIt) {
 
 TEST(ReductionOrder, AGroupWithoutAPlaceGetsTheLast) {
   Order order({0, 1});
-  order.touched(7);
+  order.come_to(7);
   EXPECT_EQ(all_that_leave_at_the_end(order), (std::vector<int>{0, 1, 7}));
 }
 
@@ -99,7 +99,7 @@ TEST(ReductionOrder, AGroupThatDiesLeavesTheOthersInPlace) {
 
 TEST(ReductionOrder, AGroupThatDiesDoesNotForceAnother) {
   Order order({0, 1, 2, 3});
-  order.touched(2);  // 0 may leave
+  order.come_to(2);  // 0 may leave
   order.remove(0);
   EXPECT_TRUE(all_that_leave_now(order, std::vector<bool>(4, false)).empty());
 }
@@ -109,7 +109,7 @@ TEST(ReductionOrder, OfManyGroupsFindsEachAtOnce) {
   constexpr int kGroups = 400'000;
   Order order;
   for (int g = 0; g < kGroups; g += 2) order.add(g);
-  for (int g = 0; g < kGroups; ++g) order.touched(g);  // the odd ones get the last places
+  for (int g = 0; g < kGroups; ++g) order.come_to(g);  // the odd ones get the last places
   std::vector<int> expected;
   for (const int first : {0, 1}) {
     for (int g = first; g < kGroups; g += 2) expected.push_back(g);
@@ -121,13 +121,13 @@ TEST(ReductionOrder, OfManyGroupsFindsEachAtOnce) {
 
 TEST(PendingReductions, AreInTheOrderOfTheFirstTouches) {
   PendingReductions<int> pending;
-  for (int group : {2, 0, 1, 0, 2}) pending.touched(group);
+  for (int group : {2, 0, 1, 0, 2}) pending.add(group);
   EXPECT_EQ(pending.in_order(), (std::vector<int>{2, 0, 1}));
 }
 
 TEST(PendingReductions, AreGoneWhenPaid) {
   PendingReductions<int> pending;
-  for (int group : {0, 1, 2}) pending.touched(group);
+  for (int group : {0, 1, 2}) pending.add(group);
   pending.reduced(1);
   EXPECT_FALSE(pending.contains(1));
   EXPECT_EQ(pending.in_order(), (std::vector<int>{0, 2}));
@@ -135,16 +135,16 @@ TEST(PendingReductions, AreGoneWhenPaid) {
 
 TEST(PendingReductions, FromBeforeAnEndComeFirstUntilTheyAreTouchedAgain) {
   PendingReductions<int> pending;
-  for (int group : {0, 1, 2}) pending.touched(group);
+  for (int group : {0, 1, 2}) pending.add(group);
   pending.backward_ended();
-  pending.touched(3);
-  pending.touched(1);
+  pending.add(3);
+  pending.add(1);
   EXPECT_EQ(pending.in_order(), (std::vector<int>{0, 2, 3, 1}));
 }
 
 TEST(PendingReductions, LeftByABackwardWithoutSynchronisationTakeNoPlaceAmongTheTouches) {
   PendingReductions<int> pending;
-  pending.touched(1);
+  pending.add(1);
   pending.left_unreduced(0);
   pending.left_unreduced(1);
   EXPECT_EQ(pending.in_order(), (std::vector<int>{0, 1}));
@@ -168,7 +168,7 @@ PendingReductions<int> after(const std::vector<Event>& events) {
   for (const auto& event : events) {
     switch (event.kind) {
       case Event::Kind::kTouched:
-        pending.touched(event.group);
+        pending.add(event.group);
         break;
       case Event::Kind::kLeftUnpaid:
         pending.left_unreduced(event.group);
@@ -237,10 +237,10 @@ TEST(PendingReductions, OfEverySequenceOfFiveEventsAreThoseOfItsHistory) {
 TEST(PendingReductions, OfManyGroupsAreFoundAtOnce) {
   constexpr int kGroups = 400'000;
   PendingReductions<int> pending;
-  for (int group = 0; group < kGroups; ++group) pending.touched(group);
+  for (int group = 0; group < kGroups; ++group) pending.add(group);
   pending.backward_ended();
   for (int group = kGroups; group-- > 0;) {
-    if (group % 2 == 0) pending.touched(group);
+    if (group % 2 == 0) pending.add(group);
     if (group % 3 == 0) pending.reduced(group);
   }
   std::vector<int> expected;
