@@ -13,21 +13,21 @@ std::string name_of(const char* what, const std::string& of) {
 
 }  // namespace
 
-ProfilerRange::ProfilerRange(const char* what, const std::string& of) : range_(range_if_watched()) {
+ProfilerRange::ProfilerRange() {
+  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
+  if (callbacks) range_ = std::make_unique<at::RecordFunction>(std::move(*callbacks));
+}
+
+ProfilerRange::ProfilerRange(const char* what, const std::string& of) : ProfilerRange() {
   if (range_) range_->before(name_of(what, of));
 }
 
 ProfilerRange::ProfilerRange(const char* what, const std::string& of, int64_t bytes)
-    : range_(range_if_watched()) {
+    : ProfilerRange() {
   if (range_) begin(what, of, bytes);
 }
 
 ProfilerRange::~ProfilerRange() = default;
-
-std::unique_ptr<at::RecordFunction> ProfilerRange::range_if_watched() {
-  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::FUNCTION);
-  return callbacks ? std::make_unique<at::RecordFunction>(std::move(*callbacks)) : nullptr;
-}
 
 void ProfilerRange::begin(const char* what, const std::string& of, int64_t bytes) {
   range_->before(name_of(what, of) + " " + std::to_string(bytes) + " bytes");

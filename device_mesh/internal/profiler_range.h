@@ -24,14 +24,14 @@ class ProfilerRange {
   ProfilerRange(const char* what, const std::string& of, int64_t bytes);
   // `of` is called where somebody looks.
   template <std::invocable Of>
-  ProfilerRange(const char* what, const Of& of, int64_t bytes) : range_(range_if_watched()) {
+  ProfilerRange(const char* what, const Of& of, int64_t bytes) : ProfilerRange() {
     if (range_) begin(what, of(), bytes);
   }
   ~ProfilerRange();
   ProfilerRange(const ProfilerRange&) = delete;
 
  private:
-  static std::unique_ptr<at::RecordFunction> range_if_watched();
+  ProfilerRange();  // begins nothing yet
   void begin(const char* what, const std::string& of, int64_t bytes);
 
   std::unique_ptr<at::RecordFunction> range_;  // null where nobody looks

@@ -3,6 +3,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/params/registry_entry.h"
 
+#include <c10/util/ArrayRef.h>
 #include <c10/util/StringUtil.h>
 #include <c10/util/hash.h>
 
@@ -61,8 +62,8 @@ void claim_parameters(Claims& claims, const std::vector<at::Tensor>& parameters)
     on->parameters.push_back(parameter);
   }
   for (auto& on : meshes) {
-    auto topic =
-        c10::str("the parameters on mesh ", on.mesh.shape(), " of ranks ", on.mesh.ranks());
+    auto topic = c10::str("the parameters on mesh ", c10::IntArrayRef(on.mesh.shape()),
+                          " of ranks ", c10::IntArrayRef(on.mesh.ranks()));
     claims.add(std::move(topic), on.hash, [parameters = std::move(on.parameters)] {
       std::string text;
       for (const auto& parameter : parameters) text += line_of(parameter);

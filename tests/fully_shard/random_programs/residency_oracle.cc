@@ -176,9 +176,8 @@ void ResidencyOracle::gradient_arrived(const internal::Unit& unit) {
   if (number < 0) return;
   model_.gradient_arrived(number);
   // Its gradients are nowhere: the reduction has taken them.
-  const auto& gradients = unit.group()->gradients();
-  if (!turns_.empty() && turns_.back().unit == number && gradients.settings().synchronizes() &&
-      gradients.empty()) {
+  if (!turns_.empty() && turns_.back().unit == number && unit.policy.synchronize_gradients &&
+      unit.group()->gradients().empty()) {
     turns_.back().on_the_way_after_gradients = on_the_way();
   }
 }
