@@ -21,8 +21,90 @@
 namespace fsdp::internal {
 namespace {
 
-// How an NCCL backend is made and connected: null where this build has none. The only
-// place that includes what needs CUDA's headers.
+// How the backends that come with the library are made, and connected: below. Null for
+// NCCL where this build has none.
+MakeBackend nccl_factory();
+ConnectBackend nccl_connector();
+BackendEntry fake_entry();
+
+struct NamedBackend {
+  std::string name;
+  BackendEntry entry;
+};
+
+// In the order in which they were added; a deque, so that entries stay where they are.
+struct BackendTable {
+  std::mutex mutex;
+  std::deque<NamedBackend> backends;
+};
+
+// Leaked: groups may be made and ended while the process ends.
+BackendTable& backend_table() {
+  static auto& table = *new BackendTable{
+      .mutex = {},
+      .backends = {
+          {"gloo", {}},
+          {"nccl",
+           {.device_types = {c10::kCUDA}, .make = nccl_factory(), .connect = nccl_connector()}},
+          {"fake", fake_entry()}}};
+  return table;
+}
+
+// Not what reaches it through the Gloo beside it.
+bool is_made_for(const BackendEntry& entry, c10::DeviceType type) {
+  const auto& types = entry.device_types;
+  return std::find(types.begin(), types.end(), type) != types.end();
+}
+
+}  // namespace
+
+GroupMember::GroupMember() = default;
+GroupMember::GroupMember(const GroupMember&) = default;
+GroupMember::~GroupMember() = default;
+
+bool BackendEntry::serves(c10::DeviceType type) const {
+  return (type == c10::kCPU && has_gloo) || is_made_for(*this, type);
+}
+
+void add_backend(const std::string& name, BackendEntry entry) {
+  TORCH_CHECK_VALUE(find_backend(name) == nullptr, "add_backend: '", name,
+                    "' is taken; the backends are ", names_of_backends());
+  auto& table = backend_table();
+  const std::lock_guard lock(table.mutex);
+  table.backends.push_back({name, std::move(entry)});
+}
+
+const BackendEntry* find_backend(const std::string& name) {
+  auto& table = backend_table();
+  const std::lock_guard lock(table.mutex);
+  const auto found = std::find_if(table.backends.begin(), table.backends.end(),
+                                  [&](const auto& backend) { return backend.name == name; });
+  return found != table.backends.end() ? &found->entry : nullptr;
+}
+
+std::string names_of_backends() {
+  auto& table = backend_table();
+  const std::lock_guard lock(table.mutex);
+  std::string names;
+  for (size_t i = 0; i < table.backends.size(); ++i) {
+    if (i > 0) names += i + 1 == table.backends.size() ? " and " : ", ";
+    names += "'" + table.backends[i].name + "'";
+  }
+  return names;
+}
+
+std::string backend_for(c10::DeviceType type) {
+  auto& table = backend_table();
+  const std::lock_guard lock(table.mutex);
+  for (const auto& [name, entry] : table.backends) {
+    if (entry.has_gloo && entry.is_in_this_build() && is_made_for(entry, type)) return name;
+  }
+  return "gloo";
+}
+
+namespace {
+
+// The only place that includes what needs CUDA's headers.
 #ifdef USE_C10D_NCCL
 MakeBackend nccl_factory() {
   return [](const GroupMember& member) {
@@ -182,79 +264,5 @@ BackendEntry fake_entry() {
   return {.device_types = std::move(types), .make = make_fake_backend, .has_gloo = false};
 }
 
-struct NamedBackend {
-  std::string name;
-  BackendEntry entry;
-};
-
-// In the order in which they were added; a deque, so that entries stay where they are.
-struct BackendTable {
-  std::mutex mutex;
-  std::deque<NamedBackend> backends;
-};
-
-// Leaked: groups may be made and ended while the process ends.
-BackendTable& backend_table() {
-  static auto& table = *new BackendTable{
-      .mutex = {},
-      .backends = {
-          {"gloo", {}},
-          {"nccl",
-           {.device_types = {c10::kCUDA}, .make = nccl_factory(), .connect = nccl_connector()}},
-          {"fake", fake_entry()}}};
-  return table;
-}
-
-// Not what reaches it through the Gloo beside it.
-bool is_made_for(const BackendEntry& entry, c10::DeviceType type) {
-  const auto& types = entry.device_types;
-  return std::find(types.begin(), types.end(), type) != types.end();
-}
-
 }  // namespace
-
-GroupMember::GroupMember() = default;
-GroupMember::GroupMember(const GroupMember&) = default;
-GroupMember::~GroupMember() = default;
-
-bool BackendEntry::serves(c10::DeviceType type) const {
-  return (type == c10::kCPU && has_gloo) || is_made_for(*this, type);
-}
-
-void add_backend(const std::string& name, BackendEntry entry) {
-  TORCH_CHECK_VALUE(find_backend(name) == nullptr, "add_backend: '", name,
-                    "' is taken; the backends are ", names_of_backends());
-  auto& table = backend_table();
-  const std::lock_guard lock(table.mutex);
-  table.backends.push_back({name, std::move(entry)});
-}
-
-const BackendEntry* find_backend(const std::string& name) {
-  auto& table = backend_table();
-  const std::lock_guard lock(table.mutex);
-  const auto found = std::find_if(table.backends.begin(), table.backends.end(),
-                                  [&](const auto& backend) { return backend.name == name; });
-  return found != table.backends.end() ? &found->entry : nullptr;
-}
-
-std::string names_of_backends() {
-  auto& table = backend_table();
-  const std::lock_guard lock(table.mutex);
-  std::string names;
-  for (size_t i = 0; i < table.backends.size(); ++i) {
-    if (i > 0) names += i + 1 == table.backends.size() ? " and " : ", ";
-    names += "'" + table.backends[i].name + "'";
-  }
-  return names;
-}
-
-std::string backend_for(c10::DeviceType type) {
-  auto& table = backend_table();
-  const std::lock_guard lock(table.mutex);
-  for (const auto& [name, entry] : table.backends) {
-    if (entry.has_gloo && entry.is_in_this_build() && is_made_for(entry, type)) return name;
-  }
-  return "gloo";
-}
-
 }  // namespace fsdp::internal

@@ -29,10 +29,10 @@
 //   be gathered, and operators that replace or resize a storage, which are refused.
 // - on_demand/fast_gate.cc lists frequent operators, which pass the gate without boxed
 //   arguments.
-// - on_demand/gate_arguments.cc lists operators whose inputs mixed precision does not cast:
-//   derivatives, conversions, and operators on lists of tensors.
-// - on_demand/gate_arguments.cc lists operators that are given registry entries as they
-//   are: those that make a tensor of the same geometry, and to() where nothing is converted.
+// - on_demand/gate_arguments.cc lists operators whose inputs mixed precision does not cast
+//   (derivatives, conversions, and operators on lists of tensors), and those that are given
+//   registry entries as they are: what makes a tensor of the same geometry, and to() where
+//   nothing is converted.
 //
 // For tensor parallelism and deferred initialisation:
 //

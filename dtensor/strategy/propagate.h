@@ -45,9 +45,9 @@ struct Arrival {
   int64_t bytes = 0;  // of the whole tensor
 };
 
-// The cost of redistributing operands along one mesh dimension, in bytes that move, and
-// the placement strategy for which it is least, depend on nothing but what all ranks know
-// alike. So they choose alike without a message.
+// The cost of redistributing operands along one mesh dimension, in bytes that move. It
+// depends on nothing but what all ranks know alike, so they choose the same placement
+// strategy without a message (cheapest_strategy()).
 //
 //   from \ to     Shard(b)   Replicate   Partial
 //   Shard(a)      1/parts    1           1          a == b: nothing

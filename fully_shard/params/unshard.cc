@@ -184,7 +184,9 @@ void UnshardedParams::count_shown(int64_t sign) const {
                        sign * bytes_.numel());
 }
 
-// A gather was dropped, or has failed.
+// A gather was dropped, or has failed. What may throw below is a broken invariant, which
+// ends the process here.
+// NOLINTNEXTLINE(bugprone-exception-escape)
 void UnshardedParams::is_sharded_again() noexcept {
   state_.gather_dropped();
   if (staging_) staging_->free();
