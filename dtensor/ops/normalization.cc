@@ -73,10 +73,13 @@ std::vector<PlacementStrategy> batch_norm_backward_strategy(const OpSchema& call
   return strategies;
 }
 
+// Gradients of the input, and of a weight and a bias of so many channels.
+std::vector<ResultGeometry> gradients_of(const Operand& input, int64_t channels) {
+  return {laid_as(input.shape, input.stride), contiguous({channels}), contiguous({channels})};
+}
+
 std::vector<ResultGeometry> batch_norm_backward_results(const OpSchema& call) {
-  const Operand& input = call.operands[1];
-  const std::vector<int64_t> channels{input.size(1)};
-  return {laid_as(input.shape, input.stride), contiguous(channels), contiguous(channels)};
+  return gradients_of(call.operands[1], call.operands[1].size(1));
 }
 
 // The numbers of a call: N, C, HxW and groups from argument `first` on, of operand
@@ -161,9 +164,7 @@ std::vector<PlacementStrategy> group_norm_backward_strategy(const OpSchema& call
 }
 
 std::vector<ResultGeometry> group_norm_backward_results(const OpSchema& call) {
-  const Operand& input = call.operands[1];
-  const std::vector<int64_t> channels{call.number(6)};
-  return {laid_as(input.shape, input.stride), contiguous(channels), contiguous(channels)};
+  return gradients_of(call.operands[1], call.number(6));
 }
 
 // N, C and the number of groups of a part.

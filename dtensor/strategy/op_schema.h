@@ -73,7 +73,8 @@ int64_t wrapped_dim(int64_t dim, int64_t ndim);
 // arguments, and those of its results when each rank runs it on its parts. (PyTorch's
 // OpSpec, formerly PlacementStrategy, for one mesh dimension.)
 //
-//   PlacementStrategy{.results = {Shard{0}}, .operands = {Shard{0}, Replicate{}}};   // rows of a product
+//   // Rows of a product:
+//   PlacementStrategy{.results = {Shard{0}}, .operands = {Shard{0}, Replicate{}}};
 //
 // An operator has several; those of its family are in dtensor/ops/. Each is exact
 // whatever the sizes: parts may be uneven, and empty unless it says otherwise. So each
