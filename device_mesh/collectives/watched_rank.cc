@@ -1,6 +1,7 @@
 #include "device_mesh/collectives/watched_rank.h"
 
 #include "device_mesh/internal/weak_registry.h"
+#include "device_mesh/peer_memory/peer_channel.h"
 
 #include <torch/csrc/distributed/c10d/Store.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
@@ -94,6 +95,13 @@ class WaitWatch {
   std::chrono::milliseconds patience_{400}, interval_{100};
   bool running_ = false;
 };
+
+// Not what a thread waits for that only has not run since. Other works are not asked:
+// their operations tell how far they are (RankWaits::has_issued).
+bool has_come(const c10::intrusive_ptr<c10d::Work>& work) {
+  auto* const wait = dynamic_cast<PeerWait*>(work.get());
+  return wait != nullptr && wait->has_come();
+}
 
 std::vector<uint8_t> bytes_of(const std::string& text) { return {text.begin(), text.end()}; }
 
@@ -208,7 +216,7 @@ RankWaits WatchedRank::snapshot() const {
   RankWaits now{.threads = issuers_.living(), .verdict = verdict_};
   for (const auto& [number, wait] : waits_) {
     const auto& operation = *wait.operation;
-    if (operation.waiting_->for_rank < 0) continue;
+    if (operation.waiting_->for_rank < 0 || has_come(operation.waiting_->work)) continue;
     now.waits.push_back({.thread = wait.thread,
                          .wait = number,
                          .operation = operation.number_,

@@ -76,7 +76,7 @@ bool PeerWait::wait(std::chrono::milliseconds) {
     TORCH_CHECK(failure.empty(), "rank ", options_.from, " has failed before: ", failure);
     TORCH_CHECK(!slowly || std::chrono::steady_clock::now() < until, "Timed out waiting ",
                 options_.timeout.count(), "ms for rank ", options_.from);
-    memory.wait_round(round, [this] { return aborted_ || is_over(); });
+    memory.wait_round(round, [this] { return aborted_ || has_come(); });
   }
 }
 
@@ -86,11 +86,14 @@ void PeerWait::abort() {
 }
 
 bool PeerReceive::finish() {
-  if (!message_) message_ = peer().take(options().channel, number_);
+  if (!message_ && has_come()) message_ = peer().take(options().channel, number_);
   return message_.has_value();
 }
 
-bool PeerReceive::is_over() { return peer().has_come(options().channel, number_); }
+bool PeerReceive::has_come() {
+  if (!has_come_) has_come_ = peer().has_come(options().channel, number_);
+  return has_come_;
+}
 
 std::shared_ptr<PeerChannel> PeerChannel::of(const Group& group) {
   const auto known = of_groups().find(group);

@@ -43,12 +43,13 @@ class PeerWait : public c10d::Work {
   // was aborted.
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
+  // Whether what is waited for has come, which a thread that waits may see later. Takes
+  // nothing; thread-safe.
+  virtual bool has_come() = 0;
 
  protected:
-  // Whether it is over; takes what came.
+  // The same for the thread that waits; takes what came.
   virtual bool finish() = 0;
-  // Whether it is over, from another point of view: nothing is taken.
-  virtual bool is_over() = 0;
   const Options& options() const { return options_; }
   Peer& peer() const { return options_.memory->peer(options_.from); }
 
@@ -64,25 +65,26 @@ class PeerReceive final : public PeerWait {
 
   // REQUIRES: waited for.
   const PeerMessage& message() const { return *message_; }
+  bool has_come() override;
 
  private:
   bool finish() override;
-  bool is_over() override;
 
   const uint64_t number_;
+  std::atomic<bool> has_come_ = false;
   std::optional<PeerMessage> message_;
 };
 
-// Until `condition` holds, which looks at shared memory. Whoever makes it true wakes this
-// rank (PeerMemory::wake_others).
+// Until `condition` holds, and from then on: it looks at shared memory, from any thread.
+// Whoever makes it true wakes this rank (PeerMemory::wake_others).
 class PeerCondition final : public PeerWait {
  public:
   PeerCondition(Options options, std::function<bool()> condition)
       : PeerWait(std::move(options)), condition_(std::move(condition)) {}
+  bool has_come() override { return condition_(); }
 
  private:
   bool finish() override { return condition_(); }
-  bool is_over() override { return condition_(); }
 
   const std::function<bool()> condition_;
 };

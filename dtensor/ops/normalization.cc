@@ -51,10 +51,16 @@ std::vector<PlacementStrategy> batch_norm_strategy(const OpSchema& call) {
   return strategies;
 }
 
+// One like the input, and two of that shape: statistics, or the gradients of weight and
+// bias.
+std::vector<ResultGeometry> like_input_and_two(const Operand& input,
+                                               const std::vector<int64_t>& shape) {
+  return {laid_as(input.shape, input.stride), contiguous(shape), contiguous(shape)};
+}
+
 std::vector<ResultGeometry> batch_norm_results(const OpSchema& call) {
   const Operand& input = call.operands[0];
-  const std::vector<int64_t> statistics{input.ndim() >= 2 ? input.size(1) : 0};
-  return {laid_as(input.shape, input.stride), contiguous(statistics), contiguous(statistics)};
+  return like_input_and_two(input, {input.ndim() >= 2 ? input.size(1) : 0});
 }
 
 // native_batch_norm_backward(grad, input, weight, running_mean, running_var, mean, rstd,
@@ -73,13 +79,8 @@ std::vector<PlacementStrategy> batch_norm_backward_strategy(const OpSchema& call
   return strategies;
 }
 
-// Gradients of the input, and of a weight and a bias of so many channels.
-std::vector<ResultGeometry> gradients_of(const Operand& input, int64_t channels) {
-  return {laid_as(input.shape, input.stride), contiguous({channels}), contiguous({channels})};
-}
-
 std::vector<ResultGeometry> batch_norm_backward_results(const OpSchema& call) {
-  return gradients_of(call.operands[1], call.operands[1].size(1));
+  return like_input_and_two(call.operands[1], {call.operands[1].size(1)});
 }
 
 // The numbers of a call: N, C, HxW and groups from argument `first` on, of operand
@@ -141,9 +142,7 @@ std::vector<PlacementStrategy> group_norm_strategy(const OpSchema& call) {
 }
 
 std::vector<ResultGeometry> group_norm_results(const OpSchema& call) {
-  const Operand& input = call.operands[0];
-  const std::vector<int64_t> statistics{call.number(3), call.number(6)};
-  return {laid_as(input.shape, input.stride), contiguous(statistics), contiguous(statistics)};
+  return like_input_and_two(call.operands[0], {call.number(3), call.number(6)});
 }
 
 // native_group_norm_backward(grad, input, mean, rstd, weight, N, C, HxW, groups, mask) ->
@@ -164,7 +163,7 @@ std::vector<PlacementStrategy> group_norm_backward_strategy(const OpSchema& call
 }
 
 std::vector<ResultGeometry> group_norm_backward_results(const OpSchema& call) {
-  return gradients_of(call.operands[1], call.number(6));
+  return like_input_and_two(call.operands[1], {call.number(6)});
 }
 
 // N, C and the number of groups of a part.

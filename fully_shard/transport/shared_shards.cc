@@ -171,8 +171,11 @@ void SharedShards::forget_kept() {
 // Waits for ranks that are several runs behind.
 void SharedShards::await_room() {
   for (auto& peer : peers_) {
-    const auto has_room = [this, &peer] { return !versions_.may_want_oldest(past_of(peer)); };
-    if (has_room()) continue;
+    if (!versions_.may_want_oldest(past_of(peer))) continue;
+    await_block(peer);
+    const auto has_room = [this, line = PeersLine(peer.block)] {
+      return !versions_.may_want_oldest(line.load(VersionWord::kPast));
+    };
     await_peer(options_.gathers, peer.rank, options_.channel->wait_until(peer.rank, has_room),
                "write of shards that a rank has not read for long");
   }

@@ -4,6 +4,7 @@
 #include "device_mesh/collectives/watched_rank.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/on_mesh/mesh_collectives.h"
+#include "device_mesh/peer_memory/peer_channel.h"
 #include "device_mesh/process_group.h"
 #include "tests/support/thread_ranks.h"
 
@@ -15,6 +16,7 @@
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
+#include <atomic>
 #include <chrono>
 #include <functional>
 #include <memory>
@@ -150,6 +152,47 @@ TEST_F(WatchedWaits, RandomOrdersAcrossLanesAndRandomDelaysAreNoErrors) {
       if (common() % 2 == 0) gather(tp, "tensor parallel");
       if (common() % 4 == 0) gather(world, "clipping");
     }
+  });
+}
+
+// For what another rank of the host does, as reads of shards wait.
+class WaitForFlag final : public PeerWait {
+ public:
+  explicit WaitForFlag(const std::atomic<bool>& flag) : PeerWait({}), flag_(flag) {}
+  bool has_come() override { return flag_; }
+  void abort() override {}
+
+ private:
+  bool finish() override { return flag_; }
+  const std::atomic<bool>& flag_;
+};
+
+// Rank 0 waits for what rank 1 would issue next, and rank 1 for rank 0. A thread that has
+// not run since what it waits for has come is not one that waits.
+TEST_F(WatchedWaits, WhatHasComeIsNotWaitedFor) {
+  run_ranks(2, [](int64_t rank) {
+    const auto mesh = init_device_mesh(c10::kCPU, {2});
+    const auto gathers = collectives_of(mesh, 0);
+    const auto refuse = [](const std::string&) {};
+    const auto issuers = std::make_shared<Issuers>();
+    const auto watched = WatchedRank::of(*name_in_job(gathers.group()), rank);
+    const auto lane = watched->add_lane("beside", issuers, refuse);
+    gather(gathers, "first gather");
+    std::atomic<bool> has_come = rank == 1;
+    const auto operation = rank == 0 ? lane->issue("sum") : lane->wait_apart("read");
+    {
+      const WaitScope scope(operation);
+      operation->waits_for(1 - rank, c10::make_intrusive<WaitForFlag>(has_come));
+      std::this_thread::sleep_for(Milliseconds(600));
+      EXPECT_EQ(operation->verdict(), "");
+      has_come = false;
+      for (int tries = 0; operation->verdict().empty() && tries < 1000; ++tries)
+        std::this_thread::sleep_for(Milliseconds(10));
+      EXPECT_THAT(operation->verdict(), AllOf(HasSubstr("rank 1 waits in the read for rank 0"),
+                                              HasSubstr("rank 0 waits in the sum")));
+    }
+    // The other rank learns of it before this one goes.
+    std::this_thread::sleep_for(Milliseconds(300));
   });
 }
 

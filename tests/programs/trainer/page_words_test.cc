@@ -11,6 +11,8 @@ namespace programs {
 namespace {
 
 using ::testing::Contains;
+using ::testing::HasSubstr;
+using ::testing::Not;
 using ::testing::Pair;
 
 void expect_ranks(const TrainingOptions& options, const RanksAndHosts& where,
@@ -26,6 +28,18 @@ TEST(SettingsInWords, SayHowTheRanksShare) {
   options.tp = 2;
   expect_ranks(options, {.ranks = 8, .hosts = 2},
                "8 on 2 hosts, 2 replicas, tensor parallelism of 2");
+}
+
+TEST(AboutTheBound, OneUnitHasNoLargestOne) {
+  TrainingOptions options;
+  run_report::Sharding sharding{.ranks = 2};
+  for (const auto where : {run_report::Unsharded::kInPlace, run_report::Unsharded::kGathered}) {
+    sharding.where = where;
+    options.units = Units::kBlocks;
+    EXPECT_THAT(about_bound(options, sharding), HasSubstr("largest unit"));
+    options.units = Units::kRoot;
+    EXPECT_THAT(about_bound(options, sharding), Not(HasSubstr("largest unit")));
+  }
 }
 
 }  // namespace
