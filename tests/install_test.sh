@@ -9,7 +9,8 @@ set -euo pipefail
 export LC_ALL=C  # one order of names
 
 read -ra compilers <<< "${COMPILERS:-g++}"
-readonly EVERY=$((${COMPILERS:+1} + 0 ? 1 : 3))
+headers_of=3  # one in so many is compiled alone
+[[ -z ${COMPILERS:-} ]] || headers_of=1
 readonly PUBLIC_LAYERS=(checkpoint device_mesh dtensor fully_shard optim tensor_parallel)
 # Exported as their classes are.
 readonly PRIVATE_MEMBERS="fsdp::DeviceMesh::DeviceMesh
@@ -95,7 +96,7 @@ expect_public_headers() {
 
 # The installed headers, or a third of them, need nothing before them, with compiler $1.
 compile_headers() {
-  headers_in "$work/prefix/include/fsdp" | awk -v every="$EVERY" -v first="$(git rev-list --count HEAD 2> /dev/null || echo 0)" \
+  headers_in "$work/prefix/include/fsdp" | awk -v every="$headers_of" -v first="$(git rev-list --count HEAD 2> /dev/null || echo 0)" \
     '(NR + first) % every == 0' | xargs -P "$(nproc)" -I {} \
     sh -c "echo '#include \"{}\"' | $1 $(flags_for --cflags) -Wall -Wextra -Werror -fsyntax-only -x c++ - || exit 255" ||
     fail "a header does not compile alone with $1"

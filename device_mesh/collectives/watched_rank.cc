@@ -96,8 +96,9 @@ class WaitWatch {
   bool running_ = false;
 };
 
-// Not what a thread waits for that only has not run since. Other works are not asked:
-// their operations tell how far they are (RankWaits::has_issued).
+// Whether what `work` waits for is there, and its thread has only not run since. Only
+// waits in shared memory are asked: of other works the ranks tell what they have issued
+// (RankWaits::has_issued).
 bool has_come(const c10::intrusive_ptr<c10d::Work>& work) {
   auto* const wait = dynamic_cast<PeerWait*>(work.get());
   return wait != nullptr && wait->has_come();

@@ -323,7 +323,7 @@ SharedRead::Source SharedRead::find(SharedShards::Peer& peer) const {
       case Found::kNotYet:
         break;
     }
-    const auto has_come = [line, version = version_]() mutable {
+    const auto has_come = [line, version = version_] {
       return look(line, version).found != Found::kNotYet;
     };
     await_peer(options.gathers, peer.rank, options.channel->wait_until(peer.rank, has_come),

@@ -19,6 +19,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <latch>
 #include <memory>
 #include <random>
 #include <string>
@@ -170,7 +171,8 @@ class WaitForFlag final : public PeerWait {
 // Rank 0 waits for what rank 1 would issue next, and rank 1 for rank 0. A thread that has
 // not run since what it waits for has come is not one that waits.
 TEST_F(WatchedWaits, WhatHasComeIsNotWaitedFor) {
-  run_ranks(2, [](int64_t rank) {
+  std::latch both_looked(2), both_know(2);
+  run_ranks(2, [&](int64_t rank) {
     const auto mesh = init_device_mesh(c10::kCPU, {2});
     const auto gathers = collectives_of(mesh, 0);
     const auto refuse = [](const std::string&) {};
@@ -180,19 +182,17 @@ TEST_F(WatchedWaits, WhatHasComeIsNotWaitedFor) {
     gather(gathers, "first gather");
     std::atomic<bool> has_come = rank == 1;
     const auto operation = rank == 0 ? lane->issue("sum") : lane->wait_apart("read");
-    {
-      const WaitScope scope(operation);
-      operation->waits_for(1 - rank, c10::make_intrusive<WaitForFlag>(has_come));
-      std::this_thread::sleep_for(Milliseconds(600));
-      EXPECT_EQ(operation->verdict(), "");
-      has_come = false;
-      for (int tries = 0; operation->verdict().empty() && tries < 1000; ++tries)
-        std::this_thread::sleep_for(Milliseconds(10));
-      EXPECT_THAT(operation->verdict(), AllOf(HasSubstr("rank 1 waits in the read for rank 0"),
-                                              HasSubstr("rank 0 waits in the sum")));
-    }
-    // The other rank learns of it before this one goes.
-    std::this_thread::sleep_for(Milliseconds(300));
+    const WaitScope scope(operation);
+    operation->waits_for(1 - rank, c10::make_intrusive<WaitForFlag>(has_come));
+    std::this_thread::sleep_for(Milliseconds(600));
+    EXPECT_EQ(operation->verdict(), "");
+    both_looked.arrive_and_wait();
+    has_come = false;
+    for (int tries = 0; operation->verdict().empty() && tries < 1000; ++tries)
+      std::this_thread::sleep_for(Milliseconds(10));
+    EXPECT_THAT(operation->verdict(), AllOf(HasSubstr("rank 1 waits in the read for rank 0"),
+                                            HasSubstr("rank 0 waits in the sum")));
+    both_know.arrive_and_wait();
   });
 }
 
