@@ -165,7 +165,7 @@ TEST(Crash, WithoutExchangeTheOldOneIsFoundBetweenTheTwoRenames) {
 
 // Of process ranks: rank CRASH_RANK kills itself at its call number CRASH_AT.
 const ChildCase kKilled("checkpoint_killed", [] {
-  init_process_group({.timeout = std::chrono::seconds(4)});
+  init_process_group({.timeout = std::chrono::seconds(60)});
   const char* at = std::getenv("CRASH_AT");
   CallCounter counter([&](int call, std::string_view) {
     if (call == std::atoi(at)) kill(getpid(), SIGKILL);
@@ -191,7 +191,7 @@ struct Kill {
 std::optional<double> value_after(const Kill& how) {
   TemporaryFolder folder(memory_folder());
   if (how.overwrite) save_value(folder / "last", 1, false);
-  const auto ends = run_processes("checkpoint_killed", how.world, std::chrono::seconds(30),
+  const auto ends = run_processes("checkpoint_killed", how.world, std::chrono::seconds(120),
                                   {{"CRASH_AT", std::to_string(how.at)},
                                    {"CRASH_RANK", std::to_string(how.rank)},
                                    {"CRASH_OVERWRITE", how.overwrite ? "1" : "0"},

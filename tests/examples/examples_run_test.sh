@@ -24,7 +24,7 @@ run_ranks() {
   shift 2
   port=$(free_port)
   for ((rank = 0; rank < ranks; ++rank)); do
-    RANK=$rank WORLD_SIZE=$ranks MASTER_ADDR=localhost MASTER_PORT=$port timeout 60 "examples/$program" "$@" \
+    RANK=$rank WORLD_SIZE=$ranks MASTER_ADDR=localhost MASTER_PORT=$port timeout 240 "examples/$program" "$@" \
       > "$work/rank$rank" 2>&1 &
     processes+=($!)
   done
