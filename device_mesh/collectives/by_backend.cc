@@ -41,23 +41,6 @@ at::Tensor summands_of(const at::Tensor& rows, at::ScalarType dtype) {
   return rows.view(real).contiguous();
 }
 
-// Each rank gets the rows that are its own, and adds them up.
-InFlight<SummedRow> sum_of_moved(const Collectives& on, const IssuedOperation& operation,
-                                 const ReduceScatterOptions& options) {
-  auto announcement = on.log()->announce(operation);
-  const auto rows = options.input.contiguous();
-  auto received = scratch_memory(rows.sizes(), at::kByte, rows.device());
-  auto pending = all_to_all(on.group(), received, rows);
-  const auto posted =
-      std::make_shared<Posted>(Posted{std::move(announcement), received, rows, std::move(pending)});
-  const auto finish = [posted, log = on.log(), what = options.what, summands = options.summands] {
-    auto words = posted->wait(*log, what);
-    const BelowAutograd below_autograd;
-    return SummedRow{sum_in_order(posted->output.unbind(0), summands), std::move(words)};
-  };
-  return InFlight<SummedRow>(finish, static_cast<int64_t>(rows.nbytes() + received.nbytes()));
-}
-
 }  // namespace
 
 // On devices announce() records what is issued, and sends no notice.
@@ -88,19 +71,16 @@ InFlight<GatheredRows> all_gather_by_backend(const Collectives& on,
 InFlight<SummedRow> reduce_scatter_by_backend(const Collectives& on,
                                               const IssuedOperation& operation,
                                               const ReduceScatterOptions& options) {
-  const auto dtype = options.summands.dtype;
-  const bool is_rounded = options.summands.decode || sum_dtype(dtype) != dtype;
-  if (is_rounded && !options.custom) return sum_of_moved(on, operation, options);
   const auto& group = on.group();
   auto announcement = on.log()->announce(operation);
-  const auto rows = summands_of(options.input, dtype);
+  const auto rows = summands_of(options.input, options.dtype);
   auto sum = scratch_memory({rows.size(1)}, rows.scalar_type(), rows.device());
   auto pending = options.custom ? issue_on(rows.device(), group,
                                            [&] { return (*options.custom)(sum, rows.view({-1})); })
                                 : reduce_scatter(group, sum, rows, ReduceOp::kSum);
   const auto posted =
       std::make_shared<Posted>(Posted{std::move(announcement), sum, rows, std::move(pending)});
-  const auto finish = [posted, log = on.log(), what = options.what, dtype] {
+  const auto finish = [posted, log = on.log(), what = options.what, dtype = options.dtype] {
     auto words = posted->wait(*log, what);
     const BelowAutograd below_autograd;
     return SummedRow{posted->output.view(dtype).to(sum_dtype(dtype)), std::move(words)};

@@ -1,98 +1,53 @@
 #include "fully_shard/params/all_gather.h"
 
-#include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/internal/profiler_range.h"
-#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/transport/streams.h"
 
 #include <ATen/ops/_foreach_copy.h>
-#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
-#include <algorithm>
 #include <exception>
-#include <string>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-// This rank's part of parameter `index` in the row: uint8 [bytes]. A view.
-at::Tensor place_in_row(const RowMemory& row, const ShardGrid& grid, int64_t index) {
+// This rank's part of parameter `index` in the row: [n]. A view.
+at::Tensor place_in_row(const RowMemory& row, const ShardGrid& grid, int64_t index,
+                        const FSDPParam& param) {
   const auto& chunk = row.layout().chunk(index);
-  return row.bytes().narrow(0, chunk.offset_on(grid.place()), chunk.length(grid.place()));
-}
-
-std::string what_happened(const std::exception& error) {
-  const auto* const rich = dynamic_cast<const c10::Error*>(&error);
-  return rich != nullptr ? rich->what_without_backtrace() : error.what();
-}
-
-// `run`, of the parameter's codec.
-template <class Run>
-void with_name(const FSDPParam& param, const char* what, const Run& run) {
-  try {
-    run(*param.meta().codec());
-  } catch (const std::exception& error) {
-    TORCH_CHECK(false, "codec '", param.meta().codec()->name, "' of parameter '", param.name(),
-                "' failed to ", what, ": ", what_happened(error));
-  }
-}
-
-// `values`: [n], of some rows; `codes`: uint8 [bytes], of as many.
-void encode(const FSDPParam& param, const at::Tensor& values, const at::Tensor& codes) {
-  if (values.numel() == 0) return;
-  const std::vector<int64_t> rows = {codes.numel() / param.meta().gathered_extent().row_bytes, -1};
-  with_name(param, "encode",
-            [&](const GatherCodec& codec) { codec.encode(values.view(rows), codes.view(rows)); });
-}
-
-void decode(const FSDPParam& param, const at::Tensor& codes, const at::Tensor& values) {
-  if (values.numel() == 0) return;
-  const std::vector<int64_t> rows = {codes.numel() / param.meta().gathered_extent().row_bytes, -1};
-  with_name(param, "decode",
-            [&](const GatherCodec& codec) { codec.decode(codes.view(rows), values.view(rows)); });
+  return row.bytes()
+      .narrow(0, chunk.offset_on(grid.place()), chunk.length(grid.place()))
+      .view(param.meta().member_dtype());
 }
 
 void copy_each(const RowMemory& row, const ShardBuffer& shards,
                const std::vector<FSDPParam>& params) {
   for (size_t i = 0; i < params.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    const auto from = shards.elements(index, params[i]);
-    const auto to = place_in_row(row, shards.grid(), index);
-    if (params[i].meta().is_encoded_to_be_sent()) {
-      encode(params[i], from, to);
-    } else {
-      to.view(params[i].meta().gathered_dtype()).copy_(from);
-    }
+    place_in_row(row, shards.grid(), index, params[i]).copy_(shards.elements(index, params[i]));
   }
 }
 
 // All of a row in one launch: to another dtype; or from host memory, in which it is one
-// piece; or both, in one launch each. What is encoded takes launches of its own.
+// piece; or both, in one launch each.
 void copy_at_once(const RowMemory& row, const ShardBuffer& shards,
                   const std::vector<FSDPParam>& params) {
-  const bool is_staged = any_is_staged(params);
+  const bool is_cast = any_is_cast(params);
   auto source = shards.bytes();
   if (shards.is_offloaded()) {
-    source = is_staged ? at::empty_like(source, row.bytes().options()) : row.bytes();
+    source = is_cast ? at::empty_like(source, row.bytes().options()) : row.bytes();
     shards.copy_to(source);
   }
-  if (!is_staged) return;
+  if (!is_cast) return;
   std::vector<at::Tensor> from, to;
   for (size_t i = 0; i < params.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    const auto elements = shards.elements_in(source, index, params[i]);
-    const auto place = place_in_row(row, shards.grid(), index);
-    if (params[i].meta().is_encoded_to_be_sent()) {
-      encode(params[i], elements, place);
-    } else {
-      from.push_back(elements);
-      to.push_back(place.view(params[i].meta().gathered_dtype()));
-    }
+    from.push_back(shards.elements_in(source, index, params[i]));
+    to.push_back(place_in_row(row, shards.grid(), index, params[i]));
   }
-  if (!to.empty()) at::_foreach_copy_(to, from);
+  at::_foreach_copy_(to, from);
 }
 
 }  // namespace
@@ -128,7 +83,7 @@ void RowMemory::free() {
 }
 
 bool are_staged(const std::vector<FSDPParam>& params, const ShardBuffer& shards) {
-  return shards.is_offloaded() || any_is_staged(params);
+  return shards.is_offloaded() || any_is_cast(params);
 }
 
 std::unique_ptr<RowMemory> make_staging(const std::vector<FSDPParam>& params,
@@ -137,17 +92,8 @@ std::unique_ptr<RowMemory> make_staging(const std::vector<FSDPParam>& params,
   if (!are_staged(params, shards)) return nullptr;
   const auto& grid = shards.grid();
   return std::make_unique<RowMemory>(
-      transport, PackedLayout(cut_over(gathered_extents_of(params), grid), grid.count()),
+      transport, PackedLayout(cut_over(member_extents_of(params), grid), grid.count()),
       &Counters::staging_bytes, std::move(accounts));
-}
-
-at::Tensor encoded(const FSDPParam& param, const at::Tensor& values) {
-  const auto extent = param.meta().gathered_extent();
-  const auto value_rows =
-      values.numel() / std::max<int64_t>(param.meta().extent(at::kByte).row_bytes, 1);
-  auto codes = at::empty({value_rows * extent.row_bytes}, values.options().dtype(at::kByte));
-  encode(param, values, codes);
-  return codes;
 }
 
 PackedRow stage(RowMemory& staging, const ShardBuffer& shards,
@@ -156,55 +102,6 @@ PackedRow stage(RowMemory& staging, const ShardBuffer& shards,
   staging.allocate(staging.transport().staging_memory(staging.layout().row_bytes(), device));
   device.is_cpu() ? copy_each(staging, shards, params) : copy_at_once(staging, shards, params);
   return {staging.transport(), staging.layout(), staging.bytes()};  // no other stream uses it
-}
-
-PackedRow EncodeFailure::stage(RowMemory& staging, const ShardBuffer& shards,
-                               const std::vector<FSDPParam>& params) {
-  error_.clear();
-  try {
-    return internal::stage(staging, shards, params);
-  } catch (const std::exception& error) {
-    const auto& transport = staging.transport();
-    const bool can_tell = transport.shard_count() > 1 && transport.checks_stamps();
-    if (!can_tell || !staging.exists()) throw;
-    error_ = what_happened(error);
-    return {staging.transport(), staging.layout(), staging.bytes()};
-  }
-}
-
-NoticeWords EncodeFailure::words(NoticeWords of_values) const {
-  if (!error_.empty()) of_values.agreement = kFailed;
-  return of_values;
-}
-
-void EncodeFailure::check(const std::vector<NoticeWords>& words, const GroupInfo& info,
-                          int64_t dim) const {
-  const bool any = std::any_of(words.begin(), words.end(),
-                               [](const NoticeWords& each) { return each.agreement == kFailed; });
-  if (!any) return;
-  const auto collectives = collectives_of(info.mesh(), dim);
-  const auto errors = texts_of_all({collectives}, {.text = error_, .what = "errors of codecs"});
-  for (size_t i = 0; i < errors.size(); ++i) {
-    TORCH_CHECK(errors[i].empty(), "unit '", info.name(), "' was not gathered: on rank ",
-                collectives.log()->ranks()[i], " ", errors[i],
-                "; every rank that gathers with it gets this error (rank ", info.rank(), ")");
-  }
-}
-
-void decode(const RoomOfParameters& codes, const RoomOfParameters& values,
-            const std::vector<FSDPParam>& params) {
-  for (size_t i = 0; i < params.size(); ++i) {
-    const auto index = static_cast<int64_t>(i);
-    const auto from =
-        codes.bytes.narrow(0, codes.offset(index), codes.layout.chunk(index).extent.nbytes());
-    const auto to =
-        values.bytes.narrow(0, values.offset(index), values.layout.chunk(index).extent.nbytes());
-    if (params[i].meta().codec() == nullptr) {
-      to.copy_(from);
-    } else {
-      decode(params[i], from, to.view(params[i].meta().member_dtype()));
-    }
-  }
 }
 
 void AllGather::start(const PackedRow& own, const Issue& issue) {
@@ -284,7 +181,7 @@ InnerShards::InnerShards(const GroupInfo& info, const std::vector<FSDPParam>& pa
       params_(params),
       shards_(shards),
       row_(info.comm_context().transport(),
-           PackedLayout(gathered_extents_of(params), shards.grid().inner_ranks),
+           PackedLayout(member_extents_of(params), shards.grid().inner_ranks),
            &Counters::inner_shard_bytes, info.accounts()),
       staging_(make_staging(params, shards, *info.replicas(), info.accounts())),
       gather_(info.accounts()) {
@@ -309,7 +206,7 @@ void InnerShards::pieces_change() {
 }
 
 PackedRow InnerShards::pieces() {
-  if (staging_) return failure_.stage(*staging_, shards_, params_);
+  if (staging_) return stage(*staging_, shards_, params_);
   auto& outer = *info_.replicas();
   return {outer, shards_.layout(), shards_.row(outer)};
 }
@@ -317,7 +214,7 @@ PackedRow InnerShards::pieces() {
 void InnerShards::issue(NoticeWords words, Layouts layouts) {
   TORCH_INTERNAL_ASSERT(are_to_be_issued());
   const auto own = pieces();
-  auto issue = info_.issue(failure_.words(words));
+  auto issue = info_.issue(words);
   if (layouts == Layouts::kAgreed) issue.lengths = lengths_of_column();
   const auto bytes = (own.transport.shard_count() - 1) * own.layout.row_bytes();
   const ProfilerRange range("outer_all_gather", info_.name(), bytes);
@@ -340,14 +237,6 @@ std::vector<int64_t> InnerShards::lengths_of_column() const {
 std::vector<NoticeWords> InnerShards::wait() {
   if (!gather_.exists()) return {};
   auto rows = gather_.wait();
-  try {
-    failure_.check(rows.words(), info_, *replicate_mesh_dim(info_.mesh()));
-  } catch (...) {
-    rows = {};
-    gather_.release();
-    staging_->free();
-    throw;
-  }
   row_.refill();
   unpack(rows);
   row_.filled();

@@ -3,7 +3,6 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
-#include "fully_shard/params/all_gather.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/runtime_mode.h"
@@ -18,7 +17,6 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
-#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <memory>
@@ -45,9 +43,8 @@ std::vector<FSDPParam> sharded(const std::vector<NewParam>& params, const GroupI
   std::vector<FSDPParam> sharded;
   sharded.reserve(params.size());
   const UnitMesh over{info.mesh(), mesh_of_members(params), info.unit().outer};
-  for (const auto& [name, tensor, cut, codec] : params) {
+  for (const auto& [name, tensor, cut] : params) {
     auto& param = sharded.emplace_back(name, tensor, cut, over, precision.param_dtype);
-    param.meta().set_codec(codec);
     if (precision.param_dtype && precision.cast_forward_inputs) param.cast_inputs();
   }
   return sharded;
@@ -58,7 +55,8 @@ void take_start_value(FSDPParamGroup& group, const ShardBuffer& shards, int64_t 
                       const at::Tensor& whole) {
   const auto& param = group.params()[static_cast<size_t>(index)];
   if (!group.info().is_alone())
-    group.agreement().values().note_start(static_cast<size_t>(index), param, whole);
+    group.agreement().values().note_start(static_cast<size_t>(index), param.name(), whole,
+                                          param.meta().cut());
   shards.take_part(index, whole.to(shards.device()).const_data_ptr());
 }
 
@@ -109,42 +107,6 @@ void copy_others(FSDPParamGroup& group, int64_t changed, const ShardBuffer& made
     if (group.unsharded().state().is_never_sharded() && param.storage() != nullptr)
       param.storage()->fill(made.data(index));
   }
-}
-
-void check_may_be_stored(FSDPParamGroup& group, int64_t index) {
-  auto& param = group.params()[static_cast<size_t>(index)];
-  const char* why = nullptr;
-  if (param.is_trainable()) why = "is trained: freeze it with requires_grad_(false)";
-  if (param.entry().defined() && param.entry().grad().defined()) why = "has a gradient";
-  if (param.meta().cut().dim != 0) why = "is not cut along dimension 0";
-  if (param.meta().member_spec()) why = "is tensor-parallel";
-  TORCH_CHECK_VALUE(why == nullptr, "store_codes: parameter '", param.name(), "' ",
-                    why == nullptr ? "" : why, " (rank ", group.info().rank(), ")");
-}
-
-// The shards are new memory, without values; returns what is to be there.
-std::vector<at::Tensor> become_codes(FSDPParamGroup& group, const std::vector<size_t>& to_store) {
-  auto& params = group.params();
-  std::vector<at::Tensor> values;
-  for (size_t i = 0; i < params.size(); ++i)
-    values.push_back(group.shards().elements(static_cast<int64_t>(i), params[i]).clone());
-  for (const auto i : to_store) values[i] = encoded(params[i], values[i]);
-  for (const auto i : to_store) params[i].store_codes();
-  group.shards() =
-      group.shards().remade(params, group.info().comm_context(), group.shards().member_device());
-  return values;
-}
-
-// The shard as it lies now.
-void show_in_entry(FSDPParamGroup& group, int64_t index) {
-  const auto& param = group.params()[static_cast<size_t>(index)];
-  const auto entry = param.entry();
-  if (!entry.defined()) return;
-  auto owner = c10::intrusive_ptr<DTensorOwner>::reclaim_copy(owner_of(entry));
-  const auto becomes =
-      make_dtensor(group.shards().local_view(index, param), param.spec(), std::move(owner));
-  becomes.set_requires_grad(entry.requires_grad());
-  entry.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
 }
 
 bool may_be_late(const at::Tensor& tensor) {
@@ -262,11 +224,6 @@ void materialize(FSDPParamGroup& group, c10::Device device,
 }
 
 void change_dtype(FSDPParamGroup& group, int64_t index, const at::Tensor& from) {
-  TORCH_CHECK_VALUE(!group.params()[static_cast<size_t>(index)].meta().is_stored_as_codes(),
-                    "sharded parameter '", group.parameter_name(index),
-                    "': its data can not be replaced, since it is stored as codes (store_codes(); "
-                    "rank ",
-                    group.info().rank(), ")");
   // `from` may be member.to(dtype).
   check_member_may_change(group, index, /*own_graphs=*/from.grad_fn() ? 1 : 0,
                           "its data can not be replaced (set_data, Module::to(dtype))");
@@ -298,54 +255,17 @@ void check_members_may_change(const FSDPParamGroup& group) {
   }
 }
 
-bool has_less_precision(const FSDPParamGroup& group) {
-  const auto& params = group.params();
-  return group.info().unit().precision.param_dtype ||
-         std::any_of(params.begin(), params.end(),
-                     [](const auto& each) { return each.meta().has_codec(); });
-}
-
-void set_full_precision(FSDPParamGroup& group, bool full_precision) {
+void set_param_dtype(FSDPParamGroup& group, std::optional<at::ScalarType> dtype) {
   check_members_may_change(group);
   const RuntimeMode runtime_mode;
   group.unsharded().drop_gather();
   group.unsharded().shards_change();
   group.reshard();
-  const auto param_dtype = group.info().unit().precision.param_dtype;
-  for (auto& param : group.params()) {
-    param.set_param_dtype(full_precision ? std::nullopt : param_dtype);
-    param.meta().leave_codec_out(full_precision);
-  }
+  for (auto& param : group.params()) param.set_param_dtype(dtype);
   group.unsharded().layouts_changed();
   for (size_t i = 0; i < group.params().size(); ++i) {
     if (group.params()[i].storage() != nullptr) make_member(group, static_cast<int64_t>(i));
   }
-}
-
-int64_t store_codes(FSDPParamGroup& group) {
-  std::vector<size_t> to_store;
-  for (size_t i = 0; i < group.params().size(); ++i) {
-    if (!group.params()[i].meta().is_encoded_to_be_sent()) continue;
-    check_may_be_stored(group, static_cast<int64_t>(i));
-    to_store.push_back(i);
-  }
-  if (to_store.empty()) return 0;
-  check_members_may_change(group);
-  group.unsharded().check_has_values();
-  const RuntimeMode runtime_mode;
-  group.unsharded().drop_gather();
-  group.unsharded().shards_change();
-  group.reshard();
-  const auto before = become_codes(group, to_store);
-  for (size_t i = 0; i < group.params().size(); ++i) {
-    const auto index = static_cast<int64_t>(i);
-    group.shards().elements(index, group.params()[i]).copy_(before[i]);
-    show_in_entry(group, index);
-  }
-  group.agreement().shards_replaced();
-  group.unsharded().layouts_changed();
-  group.writes().shards_filled();
-  return static_cast<int64_t>(to_store.size());
 }
 
 void check_no_late_parameters(const FSDPParamGroup& group) {

@@ -9,8 +9,7 @@
 // Where a gather comes from (GatherFrom):
 //
 //   kShards       the ranks' shards, which they send each other
-//   kStaged       copies of them as codes, in another dtype or from host memory: codecs, mixed
-//                 precision, offload
+//   kStaged       copies of them in another dtype, or from host memory: mixed precision, offload
 //   kInnerShards  HFSDP: what the outer ranks' pieces make, staged or not (InnerShards)
 //   kNeighbours   to_world(n): the parts that a forward left on n neighbouring ranks
 //   kRead         the shards where all ranks of one host have them, read by this rank alone,
@@ -37,7 +36,6 @@
 
 #include <cstdint>
 #include <memory>
-#include <string>
 #include <vector>
 
 namespace fsdp::internal {
@@ -66,8 +64,8 @@ class UnshardedParams {
   UnshardedParams(const UnshardedParams&) = delete;
 
   const ShardedStateMachine& state() const { return state_; }
-  // Of all shards in the members' dtypes: as the full parameters lie.
-  const PackedLayout& layout() const { return values_ ? *values_ : gathered_layout(); }
+  // Of all shards in the members' dtypes: as the full parameters lie, too.
+  const PackedLayout& layout() const;
   // Throws ValueError with the parameters' names while they are on the meta device.
   void check_has_values() const;
   GatherCount& gather_count() { return gather_count_; }
@@ -134,14 +132,10 @@ class UnshardedParams {
 
  private:
   GatherFrom gather_from() const;
-  // Whether the gather that was issued last brings codes.
-  bool sends_codes() const { return values_ && from_ != GatherFrom::kNeighbours; }
-  std::string codes_in_words() const;
   PackedRow row_to_send(GatherFrom from);
   void issue_read();
   void await_writers_of_shards();
   const PackedLayout& layout_of_shards() const;
-  const PackedLayout& gathered_layout() const;
   void fill_from(const GatheredRows& rows);
   void show();
   void count_shown(int64_t sign) const;
@@ -158,13 +152,11 @@ class UnshardedParams {
 
   std::unique_ptr<RowMemory> staging_;         // null: shards are sent as they are
   std::unique_ptr<InnerShards> inner_shards_;  // null: this rank's shards are whole
-  std::unique_ptr<PackedLayout> values_;       // null: as what is gathered, which is no codes
   std::shared_ptr<Transport> neighbours_;      // to_world(n); null: nothing is kept
   std::unique_ptr<RowMemory> part_;            // what a forward leaves, with neighbours_
   Layouts layouts_ = Layouts::kNotCompared;
   GatherFrom from_ = GatherFrom::kShards;  // of the gather that was issued last
   AllGather gather_;
-  EncodeFailure failure_;  // of the row that was issued last
 
   std::unique_ptr<ReadInPlace> in_place_;  // null: a copy
   at::Tensor bytes_;                       // uint8; undefined: empty
