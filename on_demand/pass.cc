@@ -49,7 +49,10 @@ void OpenBackward::end() noexcept {
   ended_.notify_all();
 }
 
-bool OpenBackward::has_failed() const { return is_open() && current_graph_task() == -1; }
+bool OpenBackward::has_failed() const {
+  return is_open() && current_graph_task() == -1 &&
+         thread_.load(std::memory_order_relaxed) != std::this_thread::get_id();
+}
 
 void OpenBackward::await_end(std::chrono::milliseconds limit) {
   std::unique_lock lock(mutex_);

@@ -8,6 +8,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <mutex>
+#include <thread>
 
 namespace fsdp::internal {
 
@@ -53,18 +54,23 @@ inline bool records_gradients(Pass pass) {
 //
 // On the CPU a backward that throws has been cleaned up when backward() throws. On a
 // device autograd's own thread does that, in its own time: the caller may be at the next
-// step already. A thread outside any backward that finds one open therefore knows that it
-// failed, and waits until it is cleaned up. The wait has a limit, in case another thread
-// really runs one at the same time, which is a mistake of the caller's.
+// step already. Another thread outside any backward that finds one open therefore knows
+// that it failed, and waits until it is cleaned up. The wait has a limit, in case another
+// thread really runs one at the same time, which is a mistake of the caller's.
 //
 // begin() and end() by one thread at a time; the others by any.
 class OpenBackward {
  public:
   explicit OpenBackward(int64_t global_rank) : global_rank_(global_rank) {}
 
-  void begin() { is_open_.store(true, std::memory_order_release); }
+  void begin() {
+    run_here();
+    is_open_.store(true, std::memory_order_release);
+  }
+  // The calling thread goes on with it: it will clean up.
+  void run_here() noexcept { thread_.store(std::this_thread::get_id(), std::memory_order_relaxed); }
   void end() noexcept;
-  // Open, and the calling thread is in no backward.
+  // Open, and the calling thread is in no backward and does not run this one.
   bool has_failed() const;
   // Throws after `limit`.
   void await_end(std::chrono::milliseconds limit = std::chrono::seconds(30));
@@ -74,6 +80,7 @@ class OpenBackward {
 
   int64_t global_rank_;
   std::atomic<bool> is_open_{false};
+  std::atomic<std::thread::id> thread_{};  // that runs it
   std::mutex mutex_;
   std::condition_variable ended_;
 };

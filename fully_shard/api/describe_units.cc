@@ -97,6 +97,7 @@ std::string describe_units(ModuleRef module) {
   std::vector<std::shared_ptr<IssueLog>> logs;
   for (const auto& handle : fsdp_modules(internal::given_module("describe_units", module))) {
     const auto& unit = *internal::unit_of(handle);
+    internal::await_failed_backward(unit);
     describe_unit(out, unit);
     if (unit.group() == nullptr) continue;
     for (auto& log : logs_of(*unit.group())) {

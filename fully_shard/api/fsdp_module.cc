@@ -103,7 +103,7 @@ UnshardHandle FSDPModule::unshard_async() {
 
 void FSDPModule::reshard() {
   if (unit_->group() == nullptr) return;
-  unit_->group()->await_failed_backward();
+  internal::await_failed_backward(*unit_);
   unit_->group()->reshard();
   unit_->root()->raw_writes().raise(unit_->group()->info().rank());
   internal::tell_unit_observer(&internal::UnitObserver::resharded_explicitly, *unit_);
@@ -130,6 +130,7 @@ void FSDPModule::set_reshard_after_forward(ReshardAfterForward reshard_after_for
     std::optional<bool> reshards;
     std::shared_ptr<internal::Transport> neighbours;
   };
+  internal::await_failed_backward(*unit_);
   std::vector<Change> changes;  // all that may throw comes before the first
   for_each_unit(recurse, [&](auto& unit) {
     if (unit.group() == nullptr) {
@@ -167,6 +168,7 @@ void FSDPModule::set_backward_prefetch(BackwardPrefetch when, bool recurse) {
 }
 
 void FSDPModule::set_full_precision(bool full_precision, bool recurse) {
+  internal::await_failed_backward(*unit_);
   std::vector<internal::Unit*> units;
   for_each_unit(recurse, [&](auto& unit) {
     if (unit.policy.full_precision != full_precision) units.push_back(&unit);
@@ -185,10 +187,12 @@ void FSDPModule::set_full_precision(bool full_precision, bool recurse) {
 }
 
 void FSDPModule::set_modules_to_forward_prefetch(const std::vector<FSDPModule>& modules) {
+  internal::await_failed_backward(*unit_);
   unit_->root()->schedule().set_prefetch_list(unit_->id, /*backward=*/false, ids_of(modules));
 }
 
 void FSDPModule::set_modules_to_backward_prefetch(const std::vector<FSDPModule>& modules) {
+  internal::await_failed_backward(*unit_);
   unit_->root()->schedule().set_prefetch_list(unit_->id, /*backward=*/true, ids_of(modules));
 }
 
@@ -208,14 +212,16 @@ void FSDPModule::ignore(const std::vector<at::Tensor>& parameters) {
 }
 
 void FSDPModule::zero_pending_gradients(bool recurse) {
+  internal::await_failed_backward(*unit_);
   for_each_unit(recurse, [](auto& unit) {
-    if (unit.group() == nullptr) return;
-    unit.group()->await_failed_backward();
-    unit.group()->gradients().drop_accumulated();
+    if (unit.group() != nullptr) unit.group()->gradients().drop_accumulated();
   });
 }
 
-void FSDPModule::reset_lazy_init() { unit_->root()->schedule().forget(); }
+void FSDPModule::reset_lazy_init() {
+  internal::await_failed_backward(*unit_);
+  unit_->root()->schedule().forget();
+}
 
 void FSDPModule::set_reduce_scatter_unused_params(bool enable, bool recurse) {
   for_each_unit(recurse, [=](auto& unit) { unit.policy.reduce_unused_params = enable; });

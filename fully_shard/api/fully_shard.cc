@@ -38,6 +38,7 @@ at::Tensor entry_of_member(const at::Tensor& member) {
 void adopt_units(const std::shared_ptr<Unit>& unit, const ManagedModules& managed) {
   for (const auto& found : managed.units) {
     if (!found.unit->is_root()) continue;  // below a unit that this walk did not come from
+    internal::await_failed_backward(*found.unit);
     Unit::adopt(found.unit, unit);
     internal::name_from_above(found);
   }

@@ -38,6 +38,7 @@ void Unsharded::mark_written() {
                     "' is shown by a SummonFullParams with writeback = false, which drops what is "
                     "written meanwhile. Write after that scope, or let it write back (rank ",
                     group->info().rank(), ")");
+  group->await_failed_backward();
   group->member_written(index);
 }
 

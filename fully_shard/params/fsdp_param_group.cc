@@ -6,6 +6,7 @@
 #include "fully_shard/units/unit.h"
 #include "on_demand/pass.h"
 
+#include <exception>
 #include <optional>
 #include <utility>
 
@@ -53,6 +54,11 @@ FSDPParamGroup::FSDPParamGroup(GroupInfo info, std::vector<FSDPParam> params, c1
 }
 
 FSDPParamGroup::~FSDPParamGroup() {
+  try {
+    await_failed_backward();
+  } catch (const std::exception&) {
+    // Another thread is really in one, and learns that the group is gone.
+  }
   info_.unit().detach_group();
   info_.driver().destroyed(*this);
 }
@@ -148,9 +154,14 @@ void FSDPParamGroup::graph_recorded() {
   gradients_.unsharded().remove_tripwires();
 }
 
+void await_failed_backward(const Unit& unit) {
+  const auto root = unit.root();
+  for (const auto& [id, group] : root->groups()) group->await_failed_backward();
+}
+
 void unshard_async(FSDPParamGroup& group) {
-  if (is_never_sharded(group)) return;
   group.await_failed_backward();
+  if (is_never_sharded(group)) return;
   const ExclusiveUse use(group.info().comm_context().user());
   group.unsharded().empty_if_stale();
   group.issue_unshard();
@@ -158,8 +169,8 @@ void unshard_async(FSDPParamGroup& group) {
 }
 
 void unshard(FSDPParamGroup& group) {
-  if (is_never_sharded(group)) return;
   group.await_failed_backward();
+  if (is_never_sharded(group)) return;
   const ExclusiveUse use(group.info().comm_context().user());
   const RuntimeMode runtime_mode;
   {
@@ -177,11 +188,13 @@ void hold(FSDPParamGroup& group) {
 }
 
 void release(FSDPParamGroup& group) {
+  group.await_failed_backward();
   group.unsharded().release();
   if (!group.unsharded().state().is_held()) group.reshard();
 }
 
 void release_own_parts(FSDPParamGroup& group) {
+  group.await_failed_backward();
   group.unsharded().release();
   if (!group.unsharded().may_be_emptied()) return;
   group.writes().write_back_own_parts();

@@ -93,6 +93,11 @@ class FSDPParamGroup final : public OnDemandGroup {
   AccumulatedGrads gradients_;
 };
 
+// Whoever is about to change or look at groups and their schedule without a touch: on a
+// device autograd's own thread may still be cleaning up after a backward that failed
+// (OpenBackward). Waits for that in all groups of the unit's root. Local.
+void await_failed_backward(const Unit& unit);
+
 // A group unsharded explicitly and held, outside the schedule's turns:
 // FSDPModule::unshard(), SummonFullParams, Unsharded.
 

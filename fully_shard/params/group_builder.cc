@@ -81,6 +81,7 @@ at::Tensor adopt(const GroupPtr& group, int64_t index, const at::Tensor& tensor)
 
 void check_member_may_change(const FSDPParamGroup& group, int64_t index, int64_t own_graphs,
                              const char* what) {
+  group.await_failed_backward();
   const auto& param = group.params()[static_cast<size_t>(index)];
   const char* in_the_way = nullptr;
   if (group.unsharded().state().is_held() || group.info().unit().is_summoned())

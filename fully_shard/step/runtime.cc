@@ -244,6 +244,7 @@ void Runtime::end_graph_task(int id) {
 }
 
 void Runtime::abort_graph_task(int id) noexcept {
+  open_backward_.run_here();
   graph_tasks_.remove(id);
   const bool is_outermost = graph_tasks_.empty();
   end_run();

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <chrono>
+#include <future>
 #include <thread>
 
 namespace fsdp::testing {
@@ -18,15 +19,29 @@ using ::testing::HasSubstr;
 TEST(OpenBackward, IsWaitedForByOtherThreads) {
   OpenBackward backward(/*global_rank=*/0);
   EXPECT_FALSE(backward.has_failed());
-  backward.begin();
-  EXPECT_TRUE(backward.has_failed());
-  std::thread ends([&] {
+  std::promise<void> has_begun, may_end;
+  std::thread autograd([&] {
+    backward.begin();
+    EXPECT_FALSE(backward.has_failed()) << "which this thread runs";
+    has_begun.set_value();
+    may_end.get_future().wait();
     std::this_thread::sleep_for(milliseconds(20));
     backward.end();
   });
+  has_begun.get_future().wait();
+  EXPECT_TRUE(backward.has_failed());
+  may_end.set_value();
   backward.await_end(std::chrono::seconds(60));
   EXPECT_FALSE(backward.has_failed());
-  ends.join();
+  autograd.join();
+}
+
+TEST(OpenBackward, IsNotWaitedForByTheThreadThatCleansUp) {
+  OpenBackward backward(/*global_rank=*/0);
+  std::thread([&] { backward.begin(); }).join();
+  EXPECT_TRUE(backward.has_failed());
+  backward.run_here();
+  EXPECT_FALSE(backward.has_failed());
 }
 
 TEST(OpenBackward, IsNotWaitedForWhereItHasEnded) {

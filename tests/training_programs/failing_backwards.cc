@@ -1,7 +1,9 @@
 #include "tests/training_programs/failing_backwards.h"
 
+#include "fully_shard/describe_units.h"
 #include "fully_shard/fsdp_module.h"
 #include "fully_shard/fully_shard.h"
+#include "fully_shard/raw_access.h"
 #include "tests/support/default_generator.h"
 
 #include <gtest/gtest.h>
@@ -10,6 +12,7 @@
 #include <torch/optim/sgd.h>
 
 #include <memory>
+#include <optional>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -58,8 +61,28 @@ void go_on(Stack& model, Next next) {
   const c10::NoGradGuard no_grad;
   if (next == Next::kExplicitUnshard) get_fsdp_module(*model.layers[1]).unshard();
   if (next == Next::kExplicitReshard) get_fsdp_module(*model.layers[1]).reshard();
+  if (next == Next::kOtherPolicies) {
+    auto unit = get_fsdp_module(*model.layers[1]);
+    unit.set_reshard_after_forward(true);
+    unit.set_modules_to_forward_prefetch({get_fsdp_module(*model.layers[2])});
+    unit.set_modules_to_backward_prefetch({});
+  }
+  if (next == Next::kFullPrecision) {
+    for (const bool full_precision : {true, false})
+      get_fsdp_module(model).set_full_precision(full_precision);
+  }
+  if (next == Next::kNewSchedule) get_fsdp_module(model).reset_lazy_init();
+  if (next == Next::kDescription) {
+    EXPECT_EQ(describe_units(model).find("gathering"), std::string::npos);
+  }
   if (next != Next::kWriteEntries) return;
   for (auto& parameter : model.parameters()) parameter.mul_(0.99);
+}
+
+void fail(Stack& model, const at::Tensor& input, int64_t throwing, Next next) {
+  std::optional<Unsharded> scope;
+  if (next == Next::kEndOfUnsharded) scope.emplace(model.layers[1]->weight);
+  EXPECT_THROW(model.forward(input, throwing).pow(2).sum().backward(), std::runtime_error);
 }
 
 }  // namespace
@@ -70,9 +93,18 @@ TrainingProgram failing_backwards(int64_t throwing, Next next) {
     torch::optim::SGD optimizer(model->parameters(), 1e-1);
     const auto x = torch::linspace(-1, 1 + static_cast<double>(rank.rank()), 24);
     const auto input = x.view({3, 8}).to(rank.device());
+    std::vector<std::shared_ptr<Stack>> others;  // made where the host may wait for the device
+    while (next == Next::kDestruction && others.size() < kFailures)
+      others.push_back(make_stack(rank.mesh()));
     rank.steps(kFailures, [&] {
       optimizer.zero_grad();
-      EXPECT_THROW(model->forward(input, throwing).pow(2).sum().backward(), std::runtime_error);
+      auto failing = model;
+      if (next == Next::kDestruction) {
+        failing = others.back();
+        others.pop_back();
+      }
+      fail(*failing, input, throwing, next);
+      failing.reset();
       go_on(*model, next);
       const auto loss = model->forward(input).pow(2).sum();
       loss.backward();

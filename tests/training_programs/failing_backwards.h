@@ -10,7 +10,18 @@ namespace fsdp::testing {
 inline constexpr int64_t kFailingLayers = 4;
 
 // What follows a failed backward before the next forward.
-enum class Next { kForward, kExplicitUnshard, kWriteEntries, kExplicitReshard };
+enum class Next {
+  kForward,
+  kExplicitUnshard,
+  kWriteEntries,
+  kExplicitReshard,
+  kEndOfUnsharded,  // a scope of a parameter that the backward was in
+  kOtherPolicies,
+  kFullPrecision,
+  kNewSchedule,
+  kDescription,
+  kDestruction,  // of the model; another one goes on
+};
 
 // Steps of SGD; before each one a backward through layer `throwing`, of kFailingLayers,
 // throws.

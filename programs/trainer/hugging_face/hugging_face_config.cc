@@ -89,13 +89,14 @@ std::string config_path(const std::string& folder) {
 Json read_json(const std::string& path) {
   std::ifstream file(path);
   TORCH_CHECK_VALUE(file.is_open(), path, ": no such file");
+  Json json;
   try {
-    auto json = Json::parse(file);
-    TORCH_CHECK_VALUE(json.is_object(), path, ": expected a JSON object");
-    return json;
+    json = Json::parse(file);
   } catch (const Json::exception& error) {
     TORCH_CHECK_VALUE(false, path, ": ", error.what());
   }
+  TORCH_CHECK_VALUE(json.is_object(), path, ": expected a JSON object");
+  return json;
 }
 
 std::string model_type(Fields& fields) {
@@ -207,10 +208,11 @@ TransformerConfig hugging_face_config(const std::string& folder) {
   fields.expect("partial_rotary_factor", 1.0);
   fields.expect_no_others();
   try {
-    return checked(config);
+    config = checked(config);
   } catch (const c10::ValueError& error) {
     TORCH_CHECK_VALUE(false, fields.path(), ": ", error.what_without_backtrace());
   }
+  return config;
 }
 
 ExportedConfig config_for_export(const TransformerConfig& config, const std::string& like) {
