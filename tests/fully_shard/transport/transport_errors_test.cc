@@ -46,8 +46,8 @@ void gather(Transport& transport, uint32_t number) {
 
 void reduce(Transport& transport, uint32_t number) {
   transport
-      .reduce(transport.row_memory(32 + 32 * static_cast<int64_t>(number), c10::kCPU),
-              internal::Summands(at::kFloat), unit(number))
+      .reduce(transport.row_memory(32 + 32 * static_cast<int64_t>(number), c10::kCPU), at::kFloat,
+              unit(number))
       .wait();
 }
 
