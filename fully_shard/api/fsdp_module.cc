@@ -168,7 +168,6 @@ void FSDPModule::set_backward_prefetch(BackwardPrefetch when, bool recurse) {
 }
 
 void FSDPModule::set_full_precision(bool full_precision, bool recurse) {
-  internal::await_failed_backward(*unit_);
   std::vector<internal::Unit*> units;
   for_each_unit(recurse, [&](auto& unit) {
     if (unit.policy.full_precision != full_precision) units.push_back(&unit);

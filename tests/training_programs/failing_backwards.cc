@@ -49,10 +49,13 @@ struct Stack : torch::nn::Module {
   std::vector<torch::nn::Linear> layers;
 };
 
-std::shared_ptr<Stack> make_stack(const DeviceMesh& mesh) {
+std::shared_ptr<Stack> make_stack(const DeviceMesh& mesh, Next next) {
+  FullyShardOptions options;
+  if (next == Next::kFullPrecision)  // which changes nothing without; sums have the bits of the CPU
+    options.mp_policy = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
   auto model = drawn_from_seed(1, [] { return std::make_shared<Stack>(); });
-  for (auto& layer : model->layers) fully_shard(*layer, mesh);
-  fully_shard(*model, mesh);
+  for (auto& layer : model->layers) fully_shard(*layer, mesh, options);
+  fully_shard(*model, mesh, options);
   return model;
 }
 
@@ -89,13 +92,13 @@ void fail(Stack& model, const at::Tensor& input, int64_t throwing, Next next) {
 
 TrainingProgram failing_backwards(int64_t throwing, Next next) {
   return [=](ProgramRank& rank) {
-    const auto model = make_stack(rank.mesh());
+    const auto model = make_stack(rank.mesh(), next);
     torch::optim::SGD optimizer(model->parameters(), 1e-1);
     const auto x = torch::linspace(-1, 1 + static_cast<double>(rank.rank()), 24);
     const auto input = x.view({3, 8}).to(rank.device());
     std::vector<std::shared_ptr<Stack>> others;  // made where the host may wait for the device
     while (next == Next::kDestruction && others.size() < kFailures)
-      others.push_back(make_stack(rank.mesh()));
+      others.push_back(make_stack(rank.mesh(), next));
     rank.steps(kFailures, [&] {
       optimizer.zero_grad();
       auto failing = model;
