@@ -222,12 +222,19 @@ std::string Peer::failure_in(uint64_t channel) {
   return {static_cast<const char*>(found->body.const_data_ptr()), found->body.nbytes()};
 }
 
+Whereabouts Peer::whereabouts() const {
+  return control_page(*control_).whereabouts.load(std::memory_order_acquire);
+}
+
+bool Peer::has_ended() const {
+  const auto last = whereabouts();
+  return last == Whereabouts::kEnded || (last == Whereabouts::kHere && process_.has_ended());
+}
+
 std::string Peer::why_gone() const {
-  const auto whereabouts = control_page(*control_).whereabouts.load(std::memory_order_acquire);
-  if (whereabouts == Whereabouts::kLeft)
+  if (has_ended()) return c10::str("rank ", rank_, " has ended (process ", process_.pid(), ")");
+  if (whereabouts() == Whereabouts::kLeft)
     return c10::str("rank ", rank_, " has left: it destroyed its process group");
-  if (whereabouts == Whereabouts::kEnded || process_.has_ended())
-    return c10::str("rank ", rank_, " has ended (process ", process_.pid(), ")");
   return "";
 }
 

@@ -89,6 +89,8 @@ class Peer {
   // Why no further message will come from that rank; empty: one may. Ask before a message
   // is looked for the last time. A system call.
   std::string why_gone() const;
+  // Whether its program has ended, killed or not, before it left. A system call.
+  bool has_ended() const;
   // Tells that rank that this one has failed in that channel, and why: whoever waits for
   // a message there waits no more.
   void send_failure(uint64_t channel, const std::string& reason);
@@ -106,6 +108,7 @@ class Peer {
 
  private:
   using Inbox = std::list<PeerMessage>;
+  Whereabouts whereabouts() const;
   void free_passed();
   void receive();
   Inbox::iterator find(uint64_t channel, uint64_t number);

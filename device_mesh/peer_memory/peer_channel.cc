@@ -71,9 +71,10 @@ bool PeerWait::wait(std::chrono::milliseconds) {
     const auto gone = slowly ? peer.why_gone() : std::string();
     if (finish()) return true;
     if (aborted_) return false;
-    TORCH_CHECK(gone.empty(), gone);
+    // First, since a rank that has failed leaves, and its reason says more.
     const auto failure = slowly ? peer.failure_in(options_.channel) : std::string();
     TORCH_CHECK(failure.empty(), "rank ", options_.from, " has failed before: ", failure);
+    TORCH_CHECK(gone.empty(), gone, memory.others_that_have_ended(options_.from));
     TORCH_CHECK(!slowly || std::chrono::steady_clock::now() < until, "Timed out waiting ",
                 options_.timeout.count(), "ms for rank ", options_.from);
     memory.wait_round(round, [this] { return aborted_ || has_come(); });

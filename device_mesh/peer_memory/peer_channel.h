@@ -39,8 +39,8 @@ class PeerWait : public c10d::Work {
   explicit PeerWait(Options options) : options_(std::move(options)) {}
 
   bool isCompleted() override { return finish(); }
-  // Throws where that rank has ended, left or failed, or the time is up; false when it
-  // was aborted.
+  // Throws where that rank has failed, which tells why, has ended or left, which names
+  // others that have ended too, or the time is up; false when it was aborted.
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
   // Whether what is waited for has come, which a thread that waits may see later. Takes

@@ -154,6 +154,13 @@ void PeerMemory::keep_while_read(const at::Tensor& block, std::vector<at::Tensor
   });
 }
 
+std::string PeerMemory::others_that_have_ended(int64_t rank) const {
+  std::string text;
+  for (const auto& [other, peer] : peers_)
+    if (other != rank && peer->has_ended()) text += "; " + peer->why_gone();
+  return text;
+}
+
 // More ranks than cores must not burn each other's time.
 bool PeerMemory::sleeps_in(int64_t round) const {
   static const int64_t cores = usable_cores();

@@ -1,5 +1,6 @@
 #include "device_mesh/peer_memory/peer_memory.h"
 
+#include "device_mesh/peer_memory/peer_channel.h"
 #include "device_mesh/peer_memory/shared_segment.h"
 #include "tests/support/errors.h"
 
@@ -190,12 +191,12 @@ TEST(PeerMemory, LeavingWaitsForReadersAndNotForThoseWhoHaveLeft) {
   other.join();
 }
 
-// Rank 0 of two, in a process of its own, which does `last` once both have met. Rank 1 is
+// Rank 0 of three, in a process of its own, which does `last` once it has met rank 1,
 // this process's.
 class OtherProcess {
  public:
   explicit OtherProcess(const std::function<void(const std::shared_ptr<PeerMemory>&)>& last)
-      : memory_(std::make_shared<PeerMemory>(1, 2)) {
+      : memory_(std::make_shared<PeerMemory>(1, 3)) {
     std::array<int, 2> to_child{}, to_parent{};
     EXPECT_EQ(pipe(to_child.data()) + pipe(to_parent.data()), 0);
     std::fflush(nullptr);
@@ -210,7 +211,7 @@ class OtherProcess {
   ~OtherProcess() { await_end(); }
   OtherProcess(const OtherProcess&) = delete;
 
-  PeerMemory& memory() const { return *memory_; }
+  const std::shared_ptr<PeerMemory>& memory() const { return memory_; }
   std::string name() const { return "rank 0 has ended (process " + std::to_string(pid_) + ")"; }
   void await_end() {
     if (!std::exchange(has_ended_, true)) waitpid(pid_, nullptr, 0);
@@ -227,7 +228,7 @@ class OtherProcess {
  private:
   [[noreturn]] void be_child(int from_parent, int to_parent,
                              const std::function<void(const std::shared_ptr<PeerMemory>&)>& last) {
-    const auto own = std::make_shared<PeerMemory>(0, 2);
+    const auto own = std::make_shared<PeerMemory>(0, 3);
     own->meet(1, memory_->invitation());
     const auto& invitation = own->invitation();
     char met = 0;
@@ -249,7 +250,7 @@ void send_in_a_new_segment(PeerMemory& from) {
 TEST(PeerMemory, WhatAProcessThatIsGoneHadSentIsAnErrorThatNamesIt) {
   OtherProcess other([](const auto& own) { send_in_a_new_segment(*own); });
   other.await_end();
-  EXPECT_EQ(testing::message_of([&] { other.memory().peer(0).take(0, 0); }),
+  EXPECT_EQ(testing::message_of([&] { other.memory()->peer(0).take(0, 0); }),
             other.name() + ", and what this rank had not read yet went with it");
 }
 
@@ -259,13 +260,13 @@ TEST(PeerMemory, AProgramThatEndsWaitsUntilWhatItSentWasTaken) {
     send_in_a_new_segment(*own);
     std::exit(0);
   });
-  while (other.memory().peer(0).why_gone().empty())
+  while (other.memory()->peer(0).why_gone().empty())
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_FALSE(other.ends_within(std::chrono::milliseconds(700)));
-  const auto message = other.memory().peer(0).take(0, 0);
+  const auto message = other.memory()->peer(0).take(0, 0);
   ASSERT_TRUE(message);
   EXPECT_TRUE(at::equal(message->body, bytes_of(5 << 20, 4)));
-  EXPECT_EQ(other.memory().peer(0).why_gone(), other.name());
+  EXPECT_EQ(other.memory()->peer(0).why_gone(), other.name());
 }
 
 TEST(PeerMemory, AFailureIsToldInItsChannel) {
@@ -276,6 +277,37 @@ TEST(PeerMemory, AFailureIsToldInItsChannel) {
   EXPECT_EQ(ranks[1]->peer(0).failure_in(7), "no disk") << "it stays";
   EXPECT_EQ(ranks[1]->peer(0).failure_in(8), "");
   EXPECT_TRUE(ranks[1]->peer(0).take(7, 0)) << "what was sent before is there";
+}
+
+// What a wait for the first message of rank `from` in channel 7 throws.
+std::string error_of_wait(const std::shared_ptr<PeerMemory>& own, int64_t from) {
+  const auto wait = c10::make_intrusive<PeerReceive>(
+      PeerWait::Options{
+          .memory = own, .from = from, .channel = 7, .timeout = std::chrono::seconds(60)},
+      /*number=*/0);
+  return testing::message_of([&] { wait->wait(std::chrono::milliseconds(0)); });
+}
+
+TEST(PeerMemory, WhoHasFailedAndLeftIsNamedWithItsFailure) {
+  const auto ranks = met(2);
+  ranks[0]->peer(1).send_failure(7, "no disk");
+  std::thread leaves([&] { ranks[0]->leave(); });
+  while (ranks[1]->peer(0).why_gone().empty())
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  EXPECT_EQ(error_of_wait(ranks[1], /*from=*/0), "rank 0 has failed before: no disk");
+  leaves.join();
+}
+
+TEST(PeerMemory, WhoHasLeftIsNamedWithThoseWhoHaveEnded) {
+  OtherProcess other([](const auto&) {});
+  const auto left = std::make_shared<PeerMemory>(2, 3);
+  left->meet(1, other.memory()->invitation());
+  other.memory()->meet(2, left->invitation());
+  other.await_end();
+  left->leave();
+  EXPECT_EQ(error_of_wait(other.memory(), /*from=*/2),
+            "rank 2 has left: it destroyed its process group; " + other.name());
+  EXPECT_EQ(error_of_wait(other.memory(), /*from=*/0), other.name());
 }
 
 TEST(PeerMemory, OnlyRanksOfOneHostAreInvited) {

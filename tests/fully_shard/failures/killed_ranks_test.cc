@@ -112,7 +112,7 @@ TEST(KilledRanks, AreNamedByTheOthersWithinASecondAndLeaveNothing) {
     const auto target = static_cast<int64_t>(random() % static_cast<unsigned>(world));
     const auto delay = random() % 400'000;
     const auto name = "rank " + std::to_string(target);
-    const auto ends = run_processes("one_rank_is_killed", world, kSlowdown * seconds(60),
+    const auto ends = run_processes("one_rank_is_killed", world, seconds(60),
                                     {{"FSDP_KILL_RANK", std::to_string(target)},
                                      {"FSDP_KILL_AFTER_US", std::to_string(delay)}});
     for (int64_t rank = 0; rank < world; ++rank) {
@@ -152,8 +152,8 @@ TEST(KilledRanks, ARankThatWasStoppedForAWhileLosesNothing) {
   if (!is_night()) GTEST_SKIP() << "at night: a quarter of a minute";
   const auto losses = [](const std::string& stop) {
     std::vector<std::string> losses;
-    for (const auto& end : run_processes("one_rank_is_stopped", 2, kSlowdown * seconds(90),
-                                         {{"FSDP_STOP_MS", stop}})) {
+    for (const auto& end :
+         run_processes("one_rank_is_stopped", 2, seconds(90), {{"FSDP_STOP_MS", stop}})) {
       EXPECT_EQ(end.exit_code, 0) << end.output;
       // Behind what c10d says of a rank that was stopped while others connected to it.
       const auto loss = end.output.find("loss ");
