@@ -178,11 +178,11 @@ TEST_P(ShardsTheOptimizer, HoldsGradientsAndStateOfItsPiecesOnly) {
     TrainedRun run(mesh, with(Outer::kShardOptimizer));
     run.step({1});
     for (const auto& entry : run.model->parameters()) {
-      const auto part = DTensor(entry).to_local().sizes();
-      EXPECT_EQ(DTensor(entry.grad()).to_local().sizes(), part);
+      const auto part = DTensor(entry).to_local().sizes().vec();
+      EXPECT_EQ(DTensor(entry.grad()).to_local().sizes().vec(), part);
       const auto& state = dynamic_cast<torch::optim::AdamWParamState&>(
           *run.optimizer.state().at(entry.unsafeGetTensorImpl()));
-      EXPECT_EQ(DTensor(state.exp_avg()).to_local().sizes(), part);
+      EXPECT_EQ(DTensor(state.exp_avg()).to_local().sizes().vec(), part);
     }
   });
 }
