@@ -46,10 +46,7 @@ ABSL_FLAG(int64_t, lora, 0,
 ABSL_FLAG(double, lora_alpha, 16, "adapters count alpha / rank times");
 ABSL_FLAG(std::vector<std::string>, lora_targets, std::vector<std::string>({"query", "value"}),
           "layers that get adapters: query, key, value, output, gate, up, down");
-ABSL_FLAG(
-    std::string, lora_base, "bf16",
-    "what the frozen model is in: bf16, f16 or f32; or nf4 (QLoRA), its matrices as codes of 4 "
-    "bits, of which it computes in bf16");
+ABSL_FLAG(std::string, lora_base, "bf16", "what the frozen model is in: bf16, f16 or f32");
 ABSL_FLAG(bool, deferred_init, false,
           "build the model without memory, and compute this rank's shards only");
 ABSL_FLAG(int64_t, steps, 300, "training steps");
@@ -165,15 +162,10 @@ const std::vector<std::string>& lora_layers() {
 }
 
 programs::LoraOptions lora_options() {
-  const bool stores_nf4 = absl::GetFlag(FLAGS_lora_base) == "nf4";
-  const programs::LoraOptions lora{
-      .rank = at_least(0, FLAGS_lora),
-      .alpha = finite(FLAGS_lora_alpha),
-      .targets = absl::GetFlag(FLAGS_lora_targets),
-      .frozen_dtype = stores_nf4 ? at::kBFloat16 : *programs::dtype(FLAGS_lora_base),
-      .stores_nf4 = stores_nf4};
-  TORCH_CHECK_VALUE(!stores_nf4 || lora.rank > 0,
-                    "--lora_base: nf4 needs --lora, the rank of what is trained");
+  const programs::LoraOptions lora{.rank = at_least(0, FLAGS_lora),
+                                   .alpha = finite(FLAGS_lora_alpha),
+                                   .targets = absl::GetFlag(FLAGS_lora_targets),
+                                   .frozen_dtype = *programs::dtype(FLAGS_lora_base)};
   const auto& layers = lora_layers();
   for (const auto& target : lora.targets)
     TORCH_CHECK_VALUE(std::find(layers.begin(), layers.end(), target) != layers.end(),
@@ -229,14 +221,6 @@ programs::TrainingOptions options_from_flags() {
   TORCH_CHECK_VALUE((!precision.param_dtype && !precision.reduce_dtype) || !options.compare,
                     "--compare and --param_dtype or --reduce_dtype exclude each other: the "
                     "unsharded model is trained in float");
-  const bool has_codecs =
-      options.sharding.gather_codec_fn || options.sharding.gradient_codecs.shards;
-  TORCH_CHECK_VALUE(!has_codecs || !options.compare,
-                    "--compare and --gather_codec or --reduce_codec exclude each other: the "
-                    "unsharded model has no codes");
-  TORCH_CHECK_VALUE(!options.lora.stores_nf4 || options.tp == 1,
-                    "--lora_base=nf4 and --tp exclude each other: codes of a part are not those of "
-                    "the whole");
   TORCH_CHECK_VALUE(!options.compare || (options.accumulate == 1 && options.clip == 0),
                     "--compare and --accumulate or --clip exclude each other: the unsharded model "
                     "takes plain steps");

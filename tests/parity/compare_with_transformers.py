@@ -12,7 +12,6 @@ For each of them, at worlds of 1 and 2 and on dp 2 x tp 2:
   export     opened by from_pretrained: the parameters have the bits of ours, and the config is as it was; it finds the
              tokens the likeliest that we generate, which we have with a cache and it has without one
   adapters   opened by peft: beside the base, and merged into it, it has our logits after training
-  4 bits     adapters beside a base of NF4 codes have the losses of peft beside what the codes say
   refusals   folders of other models, by the field that says so
 
 What rounding of transformers' model becomes is measured (rounding.py), and values may differ by that.
@@ -243,62 +242,6 @@ def compare_adapters(program, folder, ranks, tp):
     return agrees
 
 
-# The quantiles of NF4 (Dettmers et al., "QLoRA", 2023).
-NF4 = torch.tensor([
-    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
-    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
-    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
-])  # fmt: skip
-
-
-def decoded(codes, columns):
-    """What rows of codes say: two in a byte, a scale for 64 as E4M3, a mean and a step for 256 scales."""
-    packed, blocks = (columns + 1) // 2, -(-columns // 64)
-    nibbles = torch.stack([codes[:, :packed] >> 4, codes[:, :packed] & 15], -1).flatten(1)[:, :columns]
-    distances = codes[:, packed : packed + blocks].contiguous().view(torch.float8_e4m3fn).double()
-    mean, step = codes[:, packed + blocks :].contiguous().view(torch.float32).double().unflatten(1, (-1, 2)).unbind(-1)
-    of_blocks = [each.repeat_interleave(256, 1)[:, :blocks] for each in (mean, step)]
-    scales = (distances * of_blocks[1] + of_blocks[0]).float().clamp(min=0)
-    return NF4[nibbles.long()] * scales.repeat_interleave(64, 1)[:, :columns]
-
-
-def compare_4_bits(program, folder):
-    """Adapters beside a base that is stored in 4 bits, and beside what these say."""
-    out = folder / "in_4_bits"
-    out.mkdir()
-    errors, succeeded = run_program(program, 2, 1, folder, out, ["llama3+nf4"])
-    if not succeeded:
-        raise SystemExit(f"4 bits: {errors}")
-    ours = torch.load(out / "llama3+nf4.results", weights_only=False)
-    base = open_model(folder / "llama3")
-    with torch.no_grad():
-        stored = [(name, each) for name, each in base.named_parameters() if each.dim() == 2]
-        for name, each in stored:
-            if ours[name].dtype != torch.uint8:
-                raise SystemExit(f"4 bits: {name} is {ours[name].dtype}")
-            each.copy_(decoded(ours[name], each.shape[1]))
-        inputs = torch.load(folder / "tokens")["text"]
-        model = peft.PeftModel.from_pretrained(base, out / "llama3+nf4", is_trainable=True).eval()
-        for name, each in model.named_parameters():
-            if each.requires_grad:
-                name = name.removeprefix("base_model.model.").replace(".default", "")
-                each.copy_(ours[f"start of {name}"])
-    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3, eps=ADAMW_EPS)
-    losses = []
-    for step in range(len(ours["losses"])):
-        optimizer.zero_grad()
-        loss = loss_of(model, inputs[step % len(inputs)])
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.item())
-    with torch.no_grad():
-        logits = largest(ours["logits afterwards"] - model(inputs[0, :, :-1]).logits)
-    off = largest(ours["losses"] - torch.tensor(losses, dtype=torch.float64))
-    agrees = off <= 1e-5 and logits <= 1e-4 and losses[-len(inputs)] < losses[0]
-    print(f"4 bits        losses of {len(losses)} steps by {off:.1e}  logits by {logits:.1e}  {'agree' if agrees else 'DISAGREE'}")
-    return agrees
-
-
 def refuse_all(program, folder):
     verdicts = []
     for name, (changes, expected) in REFUSALS.items():
@@ -327,7 +270,6 @@ def main():
         # Forked: importing takes seconds.
         torch.multiprocessing.start_processes(train_under_fsdp2, (2, folder), 2, start_method="fork")
         adapters = [compare_adapters(sys.argv[1], folder, ranks, tp) for ranks, tp in ((2, 1), (4, 2))]
-        adapters.append(compare_4_bits(sys.argv[1], folder))
         verdicts = compare_all(sys.argv[1], folder) + adapters
         verdicts += refuse_all(sys.argv[1], folder)
     if not all(verdicts):

@@ -11,8 +11,7 @@
 // documents", which are these in pieces, "gradient of NAME" of the first step, NAME being
 // the folder's, "losses", float64 [steps], and, after it, "logits afterwards",
 // "generated" tokens and the parameters by the folder's names. With FAMILY+lora it trains
-// adapters, and exports these; with FAMILY+nf4 too, for 50 steps, beside a base of which
-// the parameters are codes. Their first values are "start of NAME".
+// adapters, and exports these.
 #include "device_mesh/all_reduce.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
@@ -33,8 +32,6 @@ namespace {
 
 using torch::Tensor;
 using Tensors = c10::Dict<std::string, Tensor>;
-
-constexpr int64_t kStepsIn4Bits = 50;
 
 struct Text {
   Tensor tokens, begins;
@@ -76,24 +73,16 @@ Tensors train(const programs::TrainingOptions& options, const Text& given,
                        fsdp::full_tensor(gradient));
     }
   };
-  const auto keep_parameters = [&](const std::string& prefix) {
-    for (const auto& parameter : model->named_parameters())
-      results.insert(prefix + programs::hugging_face_names()(parameter.key()),
-                     fsdp::full_tensor(parameter.value()).detach().clone());
-  };
   keep_logits("logits");
   keep_logits("logits of documents", programs::documents_of(given.begins));
   auto trained = model->parameters();
   std::erase_if(trained, [](const Tensor& parameter) { return !parameter.requires_grad(); });
   torch::optim::AdamW optimizer(trained, torch::optim::AdamWOptions(1e-3).eps(1e-4));
-  if (options.lora.rank > 0) keep_parameters("start of ");
-  const int64_t steps = options.lora.stores_nf4 ? kStepsIn4Bits : text.size(0);
-  auto losses = torch::empty({steps}, torch::kDouble);
-  for (int64_t step = 0; step < steps; ++step) {
+  auto losses = torch::empty({text.size(0)}, torch::kDouble);
+  for (int64_t step = 0; step < text.size(0); ++step) {
     optimizer.zero_grad();
-    const auto rows_of_step = mine[step % text.size(0)];
-    const auto logits = model->forward(rows_of_step.narrow(1, 0, tokens));
-    const auto loss = programs::next_token_loss(logits, rows_of_step.narrow(1, 1, tokens));
+    const auto logits = model->forward(mine[step].narrow(1, 0, tokens));
+    const auto loss = programs::next_token_loss(logits, mine[step].narrow(1, 1, tokens));
     loss.backward();
     if (step == 0) keep_gradients();
     optimizer.step();
@@ -103,7 +92,9 @@ Tensors train(const programs::TrainingOptions& options, const Text& given,
   results.insert("losses", losses);
   keep_logits("logits afterwards");
   results.insert("generated", fsdp::full_tensor(model->generate(text[0][0].narrow(0, 0, 5), 8, 0)));
-  keep_parameters("");
+  for (const auto& parameter : model->named_parameters())
+    results.insert(programs::hugging_face_names()(parameter.key()),
+                   fsdp::full_tensor(parameter.value()).detach());
   const programs::ExportOptions to{.folder = options.export_to, .like = options.init_from};
   options.lora.rank > 0 ? programs::export_adapters(model, options.lora, to)
                         : programs::export_hugging_face(model, options.model, to);
@@ -124,10 +115,7 @@ void run(const std::vector<std::string>& arguments) {
     programs::TrainingOptions options;
     const auto family = arguments[i].substr(0, arguments[i].find('+'));
     if (family != arguments[i])
-      options.lora = {.rank = 4,
-                      .targets = {"query", "down"},
-                      .frozen_dtype = torch::kFloat,
-                      .stores_nf4 = arguments[i] == family + "+nf4"};
+      options.lora = {.rank = 4, .targets = {"query", "down"}, .frozen_dtype = torch::kFloat};
     options.init_from = arguments[0] + "/" + family;
     options.export_to = arguments[1] + "/" + arguments[i];
     options.model = programs::hugging_face_config(options.init_from);

@@ -69,17 +69,6 @@ double parameter_bytes(const torch::nn::Module& model) {
   return bytes;
 }
 
-// QLoRA: the matrices of the frozen model in 4 bits.
-TrainingOptions with_codes_of_base(TrainingOptions options) {
-  if (!options.lora.stores_nf4) return options;
-  auto& codec_fn = options.sharding.gather_codec_fn;
-  codec_fn = [of_adapters = codec_fn](const std::string& name, const at::Tensor& weight) {
-    if (!weight.requires_grad()) return weight.dim() == 2 ? fsdp::nf4() : nullptr;
-    return of_adapters ? of_adapters(name, weight) : nullptr;
-  };
-  return options;
-}
-
 }  // namespace
 
 void check_mesh(const TrainingOptions& options, int64_t ranks) {
@@ -134,13 +123,11 @@ ShardedModel shard_model(Transformer model, const TrainingOptions& options,
   return {std::move(model), bytes};
 }
 
-ShardedModel make_sharded_model(const TrainingOptions& given, const fsdp::DeviceMesh& mesh) {
-  const auto options = with_codes_of_base(given);
+ShardedModel make_sharded_model(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
   const bool is_deferred = options.deferred_init || !options.init_from.empty();
   auto sharded =
       shard_model(is_deferred ? make_deferred_model(options) : make_model(options), options, mesh);
   if (!options.init_from.empty()) load_hugging_face(sharded.model, options.init_from);
-  if (options.lora.stores_nf4) fsdp::store_codes(sharded.model);
   return sharded;
 }
 
