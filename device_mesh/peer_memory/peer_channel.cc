@@ -68,13 +68,13 @@ bool PeerWait::wait(std::chrono::milliseconds) {
   const auto until = std::chrono::steady_clock::now() + options_.timeout;
   for (int64_t round = 0;; ++round) {
     const bool slowly = memory.sleeps_in(round);
-    const auto gone = slowly ? peer.why_gone() : std::string();
+    const auto gone = slowly ? memory.why_gone(options_.from) : std::string();
     if (finish()) return true;
     if (aborted_) return false;
     // First, since a rank that has failed leaves, and its reason says more.
     const auto failure = slowly ? peer.failure_in(options_.channel) : std::string();
     TORCH_CHECK(failure.empty(), "rank ", options_.from, " has failed before: ", failure);
-    TORCH_CHECK(gone.empty(), gone, memory.others_that_have_ended(options_.from));
+    TORCH_CHECK(gone.empty(), gone);
     TORCH_CHECK(!slowly || std::chrono::steady_clock::now() < until, "Timed out waiting ",
                 options_.timeout.count(), "ms for rank ", options_.from);
     memory.wait_round(round, [this] { return aborted_ || has_come(); });
@@ -103,7 +103,7 @@ std::shared_ptr<PeerChannel> PeerChannel::of(const Group& group) {
 }
 
 std::string PeerChannel::why_gone(int64_t rank) const {
-  return options_.memory->has_met(in_job(rank)) ? peer(rank).why_gone() : "";
+  return options_.memory->has_met(in_job(rank)) ? memory().why_gone(in_job(rank)) : "";
 }
 
 bool PeerChannel::has_gone_ranks() const {

@@ -39,8 +39,8 @@ class PeerWait : public c10d::Work {
   explicit PeerWait(Options options) : options_(std::move(options)) {}
 
   bool isCompleted() override { return finish(); }
-  // Throws where that rank has failed, which tells why, has ended or left, which names
-  // others that have ended too, or the time is up; false when it was aborted.
+  // Throws where that rank has failed, which tells why, has ended or left, or the time is
+  // up; false when it was aborted.
   bool wait(std::chrono::milliseconds timeout) override;
   void abort() override;
   // Whether what is waited for has come, which a thread that waits may see later. Takes
@@ -109,7 +109,7 @@ class PeerChannel {
   // The same of memory that ranks share for longer.
   uint64_t next_shared_number() { return next_shared_++; }
   int64_t size() const { return static_cast<int64_t>(options_.ranks.size()); }
-  // As Peer has them; ranks are those of the group.
+  // As PeerMemory has them; ranks are those of the group.
   std::string why_gone(int64_t rank) const;
   bool has_gone_ranks() const;
   // Tells all others that this rank has failed.

@@ -154,11 +154,12 @@ void PeerMemory::keep_while_read(const at::Tensor& block, std::vector<at::Tensor
   });
 }
 
-std::string PeerMemory::others_that_have_ended(int64_t rank) const {
-  std::string text;
+std::string PeerMemory::why_gone(int64_t rank) const {
+  std::string why = peer(rank).why_gone();
+  if (why.empty()) return why;
   for (const auto& [other, peer] : peers_)
-    if (other != rank && peer->has_ended()) text += "; " + peer->why_gone();
-  return text;
+    if (other != rank && peer->has_ended()) why += "; " + peer->why_gone();
+  return why;
 }
 
 // More ranks than cores must not burn each other's time.

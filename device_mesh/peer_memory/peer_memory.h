@@ -69,9 +69,9 @@ class PeerMemory {
 
   // REQUIRES: has_met(rank).
   Peer& peer(int64_t rank) const { return *peers_.at(rank); }
-  // "; rank 1 has ended (process 7)" for each other rank than `rank` whose program has:
-  // it may be why `rank` has left. System calls.
-  std::string others_that_have_ended(int64_t rank) const;
+  // As that peer has it; where it is gone, others that have ended are named too, since
+  // they may be why it has left. REQUIRES: has_met(rank).
+  std::string why_gone(int64_t rank) const;
   // One round of a wait for anything to happen here: the first ones spin, the others
   // sleep until it is rung, 20 ms at most. `is_over` is asked once more before it sleeps.
   void wait_round(int64_t round, c10::function_ref<bool()> is_over);
