@@ -67,11 +67,17 @@ void MuonParamState::serialize(torch::serialize::InputArchive& archive) {
 
 Muon::Muon(const std::vector<torch::optim::OptimizerParamGroup>& param_groups, MuonOptions defaults)
     : Optimizer(param_groups, std::make_unique<MuonOptions>(defaults)) {
+  internal::keep_options(param_groups_, param_groups);
   check_groups();
 }
 
 Muon::Muon(std::vector<torch::Tensor> params, MuonOptions defaults)
     : Muon({torch::optim::OptimizerParamGroup(std::move(params))}, std::move(defaults)) {}
+
+void Muon::add_param_group(const torch::optim::OptimizerParamGroup& group) {
+  Optimizer::add_param_group(group);
+  internal::keep_group(param_groups_, group, [this] { check_groups(); });
+}
 
 void Muon::check_groups() const {
   for (size_t i = 0; i < param_groups_.size(); ++i) {

@@ -87,6 +87,10 @@ class FSDP_API Muon : public torch::optim::Optimizer {
   explicit Muon(const std::vector<torch::optim::OptimizerParamGroup>& param_groups,
                 MuonOptions defaults = {});
   explicit Muon(std::vector<torch::Tensor> params, MuonOptions defaults = {});
+  // One group more; it may have no options: the defaults. Throws as the constructor, and
+  // adds nothing then. Local; every rank must do the same. (LibTorch's, called through an
+  // Optimizer&, takes the defaults in the place of MuonOptions from 2.15 on.)
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   // Collective over the meshes of the parameters that are cut; parameters without a
   // gradient are left out, which all ranks must do alike. Throws, before anything is

@@ -54,7 +54,14 @@ MuonWithAdamW::MuonWithAdamW(const MuonSplit& split, MuonOptions muon, AdamWOpti
 
 MuonWithAdamW::MuonWithAdamW(const std::vector<OptimizerParamGroup>& param_groups)
     : Optimizer(with_options(param_groups), std::make_unique<AdamWOptions>()) {
+  internal::keep_options(param_groups_, param_groups);
   check_groups();
+}
+
+void MuonWithAdamW::add_param_group(const OptimizerParamGroup& group) {
+  with_options({group});
+  Optimizer::add_param_group(group);
+  internal::keep_group(param_groups_, group, [this] { check_groups(); });
 }
 
 void MuonWithAdamW::check_groups() const {

@@ -28,6 +28,8 @@ class FSDP_API MuonWithAdamW : public torch::optim::Optimizer {
   // Groups of one's own, each with MuonOptions or AdamWOptions, in any order and number.
   // Throws ValueError for one without options or with others.
   explicit MuonWithAdamW(const std::vector<torch::optim::OptimizerParamGroup>& param_groups);
+  // As Muon::add_param_group(); throws as the constructor.
+  void add_param_group(const torch::optim::OptimizerParamGroup& group);
 
   // Muon's groups first, then AdamW's. Collective and throws as Muon::step().
   torch::Tensor step(LossClosure closure = nullptr) override;

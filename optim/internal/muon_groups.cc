@@ -149,6 +149,25 @@ const MuonOptions* muon_options(const torch::optim::OptimizerParamGroup& group) 
   return dynamic_cast<const MuonOptions*>(&group.options());
 }
 
+void keep_options(std::vector<torch::optim::OptimizerParamGroup>& groups,
+                  const std::vector<torch::optim::OptimizerParamGroup>& given) {
+  const size_t first = groups.size() - given.size();
+  for (size_t i = 0; i < given.size(); ++i)
+    if (given[i].has_options()) groups[first + i].set_options(given[i].options().clone());
+}
+
+void keep_group(std::vector<torch::optim::OptimizerParamGroup>& groups,
+                const torch::optim::OptimizerParamGroup& given,
+                const std::function<void()>& check) {
+  keep_options(groups, {given});
+  try {
+    check();
+  } catch (...) {
+    groups.pop_back();
+    throw;
+  }
+}
+
 void check_muon_group(const torch::optim::OptimizerParamGroup& group, size_t number) {
   const auto& options = *muon_options(group);
   TORCH_CHECK_VALUE(!group.params().empty(), "Muon: group ", number,

@@ -15,6 +15,7 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <memory>
 #include <mutex>
 #include <string>
 #include <vector>
@@ -264,6 +265,30 @@ TEST(Muon, DoesNotChangeItsMomentumWhereItIsOfBf16) {
   muon.step();
   const auto& state = static_cast<const MuonParamState&>(*muon.state().begin()->second);
   EXPECT_TRUE(torch::equal(state.momentum_buffer(), torch::zeros_like(grad).lerp(grad, 1 - 0.95)));
+}
+
+// LibTorch's Optimizer gives groups with options of a class that it does not know its
+// defaults.
+TEST(Muon, StepsEachGroupByItsOwnOptions) {
+  const auto own = MuonOptions(0.3).weight_decay(0).momentum(0.2);
+  const MuonOptions others(7);
+  const auto param = [] {
+    auto tensor = values_of({4, 3}, 0).requires_grad_(true);
+    tensor.mutable_grad() = values_of({4, 3}, 1);
+    return tensor;
+  };
+  const auto group_of = [&](const torch::Tensor& tensor) {
+    return torch::optim::OptimizerParamGroup({tensor}, std::make_unique<MuonOptions>(own));
+  };
+  const auto alone = param(), in_group = param(), added = param();
+  Muon({alone}, own).step();
+  Muon({group_of(in_group)}, others).step();
+  Muon later({param()}, others);
+  later.add_param_group(group_of(added));
+  later.step();
+  EXPECT_FALSE(torch::equal(alone.detach(), param().detach()));
+  EXPECT_TRUE(torch::equal(in_group.detach(), alone.detach()));
+  EXPECT_TRUE(torch::equal(added.detach(), alone.detach()));
 }
 
 TEST(Muon, RefusesWhatIsNoMatrixAndOptionsOutOfRange) {

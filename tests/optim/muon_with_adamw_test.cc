@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -143,6 +144,25 @@ TEST(MuonWithAdamW, TakesGroupsOfBothAndSchedulersSeeThemAll) {
   scheduler.step();
   EXPECT_EQ(optimizer.param_groups()[0].options().get_lr(), 5e-3);
   EXPECT_EQ(optimizer.param_groups()[1].options().get_lr(), 1e-2);
+}
+
+TEST(MuonWithAdamW, TakesGroupsThatAreAddedLater) {
+  auto model = perceptron();
+  const auto params = model->parameters();
+  MuonWithAdamW optimizer(
+      {OptimizerParamGroup({params[0], params[2]}, std::make_unique<MuonOptions>(2e-2))});
+  const std::vector<torch::Tensor> biases = {params[1], params[3]};
+  expect_error<c10::ValueError>([&] { optimizer.add_param_group(OptimizerParamGroup(biases)); },
+                                HasSubstr("has no options"));
+  expect_error<c10::ValueError>(
+      [&] {
+        optimizer.add_param_group({biases, std::make_unique<MuonOptions>(2e-2)});
+      },
+      HasSubstr("1"));
+  EXPECT_EQ(optimizer.param_groups().size(), 1U);
+  optimizer.add_param_group({biases, std::make_unique<AdamWOptions>(1e-2)});
+  train_with_set_gradients(model, [&] { optimizer.step(); });
+  expect_equal_values(model, trained_by_two());
 }
 
 TEST(MuonWithAdamW, GivesItsClosureAGradAndReturnsItsLoss) {
