@@ -11,6 +11,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
+#include <torch/headeronly/version.h>
 
 #include <functional>
 #include <memory>
@@ -25,6 +26,17 @@ using ::testing::IsEmpty;
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 using Body = std::function<void(int64_t rank, const Group& group)>;
+
+// LibTorch 2.15 renamed them.
+#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
+constexpr auto kAllGather = &c10d::ProcessGroup::_allgather_base;
+constexpr auto kReduceScatter = &c10d::ProcessGroup::_reduce_scatter_base;
+constexpr auto kAllToAll = &c10d::ProcessGroup::alltoall_base;
+#else
+constexpr auto kAllGather = &c10d::ProcessGroup::all_gather_single;
+constexpr auto kReduceScatter = &c10d::ProcessGroup::reduce_scatter_single;
+constexpr auto kAllToAll = &c10d::ProcessGroup::all_to_all_single;
+#endif
 
 constexpr int64_t kRanks = 3;
 
@@ -55,7 +67,7 @@ TEST(Collectives, GatherRows) {
   in_all_schedules([](int64_t rank, const Group& group) {
     auto row = on_device(at::full({2}, 1.0 + static_cast<double>(rank)), rank);
     auto rows = at::zeros({6}, row.options());
-    group->_allgather_base(rows, row)->wait();
+    ((*group).*kAllGather)(rows, row, {})->wait();
     row.zero_();  // after the gather, since this stream has waited
     EXPECT_TRUE(rows.cpu().equal(at::tensor({1.0f, 1.0f, 2.0f, 2.0f, 3.0f, 3.0f})));
   });
@@ -65,7 +77,7 @@ TEST(Collectives, Reduce) {
   in_all_schedules([](int64_t rank, const Group& group) {
     auto rows = on_device(at::arange(6, at::kFloat) + static_cast<double>(rank), rank);
     auto row = at::zeros({2}, rows.options());
-    group->_reduce_scatter_base(row, rows)->wait();
+    ((*group).*kReduceScatter)(row, rows, {})->wait();
     EXPECT_TRUE(row.cpu().equal((at::arange(2, at::kFloat) + 2 * rank + 1) * 3));
     std::vector<at::Tensor> whole = {rows};
     c10d::AllreduceOptions options;
@@ -82,11 +94,11 @@ TEST(Collectives, ExchangeAndBroadcast) {
     auto sent = on_device(at::arange(3) + 10 * rank, rank);
     auto received = at::zeros({3}, sent.options());
     std::vector<int64_t> equal;
-    group->alltoall_base(received, sent, equal, equal)->wait();
+    ((*group).*kAllToAll)(received, sent, equal, equal, {})->wait();
     EXPECT_TRUE(received.cpu().equal(at::arange(3) * 10 + rank));
     std::vector<int64_t> to_first = {3, 0, 0}, from_each(3, rank == 0 ? 3 : 0);
     auto collected = at::zeros({rank == 0 ? 9 : 0}, sent.options());
-    group->alltoall_base(collected, sent, from_each, to_first)->wait();
+    ((*group).*kAllToAll)(collected, sent, from_each, to_first, {})->wait();
     if (rank == 0) {
       EXPECT_TRUE(collected.cpu().equal(at::tensor({0, 1, 2, 10, 11, 12, 20, 21, 22})));
     }
@@ -101,7 +113,7 @@ TEST(Collectives, ExchangeAndBroadcast) {
 TEST(Collectives, OfTensorsOnCpuStayGloos) {
   in_all_schedules([](int64_t rank, const Group& group) {
     auto row = at::full({2}, rank), rows = at::zeros({6}, row.options());
-    group->_allgather_base(rows, row)->wait();
+    ((*group).*kAllGather)(rows, row, {})->wait();
     EXPECT_EQ(rows.sum().item<int64_t>(), 6);
     EXPECT_THAT(counters_now(device(rank)).collectives.by_name, IsEmpty());
   });
@@ -112,7 +124,7 @@ TEST(Collectives, DoNotMakeTheHostWait) {
     on_ranks(std::make_shared<World>(), [](int64_t rank, const Group& group) {
       auto row = at::ones({2}, at::TensorOptions(device(rank)));
       auto rows = at::zeros({6}, row.options());
-      group->_allgather_base(rows, row)->wait();
+      ((*group).*kAllGather)(rows, row, {})->wait();
       rows.mul_(2);
       EXPECT_EQ(counters_now(device(rank)).host_syncs.total, 0);
       EXPECT_EQ(counters_now(device(rank)).collectives.by_name["all-gather"], 1);
@@ -125,7 +137,7 @@ TEST(Collectives, KeepTheirTensorsUntilTheirWait) {
   in_all_schedules([](int64_t rank, const Group& group) {
     auto rows = at::zeros({6}, at::TensorOptions(device(rank)));
     auto row = at::ones({2}, rows.options());
-    const auto work = group->_allgather_base(rows, row);
+    const auto work = ((*group).*kAllGather)(rows, row, {});
     row.reset();
     const auto of_same_size = at::full({2}, 7.0, rows.options());
     work->wait();
@@ -138,7 +150,7 @@ TEST(Collectives, MakeTheStreamWaitThatIsCurrentAtTheirWait) {
     const auto side = open_stream(device(rank));
     auto rows = at::zeros({6}, at::TensorOptions(device(rank)));
     auto row = at::ones({2}, rows.options());
-    const auto work = group->_allgather_base(rows, row);
+    const auto work = ((*group).*kAllGather)(rows, row, {});
     const c10::StreamGuard on_side(side);
     work->wait();
     EXPECT_EQ(rows.sum().item<float>(), 6);
@@ -153,7 +165,7 @@ TEST(Collectives, WhoseWaitDoesNothingAreFoundAtOnce) {
                [&](int64_t rank, const Group& group) {
                  auto row = at::ones({2}, at::TensorOptions(device(rank)));
                  auto rows = at::zeros({6}, row.options());
-                 group->_allgather_base(rows, row)->wait();
+                 ((*group).*kAllGather)(rows, row, {})->wait();
                  const auto sum = rows.sum().item<float>();
                  if (rank == 0) is_right = sum == 6;
                });
