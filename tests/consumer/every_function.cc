@@ -307,6 +307,8 @@ void use_muon_with_adamw() {
   archive.load_from(bytes);
   other.MuonWithAdamW::load(archive);
   expect(other.state().size() == 4 && both.counters().matrices == 2, "MuonWithAdamW");
+  both.add_param_group({{torch::ones({2})}, std::make_unique<torch::optim::AdamWOptions>(1e-3)});
+  expect(both.param_groups().size() == 3, "a group of MuonWithAdamW");
 }
 
 void use_owned_step(const torch::Tensor& weight) {
@@ -349,6 +351,8 @@ void use_optim() {
   load(of_state, [&](auto& archive) { loaded_state.MuonParamState::serialize(archive); });
   expect(other.state().size() == 1 && loaded_options == options && loaded_state == state,
          "what was saved of Muon");
+  muon.add_param_group(torch::optim::OptimizerParamGroup({torch::ones({2, 2})}));
+  expect(muon.param_groups().size() == 2, "a group of Muon");
   use_muon_with_adamw();
   use_owned_step(weight);
 }
