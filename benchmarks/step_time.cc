@@ -42,7 +42,6 @@ ABSL_FLAG(std::string, device, "cpu", "cpu or cuda");
 ABSL_FLAG(std::string, backend, "gloo",
           "of the process group; fake: nothing is sent, and this process is the only one");
 ABSL_FLAG(std::string, param_dtype, "f32", "f32, or bf16 with sums of gradients in f32");
-ABSL_FLAG(bool, codes, false, "gathers of matrices in MXFP8, and reductions in MXINT8");
 ABSL_FLAG(bool, optimizer, true, "false: steps are forward and backward alone");
 ABSL_FLAG(std::string, muon, "none",
           "none: AdamW alone; rows: Muon of the blocks' matrices as they lie; owners: of matrices "
@@ -155,12 +154,6 @@ class Training {
     fsdp::FullyShardOptions options;
     if (absl::GetFlag(FLAGS_param_dtype) == "bf16")
       options.mp_policy = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
-    if (absl::GetFlag(FLAGS_codes)) {
-      options.gather_codec_fn = [](const std::string&, const torch::Tensor& weight) {
-        return weight.dim() == 2 ? fsdp::mxfp8() : nullptr;
-      };
-      options.gradient_codecs.shards = fsdp::mxint8();
-    }
     if (absl::GetFlag(FLAGS_tp) > 1) {
       const int64_t head_width = absl::GetFlag(FLAGS_width) / programs::TransformerConfig().heads;
       fsdp::parallelize_module(

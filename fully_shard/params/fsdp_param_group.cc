@@ -123,7 +123,7 @@ void FSDPParamGroup::wait_unshard() {
   const auto gathered = unsharded_.wait();
   try {
     agreement_.check(gathered);
-    unsharded_.agreed(is_of_all_ranks(gathered.from) ? Layouts::kAgreed : Layouts::kNotCompared);
+    if (is_of_all_ranks(gathered.from)) unsharded_.layouts_agreed();
   } catch (...) {
     unsharded_.empty();
     throw;

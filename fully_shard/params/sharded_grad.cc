@@ -45,6 +45,17 @@ at::Tensor run_hooks(const FSDPParam& param, const at::Tensor& entry, at::Tensor
   return gradient;
 }
 
+// The first dimension of `mesh` that is the unit's: those are the last of it, or none.
+int64_t first_dim_of_unit(const DeviceMesh& mesh, const DeviceMesh& unit_mesh) {
+  if (mesh == unit_mesh) return 0;
+  const auto first = mesh.ndim() - unit_mesh.ndim();
+  if (first < 0) return mesh.ndim();
+  for (int64_t dim = 0; dim < unit_mesh.ndim(); ++dim) {
+    if (mesh.group(first + dim) != unit_mesh.group(dim)) return mesh.ndim();
+  }
+  return first;
+}
+
 // A half may overflow where it counts once per rank.
 bool stays(const Placement& placement, at::ScalarType dtype) {
   if (placement.is_partial())
@@ -61,11 +72,9 @@ struct Share {
 Share share_of(const at::Tensor& gradient, const DeviceMesh& unit_mesh) {
   const auto& spec = spec_of(gradient);
   Share share{spec.replicated().placements()};
-  for (int64_t dim = 0; dim < spec.mesh().ndim(); ++dim) {
+  for (auto dim = first_dim_of_unit(spec.mesh(), unit_mesh); dim < spec.mesh().ndim(); ++dim) {
     const auto& placement = spec.placements()[static_cast<size_t>(dim)];
-    if (spec.mesh().size(dim) == 1 || !stays(placement, gradient.scalar_type()) ||
-        !(spec.mesh() == unit_mesh || covers(unit_mesh, spec.mesh(), dim)))
-      continue;
+    if (spec.mesh().size(dim) == 1 || !stays(placement, gradient.scalar_type())) continue;
     share.placements[static_cast<size_t>(dim)] = placement;
     const bool is_average = placement == Placement(Partial{Partial::Op::kAvg});
     if (!is_average) share.times *= static_cast<double>(spec.mesh().size(dim));

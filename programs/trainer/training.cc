@@ -41,7 +41,7 @@ namespace {
 constexpr int64_t kHeldOutBatches = 8;  // of as many sequences as a step has
 
 Rounding rounding_of(const TrainingOptions& options, int64_t data_ranks) {
-  if (options.tp > 1 || options.ep > 1) return Rounding::kEverywhere;
+  if (options.tp > 1) return Rounding::kEverywhere;
   const bool sums_twice = options.replicas > 1 && data_ranks > options.replicas;
   return sums_twice ? Rounding::kInSumsOverReplicas : Rounding::kInSumsOverRanks;
 }
@@ -301,7 +301,7 @@ class Trainer {
   void export_model() {
     if (options_.export_to.empty()) return;
     const ExportOptions to{.folder = options_.export_to, .like = options_.init_from};
-    options_.lora.rank > 0 ? export_adapters(model_, options_.model, options_.lora, to)
+    options_.lora.rank > 0 ? export_adapters(model_, options_.lora, to)
                            : export_hugging_face(model_, options_.model, to);
     report_.say("exported to " + options_.export_to);
   }

@@ -116,11 +116,6 @@ struct ParameterOfStyle {
     const Shard& shard = counted.shard();
     return {cut(role, shard.dim, shard.outer, shard.unit), {}};
   }
-
-  ParallelParameter operator()(const ExpertParallel& /*style*/) const {
-    if (role.shape.empty()) refuse("it has no dimension of experts");
-    return {Shard{0}, {}, Batches::kOnePerRank};
-  }
 };
 
 std::optional<Use> either(const std::optional<Use>& one, const std::optional<Use>& other) {

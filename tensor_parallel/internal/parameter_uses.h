@@ -26,13 +26,9 @@ struct ParameterUses {
   bool operator==(const ParameterUses&) const = default;
 };
 
-// What the ranks of the mesh compute their gradients from.
-enum class Batches { kOne, kOnePerRank };
-
 struct ParallelParameter {
   Placement placement;
   ParameterUses uses;
-  Batches batches = Batches::kOne;
 };
 
 enum class ModuleKind {

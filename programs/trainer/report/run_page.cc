@@ -89,7 +89,7 @@ run_report::UnitFacts facts_of(const fsdp::FSDPModule& unit,
   for (const auto& parameter : unit.parameters()) {
     const auto own = parameter.scalar_type();
     const auto computed = precision.param_dtype.value_or(own);
-    const auto reduced = precision.reduce_dtype.value_or(own);
+    const auto reduced = precision.reduce_dtype.value_or(computed);
     const auto elements = fsdp::DTensor(parameter).to_local().numel();
     const auto bytes = parts * padded(elements, computed);
     ++facts.parameters;

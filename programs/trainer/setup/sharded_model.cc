@@ -31,17 +31,6 @@ void shard_blocks(Transformer& model, const fsdp::DeviceMesh& mesh,
   fsdp::fully_shard(model, mesh, options);
 }
 
-// Experts are units of their own, over the ranks that have the same ones.
-void shard_experts(Transformer& model, const fsdp::DeviceMesh& mesh,
-                   const TrainingOptions& options) {
-  fsdp::parallelize_module(model, mesh["ep"], {{"block*.mlp.experts", fsdp::ExpertParallel{}}});
-  const auto same = options.replicas > 1 ? mesh[{"replicate", "dp"}] : mesh["dp"];
-  for (auto& block : model->blocks) {
-    block->mixture->mesh = mesh["ep"];
-    fsdp::fully_shard(block->mixture->experts, same, options.sharding);
-  }
-}
-
 void shard(Transformer& model, const fsdp::DeviceMesh& mesh, const TrainingOptions& options) {
   const auto has_parameters = [](torch::nn::Module& module) {
     return !module.parameters(/*recurse=*/false).empty();
@@ -60,8 +49,6 @@ void shard(Transformer& model, const fsdp::DeviceMesh& mesh, const TrainingOptio
 void parallelize(Transformer& model, const fsdp::DeviceMesh& tp, const TrainingOptions& options) {
   const auto head_width = checked(options.model).head_width;
   auto plan = transformer_plan(head_width, options.sequence_parallel);
-  if (options.model.qk_norm)
-    plan.emplace_back("block*.attention.*_norm", fsdp::ReplicateParallel{});
   if (options.lora.rank > 0) {
     const auto more = adapter_plan(options.lora.targets, head_width, options.sequence_parallel);
     plan.insert(plan.end(), more.begin(), more.end());
@@ -82,17 +69,6 @@ double parameter_bytes(const torch::nn::Module& model) {
   return bytes;
 }
 
-// QLoRA: the matrices of the frozen model in 4 bits.
-TrainingOptions with_codes_of_base(TrainingOptions options) {
-  if (!options.lora.stores_nf4) return options;
-  auto& codec_fn = options.sharding.gather_codec_fn;
-  codec_fn = [of_adapters = codec_fn](const std::string& name, const at::Tensor& weight) {
-    if (!weight.requires_grad()) return weight.dim() == 2 ? fsdp::nf4() : nullptr;
-    return of_adapters ? of_adapters(name, weight) : nullptr;
-  };
-  return options;
-}
-
 }  // namespace
 
 void check_mesh(const TrainingOptions& options, int64_t ranks) {
@@ -102,15 +78,6 @@ void check_mesh(const TrainingOptions& options, int64_t ranks) {
   TORCH_CHECK_VALUE(data_ranks % options.replicas == 0, "--replicas: ", options.replicas,
                     ", allowed are divisors of the number of ranks",
                     options.tp > 1 ? " by --tp, " : ", ", data_ranks);
-  const int64_t experts = options.model.mixture.experts;
-  TORCH_CHECK_VALUE(data_ranks / options.replicas % options.ep == 0, "--ep: ", options.ep,
-                    ", allowed are divisors of the ranks that shard, ",
-                    data_ranks / options.replicas);
-  TORCH_CHECK_VALUE(options.ep == 1 || experts > 0, "--ep needs a model with experts (--experts)");
-  TORCH_CHECK_VALUE(options.tp == 1 || experts == 0,
-                    "--tp: ", options.tp, ", of a model with experts allowed is 1: their ranks are --ep");
-  TORCH_CHECK_VALUE(options.ep == 1 || options.units != Units::kLayers,
-                    "--ep and --units=layers exclude each other");
   TORCH_CHECK_VALUE(options.sharding.outer == fsdp::Outer::kReplicate || options.replicas > 1,
                     "--shard_optimizer needs 2 or more replicas (--replicas, --mesh)");
 }
@@ -123,8 +90,7 @@ MeshDims mesh_dims(const TrainingOptions& options, int64_t ranks) {
     dims.names.emplace_back(name);
   };
   if (options.replicas > 1) add(options.replicas, "replicate");
-  add(ranks / options.replicas / options.tp / options.ep, "dp");
-  if (options.ep > 1) add(options.ep, "ep");
+  add(ranks / options.replicas / options.tp, "dp");
   if (options.tp > 1) add(options.tp, "tp");
   return dims;
 }
@@ -135,9 +101,7 @@ fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks) {
 }
 
 fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
-  const auto joined = options.ep > 1 ? mesh.flatten({"dp", "ep"}, "dp_ep") : mesh;
-  const auto* const name = options.ep > 1 ? "dp_ep" : "dp";
-  return options.replicas > 1 ? joined[{"replicate", name}] : joined[name];
+  return options.replicas > 1 ? mesh[{"replicate", "dp"}] : mesh["dp"];
 }
 
 Transformer make_model(const TrainingOptions& options) {
@@ -145,7 +109,7 @@ Transformer make_model(const TrainingOptions& options) {
   Transformer model(options.model);
   add_adapters(*model, options.lora);
   model->to(options.device);
-  if (!options.init_from.empty()) load_hugging_face(model, options.model, options.init_from);
+  if (!options.init_from.empty()) load_hugging_face(model, options.init_from);
   return model;
 }
 
@@ -153,20 +117,17 @@ ShardedModel shard_model(Transformer model, const TrainingOptions& options,
                          const fsdp::DeviceMesh& mesh) {
   const double bytes = parameter_bytes(*model);
   if (options.tp > 1) parallelize(model, mesh["tp"], options);
-  if (options.ep > 1) shard_experts(model, mesh, options);
   shard(model, data_mesh_of(options, mesh), options);
   fsdp::materialize(*model);
   if (options.checkpoint_activations) checkpoint_blocks(model);
   return {std::move(model), bytes};
 }
 
-ShardedModel make_sharded_model(const TrainingOptions& given, const fsdp::DeviceMesh& mesh) {
-  const auto options = with_codes_of_base(given);
+ShardedModel make_sharded_model(const TrainingOptions& options, const fsdp::DeviceMesh& mesh) {
   const bool is_deferred = options.deferred_init || !options.init_from.empty();
   auto sharded =
       shard_model(is_deferred ? make_deferred_model(options) : make_model(options), options, mesh);
-  if (!options.init_from.empty()) load_hugging_face(sharded.model, options.model, options.init_from);
-  if (options.lora.stores_nf4) fsdp::store_codes(sharded.model);
+  if (!options.init_from.empty()) load_hugging_face(sharded.model, options.init_from);
   return sharded;
 }
 
