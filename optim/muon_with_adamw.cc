@@ -38,12 +38,14 @@ std::vector<OptimizerParamGroup> groups_of(const MuonSplit& split, const MuonOpt
   return groups;
 }
 
+void check_has_options(const OptimizerParamGroup& group, size_t number) {
+  TORCH_CHECK_VALUE(group.has_options(), "MuonWithAdamW: group ", number,
+                    " has no options, expected MuonOptions or AdamWOptions, which say whose it is");
+}
+
 const std::vector<OptimizerParamGroup>& with_options(
     const std::vector<OptimizerParamGroup>& groups) {
-  for (size_t i = 0; i < groups.size(); ++i)
-    TORCH_CHECK_VALUE(
-        groups[i].has_options(), "MuonWithAdamW: group ", i,
-        " has no options, expected MuonOptions or AdamWOptions, which say whose it is");
+  for (size_t i = 0; i < groups.size(); ++i) check_has_options(groups[i], i);
   return groups;
 }
 
@@ -59,7 +61,7 @@ MuonWithAdamW::MuonWithAdamW(const std::vector<OptimizerParamGroup>& param_group
 }
 
 void MuonWithAdamW::add_param_group(const OptimizerParamGroup& group) {
-  with_options({group});
+  check_has_options(group, param_groups_.size());
   Optimizer::add_param_group(group);
   internal::keep_group(param_groups_, group, [this] { check_groups(); });
 }

@@ -153,12 +153,12 @@ TEST(MuonWithAdamW, TakesGroupsThatAreAddedLater) {
       {OptimizerParamGroup({params[0], params[2]}, std::make_unique<MuonOptions>(2e-2))});
   const std::vector<torch::Tensor> biases = {params[1], params[3]};
   expect_error<c10::ValueError>([&] { optimizer.add_param_group(OptimizerParamGroup(biases)); },
-                                HasSubstr("has no options"));
+                                HasSubstr("group 1 has no options"));
   expect_error<c10::ValueError>(
       [&] {
         optimizer.add_param_group({biases, std::make_unique<MuonOptions>(2e-2)});
       },
-      HasSubstr("1"));
+      HasSubstr("parameter 0 of group 1"));
   EXPECT_EQ(optimizer.param_groups().size(), 1U);
   optimizer.add_param_group({biases, std::make_unique<AdamWOptions>(1e-2)});
   train_with_set_gradients(model, [&] { optimizer.step(); });

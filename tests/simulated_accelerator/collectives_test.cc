@@ -1,4 +1,5 @@
 // Collectives of ranks that are threads, over groups with Gloo for tensors on CPU.
+#include "device_mesh/collectives/backend/c10d_names.h"
 #include "device_mesh/device_mesh.h"
 #include "tests/simulated_accelerator/run.h"
 #include "tests/simulated_accelerator/world.h"
@@ -11,7 +12,6 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
-#include <torch/headeronly/version.h>
 
 #include <functional>
 #include <memory>
@@ -19,6 +19,9 @@
 namespace fsdp::testing::simulated {
 namespace {
 
+using internal::kAllGather;
+using internal::kAllToAll;
+using internal::kReduceScatter;
 using ::testing::Contains;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
@@ -26,17 +29,6 @@ using ::testing::IsEmpty;
 
 using Group = c10::intrusive_ptr<c10d::ProcessGroup>;
 using Body = std::function<void(int64_t rank, const Group& group)>;
-
-// LibTorch 2.15 renamed them.
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
-constexpr auto kAllGather = &c10d::ProcessGroup::_allgather_base;
-constexpr auto kReduceScatter = &c10d::ProcessGroup::_reduce_scatter_base;
-constexpr auto kAllToAll = &c10d::ProcessGroup::alltoall_base;
-#else
-constexpr auto kAllGather = &c10d::ProcessGroup::all_gather_single;
-constexpr auto kReduceScatter = &c10d::ProcessGroup::reduce_scatter_single;
-constexpr auto kAllToAll = &c10d::ProcessGroup::all_to_all_single;
-#endif
 
 constexpr int64_t kRanks = 3;
 

@@ -1,5 +1,6 @@
 #include "device_mesh/collectives/backend/c10d_collectives.h"
 
+#include "device_mesh/collectives/backend/c10d_names.h"
 #include "device_mesh/collectives/scratch_memory.h"
 #include "device_mesh/internal/accelerator.h"
 
@@ -7,7 +8,6 @@
 #include <c10/util/Exception.h>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Work.hpp>
-#include <torch/headeronly/version.h>
 
 #include <utility>
 #include <vector>
@@ -20,17 +20,6 @@ using c10d::ProcessGroup;
 // Of values, not of graphs: views and c10d's operators take several times as long where
 // autograd looks at them.
 using BelowAutograd = at::AutoDispatchBelowADInplaceOrView;
-
-// The collectives of one tensor on each side: LibTorch 2.15 renamed them.
-#if TORCH_VERSION_MAJOR == 2 && TORCH_VERSION_MINOR < 15
-constexpr auto kAllGather = &ProcessGroup::_allgather_base;
-constexpr auto kReduceScatter = &ProcessGroup::_reduce_scatter_base;
-constexpr auto kAllToAll = &ProcessGroup::alltoall_base;
-#else
-constexpr auto kAllGather = &ProcessGroup::all_gather_single;
-constexpr auto kReduceScatter = &ProcessGroup::reduce_scatter_single;
-constexpr auto kAllToAll = &ProcessGroup::all_to_all_single;
-#endif
 
 c10d::ReduceOp::RedOpType to_c10d(ReduceOp op) {
   switch (op) {
