@@ -17,6 +17,7 @@
 
 #include <memory>
 #include <mutex>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -289,6 +290,38 @@ TEST(Muon, StepsEachGroupByItsOwnOptions) {
   EXPECT_FALSE(torch::equal(alone.detach(), param().detach()));
   EXPECT_TRUE(torch::equal(in_group.detach(), alone.detach()));
   EXPECT_TRUE(torch::equal(added.detach(), alone.detach()));
+}
+
+TEST(Muon, KeepsAllOptionsWhenTheyAreSaved) {
+  const auto saved = MuonOptions(0.3)
+                         .weight_decay(0.4)
+                         .momentum(0.2)
+                         .nesterov(false)
+                         .ns_coefficients({2, -1.5, 0.5})
+                         .eps(1e-3)
+                         .ns_steps(2)
+                         .adjust_lr(AdjustLr::kMatchRmsAdamW)
+                         .matrix_rows(4)
+                         .leading_dims_are_batch(true);
+  std::stringstream bytes;
+  torch::serialize::OutputArchive out;
+  saved.serialize(out);
+  out.save_to(bytes);
+  torch::serialize::InputArchive in;
+  in.load_from(bytes);
+  MuonOptions loaded(1);
+  loaded.serialize(in);
+  EXPECT_EQ(loaded.lr(), saved.lr());
+  EXPECT_EQ(loaded.weight_decay(), saved.weight_decay());
+  EXPECT_EQ(loaded.momentum(), saved.momentum());
+  EXPECT_EQ(loaded.nesterov(), saved.nesterov());
+  EXPECT_EQ(loaded.ns_coefficients(), saved.ns_coefficients());
+  EXPECT_EQ(loaded.eps(), saved.eps());
+  EXPECT_EQ(loaded.ns_steps(), saved.ns_steps());
+  EXPECT_EQ(loaded.adjust_lr(), saved.adjust_lr());
+  EXPECT_EQ(loaded.matrix_rows(), saved.matrix_rows());
+  EXPECT_EQ(loaded.leading_dims_are_batch(), saved.leading_dims_are_batch());
+  EXPECT_TRUE(loaded == saved);
 }
 
 TEST(Muon, RefusesWhatIsNoMatrixAndOptionsOutOfRange) {

@@ -26,6 +26,11 @@ TEST(StrictJson, ARepeatedKeyIsRefusedAtAnyDepth) {
 TEST(StrictJson, NestingWithoutEndIsRefused) {
   EXPECT_THAT(error_of(parse_json(std::string(1'000'000, '['), "text").status()),
               HasSubstr("nested too deep"));
+  const auto nested = [](size_t levels) {
+    return parse_json(std::string(levels, '[') + std::string(levels, ']'), "text");
+  };
+  EXPECT_TRUE(nested(100).ok());
+  EXPECT_FALSE(nested(101).ok());
 }
 
 // Eight times the objects take eight times as long; it was 64.

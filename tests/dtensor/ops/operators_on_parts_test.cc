@@ -195,6 +195,12 @@ struct NormOfImages {
   at::Tensor group_norm(const at::Tensor& x) const { return at::group_norm(x, 3, weight, bias); }
 };
 
+TEST(OperatorsOnParts, ViewsOfComplexNumbers) {
+  expect_on_parts({{"real pairs as complex numbers and back",
+                    [](const at::Tensor& x) { return at::view_as_real(at::view_as_complex(x)); }}},
+                  waves({5, 3, 2}), {Shard{0}, Shard{1}});
+}
+
 TEST(OperatorsOnParts, NormsOfImages) {
   const NormOfImages norm;
   const OnOneTensor batch_norm{"batch norm", [=](const auto& x) { return norm.batch_norm(x); }};

@@ -85,6 +85,19 @@ TEST(Operators, Reductions) {
   expect_same("all", [](const auto& t) { return t.gt(-11).all(); });
 }
 
+// A copy of terms is terms; what a conversion rounds must be their sum. Both are one
+// operator, in calls that differ by their dtype alone.
+TEST(Operators, ConversionsRoundTheSumsOfTerms) {
+  on_worlds([](const DeviceMesh& mesh) {
+    const auto terms = from_local(at::full({4}, 0.6, at::kDouble), mesh, {Partial{}});
+    const double sum = 0.6 * static_cast<double>(mesh.size());
+    const DTensor copied(terms.to(at::kDouble, /*non_blocking=*/false, /*copy=*/true));
+    EXPECT_TRUE(copied.full_tensor().allclose(at::full({4}, sum, at::kDouble)));
+    const DTensor rounded(terms.to(at::kLong));
+    EXPECT_TRUE(rounded.full_tensor().equal(at::full({4}, static_cast<int64_t>(sum), at::kLong)));
+  });
+}
+
 TEST(Operators, NormsGiveTheTrueValueOnAllRanks) {
   for (double p : {0.0, 1.0, 2.0, 3.0, kInfinity, -kInfinity}) {
     on_worlds([p](const DeviceMesh& mesh) {

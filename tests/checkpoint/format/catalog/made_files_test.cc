@@ -6,6 +6,7 @@
 #include "checkpoint/files/file_calls.h"
 #include "checkpoint/files/file_checks.h"
 #include "checkpoint/format/pickle/pickle.h"
+#include "checkpoint/format/torch_file/pickled_tensors.h"
 #include "checkpoint/inspect.h"
 #include "tests/support/errors.h"
 #include "tests/support/temporary_folder.h"
@@ -309,6 +310,26 @@ TEST(MadeFiles, PicklesThatCopyWhatTheyHoldAreBounded) {
   const std::string global = std::string("h\1h\1\x93") + "0";
   EXPECT_EQ(why_not_parsed(text + repeated(global, 20)), "");
   EXPECT_THAT(why_not_parsed(text + repeated(global, 2100)), HasSubstr("it holds too much"));
+}
+
+// A tensor of one float of what stands for its storage in a pickle's program.
+files::PickledTensors tensor_of(const std::string& storage) {
+  const auto pickle = files::Pickle::parse(
+      "ctorch._utils\n_rebuild_tensor_v2\n(" + storage + "I0\n(I1\nt(I1\nttR.", "p");
+  EXPECT_TRUE(pickle.ok()) << pickle.status();
+  return files::tensors_in(*pickle);
+}
+
+TEST(MadeFiles, TensorsOfWhatIsNoStorageAreNotRead) {
+  const auto kept_apart = [](const std::string& kind) {
+    return "(S'" + kind + "'\nctorch\nFloatStorage\nS'0'\nS'cpu'\nI1\ntQ";
+  };
+  EXPECT_EQ(tensor_of(kept_apart("storage")).tensors.size(), 1u);
+  for (const auto& other : {kept_apart("module"), std::string("N"), std::string("I1\n")}) {
+    const auto found = tensor_of(other);
+    EXPECT_THAT(found.tensors, IsEmpty()) << other;
+    EXPECT_EQ(found.unread.size(), 1u) << other;
+  }
 }
 
 // A box of one float, at the end of a tensor that is said to take 2^52 bytes.
