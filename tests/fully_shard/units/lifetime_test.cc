@@ -11,7 +11,11 @@
 #include <malloc.h>
 #include <unistd.h>
 
+#include <cstddef>
 #include <fstream>
+#include <memory>
+#include <new>
+#include <thread>
 #include <vector>
 #ifdef FSDP_INSTRUMENTED
 extern "C" size_t
@@ -33,6 +37,31 @@ int64_t bytes_in_use() {
   return resident_pages * sysconf(_SC_PAGESIZE);
 }
 #endif
+
+// Another rank, a thread of this process, has a module where one of this rank's was.
+TEST(LifetimeOfUnits, IsEndedByTheThreadThatAttachedThem) {
+  alignas(torch::nn::LinearImpl) std::byte memory[sizeof(torch::nn::LinearImpl)];
+  const auto module_there = [&memory] {
+    return std::shared_ptr<torch::nn::LinearImpl>(
+        new (memory) torch::nn::LinearImpl(1, 1),
+        [](torch::nn::LinearImpl* module) { module->~LinearImpl(); });
+  };
+  const auto attach_to = [](torch::nn::Module& module) {
+    const auto unit = std::make_shared<internal::Unit>(internal::UnitPolicy{});
+    internal::attach_unit(module, unit);
+    return std::weak_ptr<internal::Unit>(unit);
+  };
+  const std::weak_ptr<internal::Unit> first = attach_to(*module_there());
+  std::thread([&] {
+    const auto module = module_there();
+    attach_to(*module);
+    EXPECT_NE(internal::find_unit(*module), first.lock());
+    EXPECT_FALSE(first.expired());
+  }).join();
+  const auto next = std::make_shared<torch::nn::LinearImpl>(1, 1);
+  attach_to(*next);
+  EXPECT_TRUE(first.expired());
+}
 
 class Lifetime : public Worlds {};
 
