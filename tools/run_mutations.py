@@ -115,16 +115,15 @@ def build(program, objects):
     """Whether it builds. What is left out may leave something unused, so warnings are none where it is compiled."""
     names = [str(folder.relative_to(folder.parts[0])).replace(".", folder.parts[0], 1) for folder in objects]
     places = "|".join(f"{folder.parts[0]}/[^/]*_sources/{name}" for folder, name in zip(objects, names))
-    lenient = f"--per_file_copt=({places})[.]cc$@-Wno-error"
+    lenient = [f"--per_file_copt=({places})[.]cc$@-Wno-error"] if objects else []
     with tempfile.TemporaryFile() as said:
-        command = ["bazel", "build", "--noshow_progress", lenient, f"//tests:{program}"]
+        command = ["bazel", "build", "--noshow_progress", *lenient, f"//tests:{program}"]
         return subprocess.run(command, stdout=said, stderr=said).returncode == 0
 
 
-def run(program, suites, until):
-    """The test that fails, '' where none does, None where time is up before the last."""
-    every = ":".join(f"{suite}.*:*/{suite}.*" for suite in suites)
-    command = [pathlib.Path(f"bazel-bin/tests/{program}").absolute(), f"--gtest_filter={every}", "--gtest_fail_fast"]
+def run(program, tests, until):
+    """Which of them fails, '' where none does, None where time is up before the last."""
+    command = [pathlib.Path(f"bazel-bin/tests/{program}").absolute(), f"--gtest_filter={tests}", "--gtest_fail_fast"]
     with tempfile.NamedTemporaryFile() as said:
         folder = f"bazel-bin/tests/{program}.runfiles/fully_shard"
         process = subprocess.Popen(
@@ -168,7 +167,7 @@ def finished(process):
 
 
 def try_one(mutant, tests, seconds):
-    """What becomes of it: 'caught', 'survived' or 'does not compile', and by which test or why."""
+    """What becomes of it: 'caught', 'survived' or 'does not compile', and by which program's test or why."""
     file = pathlib.Path(mutant.file)
     source = file.read_text()
     objects, built = tests.objects(file), set()
@@ -180,14 +179,21 @@ def try_one(mutant, tests, seconds):
                 return "does not compile", ""
             built.add(program)
             until = until or time.monotonic() + seconds
-            failed = run(program, suites, until)
+            failed = run(program, ":".join(f"{suite}.*:*/{suite}.*" for suite in suites), until)
             if failed:
-                return "caught", failed
+                return "caught", f"{program} {failed}"
             if failed is None or time.monotonic() > until:
                 return "survived", f"what ran in {seconds} seconds; its name as an argument runs the rest"
     finally:
         file.write_text(source)
     return "survived", "every test of its layer"
+
+
+def fail_without(catches):
+    """Of (program, test), those that fail without a mutant, too: they have noticed nothing."""
+    for program in sorted({program for program, _ in catches}):
+        build(program, set())
+    return [(program, test) for program, test in sorted(catches) if run(program, test, float("inf"))]
 
 
 def describe(mutant):
@@ -285,6 +291,7 @@ def main():
 
 def try_all(chosen, wanted, known, tests, landing):
     caught = survived = skipped = broken = 0
+    catches = set()
     for mutant in chosen:
         if caught + survived == wanted:
             break
@@ -299,13 +306,20 @@ def try_all(chosen, wanted, known, tests, landing):
         said, by = try_one(mutant, tests, TIME_AT_A_LANDING if landing else float("inf"))
         print(f"{said}: {mutant.name}{' by ' + by if said == 'caught' else ''}\n{describe(mutant)}", flush=True)
         caught += said == "caught"
+        if said == "caught":
+            catches.add(tuple(by.split(" ", 1)))
         survived += said == "survived"
         broken += said == "does not compile"
         if said == "survived":
             print(f"  It survived {by}. Add a test, or a line with its name and the reason to {SURVIVORS}.", flush=True)
         if broken > wanted + 5:
             raise SystemExit("too many mutants do not compile; does the library, without them?")
+    wrong = [] if landing else fail_without(catches)
+    for program, test in wrong:
+        print(f"{test} of {program} fails without a mutant, too: what it caught may have survived")
     print(f"{caught} caught, {survived} survived, {skipped} skipped")
+    if wrong:
+        return 1
     return 1 if (survived or broken and not caught) and not landing else 0
 
 
