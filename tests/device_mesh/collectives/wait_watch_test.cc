@@ -1,5 +1,6 @@
 // Ranks that wait for one another in different groups are told so within seconds; ranks
 // that are only late never are.
+#include "device_mesh/collectives/group.h"
 #include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/collectives/watched_rank.h"
 #include "device_mesh/device_mesh.h"
@@ -13,6 +14,7 @@
 #include <c10/util/Exception.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <torch/csrc/distributed/c10d/HashStore.hpp>
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
 #include <torch/csrc/distributed/c10d/Store.hpp>
 
@@ -124,6 +126,36 @@ TEST_F(WatchedWaits, AThreadBesideTheMainOneMayWaitAsLongAsItLikes) {
     gather(gathers, "second gather");
     saving.join();
   });
+}
+
+// One rank as the others see it, which looks when it is told to.
+struct ToldRank {
+  ToldRank(const GroupName& name, int64_t number)
+      : rank(std::make_shared<WatchedRank>(name, number)),
+        gathers(rank->add_lane("gathers", std::make_shared<Issuers>(), [](const auto&) {})),
+        reductions(rank->add_lane("reductions", std::make_shared<Issuers>(), [](const auto&) {})) {}
+  void look() { rank->look(Milliseconds(0)); }
+
+  std::shared_ptr<WatchedRank> rank;
+  std::shared_ptr<WatchedLane> gathers, reductions;
+};
+
+// It may have gone on since.
+TEST(WatchedRanks, OneThatTellsNoMoreIsNoReasonForAnError) {
+  const GroupName name{c10::make_intrusive<c10d::HashStore>(), "job/", "group"};
+  ToldRank first(name, 0), second(name, 1);
+  const auto gather = first.gathers->issue("gather"), sum = second.reductions->issue("sum");
+  const WaitScope waits_for_gather(gather), waits_for_sum(sum);
+  gather->waits_for(1, nullptr);
+  sum->waits_for(0, nullptr);
+  second.look();
+  for (int i = 0; i < 10; ++i) first.look();
+  EXPECT_EQ(gather->verdict(), "");
+  for (int i = 0; i < 10; ++i) {
+    second.look();
+    first.look();
+  }
+  EXPECT_THAT(gather->verdict(), HasSubstr("sum"));
 }
 
 // As training does with two lanes: what is posted on the one and the other in another

@@ -118,6 +118,23 @@ TEST(PeerMemory, MemoryOfMessagesIsUsedAgain) {
   EXPECT_LE(places.size(), 4);
 }
 
+// Not even what a message is made of.
+TEST(PeerMemory, MessagesThatWereReadLeaveNothing) {
+  const auto ranks = met(2);
+  const auto told_of_memory = [&] {
+    return testing::message_of([&] { ranks[0]->memory(int64_t{1} << 50); });
+  };
+  const auto pass = [&](uint64_t number) {
+    ranks[0]->peer(1).send({.number = number});
+    return ranks[1]->peer(0).take(0, number).has_value();
+  };
+  ASSERT_TRUE(pass(0));
+  const std::string before = told_of_memory();
+  EXPECT_NE(before.find("this rank shares "), std::string::npos) << before;
+  for (uint64_t i = 1; i < 50'000; ++i) ASSERT_TRUE(pass(i));
+  EXPECT_EQ(told_of_memory(), before);
+}
+
 TEST(PeerMemory, BothSendAtOnceFromSeveralThreads) {
   const auto ranks = met(2);
   constexpr uint64_t kMessages = 2000;

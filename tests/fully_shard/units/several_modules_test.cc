@@ -73,6 +73,19 @@ TEST_P(SeveralModules, MayBeTheOutermostUnit) {
   });
 }
 
+TEST_P(SeveralModules, ThatAreGoneHaveNoParametersThere) {
+  run_ranks(world(), [&](int64_t) {
+    const auto mesh = init_device_mesh(c10::kCPU, {world()});
+    auto stays = make_linear(4, 4), goes = make_linear(4, 4);
+    const auto unit = fully_shard({stays.get(), goes.get()}, mesh);
+    const auto all = unit.parameters().size();
+    goes = torch::nn::Linear(nullptr);
+    const auto left = unit.parameters();
+    EXPECT_EQ(left.size(), all / 2);
+    for (const auto& entry : left) EXPECT_TRUE(entry.defined());
+  });
+}
+
 INSTANTIATE_WORLDS(SeveralModules, 2, 3);
 
 }  // namespace
