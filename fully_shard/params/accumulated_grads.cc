@@ -219,8 +219,6 @@ std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs() {
     const auto dtype = settings_.dtype_of(param(index));
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
   }
-  const auto& codecs = info_.unit().gradient_codecs;
-  const auto* const codec = codecs.shards ? codecs.shards.get() : codecs.replicas.get();
   std::vector<ReduceScatterInput> inputs;
   for (const auto dtype : dtypes) {
     std::vector<TrainableParam> members;
@@ -232,7 +230,7 @@ std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs() {
       }
     }
     inputs.emplace_back(std::move(members), dtype, info_.comm_context().transport(),
-                        shards_.member_device(), codec);
+                        shards_.member_device());
   }
   return inputs;
 }

@@ -14,19 +14,18 @@ namespace {
 
 std::atomic<bool> offloads_from_cpu = false;
 
-std::vector<ShardExtent> extents(ShardExtent (ParamMeta::*extent)() const,
-                                 const std::vector<FSDPParam>& params) {
+std::vector<ShardExtent> extents_in(at::ScalarType (ParamMeta::*dtype)() const,
+                                    const std::vector<FSDPParam>& params) {
   std::vector<ShardExtent> extents;
   extents.reserve(params.size());
-  for (const auto& param : params) extents.push_back((param.meta().*extent)());
+  for (const auto& param : params) extents.push_back(param.meta().extent((param.meta().*dtype)()));
   return extents;
 }
 
-// What is gathered as codes, in another dtype or on another device is not the shards as
-// they lie.
+// What is gathered in another dtype, or on another device, is not the shards as they lie.
 bool can_be_read(const ShardBuffer::Options& options, const std::vector<FSDPParam>& params) {
   return options.access == ShardAccess::kRead && options.home == ShardLocation::kWithMembers &&
-         options.device.is_cpu() && !any(params, &ParamMeta::is_staged);
+         options.device.is_cpu() && !any_is_cast(params);
 }
 
 ShardsToShare to_share(const PackedLayout& layout, int64_t rank) {
@@ -57,15 +56,11 @@ at::Tensor memory_at(ShardLocation home, int64_t bytes, c10::Device device, Tran
 }
 
 std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params) {
-  return extents(&ParamMeta::own_extent, params);
+  return extents_in(&ParamMeta::dtype, params);
 }
 
 std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params) {
-  return extents(&ParamMeta::member_extent, params);
-}
-
-std::vector<ShardExtent> gathered_extents_of(const std::vector<FSDPParam>& params) {
-  return extents(&ParamMeta::gathered_extent, params);
+  return extents_in(&ParamMeta::member_dtype, params);
 }
 
 ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm_context,

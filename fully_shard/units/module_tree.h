@@ -26,10 +26,6 @@ namespace torch::nn {
 class Module;
 }
 
-namespace fsdp {
-struct GatherCodec;
-}
-
 namespace fsdp::internal {
 
 // What a module is by its C++ type.
@@ -109,9 +105,8 @@ struct FoundParam {
   at::Tensor tensor;
   std::string path;  // from the unit's module, of its first slot
   std::vector<RegistrySlot> slots;
-  size_t model_handles;                                // before the walk made its own
-  Shard cut = {};                                      // place_parameters() sets it
-  std::shared_ptr<const GatherCodec> codec = nullptr;  // choose_codecs() does
+  size_t model_handles;  // before the walk made its own
+  Shard cut = {};        // place_parameters() sets it
 
   // By a member, that is, beyond the registry. Handles of the caller count as well.
   bool is_held_by_member() const { return model_handles > slots.size(); }

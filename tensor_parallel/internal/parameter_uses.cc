@@ -116,13 +116,6 @@ struct ParameterOfStyle {
     const Shard& shard = counted.shard();
     return {cut(role, shard.dim, shard.outer, shard.unit), {}};
   }
-
-  ParallelParameter operator()(const ExpertParallel& /*style*/) const {
-    if (role.shape.empty()) refuse("it has no dimension of experts");
-    const Placement placement = role.owner ? Placement(Owned{*role.owner}) : Shard{0};
-    return {
-        placement, {.product = {}, .lookup = {}, .norm = {}, .is_own = true}, Batches::kOnePerRank};
-  }
 };
 
 std::optional<Use> either(const std::optional<Use>& one, const std::optional<Use>& other) {
@@ -150,9 +143,7 @@ ParallelParameter tied(const ParallelParameter& one, const ParallelParameter& ot
   return {one.placement,
           {.product = either(one.uses.product, other.uses.product),
            .lookup = either(one.uses.lookup, other.uses.lookup),
-           .norm = either(one.uses.norm, other.uses.norm),
-           .is_own = one.uses.is_own || other.uses.is_own},
-          one.batches};
+           .norm = either(one.uses.norm, other.uses.norm)}};
 }
 
 Placement counted_from_start(const Placement& placement, int64_t ndim) {

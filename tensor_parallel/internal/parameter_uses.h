@@ -23,17 +23,12 @@ struct ParameterUses {
   std::optional<Use> product;  // input times weight.t()
   std::optional<Use> lookup;   // rows of a table
   std::optional<Use> norm;
-  bool is_own = false;  // beside plain tensors this rank's part counts, not the whole
   bool operator==(const ParameterUses&) const = default;
 };
-
-// What the ranks of the mesh compute their gradients from.
-enum class Batches { kOne, kOnePerRank };
 
 struct ParallelParameter {
   Placement placement;
   ParameterUses uses;
-  Batches batches = Batches::kOne;
 };
 
 enum class ModuleKind {
@@ -46,11 +41,10 @@ enum class ModuleKind {
 
 struct ParameterRole {
   ModuleKind kind;
-  std::string leaf;                   // "weight"
-  std::vector<int64_t> shape;         // of the parameter
-  std::string module_type;            // for errors
-  int64_t head_width = 0;             // of kAttention
-  std::optional<int64_t> owner = {};  // coordinate that has it, an expert of a list
+  std::string leaf;            // "weight"
+  std::vector<int64_t> shape;  // of the parameter
+  std::string module_type;     // for errors
+  int64_t head_width = 0;      // of kAttention
 };
 
 // Throws std::invalid_argument, which says why, for a style that does not know such a

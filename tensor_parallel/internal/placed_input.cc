@@ -6,7 +6,6 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
-#include "tensor_parallel/internal/common_mesh.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 
@@ -77,19 +76,20 @@ std::optional<Kept>& kept() {
 
 at::Tensor on_mesh(const at::Tensor& input, const DeviceMesh& mesh) {
   if (!is_dtensor(input)) {
-    const std::vector<Placement> whole(static_cast<size_t>(mesh.ndim()), Replicate{});
     return differentiable_from_local(
-        input, DTensorSpec(mesh, whole, input.sizes().vec(), input.strides().vec()));
+        input, DTensorSpec(mesh, {Replicate{}}, input.sizes().vec(), input.strides().vec()));
   }
-  return on_common_mesh(input, mesh);
+  TORCH_CHECK_VALUE(spec_of(input).mesh() == mesh, "an operator's input lies on ",
+                    spec_of(input).mesh(), ", its tensor-parallel parameter on ", mesh,
+                    "; bring it there with full_tensor() (rank ", mesh.rank(), ")");
+  return input;
 }
 
 }  // namespace
 
 at::Tensor placed_as(const at::Tensor& dtensor, const Placement& to) {
-  auto placements = spec_of(dtensor).placements();
-  placements.back() = counted_from_start(to, dtensor.dim());
-  const auto spec = spec_of(dtensor).with_placements(std::move(placements)).simplified();
+  const auto spec =
+      spec_of(dtensor).with_placements({counted_from_start(to, dtensor.dim())}).simplified();
   return differentiable_redistribute(dtensor, spec.placements());
 }
 

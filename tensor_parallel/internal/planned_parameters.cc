@@ -3,7 +3,6 @@
 #include "deferred_init/deferred_storage.h"
 #include "device_mesh/internal/name_pattern.h"
 #include "dtensor/dtensor.h"
-#include "dtensor/layout/shard_layout.h"
 #include "on_demand/gate_key.h"
 
 #include <c10/util/Exception.h>
@@ -41,15 +40,8 @@ struct AttentionAbove {
   int64_t head_width;
 };
 
-// A place among the submodules of a module.
-struct Place {
-  std::string list;  // path of that module
-  int64_t index, count;
-};
-
 // A parameter under one of its names.
 struct Named {
-  std::vector<Place> above;  // of its module, and of those that have it
   std::string module_path;
   std::string path;
   at::Tensor tensor;
@@ -59,24 +51,15 @@ struct Named {
 
 std::vector<Named> named_parameters(torch::nn::Module& module) {
   std::vector<Named> all;
-  std::unordered_map<std::string, std::vector<Place>> above_of;  // by path
   std::unordered_map<const torch::nn::Module*, AttentionAbove> attention_above;
   for (const auto& item : module.named_modules()) {
     const auto* const attention = item.value()->as<torch::nn::MultiheadAttentionImpl>();
     const int64_t head_width = attention == nullptr ? 0 : attention->head_dim;
     if (attention != nullptr) attention_above[attention->out_proj.get()] = {item.key(), head_width};
     const auto above = attention_above.find(item.value().get());
-    const std::string prefix = item.key().empty() ? "" : item.key() + ".";
-    const auto children = item.value()->named_children();
-    for (size_t i = 0; i < children.size(); ++i) {
-      auto places = above_of[item.key()];
-      places.push_back(
-          {item.key(), static_cast<int64_t>(i), static_cast<int64_t>(children.size())});
-      above_of[prefix + children[i].key()] = std::move(places);
-    }
     for (const auto& parameter : item.value()->named_parameters(/*recurse=*/false)) {
-      all.push_back({.above = above_of[item.key()],
-                     .module_path = item.key(),
+      const std::string prefix = item.key().empty() ? "" : item.key() + ".";
+      all.push_back({.module_path = item.key(),
                      .path = prefix + parameter.key(),
                      .tensor = parameter.value(),
                      .role = {.kind = kind_of(*item.value()),
@@ -91,28 +74,9 @@ std::vector<Named> named_parameters(torch::nn::Module& module) {
   return all;
 }
 
-// The parameter's place among the experts of the list that the pattern means.
-const Place* place_among_experts(const std::string& pattern, const ParallelStyle& style,
-                                 const Named& parameter) {
-  if (!std::holds_alternative<ExpertParallel>(style)) return nullptr;
-  const auto place = std::find_if(parameter.above.begin(), parameter.above.end(),
-                                  [&](const Place& each) { return is_match(pattern, each.list); });
-  return place == parameter.above.end() ? nullptr : &*place;
-}
-
 bool is_meant(const std::string& pattern, const ParallelStyle& style, const Named& parameter) {
   if (is_match(pattern, parameter.path)) return true;
-  if (std::holds_alternative<ShardParameter>(style)) return false;
-  return is_match(pattern, parameter.module_path) ||
-         place_among_experts(pattern, style, parameter) != nullptr;
-}
-
-int64_t rank_of_expert(const Place& place, int64_t ranks) {
-  int64_t rank = 0;
-  while (chunk_of(place.count, ranks, rank).offset + chunk_of(place.count, ranks, rank).length <=
-         place.index)
-    ++rank;
-  return rank;
+  return !std::holds_alternative<ShardParameter>(style) && is_match(pattern, parameter.module_path);
 }
 
 void check_pattern(const std::string& pattern, const ParallelStyle& style,
@@ -133,20 +97,14 @@ void check_pattern(const std::string& pattern, const ParallelStyle& style,
                     "as in 'block*.mlp.up' (rank ", rank, ")");
 }
 
-struct StyleOf {
-  ParallelStyle style;
-  const Place* place = nullptr;  // of an expert
-};
-
 // Of the last entry that means the parameter, or the attention module above it.
-std::optional<StyleOf> last_style(const ParallelPlan& plan, const Named& parameter) {
+std::optional<ParallelStyle> last_style(const ParallelPlan& plan, const Named& parameter) {
   for (auto entry = plan.rbegin(); entry != plan.rend(); ++entry) {
     const auto& [pattern, style] = *entry;
-    if (is_meant(pattern, style, parameter))
-      return StyleOf{style, place_among_experts(pattern, style, parameter)};
+    if (is_meant(pattern, style, parameter)) return style;
     const auto* const heads = std::get_if<ColwiseParallel>(&style);
     if (heads != nullptr && parameter.attention && is_match(pattern, parameter.attention->path))
-      return StyleOf{style_of_output_projection(*heads, parameter.attention->head_width)};
+      return style_of_output_projection(*heads, parameter.attention->head_width);
   }
   return std::nullopt;
 }
@@ -193,10 +151,8 @@ std::vector<PlannedParameter> planned_parameters(torch::nn::Module& module, cons
     const auto style = last_style(plan, parameter);
     if (!style) continue;
     check_parameter(parameter, mesh);
-    auto role = parameter.role;
-    if (style->place != nullptr) role.owner = rank_of_expert(*style->place, mesh.size());
-    auto styled =
-        in_words(parameter, mesh.rank(), [&] { return parallel_parameter(style->style, role); });
+    auto styled = in_words(parameter, mesh.rank(),
+                           [&] { return parallel_parameter(*style, parameter.role); });
     const auto [at, is_new] =
         position.emplace(parameter.tensor.unsafeGetTensorImpl(), planned.size());
     if (is_new) {
@@ -214,8 +170,7 @@ std::vector<PlannedParameter> planned_parameters(torch::nn::Module& module, cons
          .member = tensor,
          .spec = DTensorSpec(mesh, {styled.placement}, tensor.sizes().vec(), tensor.strides().vec())
                      .simplified(),
-         .uses = styled.uses,
-         .batches = styled.batches});
+         .uses = styled.uses});
   }
   return result;
 }
