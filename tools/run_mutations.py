@@ -318,9 +318,7 @@ def try_all(chosen, wanted, known, tests, landing):
     for program, test in wrong:
         print(f"{test} of {program} fails without a mutant, too: what it caught may have survived")
     print(f"{caught} caught, {survived} survived, {skipped} skipped")
-    if wrong:
-        return 1
-    return 1 if (survived or broken and not caught) and not landing else 0
+    return 1 if (survived or wrong or broken and not caught) and not landing else 0
 
 
 if __name__ == "__main__":
