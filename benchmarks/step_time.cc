@@ -5,14 +5,16 @@
 //
 //   step_time --implementation=sharded --width=64 --blocks=4 --tokens=32
 //
-// With --tp the sharded ranks are a mesh of dp x tp. Weights and texts are functions of
-// names and places, the same in fsdp2_step_time.py, so that losses can be compared.
+// With --tp or --cp the sharded ranks are a mesh of dp x cp x tp. Weights and texts are
+// functions of names and places, the same in fsdp2_step_time.py, so that losses can be
+// compared.
 //
 // "plain" ranks do not communicate: they keep each other's cores busy as the sharded ones
 // do. "beside_plain" is "sharded" with a plain step before each, and tells what the
 // sharded step takes beyond it: whatever else the machine does meets both.
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
 #include "optim/muon_with_adamw.h"
@@ -42,6 +44,7 @@ ABSL_FLAG(std::string, device, "cpu", "cpu or cuda");
 ABSL_FLAG(std::string, backend, "gloo",
           "of the process group; fake: nothing is sent, and this process is the only one");
 ABSL_FLAG(std::string, param_dtype, "f32", "f32, or bf16 with sums of gradients in f32");
+ABSL_FLAG(bool, codes, false, "gathers of matrices in MXFP8, and reductions in MXINT8");
 ABSL_FLAG(bool, optimizer, true, "false: steps are forward and backward alone");
 ABSL_FLAG(std::string, muon, "none",
           "none: AdamW alone; rows: Muon of the blocks' matrices as they lie; owners: of matrices "
@@ -49,7 +52,8 @@ ABSL_FLAG(std::string, muon, "none",
 ABSL_FLAG(int64_t, width, 64, "width of the model");
 ABSL_FLAG(int64_t, blocks, 4, "transformer blocks");
 ABSL_FLAG(int64_t, tokens, 32, "tokens per sequence");
-ABSL_FLAG(int64_t, batch, 2, "sequences per rank, or per group of --tp ranks");
+ABSL_FLAG(int64_t, batch, 2, "sequences per rank, or per group of --tp and --cp ranks");
+ABSL_FLAG(int64_t, cp, 1, "context parallelism: ranks that share sequences");
 ABSL_FLAG(int64_t, tp, 1, "tensor parallelism: ranks that compute one model together");
 ABSL_FLAG(bool, sequence_parallel, false, "with --tp: cut activations along the tokens");
 ABSL_FLAG(int64_t, warmup, 10, "steps before the clock starts");
@@ -117,6 +121,10 @@ class Training {
     const auto text = text_of(mesh ? (*mesh)["dp"].local_rank() : 0);
     inputs_ = text.narrow(1, 0, absl::GetFlag(FLAGS_tokens)).contiguous().to(device_type());
     targets_ = text.narrow(1, 1, absl::GetFlag(FLAGS_tokens)).contiguous().to(device_type());
+    if (!mesh || absl::GetFlag(FLAGS_cp) == 1) return;
+    for (torch::Tensor* const tokens : {&inputs_, &targets_})
+      *tokens =
+          fsdp::distribute_tensor(*tokens, (*mesh)["cp"], {fsdp::Shard{.dim = 1, .outer = 8}});
   }
 
   void step() {
@@ -154,13 +162,20 @@ class Training {
     fsdp::FullyShardOptions options;
     if (absl::GetFlag(FLAGS_param_dtype) == "bf16")
       options.mp_policy = {.param_dtype = torch::kBFloat16, .reduce_dtype = torch::kFloat};
+    if (absl::GetFlag(FLAGS_codes)) {
+      options.gather_codec_fn = [](const std::string&, const torch::Tensor& weight) {
+        return weight.dim() == 2 ? fsdp::mxfp8() : nullptr;
+      };
+      options.gradient_codecs.shards = fsdp::mxint8();
+    }
     if (absl::GetFlag(FLAGS_tp) > 1) {
       const int64_t head_width = absl::GetFlag(FLAGS_width) / programs::TransformerConfig().heads;
       fsdp::parallelize_module(
           model_, mesh["tp"],
           programs::transformer_plan(head_width, absl::GetFlag(FLAGS_sequence_parallel)));
     }
-    const auto data_mesh = mesh["dp"];
+    const bool has_cp = absl::GetFlag(FLAGS_cp) > 1;
+    const auto data_mesh = has_cp ? mesh.flatten({"dp", "cp"})["dp_cp"] : mesh["dp"];
     if (absl::GetFlag(FLAGS_muon) == "owners")
       options.shard_placement_fn = [](const std::string&, const torch::Tensor& tensor) {
         return tensor.dim() == 2 ? std::optional<fsdp::Placement>(fsdp::Owned{}) : std::nullopt;
@@ -245,8 +260,9 @@ void run() {
     fsdp::ProcessGroupOptions options;
     options.backend = absl::GetFlag(FLAGS_backend);
     fsdp::init_process_group(options);
-    const int64_t tp = absl::GetFlag(FLAGS_tp);
-    mesh = fsdp::init_device_mesh(device_type(), {place.world_size / tp, tp}, {"dp", "tp"});
+    const int64_t tp = absl::GetFlag(FLAGS_tp), cp = absl::GetFlag(FLAGS_cp);
+    mesh = fsdp::init_device_mesh(device_type(), {place.world_size / tp / cp, cp, tp},
+                                  {"dp", "cp", "tp"});
   }
   {
     std::optional<Training> plain;

@@ -37,7 +37,9 @@ SaveItem read_item(const std::string& name, const Catalog& catalog, const std::s
   SaveItem item{.name = name, .kind = "model", .tensors = {}, .ties = catalog.ties};
   TensorReader reader(catalog, {.verify = true});
   for (const auto& [each, unused] : catalog.tensors) {
-    item.tensors.push_back({each, value_or_raise(reader.plan_whole(each))});
+    item.tensors.push_back({.name = each,
+                            .tensor = value_or_raise(reader.plan_whole(each)),
+                            .codec = catalog.tensors.at(each).codec});
   }
   raise_unless_ok(reader.read());
   std::vector<std::string> left;
@@ -87,11 +89,12 @@ SavePlan plan_sharded(const std::vector<SaveItem>& items, int64_t ranks) {
   for (const SaveItem& item : items) {
     ItemRecord record{.kind = item.kind, .tensors = {}, .ties = item.ties, .details = item.details};
     std::map<int64_t, FileToWrite> files;
-    for (const auto& [name, tensor, unit] : item.tensors) {
+    for (const auto& [name, tensor, unit, codec] : item.tensors) {
       TORCH_CHECK_VALUE(dtype_name(tensor.scalar_type()), "'", name, "' is ", tensor.scalar_type(),
                         ", which safetensors files cannot hold");
       TensorRecord placed{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
       placed.layout = tensor.dim() > 0 ? 0 : 1;
+      placed.codec = codec;
       const auto& layout = plan.manifest.layouts[static_cast<size_t>(placed.layout)];
       for (const auto& written : written_boxes(layout, placed.shape, /*replica=*/0)) {
         Entry entry{.name = name, .tensor = name, .dtype = placed.dtype, .box = written.box};

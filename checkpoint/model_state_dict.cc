@@ -117,7 +117,7 @@ class ModelSetting {
       }
     }
     std::set<std::string> used;
-    for (const auto& [name, target, unit] : model_.tensors) {
+    for (const auto& [name, target, unit, codec] : model_.tensors) {
       auto& each = names[name];
       each.insert(each.begin(), name);
       plan_tensor(each, target, offered, used);

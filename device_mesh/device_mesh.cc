@@ -316,6 +316,16 @@ DeviceMesh DeviceMesh::beside(const DeviceMesh& inner) const {
   return DeviceMesh(std::move(both).complete());
 }
 
+bool covers(const DeviceMesh& mesh, const DeviceMesh& part, int64_t dim) {
+  for (int64_t own = 0; own < mesh.ndim(); ++own)
+    if (mesh.group(own) == part.group(dim)) return true;
+  if (mesh.state_->family != part.state_->family) return false;
+  const auto positions = part.state_->layout.along({dim}, part.coordinate()).positions();
+  return std::all_of(positions.begin(), positions.end(), [&](int64_t position) {
+    return mesh.state_->layout.coordinate_of(position).has_value();
+  });
+}
+
 DeviceMesh DeviceMesh::flatten(const Names& dim_names, std::string name) const {
   const Indices dims = state_->indices_of(dim_names);
   if (name.empty()) name = join(dim_names, "_");

@@ -115,6 +115,7 @@ class FSDP_API DeviceMesh {
                                      std::vector<std::string>);
   friend DeviceMesh default_mesh();
   friend c10::Device local_device(const DeviceMesh&);
+  friend bool covers(const DeviceMesh&, const DeviceMesh&, int64_t);
   friend std::string to_string(const DeviceMesh&);
 
   std::shared_ptr<const State> state_;
@@ -145,6 +146,11 @@ FSDP_API DeviceMesh default_mesh();
 // the calling thread's current one when the mesh was made, with its index. The same on
 // all threads, and of all slices of the mesh. Local.
 [[nodiscard]] FSDP_API c10::Device local_device(const DeviceMesh& mesh);
+
+// Whether all ranks along dimension `dim` of `part` are ranks of `mesh`. Only meshes that
+// were cut, flattened or permuted from one know: false of others, but of the same group.
+// Local.
+FSDP_API bool covers(const DeviceMesh& mesh, const DeviceMesh& part, int64_t dim);
 
 FSDP_API std::string to_string(const DeviceMesh& mesh);
 FSDP_API std::ostream& operator<<(std::ostream& out, const DeviceMesh& mesh);

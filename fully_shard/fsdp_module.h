@@ -99,7 +99,8 @@ class FSDP_API FSDPModule {
   void set_backward_prefetch(BackwardPrefetch when, bool recurse = true);
   // True: modules compute in the parameters' and buffers' own dtype, for example in an
   // evaluation, and gathers bring that dtype. MixedPrecisionPolicy's param_dtype,
-  // buffer_dtype, input casts and output_dtype have no effect until it is false again.
+  // buffer_dtype, input casts and output_dtype, and gather codecs, have no effect until
+  // it is false again. Parameters that are stored as codes are still decoded.
   // Reshards the units. Local; every rank must do the same. Throws ValueError, with
   // nothing changed, while a unit is held, in use or part of a live graph.
   void set_full_precision(bool full_precision, bool recurse = true);

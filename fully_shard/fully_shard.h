@@ -44,6 +44,7 @@
 #include "fully_shard/describe_units.h"
 #include "fully_shard/forward.h"
 #include "fully_shard/fsdp_module.h"
+#include "fully_shard/gather_codec.h"
 #include "fully_shard/grad.h"
 #include "fully_shard/grad_scaler.h"
 #include "fully_shard/host_exchange.h"

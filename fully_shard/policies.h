@@ -2,6 +2,7 @@
 #pragma once
 
 #include "dtensor/placement.h"
+#include "fully_shard/gather_codec.h"
 
 #include <ATen/core/Tensor.h>
 #include <c10/core/ScalarType.h>
@@ -9,6 +10,7 @@
 #include <concepts>
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <optional>
 #include <string>
 #include <variant>
@@ -61,9 +63,10 @@ struct MixedPrecisionPolicy {
   // The dtype that modules compute in and that is gathered; shards keep their own. Unset:
   // the parameters' own.
   std::optional<at::ScalarType> param_dtype = {};
-  // The dtype that gradients are added up in, over backwards and ranks; unset:
-  // param_dtype. Over ranks on CPU, 16-bit types are added in Float; on devices the
-  // backend, such as NCCL, adds in this dtype.
+  // The dtype that gradients are added up in, over backwards and ranks; unset: the
+  // parameters' own, as FSDP2 has it from PyTorch 2.15 on (before: param_dtype). 16-bit
+  // types travel as such over the ranks that shard, and are added in Float; sums over
+  // replicas travel in Float.
   std::optional<at::ScalarType> reduce_dtype = {};
   // The dtype that buffers of the unit's modules, but not of units below, are cast to in
   // place when fully_shard is applied; unset: they stay. A buffer that two units share
@@ -114,6 +117,14 @@ struct FullyShardOptions {
   // Called once per managed parameter; nothing: Shard(0). Every rank must answer alike.
   std::function<std::optional<Placement>(const std::string& fqn, const at::Tensor&)>
       shard_placement_fn = {};
+  // What travels in the place of a parameter's values when it is gathered
+  // (gather_codec.h): codes of its rows, one for each index of the dimension that is cut.
+  // Null: the values. Called once per managed parameter; every rank must answer alike.
+  // Parts that to_world(n) leaves between forward and backward are values.
+  std::function<std::shared_ptr<const GatherCodec>(const std::string& fqn, const at::Tensor&)>
+      gather_codec_fn = {};
+  // What travels in the place of gradients (gather_codec.h).
+  GradientCodecs gradient_codecs = {};
   MixedPrecisionPolicy mp_policy = {};
   OffloadPolicy offload_policy = {};
   // Of a mesh of two dimensions. With kShardOptimizer entries lie on the mesh with its

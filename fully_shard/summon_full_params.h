@@ -37,12 +37,12 @@ struct SummonOptions {
 
 // While it lives, the module's registry (parameters(), named_parameters()) holds full
 // tensors: the members, readable by pointer, or copies with offload_to_cpu and where
-// members have a dtype of their own (mp_policy.param_dtype; forwards do not see what is
-// written to those before the end). For looking, saving, editing and forwards; a backward
-// of these units is an error, since its gradients belong to what the registry holds
-// otherwise. LibTorch's torch::save writes the model's whole values there, on one rank:
-// all ranks would write one file. An optimizer's states stay sharded, and fsdp::save has
-// them.
+// members are not what the shards are (mp_policy.param_dtype, gather_codec_fn; forwards
+// do not see what is written to those before the end). For looking, saving, editing and
+// forwards; a backward of these units is an error, since its gradients belong to what the
+// registry holds otherwise. LibTorch's torch::save writes the model's whole values there,
+// on one rank: all ranks would write one file. An optimizer's states stay sharded, and
+// fsdp::save has them.
 //
 // The constructor is collective over the meshes of the units, and leaves everything as it
 // was when it throws: ValueError inside a backward, where a unit is summoned already

@@ -95,14 +95,13 @@ struct MemberOfGroup final : torch::CustomClassHolder {
 class ReplicatedMember : public torch::autograd::Function<ReplicatedMember> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& member,
-                            const DeviceMesh& mesh) {
+                            const DTensorSpec& spec) {
     const auto& storage = *OnDemandStorage::behind(member);
     context->saved_data["member"] = c10::IValue::make_capsule(
         c10::make_intrusive<MemberOfGroup>(*storage.writable_group(), storage.index()));
-    const std::vector<Placement> whole(static_cast<size_t>(mesh.ndim()), Replicate{});
     const KeysOfNewDTensors met_by_gate{c10::DispatchKeySet(kGateKey)};
-    const auto replicated =
-        make_dtensor(member.detach(), {mesh, whole, member.sizes().vec(), member.strides().vec()});
+    const auto replicated = make_dtensor(held_part(member).detach(), spec);
+    if (is_dtensor(member)) set_style(replicated, meta_of(member).style);
     // A write to the member is one to what a graph saved of this.
     replicated.unsafeGetTensorImpl()->set_version_counter(
         member.unsafeGetTensorImpl()->version_counter());
@@ -124,12 +123,10 @@ class ReplicatedMember : public torch::autograd::Function<ReplicatedMember> {
   }
 };
 
-bool is_plain_member(const at::Tensor& tensor) {
-  if (!meets_gate(tensor) || is_dtensor(tensor)) return false;
-  auto* const storage = OnDemandStorage::of(tensor.unsafeGetTensorImpl());
-  if (storage == nullptr || storage->writable_group() == nullptr) return false;
-  storage->synchronize_metadata(tensor.unsafeGetTensorImpl());
-  return tensor.requires_grad();
+at::Tensor replicated_over(const at::Tensor& member, const DeviceMesh& mesh) {
+  return replicated_member(
+      member, {mesh, std::vector<Placement>(static_cast<size_t>(mesh.ndim()), Replicate{}),
+               member.sizes().vec(), member.strides().vec()});
 }
 
 // Of the DTensors; none where members stay what they are: one is written, or meets what
@@ -150,6 +147,18 @@ std::optional<DeviceMesh> mesh_beside_members(const GateArguments& arguments) {
 
 }  // namespace
 
+bool is_recorded_member(const at::Tensor& tensor) {
+  if (!at::GradMode::is_enabled() || !meets_gate(tensor)) return false;
+  auto* const storage = OnDemandStorage::behind(tensor);
+  if (storage == nullptr || storage->writable_group() == nullptr) return false;
+  storage->synchronize_metadata(tensor.unsafeGetTensorImpl());
+  return tensor.requires_grad();
+}
+
+at::Tensor replicated_member(const at::Tensor& member, const DTensorSpec& spec) {
+  return ReplicatedMember::apply(member, spec);
+}
+
 bool replicate_members(GateArguments& arguments) {
   if (!at::GradMode::is_enabled() || !arguments.is_aten() ||
       !reads_values_of_all(arguments.schema().name()))
@@ -157,7 +166,8 @@ bool replicate_members(GateArguments& arguments) {
   const auto mesh = mesh_beside_members(arguments);
   if (!mesh) return false;
   return arguments.replace_each([&mesh](const at::Tensor& tensor) {
-    return is_plain_member(tensor) ? ReplicatedMember::apply(tensor, *mesh) : at::Tensor();
+    const bool is_replaced = !is_dtensor(tensor) && is_recorded_member(tensor);
+    return is_replaced ? replicated_over(tensor, *mesh) : at::Tensor();
   });
 }
 

@@ -63,6 +63,14 @@ bool substitute_entries(GateArguments& arguments);
 // NotImplementedError where it is to be differentiated itself.
 bool replicate_members(GateArguments& arguments);
 
+// Whether autograd records what is done with `tensor`, a member, plain or
+// tensor-parallel, or a view of one. Local.
+bool is_recorded_member(const at::Tensor& tensor);
+// A DTensor over the memory of `member`, of `spec`: it is whole along the dimensions that
+// are not the member's own. What arrives at the member is as replicate_members() has it,
+// and lies as it came along the member's own. REQUIRES: is_recorded_member().
+at::Tensor replicated_member(const at::Tensor& member, const DTensorSpec& spec);
+
 // Whether an operator with these among its arguments is to be asked at all.
 inline bool may_replicate_members(bool has_plain_member, bool has_dtensor) {
   return has_plain_member && has_dtensor && at::GradMode::is_enabled();

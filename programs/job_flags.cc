@@ -5,6 +5,7 @@
 #include <absl/flags/flag.h>
 #include <absl/strings/numbers.h>
 
+#include <memory>
 #include <optional>
 #include <sstream>
 #include <string>
@@ -27,7 +28,11 @@ ABSL_FLAG(std::string, reshard_after_forward, "",
 ABSL_FLAG(std::string, param_dtype, "",
           "mixed precision, what modules compute with: bf16, f16 or f32");
 ABSL_FLAG(std::string, reduce_dtype, "",
-          "what gradients are added up in: bf16, f16 or f32; default: --param_dtype");
+          "what gradients are added up in: bf16, f16 or f32; default: that of the weights");
+ABSL_FLAG(std::string, gather_codec, "",
+          "what matrices are gathered as: mxfp8, mxint8, fp8 or nf4; default: --param_dtype");
+ABSL_FLAG(std::string, reduce_codec, "",
+          "what gradients travel as between the ranks that shard: mxint8; default: --reduce_dtype");
 ABSL_FLAG(bool, checkpoint_activations, false,
           "keep the blocks' inputs only, and compute the rest again in backward");
 ABSL_FLAG(std::string, mesh, "",
@@ -37,6 +42,12 @@ ABSL_FLAG(int64_t, tp, 1,
           "tensor parallelism: ranks that compute one model together; a divisor of the ranks");
 ABSL_FLAG(bool, sequence_parallel, false,
           "with --tp: cut what lies between attention and mlp along the tokens");
+ABSL_FLAG(int64_t, ep, 1,
+          "expert parallelism: ranks that have a block's experts together; a divisor of the ranks "
+          "that shard");
+ABSL_FLAG(int64_t, cp, 1,
+          "context parallelism: ranks that share a batch, cut along the tokens; a divisor of the "
+          "ranks that shard");
 ABSL_FLAG(int64_t, batch, 8, "sequences per rank and backward");
 ABSL_FLAG(int64_t, accumulate, 1, "backwards per step, whose gradients add up");
 ABSL_FLAG(std::string, optimizer, "adamw", "adamw or sgd");
@@ -90,10 +101,36 @@ std::optional<fsdp::ReshardAfterForward> reshard_after_forward() {
   return fsdp::ReshardAfterForward::to_world(ranks);
 }
 
+using Codec = std::shared_ptr<const fsdp::GatherCodec>;
+
+Codec gather_codec() {
+  const std::string name = absl::GetFlag(FLAGS_gather_codec);
+  if (name.empty()) return nullptr;
+  if (name == "mxfp8") return fsdp::mxfp8();
+  if (name == "mxint8") return fsdp::mxint8();
+  if (name == "fp8") return fsdp::fp8_rows();
+  TORCH_CHECK_VALUE(name == "nf4", "--gather_codec: ", name,
+                    ", allowed are mxfp8, mxint8, fp8 and nf4");
+  return fsdp::nf4();
+}
+
+Codec reduce_codec() {
+  const std::string name = absl::GetFlag(FLAGS_reduce_codec);
+  TORCH_CHECK_VALUE(name.empty() || name == "mxint8", "--reduce_codec: ", name,
+                    ", allowed is mxint8");
+  return name.empty() ? nullptr : fsdp::mxint8();
+}
+
 fsdp::FullyShardOptions sharding_options() {
   fsdp::FullyShardOptions options{.reshard_after_forward = reshard_after_forward(),
                                   .mp_policy = {.param_dtype = dtype(FLAGS_param_dtype),
                                                 .reduce_dtype = dtype(FLAGS_reduce_dtype)}};
+  if (const auto codec = gather_codec()) {
+    options.gather_codec_fn = [codec](const std::string&, const at::Tensor& weight) {
+      return weight.dim() == 2 ? codec : nullptr;
+    };
+  }
+  options.gradient_codecs.shards = reduce_codec();
   if (absl::GetFlag(FLAGS_shard_optimizer)) options.outer = fsdp::Outer::kShardOptimizer;
   return options;
 }
@@ -126,6 +163,8 @@ void set_job_options(TrainingOptions& options) {
   options.replicas = job_shape().replicas;
   options.tp = at_least(1, FLAGS_tp);
   options.sequence_parallel = absl::GetFlag(FLAGS_sequence_parallel);
+  options.ep = at_least(1, FLAGS_ep);
+  options.cp = at_least(1, FLAGS_cp);
   options.units = units();
   options.sharding = sharding_options();
   options.checkpoint_activations = absl::GetFlag(FLAGS_checkpoint_activations);

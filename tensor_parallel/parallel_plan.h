@@ -59,8 +59,16 @@ struct ShardParameter {
   Placement placement;
 };
 
+// Experts, of which each rank has some, and none where there are fewer of them than
+// ranks. The path means a module whose parameters have a dimension of experts, their
+// first. What brings tokens to them is experts/route_to_experts.h: an operator that is
+// given a plain tensor beside such a parameter computes with this rank's part. Over a
+// mesh dimension whose ranks have batches of their own; fully_shard() over the other ones
+// divides gradients by the ranks of both, as those of the modules around it.
+struct ExpertParallel {};
+
 using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel,
-                                   ReplicateParallel, ShardParameter>;
+                                   ReplicateParallel, ShardParameter, ExpertParallel>;
 
 // Dotted paths of modules or parameters below the module that is parallelized, "" for
 // itself. A '*' stands for any part of one name: "block*.mlp.up" for "block0.mlp.up".

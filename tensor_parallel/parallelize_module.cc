@@ -122,6 +122,10 @@ void parallelize_module(ModuleRef module, const DeviceMesh& mesh, const Parallel
   const auto number = internal::check_agreement(parameters, mesh);
   internal::bring_generators_in_step(mesh);
   const auto steps = std::make_shared<internal::FirstSteps>();
+  // Experts are given other tokens on each rank: there is nothing to compare.
+  if (std::all_of(parameters.begin(), parameters.end(),
+                  [](const auto& parameter) { return parameter.uses.is_own; }))
+    steps->pass();
   for (const auto& parameter : parameters) internal::make_parallel_member(parameter, number, steps);
 }
 

@@ -11,7 +11,7 @@ export LC_ALL=C  # one order of names
 read -ra compilers <<< "${COMPILERS:-g++}"
 headers_of=3  # one in so many is compiled alone
 [[ -z ${COMPILERS:-} ]] || headers_of=1
-readonly PUBLIC_LAYERS=(checkpoint device_mesh dtensor fully_shard optim tensor_parallel)
+readonly PUBLIC_LAYERS=(checkpoint device_mesh dtensor experts fully_shard optim tensor_parallel)
 # Exported as their classes are.
 readonly PRIVATE_MEMBERS="fsdp::DeviceMesh::DeviceMesh
 fsdp::FSDPModule::for_each_unit

@@ -142,6 +142,14 @@ expect_refusal "--ranks: 1000000 processes on this machine, allowed are" --ranks
 expect_refusal "--ranks: 1099511627776, allowed are 1048576 or less" --ranks=1099511627776
 expect_refusal "--ranks: 3, and --mesh, 2x1, has 2" --mesh=2x1 --ranks=3
 expect_refusal "--lora_targets: q_proj, allowed are query, key" --lora=4 --lora_targets=q_proj
+expect_refusal "--lora_base: nf4 needs --lora" --lora_base=nf4
+expect_refusal "--lora_base=nf4 and --tp exclude each other" --lora=4 --lora_base=nf4 --tp=2
+expect_refusal "--cp: 2, allowed are divisors of the ranks that shard, 3" --ranks=3 --cp=2
+expect_refusal "--ep needs a model with experts" --ep=2
+expect_refusal "--tp of a model with experts needs --sequence_parallel" --tp=2 --experts=4
+expect_refusal "--gather_codec: fp4, allowed are mxfp8, mxint8, fp8 and nf4" --gather_codec=fp4
+expect_refusal "--reduce_codec: mxfp8, allowed is mxint8" --reduce_codec=mxfp8
+expect_refusal "--compare and --gather_codec or --reduce_codec exclude each other" --compare --gather_codec=mxfp8
 expect_refusal "--batch: 9223372036854775807, allowed with --tokens 128 are" --batch=9223372036854775807
 expect_refusal "--accumulate: 1000000000000, allowed are" --accumulate=1000000000000
 expect_refusal "--init_from=: has no value" --init_from=
@@ -185,6 +193,10 @@ expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x1 --checkpoint_activati
 expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x2 --shard_optimizer
 expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=1x2 --tp=2 --generate=5
 expect_exit 0 "${small[@]}" --steps=3 --compare --mesh=2x1x2 --tp=2 --sequence_parallel --checkpoint_activations
+expect_exit 0 "${small[@]}" --steps=3 --compare --ranks=3 --cp=3 --checkpoint_activations
+expect_exit 0 "${small[@]}" --steps=3 --compare --ranks=4 --cp=2 --tp=2
+expect_exit 0 "${small[@]}" --steps=3 --compare --ranks=4 --cp=2 --ep=2 --experts=3
+expect_exit 0 "${small[@]}" --steps=3 --compare --ranks=4 --ep=2 --tp=2 --sequence_parallel --experts=5
 grep --quiet "agree" "$work/out" || fail "the comparison does not agree: $(cat "$work/out")"
 [[ ! -s $work/err ]] || fail "a good run complains: $(cat "$work/err")"
 
@@ -242,6 +254,7 @@ expect_exit 0 "${lines[@]}" --ranks=2 --batch=1 --accumulate=4 --metrics="$work/
 expect_same_losses "$work/lines-1.jsonl" "$work/lines-accumulated.jsonl" 6
 compared=("${small[@]}" --data="$work/tokens.bin" --documents=separate --end_of_document=10 --steps=3 --compare)
 expect_exit 0 "${compared[@]}" --checkpoint_activations
+expect_exit 0 "${compared[@]}" --cp=2
 expect_exit 0 "${compared[@]}" --mesh=2x1x2 --tp=2 --sequence_parallel --checkpoint_activations
 expect_exit 0 "${small[@]}" --data=checkpoint --documents=separate --steps=3 --param_dtype=bf16
 
@@ -257,6 +270,8 @@ expect_exit 0 "${sizes_of_folder[@]}" --steps=1 --export="$work/again"
 grep --quiet "validation loss after 0 steps: ${loss##* }" "$work/out" || fail "not $loss: $(cat "$work/out")"
 diff "$work/exported/config.json" "$work/again/config.json" || fail "the configuration has changed"
 expect_exit 0 "${sizes_of_folder[@]}" --steps=1 --lora=4 --export="$work/adapters"
+expect_exit 0 "${sizes_of_folder[@]}" --steps=1 --lora=4 --lora_base=nf4 --export="$work/in_4_bits"
+diff "$work/adapters/adapter_config.json" "$work/in_4_bits/adapter_config.json" || fail "4 bits: another configuration"
 [[ -s $work/adapters/adapter_model.safetensors && -s $work/adapters/adapter_config.json ]] || fail "no adapters"
 [[ ! -e $work/adapters.saving && ! -e $work/again.saving ]] || fail "exports have left something"
 expect_refusal "--width and --init_from exclude each other" "${small[@]}" --init_from="$work/exported"

@@ -54,6 +54,7 @@ SavedLayout layout_from(const Json& json) {
 
 Json record_json(const TensorRecord& record) {
   Json json = {{"dtype", *dtype_name(record.dtype)}, {"shape", record.shape}};
+  if (!record.codec.empty()) json["codec"] = record.codec;
   if (record.layout < 0) {
     json["file"] = record.file;
   } else {
@@ -91,6 +92,7 @@ TensorRecord tensor_from(const Json& json, const std::vector<SavedLayout>& layou
   record.dtype = *dtype;
   record.shape = integers_of(json.at("shape"));
   if (!can_be_shape(record.shape)) throw std::runtime_error("impossible shape of a tensor");
+  if (json.contains("codec")) json.at("codec").get_to(record.codec);
   if (json.contains("file")) {
     json.at("file").get_to(record.file);
     return record;

@@ -29,6 +29,7 @@ struct TensorRecord {
   int64_t layout = -1;  // index; -1: whole, in `file`
   int64_t replica = 0;  // the copy that was written
   std::string file;
+  std::string codec;  // what the codes are called where it holds some; else empty
 };
 
 struct ItemRecord {

@@ -85,6 +85,12 @@ absl::Status check_fits(const std::string& name, const at::Tensor& target, const
                                       " here and " + shape_text(offered.shape) + " " +
                                       offered.place);
   }
+  const auto codec = codec_of(target);
+  if (!offered.codec.empty() && offered.codec != codec) {
+    return absl::InvalidArgumentError(
+        "'" + name + "' is " + (codec.empty() ? "no codes" : "codes of '" + codec + "'") +
+        " here and codes of '" + offered.codec + "' " + offered.place);
+  }
   const auto own = own_dtype(target);  // what a buffer that was cast is saved in
   if (cast || widens_exactly(offered.dtype, own)) return absl::OkStatus();
   return absl::InvalidArgumentError("'" + name + "' is " + c10::toString(own) + " here and " +

@@ -41,11 +41,12 @@ void check_no_names(const std::vector<std::string>& missing, const std::string& 
 struct Offered {
   c10::ScalarType dtype;
   c10::IntArrayRef shape;
-  std::string place;   // "in the file"
-  std::string advice;  // against a conversion that loses something
+  std::string place;       // "in the file"
+  std::string advice;      // against a conversion that loses something
+  std::string codec = {};  // what the codes are called that it offers; empty: not known
 };
-// kInvalidArgument for another shape, and for a conversion that loses something unless
-// `cast`.
+// kInvalidArgument for another shape, for codes that are not the target's, and for a
+// conversion that loses something unless `cast`.
 absl::Status check_fits(const std::string& name, const at::Tensor& target, const Offered& offered,
                         bool cast);
 

@@ -199,7 +199,7 @@ absl::Status TensorReader::plan(const std::string& stored_name, const std::strin
   const StoredTensor& stored = catalog_.tensors.at(stored_name);
   const bool grows = rules_.init_new_rows && has_more_rows(target, stored.shape);
   const Offered offered{stored.dtype, grows ? target.sizes() : c10::IntArrayRef(stored.shape),
-                        "in the file", "LoadOptions::cast allows it"};
+                        "in the file", "LoadOptions::cast allows it", stored.codec};
   if (auto fits = check_fits(name, target, offered, rules_.cast); !fits.ok()) return fits;
   Target planned{
       .tensor = target, .stored_dtype = stored.dtype, .part = part_of(target), .name = name};

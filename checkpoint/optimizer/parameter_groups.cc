@@ -13,7 +13,7 @@ using NamesByHandle = std::map<const void*, std::vector<std::string>>;
 NamesByHandle names_by_handle(const ModelTensors& model) {
   NamesByHandle names;
   std::map<std::string, const void*> handles;
-  for (const auto& [name, tensor, unit] : model.tensors) {
+  for (const auto& [name, tensor, unit, codec] : model.tensors) {
     const void* const handle = tensor.unsafeGetTensorImpl();
     names[handle].push_back(name);
     handles[name] = handle;

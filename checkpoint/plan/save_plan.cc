@@ -60,6 +60,7 @@ class Planner {
                       tensor.scalar_type(), ", which safetensors files cannot hold");
     const SavedLayout layout = layout_of(tensor, world_size_, named.name);
     TensorRecord record{.dtype = tensor.scalar_type(), .shape = tensor.sizes().vec()};
+    record.codec = named.codec;
     record.layout = static_cast<int64_t>(index_of(manifest_.layouts, layout));
     if (balanced_ && is_dtensor(tensor)) record.replica = least_loaded(layout, record);
     for (const auto& box : written_boxes(layout, record.shape, record.replica)) {
@@ -359,6 +360,7 @@ SavePlan plan_full(const std::vector<SaveItem>& items, int64_t world_size,
         record.tensors.emplace(part.entry.name, std::move(whole));
       }
     }
+    for (const auto& named : item.tensors) record.tensors.at(named.name).codec = named.codec;
     if (files.size() > 1) plan.texts[item.name + kIndexSuffix] = index_text_of(files);
     for (FileToWrite& file : files) plan.files.push_back(std::move(file));
     plan.manifest.items.emplace(item.name, std::move(record));

@@ -1,5 +1,6 @@
 #include "checkpoint/plan/state_items.h"
 
+#include "checkpoint/ranks/tensor_values.h"
 #include "fully_shard/params/registry_entry.h"
 
 #include <c10/util/Exception.h>
@@ -21,7 +22,7 @@ ModelTensors tensors_of(const torch::nn::Module& module) {
     if (!tensor.defined()) return;
     const auto [place, is_new] = first_names.emplace(tensor.unsafeGetTensorImpl(), name);
     if (is_new) {
-      found.tensors.push_back({name, tensor, unit_of(tensor)});
+      found.tensors.push_back({name, tensor, unit_of(tensor), codec_of(tensor)});
     } else {
       found.ties.emplace(name, place->second);
     }

@@ -19,6 +19,7 @@ struct NamedTensor {
   std::string name;
   at::Tensor tensor;
   const void* unit = nullptr;  // what is of one is gathered together; null: of none
+  std::string codec = {};      // what its codes are called, if it is stored as some
 };
 // The unit of fully_shard() that shards `parameter`, known by its address; null for none.
 const void* unit_of(const at::Tensor& parameter);

@@ -19,4 +19,9 @@ at::Tensor open_for_writing(const at::Tensor& tensor) {
 
 void close_after_writing(const at::Tensor& tensor) { tell_written(tensor); }
 
+std::string codec_of(const at::Tensor& tensor) {
+  const auto* const owner = is_dtensor(tensor) ? owner_of(tensor) : nullptr;
+  return owner == nullptr ? "" : owner->codec();
+}
+
 }  // namespace fsdp::internal::checkpoint

@@ -4,6 +4,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <string>
+
 namespace fsdp::internal::checkpoint {
 
 // This rank's part of a DTensor, up to date; a plain tensor as it is. Without gradient;
@@ -15,5 +17,9 @@ at::Tensor local_value(const at::Tensor& tensor);
 // empty part or not. Local.
 at::Tensor open_for_writing(const at::Tensor& tensor);
 void close_after_writing(const at::Tensor& tensor);
+
+// What the codes are called that a parameter is stored as (store_codes()); empty for
+// values.
+std::string codec_of(const at::Tensor& tensor);
 
 }  // namespace fsdp::internal::checkpoint

@@ -72,20 +72,31 @@ InFlight<SummedRow> reduce_scatter_by_backend(const Collectives& on,
                                               const IssuedOperation& operation,
                                               const ReduceScatterOptions& options) {
   const auto& group = on.group();
+  const auto dtype = options.summands.dtype;
+  // What the backend can not add, or would round at every step, each rank gets and adds
+  // up.
+  const bool is_moved = (options.summands.codes || sum_dtype(dtype) != dtype) && !options.custom;
   auto announcement = on.log()->announce(operation);
-  const auto rows = summands_of(options.input, options.dtype);
-  auto sum = scratch_memory({rows.size(1)}, rows.scalar_type(), rows.device());
-  auto pending = options.custom ? issue_on(rows.device(), group,
-                                           [&] { return (*options.custom)(sum, rows.view({-1})); })
-                                : reduce_scatter(group, sum, rows, ReduceOp::kSum);
+  const auto rows = is_moved ? options.input.contiguous() : summands_of(options.input, dtype);
+  auto received = scratch_memory(is_moved ? rows.sizes() : rows.sizes().slice(1),
+                                 rows.scalar_type(), rows.device());
+  auto pending = is_moved ? all_to_all(group, received, rows)
+                 : options.custom
+                     ? issue_on(rows.device(), group,
+                                [&] { return (*options.custom)(received, rows.view({-1})); })
+                     : reduce_scatter(group, received, rows, ReduceOp::kSum);
   const auto posted =
-      std::make_shared<Posted>(Posted{std::move(announcement), sum, rows, std::move(pending)});
-  const auto finish = [posted, log = on.log(), what = options.what, dtype = options.dtype] {
+      std::make_shared<Posted>(Posted{std::move(announcement), received, rows, std::move(pending)});
+  const auto finish = [posted, is_moved, log = on.log(), what = options.what,
+                       summands = options.summands] {
     auto words = posted->wait(*log, what);
     const BelowAutograd below_autograd;
-    return SummedRow{posted->output.view(dtype).to(sum_dtype(dtype)), std::move(words)};
+    const auto& received = posted->output;
+    auto sum = is_moved ? sum_in_order(received.unbind(0), summands)
+                        : received.view(summands.dtype).to(sum_dtype(summands.dtype));
+    return SummedRow{std::move(sum), std::move(words)};
   };
-  return InFlight<SummedRow>(finish, static_cast<int64_t>(rows.nbytes() + sum.nbytes()));
+  return InFlight<SummedRow>(finish, static_cast<int64_t>(rows.nbytes() + received.nbytes()));
 }
 
 InFlight<SummedRow> all_reduce_by_backend(const Collectives& on, const IssuedOperation& operation,

@@ -43,9 +43,9 @@ struct Gathering {
 // Rows that are exchanged while the ranks agree on it.
 struct Exchanging {
   Exchanging(const Collectives& on, const IssuedOperation& operation, const at::Tensor& rows,
-             at::ScalarType dtype, const std::vector<int64_t>& lengths, Rounds rounds)
+             const Summands& summands, const std::vector<int64_t>& lengths, Rounds rounds)
       : announcement(on.log()->announce(operation)),
-        exchange(on.group(), rows, dtype,
+        exchange(on.group(), rows, summands,
                  {.what = operation.what,
                   .lengths = lengths,
                   .tag = tag_of(announcement.stamp()),
@@ -95,8 +95,8 @@ InFlight<GatheredRows> all_gather_by_messages(const Collectives& on,
 InFlight<SummedRow> reduce_scatter_by_messages(const Collectives& on,
                                                const IssuedOperation& operation,
                                                const ReduceScatterOptions& options, Rounds rounds) {
-  const auto exchanging = std::make_shared<Exchanging>(on, operation, options.input, options.dtype,
-                                                       options.lengths, rounds);
+  const auto exchanging = std::make_shared<Exchanging>(on, operation, options.input,
+                                                       options.summands, options.lengths, rounds);
   const auto finish = [exchanging, log = on.log()] {
     auto row = log->watch([&] { return exchanging->exchange.wait(); });
     return SummedRow{std::move(row), exchanging->words};
@@ -106,9 +106,9 @@ InFlight<SummedRow> reduce_scatter_by_messages(const Collectives& on,
 
 InFlight<SummedRow> all_reduce_by_messages(const Collectives& on, const IssuedOperation& operation,
                                            const at::Tensor& row) {
-  const auto exchanging =
-      std::make_shared<Exchanging>(on, operation, pieces_of(row, on.size()), row.scalar_type(),
-                                   std::vector<int64_t>(), Rounds::kInBackground);
+  const auto exchanging = std::make_shared<Exchanging>(
+      on, operation, pieces_of(row, on.size()), Summands(row.scalar_type()), std::vector<int64_t>(),
+      Rounds::kInBackground);
   const auto finish = [exchanging, log = on.log(), group = on.group(), what = operation.what,
                        elements = row.numel()] {
     auto sum = log->watch([&] {

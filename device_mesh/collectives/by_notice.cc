@@ -65,11 +65,11 @@ InFlight<GatheredRows> rows_by_notice(const Collectives& on, const IssuedOperati
 }
 
 InFlight<SummedRow> sum_by_notice(const Collectives& on, const IssuedOperation& operation,
-                                  const at::Tensor& rows, at::ScalarType dtype) {
+                                  const at::Tensor& rows, const Summands& summands) {
   const auto announcement = std::make_shared<Announcement>(on.log()->announce(operation, rows));
-  const auto finish = [announcement, dtype] {
+  const auto finish = [announcement, summands] {
     auto words = announcement->wait();
-    return SummedRow{sum_in_order(announcement->payloads(), dtype), std::move(words)};
+    return SummedRow{sum_in_order(announcement->payloads(), summands), std::move(words)};
   };
   return InFlight<SummedRow>(finish, announcement->staging_bytes());
 }

@@ -7,7 +7,8 @@
 //   by backend   by the collective of c10d's backend
 //
 // Each announces `operation` on the group's log, posts what it sends and returns at once.
-// Sums are added in the order of the ranks, 16-bit types in float, except by a backend.
+// Sums are added in the order of the ranks, 16-bit types in float; a backend adds others
+// in an order of its own.
 // Arguments as Collectives has them, checked already. Collective over the group.
 #pragma once
 
@@ -26,9 +27,9 @@ namespace fsdp::internal {
 // this rank sends nothing, and the others' row of it is null.
 InFlight<GatheredRows> rows_by_notice(const Collectives& on, const IssuedOperation& operation,
                                       const at::Tensor& rows);
-// The sum of such rows of `dtype`.
+// The sum of such rows.
 InFlight<SummedRow> sum_by_notice(const Collectives& on, const IssuedOperation& operation,
-                                  const at::Tensor& rows, at::ScalarType dtype);
+                                  const at::Tensor& rows, const Summands& summands);
 // Ranks share memory: they show each other all that they send, behind a table of where
 // what goes to each begins, and read their parts where they lie.
 InFlight<std::vector<at::Tensor>> all_to_all_by_notice(const Collectives& on,
@@ -50,6 +51,7 @@ InFlight<SummedRow> all_reduce_by_messages(const Collectives& on, const IssuedOp
 InFlight<GatheredRows> all_gather_by_backend(const Collectives& on,
                                              const IssuedOperation& operation,
                                              const AllGatherOptions& options);
+// Codes and 16-bit types, which it would round at every step, it only moves.
 InFlight<SummedRow> reduce_scatter_by_backend(const Collectives& on,
                                               const IssuedOperation& operation,
                                               const ReduceScatterOptions& options);

@@ -39,6 +39,11 @@ using Manner = std::array<uint32_t, 2>;
 Manner manner_of_reduction(ReduceOp op, at::ScalarType dtype) {
   return {static_cast<uint32_t>(op), static_cast<uint32_t>(dtype)};
 }
+Manner manner_of_sum(const Summands& summands) {
+  const auto& codes = summands.codes;
+  const auto form = codes ? XXH32(codes->name.data(), codes->name.size(), 0) : 0;
+  return {static_cast<uint32_t>(ReduceOp::kSum), static_cast<uint32_t>(summands.dtype) ^ form};
+}
 Manner manner_of_broadcast(int64_t root) { return {static_cast<uint32_t>(root), 0}; }
 
 template <class Options>
@@ -146,10 +151,10 @@ InFlight<GatheredRows> Collectives::start(const AllGatherOptions& options) const
 InFlight<SummedRow> Collectives::start(const ReduceScatterOptions& options) const {
   const auto& rows = options.input;
   const auto operation = operation_of(CollectiveKind::kReduceScatter, options, rows.size(1),
-                                      manner_of_reduction(options.op, options.dtype));
+                                      manner_of_sum(options.summands));
   if (options.custom) return reduce_scatter_by_backend(*this, operation, options);
   const auto carrier = state_->carrier(operation.kind, rows, operation.bytes);
-  if (carrier == Carrier::kNotice) return sum_by_notice(*this, operation, rows, options.dtype);
+  if (carrier == Carrier::kNotice) return sum_by_notice(*this, operation, rows, options.summands);
   return carrier == Carrier::kMessages
              ? reduce_scatter_by_messages(*this, operation, options, Rounds::kInBackground)
              : reduce_scatter_by_backend(*this, operation, options);
@@ -162,7 +167,7 @@ InFlight<SummedRow> Collectives::start(const AllReduceOptions& options) const {
                                       manner_of_reduction(options.op, row.scalar_type()));
   const auto carrier = state_->carrier(operation.kind, row, operation.bytes);
   if (carrier == Carrier::kNotice)
-    return sum_by_notice(*this, operation, as_rows(row, 1), row.scalar_type());
+    return sum_by_notice(*this, operation, as_rows(row, 1), Summands(row.scalar_type()));
   return carrier == Carrier::kMessages ? all_reduce_by_messages(*this, operation, row)
                                        : all_reduce_by_backend(*this, operation, row);
 }
@@ -224,10 +229,10 @@ std::vector<NoticeWords> Collectives::reduce_scatter(const ReduceScatterOptions&
   }
   auto rows = options;
   rows.input = as_rows(options.input, size());
-  rows.dtype = options.input.scalar_type();
+  rows.summands.dtype = options.input.scalar_type();
   if (carrier == Carrier::kMessages) rows.input = rows.input.clone();  // which are overwritten
   auto sum = (carrier == Carrier::kNotice
-                  ? sum_by_notice(*this, operation, rows.input, rows.dtype)
+                  ? sum_by_notice(*this, operation, rows.input, rows.summands)
                   : reduce_scatter_by_messages(*this, operation, rows, Rounds::kInWait))
                  .wait();
   options.output.view({-1}).copy_(sum.row);
@@ -248,7 +253,7 @@ std::vector<NoticeWords> Collectives::all_reduce(const AllReduceOptions& options
   }
   const auto flat = tensor.view({-1});
   auto sum = (carrier == Carrier::kNotice
-                  ? sum_by_notice(*this, operation, as_rows(flat, 1), flat.scalar_type())
+                  ? sum_by_notice(*this, operation, as_rows(flat, 1), Summands(flat.scalar_type()))
                   : all_reduce_by_messages(*this, operation, flat))
                  .wait();
   flat.copy_(sum.row);

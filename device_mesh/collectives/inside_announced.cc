@@ -41,7 +41,7 @@ class ExchangeWork final : public c10d::Work {
   ExchangeWork(const Group& group, const at::Tensor& output, const at::Tensor& input,
                std::function<void()> finish)
       : output_(output),
-        exchange_(group, copied_rows(group, input), input.scalar_type(),
+        exchange_(group, copied_rows(group, input), Summands(input.scalar_type()),
                   {.what = "reduce-scatter", .rounds = RowExchangeOptions::Rounds::kInBackground}),
         finish_(std::move(finish)) {}
 

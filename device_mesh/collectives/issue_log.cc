@@ -3,6 +3,7 @@
 #include "device_mesh/collectives/announcement.h"
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/group.h"
+#include "device_mesh/internal/text_of_error.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_channel.h"
 
@@ -186,9 +187,7 @@ void IssueLog::await_apart(Pending message, const std::string& what) {
 }
 
 void IssueLog::note_failure(const std::exception& error) {
-  const auto* rich = dynamic_cast<const c10::Error*>(&error);
-  shared_->refuse_from_now_on(
-      failure_of(rich != nullptr ? rich->what_without_backtrace() : error.what()));
+  shared_->refuse_from_now_on(failure_of(text_of(error)));
 }
 
 // Ranks of this host that wait for this one, in a collective of any of the logs, wait no

@@ -33,6 +33,22 @@ enum class ReduceOp { kSum, kMin, kMax, kProduct };
 using SendFunction = std::function<c10::intrusive_ptr<c10d::Work>(const at::Tensor& output,
                                                                   const at::Tensor& input)>;
 
+// What the rows of a sum hold: elements of `dtype`, or codes of such.
+struct Summands {
+  struct Codes {
+    std::string name;  // the same on every rank
+    // The values of a row: [elements] of sum_dtype(dtype), memory of its own.
+    std::function<at::Tensor(const at::Tensor& row)> decode;
+  };
+  // A constructor, since GCC 12 takes an aggregate within the options below for
+  // uninitialised.
+  explicit Summands(at::ScalarType dtype = at::kFloat, std::shared_ptr<const Codes> codes = nullptr)
+      : dtype(dtype), codes(std::move(codes)) {}
+
+  at::ScalarType dtype;
+  std::shared_ptr<const Codes> codes;  // null: there are none
+};
+
 struct AllGatherOptions {
   // Of all_gather(): group size * input.numel() elements, rank-major.
   at::Tensor output = {};
@@ -51,10 +67,10 @@ struct AllGatherOptions {
 struct ReduceScatterOptions {
   at::Tensor output = {};  // of reduce_scatter(): the reduction of row `rank`
   // Group size rows; row r goes to rank r. Of start(): uint8 [ranks, row bytes], each row
-  // contiguous elements of `dtype`, which are overwritten.
+  // contiguous, overwritten.
   at::Tensor input;
   std::vector<int64_t> lengths = {};  // as all-gathers have them
-  at::ScalarType dtype = at::kFloat;  // of start()
+  Summands summands = Summands();     // of start()
   std::string what;
   ReduceOp op = ReduceOp::kSum;  // start() takes this one only
   std::optional<uint32_t> unit = {};
@@ -120,10 +136,10 @@ class GatheredRows {
 // The type in which values of `dtype` are added up: float for Half and BFloat16, else
 // `dtype`. Local.
 at::ScalarType sum_dtype(at::ScalarType dtype);
-// The rows (uint8, contiguous elements of `dtype`, of one size) added one after another,
-// in the order of the ranks: [elements] of sum_dtype(dtype). Whatever this process adds
-// up it adds up so, which gives the same bits everywhere. Local.
-at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, at::ScalarType dtype);
+// The rows (uint8, of one size) added one after another, in the order of the ranks:
+// [elements] of sum_dtype(summands.dtype). Whatever this process adds up it adds up so,
+// which gives the same bits everywhere. Local.
+at::Tensor sum_in_order(const std::vector<at::Tensor>& rows, const Summands& summands);
 
 // What a reduce-scatter or an all-reduce gives this rank.
 struct SummedRow {

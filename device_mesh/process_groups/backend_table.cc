@@ -236,7 +236,9 @@ class FakeBackend : public c10d::Backend {
   c10::intrusive_ptr<Work> alltoall_base(at::Tensor& output, at::Tensor& input,
                                          std::vector<int64_t>&, std::vector<int64_t>&,
                                          const c10d::AllToAllOptions&) override {
-    output.view({-1}).copy_(input.view({-1}));
+    const int64_t sent = std::min(output.numel(), input.numel());
+    output.view({-1}).narrow(0, 0, sent).copy_(input.view({-1}).narrow(0, 0, sent));
+    output.view({-1}).narrow(0, sent, output.numel() - sent).zero_();
     return finished(OpType::ALLTOALL_BASE, {output});
   }
 

@@ -2,9 +2,11 @@
 
 #include "dtensor/dispatch/compare_plain.h"
 #include "dtensor/dtensor.h"
+#include "dtensor/redistribute/differentiable.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
 
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/util/Exception.h>
 
@@ -65,6 +67,10 @@ bool is_left_out(const at::Tensor& local, const DTensorSpec& spec) {
          local.sizes() != at::IntArrayRef(spec.local_shape());
 }
 
+bool is_recorded(const at::Tensor& operand) {
+  return operand.defined() && at::GradMode::is_enabled() && operand.requires_grad();
+}
+
 bool is_replicated(const DTensorSpec& spec) {
   return std::all_of(spec.placements().begin(), spec.placements().end(),
                      [](const auto& placement) { return placement.is_replicate(); });
@@ -78,6 +84,8 @@ DeviceMesh common_mesh(const OperatorCall& call, at::TensorList operands) {
   DeviceMesh mesh = spec_of(*first).mesh();
   check_meshes(call, operands, mesh);
   compare_plain(call.handle().schema().name(), operands, mesh);
+  for (const at::Tensor& operand : operands)
+    if (is_recorded(operand) && !is_dtensor(operand)) bring_gradient_whole(operand);
   return mesh;
 }
 

@@ -13,8 +13,13 @@
 //   batch_norm                     native_batch_norm (dtensor/ops/normalization.cc)
 //
 // Plain tensors, and so models without tensor parallelism, keep the fused kernels.
+//
+// On all devices attention whose sequence is cut may take heads instead of rows
+// (SequenceAttention::kHeads): here, above autograd, so that its backward has the tensors
+// that were moved.
 #include "dtensor/dtensor.h"
 #include "dtensor/kernels/dispatch.h"
+#include "dtensor/ops/attention_over_sequence.h"
 #include "dtensor/redistribute/comm_listener.h"
 #include "dtensor/redistribute/differentiable.h"
 #include "dtensor/tensor/dtensor_impl.h"
@@ -27,6 +32,7 @@
 #include <algorithm>
 #include <array>
 #include <optional>
+#include <string>
 #include <tuple>
 #include <utility>
 
@@ -77,11 +83,64 @@ using OptionalTensor = std::optional<at::Tensor>;
 
 bool is_present_dtensor(const OptionalTensor& tensor) { return tensor && is_dtensor(*tensor); }
 
+// The mesh dimension over which heads are to be taken instead of rows; none where rows
+// are.
+std::optional<size_t> dim_of_heads(const at::Tensor& query, const at::Tensor& key,
+                                   const at::Tensor& value, const OptionalTensor& mask,
+                                   bool is_causal) {
+  for (const at::Tensor& tensor : {query, key, value})
+    if (!is_dtensor(tensor) || tensor.dim() != kAttentionNdim) return std::nullopt;
+  const DTensorSpec &q = spec_of(query), &k = spec_of(key), &v = spec_of(value);
+  const auto m = dim_of_sequence(k);
+  if (!m.has_value() || q.mesh() != k.mesh() || q.mesh() != v.mesh() ||
+      !q.placements()[*m].is_shard(kAttentionSequence) ||
+      !v.placements()[*m].is_shard(kAttentionSequence))
+    return std::nullopt;
+  const auto plan = attention_plan({.query = q.layout(),
+                                    .key = k.layout(),
+                                    .value = v.layout(),
+                                    .is_causal = is_causal,
+                                    .has_mask = mask.has_value()},
+                                   *m, sequence_attention());
+  return plan == SequenceAttention::kHeads ? m : std::nullopt;
+}
+
+at::Tensor moved_along(const at::Tensor& tensor, size_t m, const Placement& to) {
+  auto placements = spec_of(tensor).placements();
+  placements[m] = to;
+  return differentiable_redistribute(tensor, placements);
+}
+
+// Calls `attend` with tensors of which each rank of mesh dimension `m` has some heads and
+// the whole sequence; its result lies as the query again.
+template <class Attend>
+at::Tensor attention_of_heads(const at::Tensor& query, const at::Tensor& key,
+                              const at::Tensor& value, size_t m, const Attend& attend) {
+  const CommCauseScope cause(CommCause::kRule);
+  const AttentionLayouts layouts{.query = spec_of(query).layout(),
+                                 .key = spec_of(key).layout(),
+                                 .value = spec_of(value).layout()};
+  const Placement keys =
+      heads_can_be_cut(layouts, m) ? Placement(Shard{kAttentionHeads}) : Replicate{};
+  const at::Tensor result = attend(moved_along(query, m, Shard{kAttentionHeads}),
+                                   moved_along(key, m, keys), moved_along(value, m, keys));
+  return moved_along(result, m, spec_of(query).placements()[m]);
+}
+
 at::Tensor attention(c10::DispatchKeySet keys, const at::Tensor& query, const at::Tensor& key,
                      const at::Tensor& value, const std::optional<at::Tensor>& attn_mask,
                      double dropout_p, bool is_causal, std::optional<double> scale,
                      bool enable_gqa) {
   const bool has_dtensor = is_dtensor(query) || is_dtensor(key) || is_dtensor(value);
+  if (const auto m = dim_of_heads(query, key, value, attn_mask, is_causal)) {
+    static const std::string name = "aten::scaled_dot_product_attention";
+    const CommOperatorScope moving(name);
+    return attention_of_heads(query, key, value, *m,
+                              [&](const at::Tensor& q, const at::Tensor& k, const at::Tensor& v) {
+                                return at::scaled_dot_product_attention(
+                                    q, k, v, attn_mask, dropout_p, is_causal, scale, enable_gqa);
+                              });
+  }
   if (!has_dtensor || query.is_cpu()) {
     return at::_ops::scaled_dot_product_attention::redispatch(keys_below(kFirstKey, keys), query,
                                                               key, value, attn_mask, dropout_p,

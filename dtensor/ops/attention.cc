@@ -3,9 +3,11 @@
 // rank has queries of a group but not the group's keys to itself, keys and values are
 // whole, and the rank takes those of its queries' groups: their gradients are terms. A
 // rank may have no head at all, which the kernel does not know. Which kernel attention
-// takes must not depend on the rank.
+// takes must not depend on the rank. Where the sequence is cut, ranks compute their rows
+// of the queries (attention_over_sequence.h).
 #include "dtensor/dispatch/cut_indices.h"
 #include "dtensor/dispatch/operands.h"
+#include "dtensor/ops/attention_over_sequence.h"
 #include "dtensor/ops/op_table.h"
 #include "dtensor/strategy/pointwise_strategy.h"
 
@@ -20,7 +22,8 @@
 namespace fsdp::internal {
 namespace {
 
-constexpr int64_t kBatch = 0, kHeads = 1, kNdim = 4;  // query, key, value: [B, H, S, D]
+constexpr int64_t kBatch = 0, kHeads = kAttentionHeads, kSequence = kAttentionSequence;
+constexpr int64_t kNdim = kAttentionNdim;
 
 bool heads_may_be_cut(const Operand& query, const Operand& key, int64_t parts) {
   const int64_t heads = query.size(kHeads);
@@ -55,6 +58,18 @@ PlacementStrategy whole_keys_strategy(const OpSchema& call, size_t query, size_t
   return strategy;
 }
 
+// Some rows of the queries; keys and values whole, and their gradients terms, or cut too.
+// Only where queries come so: what the second one sends in the operator is not counted.
+std::vector<PlacementStrategy> sequence_strategies(const OpSchema& call, size_t query,
+                                                   size_t results, size_t terms) {
+  if (!call.arriving.empty() && !call.arriving[query].is_shard(kSequence)) return {};
+  PlacementStrategy all = cut_along_strategy(call, query, results, kSequence), rows = all;
+  all.asks_other_ranks = true;
+  rows.operands[query + 1] = rows.operands[query + 2] = Replicate{};
+  for (size_t i = results - terms; i < results; ++i) rows.results[i] = Partial{};
+  return {rows, all};
+}
+
 std::vector<PlacementStrategy> attention_strategy(const OpSchema& call, size_t query,
                                                   size_t results, size_t terms) {
   const Operand& q = call.operands[query];
@@ -63,6 +78,8 @@ std::vector<PlacementStrategy> attention_strategy(const OpSchema& call, size_t q
   for (const int64_t dim : dims_that_may_be_cut(q, call.operands[query + 1], call.parts))
     strategies.push_back(cut_along_strategy(call, query, results, dim));
   strategies.push_back(whole_keys_strategy(call, query, results, terms));
+  for (auto& strategy : sequence_strategies(call, query, results, terms))
+    strategies.push_back(std::move(strategy));
   return strategies;
 }
 
@@ -102,6 +119,19 @@ bool has_whole_keys(const DTensorSpec& query, const DTensorSpec& key) {
   return query.is_cut(kHeads) && !key.is_cut(kHeads);
 }
 
+bool is_over_sequence(const DTensorSpec& query, const DTensorSpec& key) {
+  return query.is_cut(kSequence) || key.is_cut(kSequence);
+}
+
+SequenceCall over_sequence(OperatorCall& call, const PlacedOnMesh& placed, size_t query) {
+  const DTensorSpec q = placed.operand(query), k = placed.operand(query + 1);
+  return {.call = call,
+          .query = q,
+          .key = k,
+          .value = placed.operand(query + 2),
+          .groups = has_whole_keys(q, k) ? groups_of_part(q, k) : at::Tensor()};
+}
+
 // Arguments `at` and after it, the keys and the values, become those of the groups.
 void take_groups(OperatorCall& call, size_t at, const at::Tensor& groups) {
   for (const size_t i : {at, at + 1})
@@ -119,9 +149,10 @@ std::vector<c10::IValue> attention_of_nothing(const at::Tensor& query, const at:
 
 // (query, key, value, ...) -> result, logsumexp
 std::vector<c10::IValue> attention_of_part(OperatorCall& call, const PlacedOnMesh& placed) {
+  const DTensorSpec q = placed.operand(0), k = placed.operand(1);
+  if (is_over_sequence(q, k)) return attention_over_sequence(over_sequence(call, placed, 0));
   const at::Tensor query = call.argument(0).toTensor();
   if (query.numel() == 0) return attention_of_nothing(query, call.argument(2).toTensor());
-  const DTensorSpec q = placed.operand(0), k = placed.operand(1);
   if (has_whole_keys(q, k)) take_groups(call, 1, groups_of_part(q, k));
   return call.run();
 }
@@ -134,11 +165,13 @@ at::Tensor put_back(const at::Tensor& gradient, const at::Tensor& whole, const a
 // (grad, query, key, value, ...) -> gradients of query, key and value
 std::vector<c10::IValue> attention_backward_of_part(OperatorCall& call,
                                                     const PlacedOnMesh& placed) {
+  const DTensorSpec q = placed.operand(1), k = placed.operand(2);
+  if (is_over_sequence(q, k))
+    return attention_over_sequence_backward(over_sequence(call, placed, 1));
   const at::Tensor query = call.argument(1).toTensor(), key = call.argument(2).toTensor(),
                    value = call.argument(3).toTensor();
   if (query.numel() == 0)
     return {at::zeros_like(query), at::zeros_like(key), at::zeros_like(value)};
-  const DTensorSpec q = placed.operand(1), k = placed.operand(2);
   if (!has_whole_keys(q, k)) return call.run();
   const at::Tensor groups = groups_of_part(q, k);
   take_groups(call, 2, groups);

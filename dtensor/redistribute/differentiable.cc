@@ -7,8 +7,11 @@
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/graph_task.h>
 
+#include <algorithm>
+#include <memory>
 #include <utility>
 
 namespace fsdp::internal {
@@ -139,6 +142,34 @@ at::Tensor differentiable_redistribute(const at::Tensor& dtensor,
   if (records(dtensor)) return Redistribute::apply(dtensor, placements);
   tell_read(dtensor);
   return redistribute_dtensor(dtensor, placements);
+}
+
+namespace {
+
+class WholeGradients final : public torch::autograd::FunctionPreHook {
+ public:
+  variable_list operator()(const variable_list& grads) override {
+    variable_list whole = grads;
+    for (at::Tensor& grad : whole) {
+      if (!grad.defined() || !is_dtensor(grad)) continue;
+      const CommCauseScope cause(CommCause::kGradient);
+      grad = differentiable_to_local(
+          differentiable_redistribute(grad, spec_of(grad).replicated().placements()));
+    }
+    return whole;
+  }
+};
+
+}  // namespace
+
+void bring_gradient_whole(const at::Tensor& plain) {
+  const auto& node = plain.grad_fn();
+  if (node == nullptr) return;
+  auto& hooks = node->tensor_pre_hooks();
+  const bool is_there = std::any_of(hooks.begin(), hooks.end(), [](const auto& hook) {
+    return dynamic_cast<const WholeGradients*>(hook.get()) != nullptr;
+  });
+  if (!is_there) node->add_tensor_pre_hook(std::make_unique<WholeGradients>());
 }
 
 bool inside_backward() { return torch::autograd::get_current_graph_task_id() != -1; }

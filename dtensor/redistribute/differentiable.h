@@ -22,6 +22,11 @@ at::Tensor differentiable_from_local(const at::Tensor& local, const DTensorSpec&
 at::Tensor differentiable_redistribute(const at::Tensor& dtensor,
                                        const std::vector<Placement>& placements);
 
+// `plain`, the result of a graph, counts as replicated beside a DTensor: the gradient
+// that its node gets comes there whole and plain, where autograd's formulas make
+// DTensors. Local; the backward is collective where the gradient is cut or terms.
+void bring_gradient_whole(const at::Tensor& plain);
+
 // Autograd is running a backward. Its formulas make plain zeros, the same on all ranks,
 // where they mean DTensors.
 bool inside_backward();

@@ -47,6 +47,8 @@ class DTensorOwner : public c10::intrusive_ptr_target {
   // What messages call that parameter, the same on all ranks of its mesh and unlike any
   // other parameter there; empty for what is no parameter.
   virtual std::string description() const { return {}; }
+  // Of a parameter that is stored as codes: what they are called; else empty.
+  virtual std::string codec() const { return {}; }
   // Called before an operator writes the DTensor's local tensor in place.
   virtual void before_write(const at::Tensor& dtensor) = 0;
   // Called when an operator has written it; where it threw, not at all. Not where nobody
@@ -89,6 +91,7 @@ class DTensorOwner : public c10::intrusive_ptr_target {
 struct DTensorStyle : c10::intrusive_ptr_target {
   std::string path;            // of the parameter, in the model that it became a DTensor in
   uint32_t number_of_model{};  // among those of the mesh, the same on all its ranks
+  int64_t batches = 1;         // whose gradients meet in it, on the ranks of its mesh
 };
 using DTensorStylePtr = c10::intrusive_ptr<DTensorStyle>;
 

@@ -143,6 +143,7 @@ class Planner {
     for (const auto& tensor : options.ignored_params) managed.erase(tensor.unsafeGetTensorImpl());
     own(module, path);
     options.shard_placement_fn = internal::asking_once(std::move(options.shard_placement_fn));
+    options.gather_codec_fn = internal::asking_once(std::move(options.gather_codec_fn));
     choices_.push_back({&module, path, numel_left(managed), std::move(options)});
     taken_.merge(params);
     chosen_.insert(&module);
@@ -197,8 +198,9 @@ void validate_unit(const Choice& unit, const internal::StorageUsers& users, cons
   passed_over.insert(passed_over.end(), ignored.begin(), ignored.end());
   auto managed = internal::find_managed(modules, passed_over);
   internal::validate_parameters(modules, managed, users, mesh, unit.options);
-  internal::place_parameters(managed, internal::ranks_that_shard(mesh), unit.options,
-                             {"auto_shard", c10::str(" (rank ", mesh.rank(), ")")});
+  const ErrorContext context{"auto_shard", c10::str(" (rank ", mesh.rank(), ")")};
+  internal::place_parameters(managed, internal::ranks_that_shard(mesh), unit.options, context);
+  internal::choose_codecs(managed, unit.options, context);
   for (const auto& param : managed.params) passed_over.push_back(param.tensor);
 }
 

@@ -173,15 +173,14 @@ void FSDPModule::set_full_precision(bool full_precision, bool recurse) {
     if (unit.policy.full_precision != full_precision) units.push_back(&unit);
   });
   for (auto* unit : units) {
-    if (unit->group() && unit->precision.param_dtype)
-      internal::check_members_may_change(*unit->group());
+    if (unit->group() && internal::has_less_precision(*unit->group()))
+      internal::check_precision_may_change(*unit->group());
   }
   for (auto* unit : units) {
     unit->policy.full_precision = full_precision;
     unit->cast_buffers();
-    if (!unit->group() || !unit->precision.param_dtype) continue;
-    internal::set_param_dtype(*unit->group(),
-                              full_precision ? std::nullopt : unit->precision.param_dtype);
+    if (unit->group() && internal::has_less_precision(*unit->group()))
+      internal::set_full_precision(*unit->group(), full_precision);
   }
 }
 
@@ -241,6 +240,9 @@ void FSDPModule::set_custom_all_gather(Communicate all_gather) {
 }
 
 void FSDPModule::set_custom_reduce_scatter(Communicate reduce_scatter) {
+  TORCH_CHECK_VALUE(!reduce_scatter || !unit_->gradient_codecs.shards,
+                    "set_custom_reduce_scatter: the gradients of unit '", unit_->display_name(),
+                    "' travel as codes (gradient_codecs.shards), which a function can not add up");
   unit_->custom.reduce_scatter = std::move(reduce_scatter);
 }
 

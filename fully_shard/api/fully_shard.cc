@@ -59,7 +59,7 @@ void shard_parameters(const DeviceMesh& mesh, const ManagedModules& managed,
       for (const auto& slot : param.slots) internal::put(slot, entry_of_member(param.tensor));
       continue;
     }
-    params.push_back({param.path, param.tensor, param.cut});
+    params.push_back({param.path, param.tensor, param.cut, param.codec});
     fresh.push_back(&param);
   }
   if (params.empty()) return;
@@ -104,8 +104,9 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
   auto managed = internal::find_managed(modules, options.ignored_params);
   internal::validate_parameters(modules, managed, internal::StorageUsers(modules), mesh, options);
   const auto ranks = internal::ranks_that_shard(mesh);
-  internal::place_parameters(managed, ranks, options,
-                             {"fully_shard", c10::str(" (rank ", mesh.rank(), ")")});
+  const internal::ErrorContext context{"fully_shard", c10::str(" (rank ", mesh.rank(), ")")};
+  internal::place_parameters(managed, ranks, options, context);
+  internal::choose_codecs(managed, options, context);
   const auto runtime = options.shard_placement_fn ? internal::Runtime::of(mesh) : nullptr;
   if (runtime) internal::plan_owners(managed, ranks, runtime->comm_context()->owned_bytes());
   const auto resolved =
@@ -114,6 +115,7 @@ FSDPModule fully_shard(const std::vector<torch::nn::Module*>& modules, const Dev
       std::make_shared<Unit>(internal::UnitPolicy{.reshard_after_forward = resolved.reshards});
   unit->device = internal::device_of_unit(managed, mesh);
   unit->precision = options.mp_policy;
+  unit->gradient_codecs = options.gradient_codecs;
   unit->offload = options.offload_policy;
   unit->outer = options.outer;
   unit->ignore(options.ignored_params);
@@ -152,6 +154,19 @@ std::vector<FSDPModule> fsdp_modules(ModuleRef module, bool root_only) {
     if (known.insert(tree.unit(i).get()).second) units.push_back(internal::handle_of(tree.unit(i)));
   }
   return units;
+}
+
+int64_t store_codes(ModuleRef module) {
+  std::vector<std::pair<internal::FSDPParamGroup*, std::vector<int64_t>>> to_store;
+  int64_t count = 0;
+  for (const auto& unit : fsdp_modules(module)) {
+    auto* const group = internal::unit_of(unit)->group();
+    if (group == nullptr) continue;
+    to_store.emplace_back(group, internal::parameters_to_store(*group));
+    count += static_cast<int64_t>(to_store.back().second.size());
+  }
+  for (const auto& [group, parameters] : to_store) internal::store_codes(*group, parameters);
+  return count;
 }
 
 FSDPModule replicate(const std::vector<torch::nn::Module*>& modules, const DeviceMesh& mesh,

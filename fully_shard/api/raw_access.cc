@@ -39,6 +39,7 @@ void Unsharded::mark_written() {
                     "written meanwhile. Write after that scope, or let it write back (rank ",
                     group->info().rank(), ")");
   group->await_failed_backward();
+  group->before_member_write(index);
   group->member_written(index);
 }
 

@@ -36,6 +36,11 @@ using internal::RegistrySlot;
 using internal::Unit;
 using GroupPtr = c10::intrusive_ptr<FSDPParamGroup>;
 
+// Whether members may be other bytes than the shards.
+bool are_converted(const FSDPParamGroup& group) {
+  return internal::any(group.params(), &internal::ParamMeta::is_converted);
+}
+
 // Which registered parameters a SummonFullParams shows, and where they stand.
 
 // A parameter with every registry slot it stands in (several when it is tied).
@@ -202,12 +207,12 @@ class SummonFullParams::Scope {
                                                [](int64_t place) { return place == 0; });
   }
   bool stays_held(const FSDPParamGroup& group) const {
-    return shown_here(group) && !options_.offload_to_cpu && !internal::any_is_cast(group.params());
+    return shown_here(group) && !options_.offload_to_cpu && !are_converted(group);
   }
 
   // Members of a dtype of their own are not what is to be seen: copies are.
   void open(SummonedUnit& unit) {
-    const bool shows_members = !internal::any_is_cast(unit.group->params());
+    const bool shows_members = !are_converted(*unit.group);
     if (shows_members) internal::hold(*unit.group);
     unit.group->info().unit().summoned =
         options_.writeback ? internal::Summoned::kKeepsWrites : internal::Summoned::kDropsWrites;
@@ -222,7 +227,7 @@ class SummonFullParams::Scope {
   }
 
   void show(SummonedParam& param, const FSDPParamGroup& group) const {
-    auto value = internal::any_is_cast(group.params()) ? copy_of(param.entry) : param.member();
+    auto value = are_converted(group) ? copy_of(param.entry) : param.member();
     const auto& gradient = param.entry.grad();
     auto full_gradient =
         options_.with_grads && gradient.defined() ? DTensor(gradient).full_tensor() : at::Tensor();
@@ -333,7 +338,7 @@ class Window {
   Window(const GroupPtr& group, FSDPParamGroup* next) : group_(group) {
     if (!group_) return;
     internal::hold(*group_);
-    if (next != nullptr && !internal::any_is_cast(next->params())) internal::unshard_async(*next);
+    if (next != nullptr && !are_converted(*next)) internal::unshard_async(*next);
   }
   ~Window() {
     if (group_) internal::release(*group_);
@@ -410,7 +415,7 @@ void for_each_full_param(
     const auto& group = params[begin].group;
     while (end < params.size() && params[end].group == group) ++end;
     const c10::NoGradGuard no_grad;
-    const bool casts = group && internal::any_is_cast(group->params());
+    const bool casts = group && are_converted(*group);
     const Window window(casts ? GroupPtr() : group,
                         end < params.size() ? params[end].group.get() : nullptr);
     for (size_t i = begin; i < end; ++i) visit(params[i].name, full_value(params[i].value, casts));

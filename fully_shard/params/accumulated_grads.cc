@@ -219,6 +219,8 @@ std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs() {
     const auto dtype = settings_.dtype_of(param(index));
     if (std::find(dtypes.begin(), dtypes.end(), dtype) == dtypes.end()) dtypes.push_back(dtype);
   }
+  const auto& codecs = info_.unit().gradient_codecs;
+  const auto* const codec = codecs.shards ? codecs.shards.get() : codecs.replicas.get();
   std::vector<ReduceScatterInput> inputs;
   for (const auto dtype : dtypes) {
     std::vector<TrainableParam> members;
@@ -230,7 +232,7 @@ std::vector<ReduceScatterInput> AccumulatedGrads::make_inputs() {
       }
     }
     inputs.emplace_back(std::move(members), dtype, info_.comm_context().transport(),
-                        shards_.member_device());
+                        shards_.member_device(), codec);
   }
   return inputs;
 }
@@ -250,12 +252,12 @@ void AccumulatedGrads::receive(int64_t index) {
   const auto member = param(index).member();
   if (param(index).meta().member_spec() || !member.defined() || !is_dtensor(member.grad())) return;
   const auto& spec = spec_of(member.grad());
-  TORCH_CHECK_VALUE(is_whole_everywhere(spec), "the gradient of parameter '", param(index).name(),
-                    "' came as a DTensor of ", to_string(spec),
-                    ": a plain tensor that was computed from it met a DTensor, and what other "
-                    "ranks have of its gradient would be lost. Let the parameter itself meet the "
-                    "DTensor, or compute with the DTensor's full_tensor() (collective; rank ",
-                    info_.rank(), ")");
+  TORCH_CHECK_VALUE(
+      is_whole_everywhere(spec), "the gradient of parameter '", param(index).name(),
+      "' came as a DTensor of ", to_string(spec),
+      ": backward() was given a DTensor as the gradient of a plain tensor, and what "
+      "other ranks have of it would be lost. Give its full_tensor() (collective; rank ",
+      info_.rank(), ")");
   member.mutable_grad() = local_of(member.grad());
 }
 

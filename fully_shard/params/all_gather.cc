@@ -1,53 +1,73 @@
 #include "fully_shard/params/all_gather.h"
 
+#include "device_mesh/collectives/issue_log.h"
 #include "device_mesh/internal/profiler_range.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/transport/streams.h"
 
 #include <ATen/ops/_foreach_copy.h>
+#include <ATen/ops/empty.h>
 #include <ATen/ops/empty_like.h>
 #include <c10/util/Exception.h>
 
-#include <exception>
+#include <algorithm>
+#include <string>
 #include <utility>
 
 namespace fsdp::internal {
 namespace {
 
-// This rank's part of parameter `index` in the row: [n]. A view.
-at::Tensor place_in_row(const RowMemory& row, const ShardGrid& grid, int64_t index,
-                        const FSDPParam& param) {
+// This rank's part of parameter `index` in the row: uint8 [bytes]. A view.
+at::Tensor place_in_row(const RowMemory& row, const ShardGrid& grid, int64_t index) {
   const auto& chunk = row.layout().chunk(index);
-  return row.bytes()
-      .narrow(0, chunk.offset_on(grid.place()), chunk.length(grid.place()))
-      .view(param.meta().member_dtype());
+  return row.bytes().narrow(0, chunk.offset_on(grid.place()), chunk.length(grid.place()));
 }
 
-void copy_each(const RowMemory& row, const ShardBuffer& shards,
-               const std::vector<FSDPParam>& params) {
-  for (size_t i = 0; i < params.size(); ++i) {
-    const auto index = static_cast<int64_t>(i);
-    place_in_row(row, shards.grid(), index, params[i]).copy_(shards.elements(index, params[i]));
-  }
+// `values`: [n], of some rows; `codes`: uint8 [bytes], of as many. Calls what(codec,
+// values, codes), both in rows.
+template <class What>
+void run_by_rows(const FSDPParam& param, const at::Tensor& values, const at::Tensor& codes,
+                 const char* failed, const What& what) {
+  if (values.numel() == 0) return;
+  const auto& codec = *param.meta().codec();
+  const std::vector<int64_t> rows = {codes.numel() / param.meta().gathered_extent().row_bytes, -1};
+  run_codec(codec, " of parameter '" + param.name() + failed,
+            [&] { what(codec, values.view(rows), codes.view(rows)); });
+}
+
+void encode(const FSDPParam& param, const at::Tensor& values, const at::Tensor& codes) {
+  run_by_rows(param, values, codes, "' failed to encode",
+              [](const auto& codec, const auto& from, const auto& to) { codec.encode(from, to); });
+}
+
+void decode(const FSDPParam& param, const at::Tensor& codes, const at::Tensor& values) {
+  run_by_rows(param, values, codes, "' failed to decode",
+              [](const auto& codec, const auto& to, const auto& from) { codec.decode(from, to); });
 }
 
 // All of a row in one launch: to another dtype; or from host memory, in which it is one
-// piece; or both, in one launch each.
-void copy_at_once(const RowMemory& row, const ShardBuffer& shards,
-                  const std::vector<FSDPParam>& params) {
-  const bool is_cast = any_is_cast(params);
+// piece; or both, in one launch each. What is encoded takes launches of its own.
+void copy(const RowMemory& row, const ShardBuffer& shards, const std::vector<FSDPParam>& params) {
+  const bool is_staged = any(params, &ParamMeta::is_staged);
   auto source = shards.bytes();
   if (shards.is_offloaded()) {
-    source = is_cast ? at::empty_like(source, row.bytes().options()) : row.bytes();
+    source = is_staged ? at::empty_like(source, row.bytes().options()) : row.bytes();
     shards.copy_to(source);
   }
-  if (!is_cast) return;
+  if (!is_staged) return;
   std::vector<at::Tensor> from, to;
   for (size_t i = 0; i < params.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    from.push_back(shards.elements_in(source, index, params[i]));
-    to.push_back(place_in_row(row, shards.grid(), index, params[i]));
+    const auto elements = shards.elements_in(source, index, params[i]);
+    const auto place = place_in_row(row, shards.grid(), index);
+    if (params[i].meta().is_encoded_to_be_sent()) {
+      encode(params[i], elements, place);
+    } else {
+      from.push_back(elements);
+      to.push_back(place.view(params[i].meta().gathered_dtype()));
+    }
   }
-  at::_foreach_copy_(to, from);
+  if (!to.empty()) at::_foreach_copy_(to, from);
 }
 
 }  // namespace
@@ -83,7 +103,7 @@ void RowMemory::free() {
 }
 
 bool are_staged(const std::vector<FSDPParam>& params, const ShardBuffer& shards) {
-  return shards.is_offloaded() || any_is_cast(params);
+  return shards.is_offloaded() || any(params, &ParamMeta::is_staged);
 }
 
 std::unique_ptr<RowMemory> make_staging(const std::vector<FSDPParam>& params,
@@ -92,16 +112,46 @@ std::unique_ptr<RowMemory> make_staging(const std::vector<FSDPParam>& params,
   if (!are_staged(params, shards)) return nullptr;
   const auto& grid = shards.grid();
   return std::make_unique<RowMemory>(
-      transport, PackedLayout(cut_over(member_extents_of(params), grid), grid.count()),
+      transport, PackedLayout(cut_over(gathered_extents_of(params), grid), grid.count()),
       &Counters::staging_bytes, std::move(accounts));
 }
 
-PackedRow stage(RowMemory& staging, const ShardBuffer& shards,
-                const std::vector<FSDPParam>& params) {
-  const auto device = shards.member_device();
-  staging.allocate(staging.transport().staging_memory(staging.layout().row_bytes(), device));
-  device.is_cpu() ? copy_each(staging, shards, params) : copy_at_once(staging, shards, params);
-  return {staging.transport(), staging.layout(), staging.bytes()};  // no other stream uses it
+at::Tensor encoded(const FSDPParam& param, const at::Tensor& values) {
+  const auto extent = param.meta().gathered_extent();
+  const auto value_rows =
+      values.numel() / std::max<int64_t>(param.meta().extent(at::kByte).row_bytes, 1);
+  auto codes = at::empty({value_rows * extent.row_bytes}, values.options().dtype(at::kByte));
+  encode(param, values, codes);
+  return codes;
+}
+
+PackedRow stage(RowMemory& staging, const ShardBuffer& shards, const std::vector<FSDPParam>& params,
+                CodecFailure& failure) {
+  auto& transport = staging.transport();
+  staging.allocate(transport.staging_memory(staging.layout().row_bytes(), shards.member_device()));
+  try {
+    failure.keep(transport.brings_words(), [&] { copy(staging, shards, params); });
+  } catch (...) {
+    staging.free();
+    throw;
+  }
+  return {transport, staging.layout(), staging.bytes()};  // no other stream uses it
+}
+
+void decode(const RoomOfParameters& codes, const RoomOfParameters& values,
+            const std::vector<FSDPParam>& params) {
+  for (size_t i = 0; i < params.size(); ++i) {
+    const auto index = static_cast<int64_t>(i);
+    const auto from =
+        codes.bytes.narrow(0, codes.offset(index), codes.layout.chunk(index).extent.nbytes());
+    const auto to =
+        values.bytes.narrow(0, values.offset(index), values.layout.chunk(index).extent.nbytes());
+    if (params[i].meta().codec() == nullptr) {
+      to.copy_(from);
+    } else {
+      decode(params[i], from, to.view(params[i].meta().member_dtype()));
+    }
+  }
 }
 
 void AllGather::start(const PackedRow& own, const Issue& issue) {
@@ -181,7 +231,7 @@ InnerShards::InnerShards(const GroupInfo& info, const std::vector<FSDPParam>& pa
       params_(params),
       shards_(shards),
       row_(info.comm_context().transport(),
-           PackedLayout(member_extents_of(params), shards.grid().inner_ranks),
+           PackedLayout(gathered_extents_of(params), shards.grid().inner_ranks),
            &Counters::inner_shard_bytes, info.accounts()),
       staging_(make_staging(params, shards, *info.replicas(), info.accounts())),
       gather_(info.accounts()) {
@@ -206,7 +256,7 @@ void InnerShards::pieces_change() {
 }
 
 PackedRow InnerShards::pieces() {
-  if (staging_) return stage(*staging_, shards_, params_);
+  if (staging_) return stage(*staging_, shards_, params_, failure_);
   auto& outer = *info_.replicas();
   return {outer, shards_.layout(), shards_.row(outer)};
 }
@@ -214,7 +264,7 @@ PackedRow InnerShards::pieces() {
 void InnerShards::issue(NoticeWords words, Layouts layouts) {
   TORCH_INTERNAL_ASSERT(are_to_be_issued());
   const auto own = pieces();
-  auto issue = info_.issue(words);
+  auto issue = info_.issue(failure_.words(words));
   if (layouts == Layouts::kAgreed) issue.lengths = lengths_of_column();
   const auto bytes = (own.transport.shard_count() - 1) * own.layout.row_bytes();
   const ProfilerRange range("outer_all_gather", info_.name(), bytes);
@@ -237,6 +287,15 @@ std::vector<int64_t> InnerShards::lengths_of_column() const {
 std::vector<NoticeWords> InnerShards::wait() {
   if (!gather_.exists()) return {};
   auto rows = gather_.wait();
+  try {
+    failure_.check(rows.words(), info_.replicas()->gathers(),
+                   "unit '" + info_.name() + "' was not gathered");
+  } catch (...) {
+    rows = {};
+    gather_.release();
+    staging_->free();
+    throw;
+  }
   row_.refill();
   unpack(rows);
   row_.filled();

@@ -22,6 +22,7 @@
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_info.h"
 #include "fully_shard/params/shard_buffer.h"
+#include "fully_shard/transport/codec_failure.h"
 #include "fully_shard/transport/packed_copy.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "fully_shard/transport/shared_shards.h"
@@ -33,6 +34,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 namespace fsdp::internal {
@@ -83,17 +85,20 @@ class RowMemory {
 };
 
 // Whether shards are copied to be sent: the members have another dtype
-// (MixedPrecisionPolicy::param_dtype), or are on a device and the shards on the CPU
-// (OffloadPolicy).
+// (MixedPrecisionPolicy::param_dtype), codes are gathered in their place
+// (FullyShardOptions::gather_codec_fn), or members are on a device and the shards on the
+// CPU (OffloadPolicy).
 bool are_staged(const std::vector<FSDPParam>& params, const ShardBuffer& shards);
 // Null where they are not.
 std::unique_ptr<RowMemory> make_staging(const std::vector<FSDPParam>& params,
                                         const ShardBuffer& shards, Transport& transport,
                                         GroupAccounts accounts);
-// The shards as they are now, in the members' dtypes and on their device, copied there on
-// the current stream; good until `staging` is freed or used again.
-PackedRow stage(RowMemory& staging, const ShardBuffer& shards,
-                const std::vector<FSDPParam>& params);
+// The shards as they are now, as codes or in the members' dtypes and on their device,
+// copied there on the current stream; good until `staging` is freed or used again. What a
+// codec throws is for `failure`, with the parameter's name; `staging` is freed where that
+// throws it.
+PackedRow stage(RowMemory& staging, const ShardBuffer& shards, const std::vector<FSDPParam>& params,
+                CodecFailure& failure);
 
 // The stream that issued a gather owns the memory of the rows that arrive, so it waits
 // for whoever reads them elsewhere. What the gather stages is counted
@@ -140,14 +145,24 @@ class AllGather {
   std::optional<DeviceStream> issuer_;
 };
 
+// The codes of some rows of a parameter, of which `values` are: [n], uint8 [bytes].
+// Throws what the codec throws.
+at::Tensor encoded(const FSDPParam& param, const at::Tensor& values);
+// Codes of whole parameters become their values: what `codes`, as `layout` has it in
+// memory of all ranks, says of each of `params`, and, where it has no codec, its values,
+// go to `values`. On the current stream. Throws what a codec throws.
+void decode(const RoomOfParameters& codes, const RoomOfParameters& values,
+            const std::vector<FSDPParam>& params);
+
 // Whether all ranks have been found to cut the parameters alike: then rows are sent as
 // long as they are, where the transport can.
 enum class Layouts : uint8_t { kNotCompared, kAgreed };
 
 // HFSDP (Outer::kShardOptimizer): the inner shards of a group, which gathers over the
-// inner dimension read, in the members' dtypes. Registry entries are pieces of them, one
-// on each rank of the outer dimension. A gather over that dimension puts the pieces
-// together, and what it brought stays until the pieces change: that is once per step.
+// inner dimension read, as codes or in the members' dtypes. Registry entries are pieces
+// of them, one on each rank of the outer dimension. A gather over that dimension puts the
+// pieces together, and what it brought stays until the pieces change: that is once per
+// step.
 //
 //   inner.issue(words, layouts);       // where they are stale; may come ahead of the use
 //   const auto heard = inner.wait();   // the words of the outer ranks
@@ -166,7 +181,7 @@ class InnerShards {
   InnerShards(const InnerShards&) = delete;
 
   const PackedLayout& layout() const { return row_.layout(); }  // of every inner rank's row
-  // Of this rank's pieces on the places of the grid, in the members' dtypes.
+  // Of this rank's pieces on the places of the grid, as inner shards are.
   const PackedLayout& layout_of_pieces() const;
 
   bool are_stale() const { return is_stale_; }
@@ -198,6 +213,7 @@ class InnerShards {
   std::unique_ptr<RowMemory> staging_;  // of pieces; null: they are sent as they are
   bool is_stale_ = true;
   AllGather gather_;
+  CodecFailure failure_;
 };
 
 }  // namespace fsdp::internal

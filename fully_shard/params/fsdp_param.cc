@@ -100,11 +100,17 @@ const Tripwire* tripwire_of(const at::Tensor& gradient) {
   return typeid(group) == typeid(Tripwire) ? static_cast<const Tripwire*>(&group) : nullptr;
 }
 
+int64_t batches_of(const at::Tensor& tensor) {
+  const auto* const meta = find_meta(tensor);
+  return meta == nullptr || !meta->style ? 1 : meta->style->batches;
+}
+
 }  // namespace
 
 ParamMeta::ParamMeta(const at::Tensor& tensor, const Shard& cut,
                      std::optional<at::ScalarType> param_dtype)
     : member_spec_(is_dtensor(tensor) ? std::optional(spec_of(tensor)) : std::nullopt),
+      batches_(batches_of(tensor)),
       shape_(held_part(tensor).sizes().vec()),
       cut_(cut),
       dtype_(tensor.scalar_type()),
@@ -117,16 +123,35 @@ std::vector<int64_t> ParamMeta::shape_with_rows(int64_t rows) const {
 }
 
 at::ScalarType ParamMeta::member_dtype() const {
-  return at::isFloatingType(dtype_) ? param_dtype_.value_or(dtype_) : dtype_;
+  const auto own = decoded_ ? decoded_->dtype : dtype_;
+  return at::isFloatingType(own) ? param_dtype_.value_or(own) : own;
 }
 
-ShardExtent ParamMeta::extent(at::ScalarType dtype) const {
+ShardExtent ParamMeta::extent_of(const std::vector<int64_t>& shape, at::ScalarType dtype) const {
   const auto cut = static_cast<size_t>(cut_.dim);
   ShardExtent extent{
-      .rows = shape_[cut], .row_bytes = static_cast<int64_t>(c10::elementSize(dtype)), .cut = cut_};
-  for (size_t dim = 0; dim < cut; ++dim) extent.blocks *= shape_[dim];
-  for (size_t dim = cut + 1; dim < shape_.size(); ++dim) extent.row_bytes *= shape_[dim];
+      .rows = shape[cut], .row_bytes = static_cast<int64_t>(c10::elementSize(dtype)), .cut = cut_};
+  for (size_t dim = 0; dim < cut; ++dim) extent.blocks *= shape[dim];
+  for (size_t dim = cut + 1; dim < shape.size(); ++dim) extent.row_bytes *= shape[dim];
   return extent;
+}
+
+ShardExtent ParamMeta::member_extent() const {
+  return extent_of(decoded_ ? decoded_->shape : shape_, member_dtype());
+}
+
+ShardExtent ParamMeta::gathered_extent() const {
+  if (decoded_) return extent(at::kByte);
+  if (!codec()) return member_extent();
+  auto codes = extent(at::kByte);
+  codes.row_bytes = codec_->row_bytes(codes.row_bytes);
+  return codes;
+}
+
+void ParamMeta::store_codes() {
+  const auto codes = gathered_extent();
+  decoded_ = Decoded{std::exchange(shape_, {codes.rows, codes.row_bytes}), dtype_};
+  dtype_ = at::kByte;
 }
 
 FSDPParam::FSDPParam(std::string name, const at::Tensor& tensor, const Shard& cut,
@@ -148,6 +173,12 @@ void FSDPParam::set_dtype(at::ScalarType dtype) {
   meta_.set_dtype(dtype);
   remove_tripwire();  // of the old dtype
   tripwire_.reset();
+}
+
+void FSDPParam::store_codes() {
+  meta_.store_codes();
+  const auto& shape = meta_.shape();
+  spec_ = {spec_.mesh(), spec_.placements(), shape, {shape[1], 1}};
 }
 
 void FSDPParam::set_entry(const at::Tensor& entry) { entry_ = WeakTensor(entry.getIntrusivePtr()); }
@@ -187,6 +218,8 @@ void FSDPParam::synchronize_requires_grad(const TensorPtr& member, const TensorP
     if (member) requires_grad_ = member->requires_grad();
     return;
   }
+  TORCH_CHECK_VALUE(requires_grad_ || !meta_.is_stored_as_codes(), "parameter '", name_,
+                    "' can not be trained: it is stored as codes (store_codes())");
   requires_grad_ = !requires_grad_;  // one of the two was changed
   member->set_requires_grad(requires_grad_);
   entry->set_requires_grad(requires_grad_);
@@ -225,9 +258,9 @@ void FSDPParam::remove_tripwire() {
   if (tensor.defined() && is_untouched_tripwire(tensor.grad())) tensor.mutable_grad().reset();
 }
 
-bool any_is_cast(const std::vector<FSDPParam>& params) {
+bool any(const std::vector<FSDPParam>& params, bool (ParamMeta::*is)() const) {
   return std::any_of(params.begin(), params.end(),
-                     [](const auto& each) { return each.meta().is_cast(); });
+                     [is](const FSDPParam& each) { return (each.meta().*is)(); });
 }
 
 at::Tensor make_tripwire(const at::Tensor& member, const std::string& name,

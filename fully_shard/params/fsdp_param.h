@@ -9,6 +9,7 @@
 
 #include "dtensor/tensor/dtensor_impl.h"
 #include "dtensor/tensor/dtensor_spec.h"
+#include "fully_shard/gather_codec.h"
 #include "fully_shard/policies.h"
 #include "fully_shard/transport/packed_layout.h"
 #include "on_demand/on_demand_storage.h"
@@ -40,6 +41,9 @@ class ParamMeta {
   // What the member is without the unit: where it lies over its own mesh; null where it
   // is plain.
   const std::optional<DTensorSpec>& member_spec() const { return member_spec_; }
+  // On how many ranks of its own mesh the member has a batch (ExpertParallel), each of
+  // which counts in the mean of the gradients.
+  int64_t batches() const { return batches_; }
   // Of what the unit shards: the member, or this rank's part of a tensor-parallel one.
   const std::vector<int64_t>& shape() const { return shape_; }
   const Shard& cut() const { return cut_; }
@@ -53,15 +57,47 @@ class ParamMeta {
   void set_dtype(at::ScalarType dtype) { dtype_ = dtype; }
   void set_param_dtype(std::optional<at::ScalarType> dtype) { param_dtype_ = dtype; }
 
+  // What is gathered in the place of the values; null: they are.
+  const GatherCodec* codec() const { return is_codec_left_out_ ? nullptr : codec_.get(); }
+  void set_codec(std::shared_ptr<const GatherCodec> codec) { codec_ = std::move(codec); }
+  // Full precision: there is none from the next gather on, unless codes are stored.
+  void leave_codec_out(bool leave_out) { is_codec_left_out_ = leave_out && !decoded_; }
+  bool has_codec() const { return codec_ != nullptr; }
+  // From now on the shards are codes: shape() is [rows, bytes of a row's codes], of dtype
+  // Byte. The member stays what it is. REQUIRES: a codec, and cut along dimension 0.
+  void store_codes();
+  bool is_stored_as_codes() const { return decoded_.has_value(); }
+  // Whether members are other bytes than the shards; and what is gathered is.
+  bool is_converted() const { return is_cast() || is_encoded(); }
+  bool is_staged() const { return is_converted() && !is_stored_as_codes(); }
+  // Whether codes are gathered; and whether shards are encoded for it.
+  bool is_encoded() const { return codec() != nullptr; }
+  bool is_encoded_to_be_sent() const { return is_encoded() && !is_stored_as_codes(); }
+
   // Of values of `dtype`.
-  ShardExtent extent(at::ScalarType dtype) const;
+  ShardExtent extent(at::ScalarType dtype) const { return extent_of(shape_, dtype); }
+  ShardExtent own_extent() const { return extent(dtype_); }  // of the shards
+  ShardExtent member_extent() const;
+  // Of what is gathered: codes, or values in the member's dtype.
+  at::ScalarType gathered_dtype() const { return codec() ? at::kByte : member_dtype(); }
+  ShardExtent gathered_extent() const;
 
  private:
+  ShardExtent extent_of(const std::vector<int64_t>& shape, at::ScalarType dtype) const;
+
   std::optional<DTensorSpec> member_spec_;
+  int64_t batches_;
   std::vector<int64_t> shape_;
   Shard cut_;
   at::ScalarType dtype_;
   std::optional<at::ScalarType> param_dtype_;
+  std::shared_ptr<const GatherCodec> codec_;
+  bool is_codec_left_out_ = false;
+  struct Decoded {
+    std::vector<int64_t> shape;
+    at::ScalarType dtype;
+  };
+  std::optional<Decoded> decoded_;  // what shards were before they became codes
 };
 
 class ShardWrites;
@@ -89,8 +125,11 @@ class FSDPParam {
   // parameter beside tensor-parallel ones is the same on all their ranks.
   const DTensorSpec& spec() const { return spec_; }
   const ParamMeta& meta() const { return meta_; }
+  ParamMeta& meta() { return meta_; }
   // From the next make_member() on; unset: the member has the entry's dtype.
   void set_param_dtype(std::optional<at::ScalarType> dtype);
+  // The entry is to be one of codes. REQUIRES: frozen, plain, as ParamMeta has it.
+  void store_codes();
   // Operators get their floating inputs in the member's dtype, where it is one of its
   // own. REQUIRES: no member yet.
   void cast_inputs() { casts_inputs_ = true; }
@@ -146,8 +185,8 @@ class FSDPParam {
   Label gradient_label_;
 };
 
-// Mixed precision: members have a dtype of their own.
-bool any_is_cast(const std::vector<FSDPParam>& params);
+// any(params, &ParamMeta::is_staged)
+bool any(const std::vector<FSDPParam>& params, bool (ParamMeta::*is)() const);
 
 // What stands in a member's .grad after a backward: the right shape, and an error when it
 // is touched. An optimizer built before fully_shard holds members; without this it would

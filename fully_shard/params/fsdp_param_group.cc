@@ -89,8 +89,10 @@ const std::string& FSDPParamGroup::parameter_name(int64_t index) const {
   return params_[static_cast<size_t>(index)].name();
 }
 
-at::Tensor FSDPParamGroup::gradient_share(int64_t, const at::Tensor& gradient) const {
-  return internal::gradient_share(gradient, info_.mesh());
+at::Tensor FSDPParamGroup::gradient_share(int64_t index, const at::Tensor& gradient) const {
+  const auto& home = params_[static_cast<size_t>(index)].meta().member_spec();
+  return home ? tensor_parallel_share(gradient, info_.mesh(), home->mesh())
+              : internal::gradient_share(gradient, info_.mesh());
 }
 
 void FSDPParamGroup::storage_destroyed(int64_t index, const OnDemandStorage* storage) noexcept {
@@ -123,7 +125,7 @@ void FSDPParamGroup::wait_unshard() {
   const auto gathered = unsharded_.wait();
   try {
     agreement_.check(gathered);
-    if (is_of_all_ranks(gathered.from)) unsharded_.layouts_agreed();
+    unsharded_.agreed(is_of_all_ranks(gathered.from) ? Layouts::kAgreed : Layouts::kNotCompared);
   } catch (...) {
     unsharded_.empty();
     throw;

@@ -3,6 +3,7 @@
 #include "dtensor/dtensor.h"
 #include "dtensor/redistribute/redistribute.h"
 #include "dtensor/tensor/dtensor_impl.h"
+#include "fully_shard/params/all_gather.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/registry_entry.h"
 #include "fully_shard/params/runtime_mode.h"
@@ -17,6 +18,7 @@
 #include <torch/csrc/autograd/variable.h>
 #include <torch/nn/module.h>
 
+#include <algorithm>
 #include <charconv>
 #include <cstdint>
 #include <memory>
@@ -43,8 +45,9 @@ std::vector<FSDPParam> sharded(const std::vector<NewParam>& params, const GroupI
   std::vector<FSDPParam> sharded;
   sharded.reserve(params.size());
   const UnitMesh over{info.mesh(), mesh_of_members(params), info.unit().outer};
-  for (const auto& [name, tensor, cut] : params) {
+  for (const auto& [name, tensor, cut, codec] : params) {
     auto& param = sharded.emplace_back(name, tensor, cut, over, precision.param_dtype);
+    param.meta().set_codec(codec);
     if (precision.param_dtype && precision.cast_forward_inputs) param.cast_inputs();
   }
   return sharded;
@@ -55,8 +58,7 @@ void take_start_value(FSDPParamGroup& group, const ShardBuffer& shards, int64_t 
                       const at::Tensor& whole) {
   const auto& param = group.params()[static_cast<size_t>(index)];
   if (!group.info().is_alone())
-    group.agreement().values().note_start(static_cast<size_t>(index), param.name(), whole,
-                                          param.meta().cut());
+    group.agreement().values().note_start(static_cast<size_t>(index), param, whole);
   shards.take_part(index, whole.to(shards.device()).const_data_ptr());
 }
 
@@ -95,12 +97,28 @@ void check_member_may_change(const FSDPParamGroup& group, int64_t index, int64_t
                     " while ", in_the_way, " (rank ", group.info().rank(), ")");
 }
 
-// The others' shards as they were, in memory that has room for the changed one.
-void copy_others(FSDPParamGroup& group, int64_t changed, const ShardBuffer& made) {
+void check_members_may_change(const FSDPParamGroup& group, const char* what) {
+  for (size_t i = 0; i < group.params().size(); ++i)
+    check_member_may_change(group, static_cast<int64_t>(i), /*own_graphs=*/0, what);
+}
+
+// Nothing is left, or under way, of what was gathered.
+void drop_unsharded(FSDPParamGroup& group) {
+  group.unsharded().drop_gather();
+  group.unsharded().shards_change();
+  group.reshard();
+}
+
+// The parameters are `params` now, of which the `changed` ones have other shards: the
+// shards in new memory, those without values, the others as they were.
+void remake_shards(FSDPParamGroup& group, std::vector<FSDPParam> params,
+                   const std::vector<int64_t>& changed) {
   const auto& old = group.shards();
+  auto made = old.remade(params, group.info().comm_context(), old.member_device());
+  group.params() = std::move(params);
   for (size_t i = 0; i < group.params().size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    if (index == changed) continue;
+    if (std::find(changed.begin(), changed.end(), index) != changed.end()) continue;
     const auto& param = group.params()[i];
     copy_bytes(made.data(index), old.data(index), old.length(index), old.device());
     const auto entry = param.entry();
@@ -108,6 +126,34 @@ void copy_others(FSDPParamGroup& group, int64_t changed, const ShardBuffer& made
     if (group.unsharded().state().is_never_sharded() && param.storage() != nullptr)
       param.storage()->fill(made.data(index));
   }
+  group.shards() = std::move(made);
+  group.agreement().shards_replaced();
+  group.unsharded().layouts_changed();
+}
+
+void check_may_be_stored(FSDPParamGroup& group, int64_t index) {
+  auto& param = group.params()[static_cast<size_t>(index)];
+  const char* why = nullptr;
+  if (param.is_trainable()) why = "is trained: freeze it with requires_grad_(false)";
+  if (param.entry().defined() && param.entry().grad().defined()) why = "has a gradient";
+  if (group.gradients().keeps_gradients())
+    why = "lies in a unit whose gradients wait for a reduction (set_requires_gradient_sync)";
+  if (param.meta().codec() == nullptr) why = "is in full precision (set_full_precision)";
+  if (param.meta().cut().dim != 0) why = "is not cut along dimension 0";
+  if (param.meta().member_spec()) why = "is tensor-parallel";
+  TORCH_CHECK_VALUE(why == nullptr, "store_codes: parameter '", param.name(), "' ",
+                    why == nullptr ? "" : why, " (rank ", group.info().rank(), ")");
+}
+
+// The registry entry is what the shard is now.
+void show_in_entry(FSDPParamGroup& group, int64_t index) {
+  const auto& param = group.params()[static_cast<size_t>(index)];
+  const auto entry = param.entry();
+  if (!entry.defined()) return;
+  auto owner = c10::intrusive_ptr<DTensorOwner>::reclaim_copy(owner_of(entry));
+  const auto becomes =
+      make_dtensor(group.shards().local_view(index, param), param.spec(), std::move(owner));
+  entry.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
 }
 
 bool may_be_late(const at::Tensor& tensor) {
@@ -212,34 +258,27 @@ void materialize(FSDPParamGroup& group, c10::Device device,
   const RuntimeMode runtime_mode;
   for (size_t i = 0; i < params.size(); ++i) {
     const auto index = static_cast<int64_t>(i);
-    const auto entry = params[i].entry();
-    if (entry.defined()) {
-      auto owner = c10::intrusive_ptr<DTensorOwner>::reclaim_copy(owner_of(entry));
-      const auto becomes = make_dtensor(group.shards().local_view(index, params[i]),
-                                        params[i].spec(), std::move(owner));
-      entry.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
-    }
+    show_in_entry(group, index);
     if (params[i].storage() != nullptr) make_member(group, index);
     params[i].set_without_values({});
   }
 }
 
 void change_dtype(FSDPParamGroup& group, int64_t index, const at::Tensor& from) {
+  TORCH_CHECK_VALUE(!group.params()[static_cast<size_t>(index)].meta().is_stored_as_codes(),
+                    "sharded parameter '", group.parameter_name(index),
+                    "': its data can not be replaced, since it is stored as codes (store_codes(); "
+                    "rank ",
+                    group.info().rank(), ")");
   // `from` may be member.to(dtype).
   check_member_may_change(group, index, /*own_graphs=*/from.grad_fn() ? 1 : 0,
                           "its data can not be replaced (set_data, Module::to(dtype))");
   const RuntimeMode runtime_mode;
-  group.unsharded().drop_gather();
-  group.unsharded().shards_change();
-  group.reshard();
-  auto& param = group.params()[static_cast<size_t>(index)];
-  param.set_dtype(from.scalar_type());
-  auto made = group.shards().remade(group.params(), group.info().comm_context(),
-                                    group.shards().member_device());
-  copy_others(group, index, made);
-  group.shards() = std::move(made);
-  group.agreement().shards_replaced();
-  group.unsharded().layouts_changed();
+  drop_unsharded(group);
+  auto params = group.params();
+  params[static_cast<size_t>(index)].set_dtype(from.scalar_type());
+  remake_shards(group, std::move(params), {index});
+  const auto& param = group.params()[static_cast<size_t>(index)];
   const auto local = group.shards().local_view(index, param);
   local.copy_(is_dtensor(from) ? local_of(from) : local_part(from.detach(), param.spec()));
   make_member(group, index);
@@ -249,24 +288,62 @@ void change_dtype(FSDPParamGroup& group, int64_t index, const at::Tensor& from) 
   from.unsafeGetTensorImpl()->shallow_copy_from(becomes.getIntrusivePtr());
 }
 
-void check_members_may_change(const FSDPParamGroup& group) {
-  for (size_t i = 0; i < group.params().size(); ++i) {
-    check_member_may_change(group, static_cast<int64_t>(i), /*own_graphs=*/0,
-                            "its precision can not change (set_full_precision)");
-  }
+void check_precision_may_change(const FSDPParamGroup& group) {
+  check_members_may_change(group, "its precision can not change (set_full_precision)");
 }
 
-void set_param_dtype(FSDPParamGroup& group, std::optional<at::ScalarType> dtype) {
-  check_members_may_change(group);
+bool has_less_precision(const FSDPParamGroup& group) {
+  return group.info().unit().precision.param_dtype || any(group.params(), &ParamMeta::has_codec);
+}
+
+void set_full_precision(FSDPParamGroup& group, bool full_precision) {
+  check_precision_may_change(group);
   const RuntimeMode runtime_mode;
-  group.unsharded().drop_gather();
-  group.unsharded().shards_change();
-  group.reshard();
-  for (auto& param : group.params()) param.set_param_dtype(dtype);
+  drop_unsharded(group);
+  const auto param_dtype = group.info().unit().precision.param_dtype;
+  for (auto& param : group.params()) {
+    param.set_param_dtype(full_precision ? std::nullopt : param_dtype);
+    param.meta().leave_codec_out(full_precision);
+  }
   group.unsharded().layouts_changed();
   for (size_t i = 0; i < group.params().size(); ++i) {
     if (group.params()[i].storage() != nullptr) make_member(group, static_cast<int64_t>(i));
   }
+}
+
+std::vector<int64_t> parameters_to_store(FSDPParamGroup& group) {
+  std::vector<int64_t> to_store;
+  for (size_t i = 0; i < group.params().size(); ++i) {
+    const auto& meta = group.params()[i].meta();
+    if (!meta.has_codec() || meta.is_stored_as_codes()) continue;
+    to_store.push_back(static_cast<int64_t>(i));
+    check_may_be_stored(group, to_store.back());
+  }
+  if (to_store.empty()) return to_store;
+  check_members_may_change(group, "it can not become codes (store_codes)");
+  group.unsharded().check_has_values();
+  return to_store;
+}
+
+void store_codes(FSDPParamGroup& group, const std::vector<int64_t>& to_store) {
+  if (to_store.empty()) return;
+  const RuntimeMode runtime_mode;
+  drop_unsharded(group);
+  auto params = group.params();
+  std::vector<at::Tensor> codes;
+  for (const auto index : to_store) {
+    auto& param = params[static_cast<size_t>(index)];
+    codes.push_back(encoded(param, group.shards().elements(index, param)));
+    param.store_codes();
+  }
+  remake_shards(group, std::move(params), to_store);
+  for (size_t i = 0; i < to_store.size(); ++i) {
+    const auto index = to_store[i];
+    const auto& param = group.params()[static_cast<size_t>(index)];
+    group.shards().elements(index, param).copy_(codes[i]);
+    show_in_entry(group, index);
+  }
+  group.writes().shards_filled();
 }
 
 void check_no_late_parameters(const FSDPParamGroup& group) {

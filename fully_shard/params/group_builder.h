@@ -21,6 +21,7 @@ struct NewParam {
   std::string name;
   at::Tensor tensor;
   Shard cut = {};
+  std::shared_ptr<const GatherCodec> codec = nullptr;  // null: its values are gathered
 };
 
 // Shards `params` (distinct, valid) over the mesh of `info`: changes their tensors in
@@ -47,11 +48,22 @@ void make_member(FSDPParamGroup& group, int64_t index);
 void change_dtype(FSDPParamGroup& group, int64_t index, const at::Tensor& from);
 
 // Throws ValueError where a member can not have another dtype now, as for change_dtype().
-void check_members_may_change(const FSDPParamGroup& group);
-// Full precision in evaluation: the dtype of floating members; unset: that of their
-// entries. Throws as the check, with
-// nothing changed. REQUIRES: the group was made with a param_dtype.
-void set_param_dtype(FSDPParamGroup& group, std::optional<at::ScalarType> dtype);
+void check_precision_may_change(const FSDPParamGroup& group);
+// Whether members are what the shards are in full precision only: a param_dtype, a codec.
+bool has_less_precision(const FSDPParamGroup& group);
+// In evaluation: floating members have the dtype of their entries, and are gathered as
+// they are; false: again as the group was made. Throws as the check, with nothing
+// changed.
+void set_full_precision(FSDPParamGroup& group, bool full_precision);
+
+// Parameters with a codec that are no codes yet. Throws ValueError for one that is
+// trained or has a gradient, is not cut along dimension 0, lies over a mesh of its own,
+// or is in use, as for change_dtype(); in full precision, and while gradients of the unit
+// wait. Local.
+std::vector<int64_t> parameters_to_store(FSDPParamGroup& group);
+// Those are codes from now on: their shards and their entries, uint8 [rows, bytes].
+// Throws what a codec throws, with the group as it was. Local.
+void store_codes(FSDPParamGroup& group, const std::vector<int64_t>& to_store);
 
 // Notices parameters that a managed module got after fully_shard (an adapter, a replaced
 // sub-module): plain tensors whose gradients nobody reduces, so that the ranks' copies

@@ -27,8 +27,8 @@ uint64_t mix(uint64_t seed, uint64_t value) {
 const char* what_differs(size_t word) {
   switch (word) {
     case 0:
-      return "has another name, shape, dtype or sharded dimension, or another place among the "
-             "unit's parameters";
+      return "has another name, shape, dtype, sharded dimension or gather codec, or another place "
+             "among the unit's parameters";
     case 1:
       return "started with other values; give every rank the same seed, load the same weights, or "
              "call fsdp::broadcast_states(model, mesh) before fully_shard";
@@ -109,15 +109,17 @@ std::string ranks_with(uint64_t word, const std::vector<uint64_t>& words, const 
 
 }  // namespace
 
-void AgreedValues::note_start(size_t param, const std::string& name, const at::Tensor& whole,
-                              const Shard& cut) {
+void AgreedValues::note_start(size_t param, const FSDPParam& of, const at::Tensor& whole) {
   auto& hashes = params_[param];
-  hashes.start_geometry = XXH3_64bits(name.data(), name.size());
+  hashes.start_geometry = XXH3_64bits(of.name().data(), of.name().size());
   for (const auto size : whole.sizes()) {
     hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(size));
   }
   hashes.start_geometry = mix(hashes.start_geometry, static_cast<uint64_t>(whole.scalar_type()));
-  hashes.start_geometry = mix(hashes.start_geometry, Placement(cut).hash());
+  hashes.start_geometry = mix(hashes.start_geometry, Placement(of.meta().cut()).hash());
+  if (const auto* const codec = of.meta().codec())
+    hashes.start_geometry =
+        mix(hashes.start_geometry, XXH3_64bits(codec->name.data(), codec->name.size()));
   if (whole.is_cpu()) hashes.start_values = XXH3_64bits(whole.const_data_ptr(), whole.nbytes());
 }
 

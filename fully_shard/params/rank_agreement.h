@@ -43,9 +43,8 @@ class AgreedValues {
 
   explicit AgreedValues(size_t param_count) : params_(param_count) {}
 
-  // The whole parameter with its name, and how it is cut; a parameter without values
-  // (meta, no bytes) has none.
-  void note_start(size_t param, const std::string& name, const at::Tensor& whole, const Shard& cut);
+  // The whole value of a parameter; one without (meta, no bytes) has none.
+  void note_start(size_t param, const FSDPParam& of, const at::Tensor& whole);
   // A value that was copied before still has to be alike, because a part of it may be
   // left.
   void note_write(size_t param) { params_[param].start_values = 0; }
@@ -86,7 +85,7 @@ class AgreedValues {
 
  private:
   struct Hashes {
-    uint64_t start_geometry = 0;  // name, shape, dtype, sharded dimension
+    uint64_t start_geometry = 0;  // name, shape, dtype, sharded dimension, codec
     uint64_t start_values = 0;    // 0: not noted, as copied
     uint64_t member_write = 0;
     uint64_t copied = 0;

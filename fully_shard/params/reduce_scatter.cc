@@ -1,6 +1,8 @@
+#define XXH_INLINE_ALL
 #include "fully_shard/params/reduce_scatter.h"
 
 #include "device_mesh/internal/profiler_range.h"
+#include "device_mesh/on_mesh/mesh_collectives.h"
 #include "fully_shard/params/fsdp_param_group.h"
 #include "fully_shard/params/runtime_mode.h"
 #include "fully_shard/params/sharded_grad.h"
@@ -9,6 +11,7 @@
 #include <ATen/Dispatch.h>
 #include <c10/core/TensorImpl.h>
 #include <c10/util/strides.h>
+#include <xxhash.h>
 
 #include <algorithm>
 #include <cstring>
@@ -49,9 +52,25 @@ std::vector<bool> read_raised(const void* from, int64_t count) {
   return raised;
 }
 
+// Blocks that share a scale have elements of one parameter.
+int64_t alignment_of(const GatherCodec* codec, at::ScalarType dtype) {
+  return codec == nullptr ? kAlignment : RowCodes::kElementsOfABlock * bytes_of(dtype);
+}
+
 bool is_replicated(const FSDPParam& param) {
   const auto& member = param.meta().member_spec();
   return member && member->placements()[0].is_replicate() && member->mesh().size() > 1;
+}
+
+// Of all alike, since the unit's gradients are divided together.
+int64_t batches_of(const std::vector<FSDPParam>& params, int64_t rank) {
+  const auto batches = params.front().meta().batches();
+  for (const auto& param : params)
+    TORCH_CHECK_VALUE(param.meta().batches() == batches, "fully_shard: '", params.front().name(),
+                      "' and '", param.name(), "' are of one unit, but one is ExpertParallel and ",
+                      "one is not: give the module of the experts a unit of its own (rank ", rank,
+                      ")");
+  return batches;
 }
 
 // As div_() does, which takes longer to begin than a small row takes to divide.
@@ -79,15 +98,17 @@ int64_t bytes_of_all_reduce(const at::Tensor& row, const Transport& replicas) {
 }  // namespace
 
 ReduceScatterInput::ReduceScatterInput(std::vector<TrainableParam> params, at::ScalarType dtype,
-                                       Transport& transport, c10::Device device)
+                                       Transport& transport, c10::Device device,
+                                       const GatherCodec* codec)
     : params_(std::move(params)),
       shard_count_(transport.shard_count()),
       shard_rank_(transport.shard_rank()),
       reads_flags_(transport.reads_flags()),
-      layout_(extents_of(params_), shard_count_),
+      layout_(extents_of(params_), shard_count_, alignment_of(codec, dtype)),
       dtype_(dtype),
       arrived_(params_.size(), false) {
   rows_ = transport.row_memory(row_bytes(), device);
+  if (codec != nullptr) rows_.zero_();  // codes have scales of gaps between chunks, too
   chunks_ = flag_bytes() == 0 ? rows_ : rows_.narrow(1, flag_bytes(), layout_.row_bytes());
   memory_.ready(DeviceStream::current(device));
 }
@@ -95,6 +116,19 @@ ReduceScatterInput::ReduceScatterInput(std::vector<TrainableParam> params, at::S
 int64_t ReduceScatterInput::flag_bytes() const { return align_up(flag_count() * bytes_of(dtype_)); }
 
 int64_t ReduceScatterInput::first_element() const { return flag_bytes() / bytes_of(dtype_); }
+
+std::optional<RowCodes> ReduceScatterInput::codes(
+    const std::shared_ptr<const GatherCodec>& codec) const {
+  if (!codec || !at::isFloatingType(dtype_)) return std::nullopt;
+  auto elements = layout_.lengths();
+  if (elements.empty()) elements.assign(static_cast<size_t>(shard_count_), layout_.row_bytes());
+  for (auto& each : elements) each /= bytes_of(dtype_);
+  return RowCodes(codec, dtype_, flag_bytes(), std::move(elements));
+}
+
+int64_t ReduceScatterInput::elements_of_a_row() const {
+  return layout_.row_bytes() / bytes_of(dtype_);
+}
 
 std::vector<int64_t> ReduceScatterInput::lengths() const {
   auto lengths = layout_.lengths();
@@ -190,10 +224,12 @@ bool ReduceScatterInput::late(const at::Tensor& row) const {
 
 ReduceSettings::ReduceSettings(const GroupInfo& info, const std::vector<FSDPParam>& params)
     : info_(info),
-      has_replicated_members_(std::any_of(params.begin(), params.end(), is_replicated)) {}
+      has_replicated_members_(std::any_of(params.begin(), params.end(), is_replicated)),
+      batches_beside_(batches_of(params, info.rank())),
+      feedback_(std::make_shared<ErrorFeedback>(info.accounts())) {}
 
 at::ScalarType ReduceSettings::dtype_of(const FSDPParam& param) const {
-  const auto own = param.meta().member_dtype();
+  const auto own = param.meta().dtype();
   return at::isFloatingType(own) ? dtype_.value_or(own) : own;
 }
 
@@ -203,8 +239,8 @@ void ReduceSettings::run_hook(const ReduceScatterInput& input, const at::Tensor&
 
 double ReduceSettings::divisor() const {
   const auto copies = info_.replicas() == nullptr ? 1 : info_.replicas()->shard_count();
-  const auto ranks = static_cast<double>(info_.comm_context().shard_count() * copies);
-  return info_.unit().policy.gradient_divide_factor.value_or(ranks);
+  const auto ranks = info_.comm_context().shard_count() * copies * batches_beside_;
+  return info_.unit().policy.gradient_divide_factor.value_or(static_cast<double>(ranks));
 }
 
 bool ReduceSettings::reduces_over_replicas() const {
@@ -217,6 +253,12 @@ bool ReduceSettings::stays_here() const {
 
 bool ReduceSettings::publishes_unused() const {
   return hook_ || info_.unit().policy.reduce_unused_params;
+}
+
+uint64_t ReduceSettings::next_seed() {
+  const auto of_rank = static_cast<uint64_t>(info_.rank()) << 32 | info_.number();
+  const auto mixed = XXH3_64bits_withSeed(&of_rank, sizeof of_rank, reductions_++);
+  return mixed >> 1;  // as seed_of_row() wants it (transport/row_codes.cc)
 }
 
 GradientReduction::GradientReduction(c10::intrusive_ptr<FSDPParamGroup> group,
@@ -248,23 +290,46 @@ void GradientReduction::put_in_flight(Sent::Over over, InFlight<SummedRow> sum) 
 }
 
 at::Tensor GradientReduction::wait_for_sum() {
-  const WaitClock clock(group_->info().accounts());
+  const auto& info = group_->info();
+  const WaitClock clock(info.accounts());
   auto sum = take_in_flight()->wait();
   words_ = std::move(sum.words);
+  const bool is_over_shards = std::get<Sent>(stage_).over == Sent::Over::kShards;
+  const auto& transport = is_over_shards ? info.comm_context().transport() : *info.replicas();
+  failure_.check(words_, transport.reductions(),
+                 "gradients of unit '" + info.name() + "' were not reduced");
   return std::move(sum.row);
 }
 
 void GradientReduction::send(ReduceScatterInput::Late late) {
   const CurrentStream on_reduce_stream(reduce_stream().stream());
   const auto ranks = group_->info().comm_context().shard_count();
-  const auto bytes = input_.nbytes() / ranks * (ranks - 1);
+  const auto codes = input_.codes(group_->info().unit().gradient_codecs.shards);
+  const auto bytes = (codes ? codes->row_bytes() : input_.row_bytes()) * (ranks - 1);
   const ProfilerRange range("reduce_scatter", group_->info().name(), bytes);
   auto issue = group_->info().issue({}, &group_->info().unit().custom.reduce_scatter);
-  issue.lengths = input_.lengths();
-  put_in_flight(Sent::Over::kShards, group_->info().comm_context().transport().reduce(
-                                         input_.release_rows(late), input_.dtype(), issue));
+  auto& transport = group_->info().comm_context().transport();
+  put_in_flight(Sent::Over::kShards, reduce(transport, input_, late, codes, {}, std::move(issue)));
   group_->info().accounts().count(&Counters::reduce_scatters);
   group_->info().accounts().add(&Counters::reduce_scatter_bytes, bytes);
+}
+
+// Of `input`, whose rows go to `transport`.
+InFlight<SummedRow> GradientReduction::reduce(Transport& transport, ReduceScatterInput& input,
+                                              ReduceScatterInput::Late late,
+                                              const std::optional<RowCodes>& codes,
+                                              const at::Tensor& residual, Issue issue) {
+  const auto rows = input.release_rows(late);
+  if (!codes) {
+    issue.lengths = input.lengths();
+    return transport.reduce(rows, Summands(input.dtype()), issue);
+  }
+  const auto sent = transport.row_memory(codes->row_bytes(), rows.device());
+  const auto seed = group_->gradients().settings().next_seed();
+  failure_.keep(transport.brings_words(), [&] { codes->encode(rows, sent, seed, residual); });
+  issue.words = failure_.words(issue.words);
+  issue.lengths = codes->lengths();
+  return transport.reduce(sent, codes->summands(transport.shard_rank(), failure_), issue);
 }
 
 void GradientReduction::receive() {
@@ -282,23 +347,47 @@ void GradientReduction::receive() {
   }
 }
 
+// Undefined without error feedback.
+at::Tensor GradientReduction::take_remainder(c10::IntArrayRef shape, const at::Tensor& like) {
+  if (!group_->info().unit().gradient_codecs.error_feedback) return {};
+  const auto& feedback = group_->gradients().settings().feedback();
+  std::vector<int64_t> params;
+  for (const auto& param : input_.params()) params.push_back(param.index);
+  remainder_ =
+      std::make_unique<Remainder>(feedback, input_.dtype(), std::move(params), shape, like);
+  return remainder_->values();
+}
+
 void GradientReduction::send_to_replicas(at::Tensor row) {
   const auto& info = group_->info();
-  const auto bytes = bytes_of_all_reduce(row, *info.replicas());
+  const auto ranks = info.replicas()->shard_count();
+  CodedAllReduce coded{
+      .codec = info.unit().gradient_codecs.replicas, .row = row, .flags = input_.first_element()};
+  const bool is_coded = coded.codec && at::isFloatingType(row.scalar_type());
+  const auto bytes = is_coded ? (ranks - 1) * coded.bytes_of_piece(ranks)
+                              : bytes_of_all_reduce(row, *info.replicas());
   const ProfilerRange range("all_reduce", info.name(), bytes);
   info.accounts().count(&Counters::all_reduces);
   info.accounts().add(&Counters::all_reduce_bytes, bytes);
-  put_in_flight(Sent::Over::kReplicas,
-                info.replicas()->all_reduce(std::move(row),
-                                            info.issue(group_->agreement().word_for_replicas())));
+  const auto issue = info.issue(group_->agreement().word_for_replicas());
+  if (!is_coded)
+    return put_in_flight(Sent::Over::kReplicas, info.replicas()->all_reduce(std::move(row), issue));
+  coded.seed = group_->gradients().settings().next_seed();
+  coded.residual = take_remainder({ranks, coded.elements_of_piece(ranks)}, row);
+  put_in_flight(Sent::Over::kReplicas, info.replicas()->all_reduce(coded, issue));
 }
 
 // Each outer rank gets the sum of its pieces of `row`, of the parameters that were used.
 void GradientReduction::send_pieces(const at::Tensor& row) {
   const auto& info = group_->info();
   auto& outer = *info.replicas();
-  pieces_.emplace(pieces_of(row), row.scalar_type(), outer, row.device());
-  const auto bytes = pieces_->row_bytes() * (outer.shard_count() - 1);
+  const auto& codec = info.unit().gradient_codecs.replicas;
+  pieces_.emplace(pieces_of(row), row.scalar_type(), outer, row.device(), codec.get());
+  const auto codes = pieces_->codes(codec);
+  const auto bytes =
+      (codes ? codes->row_bytes() : pieces_->row_bytes()) * (outer.shard_count() - 1);
+  at::Tensor residual;
+  if (codes) residual = take_remainder({outer.shard_count(), pieces_->elements_of_a_row()}, row);
   const ProfilerRange range("outer_reduce_scatter", info.name(), bytes);
   const auto used = input_.used(row);
   for (size_t i = 0; i < used.size(); ++i) {
@@ -307,10 +396,8 @@ void GradientReduction::send_pieces(const at::Tensor& row) {
   }
   const auto late =
       input_.late(row) ? ReduceScatterInput::Late::kSome : ReduceScatterInput::Late::kNone;
-  auto issue = info.issue({});
-  issue.lengths = pieces_->lengths();
   put_in_flight(Sent::Over::kReplicas,
-                outer.reduce(pieces_->release_rows(late), pieces_->dtype(), issue));
+                reduce(outer, *pieces_, late, codes, residual, info.issue({})));
   info.accounts().count(&Counters::outer_reduce_scatters);
   info.accounts().add(&Counters::outer_reduce_scatter_bytes, bytes);
 }
@@ -376,11 +463,16 @@ std::optional<ReducedRow> GradientReduction::result() && {
   auto [row, use] = std::exchange(std::get<Received>(stage_), {});
   if (use == Received::Use::kKept) return std::nullopt;
   return std::optional<ReducedRow>(std::in_place, group_->info().unit().shared_from_this(),
-                                   std::move(pieces_ ? *pieces_ : input_), std::move(row));
+                                   std::move(pieces_ ? *pieces_ : input_), std::move(row),
+                                   std::move(remainder_));
 }
 
-ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, ReduceScatterInput input, at::Tensor row)
-    : unit_(std::move(unit)), input_(std::move(input)), row_(std::move(row)) {}
+ReducedRow::ReducedRow(std::shared_ptr<Unit> unit, ReduceScatterInput input, at::Tensor row,
+                       std::unique_ptr<Remainder> remainder)
+    : unit_(std::move(unit)),
+      input_(std::move(input)),
+      row_(std::move(row)),
+      remainder_(std::move(remainder)) {}
 
 // Null where it is gone.
 c10::intrusive_ptr<FSDPParamGroup> ReducedRow::group() const {
@@ -413,6 +505,8 @@ void ReducedRow::publish() {
     auto& param = group->params()[static_cast<size_t>(params[i].index)];
     accumulate_sharded_grad(param, input_.part(row, static_cast<int64_t>(i)), group->info().rank());
   }
+  if (remainder_) remainder_->published();
+  remainder_.reset();
   group->unsharded().shards_change();
 }
 

@@ -2,7 +2,8 @@
 // foreach_reduce), stage by stage:
 //
 //   packed    full gradients in rows, one per rank
-//   sent      the transport adds the rows up (16-bit types in float)
+//   sent      the transport adds the rows up (16-bit types in float), or codes of them
+//             (GradientCodecs)
 //   shared    hybrid sharding: this rank's row is added up over the replicas as well; with
 //             HFSDP each of them gets the sum of its piece alone
 //   received  this rank's row, summed
@@ -17,9 +18,12 @@
 // mesh, in one order on all ranks.
 #pragma once
 
+#include "fully_shard/params/error_feedback.h"
 #include "fully_shard/params/fsdp_param.h"
 #include "fully_shard/params/group_info.h"
+#include "fully_shard/transport/codec_failure.h"
 #include "fully_shard/transport/packed_layout.h"
+#include "fully_shard/transport/row_codes.h"
 #include "fully_shard/transport/streams.h"
 #include "fully_shard/transport/transport.h"
 
@@ -60,14 +64,18 @@ class ReduceScatterInput {
  public:
   enum class Late { kNone, kSome };
 
+  // `codec`: what it, or its sum, will be sent as; null: as it is.
   ReduceScatterInput(std::vector<TrainableParam> params, at::ScalarType dtype, Transport& transport,
-                     c10::Device device);
+                     c10::Device device, const GatherCodec* codec);
   ~ReduceScatterInput();
   ReduceScatterInput(ReduceScatterInput&&) = default;
   ReduceScatterInput& operator=(ReduceScatterInput&&) = default;
 
   at::ScalarType dtype() const { return dtype_; }
   int64_t row_bytes() const { return flag_bytes() + layout_.row_bytes(); }
+  // Of its rows, if they are to be sent as codes; nothing: without.
+  std::optional<RowCodes> codes(const std::shared_ptr<const GatherCodec>& codec) const;
+  int64_t elements_of_a_row() const;  // behind the flags
   // How many bytes at the start of each row are used. Empty if every row is fully used.
   std::vector<int64_t> lengths() const;
   int64_t nbytes() const { return static_cast<int64_t>(rows_.nbytes()); }
@@ -96,6 +104,7 @@ class ReduceScatterInput {
   // The ranks told each other which parameters some rank used.
   void set_used(std::vector<bool> used) { used_ = std::move(used); }
 
+  int64_t first_element() const;  // of a row, behind the flags
   // Of a reduced row, this rank's, of any dtype: its part of parameter `position`, in the
   // shape of the shard; and whether any rank used each parameter. Where flags are not
   // read and nothing was told, all count as used.
@@ -113,7 +122,6 @@ class ReduceScatterInput {
   void write_flags(Late late);
   int64_t flag_count() const { return reads_flags_ ? static_cast<int64_t>(params_.size()) + 1 : 0; }
   int64_t flag_bytes() const;
-  int64_t first_element() const;  // behind the flags
   // Whether each flag of the row is raised by some rank.
   std::vector<bool> read_flags(const at::Tensor& row) const;
 
@@ -136,9 +144,10 @@ class ReduceSettings {
  public:
   // `info` outlives it.
   ReduceSettings(const GroupInfo& info, const std::vector<FSDPParam>& params);
+  ReduceSettings(const ReduceSettings&) = delete;
 
   // Gradients are added up, over backwards and over the ranks, in `dtype` instead of the
-  // members' own; complex ones stay what they are.
+  // parameters' own; complex ones stay what they are.
   void set_dtype(std::optional<at::ScalarType> dtype) { dtype_ = dtype; }
   at::ScalarType dtype_of(const FSDPParam& param) const;
 
@@ -157,11 +166,18 @@ class ReduceSettings {
   // Parameters that no rank used get zeros, not nothing.
   bool publishes_unused() const;
 
+  // Of the group's next reduction: draws that no other one has, of this rank alone.
+  uint64_t next_seed();
+  const std::shared_ptr<ErrorFeedback>& feedback() const { return feedback_; }
+
  private:
   const GroupInfo& info_;
   bool has_replicated_members_;  // tensor-parallel ones
+  int64_t batches_beside_;       // on ranks of the members' own mesh
   std::optional<at::ScalarType> dtype_ = {};
   Hook hook_ = {};
+  uint64_t reductions_ = 0;
+  std::shared_ptr<ErrorFeedback> feedback_;
 };
 
 // What a reduction brought. It may wait for the last of several backwards, and the
@@ -169,7 +185,8 @@ class ReduceSettings {
 // intrusive weak pointer would delay the group's destructor.
 class ReducedRow {
  public:
-  ReducedRow(std::shared_ptr<Unit> unit, ReduceScatterInput input, at::Tensor row);
+  ReducedRow(std::shared_ptr<Unit> unit, ReduceScatterInput input, at::Tensor row,
+             std::unique_ptr<Remainder> remainder);
   // Divides it on the calling thread's stream; where the shards are in host memory, its
   // copy goes there, to be waited for. Nothing where the group is gone. At most once.
   void bring_home(CopiesToHost& copies);
@@ -184,6 +201,7 @@ class ReducedRow {
   std::shared_ptr<Unit> unit_;  // knows its group as long as there is one
   ReduceScatterInput input_;
   at::Tensor row_;  // [elements], of sum_dtype
+  std::unique_ptr<Remainder> remainder_;
 };
 
 // The stages up to the received row.
@@ -240,6 +258,10 @@ class GradientReduction {
   std::optional<InFlight<SummedRow>> take_in_flight();
   void put_in_flight(Sent::Over over, InFlight<SummedRow> sum);
   at::Tensor wait_for_sum();
+  InFlight<SummedRow> reduce(Transport& transport, ReduceScatterInput& input,
+                             ReduceScatterInput::Late late, const std::optional<RowCodes>& codes,
+                             const at::Tensor& residual, Issue issue);
+  at::Tensor take_remainder(c10::IntArrayRef shape, const at::Tensor& like);
   void send_to_replicas(at::Tensor row);
   void send_pieces(const at::Tensor& row);
   std::vector<TrainableParam> pieces_of(const at::Tensor& row) const;
@@ -250,7 +272,9 @@ class GradientReduction {
   ReduceScatterInput input_;
   std::optional<ReduceScatterInput> pieces_;  // HFSDP: of the reduction over the outer ranks
   std::variant<Packed, Sent, Received> stage_;
+  CodecFailure failure_;            // of what was sent last
   std::vector<NoticeWords> words_;  // of the ranks, with what was waited for last
+  std::unique_ptr<Remainder> remainder_;
 };
 
 }  // namespace fsdp::internal

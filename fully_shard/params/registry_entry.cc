@@ -15,6 +15,11 @@ RegistryEntry* RegistryEntry::of(const at::Tensor& tensor) {
   return is_dtensor(tensor) ? dynamic_cast<RegistryEntry*>(owner_of(tensor)) : nullptr;
 }
 
+std::string RegistryEntry::codec() const {
+  const auto& meta = group_->params()[static_cast<size_t>(index_)].meta();
+  return meta.is_stored_as_codes() ? meta.codec()->name : "";
+}
+
 std::string RegistryEntry::description() const {
   return c10::str("parameter '", group_->parameter_name(index_), "' of unit '",
                   group_->info().name(), "' (number ", group_->info().number(), ")");

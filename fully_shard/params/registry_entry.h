@@ -28,6 +28,7 @@ class RegistryEntry final : public DTensorOwner {
   c10::DispatchKeySet extra_keys() const override { return c10::DispatchKeySet(kGateKey); }
   const std::string* parameter_name() const override { return &group_->parameter_name(index_); }
   std::string description() const override;
+  std::string codec() const override;
   bool shows_all(const at::Tensor& dtensor) const override;
   void before_read(const at::Tensor&) override { group_->writes().before_read(index_); }
   void before_write(const at::Tensor&) override { group_->writes().before_write(index_); }

@@ -42,6 +42,7 @@ void UnshardedParams::empty(Leaves leaves) {
   }
   in_place_.reset();
   bytes_.reset();
+  drop_codes();
   writes_.copy_emptied();
   users_.clear_ready();
   info_.unit().root()->schedule().emptied(info_.unit().id);
@@ -114,8 +115,9 @@ void UnshardedParams::copy_to_shard(int64_t index) {
   const auto& chunk = layout().chunk(index);
   const auto whole =
       bytes_.narrow(0, chunk.whole_offset, chunk.extent.nbytes()).view(param.meta().member_dtype());
-  const auto part =
-      view_of_part(whole, layout_of_shards().chunk(index).part(shards_.grid().place()));
+  auto values = layout_of_shards().chunk(index);
+  values.extent.row_bytes = chunk.extent.row_bytes;
+  const auto part = view_of_part(whole, values.part(shards_.grid().place()));
   shards_.elements(index, param).view(part.sizes()).copy_(part);
 }
 

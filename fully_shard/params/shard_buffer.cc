@@ -14,18 +14,19 @@ namespace {
 
 std::atomic<bool> offloads_from_cpu = false;
 
-std::vector<ShardExtent> extents_in(at::ScalarType (ParamMeta::*dtype)() const,
-                                    const std::vector<FSDPParam>& params) {
+std::vector<ShardExtent> extents(ShardExtent (ParamMeta::*extent)() const,
+                                 const std::vector<FSDPParam>& params) {
   std::vector<ShardExtent> extents;
   extents.reserve(params.size());
-  for (const auto& param : params) extents.push_back(param.meta().extent((param.meta().*dtype)()));
+  for (const auto& param : params) extents.push_back((param.meta().*extent)());
   return extents;
 }
 
-// What is gathered in another dtype, or on another device, is not the shards as they lie.
+// What is gathered as codes, in another dtype or on another device is not the shards as
+// they lie.
 bool can_be_read(const ShardBuffer::Options& options, const std::vector<FSDPParam>& params) {
   return options.access == ShardAccess::kRead && options.home == ShardLocation::kWithMembers &&
-         options.device.is_cpu() && !any_is_cast(params);
+         options.device.is_cpu() && !any(params, &ParamMeta::is_staged);
 }
 
 ShardsToShare to_share(const PackedLayout& layout, int64_t rank) {
@@ -56,11 +57,15 @@ at::Tensor memory_at(ShardLocation home, int64_t bytes, c10::Device device, Tran
 }
 
 std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params) {
-  return extents_in(&ParamMeta::dtype, params);
+  return extents(&ParamMeta::own_extent, params);
 }
 
 std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params) {
-  return extents_in(&ParamMeta::member_dtype, params);
+  return extents(&ParamMeta::member_extent, params);
+}
+
+std::vector<ShardExtent> gathered_extents_of(const std::vector<FSDPParam>& params) {
+  return extents(&ParamMeta::gathered_extent, params);
 }
 
 ShardBuffer::ShardBuffer(const std::vector<FSDPParam>& params, CommContext& comm_context,

@@ -34,9 +34,10 @@ void set_offloads_from_cpu(bool on);
 // Zeros: uint8 [bytes]. device: of the members; on the meta device nothing but a shape.
 at::Tensor memory_at(ShardLocation home, int64_t bytes, c10::Device device, Transport& transport);
 
-// In the dtypes of the shards, and of the members.
+// In the dtypes of the shards, and of the members; and of what is gathered.
 std::vector<ShardExtent> extents_of(const std::vector<FSDPParam>& params);
 std::vector<ShardExtent> member_extents_of(const std::vector<FSDPParam>& params);
+std::vector<ShardExtent> gathered_extents_of(const std::vector<FSDPParam>& params);
 
 // How other ranks come to these shards: all ranks gather, or, where the transport can,
 // each rank reads by itself.

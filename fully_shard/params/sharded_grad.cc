@@ -45,17 +45,6 @@ at::Tensor run_hooks(const FSDPParam& param, const at::Tensor& entry, at::Tensor
   return gradient;
 }
 
-// The first dimension of `mesh` that is the unit's: those are the last of it, or none.
-int64_t first_dim_of_unit(const DeviceMesh& mesh, const DeviceMesh& unit_mesh) {
-  if (mesh == unit_mesh) return 0;
-  const auto first = mesh.ndim() - unit_mesh.ndim();
-  if (first < 0) return mesh.ndim();
-  for (int64_t dim = 0; dim < unit_mesh.ndim(); ++dim) {
-    if (mesh.group(first + dim) != unit_mesh.group(dim)) return mesh.ndim();
-  }
-  return first;
-}
-
 // A half may overflow where it counts once per rank.
 bool stays(const Placement& placement, at::ScalarType dtype) {
   if (placement.is_partial())
@@ -67,19 +56,27 @@ bool stays(const Placement& placement, at::ScalarType dtype) {
 struct Share {
   std::vector<Placement> placements;  // of the part that this rank brings
   double times = 1;                   // it counts
+
+  at::Tensor of(const at::Tensor& gradient) const {
+    const auto part = redistribute_local(local_of(gradient), spec_of(gradient), placements);
+    return times == 1 ? part : part.mul(times);
+  }
 };
 
-Share share_of(const at::Tensor& gradient, const DeviceMesh& unit_mesh) {
+// Of what the ranks along dimension `dim` of the gradient's mesh bring, the reduction
+// makes the value, if they count it as share.times says then.
+bool is_left_to_reduction(const at::Tensor& gradient, int64_t dim, const DeviceMesh& unit_mesh) {
   const auto& spec = spec_of(gradient);
-  Share share{spec.replicated().placements()};
-  for (auto dim = first_dim_of_unit(spec.mesh(), unit_mesh); dim < spec.mesh().ndim(); ++dim) {
-    const auto& placement = spec.placements()[static_cast<size_t>(dim)];
-    if (spec.mesh().size(dim) == 1 || !stays(placement, gradient.scalar_type())) continue;
-    share.placements[static_cast<size_t>(dim)] = placement;
-    const bool is_average = placement == Placement(Partial{Partial::Op::kAvg});
-    if (!is_average) share.times *= static_cast<double>(spec.mesh().size(dim));
-  }
-  return share;
+  return spec.mesh().size(dim) > 1 &&
+         stays(spec.placements()[static_cast<size_t>(dim)], gradient.scalar_type()) &&
+         (spec.mesh() == unit_mesh || covers(unit_mesh, spec.mesh(), dim));
+}
+
+void leave(Share& share, const DTensorSpec& spec, int64_t dim) {
+  const auto& placement = spec.placements()[static_cast<size_t>(dim)];
+  share.placements[static_cast<size_t>(dim)] = placement;
+  const bool is_average = placement == Placement(Partial{Partial::Op::kAvg});
+  if (!is_average) share.times *= static_cast<double>(spec.mesh().size(dim));
 }
 
 // Zeros around this rank's part.
@@ -180,10 +177,27 @@ void PartialReduceOutput::add_to(ReduceScatterInput& input, at::Tensor& row) {
 
 at::Tensor gradient_share(const at::Tensor& gradient, const DeviceMesh& unit_mesh) {
   const CommCauseScope cause(CommCause::kGradient);
-  const auto share = share_of(gradient, unit_mesh);
-  const auto part = redistribute_local(local_of(gradient), spec_of(gradient), share.placements);
-  return at_its_place(share.times == 1 ? part : part.mul(share.times),
-                      spec_of(gradient).with_placements(share.placements));
+  const auto& spec = spec_of(gradient);
+  Share share{spec.replicated().placements()};
+  for (int64_t dim = 0; dim < spec.mesh().ndim(); ++dim)
+    if (is_left_to_reduction(gradient, dim, unit_mesh)) leave(share, spec, dim);
+  return at_its_place(share.of(gradient), spec.with_placements(share.placements));
+}
+
+at::Tensor tensor_parallel_share(const at::Tensor& gradient, const DeviceMesh& unit_mesh,
+                                 const DeviceMesh& home) {
+  const CommCauseScope cause(CommCause::kGradient);
+  const auto& spec = spec_of(gradient);
+  const int64_t dims = spec.mesh().ndim() - home.ndim();  // of the batch
+  const std::vector<Placement> own(spec.placements().begin() + dims, spec.placements().end());
+  Share share{spec.replicated().placements()};
+  std::copy(own.begin(), own.end(), share.placements.begin() + dims);
+  for (int64_t dim = 0; dim < dims; ++dim) {
+    // Not parts, which would lie within those of the member.
+    const bool is_term = spec.placements()[static_cast<size_t>(dim)].is_partial();
+    if (is_term && is_left_to_reduction(gradient, dim, unit_mesh)) leave(share, spec, dim);
+  }
+  return make_dtensor(share.of(gradient), {home, own, spec.shape(), spec.stride()});
 }
 
 void lead_whole_gradients(const at::Tensor& entry, const at::Tensor& member) {

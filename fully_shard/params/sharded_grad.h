@@ -51,7 +51,7 @@ class PartialReduceOutput {
 // The reduction adds up what the ranks bring and divides by their number, so what a
 // DTensor lies as decides what comes back as its value:
 //
-//   along a dimension of the unit's mesh    a rank brings
+//   along ranks of the unit's mesh          a rank brings
 //   Replicate()                             what it has
 //   Shard(d)                                its own part, once per rank; zeros elsewhere
 //   Partial(sum), Partial(avg)              its term, once per rank; its term
@@ -59,10 +59,15 @@ class PartialReduceOutput {
 // Along other dimensions (tensor parallelism) every rank needs the whole, and it moves.
 
 // [the DTensor's global shape], of its dtype. `unit_mesh`: over which the unit's
-// reduction goes. Moves nothing where `gradient` lies on that mesh, or on another one
-// that ends in its dimensions and along whose other dimensions it is whole; else
-// collective over the mesh of `gradient`.
+// reduction goes, which may be flattened from the dimensions of the gradient's mesh
+// (context parallelism). Moves nothing where `gradient` is whole along the dimensions of
+// its mesh that reach ranks outside of the unit's; else collective over these.
 at::Tensor gradient_share(const at::Tensor& gradient, const DeviceMesh& unit_mesh);
+
+// The same of a tensor-parallel parameter, whose mesh `home` has: the last dimensions of
+// the gradient's, along which it lies as it came. A DTensor on `home`.
+at::Tensor tensor_parallel_share(const at::Tensor& gradient, const DeviceMesh& unit_mesh,
+                                 const DeviceMesh& home);
 
 // Gradients of registry entries that are whole and plain. A custom autograd::Function
 // that is given an entry computes with the whole value, so its backward returns a

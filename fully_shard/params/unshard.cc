@@ -9,6 +9,7 @@
 #include <c10/util/Exception.h>
 #include <c10/util/StringUtil.h>
 
+#include <algorithm>
 #include <string>
 #include <utility>
 
@@ -16,8 +17,9 @@ namespace fsdp::internal {
 namespace {
 
 // What finds unannounced writes compares copies with the shards, or poisons copies.
-SharedShards::ReadBy read_by(const ShardBuffer& shards) {
-  const bool needs_copies = debug_options().write_checks || evict_after_every_operator();
+SharedShards::ReadBy read_by(const ShardBuffer& shards, const std::vector<FSDPParam>& params) {
+  const bool needs_copies = debug_options().write_checks || evict_after_every_operator() ||
+                            any(params, &ParamMeta::is_encoded);
   return needs_copies || !shards.layout().chunks_make_wholes() ? SharedShards::ReadBy::kCopy
                                                                : SharedShards::ReadBy::kInPlace;
 }
@@ -45,14 +47,18 @@ void UnshardedParams::layouts_changed() {
   } else {
     staging_ = make_staging(params_, shards_, info_.comm_context().transport(), info_.accounts());
   }
+  member_layout_ =
+      any(params_, &ParamMeta::is_encoded)
+          ? std::make_unique<PackedLayout>(member_extents_of(params_), shards_.grid().inner_ranks)
+          : nullptr;
   if (neighbours_) set_neighbours(neighbours_);
 }
 
-const PackedLayout& UnshardedParams::layout() const {
+const PackedLayout& UnshardedParams::gathered_layout() const {
   return inner_shards_ ? inner_shards_->layout() : layout_of_shards();
 }
 
-// On the places of their grid, in the members' dtypes.
+// On the places of their grid, as they are gathered.
 const PackedLayout& UnshardedParams::layout_of_shards() const {
   if (inner_shards_) return inner_shards_->layout_of_pieces();
   return staging_ ? staging_->layout() : shards_.layout();
@@ -96,11 +102,20 @@ GatherFrom UnshardedParams::gather_from() const {
   return can_read ? GatherFrom::kRead : GatherFrom::kShards;
 }
 
+// " (codes: the first parameter is 'weight' as MXFP8)".
+std::string UnshardedParams::codes_in_words() const {
+  const auto first = std::find_if(params_.begin(), params_.end(), [](const FSDPParam& param) {
+    return param.meta().codec() != nullptr;
+  });
+  return " (codes: the first parameter is '" + first->name() + "' as " +
+         first->meta().codec()->name + ")";
+}
+
 // REQUIRES: not kRead, which sends nothing.
 PackedRow UnshardedParams::row_to_send(GatherFrom from) {
   if (from == GatherFrom::kNeighbours) return part_->row();
   if (from == GatherFrom::kInnerShards) return inner_shards_->row();
-  if (from == GatherFrom::kStaged) return stage(*staging_, shards_, params_);
+  if (from == GatherFrom::kStaged) return stage(*staging_, shards_, params_, failure_);
   auto& transport = info_.comm_context().transport();
   return {transport, shards_.layout(), shards_.row(transport)};
 }
@@ -112,7 +127,9 @@ void UnshardedParams::issue(NoticeWords words) {
   if (from_ == GatherFrom::kRead) return issue_read();
   const auto row = row_to_send(from_);
   const bool may_be_custom = from_ != GatherFrom::kNeighbours;
+  if (from_ == GatherFrom::kStaged) words = failure_.words(words);
   auto issue = info_.issue(words, may_be_custom ? &info_.unit().custom.all_gather : nullptr);
+  if (sends_codes()) issue.form = codes_in_words();
   if (layouts_ == Layouts::kAgreed) issue.lengths = row.layout.lengths();
   const auto bytes = (row.transport.shard_count() - 1) * row.layout.row_bytes();
   const ProfilerRange range("all_gather", info_.name(), bytes);
@@ -126,7 +143,8 @@ void UnshardedParams::issue_read() {
   const auto bytes = (ranks - 1) * shards_.layout().row_bytes();
   const ProfilerRange range("all_gather", info_.name(), bytes);
   const auto what = "read of the shards of " + in_words(info_.issue({}));
-  gather_.start_read(shards_.shared()->read(what, read_by(shards_)), shards_.layout(), ranks);
+  gather_.start_read(shards_.shared()->read(what, read_by(shards_, params_)), shards_.layout(),
+                     ranks);
   info_.accounts().add(&Counters::all_gather_bytes, bytes);
   state_.gather_issued();
 }
@@ -137,6 +155,9 @@ Gathered UnshardedParams::wait() {
     GatheredRows rows;
     do {
       rows = gather_.wait();
+      if (from_ == GatherFrom::kStaged)
+        failure_.check(rows.words(), info_.comm_context().transport().gathers(),
+                       "unit '" + info_.name() + "' was not gathered");
       fill_from(rows);
     } while (gather_.read() != nullptr && !gather_.read()->was_right());
     gathered.words = rows.words();
@@ -147,6 +168,7 @@ Gathered UnshardedParams::wait() {
     streams_.free();
     in_place_.reset();
     bytes_.reset();
+    drop_codes();
     gather_.drop();
     is_sharded_again();
     throw;
@@ -169,7 +191,25 @@ void UnshardedParams::fill_from(const GatheredRows& rows) {
   bytes_.reset();
   bytes_ =
       scratch_memory({layout().bytes(Arrangement::kCommon)}, at::kByte, shards_.member_device());
-  unpack_rows(gather_.rows(rows), {bytes_, layout()});
+  if (!sends_codes()) return unpack_rows(gather_.rows(rows), {bytes_, layout()});
+  codes_ = scratch_memory({gathered_layout().bytes(Arrangement::kCommon)}, at::kByte,
+                          shards_.member_device());
+  info_.accounts().add(&Counters::staging_bytes, codes_.numel());
+  unpack_rows(gather_.rows(rows), {codes_, gathered_layout()});
+}
+
+void UnshardedParams::agreed(Layouts layouts) {
+  if (layouts == Layouts::kAgreed) layouts_ = layouts;
+  if (!codes_.defined()) return;
+  internal::decode({codes_, gathered_layout()}, {bytes_, layout()}, params_);
+  drop_codes();
+  streams_.ready(DeviceStream::current(shards_.member_device()));
+}
+
+void UnshardedParams::drop_codes() {
+  if (!codes_.defined()) return;
+  info_.accounts().add(&Counters::staging_bytes, -codes_.numel());
+  codes_.reset();
 }
 
 void UnshardedParams::show() {

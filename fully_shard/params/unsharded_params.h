@@ -9,7 +9,8 @@
 // Where a gather comes from (GatherFrom):
 //
 //   kShards       the ranks' shards, which they send each other
-//   kStaged       copies of them in another dtype, or from host memory: mixed precision, offload
+//   kStaged       copies of them as codes, in another dtype or from host memory: codecs, mixed
+//                 precision, offload
 //   kInnerShards  HFSDP: what the outer ranks' pieces make, staged or not (InnerShards)
 //   kNeighbours   to_world(n): the parts that a forward left on n neighbouring ranks
 //   kRead         the shards where all ranks of one host have them, read by this rank alone,
@@ -36,6 +37,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace fsdp::internal {
@@ -64,8 +66,10 @@ class UnshardedParams {
   UnshardedParams(const UnshardedParams&) = delete;
 
   const ShardedStateMachine& state() const { return state_; }
-  // Of all shards in the members' dtypes: as the full parameters lie, too.
-  const PackedLayout& layout() const;
+  // Of all shards in the members' dtypes: as the full parameters lie.
+  const PackedLayout& layout() const {
+    return member_layout_ ? *member_layout_ : gathered_layout();
+  }
   // Throws ValueError with the parameters' names while they are on the meta device.
   void check_has_values() const;
   GatherCount& gather_count() { return gather_count_; }
@@ -79,6 +83,10 @@ class UnshardedParams {
   // Waits for the gather and fills the members. REQUIRES: gathering. After a failure the
   // group is sharded again.
   Gathered wait();
+  // The ranks agree, with kAgreed all of them on how they cut the parameters. Codes that
+  // came become the members' values now. Throws what a codec throws; members have no
+  // values then. REQUIRES: waited for.
+  void agreed(Layouts layouts);
   // The calling thread's stream is about to use the full parameters. REQUIRES: unsharded.
   void use() { streams_.use(DeviceStream::current(bytes_.device())); }
   // Waits for a gather in flight and drops what it brought, failed or not: it was in
@@ -86,8 +94,6 @@ class UnshardedParams {
   void drop_gather() noexcept;
   // The same, and throws if it failed. REQUIRES: gathering.
   void await_and_drop_gather();
-  // All ranks have been found to cut the parameters alike.
-  void layouts_agreed() { layouts_ = Layouts::kAgreed; }
   // The members have other dtypes, or the shards lie elsewhere. REQUIRES: sharded or
   // never sharded.
   void layouts_changed();
@@ -132,10 +138,15 @@ class UnshardedParams {
 
  private:
   GatherFrom gather_from() const;
+  // Whether the gather that was issued last brings codes.
+  bool sends_codes() const { return member_layout_ && from_ != GatherFrom::kNeighbours; }
+  std::string codes_in_words() const;
+  void drop_codes();
   PackedRow row_to_send(GatherFrom from);
   void issue_read();
   void await_writers_of_shards();
   const PackedLayout& layout_of_shards() const;
+  const PackedLayout& gathered_layout() const;
   void fill_from(const GatheredRows& rows);
   void show();
   void count_shown(int64_t sign) const;
@@ -150,13 +161,16 @@ class UnshardedParams {
   ShardedStateMachine state_;
   GatherCount gather_count_;
 
-  std::unique_ptr<RowMemory> staging_;         // null: shards are sent as they are
-  std::unique_ptr<InnerShards> inner_shards_;  // null: this rank's shards are whole
-  std::shared_ptr<Transport> neighbours_;      // to_world(n); null: nothing is kept
-  std::unique_ptr<RowMemory> part_;            // what a forward leaves, with neighbours_
+  std::unique_ptr<RowMemory> staging_;           // null: shards are sent as they are
+  std::unique_ptr<InnerShards> inner_shards_;    // null: this rank's shards are whole
+  std::unique_ptr<PackedLayout> member_layout_;  // null: as what is gathered, which is no codes
+  std::shared_ptr<Transport> neighbours_;        // to_world(n); null: nothing is kept
+  std::unique_ptr<RowMemory> part_;              // what a forward leaves, with neighbours_
   Layouts layouts_ = Layouts::kNotCompared;
   GatherFrom from_ = GatherFrom::kShards;  // of the gather that was issued last
   AllGather gather_;
+  CodecFailure failure_;  // of the row that was issued last
+  at::Tensor codes_;      // what came, until it is decoded
 
   std::unique_ptr<ReadInPlace> in_place_;  // null: a copy
   at::Tensor bytes_;                       // uint8; undefined: empty

@@ -52,6 +52,11 @@ WriteCoherence::WriteCoherence(const GroupInfo& info, std::vector<FSDPParam>& pa
 // Start values need not be alike where the first thing done to them is a write. A gather
 // in flight compares what it was issued with.
 void WriteCoherence::before_member_write(int64_t index) {
+  TORCH_CHECK_VALUE(!param(index).meta().is_stored_as_codes(), "write to the member of parameter '",
+                    param(index).name(),
+                    "', which is stored as codes (store_codes()): write before that, or load codes "
+                    "into its registry entry (rank ",
+                    info_.rank(), ")");
   if (unsharded_.state().is_sharded()) values().note_write(static_cast<size_t>(index));
 }
 
@@ -112,13 +117,15 @@ void WriteCoherence::shard_given_out() {
 }
 
 void WriteCoherence::shards_filled() {
+  std::fill(shard_versions_.begin(), shard_versions_.end(), std::nullopt);
   unsharded_.shards_change();
   after_write();
   if (auto* const shared = shards_.shared()) shared->end_of_start();
 }
 
 void WriteCoherence::note_raw_writes() {
-  const bool can_compare = shards_.member_device().is_cpu() && !any_is_cast(params_);
+  const bool can_compare =
+      shards_.member_device().is_cpu() && !any(params_, &ParamMeta::is_converted);
   if (!debug_options().write_checks || newest_.is_stale() || !can_compare) return;
   for (size_t i = 0; i < params_.size(); ++i) {
     if (newest_.is_dirty(i) || params_[i].storage() == nullptr) continue;
@@ -179,7 +186,6 @@ void WriteCoherence::after_overwrite(int64_t index, const at::Tensor& written,
 void WriteCoherence::remade(int64_t index, const at::Tensor& whole) {
   values().note_overwrite(static_cast<size_t>(index));
   note_copy(index, whole);
-  std::fill(shard_versions_.begin(), shard_versions_.end(), std::nullopt);
   agreement_.shard_written(index);
   newest_.shard_written();
   shards_filled();

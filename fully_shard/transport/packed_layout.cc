@@ -30,7 +30,9 @@ ShardPart PackedChunk::part(int64_t rank) const {
   return {first_row(rank) * extent.row_bytes, run_bytes, extent.blocks, block_bytes};
 }
 
-PackedLayout::PackedLayout(const std::vector<ShardExtent>& extents, int64_t world) : world_(world) {
+PackedLayout::PackedLayout(const std::vector<ShardExtent>& extents, int64_t world,
+                           int64_t alignment)
+    : world_(world), alignment_(alignment) {
   chunks_.reserve(extents.size());
   for (const auto& extent : extents) {
     auto& chunk = chunks_.emplace_back();
@@ -46,7 +48,7 @@ void PackedLayout::pack_evenly() {
   for (auto& chunk : chunks_) {
     chunk.offset = row_bytes_;
     chunk.whole_offset = world_ * row_bytes_;
-    row_bytes_ += align_up(chunk.capacity_bytes());
+    row_bytes_ += aligned(chunk.capacity_bytes());
   }
   common_bytes_ = world_ * row_bytes_;
 }
@@ -65,9 +67,9 @@ void PackedLayout::pack_by_rank() {
     }
     chunk.ragged = std::make_shared<const RaggedChunk>(std::move(by_rank));
     for (int64_t rank = 0; rank < world_; ++rank)
-      ends[static_cast<size_t>(rank)] += align_up(chunk.room(rank));
+      ends[static_cast<size_t>(rank)] += aligned(chunk.room(rank));
     chunk.whole_offset = common_bytes_;
-    common_bytes_ += align_up(whole_bytes(static_cast<int64_t>(i)));
+    common_bytes_ += aligned(whole_bytes(static_cast<int64_t>(i)));
   }
   row_bytes_ = *std::max_element(ends.begin(), ends.end());
 }
@@ -75,7 +77,7 @@ void PackedLayout::pack_by_rank() {
 int64_t PackedLayout::end_of_row(int64_t rank) const {
   for (auto chunk = chunks_.rbegin(); chunk != chunks_.rend(); ++chunk) {
     const auto length = chunk->length(rank);
-    if (length > 0) return align_up(chunk->offset_on(rank) + length);
+    if (length > 0) return aligned(chunk->offset_on(rank) + length);
   }
   return 0;
 }

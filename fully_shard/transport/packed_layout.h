@@ -101,12 +101,14 @@ enum class Arrangement : uint8_t {
 
 class PackedLayout {
  public:
-  // REQUIRES: local_units of an extent are of `world` ranks, or of an owner among them.
-  PackedLayout(const std::vector<ShardExtent>& extents, int64_t world);
+  // Chunks begin at multiples of `alignment` bytes, itself one of kAlignment. REQUIRES:
+  // local_units of an extent are of `world` ranks, or of an owner among them.
+  PackedLayout(const std::vector<ShardExtent>& extents, int64_t world,
+               int64_t alignment = kAlignment);
 
-  int64_t row_bytes() const { return row_bytes_; }  // a multiple of kAlignment
-  // How many bytes at the start of each rank's row are used, in multiples of kAlignment.
-  // Empty if every row is fully used.
+  int64_t row_bytes() const { return row_bytes_; }  // a multiple of the alignment
+  // How many bytes at the start of each rank's row are used, in multiples of that. Empty
+  // if every row is fully used.
   const std::vector<int64_t>& lengths() const { return lengths_; }
   bool is_even() const { return is_even_; }  // no cut is ragged
   const PackedChunk& chunk(int64_t index) const { return chunks_[static_cast<size_t>(index)]; }
@@ -128,12 +130,15 @@ class PackedLayout {
   bool chunks_make_wholes() const;
 
  private:
+  int64_t aligned(int64_t bytes) const {
+    return (bytes + alignment_ - 1) / alignment_ * alignment_;
+  }
   void pack_evenly();
   void pack_by_rank();
   void find_lengths();
   int64_t end_of_row(int64_t rank) const;
 
-  int64_t world_;
+  int64_t world_, alignment_;
   std::vector<PackedChunk> chunks_;
   bool is_even_ = true;
   int64_t row_bytes_ = 0, common_bytes_ = 0;

@@ -27,6 +27,11 @@
 // A rank may write its shards where nobody sees it begin (an alias of them is out): it is
 // *exposed*, and the others read nothing but copies that it publishes.
 //
+// Order of stores: what was kept, and the start of a run, before kRun (release), and that
+// before kBegun (release); a full fence between kBegun and the first byte that the
+// operator writes; kDone (release) after the last one. Readers load with acquire, and
+// have an acquire fence between the copy and the second look.
+//
 // See docs/design/shared_memory.md.
 #pragma once
 

@@ -6,6 +6,7 @@
 #include "device_mesh/process_groups/process_group_factory.h"
 #include "fully_shard/host_exchange.h"
 #include "fully_shard/transport/host_exchange.h"
+#include "fully_shard/transport/row_codes.h"
 #include "fully_shard/transport/shared_shards.h"
 
 #include <ATen/ops/zeros.h>
@@ -28,7 +29,7 @@ std::string reductions_on(const DeviceMesh& mesh) {
 }
 
 std::string named(const char* operation, const Issue& issue) {
-  return operation + (" of " + in_words(issue));
+  return operation + (" of " + in_words(issue)) + issue.form;
 }
 
 }  // namespace
@@ -89,12 +90,14 @@ InFlight<GatheredRows> Transport::gather(const at::Tensor& shards, const Issue& 
                                          .custom = issue.custom});
 }
 
-InFlight<SummedRow> Transport::reduce(at::Tensor rows, at::ScalarType dtype, const Issue& issue) {
+InFlight<SummedRow> Transport::reduce(at::Tensor rows, const Summands& summands,
+                                      const Issue& issue) {
   return reductions_.start(ReduceScatterOptions{.input = std::move(rows),
                                                 .lengths = issue.lengths,
-                                                .dtype = dtype,
+                                                .summands = summands,
                                                 .what = named("reduce-scatter", issue),
                                                 .unit = issue.unit,
+                                                .words = issue.words,
                                                 .custom = issue.custom});
 }
 
@@ -103,6 +106,12 @@ InFlight<SummedRow> Transport::all_reduce(at::Tensor row, const Issue& issue) {
                                             .what = named("all-reduce", issue),
                                             .unit = issue.unit,
                                             .words = issue.words});
+}
+
+InFlight<SummedRow> Transport::all_reduce(const CodedAllReduce& row, const Issue& issue) {
+  return start_coded_all_reduce(
+      reductions_, row,
+      {.what = named("all-reduce", issue), .unit = issue.unit, .words = issue.words});
 }
 
 void Transport::connect_gathers() { connect(gathers_.group(), device_); }

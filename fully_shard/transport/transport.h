@@ -18,8 +18,8 @@
 // when a reduction leaves between two gathers may differ from rank to rank, since
 // gradients arrive differently. On CPU a reduction is an exchange of rows, added in the
 // order of the ranks: the same bits on every run. On other devices it is the backend's
-// reduce-scatter, and nothing is announced: ranks tell each other once per backward
-// (host_exchange.h).
+// reduce-scatter, of 16-bit types and codes its all-to-all and such a sum, and nothing is
+// announced: ranks tell each other once per backward (host_exchange.h).
 //
 // Where ranks share memory, shards may lie where others read them by themselves
 // (share_shards()), and then nothing is gathered.
@@ -38,6 +38,7 @@
 
 namespace fsdp::internal {
 
+struct CodedAllReduce;
 class HostExchange;
 class SharedShards;
 struct Patience;
@@ -51,6 +52,7 @@ struct Issue {
   uint32_t unit = 0;           // number of the unit on this process group, the same on all ranks
   std::string unit_name = {};  // kRootName for a root
   NoticeWords words = {};      // travel with it, to be compared by the caller
+  std::string form = {};       // in messages, behind the unit, where it sends other than values
   // Of gather() and reduce(): the bytes at the beginning of each rank's row that count
   // (AllGatherOptions).
   std::vector<int64_t> lengths = {};
@@ -70,6 +72,8 @@ class Transport {
   ~Transport();
   Transport(const Transport&) = delete;
 
+  const Collectives& gathers() const { return gathers_; }
+  const Collectives& reductions() const { return reductions_; }
   int64_t shard_rank() const { return gathers_.rank(); }   // in the mesh dimension
   int64_t shard_count() const { return gathers_.size(); }  // ranks of the mesh dimension
 
@@ -88,11 +92,13 @@ class Transport {
   // `shards` from shard_memory() or staging_memory(), whole; not written until waited
   // for.
   InFlight<GatheredRows> gather(const at::Tensor& shards, const Issue& issue);
-  // `rows` from row_memory(), elements of `dtype`: row r goes to rank r. Overwritten.
-  InFlight<SummedRow> reduce(at::Tensor rows, at::ScalarType dtype, const Issue& issue);
+  // `rows` from row_memory(): row r goes to rank r. Overwritten.
+  InFlight<SummedRow> reduce(at::Tensor rows, const Summands& summands, const Issue& issue);
   // The sum of `row`, [elements] contiguous, over the ranks, with the same bits on all;
   // `row` is overwritten. What hybrid sharding does over the ranks with the same shards.
   InFlight<SummedRow> all_reduce(at::Tensor row, const Issue& issue);
+  // The same with codes in the row's place.
+  InFlight<SummedRow> all_reduce(const CodedAllReduce& row, const Issue& issue);
 
   // Bring up what gathers, and what reductions, communicate through on devices, as the
   // first of them would: all ranks in one order, and not within a step. Block; collective
@@ -105,6 +111,8 @@ class Transport {
 
   // False on devices, where reading stamps stalls the host.
   bool checks_stamps() const { return device_.is_cpu(); }
+  // Whether words of others travel with what it brings.
+  bool brings_words() const { return checks_stamps() && shard_count() > 1; }
   // Whether values in reduced rows may be read on the host.
   bool reads_flags() const { return device_.is_cpu(); }
   // What ranks tell each other instead where they can do neither; null: nothing.

@@ -26,6 +26,10 @@ namespace torch::nn {
 class Module;
 }
 
+namespace fsdp {
+struct GatherCodec;
+}
+
 namespace fsdp::internal {
 
 // What a module is by its C++ type.
@@ -105,8 +109,9 @@ struct FoundParam {
   at::Tensor tensor;
   std::string path;  // from the unit's module, of its first slot
   std::vector<RegistrySlot> slots;
-  size_t model_handles;  // before the walk made its own
-  Shard cut = {};        // place_parameters() sets it
+  size_t model_handles;                                // before the walk made its own
+  Shard cut = {};                                      // place_parameters() sets it
+  std::shared_ptr<const GatherCodec> codec = nullptr;  // choose_codecs() does
 
   // By a member, that is, beyond the registry. Handles of the caller count as well.
   bool is_held_by_member() const { return model_handles > slots.size(); }

@@ -3,13 +3,12 @@
 #include "dtensor/layout/shard_layout.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "fully_shard/transport/comm_context.h"
+#include "fully_shard/transport/row_codes.h"
 #include "fully_shard/units/planned_owners.h"
 
 #include <c10/util/Exception.h>
 
 #include <algorithm>
-#include <map>
-#include <memory>
 #include <optional>
 #include <string>
 #include <utility>
@@ -74,6 +73,41 @@ Shard cut_from(const Placement& placement, const FoundParam& param, int64_t rank
   return written_simplest(cut, param.tensor, ranks);
 }
 
+// Throws unless a row of `elements`, which messages call `row`, takes fewer than `limit`
+// bytes.
+void check_codec(const GatherCodec& codec, int64_t elements, int64_t limit,
+                 const std::string& where, const std::string& row, const ErrorContext& context) {
+  TORCH_CHECK_VALUE(codec.row_bytes && codec.encode && codec.decode, where,
+                    ", which lacks row_bytes, encode or decode", context.rank);
+  const auto bytes = codec.row_bytes(elements);
+  TORCH_CHECK_VALUE(bytes > 0 && bytes < limit, where, ", of which ", row, " takes ", bytes,
+                    " bytes; allowed are 1 to ", limit - 1, ", fewer than without it",
+                    context.rank);
+}
+
+void check_gather_codec(const GatherCodec& codec, const FoundParam& param,
+                        std::optional<at::ScalarType> param_dtype, const ErrorContext& context) {
+  const auto where = c10::str(context.caller, ": gather_codec_fn gave '", codec.name,
+                              "' for parameter '", param.path, "' of shape ", param.tensor.sizes());
+  const auto dtype = param.tensor.scalar_type();
+  TORCH_CHECK_VALUE(at::isFloatingType(dtype), where, " and dtype ", dtype,
+                    ", allowed are floating ones", context.rank);
+  const auto part = held_part(param.tensor);
+  int64_t elements = 1;
+  for (int64_t dim = param.cut.dim + 1; dim < part.dim(); ++dim) elements *= part.size(dim);
+  check_codec(codec, elements,
+              elements * static_cast<int64_t>(c10::elementSize(param_dtype.value_or(dtype))), where,
+              c10::str("one index of dimension ", param.cut.dim), context);
+}
+
+void check_gradient_codec(const GatherCodec& codec, const char* stage,
+                          const ErrorContext& context) {
+  constexpr auto kElements = RowCodes::kPiece;
+  check_codec(codec, kElements, 4 * kElements,
+              c10::str(context.caller, ": gradient_codecs.", stage, " is '", codec.name, "'"),
+              c10::str("a row of ", kElements, " gradients"), context);
+}
+
 }  // namespace
 
 int64_t ranks_that_shard(const DeviceMesh& mesh) { return mesh.size(shard_mesh_dim(mesh)); }
@@ -85,6 +119,25 @@ void place_parameters(ManagedModules& managed, int64_t ranks, const FullyShardOp
     if (param.is_tied_to_a_unit()) continue;
     const auto placement = options.shard_placement_fn(param.path, param.tensor);
     if (placement) param.cut = cut_from(*placement, param, ranks, options.outer, context);
+  }
+}
+
+void choose_codecs(ManagedModules& managed, const FullyShardOptions& options,
+                   const ErrorContext& context) {
+  const auto& [shards, replicas, error_feedback] = options.gradient_codecs;
+  if (shards) check_gradient_codec(*shards, "shards", context);
+  if (replicas) check_gradient_codec(*replicas, "replicas", context);
+  TORCH_CHECK_VALUE(!error_feedback || replicas, context.caller,
+                    ": gradient_codecs.error_feedback is set without gradient_codecs.replicas, "
+                    "whose error it feeds back",
+                    context.rank);
+  if (!options.gather_codec_fn) return;
+  for (auto& param : managed.params) {
+    if (param.is_tied_to_a_unit()) continue;
+    if (held_part(param.tensor).numel() == 0) continue;
+    param.codec = options.gather_codec_fn(param.path, param.tensor);
+    if (param.codec)
+      check_gather_codec(*param.codec, param, options.mp_policy.param_dtype, context);
   }
 }
 
@@ -115,18 +168,6 @@ void plan_owners(ManagedModules& managed, int64_t ranks, std::vector<int64_t>& o
     cut = written_simplest(cut, planned[i]->tensor, ranks);
   }
   owned_bytes = std::move(bytes.in_owned);
-}
-
-ShardPlacementFn asking_once(ShardPlacementFn function) {
-  if (!function) return {};
-  using Answers = std::map<const c10::TensorImpl*, std::optional<Placement>>;
-  auto answers = std::make_shared<Answers>();
-  return [function = std::move(function), answers = std::move(answers)](const std::string& fqn,
-                                                                        const at::Tensor& tensor) {
-    const auto known = answers->find(tensor.unsafeGetTensorImpl());
-    if (known != answers->end()) return known->second;
-    return (*answers)[tensor.unsafeGetTensorImpl()] = function(fqn, tensor);
-  };
 }
 
 }  // namespace fsdp::internal

@@ -168,6 +168,7 @@ class Unit : public std::enable_shared_from_this<Unit> {
   UnitPolicy policy;
   c10::Device device = c10::kCPU;  // where its modules compute
   MixedPrecisionPolicy precision = {};
+  GradientCodecs gradient_codecs = {};
   OffloadPolicy offload = {};
   Outer outer = Outer::kReplicate;
   CustomCollectives custom = {};

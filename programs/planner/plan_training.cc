@@ -103,7 +103,8 @@ programs::PlannedJob planned_job() {
 
 PlannedJobText text_for(const TrainingOptions& options, const MeasuredStep& step) {
   const auto job = planned_job();
-  const int64_t sequences = options.batch * options.accumulate * (job.ranks / options.tp);
+  const int64_t sequences =
+      options.batch * options.accumulate * (job.ranks / options.tp / options.cp);
   return {.mesh = mesh_dims(options, job.ranks),
           .rank = job.rank,
           .ranks_per_node = at_least(1, FLAGS_ranks_per_node),

@@ -46,7 +46,10 @@ ABSL_FLAG(int64_t, lora, 0,
 ABSL_FLAG(double, lora_alpha, 16, "adapters count alpha / rank times");
 ABSL_FLAG(std::vector<std::string>, lora_targets, std::vector<std::string>({"query", "value"}),
           "layers that get adapters: query, key, value, output, gate, up, down");
-ABSL_FLAG(std::string, lora_base, "bf16", "what the frozen model is in: bf16, f16 or f32");
+ABSL_FLAG(
+    std::string, lora_base, "bf16",
+    "what the frozen model is in: bf16, f16 or f32; or nf4 (QLoRA), its matrices as codes of 4 "
+    "bits, of which it computes in bf16");
 ABSL_FLAG(bool, deferred_init, false,
           "build the model without memory, and compute this rank's shards only");
 ABSL_FLAG(int64_t, steps, 300, "training steps");
@@ -55,6 +58,8 @@ ABSL_FLAG(int64_t, width, 128, "width of the model");
 ABSL_FLAG(int64_t, blocks, 4, "transformer blocks");
 ABSL_FLAG(int64_t, heads, 4, "attention heads");
 ABSL_FLAG(int64_t, kv_heads, 2, "key and value heads");
+ABSL_FLAG(int64_t, experts, 0, "of each block, a mixture; 0: one SwiGLU");
+ABSL_FLAG(int64_t, experts_per_token, 2, "with --experts: how many compute a token");
 ABSL_FLAG(double, lr, 2e-3, "learning rate");
 ABSL_FLAG(int64_t, warmup, 0, "steps in which the learning rate rises");
 ABSL_FLAG(std::string, schedule, "constant",
@@ -113,7 +118,8 @@ programs::Packing packing() {
 
 // The folder's model, for sequences of --tokens.
 programs::TransformerConfig model_from(const std::string& folder) {
-  for (const auto* size : {&FLAGS_width, &FLAGS_blocks, &FLAGS_heads, &FLAGS_kv_heads})
+  for (const auto* size :
+       {&FLAGS_width, &FLAGS_blocks, &FLAGS_heads, &FLAGS_kv_heads, &FLAGS_experts})
     TORCH_CHECK_VALUE(!is_given(*size), "--", absl::GetFlagReflectionHandle(*size).Name(),
                       " and --init_from exclude each other: ", folder, " says what the model is");
   auto model = programs::hugging_face_config(folder);
@@ -125,15 +131,22 @@ programs::TransformerConfig model_from(const std::string& folder) {
 
 programs::TransformerConfig model_from_flags() {
   if (is_given(FLAGS_init_from)) return model_from(absl::GetFlag(FLAGS_init_from));
-  const programs::TransformerConfig model = {.width = at_least(1, FLAGS_width),
-                                             .blocks = at_least(1, FLAGS_blocks),
-                                             .heads = at_least(1, FLAGS_heads),
-                                             .kv_heads = at_least(1, FLAGS_kv_heads),
-                                             .max_tokens = at_least(1, FLAGS_tokens)};
+  const programs::TransformerConfig model = {
+      .width = at_least(1, FLAGS_width),
+      .blocks = at_least(1, FLAGS_blocks),
+      .heads = at_least(1, FLAGS_heads),
+      .kv_heads = at_least(1, FLAGS_kv_heads),
+      .max_tokens = at_least(1, FLAGS_tokens),
+      .mixture = {.experts = at_least(0, FLAGS_experts),
+                  .per_token = at_least(1, FLAGS_experts_per_token)}};
   TORCH_CHECK_VALUE(model.width % (2 * model.heads) == 0, "--width: ", model.width,
                     ", allowed are multiples of ", 2 * model.heads, ", twice --heads");
   TORCH_CHECK_VALUE(model.heads % model.kv_heads == 0, "--kv_heads: ", model.kv_heads,
                     ", allowed are divisors of --heads, ", model.heads);
+  const auto& mixture = model.mixture;
+  TORCH_CHECK_VALUE(mixture.experts == 0 || mixture.per_token <= mixture.experts,
+                    "--experts_per_token: ", mixture.per_token, ", allowed are 1 to --experts, ",
+                    mixture.experts);
   return model;
 }
 
@@ -162,10 +175,15 @@ const std::vector<std::string>& lora_layers() {
 }
 
 programs::LoraOptions lora_options() {
-  const programs::LoraOptions lora{.rank = at_least(0, FLAGS_lora),
-                                   .alpha = finite(FLAGS_lora_alpha),
-                                   .targets = absl::GetFlag(FLAGS_lora_targets),
-                                   .frozen_dtype = *programs::dtype(FLAGS_lora_base)};
+  const bool stores_nf4 = absl::GetFlag(FLAGS_lora_base) == "nf4";
+  const programs::LoraOptions lora{
+      .rank = at_least(0, FLAGS_lora),
+      .alpha = finite(FLAGS_lora_alpha),
+      .targets = absl::GetFlag(FLAGS_lora_targets),
+      .frozen_dtype = stores_nf4 ? at::kBFloat16 : *programs::dtype(FLAGS_lora_base),
+      .stores_nf4 = stores_nf4};
+  TORCH_CHECK_VALUE(!stores_nf4 || lora.rank > 0,
+                    "--lora_base: nf4 needs --lora, the rank of what is trained");
   const auto& layers = lora_layers();
   for (const auto& target : lora.targets)
     TORCH_CHECK_VALUE(std::find(layers.begin(), layers.end(), target) != layers.end(),
@@ -221,6 +239,14 @@ programs::TrainingOptions options_from_flags() {
   TORCH_CHECK_VALUE((!precision.param_dtype && !precision.reduce_dtype) || !options.compare,
                     "--compare and --param_dtype or --reduce_dtype exclude each other: the "
                     "unsharded model is trained in float");
+  const bool has_codecs =
+      options.sharding.gather_codec_fn || options.sharding.gradient_codecs.shards;
+  TORCH_CHECK_VALUE(!has_codecs || !options.compare,
+                    "--compare and --gather_codec or --reduce_codec exclude each other: the "
+                    "unsharded model has no codes");
+  TORCH_CHECK_VALUE(!options.lora.stores_nf4 || options.tp == 1,
+                    "--lora_base=nf4 and --tp exclude each other: codes of a part are not those of "
+                    "the whole");
   TORCH_CHECK_VALUE(!options.compare || (options.accumulate == 1 && options.clip == 0),
                     "--compare and --accumulate or --clip exclude each other: the unsharded model "
                     "takes plain steps");

@@ -1,6 +1,7 @@
 #include "programs/trainer/training.h"
 
 #include "device_mesh/process_group.h"
+#include "dtensor/dtensor.h"
 #include "fully_shard/clip_grad_norm.h"
 #include "fully_shard/counters.h"
 #include "fully_shard/fully_shard.h"
@@ -30,6 +31,7 @@
 #include <cstdio>
 #include <limits>
 #include <memory>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <utility>
@@ -38,10 +40,11 @@
 namespace programs {
 namespace {
 
+constexpr int64_t kBlocksOfTokens = 8;  // of a sequence, for each rank that has some of it
 constexpr int64_t kHeldOutBatches = 8;  // of as many sequences as a step has
 
 Rounding rounding_of(const TrainingOptions& options, int64_t data_ranks) {
-  if (options.tp > 1) return Rounding::kEverywhere;
+  if (options.tp > 1 || options.ep > 1 || options.cp > 1) return Rounding::kEverywhere;
   const bool sums_twice = options.replicas > 1 && data_ranks > options.replicas;
   return sums_twice ? Rounding::kInSumsOverReplicas : Rounding::kInSumsOverRanks;
 }
@@ -54,24 +57,28 @@ std::string numbers_of(const torch::Tensor& tokens) {
 }
 
 // How much a step takes beside the shards: of this rank, in bytes, unsharded parameters,
-// rows on their way and full gradients at one moment (Counters::peak_bytes). Nobody else
-// calls reset_peak.
+// rows on their way and full gradients at one moment (Counters::peak_bytes), or at most
+// that where units are sharded over several meshes. Nobody else calls reset_peak.
 class StepPeak {
  public:
-  explicit StepPeak(fsdp::DeviceMesh mesh) : mesh_(std::move(mesh)) {}
+  explicit StepPeak(std::vector<fsdp::DeviceMesh> meshes) : meshes_(std::move(meshes)) {}
 
   // A step begins.
   void begin() {
     before_ = highest();
-    fsdp::reset_peak(mesh_);
+    for (const auto& mesh : meshes_) fsdp::reset_peak(mesh);
   }
   // Since then.
-  int64_t of_step() const { return fsdp::counters(mesh_).peak_bytes; }
+  int64_t of_step() const {
+    int64_t bytes = 0;
+    for (const auto& mesh : meshes_) bytes += fsdp::counters(mesh).peak_bytes;
+    return bytes;
+  }
   // Since the start.
   int64_t highest() const { return std::max(before_, of_step()); }
 
  private:
-  fsdp::DeviceMesh mesh_;
+  std::vector<fsdp::DeviceMesh> meshes_;
   int64_t before_ = 0;
 };
 
@@ -81,7 +88,8 @@ class Trainer {
       : options_(options),
         mesh_(mesh),
         data_mesh_(data_mesh_of(options, mesh)),
-        data_rank_(mesh.rank() / options.tp),
+        unit_meshes_(meshes_of_units(options, mesh)),
+        data_rank_(mesh.rank() / options.tp / options.cp),
         tokenizer_(tokenizer_for(options)),
         data_(batches_for(options, tokenizer_.get())),
         sharded_(make_sharded_model(options, mesh)),
@@ -89,10 +97,10 @@ class Trainer {
         optimizer_(make_optimizer(options, model_)),  // over the shards
         learning_rate_(*optimizer_, learning_rate_options()),
         checkpointing_(options.checkpoints),
-        times_([this] { return fsdp::counters(data_mesh_).wait_seconds; }),
+        times_([this] { return counted().wait_seconds; }),
         report_(mesh.rank(), options.steps, rows_per_step() * options.tokens),
         metrics_file_(options.metrics, mesh.rank(), rows_per_step() * options.tokens),
-        peak_(data_mesh_),
+        peak_(unit_meshes_),
         page_(options, mesh, data_mesh_) {
     if (!options.compare) return;
     auto twin = make_model(options);
@@ -141,7 +149,10 @@ class Trainer {
     return {.warmup = options_.warmup, .decay = options_.decay, .steps = options_.steps};
   }
 
-  int64_t rows_per_step() const { return options_.batch * options_.accumulate * data_mesh_.size(); }
+  // That have batches of their own.
+  int64_t data_ranks() const { return data_mesh_.size() / options_.cp; }
+
+  int64_t rows_per_step() const { return options_.batch * options_.accumulate * data_ranks(); }
 
   // The steps that were done before.
   int64_t resume() {
@@ -163,7 +174,7 @@ class Trainer {
 
   // Of one backward of one rank: those of all ranks come one behind the other.
   BatchRows rows_of(int64_t backward, int64_t rank) const {
-    return {.first = (backward * data_mesh_.size() + rank) * options_.batch,
+    return {.first = (backward * data_ranks() + rank) * options_.batch,
             .count = options_.batch,
             .global = rows_per_step()};
   }
@@ -174,6 +185,18 @@ class Trainer {
     for (int64_t backward = 0; backward < options_.accumulate; ++backward)
       batches.push_back(data_.training(step, rows_of(backward, data_rank_)));
     return batches;
+  }
+
+  // On this rank's device, and cut along the tokens over the ranks that share it: in
+  // several blocks each, since the first tokens of a text attend to few and the last to
+  // all.
+  Batch placed(const Batch& batch) const {
+    Batch moved = batch.to(options_.device);
+    if (options_.cp == 1) return moved;
+    const fsdp::Shard cut{.dim = 1, .outer = std::gcd(options_.tokens, kBlocksOfTokens)};
+    for (torch::Tensor* const tokens : {&moved.inputs, &moved.targets})
+      *tokens = fsdp::distribute_tensor(*tokens, mesh_["cp"], {cut});
+    return moved;
   }
 
   // The mean loss of this rank's rows. Gradients are reduced by the last backward.
@@ -188,7 +211,7 @@ class Trainer {
     for (int64_t backward = 0; backward < options_.accumulate; ++backward) {
       units.set_requires_gradient_sync(backward + 1 == options_.accumulate);
       const auto batch = times_.measure(
-          Phase::kData, [&] { return batches[static_cast<size_t>(backward)].to(options_.device); });
+          Phase::kData, [&] { return placed(batches[static_cast<size_t>(backward)]); });
       auto loss =
           times_.measure(Phase::kForward, [&] { return batch_loss(model_, batch, target_count); });
       page_.see_unsharded();
@@ -231,9 +254,20 @@ class Trainer {
                 "; a lower --lr, a --warmup or --clip may keep it finite");
   }
 
+  // Of all units.
+  fsdp::Counters counted() const {
+    fsdp::Counters sum;
+    for (const auto& mesh : unit_meshes_) {
+      const auto counters = fsdp::counters(mesh);
+      sum.sharded_bytes += counters.sharded_bytes;
+      sum.wait_seconds += counters.wait_seconds;
+    }
+    return sum;
+  }
+
   RankMetrics own_metrics(double loss) const {
     const auto training = times_.training();
-    const auto counters = fsdp::counters(data_mesh_);
+    const auto counters = counted();
     return {.loss = loss,
             .training_seconds = training.seconds,
             .waiting_seconds = training.waiting,
@@ -246,7 +280,7 @@ class Trainer {
 
   void compare_backward(int64_t step) {
     std::vector<Batch> micro_batches;
-    for (int64_t rank = 0; rank < data_mesh_.size(); ++rank)
+    for (int64_t rank = 0; rank < data_ranks(); ++rank)
       micro_batches.push_back(data_.training(step, rows_of(0, rank)).to(options_.device));
     twin_learning_rate_->step();
     comparison_->follow(*model_);
@@ -273,7 +307,7 @@ class Trainer {
           batches.push_back(data_.held_out(i, rows_of(backward, data_rank_)));
       const double target_count = mean_target_count(batches, data_mesh_);
       for (const auto& batch : batches)
-        sum += batch_loss(model_, batch.to(options_.device), target_count).item<double>();
+        sum += batch_loss(model_, placed(batch), target_count).item<double>();
       return exchange(own_metrics(sum / static_cast<double>(batches.size())), mesh_);
     });
     page_.validated(step, mean_loss(metrics));
@@ -301,7 +335,7 @@ class Trainer {
   void export_model() {
     if (options_.export_to.empty()) return;
     const ExportOptions to{.folder = options_.export_to, .like = options_.init_from};
-    options_.lora.rank > 0 ? export_adapters(model_, options_.lora, to)
+    options_.lora.rank > 0 ? export_adapters(model_, options_.model, options_.lora, to)
                            : export_hugging_face(model_, options_.model, to);
     report_.say("exported to " + options_.export_to);
   }
@@ -319,8 +353,9 @@ class Trainer {
   }
 
   const TrainingOptions options_;
-  const fsdp::DeviceMesh mesh_;       // all ranks
-  const fsdp::DeviceMesh data_mesh_;  // those that have batches of their own
+  const fsdp::DeviceMesh mesh_;                      // all ranks
+  const fsdp::DeviceMesh data_mesh_;                 // those over which parameters are sharded
+  const std::vector<fsdp::DeviceMesh> unit_meshes_;  // that one, and the experts'
   const int64_t data_rank_;
   const std::unique_ptr<Tokenizer> tokenizer_;  // null: the data are tokens
   const Batches data_;

@@ -6,6 +6,7 @@
 #include "dtensor/dispatch/implicit_replication.h"
 #include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/on_demand_storage.h"
+#include "tensor_parallel/internal/common_mesh.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parallel_member.h"
 
@@ -18,6 +19,7 @@
 #include <bit>
 #include <cmath>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -192,22 +194,32 @@ std::weak_ptr<FirstSteps>& steps_of_module_met() {
 }
 
 // The member among the arguments that are read; null where one is written.
-MemberStyle* member_among(const GateArguments& arguments, DeviceMesh const** mesh) {
+MemberStyle* member_among(const GateArguments& arguments, std::optional<DeviceMesh>& mesh) {
   MemberStyle* found = nullptr;
   bool writes_some = false;
   arguments.for_each([&](const at::Tensor& tensor, bool writes) {
     writes_some |= writes;
     if (found != nullptr) return;
     found = style_of(tensor);
-    if (found != nullptr) *mesh = &spec_of(tensor).mesh();
+    if (found != nullptr) mesh = mesh_of_members(spec_of(tensor).mesh());
   });
   if (found != nullptr && !computes_derivative()) steps_of_module_met() = found->steps;
   return writes_some ? nullptr : found;
 }
 
-// Of the activations among the arguments, as compare_beside_activations() has them; null
+// Experts, which are given other tokens on each rank.
+bool has_own(const GateArguments& arguments) {
+  bool found = false;
+  arguments.for_each([&](const at::Tensor& tensor, bool) {
+    const auto* const style = style_of(tensor);
+    found |= style != nullptr && style->uses.is_own;
+  });
+  return found;
+}
+
+// Of the activations among the arguments, as compare_beside_activations() has them; none
 // where nothing is to be compared.
-const DeviceMesh* mesh_of_activations(const GateArguments& arguments) {
+std::optional<DeviceMesh> mesh_of_activations(const GateArguments& arguments) {
   const DeviceMesh* mesh = nullptr;
   bool is_recorded = false, is_of_the_model = true;
   arguments.for_each([&](const at::Tensor& tensor, bool writes) {
@@ -221,7 +233,8 @@ const DeviceMesh* mesh_of_activations(const GateArguments& arguments) {
     is_recorded |=
         tensor.requires_grad() && tensor.unsafeGetTensorImpl()->key_set().has(kParallelKey);
   });
-  return is_recorded && is_of_the_model ? mesh : nullptr;
+  if (!is_recorded || !is_of_the_model) return std::nullopt;
+  return mesh_of_members(*mesh);
 }
 
 // What is no operator of LibTorch may take a DTensor's part, and a rank's own beside it;
@@ -262,8 +275,9 @@ void FirstSteps::saw_forward() {
 }
 
 void compare_first_inputs(const c10::OperatorHandle& op, const GateArguments& arguments) {
-  const DeviceMesh* mesh = nullptr;
-  MemberStyle* const style = member_among(arguments, &mesh);
+  std::optional<DeviceMesh> mesh;
+  if (has_own(arguments)) return;
+  MemberStyle* const style = member_among(arguments, mesh);
   if (style == nullptr) return compare_beside_activations(op, arguments);
   if (style->steps->has_passed()) return;
   if (computes_derivative()) return style->steps->saw_backward();
@@ -280,13 +294,14 @@ void compare_first_inputs(const c10::OperatorHandle& op, const GateArguments& ar
 
 void compare_beside_activations(const c10::OperatorHandle& op, const GateArguments& arguments) {
   if (compares_plain() || computes_derivative() || !at::GradMode::is_enabled()) return;
-  const DeviceMesh* mesh = nullptr;
-  if (MemberStyle* const style = member_among(arguments, &mesh)) return count_use(*style);
+  std::optional<DeviceMesh> mesh;
+  if (has_own(arguments)) return;
+  if (MemberStyle* const style = member_among(arguments, mesh)) return count_use(*style);
   const auto steps = steps_of_module_met().lock();
   if (steps == nullptr || steps->has_passed() || !steps->compares_another()) return;
   if (!reads_values(op)) return;
   mesh = mesh_of_activations(arguments);
-  if (mesh == nullptr || mesh->size() == 1) return;
+  if (!mesh || mesh->size() == 1) return;
   const auto operands = plain_operands(arguments);
   if (operands.empty()) return;
   steps->count_compared();

@@ -6,6 +6,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/gate_arguments.h"
 #include "on_demand/on_demand_storage.h"
+#include "tensor_parallel/internal/common_mesh.h"
 #include "tensor_parallel/internal/first_inputs.h"
 #include "tensor_parallel/internal/parallel_member.h"
 #include "tensor_parallel/internal/placed_input.h"
@@ -84,10 +85,6 @@ bool is_per_element(const GateArguments& arguments) {
   return name.starts_with("aten::_foreach_") || name.starts_with("aten::_fused_");
 }
 
-bool meets_parallel_gate(const at::Tensor& tensor) {
-  return tensor.unsafeGetTensorImpl()->key_set().has(kParallelKey);
-}
-
 bool writes_plain(const GateArguments& arguments) {
   bool found = false;
   arguments.for_each(
@@ -120,6 +117,25 @@ std::optional<DeviceMesh> mesh_among(const GateArguments& arguments) {
   return mesh;
 }
 
+// Puts the part of this rank in the place of experts (ExpertParallel) beside plain
+// tensors.
+bool take_own_parts(GateArguments& arguments) {
+  bool has_own = false, has_plain = false, writes_some = false;
+  arguments.for_each([&](const at::Tensor& tensor, bool writes) {
+    writes_some |= writes && is_dtensor(tensor);
+    const auto* const uses = uses_of(tensor);
+    has_own |= uses != nullptr && uses->is_own;
+    has_plain |= !is_dtensor(tensor) && tensor.dim() > 0;
+  });
+  if (!has_own || !has_plain || writes_some) return false;
+  return arguments.replace_each([](const at::Tensor& tensor) {
+    const auto* const uses = uses_of(tensor);
+    if (uses == nullptr || !uses->is_own) return at::Tensor();
+    static_cast<void>(is_recorded_member(tensor));  // its entry may have been frozen since
+    return at::Tensor(DTensor(tensor).to_local());
+  });
+}
+
 bool has_recorded_plain(const GateArguments& arguments) {
   bool found = false;
   arguments.for_each([&](const at::Tensor& tensor, bool) {
@@ -137,6 +153,8 @@ void place_recorded_plain(GateArguments& arguments) {
   if (!mesh.has_value()) return;
   arguments.replace_each([&](const at::Tensor& tensor) {
     if (is_dtensor(tensor) || !tensor.requires_grad()) return at::Tensor();
+    // Beside a batch the gate of on-demand memory sees to members.
+    if (mesh->ndim() > 1 && is_recorded_member(tensor)) return at::Tensor();
     return placed_input(tensor, *mesh, Replicate{});
   });
 }
@@ -184,12 +202,13 @@ void parallel_gate_compared(const c10::OperatorHandle& op, c10::DispatchKeySet k
   forget_input_without_source();
   GateArguments arguments(op, *stack);
   if (!is_per_element(arguments)) {
-    if (substitute_entries(arguments)) return op.callBoxed(stack);
+    if (substitute_entries(arguments) || take_own_parts(arguments)) return op.callBoxed(stack);
     if (writes_plain(arguments)) {
       const auto parameters = touched(arguments);
       arguments.replace_each(whole);
       return op.callBoxed(stack);
     }
+    if (bring_to_common_mesh(arguments)) return op.callBoxed(stack);
     place_recorded_plain(arguments);
   }
   run_below_parallel_gate(op, keys, stack);

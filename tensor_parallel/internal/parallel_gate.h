@@ -3,6 +3,7 @@
 // edges that autograd needs, and styles act (parallel_style_operators.cc).
 #pragma once
 
+#include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
 #include <c10/core/DispatchKeySet.h>
@@ -15,6 +16,10 @@ namespace fsdp::internal {
 // the gate of on_demand/, so that what a style moves is on its way before parameters are
 // touched. LibTorch registers nothing for it.
 inline constexpr c10::DispatchKey kParallelKey = c10::DispatchKey::TESTING_ONLY_GenericWrapper;
+
+inline bool meets_parallel_gate(const at::Tensor& tensor) {
+  return tensor.unsafeGetTensorImpl()->key_set().has(kParallelKey);
+}
 
 // Registers the kernels under the key. Idempotent, thread-safe; called before the first
 // tensor gets it.

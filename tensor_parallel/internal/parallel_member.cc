@@ -140,6 +140,7 @@ void make_parallel_member(const PlannedParameter& parameter, uint32_t number_of_
   style->uses = parameter.uses;
   style->path = parameter.path;
   style->number_of_model = number_of_model;
+  if (parameter.batches == Batches::kOnePerRank) style->batches = parameter.spec.mesh().size();
   style->steps = steps;
   set_style(becomes, std::move(style));
   if (local.is_meta()) make_deferred_part(becomes, parameter.path);

@@ -9,6 +9,7 @@
 #include "on_demand/gate_arguments.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
+#include "tensor_parallel/internal/common_mesh.h"
 #include "tensor_parallel/internal/first_inputs.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parallel_member.h"
@@ -40,10 +41,11 @@ at::Tensor tensor_at(const GateArguments& arguments, size_t index) {
   return arguments[index].isTensor() ? arguments[index].toTensor() : at::Tensor();
 }
 
-// Collective in a model's first steps.
+// With members on the mesh of a batch, too. Collective in a model's first steps.
 GateArguments compared_arguments(const c10::OperatorHandle& op, torch::jit::Stack& stack) {
-  const GateArguments arguments(op, stack);
+  GateArguments arguments(op, stack);
   if (FirstSteps::any()) compare_first_inputs(op, arguments);
+  bring_members_to_common_mesh(arguments);
   return arguments;
 }
 
@@ -89,6 +91,7 @@ void place_input(const c10::OperatorHandle& op, c10::IValue& input, const Use& u
       placed_input(tensor, spec_of(parameter).mesh(), *use.input, dtype_beside(parameter, tensor));
 }
 
+// REQUIRES: below the parallel gate.
 at::Tensor placed_output(const c10::OperatorHandle& op, const at::Tensor& output, const Use& use) {
   if (!use.output.has_value() || !is_dtensor(output)) return output;
   const MovedByStyle moved(op);
@@ -96,8 +99,9 @@ at::Tensor placed_output(const c10::OperatorHandle& op, const at::Tensor& output
 }
 
 at::Tensor handed_out(const at::Tensor& output) {
-  if (!is_dtensor(output) || !spec_of(output).placements()[0].is_replicate()) return output;
-  return differentiable_to_local(output);
+  if (!is_dtensor(output) || !spec_of(output).placements().back().is_replicate()) return output;
+  const bool has_batch = spec_of(output).mesh().ndim() > 1;
+  return has_batch ? on_mesh_of_batch(output) : differentiable_to_local(output);
 }
 
 // What runs while this lives passes the parallel gate, and makes tensors that meet it.
@@ -109,9 +113,15 @@ struct BelowParallelGate {
 // Runs the operator and gives its result where `use` wants it.
 void run_styled(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack,
                 const Use& use) {
+  GateArguments arguments(op, *stack);
+  bring_to_common_mesh(arguments);
   run_below_parallel_gate(op, keys, stack);
-  const BelowParallelGate below;
-  stack->back() = handed_out(placed_output(op, stack->back().toTensor(), use));
+  at::Tensor output;
+  {
+    const BelowParallelGate below;
+    output = placed_output(op, stack->back().toTensor(), use);
+  }
+  stack->back() = handed_out(output);
 }
 
 // The parameter's transpose, as its rows lie in memory: products of a backward read the
@@ -137,8 +147,12 @@ void product_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit
 template <class Run>
 at::Tensor product_and_bias(const c10::OperatorHandle& op, const at::Tensor& bias, const Use& use,
                             const Run& run) {
-  const BelowParallelGate below;
-  return handed_out(at::add(placed_output(op, run(), use), bias));
+  at::Tensor output;
+  {
+    const BelowParallelGate below;
+    output = at::add(placed_output(op, run(), use), bias);
+  }
+  return handed_out(output);
 }
 
 // linear(input, weight, bias)
@@ -305,8 +319,12 @@ void embedding_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::j
                           : run_styled(op, keys, stack, kept);
   const at::Tensor rows = recorded_lookup(arguments);
   torch::jit::drop(*stack, arguments.size());
-  const BelowParallelGate below;
-  stack->emplace_back(handed_out(placed_output(op, rows, kept)));
+  at::Tensor output;
+  {
+    const BelowParallelGate below;
+    output = placed_output(op, rows, kept);
+  }
+  stack->emplace_back(handed_out(output));
 }
 
 // add_(self, other, alpha), by which autograd accumulates gradients.

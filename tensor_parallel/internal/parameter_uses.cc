@@ -116,6 +116,12 @@ struct ParameterOfStyle {
     const Shard& shard = counted.shard();
     return {cut(role, shard.dim, shard.outer, shard.unit), {}};
   }
+
+  ParallelParameter operator()(const ExpertParallel& /*style*/) const {
+    if (role.shape.empty()) refuse("it has no dimension of experts");
+    return {
+        Shard{0}, {.product = {}, .lookup = {}, .norm = {}, .is_own = true}, Batches::kOnePerRank};
+  }
 };
 
 std::optional<Use> either(const std::optional<Use>& one, const std::optional<Use>& other) {
@@ -143,7 +149,9 @@ ParallelParameter tied(const ParallelParameter& one, const ParallelParameter& ot
   return {one.placement,
           {.product = either(one.uses.product, other.uses.product),
            .lookup = either(one.uses.lookup, other.uses.lookup),
-           .norm = either(one.uses.norm, other.uses.norm)}};
+           .norm = either(one.uses.norm, other.uses.norm),
+           .is_own = one.uses.is_own || other.uses.is_own},
+          one.batches};
 }
 
 Placement counted_from_start(const Placement& placement, int64_t ndim) {

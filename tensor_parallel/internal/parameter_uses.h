@@ -23,12 +23,17 @@ struct ParameterUses {
   std::optional<Use> product;  // input times weight.t()
   std::optional<Use> lookup;   // rows of a table
   std::optional<Use> norm;
+  bool is_own = false;  // beside plain tensors this rank's part counts, not the whole
   bool operator==(const ParameterUses&) const = default;
 };
+
+// What the ranks of the mesh compute their gradients from.
+enum class Batches { kOne, kOnePerRank };
 
 struct ParallelParameter {
   Placement placement;
   ParameterUses uses;
+  Batches batches = Batches::kOne;
 };
 
 enum class ModuleKind {

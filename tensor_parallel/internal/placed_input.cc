@@ -6,6 +6,7 @@
 #include "dtensor/tensor/dtensor_impl.h"
 #include "on_demand/gate_key.h"
 #include "on_demand/on_demand_storage.h"
+#include "tensor_parallel/internal/common_mesh.h"
 #include "tensor_parallel/internal/parallel_gate.h"
 #include "tensor_parallel/internal/parameter_uses.h"
 
@@ -76,20 +77,19 @@ std::optional<Kept>& kept() {
 
 at::Tensor on_mesh(const at::Tensor& input, const DeviceMesh& mesh) {
   if (!is_dtensor(input)) {
+    const std::vector<Placement> whole(static_cast<size_t>(mesh.ndim()), Replicate{});
     return differentiable_from_local(
-        input, DTensorSpec(mesh, {Replicate{}}, input.sizes().vec(), input.strides().vec()));
+        input, DTensorSpec(mesh, whole, input.sizes().vec(), input.strides().vec()));
   }
-  TORCH_CHECK_VALUE(spec_of(input).mesh() == mesh, "an operator's input lies on ",
-                    spec_of(input).mesh(), ", its tensor-parallel parameter on ", mesh,
-                    "; bring it there with full_tensor() (rank ", mesh.rank(), ")");
-  return input;
+  return on_common_mesh(input, mesh);
 }
 
 }  // namespace
 
 at::Tensor placed_as(const at::Tensor& dtensor, const Placement& to) {
-  const auto spec =
-      spec_of(dtensor).with_placements({counted_from_start(to, dtensor.dim())}).simplified();
+  auto placements = spec_of(dtensor).placements();
+  placements.back() = counted_from_start(to, dtensor.dim());
+  const auto spec = spec_of(dtensor).with_placements(std::move(placements)).simplified();
   return differentiable_redistribute(dtensor, spec.placements());
 }
 

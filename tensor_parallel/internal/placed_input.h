@@ -11,15 +11,14 @@
 
 namespace fsdp::internal {
 
-// The DTensor, of one mesh dimension, placed so; a dimension below zero counts from the
-// end. Collective where data moves. Differentiable.
+// The DTensor, placed so along its last mesh dimension, that of tensor parallelism; a
+// dimension below zero counts from the end. Collective where data moves. Differentiable.
 at::Tensor placed_as(const at::Tensor& dtensor, const Placement& to);
 
-// The same of any tensor: a DTensor on `mesh`, of one dimension; plain tensors count as
-// replicated. The last one of this thread is kept while its source lives and can not have
-// changed unseen. Collective where data moves. Differentiable: the gradient is plain for
-// what was plain, else placed as the source. Throws ValueError for a DTensor on another
-// mesh.
+// The same of any tensor: a DTensor on `mesh`, or on some of its dimensions; plain
+// tensors count as replicated. The last one of this thread is kept while its source lives
+// and can not have changed unseen. Collective where data moves. Differentiable: the
+// gradient is plain for what was plain, else placed as the source.
 //
 // With a `dtype` the input is cast before it moves.
 at::Tensor placed_input(const at::Tensor& input, const DeviceMesh& mesh, const Placement& to,

@@ -170,7 +170,8 @@ std::vector<PlannedParameter> planned_parameters(torch::nn::Module& module, cons
          .member = tensor,
          .spec = DTensorSpec(mesh, {styled.placement}, tensor.sizes().vec(), tensor.strides().vec())
                      .simplified(),
-         .uses = styled.uses});
+         .uses = styled.uses,
+         .batches = styled.batches});
   }
   return result;
 }

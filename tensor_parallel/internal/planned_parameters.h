@@ -22,6 +22,7 @@ struct PlannedParameter {
   at::Tensor member;
   DTensorSpec spec;
   ParameterUses uses;
+  Batches batches = Batches::kOne;
 };
 
 // In the module's order, each once. Local. Throws ValueError as parallelize_module().

@@ -12,8 +12,10 @@
 #include "device_mesh/debug.h"
 #include "device_mesh/device_mesh.h"
 #include "device_mesh/process_group.h"
+#include "dtensor/context_parallel.h"
 #include "dtensor/dtensor.h"
 #include "dtensor/manual_seed.h"
+#include "experts/route_to_experts.h"
 #include "fully_shard/fully_shard.h"
 #include "optim/muon.h"
 #include "optim/muon_with_adamw.h"
@@ -56,6 +58,7 @@ void use_device_mesh() {
   expect(mesh.slice_index() == 0 && mesh.side_group(0, "consumer").defined(), "side_group");
   expect(mesh["dp"].beside(mesh["tp"]) == mesh[{"dp", "tp"}], "slices");
   expect(mesh[std::vector<std::string>{"tp"}] != mesh["dp"], "a slice of several names");
+  expect(fsdp::covers(mesh, mesh["tp"], 0), "covers");
   expect(mesh.permute({1, 0}) == mesh[{"tp", "dp"}], "permute");
   expect(mesh.flatten({"dp", "tp"}, "all").ndim() == 1, "flatten");
   expect(mesh.neighbours(0, 1).size() == 1 && mesh.hash() == std::hash<DeviceMesh>()(mesh),
@@ -276,6 +279,34 @@ void use_fully_shard(const DeviceMesh& mesh, const std::string& folder) {
   fsdp::replicate(std::vector<torch::nn::Module*>{third.get()}, mesh);
 }
 
+void use_codecs(const DeviceMesh& mesh) {
+  for (const auto& codec : {fsdp::mxfp8(), fsdp::mxint8(), fsdp::fp8_rows(), fsdp::nf4()}) {
+    fsdp::FullyShardOptions options;
+    options.gather_codec_fn = [&](const auto&, const at::Tensor&) { return codec; };
+    auto layer = Linear(torch::nn::LinearOptions(64, 2).bias(false));
+    layer->weight.set_requires_grad(false);
+    fsdp::fully_shard(layer, mesh, options);
+    expect(fsdp::store_codes(layer) == 1, "store_codes");
+  }
+}
+
+void use_experts(const DeviceMesh& mesh) {
+  const auto before = fsdp::sequence_attention();
+  fsdp::set_sequence_attention(fsdp::SequenceAttention::kRing);
+  fsdp::set_sequence_attention(before);
+  const auto tokens = torch::rand({3, 4});
+  expect(fsdp::all_to_all(tokens, {3}, {3}, mesh).equal(tokens), "all_to_all");
+  const fsdp::ExpertRouting routing{torch::zeros({3, 1}, at::kLong), torch::ones({3, 1}), 1};
+  const auto matrix = torch::eye(4).unsqueeze(0);
+  const auto linear = [&](const at::Tensor& rows, const at::Tensor& counts) {
+    return fsdp::grouped_linear(rows, counts, matrix);
+  };
+  expect(fsdp::route_to_experts(tokens, routing, linear).equal(tokens), "experts of this rank");
+  const auto same = [](int64_t, const at::Tensor& rows) { return rows; };
+  expect(fsdp::route_to_experts(tokens, routing, mesh, fsdp::for_each_expert(same)).equal(tokens),
+         "experts of a mesh");
+}
+
 void use_tensor_parallel(const DeviceMesh& mesh) {
   auto model = two_layers();
   fsdp::parallelize_module(model, mesh,
@@ -367,6 +398,8 @@ int main(int, char** arguments) {
   use_policies(mesh);
   use_custom_collectives(mesh);
   use_fully_shard(mesh, arguments[1]);
+  use_codecs(mesh);
+  use_experts(mesh);
   use_tensor_parallel(mesh);
   use_optim();
   fsdp::destroy_process_group();

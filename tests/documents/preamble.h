@@ -5,6 +5,8 @@
 #include "checkpoint/async_save.h"
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/name_map.h"
+#include "dtensor/context_parallel.h"
+#include "experts/route_to_experts.h"
 #include "fully_shard/fully_shard.h"
 #include "optim/muon_with_adamw.h"
 #include "optim/owned_step.h"
@@ -30,13 +32,15 @@ using programs::Transformer;
 programs::TransformerConfig config;
 Transformer model{nullptr}, sharded_model{nullptr};
 torch::nn::TransformerEncoderLayer block{nullptr};  // forward(x) and forward(x, mask)
-torch::nn::Linear linear{nullptr}, layer{nullptr};
+torch::nn::Linear linear{nullptr}, layer{nullptr}, router{nullptr};
+programs::Mixture mixture{nullptr};
+torch::nn::ModuleList layers;
 fsdp::DeviceMesh mesh = fsdp::init_device_mesh(torch::kCPU, {1});
 torch::optim::AdamW optimizer{std::vector<torch::Tensor>{}};
 torch::optim::AdamW sharded_optimizer{std::vector<torch::Tensor>{}};
 torch::optim::StepLR scheduler{optimizer, 1};
 fsdp::ParallelPlan plan;
-torch::Tensor tokens, targets, x, mask, full;
+torch::Tensor tokens, targets, x, mask, full, up, down;
 std::vector<torch::Tensor> batches, matrices, others, params;
 std::vector<size_t> positions_with_gradients;
 fsdp::DTensor weight = fsdp::distribute_tensor(full, mesh, {fsdp::Shard{0}});

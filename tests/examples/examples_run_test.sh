@@ -80,7 +80,7 @@ for program in examples/*; do
       for ranks in 2 4 1; do run_ranks "$ranks" checkpoints "$work/runs"; done
       expect_as_first_model checkpoints
       ;;
-    tensor_parallel) expect_same_on tensor_parallel 1 2 4 ;;
+    tensor_parallel | context_parallel | experts) expect_same_on "$(basename "$program")" 1 2 4 ;;
     *) expect_same_on "$(basename "$program")" 1 2 ;;
   esac
 done

@@ -12,7 +12,8 @@ Prints a row per case and exits 1 where the two disagree on any rank:
                    measured (rounding.py).
 
 Sums of bf16 (bf16_sums) are made in float here and in bf16 by FSDP2. So in a world of two our gradients are compared
-after rounding to bf16, and losses may differ by its eps at least.
+after rounding to bf16, and losses may differ by its eps at least. Where reduce_dtype is unset (bf16_unset) gradients are
+reduced in the parameters' own dtype, which FSDP2 does from PyTorch 2.15 on, and is told before.
 """
 
 import argparse
@@ -47,6 +48,7 @@ class Policy(typing.NamedTuple):
 POLICIES = {
     "fp32": Policy(),
     "bf16": Policy(torch.bfloat16, torch.float32, torch.float32),
+    "bf16_unset": Policy(torch.bfloat16, None, torch.float32),
     "bf16_sums": Policy(torch.bfloat16, torch.bfloat16, torch.float32),
 }
 
@@ -54,7 +56,7 @@ CASES = {world: [f"{mesh}-{policy}" for mesh in meshes for policy in POLICIES] f
 
 
 def sum_dtype(policy):
-    return policy.reduce_dtype or policy.param_dtype or torch.float32
+    return policy.reduce_dtype or torch.float32
 
 
 def mesh_and_policy(case):
@@ -135,6 +137,8 @@ def train_sharded(case, data, rank):
     mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=("replicate", "shard")[-len(shape) :])
     model = Model(data)
     dtypes = {"param_dtype": policy.param_dtype, "reduce_dtype": policy.reduce_dtype}
+    if tuple(map(int, torch.__version__.split(".")[:2])) < (2, 15):
+        dtypes["reduce_dtype"] = sum_dtype(policy)  # unset was param_dtype
     for block in model.children():
         fully_shard(block, mesh=mesh, mp_policy=MixedPrecisionPolicy(**dtypes))
     fully_shard(model, mesh=mesh, mp_policy=MixedPrecisionPolicy(**dtypes, output_dtype=policy.output_dtype))

@@ -7,11 +7,12 @@ For each of them, at worlds of 1 and 2 and on dp 2 x tp 2:
 
   logits     of the first inputs are those of transformers
   documents  in the first inputs, with positions and attention of their own: their logits as well
-  gradients  of the first step are those of the model under Python's fully_shard in a world of 2
+  gradients  of the first step are those of the model under Python's fully_shard in a world of 2, or alone
   losses     of ten steps of AdamW as well
   export     opened by from_pretrained: the parameters have the bits of ours, and the config is as it was; it finds the
              tokens the likeliest that we generate, which we have with a cache and it has without one
   adapters   opened by peft: beside the base, and merged into it, it has our logits after training
+  4 bits     adapters beside a base of NF4 codes have the losses of peft beside what the codes say
   refusals   folders of other models, by the field that says so
 
 What rounding of transformers' model becomes is measured (rounding.py), and values may differ by that.
@@ -65,15 +66,27 @@ FAMILIES = {
     "llama3": transformers.LlamaConfig(**SIZES, rms_norm_eps=1e-5, **rotation(500000.0, LLAMA_3_SCALING)),
     "mistral": transformers.MistralConfig(**SIZES, sliding_window=32, head_dim=12, **rotation(10000.0)),
     "qwen2": transformers.Qwen2Config(**SIZES, **rotation(1000000.0)),
+    "qwen3": transformers.Qwen3Config(**SIZES, head_dim=10, **rotation(1000000.0)),
     "smollm": transformers.LlamaConfig(**SIZES, tie_word_embeddings=True, **rotation(10000.0)),
 }
 
-# Name of a mesh: ranks, and how many of them compute one model together.
-MESHES = {"1": (1, 1), "2": (2, 1), "2x2": (4, 2)}
+EXPERTS = {
+    "mixtral": transformers.MixtralConfig(
+        **SIZES, num_local_experts=5, num_experts_per_tok=2, sliding_window=None, **rotation(10000.0)
+    ),
+    "qwen3moe": transformers.Qwen3MoeConfig(
+        **SIZES, num_experts=6, num_experts_per_tok=3, moe_intermediate_size=20, norm_topk_prob=True, head_dim=10,
+        **rotation(10000.0)
+    ),
+}  # fmt: skip
+FAMILIES |= EXPERTS
+
+# Name of a mesh: ranks, how many of them compute one model together, and how many have a block's experts together.
+MESHES = {"1": (1, 1, 1), "2": (2, 1, 1), "2x2": (4, 2, 1), "2 ep": (2, 1, 2), "2x2 ep": (4, 1, 2)}
 
 # What is changed in the llama3 folder's config.json, and what the error names.
 REFUSALS = {
-    "gpt2": ({"model_type": "gpt2"}, 'model_type is "gpt2", allowed are llama, mistral and qwen2'),
+    "gpt2": ({"model_type": "gpt2"}, 'model_type is "gpt2", allowed are llama, mistral, mixtral, qwen2, qwen3 and qwen3_moe'),
     "classifier": ({"architectures": ["LlamaForSequenceClassification"]}, "architectures"),
     "biases": ({"attention_bias": True}, "attention_bias is true, allowed is false"),
     "activation": ({"hidden_act": "gelu"}, 'hidden_act is "gelu", allowed is "silu"'),
@@ -139,6 +152,12 @@ def open_model(folder):
     return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+def train_alone(folder, text, family):
+    """A mixture of experts, whose ranks use different ones: FSDP2 reduces on each rank what it used, and Gloo aborts."""
+    losses, gradients = train(open_model(folder / family), text)
+    torch.save({"losses": losses.double(), **gradients}, folder / f"{family}.fsdp2")
+
+
 def train_under_fsdp2(rank, world, folder):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=world)
@@ -146,6 +165,10 @@ def train_under_fsdp2(rank, world, folder):
     text = torch.load(folder / "tokens")["text"]
     rows = ROWS // world
     for family in FAMILIES:
+        if family in EXPERTS:
+            if rank == 0:
+                train_alone(folder, text, family)
+            continue
         model = open_model(folder / family)
         for layer in model.model.layers:
             fully_shard(layer, mesh=mesh)
@@ -159,9 +182,14 @@ def train_under_fsdp2(rank, world, folder):
     dist.destroy_process_group()
 
 
-def run_program(program, world, tp, folder, out, families):
+def families_of(tp, ep):
+    """Experts are not cut by tensor parallelism."""
+    return EXPERTS if ep > 1 else {name: each for name, each in FAMILIES.items() if tp == 1 or name not in EXPERTS}
+
+
+def run_program(program, world, tp, ep, folder, out, families):
     """Returns what went to stderr, and whether all ranks succeeded."""
-    command = [program, str(folder), str(out), str(tp), *families]
+    command = [program, str(folder), str(out), str(tp), str(ep), *families]
     statuses, errors = ranks.run_ranks(command, world, subprocess.PIPE)
     return errors, not any(statuses)
 
@@ -203,13 +231,13 @@ def compare_all(program, folder):
     text, begins = torch.load(folder / "tokens").values()
     bounds = {family: bounds_of(partial(results_of, folder / family, text, begins)) for family in FAMILIES}
     verdicts = []
-    for mesh, (world, tp) in MESHES.items():
+    for mesh, (world, tp, ep) in MESHES.items():
         out = folder / f"ours-{mesh}"
         out.mkdir()
-        errors, succeeded = run_program(program, world, tp, folder, out, FAMILIES)
+        errors, succeeded = run_program(program, world, tp, ep, folder, out, families_of(tp, ep))
         if not succeeded:
             raise SystemExit(f"mesh {mesh}: {errors}")
-        for family in FAMILIES:
+        for family in families_of(tp, ep):
             parts = dict(compare(family, folder, out, bounds[family]))
             agrees = all(part <= 1 for part in parts.values())
             verdicts.append(agrees)
@@ -221,7 +249,7 @@ def compare_all(program, folder):
 def compare_adapters(program, folder, ranks, tp):
     out = folder / f"adapters{ranks}x{tp}"
     out.mkdir()
-    errors, succeeded = run_program(program, ranks, tp, folder, out, ["llama3+lora"])
+    errors, succeeded = run_program(program, ranks, tp, 1, folder, out, ["llama3+lora"])
     if not succeeded:
         raise SystemExit(f"adapters: {errors}")
     ours = torch.load(out / "llama3+lora.results", weights_only=False)
@@ -242,6 +270,62 @@ def compare_adapters(program, folder, ranks, tp):
     return agrees
 
 
+# The quantiles of NF4 (Dettmers et al., "QLoRA", 2023).
+NF4 = torch.tensor([
+    -1.0, -0.6961928009986877, -0.5250730514526367, -0.39491748809814453, -0.28444138169288635, -0.18477343022823334,
+    -0.09105003625154495, 0.0, 0.07958029955625534, 0.16093020141124725, 0.24611230194568634, 0.33791524171829224,
+    0.44070982933044434, 0.5626170039176941, 0.7229568362236023, 1.0,
+])  # fmt: skip
+
+
+def decoded(codes, columns):
+    """What rows of codes say: two in a byte, a scale for 64 as E4M3, a mean and a step for 256 scales."""
+    packed, blocks = (columns + 1) // 2, -(-columns // 64)
+    nibbles = torch.stack([codes[:, :packed] >> 4, codes[:, :packed] & 15], -1).flatten(1)[:, :columns]
+    distances = codes[:, packed : packed + blocks].contiguous().view(torch.float8_e4m3fn).double()
+    mean, step = codes[:, packed + blocks :].contiguous().view(torch.float32).double().unflatten(1, (-1, 2)).unbind(-1)
+    of_blocks = [each.repeat_interleave(256, 1)[:, :blocks] for each in (mean, step)]
+    scales = (distances * of_blocks[1] + of_blocks[0]).float().clamp(min=0)
+    return NF4[nibbles.long()] * scales.repeat_interleave(64, 1)[:, :columns]
+
+
+def compare_4_bits(program, folder):
+    """Adapters beside a base that is stored in 4 bits, and beside what these say."""
+    out = folder / "in_4_bits"
+    out.mkdir()
+    errors, succeeded = run_program(program, 2, 1, 1, folder, out, ["llama3+nf4"])
+    if not succeeded:
+        raise SystemExit(f"4 bits: {errors}")
+    ours = torch.load(out / "llama3+nf4.results", weights_only=False)
+    base = open_model(folder / "llama3")
+    with torch.no_grad():
+        stored = [(name, each) for name, each in base.named_parameters() if each.dim() == 2]
+        for name, each in stored:
+            if ours[name].dtype != torch.uint8:
+                raise SystemExit(f"4 bits: {name} is {ours[name].dtype}")
+            each.copy_(decoded(ours[name], each.shape[1]))
+        inputs = torch.load(folder / "tokens")["text"]
+        model = peft.PeftModel.from_pretrained(base, out / "llama3+nf4", is_trainable=True).eval()
+        for name, each in model.named_parameters():
+            if each.requires_grad:
+                name = name.removeprefix("base_model.model.").replace(".default", "")
+                each.copy_(ours[f"start of {name}"])
+    optimizer = torch.optim.AdamW([each for each in model.parameters() if each.requires_grad], lr=1e-3, eps=ADAMW_EPS)
+    losses = []
+    for step in range(len(ours["losses"])):
+        optimizer.zero_grad()
+        loss = loss_of(model, inputs[step % len(inputs)])
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    with torch.no_grad():
+        logits = largest(ours["logits afterwards"] - model(inputs[0, :, :-1]).logits)
+    off = largest(ours["losses"] - torch.tensor(losses, dtype=torch.float64))
+    agrees = off <= 1e-5 and logits <= 1e-4 and losses[-len(inputs)] < losses[0]
+    print(f"4 bits        losses of {len(losses)} steps by {off:.1e}  logits by {logits:.1e}  {'agree' if agrees else 'DISAGREE'}")
+    return agrees
+
+
 def refuse_all(program, folder):
     verdicts = []
     for name, (changes, expected) in REFUSALS.items():
@@ -251,7 +335,7 @@ def refuse_all(program, folder):
         if "rope_scaling" in changes:
             config.pop("rope_parameters", None)
         path.write_text(json.dumps(config | changes))
-        errors, succeeded = run_program(program, 1, 1, folder, folder / "nowhere", [name])
+        errors, succeeded = run_program(program, 1, 1, 1, folder, folder / "nowhere", [name])
         is_named = not succeeded and str(path) in errors and expected in errors
         verdicts.append(is_named)
         print(f"{name:<12} {'refused' if is_named else 'NOT REFUSED BY NAME: ' + errors}")
@@ -270,6 +354,7 @@ def main():
         # Forked: importing takes seconds.
         torch.multiprocessing.start_processes(train_under_fsdp2, (2, folder), 2, start_method="fork")
         adapters = [compare_adapters(sys.argv[1], folder, ranks, tp) for ranks, tp in ((2, 1), (4, 2))]
+        adapters.append(compare_4_bits(sys.argv[1], folder))
         verdicts = compare_all(sys.argv[1], folder) + adapters
         verdicts += refuse_all(sys.argv[1], folder)
     if not all(verdicts):

@@ -1,7 +1,7 @@
 // One rank of this library's half of compare_with_transformers.py, which starts it and
 // explains the comparison.
 //
-//   hugging_face_rank FOLDER OUT TP FAMILY...
+//   hugging_face_rank FOLDER OUT TP EP FAMILY...
 //
 // FOLDER/FAMILY is a folder of Hugging Face's; FOLDER/tokens what torch.save wrote of a
 // dict of "text", int64 [steps, rows, tokens + 1], and "begins", bool [rows, tokens], of
@@ -11,7 +11,8 @@
 // documents", which are these in pieces, "gradient of NAME" of the first step, NAME being
 // the folder's, "losses", float64 [steps], and, after it, "logits afterwards",
 // "generated" tokens and the parameters by the folder's names. With FAMILY+lora it trains
-// adapters, and exports these.
+// adapters, and exports these; with FAMILY+nf4 too, for 50 steps, beside a base of which
+// the parameters are codes. Their first values are "start of NAME".
 #include "device_mesh/all_reduce.h"
 #include "device_mesh/process_group.h"
 #include "dtensor/dtensor.h"
@@ -32,6 +33,8 @@ namespace {
 
 using torch::Tensor;
 using Tensors = c10::Dict<std::string, Tensor>;
+
+constexpr int64_t kStepsIn4Bits = 50;
 
 struct Text {
   Tensor tokens, begins;
@@ -66,23 +69,37 @@ Tensors train(const programs::TrainingOptions& options, const Text& given,
     const auto inputs = text[0].narrow(1, 0, tokens);
     results.insert(name, fsdp::full_tensor(model->forward(inputs, documents)));
   };
+  const auto names = programs::hugging_face_names(options.model);
+  const auto keep = [&](const std::string& prefix, const std::string& name, const Tensor& tensor) {
+    const auto whole = fsdp::full_tensor(tensor).detach().clone();
+    const bool is_stacked = programs::is_of_experts(name);
+    if (!is_stacked) results.insert(prefix + names(name), whole);
+    for (int64_t expert = 0; is_stacked && expert < whole.size(0); ++expert)
+      results.insert(prefix + names(programs::expert_name(name, expert)), whole[expert].clone());
+  };
   const auto keep_gradients = [&] {
     for (const auto& parameter : model->named_parameters()) {
       if (const auto& gradient = parameter.value().grad(); gradient.defined())
-        results.insert("gradient of " + programs::hugging_face_names()(parameter.key()),
-                       fsdp::full_tensor(gradient));
+        keep("gradient of ", parameter.key(), gradient);
     }
+  };
+  const auto keep_parameters = [&](const std::string& prefix) {
+    for (const auto& parameter : model->named_parameters())
+      keep(prefix, parameter.key(), parameter.value());
   };
   keep_logits("logits");
   keep_logits("logits of documents", programs::documents_of(given.begins));
   auto trained = model->parameters();
   std::erase_if(trained, [](const Tensor& parameter) { return !parameter.requires_grad(); });
   torch::optim::AdamW optimizer(trained, torch::optim::AdamWOptions(1e-3).eps(1e-4));
-  auto losses = torch::empty({text.size(0)}, torch::kDouble);
-  for (int64_t step = 0; step < text.size(0); ++step) {
+  if (options.lora.rank > 0) keep_parameters("start of ");
+  const int64_t steps = options.lora.stores_nf4 ? kStepsIn4Bits : text.size(0);
+  auto losses = torch::empty({steps}, torch::kDouble);
+  for (int64_t step = 0; step < steps; ++step) {
     optimizer.zero_grad();
-    const auto logits = model->forward(mine[step].narrow(1, 0, tokens));
-    const auto loss = programs::next_token_loss(logits, mine[step].narrow(1, 1, tokens));
+    const auto rows_of_step = mine[step % text.size(0)];
+    const auto logits = model->forward(rows_of_step.narrow(1, 0, tokens));
+    const auto loss = programs::next_token_loss(logits, rows_of_step.narrow(1, 1, tokens));
     loss.backward();
     if (step == 0) keep_gradients();
     optimizer.step();
@@ -92,35 +109,36 @@ Tensors train(const programs::TrainingOptions& options, const Text& given,
   results.insert("losses", losses);
   keep_logits("logits afterwards");
   results.insert("generated", fsdp::full_tensor(model->generate(text[0][0].narrow(0, 0, 5), 8, 0)));
-  for (const auto& parameter : model->named_parameters())
-    results.insert(programs::hugging_face_names()(parameter.key()),
-                   fsdp::full_tensor(parameter.value()).detach());
+  keep_parameters("");
   const programs::ExportOptions to{.folder = options.export_to, .like = options.init_from};
-  options.lora.rank > 0 ? programs::export_adapters(model, options.lora, to)
+  options.lora.rank > 0 ? programs::export_adapters(model, options.model, options.lora, to)
                         : programs::export_hugging_face(model, options.model, to);
   return results;
 }
 
 void run(const std::vector<std::string>& arguments) {
-  TORCH_CHECK_VALUE(arguments.size() > 3, "usage: hugging_face_rank FOLDER OUT TP FAMILY...");
+  TORCH_CHECK_VALUE(arguments.size() > 4, "usage: hugging_face_rank FOLDER OUT TP EP FAMILY...");
   at::set_num_threads(1);
   const auto place = fsdp::launch_environment();
   fsdp::init_process_group({.backend = "gloo"});
-  const int64_t tp = std::stoi(arguments[2]);
-  const auto mesh =
-      tp == 1 ? fsdp::init_device_mesh(torch::kCPU, {place.world_size}, {"dp"})
-              : fsdp::init_device_mesh(torch::kCPU, {place.world_size / tp, tp}, {"dp", "tp"});
+  const int64_t tp = std::stoi(arguments[2]), ep = std::stoi(arguments[3]);
+  std::optional<fsdp::DeviceMesh> mesh;
   const auto text = read_text(arguments[0] + "/tokens");
-  for (size_t i = 3; i < arguments.size(); ++i) {
+  for (size_t i = 4; i < arguments.size(); ++i) {
     programs::TrainingOptions options;
     const auto family = arguments[i].substr(0, arguments[i].find('+'));
     if (family != arguments[i])
-      options.lora = {.rank = 4, .targets = {"query", "down"}, .frozen_dtype = torch::kFloat};
+      options.lora = {.rank = 4,
+                      .targets = {"query", "down"},
+                      .frozen_dtype = torch::kFloat,
+                      .stores_nf4 = arguments[i] == family + "+nf4"};
     options.init_from = arguments[0] + "/" + family;
     options.export_to = arguments[1] + "/" + arguments[i];
     options.model = programs::hugging_face_config(options.init_from);
     options.tp = tp;
-    const auto results = train(options, text, mesh);
+    options.ep = ep;
+    if (!mesh) mesh = programs::mesh_of(options, place.world_size);
+    const auto results = train(options, text, *mesh);
     if (place.rank == 0) write_tensors(results, options.export_to + ".results");
   }
   fsdp::destroy_process_group();

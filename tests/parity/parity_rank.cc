@@ -129,8 +129,9 @@ struct Case {
 fsdp::MixedPrecisionPolicy policy_called(const std::string& name) {
   if (name == "fp32") return {};
   if (name == "bf16") return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat};
+  if (name == "bf16_unset") return {.param_dtype = at::kBFloat16};
   TORCH_CHECK_VALUE(name == "bf16_sums", "policy: ", name,
-                    ", allowed are fp32, bf16 and bf16_sums");
+                    ", allowed are fp32, bf16, bf16_unset and bf16_sums");
   return {.param_dtype = at::kBFloat16, .reduce_dtype = at::kBFloat16};
 }
 

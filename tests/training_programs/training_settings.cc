@@ -27,6 +27,12 @@ std::shared_ptr<ThreeLayers> make_three_layers() {
   return drawn_from_seed(1, [] { return std::make_shared<ThreeLayers>(); });
 }
 
+auto matrices_in(std::shared_ptr<const GatherCodec> codec) {
+  return [codec = std::move(codec)](const std::string&, const at::Tensor& weight) {
+    return weight.dim() == 2 ? codec : nullptr;
+  };
+}
+
 }  // namespace
 
 void PrintTo(const Setting& setting, std::ostream* out) { *out << setting.name; }
@@ -66,6 +72,15 @@ std::vector<Setting> training_settings() {
               .options = {.reshard_after_forward = ReshardAfterForward::to_world(2)}},
       Setting{.name = "MixedPrecision",
               .options = {.mp_policy = {.param_dtype = at::kBFloat16, .reduce_dtype = at::kFloat}}},
+      Setting{.name = "SumsOf16Bits", .options = {.mp_policy = {.reduce_dtype = at::kBFloat16}}},
+      Setting{.name = "Mxfp8Gathers", .options = {.gather_codec_fn = matrices_in(mxfp8())}},
+      Setting{.name = "Nf4Gathers", .options = {.gather_codec_fn = matrices_in(nf4())}},
+      Setting{.name = "GatheredAndReducedInt8",
+              .options = {.gather_codec_fn = matrices_in(mxint8()),
+                          .gradient_codecs = {.shards = mxint8()}}},
+      Setting{.name = "ReplicasInt8WithErrorFeedback",
+              .mesh = {2, 2},
+              .options = {.gradient_codecs = {.replicas = mxint8(), .error_feedback = true}}},
       Setting{.name = "GradientsThatWait",
               .before_backward = [](FSDPModule root,
                                     int micro) { root.set_requires_gradient_sync(micro == 1); }},

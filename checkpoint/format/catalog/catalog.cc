@@ -30,7 +30,7 @@ class FileNumbers {
 
 absl::StatusOr<StoredTensor> stored_tensor(const TensorRecord& record, const std::string& item,
                                            const Manifest& manifest, FileNumbers& numbers) {
-  StoredTensor stored{.dtype = record.dtype, .shape = record.shape};
+  StoredTensor stored{.dtype = record.dtype, .shape = record.shape, .codec = record.codec};
   std::vector<std::pair<std::string, Box>> places;
   if (record.layout < 0) {
     places.emplace_back(record.file, whole_box(record.shape));

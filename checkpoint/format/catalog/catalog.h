@@ -47,6 +47,7 @@ struct StoredTensor {
   c10::ScalarType dtype = c10::ScalarType::Float;
   std::vector<int64_t> shape = {};
   std::vector<StoredBox> boxes = {};
+  std::string codec = {};  // as TensorRecord has it; empty where it is not known
 };
 
 struct Catalog {

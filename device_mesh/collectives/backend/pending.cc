@@ -4,6 +4,7 @@
 #include "device_mesh/collectives/backend/slow_wait.h"
 #include "device_mesh/collectives/failure_words.h"
 #include "device_mesh/collectives/group.h"
+#include "device_mesh/internal/text_of_error.h"
 #include "device_mesh/internal/weak_registry.h"
 #include "device_mesh/peer_memory/peer_channel.h"
 
@@ -29,11 +30,6 @@ int64_t own_global_rank(const Group& group) {
   return ranks_in_job(group)[static_cast<size_t>(group->getRank())];
 }
 
-std::string backend_message(const std::exception& error) {
-  const auto* rich = dynamic_cast<const c10::Error*>(&error);
-  return rich ? rich->what_without_backtrace() : error.what();
-}
-
 std::string first_line(const std::string& text) { return text.substr(0, text.find('\n')); }
 
 // Leaves word of this rank's failure in the group's store and names the ranks that leave
@@ -54,7 +50,7 @@ std::string word_of_others(const Group& group) {
     return c10::str(
         ". The rendezvous store can not be asked for the others: the rank that serves it,",
         " as a rule rank 0, has ended, or its host or the link to it is down (",
-        first_line(backend_message(error)), ")");
+        first_line(text_of(error)), ")");
   }
   return silent.empty() ? "" : ". No word from rank " + rank_list(silent);
 }
@@ -90,7 +86,7 @@ std::string fault_of_link(const Group& group, int64_t peer) {
     group->send(tensors, static_cast<int>(peer), kProbeTag);
     return "";
   } catch (const std::exception& error) {
-    return backend_message(error);
+    return text_of(error);
   }
 }
 
@@ -194,7 +190,7 @@ bool Pending::wait_unless_aborted(const std::string& what) {
       slow.emplace([&] { return describe_wait(group, what); }, std::cref(look));
     finished = work->wait();
   } catch (const std::exception& error) {
-    throw_failure(group, what, with_who_ended(group, peer_, backend_message(error)), work);
+    throw_failure(group, what, with_who_ended(group, peer_, text_of(error)), work);
   }
   if (!finished && !fault.empty())
     throw_failure(group, what, with_who_ended(group, peer_, fault), work);

@@ -1,7 +1,6 @@
 #include "device_mesh/collectives/backend/row_exchange.h"
 
 #include "device_mesh/collectives/backend/c10d_collectives.h"
-#include "device_mesh/collectives/operations.h"
 #include "device_mesh/collectives/scratch_memory.h"
 
 #include <torch/csrc/distributed/c10d/ProcessGroup.hpp>
@@ -12,10 +11,10 @@
 
 namespace fsdp::internal {
 
-RowExchange::RowExchange(const Group& group, const at::Tensor& rows, at::ScalarType dtype,
+RowExchange::RowExchange(const Group& group, const at::Tensor& rows, Summands summands,
                          RowExchangeOptions options)
     : group_(group),
-      dtype_(dtype),
+      summands_(std::move(summands)),
       options_(std::move(options)),
       rank_(group_rank(group_)),
       size_(group_size(group_)),
@@ -85,7 +84,7 @@ void RowExchange::finish() {
 at::Tensor RowExchange::wait() {
   finish();
   if (failure_) std::rethrow_exception(failure_);
-  return sum_in_order(received_, dtype_);
+  return sum_in_order(received_, summands_);
 }
 
 std::shared_ptr<const RowGather::Rows> RowGather::rows_of(const at::Tensor& row,

@@ -12,6 +12,7 @@
 
 #include "device_mesh/collectives/backend/pending.h"
 #include "device_mesh/collectives/group.h"
+#include "device_mesh/collectives/operations.h"
 #include "device_mesh/collectives/watched_rank.h"
 
 #include <ATen/core/Tensor.h>
@@ -43,9 +44,9 @@ struct RowExchangeOptions {
 
 class RowExchange {
  public:
-  // rows: uint8, [group size, row bytes], each row contiguous elements of `dtype`; row r
-  // goes to rank r. Overwritten.
-  RowExchange(const Group& group, const at::Tensor& rows, at::ScalarType dtype,
+  // rows: uint8, [group size, row bytes], each row contiguous; row r goes to rank r.
+  // Overwritten.
+  RowExchange(const Group& group, const at::Tensor& rows, Summands summands,
               RowExchangeOptions options);
   // Takes part in the rounds that are left: the other ranks count on it.
   ~RowExchange();
@@ -54,7 +55,7 @@ class RowExchange {
 
   int64_t staging_bytes() const;
   // REQUIRES: called once. This rank's row summed over the ranks, [elements] of
-  // sum_dtype(dtype), as sum_in_order() adds. Throws DistBackendError when a round
+  // sum_dtype(), as sum_in_order() adds. Throws DistBackendError when a round
   // failed.
   at::Tensor wait();
 
@@ -67,7 +68,7 @@ class RowExchange {
   void finish();
 
   Group group_;
-  at::ScalarType dtype_;
+  Summands summands_;
   RowExchangeOptions options_;
   int64_t rank_, size_;
   std::vector<at::Tensor> rows_;      // by receiver

@@ -18,15 +18,17 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 // By model_type.
-const std::map<std::string, std::string> kArchitectures = {{"llama", "LlamaForCausalLM"},
-                                                           {"mistral", "MistralForCausalLM"},
-                                                           {"qwen2", "Qwen2ForCausalLM"}};
+const std::map<std::string, std::string> kArchitectures = {
+    {"llama", "LlamaForCausalLM"},     {"mistral", "MistralForCausalLM"},
+    {"mixtral", "MixtralForCausalLM"}, {"qwen2", "Qwen2ForCausalLM"},
+    {"qwen3", "Qwen3ForCausalLM"},     {"qwen3_moe", "Qwen3MoeForCausalLM"}};
 
 // Fields that do not change what is computed from tokens, or that the sizes imply.
 const std::set<std::string> kOfNoConsequence = {
-    "bos_token_id", "dtype",       "eos_token_id",         "id2label",     "initializer_range",
-    "label2id",     "layer_types", "max_window_layers",    "pad_token_id", "pretraining_tp",
-    "return_dict",  "torch_dtype", "transformers_version", "use_cache",    "use_sliding_window"};
+    "bos_token_id",         "dtype",          "eos_token_id",       "id2label",
+    "initializer_range",    "label2id",       "layer_types",        "max_window_layers",
+    "pad_token_id",         "pretraining_tp", "return_dict",        "torch_dtype",
+    "transformers_version", "use_cache",      "use_sliding_window", "router_aux_loss_coef"};
 
 // Of a config.json, or of an object in it: each field is asked for by name, and what was
 // not is found at the end.
@@ -103,7 +105,7 @@ std::string model_type(Fields& fields) {
   const auto type = fields.get<std::string>("model_type");
   const auto found = kArchitectures.find(type);
   TORCH_CHECK_VALUE(found != kArchitectures.end(), fields.path(), ": model_type is \"", type,
-                    "\", allowed are llama, mistral and qwen2");
+                    "\", allowed are llama, mistral, mixtral, qwen2, qwen3 and qwen3_moe");
   const auto& expected = found->second;
   const auto architectures = fields.get<std::vector<std::string>>("architectures", {expected});
   TORCH_CHECK_VALUE(architectures == std::vector{expected}, fields.path(), ": architectures is ",
@@ -145,6 +147,24 @@ void read_longest(Fields& fields, TransformerConfig& config) {
       std::min(config.max_tokens, fields.get<int64_t>("sliding_window", config.max_tokens));
 }
 
+// Of models whose blocks are all of one kind.
+MixtureConfig mixture_from(Fields& fields, const std::string& type) {
+  if (type == "mixtral") {
+    fields.expect("router_jitter_noise", 0.0);
+    fields.expect("output_router_logits", false);
+    return {.experts = fields.get<int64_t>("num_local_experts"),
+            .per_token = fields.get<int64_t>("num_experts_per_tok")};
+  }
+  if (type != "qwen3_moe") return {};
+  fields.expect("output_router_logits", false);
+  fields.expect("decoder_sparse_step", 1);
+  fields.expect("mlp_only_layers", Json::array());
+  return {.experts = fields.get<int64_t>("num_experts"),
+          .per_token = fields.get<int64_t>("num_experts_per_tok"),
+          .hidden = fields.get<int64_t>("moe_intermediate_size"),
+          .sums_to_one = fields.get<bool>("norm_topk_prob", false)};
+}
+
 c10::ScalarType dtype_in(const Json& config, const std::string& path) {
   for (const char* field : {"dtype", "torch_dtype"}) {
     if (!config.contains(field) || config.at(field).is_null()) continue;
@@ -157,8 +177,14 @@ c10::ScalarType dtype_in(const Json& config, const std::string& path) {
   return torch::kFloat;
 }
 
+std::string type_of(const TransformerConfig& config) {
+  if (config.mixture.experts > 0) return config.qk_norm ? "qwen3_moe" : "mixtral";
+  if (config.qk_norm) return "qwen3";
+  return config.qkv_bias ? "qwen2" : "llama";
+}
+
 Json config_of(const TransformerConfig& config) {
-  const std::string type = config.qkv_bias ? "qwen2" : "llama";
+  const auto type = type_of(config);
   Json json = {{"architectures", Json::array({kArchitectures.at(type)})},
                {"model_type", type},
                {"vocab_size", config.vocab},
@@ -174,6 +200,13 @@ Json config_of(const TransformerConfig& config) {
                {"rope_theta", config.rotary_base},
                {"tie_word_embeddings", config.tied_head},
                {"torch_dtype", "float32"}};
+  if (const auto& mixture = config.mixture; mixture.experts > 0) {
+    json["num_experts_per_tok"] = mixture.per_token;
+    json[config.qk_norm ? "num_experts" : "num_local_experts"] = mixture.experts;
+    json["moe_intermediate_size"] = mixture.hidden;
+    json["norm_topk_prob"] = mixture.sums_to_one;
+    if (!config.qk_norm) json["intermediate_size"] = mixture.hidden;
+  }
   if (const auto& scaling = config.rotary_scaling)
     json["rope_scaling"] = {{"rope_type", "llama3"},
                             {"factor", scaling->factor},
@@ -197,6 +230,8 @@ TransformerConfig hugging_face_config(const std::string& folder) {
   config.head_width = fields.get<int64_t>("head_dim", 0);
   config.mlp_width = fields.get<int64_t>("intermediate_size");
   config.qkv_bias = type == "qwen2";
+  config.qk_norm = type == "qwen3" || type == "qwen3_moe";
+  config.mixture = mixture_from(fields, type);
   config.tied_head = fields.get<bool>("tie_word_embeddings", false);
   config.norm_epsilon = fields.get<double>("rms_norm_eps", 1e-6);
   read_rotation(fields, config);

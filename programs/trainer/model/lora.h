@@ -18,6 +18,7 @@ struct LoraOptions {
   double alpha = 16;
   std::vector<std::string> targets = {"query", "value"};  // names of layers, in every block
   c10::ScalarType frozen_dtype = c10::kBFloat16;          // adapters are float
+  bool stores_nf4 = false;  // QLoRA: of its matrices this rank keeps codes of 4 bits
 };
 
 // A linear layer that may have an adapter.

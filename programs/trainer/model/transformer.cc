@@ -76,6 +76,13 @@ TransformerConfig checked(TransformerConfig config) {
   TORCH_CHECK_VALUE(config.kv_heads > 0 && config.heads % config.kv_heads == 0,
                     "kv_heads must divide heads = ", config.heads, ", got ", config.kv_heads);
   if (config.mlp_width == 0) config.mlp_width = swiglu_width(config.width);
+  auto& mixture = config.mixture;
+  if (mixture.hidden == 0) mixture.hidden = config.mlp_width;
+  TORCH_CHECK_VALUE(
+      mixture.experts >= 0 &&
+          (mixture.experts == 0 || (mixture.per_token > 0 && mixture.per_token <= mixture.experts)),
+      "of ", mixture.experts, " experts each token has ", mixture.per_token,
+      "; allowed are 1 to the number of experts");
   return config;
 }
 
@@ -93,6 +100,9 @@ AttentionImpl::AttentionImpl(const TransformerConfig& config)
   key = register_module("key", linear(config.width, kv_width, config.qkv_bias));
   value = register_module("value", linear(config.width, kv_width, config.qkv_bias));
   output = register_module("output", linear(width, config.width));
+  if (!config.qk_norm) return;
+  query_norm = register_module("query_norm", RmsNorm(head_width_, config.norm_epsilon));
+  key_norm = register_module("key_norm", RmsNorm(head_width_, config.norm_epsilon));
 }
 
 torch::Tensor AttentionImpl::forward(const torch::Tensor& x, const Rotation& rotation,
@@ -102,8 +112,9 @@ torch::Tensor AttentionImpl::forward(const torch::Tensor& x, const Rotation& rot
     return y.view({batch, tokens, heads, head_width_}).transpose(1, 2);
   };
   auto share = [&](const torch::Tensor& y) { return y.repeat_interleave(heads_ / kv_heads_, 1); };
-  auto q = rotate(split(query(x), heads_), rotation);
-  auto k = rotate(split(key(x), kv_heads_), rotation);
+  const auto normed = [](RmsNorm& norm, const torch::Tensor& y) { return norm ? norm(y) : y; };
+  auto q = rotate(normed(query_norm, split(query(x), heads_)), rotation);
+  auto k = rotate(normed(key_norm, split(key(x), kv_heads_)), rotation);
   auto v = split(value(x), kv_heads_);
   const bool is_first = past == nullptr || !past->keys.defined();
   if (!is_first) {
@@ -132,13 +143,18 @@ BlockImpl::BlockImpl(const TransformerConfig& given) {
   attention_norm = register_module("attention_norm", RmsNorm(config.width, config.norm_epsilon));
   attention = register_module("attention", Attention(config));
   mlp_norm = register_module("mlp_norm", RmsNorm(config.width, config.norm_epsilon));
-  mlp = register_module("mlp", SwiGlu(config.width, config.mlp_width));
+  if (config.mixture.experts > 0) {
+    mixture = register_module("mlp", Mixture(config.mixture, config.width));
+  } else {
+    mlp = register_module("mlp", SwiGlu(config.width, config.mlp_width));
+  }
 }
 
 torch::Tensor BlockImpl::forward(torch::Tensor x, const Rotation& rotation, KeysAndValues* past,
                                  const torch::Tensor& mask) {
   x = x + attention(attention_norm(x), rotation, past, mask);
-  return x + mlp(mlp_norm(x));
+  const auto normed = mlp_norm(x);
+  return x + (mixture ? mixture(normed) : mlp(normed));
 }
 
 TransformerImpl::TransformerImpl(const TransformerConfig& config) : config_(checked(config)) {

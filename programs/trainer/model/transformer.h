@@ -8,6 +8,7 @@
 
 #include "programs/trainer/model/documents.h"
 #include "programs/trainer/model/lora.h"
+#include "programs/trainer/model/mixture.h"
 
 #include <torch/nn/modules/embedding.h>
 #include <torch/nn/modules/linear.h>
@@ -40,7 +41,9 @@ struct TransformerConfig {
   int64_t head_width = 0;    // even; 0: width / heads
   int64_t mlp_width = 0;     // 0: so that the mlp's three matrices are about 8 width^2
   bool qkv_bias = false;     // biases on query, key and value, as Qwen2 has
-  bool tied_head = false;    // the embedding's table is the head's matrix, too
+  bool qk_norm = false;      // norms of the heads of query and key, as Qwen3 has
+  MixtureConfig mixture = {};
+  bool tied_head = false;  // the embedding's table is the head's matrix, too
   double norm_epsilon = 1e-5;
   double rotary_base = 10000;
   std::optional<RotaryScaling> rotary_scaling = {};
@@ -84,6 +87,7 @@ class AttentionImpl : public torch::nn::Module {
                         KeysAndValues* past = nullptr, const torch::Tensor& mask = {});
 
   LoraLinear query{nullptr}, key{nullptr}, value{nullptr}, output{nullptr};
+  RmsNorm query_norm{nullptr}, key_norm{nullptr};  // null without qk_norm
 
  private:
   int64_t heads_, kv_heads_, head_width_;
@@ -108,7 +112,8 @@ class BlockImpl : public torch::nn::Module {
 
   RmsNorm attention_norm{nullptr}, mlp_norm{nullptr};
   Attention attention{nullptr};
-  SwiGlu mlp{nullptr};
+  SwiGlu mlp{nullptr};  // one of the two, which is called "mlp" in both cases
+  Mixture mixture{nullptr};
 };
 TORCH_MODULE(Block);
 

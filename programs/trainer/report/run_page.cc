@@ -89,7 +89,7 @@ run_report::UnitFacts facts_of(const fsdp::FSDPModule& unit,
   for (const auto& parameter : unit.parameters()) {
     const auto own = parameter.scalar_type();
     const auto computed = precision.param_dtype.value_or(own);
-    const auto reduced = precision.reduce_dtype.value_or(computed);
+    const auto reduced = precision.reduce_dtype.value_or(own);
     const auto elements = fsdp::DTensor(parameter).to_local().numel();
     const auto bytes = parts * padded(elements, computed);
     ++facts.parameters;
@@ -135,7 +135,8 @@ RunPage::RunPage(const TrainingOptions& options, const fsdp::DeviceMesh& mesh,
     : options_(options),
       mesh_(mesh),
       data_mesh_(data_mesh),
-      history_(options.batch * options.accumulate * data_mesh.size() * options.tokens) {
+      history_(options.batch * options.accumulate * data_mesh.size() / options.cp *
+               options.tokens) {
   check_files_of_page(options, mesh.size());
 }
 

@@ -11,10 +11,11 @@
 
 namespace programs {
 
-// Throws ValueError, naming --tp or --replicas, unless they divide the ranks.
+// Throws ValueError, naming --tp, --ep, --cp or --replicas, unless they divide the ranks.
 void check_mesh(const TrainingOptions& options, int64_t ranks);
 
-// The job's ranks as {"replicate", "dp", "tp"}, without those that were not asked for.
+// The job's ranks as {"replicate", "dp", "ep", "cp", "tp"}, without those that were not
+// asked for.
 // Throws ValueError as check_mesh() does.
 struct MeshDims {
   std::vector<int64_t> shape;
@@ -24,8 +25,12 @@ MeshDims mesh_dims(const TrainingOptions& options, int64_t ranks);
 // Collective over the world.
 fsdp::DeviceMesh mesh_of(const TrainingOptions& options, int64_t ranks);
 
-// The mesh that parameters are sharded over, of the job's {"replicate", "dp", "tp"}.
+// The mesh that parameters are sharded over, of mesh_of().
 fsdp::DeviceMesh data_mesh_of(const TrainingOptions& options, const fsdp::DeviceMesh& mesh);
+
+// Those that some unit is sharded over: that one, and the experts' where they are cut.
+std::vector<fsdp::DeviceMesh> meshes_of_units(const TrainingOptions& options,
+                                              const fsdp::DeviceMesh& mesh);
 
 // Unsharded, on the device of the options: the same on every rank. With init_from what
 // the folder has; collective over the world then.

@@ -31,6 +31,8 @@ struct TrainingOptions {
   int64_t replicas = 1;   // groups of ranks that hold the same shards
   int64_t tp = 1;         // ranks that compute one model together (transformer_plan.h)
   bool sequence_parallel = false;
+  int64_t ep = 1;  // ranks that have the experts of a block together
+  int64_t cp = 1;  // ranks that share a batch, which is cut along the tokens
   Units units = Units::kBlocks;
   fsdp::FullyShardOptions sharding;     // of every unit
   bool deferred_init = false;           // no rank ever has the whole model

@@ -31,7 +31,7 @@ TEST(RowExchange, GivesTheSumOfThisRanksRowsWithOneSpareRow) {
           rows[r].view(at::kFloat).copy_(at::arange(10).add(100 * rank + r));
         std::atomic<int> agreed = 0;
         RowExchange exchange(
-            default_process_group(), rows, at::kFloat,
+            default_process_group(), rows, Summands(at::kFloat),
             {.what = "sum", .tag = 5, .agree = [&] { ++agreed; }, .rounds = rounds});
         EXPECT_EQ(exchange.staging_bytes(), (world + 1) * 40);
         const auto sum = exchange.wait();
@@ -55,7 +55,7 @@ TEST(RowExchange, SendsTheBeginningsOfRowsOfDifferentLengths) {
           rows[r].view(at::kFloat).copy_(at::arange(4).add(100 * rank + r));
           lengths.push_back(4 * r);
         }
-        RowExchange exchange(default_process_group(), rows, at::kFloat,
+        RowExchange exchange(default_process_group(), rows, Summands(at::kFloat),
                              {.what = "sum", .lengths = lengths, .tag = 5, .rounds = rounds});
         const auto of_ranks = 100 * world * (world - 1) / 2;
         EXPECT_TRUE(at::equal(exchange.wait(),
@@ -69,7 +69,7 @@ TEST(RowExchange, WithoutAgreementNothingIsWaitedFor) {
   run_ranks(3, [](int64_t rank) {
     const auto begin = std::chrono::steady_clock::now();
     RowExchange exchange(default_process_group(), at::zeros({3, 40 + 8 * rank}, at::kByte),
-                         at::kFloat,
+                         Summands(at::kFloat),
                          {.what = "sum",
                           .tag = 5 + static_cast<int>(rank),
                           .agree = [] { throw std::runtime_error("no agreement"); },

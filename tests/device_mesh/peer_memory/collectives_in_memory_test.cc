@@ -73,7 +73,9 @@ at::Tensor results_of(const Collectives& collectives, int64_t count, at::ScalarT
   auto scattered = collectives.row_memory({size, static_cast<int64_t>(own.nbytes())}, at::kCPU);
   std::memcpy(scattered.mutable_data_ptr(), rows.const_data_ptr(), rows.nbytes());
   results.push_back(
-      collectives.start(ReduceScatterOptions{.input = scattered, .dtype = dtype, .what = "rows"})
+      collectives
+          .start(ReduceScatterOptions{
+              .input = scattered, .summands = internal::Summands(dtype), .what = "rows"})
           .wait()
           .row);
   results.push_back(
@@ -200,7 +202,7 @@ TEST(CollectivesInPeerMemory, RanksThatMeanOtherDtypesOrRootsLearnOfIt) {
             [&] {
               collectives
                   .start(ReduceScatterOptions{.input = values.view(at::kByte).view({2, -1}).clone(),
-                                              .dtype = dtype,
+                                              .summands = internal::Summands(dtype),
                                               .what = "rows",
                                               .unit = 3})
                   .wait();

@@ -220,8 +220,27 @@ TEST_P(DTensorGradients, InMixedPrecision) {
   });
 }
 
+TEST_P(DTensorGradients, OfAPlainIntermediateComeWhole) {
+  for (const Placement placement :
+       {Placement(Shard{0}), Placement(Shard{1}), Placement(Replicate{})})
+    on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
+      auto plain = make_layer(), sharded = make_layer();
+      const auto near = [](const Anchor& anchor) {
+        return [anchor](const torch::nn::Linear& layer, const Tensor& x) {
+          return own_loss(layer, x) + (layer->weight * 2 - anchor.values[0]).pow(2).sum();
+        };
+      };
+      const Anchor anchor = anchor_of(plain);
+      Anchor in_parts = anchor;
+      in_parts.values[0] = distribute_tensor(anchor.values[0], mesh, {placement});
+      fully_shard(sharded, mesh);
+      near(in_parts)(sharded, rows_of(rank)).backward();
+      expect_layer_gradients(sharded, expected_layer_gradients(world(), plain, near(anchor)));
+    });
+}
+
 // What can not be added up is an error, and the next backward knows nothing of it.
-TEST_P(DTensorGradients, InPartsOfAPlainIntermediateAreRefusedByNameAndLeaveNothing) {
+TEST_P(DTensorGradients, InPartsThatTheCallerGivesAreRefusedByNameAndLeaveNothing) {
   if (world() == 1) return;  // a part is the whole
   on_ranks([&](int64_t rank, const DeviceMesh& mesh) {
     auto plain = make_layer(), sharded = make_layer();
@@ -229,7 +248,7 @@ TEST_P(DTensorGradients, InPartsOfAPlainIntermediateAreRefusedByNameAndLeaveNoth
     const auto expected = expected_layer_gradients(world(), plain, own_loss);
     auto unit = fully_shard(sharded, mesh);
     const auto refused = [&] {
-      return message_of([&] { (sharded->weight * 2 - anchor.values[0]).pow(2).sum().backward(); });
+      return message_of([&] { (sharded->weight * 2).backward(anchor.values[0]); });
     };
     const auto names_it = AllOf(HasSubstr("'weight'"), HasSubstr("Shard(0)"),
                                 HasSubstr("full_tensor()"), HasSubstr("rank"));

@@ -73,18 +73,18 @@ TEST(PrecisionBesidePolicies, InFullPrecisionLeavesNormalisationOut) {
   });
 }
 
-TEST(PrecisionBesidePolicies, InFullPrecisionReducesInFloat) {
+TEST(PrecisionBesidePolicies, InFullPrecisionIsGatheredInFloat) {
   on_ranks_of(2, [](int64_t, const DeviceMesh& mesh) {
-    const auto reduced_bytes = [&](const WrapPolicy& policy) {
+    const auto gathered_bytes = [&](const WrapPolicy& policy) {
       const auto model = std::make_shared<NormBetweenImpl>();
       auto_shard(*model, policy, mesh, {.mp_policy = computing_in(at::kBFloat16)});
-      const auto before = counters(mesh).reduce_scatter_bytes;
+      const auto before = counters(mesh).all_gather_bytes;
       model->forward(torch::ones({3, 4})).sum().backward();
-      return counters(mesh).reduce_scatter_bytes - before;
+      return counters(mesh).all_gather_bytes - before;
     };
     const auto layers = by_type<torch::nn::Linear, torch::nn::LayerNorm>();
     const auto exempt = by_any({in_full_precision<torch::nn::LayerNorm>(), layers});
-    EXPECT_GE(reduced_bytes(exempt) - reduced_bytes(layers), 64 * 2);  // half the norm's in bf16
+    EXPECT_GE(gathered_bytes(exempt) - gathered_bytes(layers), 64 * 2);  // half the norm's in bf16
   });
 }
 

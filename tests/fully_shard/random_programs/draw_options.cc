@@ -63,6 +63,20 @@ void draw_precision(Draws& draws, Program& program) {
   });
 }
 
+// What is written to a member is to need no rounding, as with other dtypes. Outside of
+// grad mode what reads entries reads the shards' values.
+void draw_codecs(Draws& draws, Program& program) {
+  if (program.tensor_ranks > 0 || !draws.chance(25)) return;
+  for (auto& action : program.actions) {
+    if (action.kind == ActionKind::kWriteMember) action.value = action.value > 1 ? 2 : 0.5;
+  }
+  for_each_node(program.root, [&](Node& node) {
+    if (node.is_unit && draws.chance(70))
+      node.unit.precision.codec = draws.pick({Code::kMxfp8, Code::kMxint8});
+    for (auto& param : node.params) param.in_list = param.by_columns = param.penalised = false;
+  });
+}
+
 void draw_buffers(Draws& draws, Program& program) {
   for_each_node(program.root, [&](Node& node) { node.has_buffer = draws.chance(20); });
 }
@@ -122,6 +136,7 @@ void draw_options(Draws& draws, Program& program) {
   draw_halves(draws, program);
   draw_precision(draws, program);
   draw_placements(draws, program);
+  draw_codecs(draws, program);
   draw_deferral(draws, program);
   draw_custom_collectives(draws, program);
   draw_prefetch_time(draws, program);

@@ -214,6 +214,7 @@ std::vector<Feature> option_features() {
       dtype_feature("reduce_dtype = kDouble", Dtype::kDouble, &PrecisionSpec::reduce_dtype),
       unit_feature("buffer_dtype", [](const UnitSpec& u) { return !!u.precision.buffer_dtype; }),
       program_feature("units of different precision", mixes_precisions),
+      unit_feature("gather_codec_fn", [](const UnitSpec& u) { return !!u.precision.codec; }),
       unit_feature("offload_policy", [](const UnitSpec& u) { return u.offload; }),
       program_feature("world 1", [](const Program& p) { return p.world == 1; }),
       program_feature("world 2", [](const Program& p) { return p.world == 2; }),

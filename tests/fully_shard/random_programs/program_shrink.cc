@@ -92,6 +92,7 @@ class Simpler {
     offer([id](Program& p) { node_of(p, id).unit.reshard_after_forward = {}; });
     offer([id](Program& p) { node_of(p, id).unit.to_halves = false; });
     offer([id](Program& p) { node_of(p, id).unit.precision = {}; });
+    offer([id](Program& p) { node_of(p, id).unit.precision.codec.reset(); });
     offer([id](Program& p) { node_of(p, id).unit.precision.param_dtype.reset(); });
     offer([id](Program& p) { node_of(p, id).unit.precision.reduce_dtype.reset(); });
     offer([id](Program& p) { node_of(p, id).unit.precision.buffer_dtype.reset(); });

@@ -96,6 +96,8 @@ void print_unit(std::ostream& out, const Node& node) {
   print_dtype(out, "param_dtype", unit.precision.param_dtype);
   print_dtype(out, "reduce_dtype", unit.precision.reduce_dtype);
   print_dtype(out, "buffer_dtype", unit.precision.buffer_dtype);
+  if (unit.precision.codec)
+    out << (*unit.precision.codec == Code::kMxfp8 ? " codec=mxfp8" : " codec=mxint8");
   if (unit.offload) out << " offloaded";
   if (unit.custom_gather) out << " custom_all_gather";
   if (unit.custom_reduction) out << " custom_reduce_scatter";

@@ -75,6 +75,13 @@ Tensor statistics_of(const Tensor& tensor) {
 
 }  // namespace
 
+std::shared_ptr<const GatherCodec> codec_of(const PrecisionSpec& precision,
+                                            const at::Tensor& parameter) {
+  // A row of one element has no smaller code.
+  if (!precision.codec || parameter.dim() != 2 || parameter.size(1) < 2) return nullptr;
+  return *precision.codec == Code::kMxfp8 ? mxfp8() : mxint8();
+}
+
 at::ScalarType scalar_type(Dtype dtype) {
   switch (dtype) {
     case Dtype::kDouble:

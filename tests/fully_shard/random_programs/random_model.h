@@ -1,6 +1,7 @@
 // The module that a random program describes.
 #pragma once
 
+#include "fully_shard/gather_codec.h"
 #include "tests/fully_shard/random_programs/random_program.h"
 
 #include <ATen/core/Tensor.h>
@@ -52,6 +53,10 @@ struct RandomModel {
 };
 
 at::ScalarType scalar_type(Dtype dtype);
+
+// What is gathered of `parameter`, plain and whole; null: its values.
+std::shared_ptr<const GatherCodec> codec_of(const PrecisionSpec& precision,
+                                            const at::Tensor& parameter);
 
 // The same values on every call with one program, drawn from LibTorch's default
 // generator. Local.

@@ -89,7 +89,8 @@ bool runs_backward(ActionKind kind) { return kind <= ActionKind::kEvaluateBefore
 bool casts_members(const Program& program) {
   bool casts = false;
   for_each_node(program.root, [&casts](const Node& node) {
-    casts |= node.is_unit && node.unit.precision.param_dtype.has_value();
+    const auto& precision = node.unit.precision;
+    casts |= node.is_unit && (precision.param_dtype || precision.codec);
   });
   return casts;
 }
@@ -107,7 +108,7 @@ Dtype computed_in(const PrecisionSpec& precision, Dtype dtype) {
 }
 
 Dtype reduced_in(const PrecisionSpec& precision, Dtype dtype) {
-  return precision.reduce_dtype.value_or(computed_in(precision, dtype));
+  return precision.reduce_dtype.value_or(dtype);
 }
 
 }  // namespace fsdp::testing

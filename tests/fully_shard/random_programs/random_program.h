@@ -39,9 +39,13 @@ enum class Reading {
 
 enum class Dtype { kFloat, kDouble, kBFloat16, kHalf };
 
-// A unit's MixedPrecisionPolicy; unset: nothing is cast.
+// Codecs of which what was decoded has the same codes again.
+enum class Code { kMxfp8, kMxint8 };
+
+// A unit's MixedPrecisionPolicy, and the codec of its matrices; unset: nothing is cast.
 struct PrecisionSpec {
   std::optional<Dtype> param_dtype = {}, reduce_dtype = {}, buffer_dtype = {};
+  std::optional<Code> codec = {};
 
   bool operator==(const PrecisionSpec&) const = default;
 };
@@ -174,7 +178,8 @@ std::optional<Placement> placement_of_cut(const ParamSpec& param, int64_t size, 
 // Elements along dimension 0.
 int64_t rows_of(const Program& program, const ParamSpec& param);
 bool runs_backward(ActionKind kind);
-// Whether some unit's param_dtype is set. An entry then has another dtype than its
+// Whether some unit's param_dtype or codec is set. An entry then has another dtype, or
+// other values, than its
 // member.
 bool casts_members(const Program& program);
 // Ranks that hold different shards.

@@ -72,6 +72,9 @@ void ShardedProgram::shard_together(const std::vector<const Node*>& nodes) {
   if (spec.to_halves && shards_of(program_) == 4)
     options.reshard_after_forward = ReshardAfterForward::to_world(2);
   options.mp_policy = policy_of(spec.precision);
+  options.gather_codec_fn = [precision = spec.precision](const auto&, const at::Tensor& tensor) {
+    return codec_of(precision, tensor);
+  };
   options.offload_policy.offload_to_cpu = spec.offload;
   options.outer = program_.outer;
   options.shard_placement_fn = [this](const std::string&, const at::Tensor& tensor) {

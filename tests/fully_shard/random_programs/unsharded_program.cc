@@ -104,7 +104,18 @@ UnshardedProgram::PlainTensor UnshardedProgram::plain_tensor(int id) const {
   return {.dtype = scalar_type(dtype),
           .computed_in = scalar_type(computed_in(unit.precision, dtype)),
           .reduced_in = reduced,
-          .summed_in = unit.custom_reduction ? reduced : sum_dtype(reduced)};
+          .summed_in = unit.custom_reduction ? reduced : sum_dtype(reduced),
+          .codec = codec_of(unit.precision, models_.front().tensors.at(id).member)};
+}
+
+Tensor UnshardedProgram::PlainTensor::converted(const Tensor& parameter) const {
+  if (!codec || parameter.numel() == 0) return parameter.detach().to(computed_in);
+  const auto rows = parameter.detach().contiguous();
+  const auto codes = at::empty({rows.size(0), codec->row_bytes(rows.size(1))}, at::kByte);
+  codec->encode(rows, codes);
+  auto values = at::empty(rows.sizes(), rows.options().dtype(computed_in));
+  codec->decode(codes, values);
+  return values;
 }
 
 void UnshardedProgram::collect_tensors() {
@@ -115,11 +126,11 @@ void UnshardedProgram::collect_tensors() {
       const auto unit = sharded_.find(id);
       if (unit != sharded_.end() && unit->second.precision.param_dtype)
         *model_tensor.input_cast = InputCast::kByModel;
-      if (tensor.computed_in == tensor.dtype) {
-        tensor.parameters.push_back(member);
-      } else {
+      if (tensor.is_converted()) {
         tensor.parameters.push_back(member.detach().clone());
-        member.set_data(member.detach().to(tensor.computed_in));
+        member.set_data(tensor.converted(member));
+      } else {
+        tensor.parameters.push_back(member);
       }
       tensor.pending.emplace_back();
       const auto arrivals = tensor.arrivals.emplace_back(std::make_shared<Arrivals>());
@@ -134,8 +145,9 @@ void UnshardedProgram::collect_tensors() {
 void UnshardedProgram::refresh_members() {
   at::NoGradGuard no_grad;
   for (auto& [id, tensor] : tensors_) {
-    if (tensor.computed_in == tensor.dtype) continue;
-    for (size_t r = 0; r < models_.size(); ++r) tensor.members[r].copy_(tensor.parameters[r]);
+    if (!tensor.is_converted()) continue;
+    for (size_t r = 0; r < models_.size(); ++r)
+      tensor.members[r].copy_(tensor.converted(tensor.parameters[r]));
   }
 }
 
@@ -145,7 +157,7 @@ std::vector<Tensor> UnshardedProgram::optimized_tensors(const RandomModel& model
   std::map<at::TensorImpl*, std::vector<Tensor>> parts;
   for (const auto& [id, unit] : sharded_) {
     const auto& tensor = tensors_.at(id);
-    if (tensor.dtype == tensor.computed_in && tensor.dtype != at::kBFloat16) continue;
+    if (!tensor.is_converted() && tensor.dtype != at::kBFloat16) continue;
     const auto& parameter = tensor.parameters[rank];
     const auto* const param = find_param(program_, id);
     for (int64_t part = 0; part < parts_of(program_); ++part) {

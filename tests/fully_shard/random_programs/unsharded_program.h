@@ -80,15 +80,20 @@ class UnshardedProgram {
   struct PlainTensor {
     // Its own, its members', that of its gradients on their way to a sum, and the sum's.
     at::ScalarType dtype, computed_in, reduced_in, summed_in;
-    std::vector<at::Tensor> members = {};  // per rank
-    // Per rank, value and gradient in its own dtype: the member, if that computes in it.
+    std::shared_ptr<const GatherCodec> codec;  // null: members have its values
+    std::vector<at::Tensor> members = {};      // per rank
+    // Per rank, value and gradient in its own dtype: the member, if that has them.
     std::vector<at::Tensor> parameters = {};
     std::vector<std::shared_ptr<Arrivals>> arrivals = {};  // per rank
     std::vector<Pending> pending = {};                     // per rank
     at::Tensor bound = {};
+
+    bool is_converted() const { return computed_in != dtype || codec; }
+    // What its members hold of `parameter`.
+    at::Tensor converted(const at::Tensor& parameter) const;
   };
-  // What the optimizer updates in a parameter's place, where the member computes in
-  // another dtype; and in bfloat16, since LibTorch rounds it between the steps of an
+  // What the optimizer updates in a parameter's place, where the member has another dtype
+  // or other values; and in bfloat16, since LibTorch rounds it between the steps of an
   // update or not by an element's place in its tensor.
   struct Chunk {
     at::Tensor parameter;

@@ -46,8 +46,8 @@ void gather(Transport& transport, uint32_t number) {
 
 void reduce(Transport& transport, uint32_t number) {
   transport
-      .reduce(transport.row_memory(32 + 32 * static_cast<int64_t>(number), c10::kCPU), at::kFloat,
-              unit(number))
+      .reduce(transport.row_memory(32 + 32 * static_cast<int64_t>(number), c10::kCPU),
+              internal::Summands(at::kFloat), unit(number))
       .wait();
 }
 
@@ -109,7 +109,7 @@ TEST_P(Divergence, AReductionMayLeaveBeforeOrAfterAGather) {
     const auto issue_reduction = [&] {
       auto rows = transport->row_memory(32, c10::kCPU);
       rows.zero_();
-      reducing.emplace(transport->reduce(std::move(rows), at::kFloat, unit(2)));
+      reducing.emplace(transport->reduce(std::move(rows), internal::Summands(at::kFloat), unit(2)));
     };
     if (rank == 0) issue_reduction();
     issue_gather();

@@ -108,7 +108,8 @@ TEST_P(Transports, AReductionAddsInTheOrderOfTheRanksInTheTypeOfSums) {
         auto rows = transport.row_memory(elements * size, c10::kCPU);
         for (int64_t r = 0; r < world(); ++r)
           if (elements > 0) rows.select(0, r).view(dtype).copy_(term(rank, r, elements, dtype));
-        auto reduction = transport.reduce(rows, dtype, {.unit = 2, .unit_name = "u"});
+        auto reduction =
+            transport.reduce(rows, internal::Summands(dtype), {.unit = 2, .unit_name = "u"});
         rows.reset();
         const auto sum = reduction.wait().row;
         auto expected = term(0, rank, elements, dtype).to(sum_dtype(dtype));
@@ -126,7 +127,8 @@ TEST_P(Transports, AnAbandonedReductionStillServesTheOthers) {
     for (uint32_t unit = 0; unit < 3; ++unit) {
       auto rows = transport.row_memory(80, c10::kCPU);
       rows.view(at::kFloat).fill_(static_cast<float>(rank + 1));
-      auto reduction = transport.reduce(rows, at::kFloat, {.unit = unit, .unit_name = "u"});
+      auto reduction =
+          transport.reduce(rows, internal::Summands(at::kFloat), {.unit = unit, .unit_name = "u"});
       if (unit == 1 && rank == 0) continue;  // destroys it
       const auto total = static_cast<float>(world() * (world() + 1)) / 2;
       EXPECT_TRUE(at::equal(reduction.wait().row, at::zeros({20}).add(total)));

@@ -75,6 +75,34 @@ TEST(ShardedTraining, GradientsThatWaitInAnotherDtypeAddUp) {
       options);
 }
 
+// Of two bytes for each value, which is the same however a weight is cut.
+TEST(ShardedTraining, CodesAreOfEachRanksPart) {
+  auto codec = std::make_shared<GatherCodec>();
+  codec->name = "two bytes";
+  codec->row_bytes = [](int64_t elements) { return 2 * elements; };
+  codec->encode = [](const at::Tensor& values, const at::Tensor& codes) {
+    codes.copy_(values.to(at::kBFloat16).view(at::kByte));
+  };
+  codec->decode = [](const at::Tensor& codes, const at::Tensor& values) {
+    values.copy_(codes.contiguous().view(at::kBFloat16));
+  };
+  const FullyShardOptions options{
+      .gather_codec_fn = [&](const std::string&, const at::Tensor& weight) {
+        return weight.dim() == 2 ? codec : nullptr;
+      }};
+  on_two_by_two(
+      [](ShardedPair& pair) {
+        {
+          const torch::NoGradGuard no_grad;
+          for (auto& parameter : pair.plain->parameters())
+            if (parameter.dim() == 2) parameter.copy_(parameter.to(at::kBFloat16));
+        }
+        pair.backward();
+        pair.expect_same_gradients();
+      },
+      options);
+}
+
 TEST(ShardedTraining, AGraphThatIsKeptGivesItsGradientsAgain) {
   on_two_by_two([](ShardedPair& pair) {
     const at::Tensor wanted = pair.plain_loss(), found = pair.sharded_loss();
