@@ -15,7 +15,7 @@ import time
 
 import mutants
 
-LAYERS = "checkpoint deferred_init device_mesh dtensor fake_device fully_shard on_demand optim programs tensor_parallel".split()
+LAYERS = [*pathlib.Path(__file__).with_name("layers").read_text().split(), "fake_device", "programs"]
 SURVIVORS = pathlib.Path("tests/mutation_survivors.txt")
 HANGS = 150  # seconds; a test that takes longer has noticed
 TIME_AT_A_LANDING = 120  # seconds for the tests of one mutant
@@ -27,6 +27,7 @@ PROGRAMS = {
     "tests/deferred_init": "on_demand_test",
     "tests/device_mesh": "device_mesh_test",
     "tests/dtensor": "dtensor_test",
+    "tests/experts": "experts_test",
     "tests/programs": "trainer_test",
     "tests/programs/planner": "planning_test",
     "tests/programs/trainer/page": "run_report_test",

@@ -122,6 +122,10 @@ class Places(unittest.TestCase):
         for layer in run_mutations.LAYERS:
             self.assertTrue(run_mutations.program_of(tests / layer / "a_test.cc"), layer)
 
+    def test_every_folder_with_sources_is_a_layer_or_what_uses_them(self):
+        folders = {each.parent.name for each in pathlib.Path().glob("*/BUILD.bazel")}
+        self.assertEqual(folders - {"benchmarks", "examples", "tests"}, set(run_mutations.LAYERS))
+
 
 class Suites(unittest.TestCase):
     def test_those_that_are_named_exist(self):
