@@ -27,15 +27,31 @@ namespace fsdp {
 namespace {
 
 using internal::Chunk;
-using internal::Collectives;
 
 int64_t sum_of(const std::vector<int64_t>& values) {
   return std::accumulate(values.begin(), values.end(), int64_t{0});
 }
 
+std::string where_is(const DeviceMesh& mesh) { return c10::str(" (rank ", mesh.rank(), ")"); }
+
 void check_mesh(const char* call, const DeviceMesh& mesh) {
   TORCH_CHECK_VALUE(mesh.ndim() == 1, call, ": 'mesh' has ", mesh.ndim(),
-                    " dimensions, expected 1: take a slice, mesh[\"ep\"] (rank ", mesh.rank(), ")");
+                    " dimensions, expected 1: take a slice, mesh[\"ep\"]", where_is(mesh));
+}
+
+// int64 [ranks, n]: the `numbers` of each rank, [n], which travel with what it claims.
+// Collective over the mesh; throws on all ranks alike, as Claims do.
+at::Tensor numbers_of_all(const char* call, const internal::Claims& claims,
+                          const at::Tensor& numbers, const DeviceMesh& mesh, const char* what,
+                          const char* remedy) {
+  const at::Tensor words = claims.words();
+  const auto rows =
+      internal::collectives_of(mesh, 0)
+          .rows_of_ranks(
+              {.row = at::cat({words, numbers}).to(local_device(mesh)), .what = what, .call = call})
+          .cpu();
+  claims.check_words(rows.slice(1, 0, words.numel()), mesh, remedy);
+  return rows.slice(1, words.numel());
 }
 
 std::vector<int64_t> times(std::vector<int64_t> sizes, int64_t factor) {
@@ -128,8 +144,6 @@ std::string out_of_range(int64_t expert, int64_t count) {
                   " of a token is out of range: allowed are 0 to ", count - 1);
 }
 
-std::string where_is(const DeviceMesh& mesh) { return c10::str(" (rank ", mesh.rank(), ")"); }
-
 // int64 [ranks, experts]: of each rank, how many of its choices each expert is.
 at::Tensor counts_of_all(const at::Tensor& tokens, const ExpertRouting& routing,
                          const at::Tensor& chosen, const DeviceMesh& mesh) {
@@ -140,16 +154,10 @@ at::Tensor counts_of_all(const at::Tensor& tokens, const ExpertRouting& routing,
   claims.add("the dtype of tokens", std::string(c10::toString(tokens.scalar_type())));
   const auto wrong = expert_out_of_range(chosen, routing.count);
   if (wrong) claims.refuse(out_of_range(*wrong, routing.count) + where_is(mesh));
-  const at::Tensor words = claims.words();
   const at::Tensor own =
       wrong ? at::zeros({routing.count}, at::kLong) : at::bincount(chosen, {}, routing.count);
-  const auto rows = internal::collectives_of(mesh, 0)
-                        .rows_of_ranks({.row = at::cat({words, own}).to(local_device(mesh)),
-                                        .what = "numbers of tokens for experts",
-                                        .call = "route_to_experts"})
-                        .cpu();
-  claims.check_words(rows.slice(1, 0, words.numel()), mesh, "route tokens alike on every rank");
-  return rows.slice(1, words.numel());
+  return numbers_of_all("route_to_experts", claims, own, mesh, "numbers of tokens for experts",
+                        "route tokens alike on every rank");
 }
 
 at::Tensor chosen_on_cpu(const ExpertRouting& routing) {
@@ -266,20 +274,13 @@ void check_sizes(const at::Tensor& rows, const std::vector<int64_t>& to,
                            "; expected as many numbers as ranks, ", ranks,
                            ", none below 0, which add up to the rows", where_is(mesh)));
   }
-  const at::Tensor words = claims.words();
   const auto padded = [&](std::vector<int64_t> sizes) {
     sizes.resize(ranks);
     return at::tensor(sizes, at::kLong);
   };
-  const at::Tensor row = at::cat({words, padded(to), padded(from)});
-  const auto rows_of_all = internal::collectives_of(mesh, 0)
-                               .rows_of_ranks({.row = row.to(local_device(mesh)),
-                                               .what = "sizes of an all_to_all",
-                                               .call = "all_to_all"})
-                               .cpu();
-  claims.check_words(rows_of_all.slice(1, 0, words.numel()), mesh,
-                     "give sizes that fit on every rank");
-  const auto sizes = rows_of_all.slice(1, words.numel()).unflatten(1, {2, mesh.size()});
+  const auto sizes = numbers_of_all("all_to_all", claims, at::cat({padded(to), padded(from)}), mesh,
+                                    "sizes of an all_to_all", "give sizes that fit on every rank")
+                         .unflatten(1, {2, mesh.size()});
   const at::Tensor sent = sizes.select(1, 0), expected = sizes.select(1, 1).t();
   const at::Tensor wrong = (sent != expected).nonzero();
   if (wrong.numel() == 0) return;
@@ -296,8 +297,8 @@ at::Tensor all_to_all(const at::Tensor& rows, const std::vector<int64_t>& to,
                       const std::vector<int64_t>& from, const DeviceMesh& mesh) {
   check_mesh("all_to_all", mesh);
   check_sizes(rows, to, from, mesh);
-  const auto sizes = c10::make_intrusive<AllToAll::Sizes>(to, from, mesh);
   if (!rows.is_floating_point()) return exchanged(rows, to, from, mesh);
+  const auto sizes = c10::make_intrusive<AllToAll::Sizes>(to, from, mesh);
   return AllToAll::apply(rows, first_exchange(rows), sizes)[0];
 }
 

@@ -1,5 +1,7 @@
 #include "checkpoint/files/errors.h"
 
+#include "device_mesh/internal/text_of_error.h"
+
 #include <c10/util/Exception.h>
 
 #include <new>
@@ -42,8 +44,7 @@ std::string plain_text_of(const std::exception& error) {
   if (dynamic_cast<const std::bad_alloc*>(&error) != nullptr) {
     return "it takes more memory than there is";
   }
-  const auto* const rich = dynamic_cast<const c10::Error*>(&error);
-  std::string text = rich != nullptr ? rich->what_without_backtrace() : error.what();
+  std::string text = text_of(error);
   drop_bracket(text, "[json.exception.");
   drop_bracket(text, "[enforce fail at ");
   drop_assertion(text);

@@ -110,18 +110,24 @@ struct BelowParallelGate {
   c10::impl::ExcludeDispatchKeyGuard excluded{kParallelKey};
 };
 
+// What `run` gives below the parallel gate, handed out above it.
+template <class Run>
+at::Tensor handed_out_of(const Run& run) {
+  at::Tensor output;
+  {
+    const BelowParallelGate below;
+    output = run();
+  }
+  return handed_out(output);
+}
+
 // Runs the operator and gives its result where `use` wants it.
 void run_styled(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit::Stack* stack,
                 const Use& use) {
   GateArguments arguments(op, *stack);
   bring_to_common_mesh(arguments);
   run_below_parallel_gate(op, keys, stack);
-  at::Tensor output;
-  {
-    const BelowParallelGate below;
-    output = placed_output(op, stack->back().toTensor(), use);
-  }
-  stack->back() = handed_out(output);
+  stack->back() = handed_out_of([&] { return placed_output(op, stack->back().toTensor(), use); });
 }
 
 // The parameter's transpose, as its rows lie in memory: products of a backward read the
@@ -147,12 +153,7 @@ void product_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::jit
 template <class Run>
 at::Tensor product_and_bias(const c10::OperatorHandle& op, const at::Tensor& bias, const Use& use,
                             const Run& run) {
-  at::Tensor output;
-  {
-    const BelowParallelGate below;
-    output = at::add(placed_output(op, run(), use), bias);
-  }
-  return handed_out(output);
+  return handed_out_of([&] { return at::add(placed_output(op, run(), use), bias); });
 }
 
 // linear(input, weight, bias)
@@ -319,12 +320,7 @@ void embedding_gate(const c10::OperatorHandle& op, DispatchKeySet keys, torch::j
                           : run_styled(op, keys, stack, kept);
   const at::Tensor rows = recorded_lookup(arguments);
   torch::jit::drop(*stack, arguments.size());
-  at::Tensor output;
-  {
-    const BelowParallelGate below;
-    output = placed_output(op, rows, kept);
-  }
-  stack->emplace_back(handed_out(output));
+  stack->emplace_back(handed_out_of([&] { return placed_output(op, rows, kept); }));
 }
 
 // add_(self, other, alpha), by which autograd accumulates gradients.

@@ -73,6 +73,14 @@ class MixtureImpl : public torch::nn::Module {
 };
 TORCH_MODULE(Mixture);
 
+// Experts over "ep", copies of them sharded over "efsdp", and the rest over both.
+void shard(Mixture& model, const DeviceMesh& mesh) {
+  model->mesh = mesh["ep"];
+  parallelize_module(model, mesh["ep"], {{"experts", ExpertParallel{}}});
+  fully_shard(model->experts, mesh["efsdp"]);
+  fully_shard(model, mesh.flatten({"efsdp", "ep"}, "dp")["dp"]);
+}
+
 struct Setting {
   int64_t efsdp, ep, experts;
 };
@@ -89,12 +97,6 @@ class ExpertParallelism : public ::testing::TestWithParam<Setting> {
   }
   static DeviceMesh mesh() {
     return init_device_mesh(c10::kCPU, {GetParam().efsdp, GetParam().ep}, {"efsdp", "ep"});
-  }
-  static void shard(Mixture& model, const DeviceMesh& mesh) {
-    model->mesh = mesh["ep"];
-    parallelize_module(model, mesh["ep"], {{"experts", ExpertParallel{}}});
-    fully_shard(model->experts, mesh["efsdp"]);
-    fully_shard(model, mesh.flatten({"efsdp", "ep"}, "dp")["dp"]);
   }
 };
 
@@ -130,12 +132,8 @@ struct Move {
 class ExpertCheckpoints : public ::testing::TestWithParam<Move> {
  protected:
   static Mixture sharded_over(const std::vector<int64_t>& shape) {
-    const auto mesh = init_device_mesh(c10::kCPU, shape, {"efsdp", "ep"});
     Mixture model = drawn(3, [] { return Mixture(4); });
-    model->mesh = mesh["ep"];
-    parallelize_module(model, mesh["ep"], {{"experts", ExpertParallel{}}});
-    fully_shard(model->experts, mesh["efsdp"]);
-    fully_shard(model, mesh.flatten({"efsdp", "ep"}, "dp")["dp"]);
+    shard(model, init_device_mesh(c10::kCPU, shape, {"efsdp", "ep"}));
     return model;
   }
   static torch::optim::AdamW adamw(const Mixture& model) {
